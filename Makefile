@@ -1,0 +1,28 @@
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+help:  ## what there is
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+run:  ## set everything up, then the demo: a real cluster, the proxy, good and noisy clients
+	@python=$$(deploy/setup.sh demo) && exec "$$python" -m proxy demo $(ARGS)
+
+lint:
+	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
+	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
+
+test: lint  ## set everything up, then the tests that a change needs
+	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m "not long" $(ARGS)
+
+check: test  ## all of it, what CI runs
+	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m long $(ARGS)
+
+format:  ## let ruff rewrite
+	@bin=$$(dirname "$$(deploy/setup.sh dev)") && "$$bin/ruff" format . && "$$bin/ruff" check --fix .
+
+lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
+	@for extra in "" demo dev; do \
+	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
+	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
+
+.PHONY: help run lint test check format lock

@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# Sets up what the Makefile's targets need, and prints the path of the Python to use (all else goes to stderr).
+#
+#   deploy/setup.sh demo|dev [debian-package ...]
+#
+# Tools come from apt (as root, when missing); Python packages from the hash-pinned lock into an environment that is
+# named for the lock's content. Both it and the Kafka jars live in ${KAFKA_THROTTLE_CACHE:-~/.cache/kafka-throttle}.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+kind=$1
+shift
+cache=${KAFKA_THROTTLE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/kafka-throttle}
+lock=requirements-$kind.lock
+
+say() { echo "setup: $*" >&2; }
+
+find_python() {
+    local candidate
+    for candidate in python3.11 python3; do
+        if command -v "$candidate" >/dev/null &&
+            "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            command -v "$candidate"
+            return
+        fi
+    done
+}
+
+missing=()
+python=$(find_python)
+if [ -z "$python" ]; then
+    missing+=(python3 python3-venv)
+elif ! "$python" -c 'import ensurepip' 2>/dev/null; then
+    missing+=(python3-venv)
+fi
+java_major() { java -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1; }
+if ! command -v java >/dev/null || ! command -v javac >/dev/null || [ "$(java_major)" -lt 17 ]; then
+    missing+=(openjdk-17-jdk-headless)
+fi
+command -v mvn >/dev/null || missing+=(maven)
+for package in "$@"; do
+    dpkg-query -W -f '${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+
+if [ ${#missing[@]} -gt 0 ]; then
+    if [ "$(id -u)" != 0 ]; then
+        say "missing: ${missing[*]}. Run once:  sudo apt-get update && sudo apt-get install -y ${missing[*]}"
+        exit 1
+    fi
+    say "installing ${missing[*]} with apt (about a minute)"
+    log=$(mktemp)
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "${missing[@]}"; } >"$log" 2>&1; then
+        tail -n 20 "$log" >&2
+        say "apt-get failed"
+        exit 1
+    fi
+    rm -f "$log"
+    python=$(find_python)
+fi
+
+environment=$cache/python-$kind-$(sha256sum "$lock" | cut -c1-16)
+if [ ! -e "$environment/.complete" ]; then
+    say "installing the Python packages of $lock into $environment"
+    mkdir -p "$cache"
+    (
+        flock 9
+        if [ ! -e "$environment/.complete" ]; then
+            rm -rf "$environment"
+            "$python" -m venv "$environment" >&2
+            "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r "$lock" >&2
+            touch "$environment/.complete"
+        fi
+    ) 9>"$cache/setup.lock"
+fi
+echo "$environment/bin/python"

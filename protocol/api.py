@@ -1,0 +1,82 @@
+"""What must be known of an API to carry it: its versions, header rules, where its throttle time and addresses stand.
+
+A *shape* is a program for walking over one response body: a tuple of ops, each a tuple of an op code below and its
+argument. Shapes exist only for responses whose throttle time or addresses have to be searched for.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+NEVER: Final = 32767
+"""In place of a first version: no version."""
+
+FIXED: Final = 0
+"""(FIXED, n): n bytes of fixed-size fields."""
+STRING: Final = 1
+"""int16 length, below 0 for null, and that many bytes."""
+COMPACT_STRING: Final = 2
+"""uvarint length + 1, 0 for null, and the bytes."""
+BYTES: Final = 3
+"""int32 length, below 0 for null, and that many bytes; also records."""
+COMPACT_BYTES: Final = 4
+"""uvarint length + 1, 0 for null, and the bytes; also records."""
+ARRAY: Final = 5
+"""(ARRAY, shape): int32 count, below 0 for null, and the shape that often."""
+COMPACT_ARRAY: Final = 6
+"""(COMPACT_ARRAY, shape): uvarint count + 1, 0 for null, and the shape that often."""
+TAGS: Final = 7
+"""(TAGS, {tag: shape}): a tag buffer; shapes for the tagged fields that hold addresses, the others are skipped."""
+NULLABLE: Final = 8
+"""(NULLABLE, shape): one byte, below 0 for null, else the shape follows."""
+ENDPOINT: Final = 9
+"""node id int32, host STRING, port int32: an address that clients will dial."""
+COMPACT_ENDPOINT: Final = 10
+"""node id int32, host COMPACT_STRING, port int32."""
+THROTTLE: Final = 11
+"""throttle_time_ms, int32."""
+ENDPOINT_TYPE: Final = 12
+"""endpoint_type of DescribeCluster, int8: 1 when the endpoints are brokers, 2 when they are controllers."""
+END: Final = 13
+"""Nothing of interest can follow, though bytes do."""
+
+Op: TypeAlias = tuple[Any, ...]
+Shape: TypeAlias = tuple[Op, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """One row of the API table. Versions are what brokers serve by default; unstable ones are left out.
+
+    `min_version` to `max_version` has no gaps, and a field that a version introduces stays in the later ones.
+    """
+
+    key: int
+    name: str
+    min_version: int
+    max_version: int
+    first_flexible: int
+    """Header v2 in requests and v1 in responses from here on; NEVER for none."""
+    throttle_since: int
+    """First version whose response has throttle_time_ms; NEVER for none."""
+    throttle_offset: int
+    """Where throttle_time_ms stands in the response body, in every version that has it; -1: nowhere, or walk `shapes`."""
+    listeners: tuple[str, ...]
+    """Who serves it: broker, controller, zkBroker (a broker of a ZooKeeper cluster)."""
+    shapes: tuple[Shape | None, ...]
+    """By version - min_version: how to walk over the response body; None where nothing has to be searched for."""
+    client_id_since: int = 0
+    """First version whose request header has a client id: 1 for ControlledShutdown, whose v0 has header v0."""
+    tagged_response_header: bool = True
+    """False for ApiVersions: clients must be able to read the answer before they know any version (KIP-511)."""
+
+
+def request_header_version(api: Api, version: int) -> int:
+    """0 (no client id), 1 (client id) or 2 (client id and tagged fields). Holds for unknown versions too."""
+    if version >= api.first_flexible:
+        return 2
+    return 1 if version >= api.client_id_since else 0
+
+
+def response_header_version(api: Api, version: int) -> int:
+    """0 (correlation id only) or 1 (and tagged fields). Holds for unknown versions too."""
+    return 1 if version >= api.first_flexible and api.tagged_response_header else 0

@@ -1,0 +1,82 @@
+"""ApiVersions: offering clients only what the proxy can carry (KIP-35, KIP-511).
+
+The answer's header is v0 in every version. An ApiVersions request of an unknown version is answered in body v0 with
+error 35 and the versions that are known.
+"""
+
+from collections.abc import Callable
+from struct import Struct
+
+from protocol.api_table import APIS
+from protocol.primitives import Reader, uvarint
+from protocol.splices import Splice
+
+API_VERSIONS = 18
+PRODUCE = 0
+UNSUPPORTED_VERSION = 35
+
+_COUNT = Struct(">i")
+_ENTRY = Struct(">hhh")
+_BODY_AT = 8
+_FIRST_COMPACT_VERSION = 3
+
+VersionRange = tuple[int, int]
+Offer = Callable[[int], VersionRange | None]
+"""api_key -> the lowest and highest version that may be offered, None to leave the API out."""
+
+
+def carried(api_key: int) -> VersionRange | None:
+    """What the proxy can carry of an API: all that the table knows, for APIs that a broker serves to clients.
+
+    Produce keeps its minimum: brokers list 0 there because some librdkafka releases otherwise give up compression.
+    """
+    api = APIS.get(api_key)
+    if api is None or "broker" not in api.listeners:
+        return None
+    return (0 if api_key == PRODUCE else api.min_version, api.max_version)
+
+
+def offer_splices(frame: bytes | memoryview, api_version: int, offer: Offer = carried) -> list[Splice]:
+    """The splice that intersects the entries of an ApiVersions answer with `offer`; none if nothing changes.
+
+    Order and all that stands behind the entries stay. Raises ProtocolError.
+    """
+    compact = api_version >= _FIRST_COMPACT_VERSION and not is_unsupported_version(frame)
+    reader = Reader(frame, _BODY_AT + 2)
+    start = reader.offset
+    count = reader.uvarint() - 1 if compact else reader.int32()
+    kept: list[bytes] = []
+    for _ in range(count):
+        entry = _intersected(reader, frame, compact, offer)
+        if entry is not None:
+            kept.append(entry)
+    length = uvarint(len(kept) + 1) if compact else _COUNT.pack(len(kept))
+    entries = length + b"".join(kept)
+    return [] if entries == frame[start : reader.offset] else [Splice(start, reader.offset, entries)]
+
+
+def _intersected(reader: Reader, frame: bytes | memoryview, compact: bool, offer: Offer) -> bytes | None:
+    start = reader.skip(_ENTRY.size)
+    api_key, lowest, highest = _ENTRY.unpack_from(frame, start)
+    tags_at = reader.offset
+    if compact:
+        reader.tags()
+    carries = offer(api_key)
+    if carries is None:
+        return None
+    lowest, highest = max(lowest, carries[0]), min(highest, carries[1])
+    if lowest > highest:
+        return None
+    return _ENTRY.pack(api_key, lowest, highest) + bytes(frame[tags_at : reader.offset])
+
+
+def is_unsupported_version(frame: bytes | memoryview) -> bool:
+    """True for an answer with error 35, whose body is version 0 whatever the request asked for."""
+    return Reader(frame, _BODY_AT).int16() == UNSUPPORTED_VERSION
+
+
+def unsupported_version_answer(correlation_id: int) -> bytes:
+    """The whole frame that answers an ApiVersions request of a version the table does not know (KIP-511)."""
+    api = APIS[API_VERSIONS]
+    body = Struct(">hihhh").pack(UNSUPPORTED_VERSION, 1, API_VERSIONS, api.min_version, api.max_version)
+    return _COUNT.pack(4 + len(body)) + _COUNT.pack(correlation_id) + body

@@ -1,0 +1,60 @@
+"""The few fields of a request that decide what happens to it: header, acks of Produce, byte limits of Fetch."""
+
+from struct import Struct
+
+from protocol.errors import TruncatedMessage
+from protocol.primitives import Reader
+from protocol.splices import Splice
+
+HEAD = Struct(">ihhih")
+"""size, api_key, api_version, correlation_id, length of the client id: the fixed part of a frame with header v1 or v2."""
+
+MAX_HEAD_BYTES = 128 * 1024
+"""What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags."""
+
+INT32_MAX = 2**31 - 1
+
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+_LIMITS = Struct(">ii")
+
+_PRODUCE_TRANSACTIONAL_SINCE = 3
+_PRODUCE_FLEXIBLE_SINCE = 9
+_FETCH_MAX_BYTES_SINCE = 3
+_FETCH_WITHOUT_REPLICA_ID_SINCE = 15
+
+
+def acks(frame: bytes, body_at: int, api_version: int, end: int) -> int:
+    """`acks` of a Produce request whose frame reaches to `end`: 0 means that no answer will come.
+
+    Raises TruncatedMessage when the field does not lie before `end`. Source: `ProduceRequest.json`.
+    """
+    acks_at = body_at
+    if api_version >= _PRODUCE_FLEXIBLE_SINCE:
+        reader = Reader(frame, body_at)
+        acks_at = max(reader.uvarint() - 1, 0) + reader.offset
+    elif api_version >= _PRODUCE_TRANSACTIONAL_SINCE:
+        acks_at = max(Reader(frame, body_at).int16(), 0) + body_at + 2
+    if acks_at + 2 > end:
+        raise TruncatedMessage(acks_at, 2, end)
+    value: int = _INT16.unpack_from(frame, acks_at)[0]
+    return value
+
+
+def fetch_clamp(frame: bytes | memoryview, body_at: int, api_version: int, ceiling_bytes: int) -> Splice | None:
+    """The splice that holds a Fetch request's max_bytes and min_bytes to `ceiling_bytes`; None if they are below it.
+
+    `min_bytes` never exceeds the new `max_bytes`; versions below 3 have no `max_bytes`. Source: quota-semantics of
+    Kafka 2.5 and later. Raises TruncatedMessage when the fields are not in `frame` yet.
+    """
+    reader = Reader(frame, body_at)
+    reader.skip(4 if api_version >= _FETCH_WITHOUT_REPLICA_ID_SINCE else 8)
+    start = reader.offset
+    min_bytes = reader.int32()
+    if api_version < _FETCH_MAX_BYTES_SINCE:
+        return None if min_bytes <= ceiling_bytes else Splice(start, start + 4, _INT32.pack(ceiling_bytes))
+    max_bytes = reader.int32()
+    clamped = min(max_bytes, ceiling_bytes)
+    if clamped == max_bytes and min_bytes <= max_bytes:
+        return None
+    return Splice(start, start + 8, _LIMITS.pack(min(min_bytes, clamped), clamped))

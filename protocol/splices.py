@@ -1,0 +1,41 @@
+"""Changing a message without decoding it: copy everything, replace a few ranges."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.primitives import int32
+
+
+@dataclass(slots=True)
+class Splice:
+    """`data` takes the place of the bytes [start, end) of a frame, its length prefix counted in the offsets."""
+
+    start: int
+    end: int
+    data: bytes
+
+
+def grows_by(splices: Sequence[Splice]) -> int:
+    """How many bytes longer (or, negative, shorter) a frame becomes."""
+    return sum(len(splice.data) - (splice.end - splice.start) for splice in splices)
+
+
+def splice_frame(head: bytes | memoryview, size_bytes: int, splices: Sequence[Splice]) -> list[bytes | memoryview]:
+    """`head`, the whole or the first part of a frame, as pieces with `splices` (ascending, within it) carried out.
+
+    `size_bytes` is the frame's own length prefix; the new one stands in the first piece.
+    """
+    if not splices:
+        return [head]
+    view = memoryview(head)
+    pieces: list[bytes | memoryview] = [int32(size_bytes + grows_by(splices))]
+    at = 4
+    for splice in splices:
+        if splice.start > at:
+            pieces.append(view[at : splice.start])
+        if splice.data:
+            pieces.append(splice.data)
+        at = splice.end
+    if at < len(view):
+        pieces.append(view[at:])
+    return pieces

@@ -1,0 +1,1 @@
+"""The service: listeners, relays, verdicts, configuration, metrics and the command line."""

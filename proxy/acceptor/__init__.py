@@ -1,0 +1,1 @@
+"""Listening sockets: bound all together before the first client is served."""

@@ -1,0 +1,45 @@
+"""Binding the ports of a listener."""
+
+import contextlib
+import errno
+import socket
+from collections.abc import Sequence
+from ipaddress import ip_address
+
+BACKLOG = 4096
+
+
+class PortsTaken(OSError):
+    """Ports that could not be bound; the message names each with its reason."""
+
+
+def bind_all(bind: str, ports: Sequence[int]) -> dict[int, socket.socket]:
+    """Listening sockets on all `ports` of the address `bind`, by port; none stays open if one fails.
+
+    Raises PortsTaken with every port that failed.
+    """
+    bound: dict[int, socket.socket] = {}
+    failures: list[str] = []
+    for port in ports:
+        try:
+            bound[port] = _listening(bind, port)
+        except OSError as error:
+            reason = "already in use" if error.errno == errno.EADDRINUSE else error.strerror
+            failures.append(f"{bind}:{port}: {reason}")
+    if failures:
+        for sock in bound.values():
+            sock.close()
+        raise PortsTaken("; ".join(failures))
+    return bound
+
+
+def _listening(bind: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ip_address(bind).version == 6 else socket.AF_INET
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        sock.bind((bind, port))
+        sock.listen(BACKLOG)
+        stack.pop_all()
+    return sock

@@ -1,0 +1,1 @@
+"""What operators look at: metrics and health."""

@@ -1,0 +1,100 @@
+"""The command line `kafka-throttle`."""
+
+import sys
+from pathlib import Path
+
+import click
+
+from proxy.config import (
+    Config,
+    ConfigErrors,
+    ephemeral_ports,
+    listener_ports,
+    load_config,
+    show_range,
+    warnings_of,
+)
+
+CONFIG_PROBLEM = 2
+"""The exit status for a configuration that cannot be used, as for a wrong command line."""
+
+_config_option = click.option(
+    "-c",
+    "--config",
+    "path",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The YAML file, see deploy/proxy.example.yaml.",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """A Kafka proxy that enforces Kafka's own quotas in front of a cluster."""
+
+
+@main.command()
+@_config_option
+def run(path: Path) -> None:
+    """Run the proxy."""
+    config = _load(path)
+    from proxy.service import run as run_service
+
+    try:
+        sys.exit(run_service(path, config))
+    except ConfigErrors as problems:
+        _refuse(problems)
+
+
+@main.command()
+@_config_option
+def check(path: Path) -> None:
+    """Validate a configuration file; tell every problem with its place."""
+    config = _load(path)
+    for warning in warnings_of(config, ephemeral_ports()):
+        click.echo(f"warning: {warning}", err=True)
+    click.echo(f"{path} is valid\n{summary(config)}")
+
+
+@main.command()
+@click.option("--seconds", type=click.IntRange(5, 3_600), default=40, show_default=True, help="How long to run.")
+@click.option("--json", "json_output", is_flag=True, help="Print one JSON object at the end.")
+def demo(seconds: int, json_output: bool) -> None:
+    """Start a real cluster, the proxy, good and noisy clients, and show the throttle at work."""
+    try:
+        from proxy.demo.demo import run_demo
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "proxy":
+            raise
+        message = f"the demo needs {error.name}, one of the packages of the extra 'demo': kafka-throttle[demo]"
+        raise click.ClickException(message) from error
+    sys.exit(run_demo(seconds, json_output))
+
+
+def _load(path: Path) -> Config:
+    """The configuration; ends the process with every problem on standard error if it cannot be used."""
+    try:
+        return load_config(path)
+    except ConfigErrors as problems:
+        _refuse(problems)
+        raise AssertionError("not reached") from problems
+
+
+def _refuse(problems: ConfigErrors) -> None:
+    click.echo(str(problems), err=True)
+    sys.exit(CONFIG_PROBLEM)
+
+
+def summary(config: Config) -> str:
+    """What a configuration comes to, for people."""
+    lines = []
+    for cluster in config.virtual_clusters:
+        servers = ", ".join(str(server) for server in cluster.upstream.bootstrap_servers)
+        lines.append(f"virtual cluster {cluster.name}: {len(cluster.quotas.entries)} quota entries, upstream {servers}")
+        for listener in cluster.listeners:
+            ports = ", ".join(show_range(claim.ports) for claim in listener_ports("", listener))
+            lines.append(f"  listener {listener.name}: {listener.advertised_host}, ports {ports} of {listener.bind}")
+    metrics = config.metrics
+    host = f"[{metrics.bind}]" if ":" in metrics.bind else metrics.bind
+    lines.append(f"metrics: http://{host}:{metrics.port}/metrics")
+    return "\n".join(lines)

@@ -1,0 +1,815 @@
+"""The configuration file as frozen, strict models, and everything that can be wrong with it, told in one run.
+
+A string literal below a setting is its documentation: docs/configuration.md is made from it.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from ipaddress import ip_address
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
+
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.quota_table import QuotaTable
+
+from proxy.yaml_file import YamlFileError, parse_yaml, read_yaml_file
+
+INT32_MAX = 2_147_483_647
+INT64_MAX = 9_223_372_036_854_775_807
+MAX_PORT = 65_535
+
+Item = TypeVar("Item")
+Model = TypeVar("Model", bound=BaseModel)
+
+
+# ------------------------------------------------------------------ problems
+
+
+class ConfigError(Exception):
+    """One problem: where in the YAML file, and what was expected and found there."""
+
+    def __init__(self, path: str, problem: str) -> None:
+        super().__init__(f"{path}: {problem}")
+        self.path = path
+        self.problem = problem
+
+
+class ConfigErrors(Exception):
+    """All problems that one run has found; its text has one line for each."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
+
+# ------------------------------------------------------------- kinds of value
+
+
+def _expected(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("expected", "{expected}", {"expected": expected})
+
+
+class Kind:
+    """Checks one scalar of the file; `expected` says in words what it takes."""
+
+    expected: str
+
+    def parse(self, value: Any) -> Any:
+        """What the model holds for `value`. ValueError if it is not of this kind."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def _validate(self, value: Any) -> Any:
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            raise _expected(self.expected) from error
+
+
+@dataclass(frozen=True)
+class Whole(Kind):
+    """A whole number from `low` to `high`; True is none."""
+
+    low: int
+    high: int
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        """In words."""
+        return f"a whole number from {self.low} to {self.high}"
+
+    def parse(self, value: Any) -> int:
+        """The number itself."""
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """A string that `accepts`."""
+
+    expected: str
+    accepts: Callable[[str], bool]
+
+    def parse(self, value: Any) -> str:
+        """The string itself."""
+        if not isinstance(value, str) or not self.accepts(value):
+            raise ValueError
+        return value
+
+
+class HostPort(NamedTuple):
+    """An address to connect to; an IPv6 host stands here without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class _Server(Kind):
+    expected = "host:port (IPv6 in brackets)"
+    _pattern = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):([0-9]{1,5})")
+
+    def parse(self, value: Any) -> HostPort:
+        """The two parts of "host:port"."""
+        if isinstance(value, HostPort):
+            return value
+        match = self._pattern.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError
+        bracketed, plain, digits = match.groups()
+        valid = _is_ip(bracketed, 6) if bracketed else _is_host(plain)
+        if not valid or not 1 <= int(digits) <= MAX_PORT:
+            raise ValueError
+        return HostPort(bracketed or plain, int(digits))
+
+
+@dataclass(frozen=True)
+class _Numbers(Kind):
+    """One number, or a range of them as "first-last"; held as a `range`."""
+
+    what: str
+    low: int
+    high: int
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        """In words."""
+        return f'a {self.what} or an ascending range "first-last" from {self.low} to {self.high}'
+
+    def parse(self, value: Any) -> range:
+        """The numbers, never none."""
+        if isinstance(value, range) and value.step == 1:
+            numbers = value
+        elif type(value) is int:
+            numbers = range(value, value + 1)
+        elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", value)):
+            first = int(match[1])
+            numbers = range(first, int(match[2] or first) + 1)
+        else:
+            raise ValueError
+        if numbers.stop <= numbers.start or numbers.start < self.low or numbers.stop - 1 > self.high:
+            raise ValueError
+        return numbers
+
+
+def show_range(numbers: range) -> str:
+    """The range as the file writes it: "3" or "0-5"."""
+    return f"{numbers.start}-{numbers.stop - 1}" if len(numbers) > 1 else str(numbers.start)
+
+
+def _is_ip(text: str, version: int = 0) -> bool:
+    try:
+        return version in (0, ip_address(text).version)
+    except ValueError:
+        return False
+
+
+def _is_concrete_ip(text: str) -> bool:
+    return _is_ip(text) and "%" not in text and not ip_address(text).is_unspecified
+
+
+def _is_host(text: str) -> bool:
+    """True for an IP address or a name; underscores are common in container networks."""
+    if _is_ip(text):
+        return True
+    labels = text.removesuffix(".").split(".")
+    named = all(re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", label) for label in labels)
+    return named and len(text) <= 253 and not labels[-1].isdigit()
+
+
+def _is_advertisable(text: str) -> bool:
+    return _is_host(text) and (not _is_ip(text) or _is_concrete_ip(text))
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    raise _expected("a list")
+
+
+def _not_empty(value: Any) -> Any:
+    if not value:
+        raise _expected("a list with at least one entry")
+    return value
+
+
+Many = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
+Some = Annotated[tuple[Item, ...], BeforeValidator(_not_empty), BeforeValidator(_as_tuple)]
+
+Name = Annotated[
+    str,
+    Text(
+        "a name of 1 to 64 letters, digits, '.', '_' or '-'",
+        lambda text: re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None,
+    ),
+]
+EntityName = Annotated[
+    str | None,
+    Text("a string of 1 to 32767 bytes (numbers need quotes)", lambda text: 0 < len(text.encode()) <= 32_767),
+]
+Bind = Annotated[str, Text("an IP address", _is_ip)]
+Port = Annotated[int, Whole(1, MAX_PORT)]
+Server = Annotated[HostPort, _Server()]
+NodeIds = Annotated[range, _Numbers("node id", 0, INT32_MAX)]
+Ports = Annotated[range, _Numbers("port", 1, MAX_PORT)]
+ByteRate = Annotated[int | None, Whole(1, INT64_MAX)]
+
+
+# -------------------------------------------------------------------- models
+
+
+class Settings(BaseModel):
+    """A mapping of the file: frozen, no unknown keys, no value converted from another type."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class UpstreamConfig(Settings):
+    """The cluster behind a virtual cluster."""
+
+    bootstrap_servers: Some[Server]
+    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
+
+    connect_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
+    """How long a connection to a node may take to stand, in milliseconds."""
+
+    metadata_refresh_s: Annotated[int, Whole(1, 3_600)] = 30
+    """How often the proxy asks the cluster on a connection of its own for node addresses, in seconds."""
+
+
+class ListenerConfig(Settings):
+    """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
+
+    name: Name
+    """What logs and metrics call this listener."""
+
+    bind: Bind = "0.0.0.0"
+    """The local address of all its ports."""
+
+    port: Port
+    """The bootstrap port."""
+
+    advertised_host: Annotated[str, Text("a host name or IP address that clients can reach", _is_advertisable)]
+    """The host that clients are told for every node. May be left out where `bind` is one address."""
+
+    node_ids: Many[NodeIds] = ()
+    """Node ids, as numbers or ranges like "0-5"; in this order they take the ports after `port`, one each."""
+
+    spare_ports: Many[Ports] = ()
+    """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _advertise_bind(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "advertised_host" not in data:
+            bind = data.get("bind")
+            if isinstance(bind, str) and _is_advertisable(bind):
+                return {**data, "advertised_host": bind}
+        return data
+
+    def ports(self) -> dict[int, int]:
+        """The port of each id in `node_ids`."""
+        ids = [node_id for ids in self.node_ids for node_id in ids]
+        return dict(zip(ids, range(self.port + 1, self.port + 1 + len(ids)), strict=True))
+
+    def spares(self) -> list[int]:
+        """The single ports of `spare_ports`, in order."""
+        return [port for ports in self.spare_ports for port in ports]
+
+
+class QuotaEntry(Settings):
+    """The quotas of one entity: of a user, of a client-id, or of both together."""
+
+    user: EntityName = None
+    """The name of a user. Clients on listeners without authentication are ANONYMOUS."""
+
+    default_user: bool = False
+    """`true`: for each user that has no quota of its own."""
+
+    client_id: EntityName = None
+    """What clients call themselves."""
+
+    default_client_id: bool = False
+    """`true`: for each client-id that has no quota of its own."""
+
+    producer_byte_rate: ByteRate = None
+    """Bytes per second that may be produced to each node."""
+
+    consumer_byte_rate: ByteRate = None
+    """Bytes per second that may be fetched from each node."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with the entry as a whole."""
+        problems = []
+        if self.user is not None and self.default_user:
+            problems.append("expected either user or default_user, got both")
+        if self.client_id is not None and self.default_client_id:
+            problems.append("expected either client_id or default_client_id, got both")
+        if self.user is self.client_id is None and not self.default_user and not self.default_client_id:
+            problems.append("expected a user, default_user, client_id or default_client_id, got nothing")
+        if self.producer_byte_rate is self.consumer_byte_rate is None:
+            problems.append("expected producer_byte_rate or consumer_byte_rate, got nothing")
+        return problems
+
+    def entity(self) -> Entity:
+        """Whom the quotas are set on. InvalidQuota if the entry has `problems`."""
+        return Entity(
+            user=DEFAULT if self.default_user else self.user,
+            client_id=DEFAULT if self.default_client_id else self.client_id,
+        )
+
+    def limits(self) -> dict[QuotaType, float]:
+        """The quotas that are set, in bytes per second."""
+        rates = {QuotaType.PRODUCE: self.producer_byte_rate, QuotaType.FETCH: self.consumer_byte_rate}
+        return {quota_type: float(rate) for quota_type, rate in rates.items() if rate is not None}
+
+
+class QuotasConfig(Settings):
+    """Who may use how much of each node."""
+
+    source: Literal["file"] = "file"
+    """Where quotas come from; `file` is this file."""
+
+    entries: Many[QuotaEntry] = ()
+    """The quotas, one entry for each entity. Kafka's order of precedence says which one binds."""
+
+
+class ThrottleConfig(Settings):
+    """How a client that is over its quota is slowed down."""
+
+    mode: Literal["mute"] = "mute"
+    """`mute`: answer at once and tell the throttle time, then do not read until it is over."""
+
+    max_throttle_ms: Annotated[int, Whole(1, 3_600_000)] = 20_000
+    """The longest single throttle in milliseconds; stay below the request timeout of the clients."""
+
+    max_debt_ms: Annotated[int, Whole(1, 86_400_000)] = 60_000
+    """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`."""
+
+
+class VirtualClusterConfig(Settings):
+    """A Kafka cluster as clients of the proxy see it."""
+
+    name: Name
+    """What logs and metrics call this virtual cluster."""
+
+    upstream: UpstreamConfig
+    """The cluster behind it."""
+
+    listeners: Some[ListenerConfig]
+    """Where clients connect."""
+
+    quotas: QuotasConfig = QuotasConfig()
+    """Who may use how much of each node."""
+
+    throttle: ThrottleConfig = ThrottleConfig()
+    """How a client that is over its quota is slowed down."""
+
+
+class MetricsConfig(Settings):
+    """The HTTP listener for Prometheus and for health probes."""
+
+    bind: Bind = "127.0.0.1"
+    """The local address of /metrics, /livez and /readyz."""
+
+    port: Port = 9404
+    """Their port."""
+
+    top_entities: Annotated[int, Whole(0, 1_000)] = 20
+    """How many entities have series of their own, for each node and quota type; the rest are summed up."""
+
+
+class LimitsConfig(Settings):
+    """Bounds of memory and sockets."""
+
+    max_frame_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = 104_857_600
+    """The largest request in bytes, as a node's socket.request.max.bytes; a larger one is refused."""
+
+    max_answer_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = INT32_MAX
+    """The largest answer in bytes. Answers are streamed, so this guards against nonsense, not memory."""
+
+    max_in_flight: Annotated[int, Whole(1, 100_000)] = 1_000
+    """Unanswered requests of one connection; at this number no more are taken until one is answered."""
+
+    write_buffer_bytes: Annotated[int, Whole(4_096, 1_073_741_824)] = 262_144
+    """Bytes that may wait in one direction of one connection; above it the other side is not read."""
+
+    max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
+    """Client connections of this process; one more is closed at once. Each takes two file descriptors."""
+
+    max_sensors: Annotated[int, Whole(1, 10_000_000)] = 100_000
+    """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
+
+    drain_s: Annotated[int, Whole(0, 3_600)] = 10
+    """How long the closing of connections is spread out at the end of the process, in seconds."""
+
+
+class LogConfig(Settings):
+    """What is logged to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least grave level that is logged."""
+
+    format: Literal["json", "console"] = "json"
+    """`json`: one object a line; `console`: for people."""
+
+
+class Config(Settings):
+    """The whole file.
+
+    Checks over several settings are made by `load_config`, not by this model.
+    """
+
+    NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
+        {"virtual_clusters[].name", "virtual_clusters[].listeners", "metrics.bind", "metrics.port"}
+        | {"limits.max_sensors", "log.format"}
+    )
+
+    virtual_clusters: Some[VirtualClusterConfig]
+    """The clusters that this proxy serves."""
+
+    metrics: MetricsConfig = MetricsConfig()
+    """The HTTP listener for Prometheus and for health probes."""
+
+    limits: LimitsConfig = LimitsConfig()
+    """Bounds of memory and sockets."""
+
+    log: LogConfig = LogConfig()
+    """What is logged to standard error."""
+
+
+# ------------------------------------------------------------------- loading
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in the file. ConfigErrors with every problem."""
+    try:
+        data = read_yaml_file(path)
+    except YamlFileError as error:
+        raise ConfigErrors([ConfigError(error.place, error.problem)]) from error
+    return config_of(data)
+
+
+def parse_config(text: str) -> Config:
+    """The configuration in a YAML text. ConfigErrors with every problem."""
+    try:
+        data = parse_yaml(text, "(file)")
+    except YamlFileError as error:
+        raise ConfigErrors([ConfigError(error.place, error.problem)]) from error
+    return config_of(data)
+
+
+def config_of(data: Any) -> Config:
+    """The configuration that lists, dicts and scalars describe. ConfigErrors with every problem."""
+    config = None
+    problems: list[ConfigError] = []
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        problems = [_problem(details) for details in error.errors(include_url=False)]
+    problems += [problem for check in _CHECKS for problem in check(data)]
+    if config is None or problems:
+        raise ConfigErrors(problems)
+    return config
+
+
+def _problem(details: ErrorDetails) -> ConfigError:
+    loc, kind = details["loc"], details["type"]
+    if kind == "extra_forbidden":
+        return ConfigError(_path(loc), _unknown_key(loc))
+    got = "nothing" if kind == "missing" else show(details["input"])
+    if kind == "expected":
+        expected = details["msg"]
+    elif kind == "missing":
+        expected = expected_at(loc)
+    elif kind == "literal_error":
+        expected = str(details["ctx"]["expected"])
+    elif kind == "bool_type":
+        expected = "true or false"
+    else:
+        expected = "a mapping"
+    return ConfigError(_path(loc), f"expected {expected}, got {got}")
+
+
+def _unknown_key(loc: tuple[int | str, ...]) -> str:
+    key = str(loc[-1])
+    if key in ("request_percentage", "controller_mutation_rate", "connection_creation_rate"):
+        return "this quota is not enforced yet, expected producer_byte_rate or consumer_byte_rate"
+    known = list(_model_at(loc[:-1]).model_fields)
+    close = get_close_matches(key, known, n=1)
+    return f"unknown key, did you mean {close[0]!r}?" if close else f"unknown key, expected {_either(known)}"
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    path = ""
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif re.fullmatch(r"\w{1,64}", step, re.ASCII):
+            path += f".{step}" if path else step
+        else:
+            path += f"[{show(step)}]"
+    return path or "(file)"
+
+
+def show(value: Any) -> str:
+    """What was found in the file, in one short line."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple | set):
+        return "a list" if value else "an empty list"
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value) if isinstance(value, str | int | float | bytes) else str(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _model_at(loc: Sequence[int | str]) -> type[Settings]:
+    """The model of the mapping at `loc`."""
+    annotation: Any = Config
+    for step in loc:
+        annotation = get_args(annotation)[0] if isinstance(step, int) else annotation.model_fields[step].annotation
+    model: type[Settings] = annotation
+    return model
+
+
+def expected_at(loc: Sequence[int | str]) -> str:
+    """What the setting at `loc` takes, in words."""
+    field = _model_at(loc[:-1]).model_fields[str(loc[-1])]
+    return expected_of(field)
+
+
+def expected_of(field: FieldInfo) -> str:
+    """What a setting takes, in words."""
+    for kind in field.metadata:
+        if isinstance(kind, Kind):
+            return kind.expected
+    annotation: Any = field.annotation
+    if annotation is bool:
+        return "true or false"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a mapping"
+    if get_args(annotation) and get_args(annotation)[-1] is Ellipsis:
+        return "a list"
+    return _either([repr(choice) for choice in get_args(annotation)])
+
+
+# -------------------------------------------------- checks over several settings
+#
+# They look at the raw data and take up each part that is valid by itself: one mistake hides no other.
+
+
+def _valid(model: type[Model], data: Any) -> Model | None:
+    try:
+        return model.model_validate(data)
+    except ValidationError:
+        return None
+
+
+def _items(data: Any, key: str) -> list[Any]:
+    value = data.get(key) if isinstance(data, Mapping) else None
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _listeners(data: Any) -> Iterator[tuple[str, ListenerConfig]]:
+    """Each listener whose ports are valid, with its path."""
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        for k, raw in enumerate(_items(cluster, "listeners")):
+            if listener := _listener_with_ports(raw):
+                yield f"virtual_clusters[{i}].listeners[{k}]", listener
+
+
+def _listener_with_ports(raw: Any) -> ListenerConfig | None:
+    """The listener if its ports are valid; a wrong name or host is replaced by one that is nobody's."""
+    if not isinstance(raw, Mapping):
+        return None
+    ports = {key: raw[key] for key in ("bind", "port", "node_ids", "spare_ports") if key in raw}
+    host = raw.get("advertised_host")
+    known = isinstance(host, str) and _is_advertisable(host)
+    return _valid(ListenerConfig, {**ports, "name": "-", "advertised_host": host if known else "host.invalid"})
+
+
+def _name_problems(data: Any) -> Iterator[ConfigError]:
+    clusters = _items(data, "virtual_clusters")
+    yield from _repeated(clusters, "virtual_clusters")
+    for i, cluster in enumerate(clusters):
+        yield from _repeated(_items(cluster, "listeners"), f"virtual_clusters[{i}].listeners")
+
+
+def _repeated(items: Sequence[Any], path: str) -> Iterator[ConfigError]:
+    seen: dict[str, int] = {}
+    for i, item in enumerate(items):
+        name = item.get("name") if isinstance(item, Mapping) else None
+        if isinstance(name, str) and seen.setdefault(name, i) != i:
+            problem = f"expected a name of its own, got {show(name)}, the name of {path}[{seen[name]}]"
+            yield ConfigError(f"{path}[{i}].name", problem)
+
+
+def _node_id_problems(data: Any) -> Iterator[ConfigError]:
+    for path, listener in _listeners(data):
+        if not listener.node_ids and not listener.spare_ports:
+            yield ConfigError(f"{path}.node_ids", "expected node ids, or spare_ports, got nothing")
+        for (i, one), (k, other) in combinations(enumerate(listener.node_ids), 2):
+            if both := _common(one, other):
+                problem = f"expected each node id once, got {show_range(both)}, also in {path}.node_ids[{i}]"
+                yield ConfigError(f"{path}.node_ids[{k}]", problem)
+
+
+class PortClaim(NamedTuple):
+    """Ports that one setting takes."""
+
+    path: str
+    bind: str
+    ports: range
+
+
+def listener_ports(path: str, listener: ListenerConfig) -> list[PortClaim]:
+    """All ports of a listener, setting by setting."""
+    claims = [PortClaim(f"{path}.port", listener.bind, range(listener.port, listener.port + 1))]
+    start = listener.port + 1
+    for i, ids in enumerate(listener.node_ids):
+        claims.append(PortClaim(f"{path}.node_ids[{i}]", listener.bind, range(start, start + len(ids))))
+        start += len(ids)
+    for i, ports in enumerate(listener.spare_ports):
+        claims.append(PortClaim(f"{path}.spare_ports[{i}]", listener.bind, ports))
+    return claims
+
+
+def _claims(data: Any) -> list[PortClaim]:
+    claims = [claim for path, listener in _listeners(data) for claim in listener_ports(path, listener)]
+    metrics = _valid(MetricsConfig, data.get("metrics", {})) if isinstance(data, Mapping) else None
+    if metrics:
+        claims.append(PortClaim("metrics.port", metrics.bind, range(metrics.port, metrics.port + 1)))
+    return claims
+
+
+def _port_problems(data: Any) -> Iterator[ConfigError]:
+    claims = _claims(data)
+    for claim in claims:
+        if claim.ports.stop - 1 > MAX_PORT:
+            problem = f"expected ports up to {MAX_PORT}, got {show_range(claim.ports)}"
+            yield ConfigError(claim.path, problem)
+    for one, other in combinations(claims, 2):
+        both = _common(one.ports, other.ports)
+        if both and _same_address(one.bind, other.bind):
+            taken = f"{show_range(both)}, taken by {one.path}"
+            yield ConfigError(other.path, f"expected ports that nothing else takes, got {taken}")
+
+
+def _common(one: range, other: range) -> range:
+    return range(max(one.start, other.start), min(one.stop, other.stop))
+
+
+def _same_address(one: str, other: str) -> bool:
+    """True if a port of one is a port of the other: the address of all interfaces meets every other."""
+    a, b = ip_address(one), ip_address(other)
+    return a == b or a.is_unspecified or b.is_unspecified
+
+
+def _entry_problems(data: Any) -> Iterator[ConfigError]:
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        quotas = cluster.get("quotas") if isinstance(cluster, Mapping) else None
+        seen: dict[Entity, str] = {}
+        for k, raw in enumerate(_items(quotas, "entries")):
+            path = f"virtual_clusters[{i}].quotas.entries[{k}]"
+            if entry := _valid(QuotaEntry, raw):
+                found = entry.problems()
+                yield from (ConfigError(path, problem) for problem in found)
+                first = path if found else seen.setdefault(entry.entity(), path)
+                if first != path:
+                    yield ConfigError(path, f"expected one entry for each entity, got the entity of {first}")
+
+
+def _loop_problems(data: Any) -> Iterator[ConfigError]:
+    """A bootstrap server that is a port of this proxy would have it connect to itself for ever."""
+    own = {
+        (host, listener.port): path
+        for path, listener in _listeners(data)
+        for host in (listener.bind, listener.advertised_host)
+    }
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        upstream = _valid(UpstreamConfig, cluster.get("upstream")) if isinstance(cluster, Mapping) else None
+        for k, server in enumerate(upstream.bootstrap_servers if upstream else ()):
+            if listener_path := own.get((server.host, server.port)):
+                path = f"virtual_clusters[{i}].upstream.bootstrap_servers[{k}]"
+                problem = f"expected a node of the cluster, got '{server}', the address of {listener_path}"
+                yield ConfigError(path, problem)
+
+
+def _throttle_problems(data: Any) -> Iterator[ConfigError]:
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        throttle = _valid(ThrottleConfig, cluster.get("throttle")) if isinstance(cluster, Mapping) else None
+        if throttle and throttle.max_debt_ms < throttle.max_throttle_ms:
+            expected = f"at least max_throttle_ms, {throttle.max_throttle_ms}"
+            problem = f"expected {expected}, got {throttle.max_debt_ms}"
+            yield ConfigError(f"virtual_clusters[{i}].throttle.max_debt_ms", problem)
+
+
+_CHECKS = (
+    _name_problems,
+    _node_id_problems,
+    _port_problems,
+    _entry_problems,
+    _loop_problems,
+    _throttle_problems,
+)
+
+
+# -------------------------------------------------------------------- quotas
+
+
+def quota_table(cluster: VirtualClusterConfig) -> QuotaTable:
+    """The quotas of a virtual cluster that was loaded by `load_config`."""
+    return QuotaTable({entry.entity(): entry.limits() for entry in cluster.quotas.entries})
+
+
+# ------------------------------------------------------------------ warnings
+
+
+def ephemeral_ports() -> range:
+    """The ports that this system gives to outgoing connections; Linux's default where it does not say."""
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        first, last = map(int, text.split())
+    except (OSError, ValueError):
+        first, last = 32_768, 60_999
+    return range(first, last + 1)
+
+
+def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
+    """What is allowed but may surprise: ports that outgoing connections may take first, missing quotas."""
+    warnings = []
+    for i, cluster in enumerate(config.virtual_clusters):
+        path = f"virtual_clusters[{i}]"
+        for k, listener in enumerate(cluster.listeners):
+            for claim in listener_ports(f"{path}.listeners[{k}]", listener):
+                if both := _common(claim.ports, ephemeral):
+                    problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
+                    warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
+        if not cluster.quotas.entries:
+            warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
+    return warnings
+
+
+# -------------------------------------------------------------------- reload
+
+
+def needs_restart(setting: str) -> bool:
+    """Whether a change of the setting, as "virtual_clusters[].name", waits for a restart."""
+    return any(setting == fixed or setting.startswith((f"{fixed}.", f"{fixed}[")) for fixed in Config.NEEDS_RESTART)
+
+
+def changes_needing_restart(old: Config, new: Config) -> list[str]:
+    """Paths, in the new file, of changes that a running proxy cannot take up; everything else it can.
+
+    Virtual clusters and listeners are told apart by name, so their order in the file does not matter.
+    """
+    changes = []
+    before = {cluster.name: (i, cluster) for i, cluster in enumerate(old.virtual_clusters)}
+    for i, cluster in enumerate(new.virtual_clusters):
+        known = before.pop(cluster.name, None)
+        if known is None:
+            changes.append(f"virtual_clusters[{i}]: added")
+        else:
+            changes += _listener_changes(f"virtual_clusters[{i}]", known[1], cluster)
+    changes += [f"virtual_clusters[{i}]: removed" for i, _ in before.values()]
+    for path in sorted(Config.NEEDS_RESTART):
+        section, _, name = path.partition(".")
+        if section in Config.model_fields:
+            changes += [path] if getattr(getattr(old, section), name) != getattr(getattr(new, section), name) else []
+    return changes
+
+
+def _listener_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterConfig) -> list[str]:
+    changes = []
+    before = {listener.name: (i, listener) for i, listener in enumerate(old.listeners)}
+    for i, listener in enumerate(new.listeners):
+        known = before.pop(listener.name, None)
+        where = f"{path}.listeners[{i}]"
+        if known is None:
+            changes.append(f"{where}: added")
+        else:
+            fields = ListenerConfig.model_fields
+            changes += [f"{where}.{f}" for f in fields if getattr(known[1], f) != getattr(listener, f)]
+    return changes + [f"{path}.listeners[{i}]: removed" for i, _ in before.values()]

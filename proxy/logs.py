@@ -1,0 +1,121 @@
+"""The log: one line an event on standard error, also for libraries that use the standard logging module."""
+
+import logging
+import sys
+from typing import Any, Literal
+
+import structlog
+from structlog.typing import EventDict, WrappedLogger
+
+MAX_SHOWN_CHARACTERS = 128
+_MAX_LONG_CHARACTERS = 1_024
+_MAX_ITEMS = 64
+_LONG = frozenset({"event", "problems"})
+"""Keys whose values are not the client's: what libraries say, and what is wrong with the configuration."""
+_CHATTY = ("kafka", "aiohttp.access", "asyncio")
+"""Libraries whose INFO is of no interest unless somebody hunts for a fault."""
+
+_threshold = logging.INFO
+
+
+def configure(level: str, form: Literal["json", "console"]) -> None:
+    """Set up structlog and the standard logging module for this process. May be called again."""
+    # Loggers bound to a connection outlive a change of level, so none of them may carry the level in itself.
+    structlog.configure(
+        processors=[
+            _drop_below_threshold,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _make_safe,
+            _renderer(form),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.NOTSET),
+        logger_factory=_StandardError,
+        cache_logger_on_first_use=False,
+    )
+    root = logging.getLogger()
+    root.handlers = [handler for handler in root.handlers if not isinstance(handler, _IntoStructlog)]
+    root.addHandler(_IntoStructlog())
+    set_level(level)
+
+
+def set_level(level: str) -> None:
+    """Log what is at least as grave as "debug", "info", "warning" or "error", from now on and everywhere."""
+    global _threshold
+    _threshold = logging.getLevelNamesMapping()[level.upper()]
+    logging.getLogger().setLevel(_threshold)
+    chatty = _threshold if _threshold == logging.DEBUG else max(_threshold, logging.WARNING)
+    for name in _CHATTY:
+        logging.getLogger(name).setLevel(chatty)
+
+
+def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:
+    """`text` fit to be shown: whatever is not printable as an escape, at most `limit` characters."""
+    if len(text) <= limit and text.isprintable():
+        return text
+    printable = "".join(map(_printable, text[: limit + 1]))
+    return printable if len(printable) <= limit else f"{printable[: limit - 1]}…"
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
+
+
+def _renderer(form: str) -> Any:
+    if form == "json":
+        return structlog.processors.JSONRenderer()
+    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
+
+
+def _drop_below_threshold(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    if structlog.processors.NAME_TO_LEVEL.get(method, logging.ERROR) < _threshold:
+        raise structlog.DropEvent
+    return event
+
+
+def _make_safe(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+    """Nothing that a client has sent can forge a line, colour a terminal or fill the disk."""
+    return {key: _safe(key, value) for key, value in event.items()}
+
+
+def _safe(key: str, value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if key == "exception":
+        return "\n".join(shown(line, _MAX_LONG_CHARACTERS) for line in str(value).splitlines())
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_safe(key, item) for item in list(value)[:_MAX_ITEMS]]
+    return shown(str(value), _MAX_LONG_CHARACTERS if key in _LONG else MAX_SHOWN_CHARACTERS)
+
+
+class _StandardError:
+    """Writes lines. A standard error that nobody reads any more is no reason to stop serving."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+    def msg(self, line: str) -> None:
+        """Write one line at once."""
+        try:
+            sys.stderr.write(line + "\n")
+            sys.stderr.flush()
+        except (OSError, ValueError):
+            pass
+
+    debug = info = warning = error = critical = exception = fatal = log = msg
+
+
+class _IntoStructlog(logging.Handler):
+    """Hands what libraries log to structlog."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Log the record under the name of its logger."""
+        try:
+            event = record.getMessage()
+            level = max(record.levelno // 10 * 10, logging.DEBUG)
+            structlog.get_logger().bind(logger=record.name).log(
+                min(level, logging.CRITICAL), event, exc_info=record.exc_info or False
+            )
+        except Exception:
+            self.handleError(record)

@@ -1,0 +1,255 @@
+"""All metrics of the service, declared in one place.
+
+Rare events are metric objects. What is counted per frame are plain integers elsewhere; whoever holds them
+registers a source, and one collector reads all sources at scrape time.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from heapq import nlargest
+from importlib.metadata import PackageNotFoundError, version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Info, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from proxy.logs import shown
+
+_RELAY = ("virtual_cluster", "listener", "node_id")
+_RULE = ("virtual_cluster", "node_id", "quota_type")
+_ENTITY = (*_RULE, "user", "client_id")
+
+
+@dataclass(slots=True)
+class RelayTotals:
+    """What the relays of one (virtual cluster, listener, node) have counted, living and gone.
+
+    `requests` is by the API's name; `throttles` and `throttled_ms` are by the quota type's name.
+    `capped_throttles` were cut to `max_throttle_ms`; `node_throttles` are answers whose own throttle time was
+    larger than ours.
+    """
+
+    virtual_cluster: str
+    listener: str
+    node_id: int
+    connections_open: int = 0
+    connections_opened: int = 0
+    requests: Mapping[str, int] = field(default_factory=dict)
+    request_bytes: int = 0
+    responses: int = 0
+    response_bytes: int = 0
+    throttles: Mapping[str, int] = field(default_factory=dict)
+    throttled_ms: Mapping[str, int] = field(default_factory=dict)
+    capped_throttles: int = 0
+    node_throttles: int = 0
+
+
+@dataclass(slots=True)
+class SensorTotals:
+    """How full a table of sensors is; `overflows` counts bindings to a shared row because it was full."""
+
+    virtual_cluster: str
+    used: int
+    capacity: int
+    overflows: int
+
+
+@dataclass(slots=True)
+class EntityUse:
+    """What one entity uses of one quota at one node; rate and limit are in the quota's unit, per second."""
+
+    virtual_cluster: str
+    node_id: int
+    quota_type: str
+    user: str
+    client_id: str
+    rate: float
+    limit: float
+    throttled_ms: int
+
+
+class Metrics:
+    """The metrics of one process, in `registry`. `top_entities` may be changed at any time."""
+
+    def __init__(self, registry: CollectorRegistry, top_entities: int = 20) -> None:
+        self.registry = registry
+        self.connections_closed = Counter(
+            "kafka_throttle_connections_closed",
+            "Client connections that ended, by why.",
+            ("virtual_cluster", "listener", "reason"),
+            registry=registry,
+        )
+        self.config_reloads = Counter(
+            "kafka_throttle_config_reloads",
+            "Readings of the configuration file after the first: applied or rejected.",
+            ("result",),
+            registry=registry,
+        )
+        self.upstream_connect_failures = Counter(
+            "kafka_throttle_upstream_connect_failures",
+            "Connections to a node that could not be made.",
+            ("virtual_cluster", "node_id"),
+            registry=registry,
+        )
+        self.metadata_refresh_failures = Counter(
+            "kafka_throttle_metadata_refresh_failures",
+            "Failed attempts of the proxy's own connection to learn the nodes of a cluster.",
+            ("virtual_cluster",),
+            registry=registry,
+        )
+        self.event_loop_lag = Gauge(
+            "kafka_throttle_event_loop_lag_seconds",
+            "The longest that the event loop was late within the last 15 seconds.",
+            registry=registry,
+        )
+        Info("kafka_throttle_build", "The version that runs.", registry=registry).info({"version": _version()})
+        for result in ("applied", "rejected"):
+            self.config_reloads.labels(result)
+        ProcessCollector(registry=registry)
+        GCCollector(registry=registry)
+        self._counted = _Counted(top_entities)
+        registry.register(self._counted)
+
+    @property
+    def top_entities(self) -> int:
+        """How many entities have series of their own, for each (virtual cluster, node, quota type)."""
+        return self._counted.top_entities
+
+    @top_entities.setter
+    def top_entities(self, count: int) -> None:
+        self._counted.top_entities = count
+
+    def add_relays(self, source: Callable[[], Iterable[RelayTotals]]) -> None:
+        """Export what `source` returns at each scrape. Rows with equal labels are added up."""
+        self._counted.relays.append(source)
+
+    def add_sensors(self, source: Callable[[], SensorTotals]) -> None:
+        """Export what `source` returns at each scrape; several tables are added up."""
+        self._counted.sensors.append(source)
+
+    def add_entities(self, source: Callable[[], Iterable[EntityUse]]) -> None:
+        """Export the top entities of what `source` returns at each scrape, and the sum of the others."""
+        self._counted.entities.append(source)
+
+
+def _version() -> str:
+    try:
+        return version("kafka-throttle")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class _Counted(Collector):
+    """Reads all sources at scrape time."""
+
+    def __init__(self, top_entities: int) -> None:
+        self.top_entities = top_entities
+        self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
+        self.sensors: list[Callable[[], SensorTotals]] = []
+        self.entities: list[Callable[[], Iterable[EntityUse]]] = []
+
+    def collect(self) -> Iterator[Metric]:
+        """The families, each of them even when it is empty."""
+        yield from _relay_families([row for source in self.relays for row in source()])
+        yield from _sensor_families([source() for source in self.sensors])
+        yield from _entity_families([row for source in self.entities for row in source()], self.top_entities)
+
+
+class _Sums:
+    """One metric in the making: equal labels are added up, as a scrape may not repeat a series."""
+
+    def __init__(self, family: GaugeMetricFamily | CounterMetricFamily) -> None:
+        self._family = family
+        self._sums: dict[tuple[str, ...], float] = {}
+
+    def add(self, labels: tuple[str, ...], value: float) -> None:
+        self._sums[labels] = self._sums.get(labels, 0) + value
+
+    def done(self) -> Metric:
+        for labels, value in self._sums.items():
+            self._family.add_metric(labels, value)
+        return self._family
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...]) -> _Sums:
+    return _Sums(CounterMetricFamily(f"kafka_throttle_{name}", text, labels=labels))
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...]) -> _Sums:
+    return _Sums(GaugeMetricFamily(f"kafka_throttle_{name}", text, labels=labels))
+
+
+def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
+    by_api, by_type = (*_RELAY, "api"), (*_RELAY, "quota_type")
+    connections = _gauge("connections", "Client connections that are open.", _RELAY)
+    opened = _counter("connections_opened", "Client connections that were taken.", _RELAY)
+    requests = _counter("requests", "Requests that were sent on to the node.", by_api)
+    request_bytes = _counter("request_bytes", "Bytes of those requests.", _RELAY)
+    responses = _counter("responses", "Answers that were sent on to the client.", _RELAY)
+    response_bytes = _counter("response_bytes", "Bytes of those answers.", _RELAY)
+    throttles = _counter("throttles", "Throttles of a client by the proxy.", by_type)
+    throttled = _counter("throttled_seconds", "Time for which clients were muted.", by_type)
+    capped = _counter("capped", "Throttles that were cut to max_throttle_ms.", _RELAY)
+    by_node = _counter("node_throttles", "Answers whose own throttle time was larger than the proxy's.", _RELAY)
+    for row in rows:
+        labels = (row.virtual_cluster, row.listener, str(row.node_id))
+        connections.add(labels, row.connections_open)
+        opened.add(labels, row.connections_opened)
+        request_bytes.add(labels, row.request_bytes)
+        responses.add(labels, row.responses)
+        response_bytes.add(labels, row.response_bytes)
+        capped.add(labels, row.capped_throttles)
+        by_node.add(labels, row.node_throttles)
+        for api, count in row.requests.items():
+            requests.add((*labels, api), count)
+        for quota_type, count in row.throttles.items():
+            throttles.add((*labels, quota_type), count)
+        for quota_type, duration_ms in row.throttled_ms.items():
+            throttled.add((*labels, quota_type), duration_ms / 1000)
+    for sums in (connections, opened, requests, request_bytes, responses, response_bytes):
+        yield sums.done()
+    for sums in (throttles, throttled, capped, by_node):
+        yield sums.done()
+
+
+def _sensor_families(tables: list[SensorTotals]) -> Iterator[Metric]:
+    used = _gauge("sensors", "Rows of the sensor table in use.", ("virtual_cluster",))
+    capacity = _gauge("sensors_capacity", "Rows of the sensor table.", ("virtual_cluster",))
+    overflows = _counter("sensor_overflows", "Bindings to a shared row, the table being full.", ("virtual_cluster",))
+    for table in tables:
+        labels = (table.virtual_cluster,)
+        used.add(labels, table.used)
+        capacity.add(labels, table.capacity)
+        overflows.add(labels, table.overflows)
+    for sums in (used, capacity, overflows):
+        yield sums.done()
+
+
+def _entity_families(rows: list[EntityUse], top: int) -> Iterator[Metric]:
+    rate = _gauge("entity_rate", "Use of a quota now, in the quota's unit, of the entities that use most.", _ENTITY)
+    limit = _gauge("entity_limit", "The limit of those entities, in the quota's unit.", _ENTITY)
+    throttled = _counter("entity_throttle_seconds", "Throttle time of those entities.", _ENTITY)
+    others = _gauge("other_entities", "How many further entities are measured.", _RULE)
+    other_rate = _gauge("other_entities_rate", "Their use of the quota together, in its unit.", _RULE)
+    rows_of: dict[tuple[str, ...], list[EntityUse]] = {}
+    for row in rows:
+        rows_of.setdefault((row.virtual_cluster, str(row.node_id), row.quota_type), []).append(row)
+    for rule, entities in rows_of.items():
+        shown_rows = _most_used(entities, top)
+        for labels, row in shown_rows.items():
+            rate.add((*rule, *labels), row.rate)
+            limit.add((*rule, *labels), row.limit)
+            throttled.add((*rule, *labels), row.throttled_ms / 1000)
+        rest = sum(row.rate for row in entities) - sum(row.rate for row in shown_rows.values())
+        others.add(rule, len(entities) - len(shown_rows))
+        other_rate.add(rule, max(rest, 0.0))
+    for sums in (rate, limit, throttled, others, other_rate):
+        yield sums.done()
+
+
+def _most_used(entities: list[EntityUse], top: int) -> dict[tuple[str, str], EntityUse]:
+    """The rows with the highest rate, by their labels; of two whose cut names are equal, the larger one."""
+    chosen: dict[tuple[str, str], EntityUse] = {}
+    for row in nlargest(top, entities, key=lambda row: (row.rate, row.throttled_ms)):
+        chosen.setdefault((shown(row.user), shown(row.client_id)), row)
+    return chosen

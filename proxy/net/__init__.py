@@ -1,0 +1,1 @@
+"""The uvloop shell: carries out what relays say and decides nothing."""

@@ -1,0 +1,175 @@
+"""Connecting to nodes, and learning where they are."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from proxy.config import HostPort, UpstreamConfig
+from proxy.net.connection import NodeUnknown, NodeUnreachable, UpstreamConnection
+from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
+
+_FIRST_RETRY_S = 0.5
+_LONGEST_RETRY_S = 15.0
+
+
+class Upstream:
+    """The way to the nodes of one cluster."""
+
+    def __init__(
+        self,
+        virtual_cluster: str,
+        config: UpstreamConfig,
+        directory: NodeDirectory,
+        note_connect_failure: Callable[[int], None],
+        note_refresh_failure: Callable[[], None],
+    ) -> None:
+        self.config = config
+        self.directory = directory
+        self._note_connect_failure = note_connect_failure
+        self._note_refresh_failure = note_refresh_failure
+        self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
+        self._next_bootstrap = 0
+        self._asked = asyncio.Event()
+        self._answered = asyncio.Condition()
+        self._failing = False
+        self._nodes: list[int] = []
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"nodes-{virtual_cluster}")
+
+    # ---------------------------------------------------------------- connecting
+
+    async def connect(self, node_id: int, protocol: Callable[[], asyncio.Protocol]) -> UpstreamConnection:
+        """A connection to a node; for BOOTSTRAP_NODE_ID to the first bootstrap server that takes one.
+
+        Raises NodeUnknown or NodeUnreachable.
+        """
+        if node_id != BOOTSTRAP_NODE_ID:
+            address = self.directory.address(node_id) or await self._ask_for(node_id)
+            return UpstreamConnection(await self._connect_to(node_id, address, protocol), node_id)
+        failures = []
+        for address in self._bootstrap_in_turn():
+            try:
+                transport = await self._connect_to(BOOTSTRAP_NODE_ID, address, protocol)
+            except NodeUnreachable as error:
+                failures.append(str(error))
+            else:
+                return UpstreamConnection(transport, self.directory.node_at(address))
+        raise NodeUnreachable("; ".join(failures))
+
+    def _bootstrap_in_turn(self) -> list[HostPort]:
+        servers = self.config.bootstrap_servers
+        self._next_bootstrap = (self._next_bootstrap + 1) % len(servers)
+        return [*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]]
+
+    async def _connect_to(
+        self, node_id: int, address: HostPort, protocol: Callable[[], asyncio.Protocol]
+    ) -> asyncio.Transport:
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
+                transport, _ = await loop.create_connection(protocol, address.host, address.port)
+        except TimeoutError:
+            reason = f"no connection within {self.config.connect_timeout_ms} ms"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        else:
+            return transport
+        self._note_connect_failure(node_id)
+        self._asked.set()
+        raise NodeUnreachable(f"{address}: {reason}")
+
+    async def _ask_for(self, node_id: int) -> HostPort:
+        """The address of a node that nobody has named yet, from a fresh look at the cluster."""
+        self._asked.set()
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_ms / 1000), self._answered:
+                await self._answered.wait_for(lambda: self.directory.address(node_id) is not None)
+        except TimeoutError:
+            raise NodeUnknown(f"the cluster has not named a node {node_id}") from None
+        address = self.directory.address(node_id)
+        assert address is not None
+        return address
+
+    # ------------------------------------------------------------------ learning
+
+    async def keep_learning(self) -> None:
+        """Ask the cluster for its nodes now, at each interval, and when a node is missing; never returns."""
+        retry_s = _FIRST_RETRY_S
+        while True:
+            self._asked.clear()
+            if await self._learn():
+                retry_s = _FIRST_RETRY_S
+                await self._sleep(self.config.metadata_refresh_s)
+            else:
+                await asyncio.sleep(retry_s)
+                retry_s = min(retry_s * 2, _LONGEST_RETRY_S)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Wait, at most until somebody asks; but never ask the cluster more than twice a second."""
+        await asyncio.sleep(_FIRST_RETRY_S)
+        try:
+            async with asyncio.timeout(seconds):
+                await self._asked.wait()
+        except TimeoutError:
+            pass
+
+    async def _learn(self) -> bool:
+        loop = asyncio.get_running_loop()
+        try:
+            brokers = await loop.run_in_executor(self._thread, _brokers, self.config)
+        except (KafkaError, OSError, ValueError) as error:
+            if not self._failing:
+                servers = [str(server) for server in self.config.bootstrap_servers]
+                self._log.warning("cluster_unreachable", bootstrap_servers=servers, error=str(error))
+            self._failing = True
+            self._note_refresh_failure()
+            return False
+        for broker in brokers:
+            self.directory.learn(broker["broker_id"], broker["host"], broker["port"])
+        nodes = sorted(broker["broker_id"] for broker in brokers)
+        if self._failing or nodes != self._nodes:
+            self._log.info("cluster_reached", nodes=nodes)
+        self._failing, self._nodes = False, nodes
+        async with self._answered:
+            self._answered.notify_all()
+        return True
+
+    def reconfigure(self, config: UpstreamConfig) -> None:
+        """Take up changed bootstrap servers and times."""
+        self.config = config
+        self.directory.bootstrap_servers = tuple(config.bootstrap_servers)
+
+    def close(self) -> None:
+        """Stop asking; a question under way ends by its own time-out."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+class _Admin(KafkaAdminClient):  # type: ignore[misc]
+    """Ends the thread that the library has started when the cluster cannot be had."""
+
+    def __init__(self, **settings: Any) -> None:
+        try:
+            super().__init__(**settings)
+        except BaseException:
+            self._client.close()
+            self._net.stop()
+            raise
+
+
+def _brokers(config: UpstreamConfig) -> list[dict[str, Any]]:
+    """The nodes that the cluster names: broker_id, host, port. Blocks; for a thread of its own."""
+    admin = _Admin(
+        bootstrap_servers=[str(server) for server in config.bootstrap_servers],
+        client_id="kafka-throttle",
+        request_timeout_ms=config.connect_timeout_ms,
+        bootstrap_timeout_ms=config.connect_timeout_ms,
+    )
+    try:
+        brokers: list[dict[str, Any]] = admin.describe_cluster()["brokers"]
+    finally:
+        admin.close()
+    return brokers

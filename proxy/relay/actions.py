@@ -1,0 +1,132 @@
+"""What goes into a relay and what comes out: plain data, so that a relay of another make can take its place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from quotas.entities import QuotaType
+from quotas.ledger import Binding
+
+from protocol.splices import Splice
+
+
+class Side(Enum):
+    """The two ends of a relay."""
+
+    CLIENT = "client"
+    NODE = "node"
+
+
+class CloseReason(Enum):
+    """Why a connection ended; log line and metric label use the value."""
+
+    CLIENT_CLOSED = "client_closed"
+    CLIENT_LOST = "client_lost"
+    NODE_CLOSED = "node_closed"
+    NODE_LOST = "node_lost"
+    NODE_UNREACHABLE = "node_unreachable"
+    NODE_UNKNOWN = "node_unknown"
+    NO_PORT_FOR_NODE = "no_port_for_node"
+    REQUEST_NOT_KAFKA = "request_not_kafka"
+    REQUEST_TOO_LARGE = "request_too_large"
+    REQUEST_MALFORMED = "request_malformed"
+    UNSUPPORTED_API = "unsupported_api"
+    UNSUPPORTED_VERSION = "unsupported_version"
+    ANSWER_NOT_KAFKA = "answer_not_kafka"
+    ANSWER_TOO_LARGE = "answer_too_large"
+    ANSWER_MALFORMED = "answer_malformed"
+    ANSWER_UNEXPECTED = "answer_unexpected"
+    SENSORS_FULL = "sensors_full"
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    LISTENER_REMOVED = "listener_removed"
+    SHUTDOWN = "shutdown"
+    INTERNAL_ERROR = "internal_error"
+
+
+class AskKind(Enum):
+    """What somebody else must decide.
+
+    BINDING: `frame` is the raw client id of a request; the verdict carries a binding.
+    ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices.
+    """
+
+    BINDING = "binding"
+    ADDRESSES = "addresses"
+    API_VERSIONS = "api_versions"
+
+
+@dataclass(slots=True)
+class Send:
+    """Write `pieces` to `side`, in order."""
+
+    side: Side
+    pieces: Sequence[bytes | memoryview]
+
+
+@dataclass(slots=True)
+class Ask:
+    """Have somebody decide; that direction waits until `on_verdict(ticket, ...)`, the other goes on.
+
+    The verdict is given after all actions of the same list have been carried out.
+    """
+
+    ticket: int
+    kind: AskKind
+    side: Side
+    api_key: int
+    api_version: int
+    frame: bytes
+
+
+@dataclass(slots=True)
+class Pause:
+    """Stop reading from `side`."""
+
+    side: Side
+
+
+@dataclass(slots=True)
+class Resume:
+    """Read from `side` again."""
+
+    side: Side
+
+
+@dataclass(slots=True)
+class WakeAt:
+    """Call `on_time` at this monotonic time; takes the place of an earlier wish."""
+
+    at_ms: int
+
+
+@dataclass(slots=True)
+class OpenUpstream:
+    """Connect to the node of this relay; `on_writable(NODE)` says that it stands."""
+
+
+@dataclass(slots=True)
+class Throttled:
+    """Tells that the client is muted: by which quota (None: the node's own throttle), for how long from now."""
+
+    quota_type: QuotaType | None
+    throttle_time_ms: int
+
+
+@dataclass(slots=True)
+class Close:
+    """Write out what was sent to either side, then close both. The relay takes no further input."""
+
+    reason: CloseReason
+    detail: str = ""
+
+
+Action = Send | Ask | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close
+
+
+@dataclass(slots=True, frozen=True)
+class Verdict:
+    """The answer to an Ask: forward (with splices in the frame's own offsets), or close."""
+
+    splices: tuple[Splice, ...] = ()
+    binding: Binding | None = None
+    close: Close | None = None

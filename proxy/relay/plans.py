@@ -1,0 +1,113 @@
+"""How each API and version is carried: one table, made from the generated one, that a relay looks up per frame."""
+
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from protocol.api import THROTTLE, Api, Shape, request_header_version, response_header_version
+from protocol.api_table import APIS
+from protocol.primitives import Reader
+from protocol.walk import Walk
+
+PRODUCE = 0
+FETCH = 1
+METADATA = 3
+FIND_COORDINATOR = 10
+API_VERSIONS = 18
+DESCRIBE_CLUSTER = 60
+
+_HEADER_BYTES = 8
+"""Length prefix and correlation id of an answer."""
+
+NO_THROTTLE = -1
+WALKED_THROTTLE = -2
+
+
+class AnswerKind(Enum):
+    """What happens to an answer.
+
+    PLAIN: streamed; the throttle time, if any, stands at a fixed place near its start.
+    HEAD: its first bytes must be decided about (addresses, API versions), then the rest streams.
+    LAST: the throttle time is the last field and addresses there are none; held whole when small.
+    TAIL: what matters stands behind an array: held whole when small, walked while it streams when large.
+    """
+
+    PLAIN = "plain"
+    LAST = "last"
+    HEAD = "head"
+    TAIL = "tail"
+
+
+HEAD_ANSWERS = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
+"""The ask list for answers: everything else is handled by the relay alone unless its tail names node endpoints."""
+
+
+@dataclass(slots=True, frozen=True)
+class Plan:
+    """How one version of one API is carried. Offsets count from the frame's start, with empty header tags."""
+
+    api_key: int
+    api_version: int
+    name: str
+    has_client_id: bool
+    request_tags: bool
+    answer_tags: bool
+    answer: AnswerKind
+    throttle_at: int
+    shape: Shape | None
+
+
+def _plan(api: Api, api_version: int) -> Plan:
+    request_header = request_header_version(api, api_version)
+    answer_tags = response_header_version(api, api_version) == 1
+    shape = api.shapes[api_version - api.min_version]
+    throttle_at = NO_THROTTLE
+    if api_version >= api.throttle_since:
+        fixed = api.throttle_offset >= 0
+        throttle_at = 8 + answer_tags + api.throttle_offset if fixed else WALKED_THROTTLE
+    answer = AnswerKind.HEAD if api.key in HEAD_ANSWERS else _kind_by_shape(shape)
+    return Plan(
+        api.key,
+        api_version,
+        api.name,
+        has_client_id=request_header > 0,
+        request_tags=request_header > 1,
+        answer_tags=answer_tags,
+        answer=answer,
+        throttle_at=throttle_at,
+        shape=shape,
+    )
+
+
+def _kind_by_shape(shape: Shape | None) -> AnswerKind:
+    if shape is None:
+        return AnswerKind.PLAIN
+    return AnswerKind.LAST if shape[-1] == (THROTTLE,) else AnswerKind.TAIL
+
+
+def walk_answer(plan: Plan, head: bytes) -> Walk:
+    """Walk an answer as far as `head`, its beginning, goes. Raises ProtocolError."""
+    assert plan.shape is not None
+    reader = Reader(head, _HEADER_BYTES)
+    if plan.answer_tags:
+        reader.tags()
+    walk = Walk(plan.shape, reader.offset)
+    walk.advance(head, 0)
+    return walk
+
+
+def plan_key(api_key: int, api_version: int) -> int:
+    """The key of PLANS for two int16s."""
+    return api_key << 16 | api_version & 0xFFFF
+
+
+PLANS: dict[int, Plan] = {
+    plan_key(api.key, version): _plan(api, version)
+    for api in APIS.values()
+    for version in range(api.min_version, api.max_version + 1)
+}
+
+UNKNOWN_API_VERSIONS = replace(
+    PLANS[plan_key(API_VERSIONS, APIS[API_VERSIONS].max_version)],
+    api_version=APIS[API_VERSIONS].max_version + 1,
+)
+"""An ApiVersions request of a version that the table does not know: the proxy answers it (KIP-511)."""

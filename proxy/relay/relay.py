@@ -1,0 +1,704 @@
+"""The relay in Python: the reference that any other make is held to."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from struct import Struct
+
+from quotas.entities import QuotaType
+from quotas.ledger import Binding, Ledger
+
+from protocol.addresses import hiding_splices, rewritable
+from protocol.api_versions import is_unsupported_version, unsupported_version_answer
+from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from protocol.primitives import Reader, int32
+from protocol.produce_answer import lone_partition_throttle_at
+from protocol.requests import HEAD, INT32_MAX, MAX_HEAD_BYTES, fetch_clamp
+from protocol.splices import Splice, splice_frame
+from protocol.walk import Walk
+from proxy.relay.actions import (
+    Action,
+    Ask,
+    AskKind,
+    Close,
+    CloseReason,
+    OpenUpstream,
+    Pause,
+    Resume,
+    Send,
+    Side,
+    Throttled,
+    Verdict,
+    WakeAt,
+)
+from proxy.relay.plans import (
+    API_VERSIONS,
+    FETCH,
+    NO_THROTTLE,
+    PRODUCE,
+    UNKNOWN_API_VERSIONS,
+    WALKED_THROTTLE,
+    AnswerKind,
+    Plan,
+    walk_answer,
+)
+from proxy.relay.recognise import looks_like
+from proxy.relay.request import Refusal, Request, read_request
+from proxy.relay.tally import Tally
+
+Piece = bytes | memoryview
+Passing = tuple[int, Sequence[Splice]]
+"""How many bytes of what is here pass now, and the splices among them, in offsets from their start."""
+
+_NOTHING: Passing = (0, ())
+
+_CLIENT = Side.CLIENT
+_NODE = Side.NODE
+_PLAIN = AnswerKind.PLAIN
+_HEAD = AnswerKind.HEAD
+
+# Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
+# that hangs up is noticed.
+_UNCONNECTED = 1
+_THROTTLED = 2
+_ASKING = 4
+_IN_FLIGHT_FULL = 8
+
+_NO_TICKET = -1
+_SMALLEST_ANSWER = 4
+_ANSWER_PREFIX_BYTES = 13
+"""Length prefix, correlation id, an empty tag buffer, throttle time: what most answers are judged by."""
+
+_ANSWER_HEAD = Struct(">ii")
+_INT32 = Struct(">i")
+_MAX_BINDINGS = 64
+
+
+@dataclass(slots=True, frozen=True)
+class RelayLimits:
+    """Bounds of one relay: frames in bytes, and requests whose answers are still to come."""
+
+    max_frame_bytes: int = 104_857_600
+    max_answer_bytes: int = INT32_MAX
+    max_in_flight: int = 1000
+
+
+@dataclass(slots=True)
+class _StreamedAnswer:
+    """A large answer that is walked while it passes: `sent` of its `frame_bytes` have gone out."""
+
+    walk: Walk
+    frame_bytes: int
+    sent: int
+    request: Request
+
+
+class Relay:
+    """One client connection with its upstream connection. Does no I/O and reads no clock.
+
+    Each `on_*` method takes what happened and returns what to do, in order; after a Close it returns nothing.
+    Requests and answers keep their order, and a frame that is not understood is not sent on.
+    """
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        self._ledger = ledger
+        self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
+        self._tally = tally
+        self._limits = limits
+        self._closed = False
+        self._ticket = 0
+        self._bindings: dict[bytes, Binding] = {}
+        self._in_flight: deque[Request] = deque()
+
+        self._requests = b""
+        self._request_left = 0
+        self._mute = _UNCONNECTED
+        self._muted_until_ms = 0
+        self._opening = False
+        self._client_paused = False
+        self._client_eof = False
+        self._node_blocked = False
+        self._request_ticket = _NO_TICKET
+        self._asked_client_id = b""
+
+        self._answers = b""
+        self._answer_left = 0
+        self._streamed: _StreamedAnswer | None = None
+        self._answered_until_ms = 0
+        self._node_paused = False
+        self._client_blocked = False
+        self._answer_ticket = _NO_TICKET
+
+        self.requests = 0
+        self.request_bytes = 0
+        self.answers = 0
+        self.answer_bytes = 0
+        self.throttled_ms = 0
+
+    @property
+    def muted(self) -> bool:
+        """True while the client is read only to see its next request head."""
+        return self._mute != 0 and not self._request_left
+
+    @property
+    def held_bytes(self) -> int:
+        """How many bytes the relay keeps by itself."""
+        return len(self._requests) + len(self._answers)
+
+    @property
+    def idle(self) -> bool:
+        """True between requests: nothing in flight, nothing half-way."""
+        return not (self._in_flight or self.held_bytes or self._request_left or self._answer_left)
+
+    # ------------------------------------------------------------------ inputs
+
+    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
+        """Bytes from the client or the node."""
+        actions: list[Action] = []
+        if self._closed:
+            return actions
+        if side is _NODE:
+            self._answers = self._answers + data if self._answers else data
+            self._go_on_with_answers(actions, now_ms)
+        else:
+            self._requests = self._requests + data if self._requests else data
+            self._go_on_with_requests(actions, now_ms)
+        return actions
+
+    def on_verdict(self, ticket: int, verdict: Verdict, now_ms: int) -> list[Action]:
+        """The answer to an Ask; one that is no longer waited for is dropped."""
+        actions: list[Action] = []
+        if self._closed or ticket not in (self._request_ticket, self._answer_ticket):
+            return actions
+        if verdict.close is not None:
+            self._close(actions, verdict.close.reason, verdict.close.detail)
+        elif ticket == self._request_ticket:
+            self._request_ticket = _NO_TICKET
+            self._mute &= ~_ASKING
+            self._bind(verdict)
+            self._go_on_with_requests(actions, now_ms)
+        else:
+            self._answer_ticket = _NO_TICKET
+            self._go_on_with_answers(actions, now_ms, verdict)
+        return actions
+
+    def on_time(self, now_ms: int) -> list[Action]:
+        """A wake-up that was asked for: the throttle is over, unless it has grown meanwhile."""
+        actions: list[Action] = []
+        if self._closed or not self._mute & _THROTTLED:
+            return actions
+        if now_ms < self._muted_until_ms:
+            actions.append(WakeAt(self._muted_until_ms))
+            return actions
+        self._mute &= ~_THROTTLED
+        self._go_on_with_requests(actions, now_ms)
+        return actions
+
+    def on_writable(self, side: Side, now_ms: int) -> list[Action]:
+        """A side takes bytes (again); for the node, the first time: the connection stands."""
+        actions: list[Action] = []
+        if self._closed:
+            return actions
+        if side is _NODE:
+            self._node_blocked = False
+            self._mute &= ~_UNCONNECTED
+            self._go_on_with_requests(actions, now_ms)
+        else:
+            self._client_blocked = False
+            self._settle_node(actions)
+        return actions
+
+    def on_blocked(self, side: Side) -> list[Action]:
+        """A side takes no more bytes for now: the other one is not read until it does."""
+        actions: list[Action] = []
+        if self._closed:
+            return actions
+        if side is _NODE:
+            self._node_blocked = True
+            self._settle_client(actions)
+        else:
+            self._client_blocked = True
+            self._settle_node(actions)
+        return actions
+
+    def on_eof(self, side: Side, now_ms: int) -> list[Action]:
+        """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
+        actions: list[Action] = []
+        if self._closed:
+            return actions
+        if side is _NODE:
+            name = None if self._answer_left or self._streamed else looks_like(self._answers[:4])
+            if name:
+                self._close(actions, CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+            else:
+                detail = "in the middle of an answer" if self._answers or self._answer_left else ""
+                self._close(actions, CloseReason.NODE_CLOSED, detail)
+        else:
+            self._client_eof = True
+            self._go_on_with_requests(actions, now_ms)
+        return actions
+
+    def on_lost(self, reason: CloseReason, detail: str = "") -> list[Action]:
+        """A side is gone, cannot be had, or must be given up."""
+        actions: list[Action] = []
+        if not self._closed:
+            self._close(actions, reason, detail)
+        return actions
+
+    # ---------------------------------------------------------------- requests
+
+    def _go_on_with_requests(self, actions: list[Action], now_ms: int) -> None:
+        try:
+            self._take_requests(actions, now_ms)
+            self._send_own_answers(actions)
+        except Refusal as refusal:
+            self._close(actions, refusal.reason, str(refusal))
+        except ProtocolError as error:
+            self._close(actions, CloseReason.REQUEST_MALFORMED, str(error))
+        else:
+            if self._client_eof and not self._mute:
+                detail = "in the middle of a request" if self._requests or self._request_left else ""
+                self._close(actions, CloseReason.CLIENT_CLOSED, detail)
+            else:
+                self._settle_client(actions)
+
+    def _take_requests(self, actions: list[Action], now_ms: int) -> None:
+        """Send on all that may be sent: whole frames, and what is here of a frame whose decisive fields are.
+
+        `at` is where the next frame begins, `run` where the bytes begin that go out as they are.
+        """
+        buf = self._requests
+        end = len(buf)
+        at = run = 0
+        pieces: list[Piece] = []
+        after: list[Action] = []
+        try:
+            while True:
+                if self._request_left:
+                    step = min(self._request_left, end - at)
+                    self._request_left -= step
+                    at += step
+                if at == end or self._mute & ~_UNCONNECTED:
+                    break
+                request = read_request(buf, at, end, self._limits.max_frame_bytes)
+                if request is None:
+                    break
+                frame_bytes = request.size_bytes + 4
+                if request.plan is UNKNOWN_API_VERSIONS:
+                    if at + frame_bytes > end:
+                        break
+                    _add_run(pieces, buf, run, at)
+                    at = run = at + frame_bytes
+                    self._answer_unknown_api_versions(request)
+                    continue
+                if self._mute:
+                    self._open_upstream(after)
+                    break
+                binding = self._bindings.get(request.client_id)
+                if binding is None or binding.version != self._ledger.version:
+                    self._ask_for_binding(request, after)
+                    break
+                request.binding = binding
+                splice = self._take(request, binding, buf, now_ms, after)
+                if splice is not None:
+                    _add_run(pieces, buf, run, splice.start)
+                    pieces.append(splice.data)
+                    run = splice.end
+                self._request_left = frame_bytes
+        finally:
+            _add_run(pieces, buf, run, at)
+            if pieces:
+                actions.append(Send(_NODE, pieces))
+            actions += after
+            self._requests = buf[at:]
+
+    def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int, after: list[Action]) -> Splice | None:
+        """Count and charge a request that is being sent on; return the splice that clamps a Fetch."""
+        plan = request.plan
+        self._count_request(request)
+        splice = None
+        if plan.api_key == PRODUCE:
+            if binding.produce is not None:
+                throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
+                if throttle_time_ms:
+                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, after)
+        elif plan.api_key == FETCH and binding.fetch_ceiling_bytes < INT32_MAX:
+            splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
+        if request.answered:
+            request.muted_until_ms = self._muted_until_ms
+            self._in_flight.append(request)
+            if len(self._in_flight) >= self._limits.max_in_flight:
+                self._mute |= _IN_FLIGHT_FULL
+        return splice
+
+    def _open_upstream(self, after: list[Action]) -> None:
+        if not self._opening:
+            self._opening = True
+            after.append(OpenUpstream())
+
+    def _ask_for_binding(self, request: Request, after: list[Action]) -> None:
+        self._mute |= _ASKING
+        self._request_ticket = self._next_ticket()
+        self._asked_client_id = request.client_id
+        plan = request.plan
+        after.append(
+            Ask(
+                self._request_ticket,
+                AskKind.BINDING,
+                _CLIENT,
+                plan.api_key,
+                plan.api_version,
+                request.client_id,
+            )
+        )
+
+    def _bind(self, verdict: Verdict) -> None:
+        assert verdict.binding is not None
+        if len(self._bindings) >= _MAX_BINDINGS:
+            self._bindings.clear()
+        self._bindings[self._asked_client_id] = verdict.binding
+
+    def _answer_unknown_api_versions(self, request: Request) -> None:
+        self._count_request(request)
+        request.answer = unsupported_version_answer(request.correlation_id)
+        self._in_flight.append(request)
+
+    def _send_own_answers(self, actions: list[Action]) -> None:
+        """Send the answers of our own whose turn it is."""
+        if self._answer_left or self._streamed is not None:
+            return
+        while self._in_flight and (answer := self._in_flight[0].answer) is not None:
+            self._in_flight.popleft()
+            self._count_answer(len(answer))
+            actions.append(Send(_CLIENT, [answer]))
+
+    def _settle_client(self, actions: list[Action]) -> None:
+        """Read the client or not, as things stand now. A verdict is quick: while it is due reading goes on."""
+        enough_bytes = HEAD.size if self._mute & ~_ASKING else MAX_HEAD_BYTES
+        enough = self._mute and not self._request_left and len(self._requests) >= enough_bytes
+        pause = bool(self._node_blocked or enough)
+        if pause != self._client_paused:
+            self._client_paused = pause
+            actions.append(Pause(_CLIENT) if pause else Resume(_CLIENT))
+
+    # ----------------------------------------------------------------- answers
+
+    def _go_on_with_answers(self, actions: list[Action], now_ms: int, verdict: Verdict | None = None) -> None:
+        try:
+            if verdict is not None:
+                self._send_decided_answer(verdict, actions, now_ms)
+            self._take_answers(actions, now_ms)
+            self._send_own_answers(actions)
+        except Refusal as refusal:
+            self._close(actions, refusal.reason, str(refusal))
+        except ProtocolError as error:
+            self._close(actions, CloseReason.ANSWER_MALFORMED, str(error))
+        else:
+            self._settle_node(actions)
+            if self._mute & _IN_FLIGHT_FULL and len(self._in_flight) < self._limits.max_in_flight:
+                self._mute &= ~_IN_FLIGHT_FULL
+                self._go_on_with_requests(actions, now_ms)
+
+    def _take_answers(self, actions: list[Action], now_ms: int) -> None:
+        """Send on all that may be sent, throttle times patched; stop where an answer must be decided about.
+
+        `at` is where the next frame begins, `run` where the bytes begin that go out as they are.
+        """
+        buf = self._answers
+        end = len(buf)
+        at = run = 0
+        pieces: list[Piece] = []
+        after: list[Action] = []
+        try:
+            while True:
+                if self._answer_left:
+                    step = min(self._answer_left, end - at)
+                    self._answer_left -= step
+                    at += step
+                if at == end or self._answer_ticket != _NO_TICKET:
+                    break
+                if self._streamed is not None:
+                    passed, splices = self._stream(self._streamed, buf, at, now_ms, after)
+                else:
+                    passed, splices = self._start_answer(buf, at, now_ms, after)
+                if not passed:
+                    break
+                for splice in splices:
+                    _add_run(pieces, buf, run, at + splice.start)
+                    pieces.append(splice.data)
+                    run = at + splice.end
+                self._answer_left = passed
+        finally:
+            _add_run(pieces, buf, run, at)
+            if pieces:
+                actions.append(Send(_CLIENT, pieces))
+            actions += after
+            self._answers = buf[at:]
+
+    def _start_answer(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
+        """Begin with the answer at `at`: nothing passes while more bytes must come first or it is asked about."""
+        frame_bytes = self._answer_bytes(buf, at)
+        available = min(len(buf) - at, frame_bytes)
+        if not frame_bytes or available < min(frame_bytes, _ANSWER_PREFIX_BYTES):
+            return _NOTHING
+        request = self._in_flight[0]
+        plan = request.plan
+        body_at = 8
+        if plan.answer_tags:
+            if frame_bytes < 9:
+                return _too_short(plan, frame_bytes)
+            body_at = 9 if not buf[at + 8] else _after_header_tags(buf[at : at + available], frame_bytes)
+            if not body_at:
+                return _NOTHING
+        if plan.api_key == FETCH and not request.charged:
+            self._charge_fetch(request, frame_bytes - (body_at - 8) - 4, now_ms, after)
+        if plan.answer is _PLAIN:
+            throttle_at = plan.throttle_at
+            if throttle_at >= 0:
+                throttle_at += body_at - 8 - plan.answer_tags
+                if available < throttle_at + 4:
+                    return _NOTHING if available < frame_bytes else _too_short(plan, frame_bytes)
+            return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+        if available < min(frame_bytes, MAX_HEAD_BYTES):
+            return _NOTHING
+        if plan.answer is _HEAD:
+            return self._ask_about_answer(plan, buf[at : at + min(available, MAX_HEAD_BYTES)], after)
+        if frame_bytes <= MAX_HEAD_BYTES:
+            throttle_at = _throttle_behind(plan, buf, at, frame_bytes)
+            if throttle_at >= 0:
+                return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+        assert plan.shape is not None
+        walk = Walk(plan.shape, body_at)
+        streams = frame_bytes > MAX_HEAD_BYTES
+        walk.advance(memoryview(buf)[at : at + available], 0, stop_at_tail=streams)
+        if streams:
+            passed = min(walk.offset, available)
+            self._streamed = _StreamedAnswer(walk, frame_bytes, passed, request)
+            return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
+        if not walk.done or walk.offset != frame_bytes:
+            return _too_short(plan, frame_bytes)
+        if walk.endpoints and rewritable(walk):
+            return self._ask_about_answer(plan, buf[at : at + frame_bytes], after)
+        return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
+
+    def _pass_answer(
+        self,
+        request: Request,
+        buf: bytes,
+        at: int,
+        throttle_at: int,
+        frame_bytes: int,
+        passed: int,
+        now_ms: int,
+        after: list[Action],
+    ) -> Passing:
+        """The answer goes out: take its request off the queue, count it, and put the throttle time in."""
+        self._in_flight.popleft()
+        self._count_answer(frame_bytes)
+        own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+        if throttle_at < 0:
+            return passed, ()
+        node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
+        if own_ms <= 0 and node_ms <= 0:
+            return passed, ()
+        return passed, self._throttle_splices(throttle_at, own_ms, node_ms, now_ms, after)
+
+    def _throttle_splices(
+        self, throttle_at: int, own_ms: int, node_ms: int, now_ms: int, after: list[Action]
+    ) -> Sequence[Splice]:
+        """The larger of our throttle time and the node's is reported, and mutes the client."""
+        if node_ms > own_ms:
+            self._tally.throttles_by_node += 1
+            self._mute_until(now_ms, node_ms, None, after)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + node_ms)
+            return ()
+        if node_ms == own_ms:
+            return ()
+        return (Splice(throttle_at, throttle_at + 4, int32(own_ms)),)
+
+    def _answer_bytes(self, buf: bytes, at: int) -> int:
+        """The length of the frame that begins at `at`, checked against what is in flight; 0 while it is unknown."""
+        if len(buf) - at < _ANSWER_HEAD.size:
+            if len(buf) - at >= 4:
+                self._check_answer_size(buf[at : at + 4])
+            return 0
+        size, correlation_id = _ANSWER_HEAD.unpack_from(buf, at)
+        if not _SMALLEST_ANSWER <= size <= self._limits.max_answer_bytes:
+            self._check_answer_size(buf[at : at + 4])
+        if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
+            raise self._unexpected(buf[at : at + 4], correlation_id)
+        return int(size) + 4
+
+    def _unexpected(self, first_bytes: bytes, correlation_id: int) -> Refusal:
+        if name := looks_like(first_bytes):
+            return Refusal(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+        due = "none"
+        if self._in_flight:
+            due = f"{self._in_flight[0].plan.name} {self._in_flight[0].correlation_id}"
+        return Refusal(CloseReason.ANSWER_UNEXPECTED, f"correlation id {correlation_id}, {due} is due")
+
+    def _check_answer_size(self, first_bytes: bytes) -> None:
+        size = _INT32.unpack(first_bytes)[0]
+        allowed = self._limits.max_answer_bytes
+        if _SMALLEST_ANSWER <= size <= allowed:
+            return
+        if name := looks_like(first_bytes):
+            raise Refusal(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+        if size > allowed:
+            raise Refusal(CloseReason.ANSWER_TOO_LARGE, f"{size} bytes announced, {allowed} allowed")
+        raise MalformedMessage(f"a length prefix of {size}")
+
+    def _stream(self, streamed: _StreamedAnswer, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
+        """Go on with a large answer: what was walked passes; its tail is held until it is here whole."""
+        walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
+        here = min(len(buf) - at, frame_bytes - sent)
+        data = memoryview(buf)[at : at + here]
+        if walk.tail_at < 0:
+            walk.advance(data, sent, stop_at_tail=True)
+            if walk.tail_at < 0 and (walk.done or walk.offset >= frame_bytes or sent + here == frame_bytes):
+                return _too_short(streamed.request.plan, frame_bytes)
+            passed = min(walk.offset - sent, here)
+            if passed:
+                streamed.sent += passed
+                return passed, ()
+        if frame_bytes - sent > MAX_HEAD_BYTES:
+            raise MalformedMessage(f"{frame_bytes - sent} bytes behind the partitions of an answer")
+        if sent + here < frame_bytes:
+            return _NOTHING
+        throttled_before = walk.throttle_at
+        walk.advance(data, sent)
+        if not walk.done or walk.offset != frame_bytes:
+            return _too_short(streamed.request.plan, frame_bytes)
+        self._streamed = None
+        splices = hiding_splices(walk, frame_bytes)
+        if throttled_before < 0 <= walk.throttle_at:
+            own_ms = max(streamed.request.muted_until_ms, self._answered_until_ms) - now_ms
+            node_ms = _INT32.unpack_from(data, walk.throttle_at - sent)[0]
+            splices = [*self._throttle_splices(walk.throttle_at, own_ms, node_ms, now_ms, after), *splices]
+        return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
+
+    def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
+        """Charge the answer of a Fetch: its size without length prefix and header tags, as a broker counts it."""
+        request.charged = True
+        binding = request.binding
+        if binding is None or binding.fetch is None:
+            return
+        throttle_time_ms = self._charge(binding.fetch, value, now_ms)
+        if throttle_time_ms:
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, after)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
+
+    def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
+        kind = AskKind.API_VERSIONS if plan.api_key == API_VERSIONS else AskKind.ADDRESSES
+        self._answer_ticket = self._next_ticket()
+        after.append(Ask(self._answer_ticket, kind, _NODE, plan.api_key, plan.api_version, head))
+        return _NOTHING
+
+    def _send_decided_answer(self, verdict: Verdict, actions: list[Action], now_ms: int) -> None:
+        """Send the head that was asked about, spliced; the rest of its frame follows as it comes."""
+        buf = self._answers
+        frame_bytes = _INT32.unpack_from(buf, 0)[0] + 4
+        head = buf[: min(frame_bytes, MAX_HEAD_BYTES)]
+        request = self._in_flight[0]
+        after: list[Action] = []
+        throttle_at = _throttle_position(request.plan, head)
+        _, throttle = self._pass_answer(request, buf, 0, throttle_at, frame_bytes, len(head), now_ms, after)
+        splices = sorted((*verdict.splices, *throttle), key=lambda splice: splice.start)
+        actions.append(Send(_CLIENT, splice_frame(head, frame_bytes - 4, splices)))
+        actions += after
+        self._answer_left = frame_bytes - len(head)
+        self._answers = buf[len(head) :]
+
+    def _settle_node(self, actions: list[Action]) -> None:
+        """Read the node or not, as things stand now."""
+        enough = self._answer_ticket != _NO_TICKET and len(self._answers) >= MAX_HEAD_BYTES
+        pause = self._client_blocked or enough
+        if pause != self._node_paused:
+            self._node_paused = pause
+            actions.append(Pause(_NODE) if pause else Resume(_NODE))
+
+    # -------------------------------------------------------------------- both
+
+    def _mute_until(
+        self, now_ms: int, throttle_time_ms: int, quota_type: QuotaType | None, after: list[Action]
+    ) -> None:
+        """Take no further request for `throttle_time_ms` from now, or longer if that was so already."""
+        until_ms = now_ms + throttle_time_ms
+        prolonged_ms = until_ms - max(self._muted_until_ms, now_ms)
+        if quota_type is not None:
+            self._tally.throttles[quota_type] += 1
+            self._tally.throttled_ms[quota_type] += max(prolonged_ms, 0)
+        if prolonged_ms <= 0 and self._mute & _THROTTLED:
+            return
+        self.throttled_ms += prolonged_ms
+        self._muted_until_ms = until_ms
+        self._mute |= _THROTTLED
+        after.append(Throttled(quota_type, throttle_time_ms))
+        after.append(WakeAt(until_ms))
+
+    def _count_request(self, request: Request) -> None:
+        self.requests += 1
+        self.request_bytes += request.size_bytes + 4
+        self._tally.requests_by_api[request.plan.api_key] += 1
+        self._tally.request_bytes += request.size_bytes + 4
+
+    def _count_answer(self, frame_bytes: int) -> None:
+        self.answers += 1
+        self.answer_bytes += frame_bytes
+        self._tally.answers += 1
+        self._tally.answer_bytes += frame_bytes
+
+    def _next_ticket(self) -> int:
+        self._ticket += 1
+        return self._ticket
+
+    def _close(self, actions: list[Action], reason: CloseReason, detail: str = "") -> None:
+        self._closed = True
+        self._requests = self._answers = b""
+        self._in_flight.clear()
+        actions.append(Close(reason, detail))
+
+
+def _add_run(pieces: list[Piece], buf: bytes, start: int, end: int) -> None:
+    """Append `buf[start:end]`, without a copy."""
+    if end > start:
+        pieces.append(buf if end - start == len(buf) else memoryview(buf)[start:end])
+
+
+def _after_header_tags(head: bytes, frame_bytes: int) -> int:
+    """Where the body begins behind the tags of an answer's header; 0 while they are not all here."""
+    reader = Reader(head, 8)
+    try:
+        reader.tags()
+    except TruncatedMessage:
+        if len(head) >= min(frame_bytes, MAX_HEAD_BYTES):
+            raise
+        return 0
+    return reader.offset
+
+
+def _throttle_position(plan: Plan, head: bytes) -> int:
+    """Where throttle_time_ms stands in an answer whose decisive part is `head`; -1 if it has none."""
+    if plan.api_key == API_VERSIONS and is_unsupported_version(head):
+        return NO_THROTTLE
+    if plan.throttle_at == WALKED_THROTTLE:
+        return walk_answer(plan, head).throttle_at
+    if plan.throttle_at < 0 or not plan.answer_tags:
+        return plan.throttle_at
+    return plan.throttle_at + _after_header_tags(head, len(head)) - 9
+
+
+def _throttle_behind(plan: Plan, buf: bytes, at: int, frame_bytes: int) -> int:
+    """Where throttle_time_ms stands in a whole answer that need not be walked for it; -1 for the others.
+
+    Most answers to Produce are about one partition without an error: their length alone tells.
+    """
+    if plan.answer is AnswerKind.LAST:
+        return frame_bytes - 4 if frame_bytes >= 16 else NO_THROTTLE
+    if plan.api_key == PRODUCE:
+        return lone_partition_throttle_at(buf, at, frame_bytes, plan.api_version)
+    return NO_THROTTLE
+
+
+def _too_short(plan: Plan, frame_bytes: int) -> Passing:
+    raise MalformedMessage(f"{plan.name} v{plan.api_version}: {frame_bytes} bytes do not hold what they announce")

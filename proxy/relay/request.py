@@ -1,0 +1,135 @@
+"""Reading a request as far as its fate depends on it, and remembering it until its answer has gone out."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from quotas.ledger import Binding
+
+from protocol import requests
+from protocol.api_table import APIS
+from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from protocol.primitives import Reader
+from protocol.requests import HEAD, MAX_HEAD_BYTES
+from proxy.relay.actions import CloseReason
+from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, UNKNOWN_API_VERSIONS, Plan
+from proxy.relay.recognise import looks_like
+
+_FETCH_LIMITS_BYTES = 16
+"""How far into the body of a Fetch request its byte limits reach at most."""
+
+_SMALLEST_REQUEST = 8
+"""An api key, a version and a correlation id: what header v0 holds, without the length prefix."""
+
+
+class Refusal(ProtocolError):
+    """A frame that cannot be carried, and the reason under which its connection is closed."""
+
+    def __init__(self, reason: CloseReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+class Origin(Enum):
+    """Whose request it is: the answer to one of our own never reaches the client."""
+
+    CLIENT = "client"
+    PROXY = "proxy"
+
+
+@dataclass(slots=True)
+class Request:
+    """One request: what was read of it, and from then on what its answer needs.
+
+    `size_bytes` is the frame without its length prefix, `body_at` an offset in the bytes it was read from.
+    `muted_until_ms` is the end of the mute as it stood when the request was taken; the answer reports what is left
+    of it. `answer` is the whole frame where the proxy answers by itself; it goes out when its turn comes.
+    """
+
+    plan: Plan
+    size_bytes: int
+    correlation_id: int
+    client_id: bytes
+    body_at: int
+    answered: bool = True
+    binding: Binding | None = None
+    muted_until_ms: int = 0
+    charged: bool = False
+    origin: Origin = Origin.CLIENT
+    answer: bytes | None = None
+
+
+def read_request(buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request | None:
+    """The request whose frame begins at `at`, as soon as its decisive fields lie before `end`; None until then.
+
+    Raises Refusal or another ProtocolError for what can never become a request that the proxy carries.
+    """
+    if end - at < HEAD.size:
+        _check_size(buf, at, max_frame_bytes)
+        return None
+    size, api_key, api_version, correlation_id, id_length = HEAD.unpack_from(buf, at)
+    plan = PLANS.get(api_key << 16 | api_version & 0xFFFF)
+    if plan is None or not _SMALLEST_REQUEST <= size <= max_frame_bytes:
+        _check_size(buf, at, max_frame_bytes)
+        plan = _plan_beyond_table(buf[at : at + 4], api_key, api_version)
+    id_at = at + HEAD.size
+    id_end = id_at + id_length if id_length > 0 else id_at
+    if not plan.has_client_id:
+        id_at = id_end = id_at - 2
+    request = Request(plan, size, correlation_id, buf[id_at:id_end], id_end)
+    frame_end = at + 4 + size
+    if id_end > frame_end:
+        raise MalformedMessage(f"{plan.name} v{api_version}: a client id of {id_length} bytes in a frame of {size}")
+    try:
+        _read_rest(request, buf, id_end, min(end, frame_end))
+    except TruncatedMessage as error:
+        if end >= frame_end or end - at >= MAX_HEAD_BYTES:
+            raise MalformedMessage(f"{plan.name} v{api_version}: {error}") from error
+        return None
+    return request
+
+
+def _read_rest(request: Request, buf: bytes, id_end: int, end: int) -> None:
+    """Read header tags and the decisive fields of the body. Raises TruncatedMessage where they pass `end`."""
+    plan = request.plan
+    body_at = id_end
+    if plan.request_tags:
+        body_at = id_end + 1
+        if body_at <= end and buf[id_end]:
+            reader = Reader(memoryview(buf)[:end], id_end)
+            reader.tags()
+            body_at = reader.offset
+    if body_at > end:
+        raise TruncatedMessage(id_end, body_at - id_end, end)
+    request.body_at = body_at
+    if plan.api_key == PRODUCE:
+        request.answered = requests.acks(buf, body_at, plan.api_version, end) != 0
+    elif plan.api_key == FETCH and body_at + _FETCH_LIMITS_BYTES > end:
+        raise TruncatedMessage(body_at, _FETCH_LIMITS_BYTES, end)
+    elif plan is UNKNOWN_API_VERSIONS and request.size_bytes > MAX_HEAD_BYTES:
+        raise MalformedMessage(f"an ApiVersions request of {request.size_bytes} bytes")
+
+
+def _check_size(buf: bytes, at: int, max_frame_bytes: int) -> None:
+    """Judge a length prefix as soon as it is there."""
+    first_bytes = buf[at : at + 4]
+    if len(first_bytes) < 4:
+        return
+    size = int.from_bytes(first_bytes, "big", signed=True)
+    if _SMALLEST_REQUEST <= size <= max_frame_bytes:
+        return
+    if name := looks_like(first_bytes):
+        raise Refusal(CloseReason.REQUEST_NOT_KAFKA, f"looks like {name}")
+    if size > max_frame_bytes:
+        raise Refusal(CloseReason.REQUEST_TOO_LARGE, f"{size} bytes announced, {max_frame_bytes} allowed")
+    raise MalformedMessage(f"a length prefix of {size}")
+
+
+def _plan_beyond_table(first_bytes: bytes, api_key: int, api_version: int) -> Plan:
+    api = APIS.get(api_key)
+    if api_key == API_VERSIONS and api is not None and api_version > api.max_version:
+        return UNKNOWN_API_VERSIONS
+    if name := looks_like(first_bytes):
+        raise Refusal(CloseReason.REQUEST_NOT_KAFKA, f"looks like {name}")
+    if api is None:
+        raise Refusal(CloseReason.UNSUPPORTED_API, f"api key {api_key} version {api_version}")
+    raise Refusal(CloseReason.UNSUPPORTED_VERSION, f"{api.name} (api key {api_key}) version {api_version}")

@@ -1,0 +1,26 @@
+"""What relays count: plain integers, exported by whoever scrapes."""
+
+from dataclasses import dataclass, field
+
+from quotas.entities import QuotaType
+
+MAX_API_KEYS = 128
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over the relays of one (virtual cluster, listener, node), living and gone.
+
+    `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
+    than ours. `throttled_ms` adds up by how much each of our throttles prolonged a mute.
+    """
+
+    connections_opened: int = 0
+    connections_open: int = 0
+    requests_by_api: list[int] = field(default_factory=lambda: [0] * MAX_API_KEYS)
+    request_bytes: int = 0
+    answers: int = 0
+    answer_bytes: int = 0
+    throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
+    throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
+    throttles_by_node: int = 0

@@ -1,0 +1,341 @@
+"""The running proxy: owns configuration and quota tables, and gives everyone else snapshots of them."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from pathlib import Path
+
+import structlog
+import uvloop
+from prometheus_client import CollectorRegistry
+from quotas.ledger import Ledger
+from quotas.sensors import Sensors
+
+from protocol.api_table import APIS
+from proxy import logs
+from proxy.acceptor.sockets import PortsTaken, bind_all
+from proxy.admin.http import AdminServer
+from proxy.clock import Clock, SystemClock
+from proxy.config import (
+    Config,
+    ConfigError,
+    ConfigErrors,
+    ListenerConfig,
+    VirtualClusterConfig,
+    changes_needing_restart,
+    load_config,
+    quota_table,
+)
+from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals
+from proxy.net.connection import Connection
+from proxy.net.listener import Listener
+from proxy.net.upstream import Upstream
+from proxy.relay.actions import CloseReason
+from proxy.virtual_cluster import NodeDirectory
+
+_SWEEP_S = 1.0
+_WATCH_S = 0.25
+
+log = structlog.get_logger()
+
+
+class VirtualCluster:
+    """One virtual cluster at work: its quotas, its way upstream, its listeners."""
+
+    def __init__(
+        self,
+        config: VirtualClusterConfig,
+        max_sensors: int,
+        clock: Clock,
+        metrics: Metrics,
+        may_open: Callable[[], bool],
+    ) -> None:
+        throttle = config.throttle
+        sensors = Sensors(max_sensors, max_throttle_ms=throttle.max_throttle_ms, max_debt_ms=throttle.max_debt_ms)
+        self.name = config.name
+        self.ledger = Ledger(sensors, quota_table(config))
+        self.upstream = Upstream(
+            config.name,
+            config.upstream,
+            NodeDirectory(config.upstream.bootstrap_servers),
+            lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
+            lambda: metrics.metadata_refresh_failures.labels(config.name).inc(),
+        )
+        self.listeners = [
+            Listener(
+                config.name,
+                listener,
+                self.upstream,
+                self.ledger,
+                clock,
+                may_open,
+                lambda *labels: metrics.connections_closed.labels(*labels).inc(),
+            )
+            for listener in config.listeners
+        ]
+
+    @property
+    def connections(self) -> Iterator[Connection]:
+        """Its living connections."""
+        return (connection for listener in self.listeners for connection in list(listener.connections))
+
+    def sensor_totals(self) -> SensorTotals:
+        """How full its sensor table is."""
+        sensors = self.ledger.sensors
+        return SensorTotals(self.name, sensors.used, sensors.capacity, self.ledger.overflowed)
+
+    def entity_uses(self, clock: Clock) -> Iterator[EntityUse]:
+        """What each measured entity uses now."""
+        for key, reading in self.ledger.readings(clock.now_ms()):
+            yield EntityUse(
+                self.name,
+                key.node_id,
+                key.quota_type.name.lower(),
+                key.tags.user,
+                key.tags.client_id,
+                reading.rate,
+                reading.limit,
+                reading.throttled_ms,
+            )
+
+
+class Service:
+    """The proxy as a whole, from bound ports to the last closed connection."""
+
+    def __init__(self, config_path: Path, config: Config, clock: Clock) -> None:
+        self.config = config
+        self.clock = clock
+        self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
+        self.clusters = [
+            VirtualCluster(cluster, config.limits.max_sensors, clock, self._metrics, self.may_open)
+            for cluster in config.virtual_clusters
+        ]
+        self._config_path = config_path
+        self._tasks: list[asyncio.Task[None]] = []
+        self._bound = False
+        self._stopping = False
+        self._stop_asked = asyncio.Event()
+        self._reload_asked = asyncio.Event()
+        self._admin = AdminServer(self._metrics, self.not_ready)
+        self._apply_limits()
+        self._metrics.add_relays(self._relay_totals)
+        for cluster in self.clusters:
+            self._metrics.add_sensors(cluster.sensor_totals)
+            self._metrics.add_entities(partial(cluster.entity_uses, clock))
+
+    # ------------------------------------------------------------ what is asked
+
+    def may_open(self) -> bool:
+        """Whether one more client connection is within the limit of this process."""
+        return sum(len(listener.connections) for listener in self._listeners()) < self.config.limits.max_connections
+
+    def not_ready(self) -> list[str]:
+        """Why clients cannot be served, one line a reason; empty when they can."""
+        if self._stopping:
+            return ["stopping"]
+        if not self._bound:
+            return ["listeners are not bound yet"]
+        return [
+            f"virtual cluster {cluster.name}: no node reached yet"
+            for cluster in self.clusters
+            if not cluster.upstream.directory.reached
+        ]
+
+    def _listeners(self) -> Iterator[Listener]:
+        return (listener for cluster in self.clusters for listener in cluster.listeners)
+
+    # -------------------------------------------------------------- start, stop
+
+    async def start(self) -> None:
+        """Bind every port, then accept. ConfigErrors with all ports that are not to be had."""
+        bound = self._bind_all()
+        await self._admin.start(self.config.metrics.bind, self.config.metrics.port)
+        for listener, sockets in bound:
+            await listener.serve(sockets)
+            log.info(
+                "listening",
+                virtual_cluster=listener.virtual_cluster,
+                listener=listener.name,
+                ports=sorted(sockets),
+            )
+        self._bound = True
+        for cluster in self.clusters:
+            self._spawn(cluster.upstream.keep_learning())
+        self._spawn(self._sweep())
+        self._spawn(self._watch_config())
+
+    def _bind_all(self) -> list[tuple[Listener, dict[int, socket.socket]]]:
+        bound: list[tuple[Listener, dict[int, socket.socket]]] = []
+        problems: list[ConfigError] = []
+        for i, (cluster, config) in enumerate(zip(self.clusters, self.config.virtual_clusters, strict=True)):
+            for k, (listener, settings) in enumerate(zip(cluster.listeners, config.listeners, strict=True)):
+                try:
+                    bound.append((listener, bind_all(settings.bind, _ports(settings))))
+                except PortsTaken as error:
+                    problems.append(ConfigError(f"virtual_clusters[{i}].listeners[{k}].port", str(error)))
+        if problems:
+            for _, sockets in bound:
+                for sock in sockets.values():
+                    sock.close()
+            raise ConfigErrors(problems)
+        return bound
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop_asked.set)
+        loop.add_signal_handler(signal.SIGHUP, self._reload_asked.set)
+        await self.start()
+        await self._stop_asked.wait()
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Accept no more, let requests in flight be answered, close all within `limits.drain_s`."""
+        self._stopping = True
+        for listener in self._listeners():
+            listener.stop_accepting()
+        log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
+        await self._drain(self.config.limits.drain_s)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for cluster in self.clusters:
+            cluster.upstream.close()
+        await self._admin.stop()
+        log.info("stopped")
+
+    async def _drain(self, drain_s: float) -> None:
+        """Close connections at idle moments, oldest first and evenly, so that clients do not all return at once."""
+        waiting = sorted(self._connections(), key=lambda connection: connection.opened_ms)
+        loop = asyncio.get_running_loop()
+        begin, count = loop.time(), len(waiting)
+        while waiting and loop.time() < begin + drain_s:
+            due = 1 + int((loop.time() - begin) / drain_s * count)
+            for connection in waiting[: max(due - (count - len(waiting)), 0)]:
+                if connection.relay.idle:
+                    connection.give_up(CloseReason.SHUTDOWN)
+            waiting = [connection for connection in waiting if not connection.closing]
+            await asyncio.sleep(0.02)
+        for connection in waiting:
+            connection.give_up(CloseReason.SHUTDOWN)
+        await asyncio.sleep(0.05)
+
+    def _connections(self) -> Iterator[Connection]:
+        return (connection for cluster in self.clusters for connection in cluster.connections)
+
+    def _relay_totals(self) -> Iterator[RelayTotals]:
+        for listener in self._listeners():
+            for node_id, tally in listener.tallies.items():
+                yield RelayTotals(
+                    listener.virtual_cluster,
+                    listener.name,
+                    node_id,
+                    tally.connections_open,
+                    tally.connections_opened,
+                    {APIS[key].name: count for key, count in enumerate(tally.requests_by_api) if count},
+                    tally.request_bytes,
+                    tally.answers,
+                    tally.answer_bytes,
+                    {quota_type.name.lower(): count for quota_type, count in tally.throttles.items()},
+                    {quota_type.name.lower(): count for quota_type, count in tally.throttled_ms.items()},
+                    node_throttles=tally.throttles_by_node,
+                )
+
+    # ------------------------------------------------------------------ upkeep
+
+    async def _sweep(self) -> None:
+        """Once a second: sensors that nobody has used for long, throttle episodes that are over."""
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            now_ms = self.clock.now_ms()
+            for cluster in self.clusters:
+                cluster.ledger.expire(now_ms)
+            for connection in self._connections():
+                connection.close_episode_if_over(now_ms)
+
+    async def _watch_config(self) -> None:
+        """Reload when the file has changed or SIGHUP came."""
+        seen = _signature(self._config_path)
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._reload_asked.wait(), _WATCH_S)
+            found = _signature(self._config_path)
+            if found != seen or self._reload_asked.is_set():
+                self._reload_asked.clear()
+                seen = found
+                await self.reload()
+
+    async def reload(self) -> None:
+        """Take up the configuration file anew; with anything wrong in it the old one stays in force."""
+        try:
+            config = await asyncio.to_thread(load_config, self._config_path)
+        except ConfigErrors as errors:
+            self._refuse_reload([str(problem) for problem in errors.problems])
+            return
+        except OSError as error:
+            self._refuse_reload([f"{self._config_path.name}: {error.strerror}"])
+            return
+        if fixed := changes_needing_restart(self.config, config):
+            self._refuse_reload([f"{change} (needs a restart)" for change in fixed])
+            return
+        self.config = config
+        self._apply()
+        self._metrics.config_reloads.labels("applied").inc()
+        log.info("config_reloaded")
+
+    def _refuse_reload(self, problems: list[str]) -> None:
+        self._metrics.config_reloads.labels("rejected").inc()
+        log.error("config_rejected", problems=problems)
+
+    def _apply(self) -> None:
+        now_ms = self.clock.now_ms()
+        settings = {cluster.name: cluster for cluster in self.config.virtual_clusters}
+        for cluster in self.clusters:
+            new = settings[cluster.name]
+            cluster.upstream.reconfigure(new.upstream)
+            cluster.ledger.sensors.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
+            cluster.ledger.replace(quota_table(new), now_ms)
+        logs.set_level(self.config.log.level)
+        self._metrics.top_entities = self.config.metrics.top_entities
+        self._apply_limits()
+
+    def _apply_limits(self) -> None:
+        for listener in self._listeners():
+            listener.set_limits(self.config.limits)
+
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(_tell_failure)
+        self._tasks.append(task)
+
+
+def _tell_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background_task_failed", exc_info=error)
+
+
+def _ports(config: ListenerConfig) -> list[int]:
+    return [config.port, *config.ports().values(), *config.spares()]
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    """Changes when the file does, also when it is replaced or a link on the way is."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def run(config_path: Path, config: Config) -> int:
+    """Serve until told to stop, then return the exit status 0. ConfigErrors when ports are not to be had."""
+
+    async def serve() -> None:
+        await Service(config_path, config, SystemClock()).run()
+
+    uvloop.run(serve())
+    return 0

@@ -1,0 +1,54 @@
+"""The ask list: which function decides which kind of ask."""
+
+from collections.abc import Callable
+
+from protocol.addresses import address_splices, rewritable
+from protocol.api_versions import offer_splices
+from protocol.errors import MalformedMessage, ProtocolError
+from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Verdict
+from proxy.relay.plans import PLANS, plan_key, walk_answer
+from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from quotas.sensors import SensorsFull
+
+
+def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """The verdict on `ask`. Bytes that cannot be understood close their connection."""
+    try:
+        return _DECIDERS[ask.kind](ask, facts, now_ms)
+    except ProtocolError as error:
+        return Verdict(close=Close(CloseReason.ANSWER_MALFORMED, str(error)))
+
+
+def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """Which sensors measure this client id of this user at this node."""
+    client_id = ask.frame.decode(errors="replace")
+    try:
+        return Verdict(binding=facts.ledger.bind(facts.node_id, facts.user, client_id, now_ms))
+    except SensorsFull as full:
+        return Verdict(close=Close(CloseReason.SENSORS_FULL, str(full)))
+
+
+def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """Put our own address in place of each node's, and learn where the node really is."""
+    plan = PLANS[plan_key(ask.api_key, ask.api_version)]
+    walk = walk_answer(plan, ask.frame)
+    if not walk.done:
+        raise MalformedMessage(f"{plan.name} v{plan.api_version}: its addresses are not in {len(ask.frame)} bytes")
+    for endpoint in rewritable(walk):
+        facts.nodes.learn(endpoint.node_id, endpoint.host.decode(errors="replace"), endpoint.port)
+    try:
+        return Verdict(splices=tuple(address_splices(walk, facts.nodes.advertised)))
+    except NoPortForNode as missing:
+        return Verdict(close=Close(CloseReason.NO_PORT_FOR_NODE, str(missing)))
+
+
+def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """Offer what the node offers and we can carry."""
+    return Verdict(splices=tuple(offer_splices(ask.frame, ask.api_version, facts.offer)))
+
+
+_DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict]] = {
+    AskKind.BINDING: _decide_binding,
+    AskKind.ADDRESSES: _decide_addresses,
+    AskKind.API_VERSIONS: _decide_api_versions,
+}

@@ -1,0 +1,33 @@
+"""What a verdict may know of the connection it is about."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from quotas.ledger import Ledger
+
+
+class NoPortForNode(LookupError):
+    """A node that no port of this listener can stand for: its id is outside node_ids, and no spare port is left."""
+
+
+class Nodes(Protocol):
+    """The nodes of a virtual cluster as clients of one listener see them."""
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Note the upstream address under which the cluster names a node."""
+
+    def advertised(self, node_id: int) -> tuple[bytes, int]:
+        """Host and port that clients are told for a node. Raises NoPortForNode."""
+
+
+@dataclass(slots=True)
+class ConnectionFacts:
+    """Who is connected to what. `node_id` is known once the upstream connection stands."""
+
+    virtual_cluster: str
+    nodes: Nodes
+    ledger: Ledger
+    node_id: int
+    user: str
+    offer: Callable[[int], tuple[int, int] | None]

@@ -1,0 +1,79 @@
+"""A Kafka cluster as its clients see it: who its nodes are, where they really are, and which port stands for which."""
+
+from collections.abc import Sequence
+
+from proxy.config import HostPort, ListenerConfig
+from proxy.verdicts.facts import NoPortForNode
+
+BOOTSTRAP_NODE_ID = -1
+"""Stands for a node that was reached by a bootstrap address which no node calls its own."""
+
+MAX_LEARNED_NODES = 10_000
+
+
+class NodeDirectory:
+    """Upstream addresses of a cluster's nodes, as its own answers name them."""
+
+    def __init__(self, bootstrap_servers: Sequence[HostPort]) -> None:
+        self.bootstrap_servers = tuple(bootstrap_servers)
+        self._addresses: dict[int, HostPort] = {}
+
+    @property
+    def reached(self) -> bool:
+        """True once the cluster has named its nodes."""
+        return bool(self._addresses)
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Note where a node is; the latest word counts."""
+        if len(self._addresses) < MAX_LEARNED_NODES or node_id in self._addresses:
+            self._addresses[node_id] = HostPort(host, port)
+
+    def address(self, node_id: int) -> HostPort | None:
+        """Where a node is, None while nobody has said so."""
+        return self._addresses.get(node_id)
+
+    def node_at(self, address: HostPort) -> int:
+        """The node that calls an address its own, BOOTSTRAP_NODE_ID if none does."""
+        for node_id, known in self._addresses.items():
+            if known == address:
+                return node_id
+        return BOOTSTRAP_NODE_ID
+
+
+class ListenerPorts:
+    """Which port of a listener stands for which node. Spare ports are given out as unknown ids appear."""
+
+    def __init__(self, config: ListenerConfig, directory: NodeDirectory) -> None:
+        self._host = config.advertised_host.encode()
+        self._name = config.name
+        self._port_of = config.ports()
+        self._spares = config.spares()
+        self._directory = directory
+        self._node_of = {port: node_id for node_id, port in self._port_of.items()}
+        self._node_of[config.port] = BOOTSTRAP_NODE_ID
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Note the upstream address of a node."""
+        self._directory.learn(node_id, host, port)
+
+    def advertised(self, node_id: int) -> tuple[bytes, int]:
+        """Host and port that clients are told for a node. Raises NoPortForNode."""
+        port = self._port_of.get(node_id)
+        if port is None:
+            port = self._take_spare(node_id)
+        return self._host, port
+
+    def _take_spare(self, node_id: int) -> int:
+        if not self._spares:
+            raise NoPortForNode(
+                f"node {node_id} is not in node_ids of listener {self._name!r} and no spare port is left: "
+                f"add {node_id} to node_ids or ports to spare_ports"
+            )
+        port = self._spares.pop(0)
+        self._port_of[node_id] = port
+        self._node_of[port] = node_id
+        return port
+
+    def node_of(self, port: int) -> int | None:
+        """The node that a local port stands for; None for a spare port that no node has taken."""
+        return self._node_of.get(port)

@@ -1,0 +1,108 @@
+"""Reading one YAML document of bounded size, with the place of whatever is wrong in it."""
+
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.reader import ReaderError
+
+MAX_FILE_BYTES = 4_194_304
+MAX_NODES = 500_000
+MAX_DEPTH = 50
+
+_TEXT_TAG = "tag:yaml.org,2002:str"
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+
+
+class YamlFileError(Exception):
+    """What is wrong with a file; `place` is "line 3, column 5", or the file's name where no line is known."""
+
+    def __init__(self, place: str, problem: str) -> None:
+        super().__init__(f"{place}: {problem}")
+        self.place = place
+        self.problem = problem
+
+
+def read_yaml_file(path: Path) -> Any:
+    """The content of the file's one document. YamlFileError if there is none to be had."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise YamlFileError(str(path), f"cannot be read: {error.strerror or error}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise YamlFileError(str(path), f"expected at most {MAX_FILE_BYTES} bytes, got more")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise YamlFileError(f"line {line}", f"expected UTF-8, got the byte 0x{data[error.start]:02x}") from error
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, name: str) -> Any:
+    """The content of `text`, None for an empty one; `name` is the place of a problem that has no line."""
+    yaml = YAML(typ="safe", pure=True)
+    try:
+        node = yaml.compose(text)
+        if node is None:
+            return None
+        _refuse_what_explodes(node, name)
+        return yaml.constructor.construct_document(node)
+    except MarkedYAMLError as error:
+        raise YamlFileError(_place(error.problem_mark, name), _first_line(error.problem)) from error
+    except ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        problem = f"the character U+{ord(text[error.position]):04X} is not allowed"
+        raise YamlFileError(f"line {line}", problem) from error
+    except RecursionError as error:
+        raise YamlFileError(name, f"expected at most {MAX_DEPTH} levels, got more") from error
+    except (YAMLError, ValueError, OverflowError) as error:
+        # A scalar that looks like a number or a date and is none, such as 2001-99-99.
+        raise YamlFileError(name, _first_line(str(error))) from error
+
+
+def _refuse_what_explodes(root: Node, name: str) -> None:
+    """Raise for aliases that stand for too much ("billion laughs") or for themselves, and for odd keys."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: Node, depth: int) -> int:
+        known = sizes.get(id(node))
+        if known is not None:
+            return known
+        if id(node) in open_nodes:
+            raise YamlFileError(_place(node.start_mark, name), "an alias inside of what it stands for")
+        if depth > MAX_DEPTH:
+            raise YamlFileError(_place(node.start_mark, name), f"expected at most {MAX_DEPTH} levels, got more")
+        open_nodes.add(id(node))
+        total = 1 + sum(size(child, depth + 1) for child in _children(node, name))
+        open_nodes.discard(id(node))
+        if total > MAX_NODES:
+            raise YamlFileError(_place(node.start_mark, name), f"expected at most {MAX_NODES} values, got more")
+        sizes[id(node)] = total
+        return total
+
+    size(root, 1)
+
+
+def _children(node: Node, name: str) -> list[Node]:
+    if isinstance(node, SequenceNode):
+        return list(node.value)
+    if not isinstance(node, MappingNode):
+        return []
+    for key, _ in node.value:
+        if not isinstance(key, ScalarNode) or key.tag not in (_TEXT_TAG, _MERGE_TAG):
+            got = repr(key.value) if isinstance(key, ScalarNode) else "a list or mapping"
+            raise YamlFileError(_place(key.start_mark, name), f"expected a key that is text, got {got}")
+    return [value for _, value in node.value]
+
+
+def _place(mark: Any, name: str) -> str:
+    return name if mark is None else f"line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _first_line(problem: str | None) -> str:
+    return (problem or "not YAML").strip().splitlines()[0]

@@ -1,0 +1,100 @@
+import asyncio
+import contextlib
+import time
+
+import aiohttp
+import pytest
+from prometheus_client import CollectorRegistry, Gauge
+
+from proxy.admin.http import AdminServer, measure_lag
+from proxy.config import ConfigErrors
+from proxy.metrics import Metrics
+
+
+@pytest.fixture
+def reasons():
+    return ["listeners are not bound yet"]
+
+
+@pytest.fixture
+async def get(reasons):
+    server = AdminServer(Metrics(CollectorRegistry()), lambda: reasons)
+    port = await server.start("127.0.0.1", 0)
+
+    async def get(path, method="GET", **headers):
+        async with session.request(method, f"http://127.0.0.1:{port}{path}", headers=headers) as answer:
+            return answer.status, answer.headers["Content-Type"], await answer.read()
+
+    async with aiohttp.ClientSession() as session:
+        yield get
+    await server.stop()
+
+
+async def test_metrics_come_as_plain_text_unless_asked_otherwise(get):
+    status, content_type, body = await get("/metrics")
+    assert status == 200
+    assert content_type.startswith("text/plain; version=0.0.4")
+    assert b"kafka_throttle_event_loop_lag_seconds" in body
+    assert not body.endswith(b"# EOF\n")
+
+
+async def test_metrics_come_as_openmetrics_for_who_asks(get):
+    status, content_type, body = await get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert status == 200
+    assert content_type.startswith("application/openmetrics-text; version=1.0.0")
+    assert body.endswith(b"# EOF\n")
+
+
+@pytest.mark.parametrize("accept", ["text/plain; version=x", "application/openmetrics-text; version=", ";;,,", "é" * 9])
+async def test_a_strange_accept_header_still_gets_metrics(get, accept):
+    status, _, body = await get("/metrics", Accept=accept)
+    assert status == 200
+    assert b"kafka_throttle_build_info" in body
+
+
+async def test_a_process_that_answers_is_alive(get):
+    assert (await get("/livez"))[::2] == (200, b'{"live": true}')
+
+
+async def test_a_process_is_ready_once_nothing_stands_against_it(get, reasons):
+    not_ready = b'{"ready": false, "reasons": ["listeners are not bound yet"]}'
+    assert (await get("/readyz"))[::2] == (503, not_ready)
+    reasons.clear()
+    assert (await get("/readyz"))[::2] == (200, b'{"ready": true, "reasons": []}')
+
+
+async def test_nothing_else_is_served(get):
+    assert (await get("/"))[0] == 404
+    assert (await get("/metrics", method="POST"))[0] == 405
+    assert (await get("/metrics", method="HEAD"))[0] == 200
+
+
+async def test_a_port_in_use_is_told_with_its_setting():
+    first = AdminServer(Metrics(CollectorRegistry()), list)
+    port = await first.start("127.0.0.1", 0)
+    second = AdminServer(Metrics(CollectorRegistry()), list)
+    with pytest.raises(ConfigErrors) as caught:
+        await second.start("127.0.0.1", port)
+    await second.stop()
+    await first.stop()
+    await first.stop()
+    assert str(caught.value) == f"metrics.port: expected a free port of 127.0.0.1, got {port}, which is in use"
+
+
+async def test_an_address_of_another_machine_is_told_with_its_setting():
+    server = AdminServer(Metrics(CollectorRegistry()), list)
+    with pytest.raises(ConfigErrors) as caught:
+        await server.start("192.0.2.1", 0)
+    assert str(caught.value) == "metrics.bind: expected an address of this machine, got '192.0.2.1'"
+
+
+async def test_the_lag_of_the_event_loop_is_measured():
+    gauge = Gauge("lag", "Lag.", registry=CollectorRegistry())
+    task = asyncio.create_task(measure_lag(gauge))
+    await asyncio.sleep(0.05)
+    time.sleep(0.5)  # noqa: ASYNC251 - the loop is to be late
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    assert gauge._value.get() > 0.25

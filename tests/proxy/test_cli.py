@@ -1,0 +1,152 @@
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from click.testing import CliRunner
+
+from proxy.cli import main
+from proxy.config import Config, ConfigError, ConfigErrors, load_config
+
+ROOT = Path(__file__).parents[2]
+EXAMPLE = ROOT / "deploy" / "proxy.example.yaml"
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def bad_file(tmp_path):
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        EXAMPLE.read_text().replace("port: 19092", "port: ninety").replace("level: info", "levle: info"),
+    )
+    return path
+
+
+@pytest.fixture
+def service(monkeypatch):
+    """Stands for proxy.service; `outcome` is what its run returns or raises, `calls` what it was given."""
+    module = ModuleType("proxy.service")
+    module.calls, module.outcome = [], 0
+
+    def run(path, config):
+        module.calls.append((path, config))
+        if isinstance(module.outcome, Exception):
+            raise module.outcome
+        return module.outcome
+
+    module.run = run
+    monkeypatch.setitem(sys.modules, "proxy.service", module)
+    return module
+
+
+def test_check_says_what_a_valid_file_comes_to():
+    result = invoke("check", "-c", EXAMPLE)
+    assert result.exit_code == 0
+    assert result.stdout == (
+        f"{EXAMPLE} is valid\n"
+        "virtual cluster main: 3 quota entries, upstream kafka-1.internal:9092, kafka-2.internal:9092,"
+        " kafka-3.internal:9092\n"
+        "  listener plain: kafka.example.com, ports 19092, 19093-19098, 19099-19104, 19110-19119 of 0.0.0.0\n"
+        "metrics: http://127.0.0.1:9404/metrics\n"
+    )
+
+
+def test_check_tells_every_problem_on_a_line_of_standard_error_and_exits_with_2(bad_file):
+    result = invoke("check", "-c", bad_file)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        "virtual_clusters[0].listeners[0].port: expected a whole number from 1 to 65535, got 'ninety'",
+        "log.levle: unknown key, did you mean 'level'?",
+    ]
+
+
+def test_check_warns_without_failing(monkeypatch):
+    monkeypatch.setattr("proxy.cli.ephemeral_ports", lambda: range(19110, 20000))
+    result = invoke("check", "-c", EXAMPLE)
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "warning: virtual_clusters[0].listeners[0].spare_ports[0]: expected ports outside of the system's"
+        " ephemeral range 19110-19999, got 19110-19119\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_missing_file_is_one_line(command, tmp_path):
+    result = invoke(command, "-c", tmp_path / "no.yaml")
+    assert result.exit_code == 2
+    assert result.stderr == f"{tmp_path / 'no.yaml'}: cannot be read: No such file or directory\n"
+
+
+def test_run_starts_the_service_with_the_file_and_its_content(service):
+    service.outcome = 7
+    assert invoke("run", "-c", EXAMPLE).exit_code == 7
+    assert service.calls == [(EXAMPLE, load_config(EXAMPLE))]
+    assert isinstance(service.calls[0][1], Config)
+
+
+def test_run_does_not_start_with_a_bad_file(service, bad_file):
+    result = invoke("run", "-c", bad_file)
+    assert result.exit_code == 2
+    assert "log.levle" in result.stderr
+    assert service.calls == []
+
+
+def test_run_tells_a_setting_that_turns_out_wrong_at_start(service):
+    service.outcome = ConfigErrors([ConfigError("metrics.port", "expected a free port, got 9404")])
+    result = invoke("run", "-c", EXAMPLE)
+    assert result.exit_code == 2
+    assert result.stderr == "metrics.port: expected a free port, got 9404\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given"),
+    [((), (40, False)), (("--seconds", "12", "--json"), (12, True))],
+)
+def test_demo_passes_its_options_on(monkeypatch, arguments, given):
+    module = ModuleType("proxy.demo.demo")
+    calls = []
+    module.run_demo = lambda seconds, json_output: calls.append((seconds, json_output)) or 3
+    monkeypatch.setitem(sys.modules, "proxy.demo", ModuleType("proxy.demo"))
+    monkeypatch.setitem(sys.modules, "proxy.demo.demo", module)
+    assert invoke("demo", *arguments).exit_code == 3
+    assert calls == [given]
+
+
+def test_demo_without_its_packages_says_which_are_missing(monkeypatch):
+    class Finder:
+        def find_spec(self, name, path=None, target=None):
+            if name == "proxy.demo":
+                raise ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka")
+
+    monkeypatch.delitem(sys.modules, "proxy.demo", raising=False)
+    monkeypatch.delitem(sys.modules, "proxy.demo.demo", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    result = invoke("demo")
+    assert result.exit_code == 1
+    assert result.stderr == (
+        "Error: the demo needs confluent_kafka, one of the packages of the extra 'demo': kafka-throttle[demo]\n"
+    )
+
+
+def test_the_package_can_be_started_with_python():
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy", "check", "-c", EXAMPLE],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0
+    assert re.match(r".*proxy\.example\.yaml is valid\n", done.stdout)
+
+
+def test_commands_are_found_without_loading_the_service_or_the_demo():
+    code = "import sys, proxy.cli; print([n for n in sys.modules if n.startswith(('proxy.s', 'proxy.demo'))])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n"

@@ -1,0 +1,512 @@
+import copy
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quotas.entities import DEFAULT, Entity, QuotaType
+
+from proxy.config import (
+    Config,
+    ConfigErrors,
+    HostPort,
+    changes_needing_restart,
+    config_of,
+    ephemeral_ports,
+    load_config,
+    parse_config,
+    quota_table,
+    warnings_of,
+)
+from proxy.config_page import configuration_page
+
+ROOT = Path(__file__).parents[2]
+
+MINIMAL = {
+    "virtual_clusters": [
+        {
+            "name": "main",
+            "upstream": {"bootstrap_servers": ["127.0.0.1:9092"]},
+            "listeners": [{"name": "plain", "bind": "127.0.0.1", "port": 19092, "node_ids": ["0-2"]}],
+            "quotas": {"entries": [{"client_id": "etl", "producer_byte_rate": 1000}]},
+        }
+    ]
+}
+LISTENER = "virtual_clusters[0].listeners[0]"
+ENTRIES = "virtual_clusters[0].quotas.entries"
+SERVERS = "virtual_clusters[0].upstream.bootstrap_servers"
+RATE = "expected a whole number from 1 to 9223372036854775807"
+NODE_ID = 'expected a node id or an ascending range "first-last" from 0 to 2147483647'
+PORT_RANGE = 'expected a port or an ascending range "first-last" from 1 to 65535'
+NAME = "expected a string of 1 to 32767 bytes (numbers need quotes)"
+TAKEN = "expected ports that nothing else takes"
+SERVER = "expected host:port (IPv6 in brackets)"
+HOST = "expected a host name or IP address that clients can reach"
+
+
+def changed(path, value):
+    """MINIMAL with `value` at `path` (keys and indices; the last may be new), or without it for `...`."""
+    data = copy.deepcopy(MINIMAL)
+    place = data
+    for step in path[:-1]:
+        place = place.setdefault(step, {}) if isinstance(step, str) else place[step]
+    if value is ...:
+        del place[path[-1]]
+    elif isinstance(path[-1], int) and path[-1] == len(place):
+        place.append(value)
+    else:
+        place[path[-1]] = value
+    return data
+
+
+def problems(data):
+    with pytest.raises(ConfigErrors) as caught:
+        config_of(data)
+    return [str(problem) for problem in caught.value.problems]
+
+
+def cluster(*path):
+    return ("virtual_clusters", 0, *path)
+
+
+def listener(*path):
+    return cluster("listeners", 0, *path)
+
+
+def entry(value):
+    return changed(cluster("quotas", "entries", 0), value)
+
+
+def test_the_smallest_configuration_gets_the_defaults():
+    config = config_of(MINIMAL)
+    [virtual_cluster] = config.virtual_clusters
+    assert virtual_cluster.upstream.bootstrap_servers == (HostPort("127.0.0.1", 9092),)
+    assert virtual_cluster.throttle.max_throttle_ms == 20_000
+    assert virtual_cluster.throttle.max_debt_ms == 60_000
+    assert virtual_cluster.listeners[0].advertised_host == "127.0.0.1"
+    assert config.metrics.port == 9404
+    assert config.limits.max_frame_bytes == 104_857_600
+
+
+def test_node_ids_take_the_ports_after_the_bootstrap_port_in_their_order():
+    data = changed(listener("node_ids"), ["1001-1003", 7, "0-1"])
+    data["virtual_clusters"][0]["listeners"][0]["spare_ports"] = ["19110-19112", 19120]
+    made = config_of(data).virtual_clusters[0].listeners[0]
+    assert made.ports() == {1001: 19093, 1002: 19094, 1003: 19095, 7: 19096, 0: 19097, 1: 19098}
+    assert made.spares() == [19110, 19111, 19112, 19120]
+
+
+def test_a_server_may_be_an_ipv6_address_in_brackets():
+    config = config_of(changed(cluster("upstream", "bootstrap_servers"), ["[::1]:9092", "a_b.example:1"]))
+    servers = config.virtual_clusters[0].upstream.bootstrap_servers
+    assert servers == (HostPort("::1", 9092), HostPort("a_b.example", 1))
+    assert [str(server) for server in servers] == ["[::1]:9092", "a_b.example:1"]
+
+
+def test_configurations_cannot_be_changed():
+    with pytest.raises(ValueError, match="frozen"):
+        config_of(MINIMAL).metrics.port = 1
+
+
+LABEL = "expected a name of 1 to 64 letters, digits, '.', '_' or '-'"
+EMPTY = "expected a list with at least one entry, got an empty list"
+BAD_VALUES = [
+    (listener("port"), "ninety", f"{LISTENER}.port: expected a whole number from 1 to 65535, got 'ninety'"),
+    (listener("port"), True, f"{LISTENER}.port: expected a whole number from 1 to 65535, got true"),
+    (listener("port"), 0, f"{LISTENER}.port: expected a whole number from 1 to 65535, got 0"),
+    (listener("port"), 19092.0, f"{LISTENER}.port: expected a whole number from 1 to 65535, got 19092.0"),
+    (listener("port"), None, f"{LISTENER}.port: expected a whole number from 1 to 65535, got nothing"),
+    (listener("port"), ..., f"{LISTENER}.port: expected a whole number from 1 to 65535, got nothing"),
+    (
+        listener("port"),
+        1 << 5000,
+        f"{LISTENER}.port: expected a whole number from 1 to 65535, got a number of 5001 bits",
+    ),
+    (listener("prot"), 1, f"{LISTENER}.prot: unknown key, did you mean 'port'?"),
+    (
+        cluster("throttle", "zzz"),
+        1,
+        "virtual_clusters[0].throttle.zzz: unknown key, expected mode, max_throttle_ms or max_debt_ms",
+    ),
+    (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, limits or log"),
+    (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
+    (listener("bind"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
+    (listener("bind"), "::", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
+    (listener("advertised_host"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got '0.0.0.0'"),
+    (listener("advertised_host"), "a b", f"{LISTENER}.advertised_host: {HOST}, got 'a b'"),
+    (listener("advertised_host"), "x" * 300, f"{LISTENER}.advertised_host: {HOST}, got '{'x' * 78}…"),
+    (listener("node_ids"), "0-5", f"{LISTENER}.node_ids: expected a list, got '0-5'"),
+    (listener("node_ids"), ["5-0"], f"{LISTENER}.node_ids[0]: {NODE_ID}, got '5-0'"),
+    (listener("node_ids"), ["0-"], f"{LISTENER}.node_ids[0]: {NODE_ID}, got '0-'"),
+    (listener("node_ids"), [-1], f"{LISTENER}.node_ids[0]: {NODE_ID}, got -1"),
+    (listener("node_ids"), [True], f"{LISTENER}.node_ids[0]: {NODE_ID}, got true"),
+    (listener("node_ids"), ["0-2147483648"], f"{LISTENER}.node_ids[0]: {NODE_ID}, got '0-2147483648'"),
+    (listener("node_ids"), [], f"{LISTENER}.node_ids: expected node ids, or spare_ports, got nothing"),
+    (
+        listener("node_ids"),
+        ["0-5", "9", "4-7"],
+        f"{LISTENER}.node_ids[2]: expected each node id once, got 4-5, also in {LISTENER}.node_ids[0]",
+    ),
+    (
+        listener("node_ids"),
+        ["0-50000"],
+        f"{LISTENER}.node_ids[0]: expected ports up to 65535, got 19093-69093",
+    ),
+    (listener("spare_ports"), ["65530-65536"], f"{LISTENER}.spare_ports[0]: {PORT_RANGE}, got '65530-65536'"),
+    (
+        listener("spare_ports"),
+        ["19095-19096"],
+        f"{LISTENER}.spare_ports[0]: expected ports that nothing else takes, got 19095, taken by"
+        f" {LISTENER}.node_ids[0]",
+    ),
+    (
+        ("metrics", "port"),
+        19092,
+        f"metrics.port: expected ports that nothing else takes, got 19092, taken by {LISTENER}.port",
+    ),
+    (("metrics",), None, "metrics: expected a mapping, got nothing"),
+    (("log", "level"), "loud", "log.level: expected 'debug', 'info', 'warning' or 'error', got 'loud'"),
+    (("log",), "info", "log: expected a mapping, got 'info'"),
+    (cluster("name"), "a b", f"virtual_clusters[0].name: {LABEL}, got 'a b'"),
+    (cluster("upstream"), ..., "virtual_clusters[0].upstream: expected a mapping, got nothing"),
+    (cluster("listeners"), [], f"virtual_clusters[0].listeners: {EMPTY}"),
+    (("virtual_clusters",), ..., "virtual_clusters: expected a list, got nothing"),
+    (("virtual_clusters",), {}, "virtual_clusters: expected a list, got a mapping"),
+    (cluster("upstream", "bootstrap_servers"), ["kafka"], f"{SERVERS}[0]: {SERVER}, got 'kafka'"),
+    (cluster("upstream", "bootstrap_servers"), ["::1:9092"], f"{SERVERS}[0]: {SERVER}, got '::1:9092'"),
+    (cluster("upstream", "bootstrap_servers"), ["a:0"], f"{SERVERS}[0]: {SERVER}, got 'a:0'"),
+    (cluster("upstream", "bootstrap_servers"), ["a:65536"], f"{SERVERS}[0]: {SERVER}, got 'a:65536'"),
+    (
+        cluster("upstream", "bootstrap_servers"),
+        ["127.0.0.1:19092"],
+        f"{SERVERS}[0]: expected a node of the cluster, got '127.0.0.1:19092', the address of {LISTENER}",
+    ),
+    (cluster("throttle", "mode"), "delay", "virtual_clusters[0].throttle.mode: expected 'mute', got 'delay'"),
+    (
+        cluster("throttle", "max_throttle_ms"),
+        90_000,
+        "virtual_clusters[0].throttle.max_debt_ms: expected at least max_throttle_ms, 90000, got 60000",
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "problem"), BAD_VALUES)
+def test_a_bad_value_is_told_with_its_path_and_what_was_found(path, value, problem):
+    assert problems(changed(path, value)) == [problem]
+
+
+BAD_ENTRIES = [
+    ({"client_id": "a", "producer_byte_rate": 0}, f"{ENTRIES}[0].producer_byte_rate: {RATE}, got 0"),
+    ({"client_id": "a", "producer_byte_rate": -5}, f"{ENTRIES}[0].producer_byte_rate: {RATE}, got -5"),
+    ({"client_id": "a", "producer_byte_rate": True}, f"{ENTRIES}[0].producer_byte_rate: {RATE}, got true"),
+    (
+        {"client_id": "a", "producer_byte_rate": float("nan")},
+        f"{ENTRIES}[0].producer_byte_rate: {RATE}, got nan",
+    ),
+    (
+        {"client_id": "a", "producer_byte_rate": float("inf")},
+        f"{ENTRIES}[0].producer_byte_rate: {RATE}, got inf",
+    ),
+    (
+        {"client_id": "a", "producer_byte_rate": 1 << 63},
+        f"{ENTRIES}[0].producer_byte_rate: {RATE}, got {1 << 63}",
+    ),
+    ({"client_id": "a", "producer_byte_rate": None}, f"{ENTRIES}[0].producer_byte_rate: {RATE}, got nothing"),
+    ({"client_id": 5, "producer_byte_rate": 1}, f"{ENTRIES}[0].client_id: {NAME}, got 5"),
+    ({"user": "", "producer_byte_rate": 1}, f"{ENTRIES}[0].user: {NAME}, got ''"),
+    ({"user": "\ud800", "producer_byte_rate": 1}, rf"{ENTRIES}[0].user: {NAME}, got '\ud800'"),
+    (
+        {"default_user": "yes", "producer_byte_rate": 1},
+        f"{ENTRIES}[0].default_user: expected true or false, got 'yes'",
+    ),
+    (
+        {"user": "a", "default_user": True, "producer_byte_rate": 1},
+        f"{ENTRIES}[0]: expected either user or default_user, got both",
+    ),
+    (
+        {"client_id": "a", "default_client_id": True, "producer_byte_rate": 1},
+        f"{ENTRIES}[0]: expected either client_id or default_client_id, got both",
+    ),
+    (
+        {"producer_byte_rate": 1},
+        f"{ENTRIES}[0]: expected a user, default_user, client_id or default_client_id, got nothing",
+    ),
+    ({"user": "a"}, f"{ENTRIES}[0]: expected producer_byte_rate or consumer_byte_rate, got nothing"),
+    (
+        {"user": "a", "consumer_byte_rate": 1, "request_percentage": 10},
+        f"{ENTRIES}[0].request_percentage: this quota is not enforced yet, expected producer_byte_rate or"
+        " consumer_byte_rate",
+    ),
+]
+
+
+@pytest.mark.parametrize(("value", "problem"), BAD_ENTRIES)
+def test_a_quota_that_makes_no_sense_is_refused(value, problem):
+    assert problems(entry(value)) == [problem]
+
+
+def test_two_entries_of_one_entity_are_refused():
+    data = changed(cluster("quotas", "entries", 1), {"client_id": "etl", "consumer_byte_rate": 1})
+    assert problems(data) == [f"{ENTRIES}[1]: expected one entry for each entity, got the entity of {ENTRIES}[0]"]
+
+
+def test_a_user_and_a_pair_with_that_user_are_two_entities():
+    data = changed(cluster("quotas", "entries", 1), {"client_id": "etl", "user": "a", "consumer_byte_rate": 1})
+    data["virtual_clusters"][0]["quotas"]["entries"].append({"user": "a", "consumer_byte_rate": 1})
+    assert len(config_of(data).virtual_clusters[0].quotas.entries) == 3
+
+
+def test_the_quotas_of_the_file_become_a_table():
+    table = quota_table(load_config(ROOT / "deploy" / "proxy.example.yaml").virtual_clusters[0])
+    assert table.rule(QuotaType.PRODUCE, "bob", "etl").entity == Entity(user=DEFAULT)
+    assert table.rule(QuotaType.PRODUCE, "bob", "etl").limit == 5_000_000.0
+    assert table.rule(QuotaType.FETCH, "alice", "x").entity == Entity(user="alice", client_id=DEFAULT)
+    assert table.limit_of(QuotaType.PRODUCE, Entity(client_id="etl")) == 1_048_576.0
+    assert table.limit_of(QuotaType.FETCH, Entity(user=DEFAULT)) == 10_000_000.0
+
+
+def test_a_user_named_like_the_default_is_not_the_default():
+    data = changed(cluster("quotas", "entries", 1), {"default_user": True, "producer_byte_rate": 7})
+    data["virtual_clusters"][0]["quotas"]["entries"].append({"user": "<default>", "producer_byte_rate": 9})
+    table = quota_table(config_of(data).virtual_clusters[0])
+    assert table.limit_of(QuotaType.PRODUCE, Entity(user=DEFAULT)) == 7
+    assert table.limit_of(QuotaType.PRODUCE, Entity(user="<default>")) == 9
+
+
+def test_names_are_unique():
+    data = copy.deepcopy(MINIMAL)
+    data["virtual_clusters"].append(copy.deepcopy(data["virtual_clusters"][0]))
+    data["virtual_clusters"][1]["listeners"] = [
+        {"name": "plain", "bind": "127.0.0.1", "port": 20000, "node_ids": [0]},
+        {"name": "plain", "bind": "127.0.0.1", "port": 20010, "node_ids": [0]},
+    ]
+    assert problems(data) == [
+        "virtual_clusters[1].name: expected a name of its own, got 'main', the name of virtual_clusters[0]",
+        "virtual_clusters[1].listeners[1].name: expected a name of its own, got 'plain', the name of"
+        " virtual_clusters[1].listeners[0]",
+    ]
+
+
+def second_listener(bind, port):
+    value = {"name": "two", "bind": bind, "port": port, "node_ids": [0], "advertised_host": "b"}
+    return changed(cluster("listeners", 1), value)
+
+
+@pytest.mark.parametrize("bind", ["127.0.0.1", "0.0.0.0", "::"])
+def test_listeners_may_not_share_a_port(bind):
+    other = "virtual_clusters[0].listeners[1]"
+    assert problems(second_listener(bind, 19094)) == [
+        f"{other}.port: {TAKEN}, got 19094, taken by {LISTENER}.node_ids[0]",
+        f"{other}.node_ids[0]: {TAKEN}, got 19095, taken by {LISTENER}.node_ids[0]",
+    ]
+
+
+def test_two_addresses_may_have_the_same_ports():
+    assert len(config_of(second_listener("127.0.0.2", 19092)).virtual_clusters[0].listeners) == 2
+
+
+def test_all_problems_are_told_in_one_run_even_where_one_could_hide_another():
+    data = second_listener("127.0.0.1", 19094)
+    data["virtual_clusters"][0]["listeners"][0].update(advertised_host="0.0.0.0", prot=3)
+    data["virtual_clusters"][0]["quotas"]["entries"] = [{"user": "a"}, {"user": 7}]
+    data["log"] = {"level": 1}
+    assert [line.partition(":")[0] for line in problems(data)] == [
+        f"{LISTENER}.advertised_host",
+        f"{LISTENER}.prot",
+        f"{ENTRIES}[1].user",
+        "log.level",
+        "virtual_clusters[0].listeners[1].port",
+        "virtual_clusters[0].listeners[1].node_ids[0]",
+        f"{ENTRIES}[0]",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "(file): expected a mapping, got nothing"),
+        ("- a\n", "(file): expected a mapping, got a list"),
+        (
+            "log:\n  level: info\n  level: debug\n",
+            'line 3, column 3: found duplicate key "level" with value "debug" (original value: "info")',
+        ),
+        ("log: [1\nx: 2\n", "line 2, column 2: expected ',' or ']', but got ':'"),
+        ("a: *unknown\n", "line 1, column 4: found undefined alias 'unknown'"),
+        ("a: 1\n---\nb: 2\n", "line 2, column 1: but found another document"),
+        ("a: &x [*x]\n", "line 1, column 4: an alias inside of what it stands for"),
+        ("log: {1: x}\n", "line 1, column 7: expected a key that is text, got '1'"),
+        ("log: {? [a] : x}\n", "line 1, column 9: expected a key that is text, got a list or mapping"),
+        (
+            "a: !!python/object:os.system x\n",
+            "line 1, column 4: could not determine a constructor for the tag"
+            " 'tag:yaml.org,2002:python/object:os.system'",
+        ),
+        ("ok: 1\na: \x00\n", "line 2: the character U+0000 is not allowed"),
+        ("a: 2001-99-99\n", "(file): month must be in 1..12"),
+        ("[" * 60 + "]" * 60, "line 1, column 51: expected at most 50 levels, got more"),
+        ("[" * 5000, "(file): expected at most 50 levels, got more"),
+    ],
+)
+def test_what_is_not_good_yaml_is_told_with_its_line(text, problem):
+    with pytest.raises(ConfigErrors) as caught:
+        parse_config(text)
+    assert str(caught.value) == problem
+
+
+def test_aliases_that_stand_for_millions_of_values_are_refused():
+    bomb = "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+    for i in range(1, 10):
+        bomb += f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n"
+    with pytest.raises(ConfigErrors) as caught:
+        parse_config(bomb)
+    assert str(caught.value) == "line 6, column 5: expected at most 500000 values, got more"
+
+
+def test_a_modest_alias_is_welcome():
+    text = """
+    virtual_clusters:
+      - name: main
+        upstream: {bootstrap_servers: ["k:9092"]}
+        listeners:
+          - {name: one, bind: 127.0.0.1, port: 1000, node_ids: &ids ["0-2"]}
+          - {name: two, bind: 127.0.0.1, port: 2000, node_ids: *ids}
+    """
+    assert parse_config(text).virtual_clusters[0].listeners[1].ports() == {0: 2001, 1: 2002, 2: 2003}
+
+
+KEYS = [
+    *("virtual_clusters", "upstream", "listeners", "quotas", "entries", "throttle", "metrics", "limits", "log"),
+    *("name", "bind", "port", "node_ids", "spare_ports", "user", "client_id", "bootstrap_servers", "max_debt_ms"),
+]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.binary(max_size=3)
+    | st.dates()
+    | st.sampled_from(["127.0.0.1", "::", "a:1", "0-5", "main", 19092, "7"])
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.recursive(
+        SCALARS,
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=5), inner, max_size=5)
+        ),
+        max_leaves=40,
+    ),
+    st.sampled_from([(), ("log",), ("metrics",), ("virtual_clusters",), cluster(), cluster("quotas"), listener()]),
+)
+def test_whatever_is_in_the_file_becomes_a_configuration_or_problems_of_one_line(value, path):
+    told = "a configuration"
+    try:
+        config_of(changed(path, value) if path else value)
+    except ConfigErrors as errors:
+        told = "; ".join(str(problem) for problem in errors.problems)
+    assert told
+    assert told.isprintable()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab:-[]{}&*!|>'\"#% \n\t\x00\x85?<,.0") | st.characters(), max_size=40))
+def test_any_text_becomes_problems_of_one_line(text):
+    with pytest.raises(ConfigErrors) as caught:
+        parse_config(text)
+    assert str(caught.value).isprintable() or len(caught.value.problems) > 1
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path):
+    def told(path):
+        with pytest.raises(ConfigErrors) as caught:
+            load_config(path)
+        return str(caught.value)
+
+    missing = tmp_path / "missing.yaml"
+    assert told(missing) == f"{missing}: cannot be read: No such file or directory"
+    assert told(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    huge = tmp_path / "huge.yaml"
+    huge.write_bytes(b"#" * 4_194_305)
+    assert told(huge) == f"{huge}: expected at most 4194304 bytes, got more"
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes("a: 1\nb: é\n".encode("latin-1"))
+    assert told(latin) == "line 2: expected UTF-8, got the byte 0xe9"
+
+
+def test_ports_in_the_ephemeral_range_and_missing_quotas_are_warned_about():
+    data = changed(cluster("quotas"), ...)
+    warnings = [str(warning) for warning in warnings_of(config_of(data), range(19095, 30000))]
+    assert warnings == [
+        f"{LISTENER}.node_ids[0]: expected ports outside of the system's ephemeral range 19095-29999, got 19095",
+        f"{ENTRIES}: expected quotas, got none: nobody is throttled",
+    ]
+    assert warnings_of(config_of(MINIMAL), range(32_768, 61_000)) == []
+
+
+def test_the_ephemeral_range_is_the_systems():
+    ports = ephemeral_ports()
+    assert 1 <= ports.start < ports.stop <= 65_536
+
+
+LIVE = [
+    (cluster("upstream", "bootstrap_servers"), ["127.0.0.9:9092"]),
+    (cluster("quotas", "entries"), []),
+    (cluster("throttle", "max_throttle_ms"), 5),
+    (("limits", "max_frame_bytes"), 5_000),
+    (("log", "level"), "debug"),
+    (("metrics", "top_entities"), 3),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), LIVE)
+def test_a_running_proxy_takes_up(path, value):
+    assert changes_needing_restart(config_of(MINIMAL), config_of(changed(path, value))) == []
+
+
+FIXED = [
+    (listener("port"), 19093, [f"{LISTENER}.port"]),
+    (listener("node_ids"), ["0-3"], [f"{LISTENER}.node_ids"]),
+    (listener("advertised_host"), "b", [f"{LISTENER}.advertised_host"]),
+    (listener("name"), "other", [f"{LISTENER}: added", f"{LISTENER}: removed"]),
+    (cluster("name"), "other", ["virtual_clusters[0]: added", "virtual_clusters[0]: removed"]),
+    (("metrics", "bind"), "127.0.0.2", ["metrics.bind"]),
+    (("metrics", "port"), 9405, ["metrics.port"]),
+    (("limits", "max_sensors"), 5, ["limits.max_sensors"]),
+    (("log", "format"), "console", ["log.format"]),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "changes"), FIXED)
+def test_a_restart_is_needed_for(path, value, changes):
+    assert changes_needing_restart(config_of(MINIMAL), config_of(changed(path, value))) == changes
+
+
+def test_the_order_of_listeners_in_the_file_does_not_matter():
+    old = second_listener("127.0.0.1", 20_000)
+    new = copy.deepcopy(old)
+    new["virtual_clusters"][0]["listeners"].reverse()
+    assert changes_needing_restart(config_of(old), config_of(new)) == []
+
+
+def test_the_example_is_valid_and_shows_the_defaults():
+    config = load_config(ROOT / "deploy" / "proxy.example.yaml")
+    assert config.limits == Config.model_fields["limits"].default
+    assert config.metrics == Config.model_fields["metrics"].default
+    assert config.log == Config.model_fields["log"].default
+    assert len(config.virtual_clusters[0].listeners[0].ports()) == 12
+
+
+def test_the_page_about_the_configuration_is_in_step():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert page == configuration_page(), "run: python -m proxy.config_page > docs/configuration.md"
+
+
+def test_every_setting_is_explained():
+    rows = [line.split(" | ") for line in configuration_page().splitlines() if line.startswith("| `")]
+    assert len(rows) > 35
+    assert [row[0] for row in rows if len(row) != 5 or len(row[3]) < 10] == []

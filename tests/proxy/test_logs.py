@@ -1,0 +1,124 @@
+import io
+import json
+import logging
+
+import pytest
+import structlog
+
+from proxy import logs
+
+
+@pytest.fixture(autouse=True)
+def quiet_afterwards():
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers, root.level = handlers, level
+    structlog.reset_defaults()
+    logs.set_level("info")
+    root.setLevel(level)
+
+
+def lines(capsys):
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+def test_an_event_is_one_json_object_with_its_keys(capsys):
+    logs.configure("info", "json")
+    structlog.get_logger().bind(listener="plain").info("connection_closed", requests=3, reason="client_closed")
+    [line] = lines(capsys)
+    assert line.pop("timestamp").endswith("Z")
+    assert line == {
+        "event": "connection_closed",
+        "level": "info",
+        "listener": "plain",
+        "reason": "client_closed",
+        "requests": 3,
+    }
+
+
+def test_strings_are_cut_to_128_characters():
+    assert logs.shown("x" * 128) == "x" * 128
+    assert logs.shown("x" * 129) == "x" * 127 + "…"
+    assert len(logs.shown("\x1b" * 1000)) == 128
+
+
+def test_control_characters_are_shown_as_escapes():
+    assert logs.shown("a\r\nb\x1b[31m\u2028\ud800") == r"a\r\nb\x1b[31m\u2028\ud800"
+    assert logs.shown("größe 日本") == "größe 日本"
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_client_cannot_forge_a_line(capsys, form):
+    logs.configure("info", form)
+    structlog.get_logger().info("x_happened", client_id='a\n{"event": "forged"}\x1b[2J', ids=["b\n" * 300])
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "\x1b[2J" not in err
+    assert len(err) < 600
+
+
+def test_a_long_value_of_any_type_is_cut(capsys):
+    logs.configure("info", "json")
+    structlog.get_logger().info("x_happened", mapping={"a": "y" * 1000}, data=b"z" * 1000)
+    [line] = lines(capsys)
+    assert len(line["mapping"]) == len(line["data"]) == 128
+
+
+def test_a_level_change_reaches_loggers_that_are_already_bound(capsys):
+    logs.configure("info", "json")
+    log = structlog.get_logger().bind(connection_id=1)
+    log.debug("first")
+    logs.set_level("debug")
+    log.debug("second")
+    logs.set_level("error")
+    log.warning("third")
+    log.error("fourth")
+    assert [line["event"] for line in lines(capsys)] == ["second", "fourth"]
+
+
+def test_what_libraries_log_comes_out_the_same_way(capsys):
+    logs.configure("info", "json")
+    logging.getLogger("some.library").warning("lost %s\n", "a node")
+    logging.getLogger("some.library").debug("detail")
+    logging.getLogger("kafka.conn").info("chatter")
+    logging.getLogger("kafka.conn").error("trouble")
+    assert [(line["logger"], line["level"], line["event"]) for line in lines(capsys)] == [
+        ("some.library", "warning", r"lost a node\n"),
+        ("kafka.conn", "error", "trouble"),
+    ]
+
+
+def test_debug_lets_chatty_libraries_through(capsys):
+    logs.configure("debug", "json")
+    logging.getLogger("kafka.conn").debug("chatter")
+    assert [line["event"] for line in lines(capsys)] == ["chatter"]
+
+
+def test_configuring_twice_logs_once(capsys):
+    logs.configure("info", "json")
+    logs.configure("info", "json")
+    logging.getLogger("some.library").warning("once")
+    assert len(lines(capsys)) == 1
+
+
+@pytest.mark.parametrize("form", ["json", "console"])
+def test_a_traceback_is_kept(capsys, form):
+    logs.configure("info", form)
+    try:
+        raise AssertionError("our\x1b bug")
+    except AssertionError:
+        structlog.get_logger().exception("internal_error")
+    err = capsys.readouterr().err
+    assert "Traceback" in err
+    assert "test_a_traceback_is_kept" in err
+    assert "\x1b" not in err
+
+
+def test_a_closed_standard_error_stops_nothing(monkeypatch):
+    logs.configure("info", "json")
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", closed)
+    structlog.get_logger().info("x_happened")
+    logging.getLogger("some.library").warning("x")

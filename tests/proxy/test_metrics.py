@@ -1,0 +1,141 @@
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals
+
+NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
+RULE = {"virtual_cluster": "main", "node_id": "3", "quota_type": "produce"}
+
+
+@pytest.fixture
+def metrics():
+    return Metrics(CollectorRegistry(), top_entities=2)
+
+
+def totals(**counts):
+    return RelayTotals("main", "plain", 3, **counts)
+
+
+def use(client_id, rate, user="", throttled_ms=0, node_id=3):
+    return EntityUse("main", node_id, "produce", user, client_id, rate, 1000.0, throttled_ms)
+
+
+def test_what_relays_counted_is_read_at_scrape_time(metrics):
+    row = totals(requests={"Produce": 5, "Fetch": 2}, throttled_ms={"produce": 1500}, throttles={"produce": 3})
+    metrics.add_relays(lambda: [row])
+    value = metrics.registry.get_sample_value
+    assert value("kafka_throttle_requests_total", {**NODE, "api": "Produce"}) == 5
+    assert value("kafka_throttle_throttled_seconds_total", {**NODE, "quota_type": "produce"}) == 1.5
+    assert value("kafka_throttle_throttles_total", {**NODE, "quota_type": "produce"}) == 3
+    row.connections_open = 7
+    row.connections_opened = 9
+    row.request_bytes, row.response_bytes, row.responses = 100, 200, 6
+    row.capped_throttles, row.node_throttles = 1, 2
+    assert value("kafka_throttle_connections", NODE) == 7
+    assert value("kafka_throttle_connections_opened_total", NODE) == 9
+    assert value("kafka_throttle_request_bytes_total", NODE) == 100
+    assert value("kafka_throttle_response_bytes_total", NODE) == 200
+    assert value("kafka_throttle_responses_total", NODE) == 6
+    assert value("kafka_throttle_capped_total", NODE) == 1
+    assert value("kafka_throttle_node_throttles_total", NODE) == 2
+
+
+def test_rows_with_equal_labels_are_added_up(metrics):
+    metrics.add_relays(lambda: [totals(request_bytes=1), totals(request_bytes=2)])
+    metrics.add_relays(lambda: [totals(request_bytes=4)])
+    assert metrics.registry.get_sample_value("kafka_throttle_request_bytes_total", NODE) == 7
+
+
+def test_sensor_tables_are_shown_per_virtual_cluster(metrics):
+    metrics.add_sensors(lambda: SensorTotals("main", used=3, capacity=10, overflows=1))
+    metrics.add_sensors(lambda: SensorTotals("other", used=4, capacity=20, overflows=0))
+    value = metrics.registry.get_sample_value
+    assert value("kafka_throttle_sensors", {"virtual_cluster": "main"}) == 3
+    assert value("kafka_throttle_sensors_capacity", {"virtual_cluster": "other"}) == 20
+    assert value("kafka_throttle_sensor_overflows_total", {"virtual_cluster": "main"}) == 1
+
+
+def test_only_the_entities_that_use_most_have_series_of_their_own(metrics):
+    rows = [use("a", 10.0), use("b", 300.0, throttled_ms=2500), use("c", 20.0), use("d", 5.0)]
+    metrics.add_entities(lambda: rows)
+    value = metrics.registry.get_sample_value
+    b = {**RULE, "user": "", "client_id": "b"}
+    assert value("kafka_throttle_entity_rate", b) == 300
+    assert value("kafka_throttle_entity_limit", b) == 1000
+    assert value("kafka_throttle_entity_throttle_seconds_total", b) == 2.5
+    assert value("kafka_throttle_entity_rate", {**b, "client_id": "c"}) == 20
+    assert value("kafka_throttle_entity_rate", {**b, "client_id": "a"}) is None
+    assert value("kafka_throttle_other_entities", RULE) == 2
+    assert value("kafka_throttle_other_entities_rate", RULE) == 15
+
+
+def test_the_bound_holds_for_each_node_and_can_be_moved(metrics):
+    metrics.add_entities(lambda: [use(f"c{i}", float(i), node_id=i % 2) for i in range(100)])
+    assert generate_latest(metrics.registry).count(b"kafka_throttle_entity_rate{") == 4
+    metrics.top_entities = 0
+    assert generate_latest(metrics.registry).count(b"kafka_throttle_entity_rate{") == 0
+    total = metrics.registry.get_sample_value("kafka_throttle_other_entities_rate", {**RULE, "node_id": "0"})
+    assert total == sum(range(0, 100, 2))
+
+
+def test_hostile_names_break_no_scrape(metrics):
+    rows = [use('"}\n\x00\ud800', 1.0), use("x" * 500 + "a", 9.0), use("x" * 500 + "b", 8.0)]
+    metrics.top_entities = 10
+    metrics.add_entities(lambda: rows)
+    text = generate_latest(metrics.registry).decode()
+    [family] = [f for f in text_string_to_metric_families(text) if f.name == "kafka_throttle_entity_rate"]
+    assert [(sample.labels["client_id"], sample.value) for sample in family.samples] == [
+        ("x" * 127 + "…", 9.0),
+        (r'"}\n\x00\ud800', 1.0),
+    ]
+    assert metrics.registry.get_sample_value("kafka_throttle_other_entities", RULE) == 1
+
+
+def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(metrics):
+    names = {family.name for family in metrics.registry.collect()}
+    ours = {name for name in names if name.startswith("kafka_throttle_")}
+    assert all(name.startswith(("process_", "python_gc_")) for name in names - ours)
+    assert {
+        "kafka_throttle_build",
+        "kafka_throttle_capped",
+        "kafka_throttle_config_reloads",
+        "kafka_throttle_connections",
+        "kafka_throttle_connections_closed",
+        "kafka_throttle_connections_opened",
+        "kafka_throttle_entity_limit",
+        "kafka_throttle_entity_rate",
+        "kafka_throttle_entity_throttle_seconds",
+        "kafka_throttle_event_loop_lag_seconds",
+        "kafka_throttle_metadata_refresh_failures",
+        "kafka_throttle_node_throttles",
+        "kafka_throttle_other_entities",
+        "kafka_throttle_other_entities_rate",
+        "kafka_throttle_request_bytes",
+        "kafka_throttle_requests",
+        "kafka_throttle_response_bytes",
+        "kafka_throttle_responses",
+        "kafka_throttle_sensor_overflows",
+        "kafka_throttle_sensors",
+        "kafka_throttle_sensors_capacity",
+        "kafka_throttle_throttled_seconds",
+        "kafka_throttle_throttles",
+        "kafka_throttle_upstream_connect_failures",
+    } == ours
+
+
+def test_rare_events_are_counted_by_their_labels(metrics):
+    metrics.connections_closed.labels("main", "plain", "client_closed").inc()
+    metrics.upstream_connect_failures.labels("main", "3").inc()
+    value = metrics.registry.get_sample_value
+    labels = {"virtual_cluster": "main", "listener": "plain", "reason": "client_closed"}
+    assert value("kafka_throttle_connections_closed_total", labels) == 1
+    failures = value("kafka_throttle_upstream_connect_failures_total", {"virtual_cluster": "main", "node_id": "3"})
+    assert failures == 1
+    assert value("kafka_throttle_config_reloads_total", {"result": "rejected"}) == 0
+
+
+def test_two_processes_worth_of_metrics_do_not_meet():
+    first, second = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
+    first.config_reloads.labels("applied").inc()
+    assert second.registry.get_sample_value("kafka_throttle_config_reloads_total", {"result": "applied"}) == 0

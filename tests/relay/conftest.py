@@ -1,0 +1,13 @@
+"""Every make of relay passes the same scripts."""
+
+import pytest
+
+from proxy.relay.relay import Relay
+
+MAKES = {"python": Relay}
+
+
+@pytest.fixture(scope="session", params=MAKES.values(), ids=MAKES.keys())
+def make_relay(request):
+    """Makes a relay from (ledger, tally, limits)."""
+    return request.param

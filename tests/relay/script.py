@@ -1,0 +1,142 @@
+"""Drives a relay by script: bytes and times in; what was sent, and whether each side is read, out."""
+
+from collections.abc import Callable, Sequence
+
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+
+from protocol.api_versions import carried
+from proxy.relay.actions import (
+    Action,
+    Ask,
+    Close,
+    CloseReason,
+    OpenUpstream,
+    Pause,
+    Resume,
+    Send,
+    Side,
+    Throttled,
+    WakeAt,
+)
+from proxy.relay.relay import RelayLimits
+from proxy.relay.tally import Tally
+from proxy.verdicts.decide import decide
+from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+
+NOW_MS = 1_000_000
+
+
+class FixedNodes:
+    """Advertises proxy.example with port 20000 + node id, but for the ids in `portless`."""
+
+    def __init__(self, host: bytes = b"proxy.example", portless: Sequence[int] = ()) -> None:
+        self.host = host
+        self.portless = portless
+        self.learned: dict[int, tuple[str, int]] = {}
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        self.learned[node_id] = (host, port)
+
+    def advertised(self, node_id: int) -> tuple[bytes, int]:
+        if node_id in self.portless:
+            raise NoPortForNode(f"node {node_id} has no port")
+        return self.host, 20_000 + node_id % 1000
+
+
+def ledger_with(produce: int | None = None, fetch: int | None = None, client_id: str = "etl", **caps: int) -> Ledger:
+    """A ledger with byte rates for one client-id."""
+    return Ledger(Sensors(64, **caps), table_with(produce, fetch, client_id))
+
+
+def table_with(produce: int | None = None, fetch: int | None = None, client_id: str = "etl") -> QuotaTable:
+    """A quota table with byte rates for one client-id."""
+    rates = {QuotaType.PRODUCE: produce, QuotaType.FETCH: fetch}
+    limits = {quota_type: float(rate) for quota_type, rate in rates.items() if rate is not None}
+    return QuotaTable({Entity(client_id=client_id): limits} if limits else {})
+
+
+class Script:
+    """One relay with both its sides, for tests: answers its asks at once unless told to `hold_verdicts`."""
+
+    def __init__(
+        self,
+        make: Callable,
+        ledger: Ledger | None = None,
+        limits: RelayLimits | None = None,
+        nodes: FixedNodes | None = None,
+    ) -> None:
+        self.ledger = ledger if ledger is not None else ledger_with()
+        self.nodes = nodes or FixedNodes()
+        self.tally = Tally()
+        self.relay = make(self.ledger, self.tally, limits or RelayLimits())
+        self.facts = ConnectionFacts("main", self.nodes, self.ledger, 1, "ANONYMOUS", carried)
+        self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
+        self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
+        self.opened = 0
+        self.wake_at: int | None = None
+        self.throttles: list[Throttled] = []
+        self.closed: Close | None = None
+        self.asks: list[Ask] = []
+        self.hold_verdicts = False
+
+    def connected(self) -> "Script":
+        """Open the upstream connection as the first request would, and drop that request's traces."""
+        self.do(self.relay.on_writable(Side.NODE, NOW_MS))
+        return self
+
+    def client(self, data: bytes, now_ms: int = NOW_MS) -> bytes:
+        """Bytes from the client; what went to the node meanwhile."""
+        return self._during(Side.NODE, lambda: self.relay.on_bytes(Side.CLIENT, data, now_ms), now_ms)
+
+    def node(self, data: bytes, now_ms: int = NOW_MS) -> bytes:
+        """Bytes from the node; what went to the client meanwhile."""
+        return self._during(Side.CLIENT, lambda: self.relay.on_bytes(Side.NODE, data, now_ms), now_ms)
+
+    def time(self, now_ms: int) -> bytes:
+        """A wake-up; what went to the node."""
+        return self._during(Side.NODE, lambda: self.relay.on_time(now_ms), now_ms)
+
+    def answer_asks(self, now_ms: int = NOW_MS) -> None:
+        """Give the verdicts that were held."""
+        held, self.asks = self.asks, []
+        for ask in held:
+            self.do(self.relay.on_verdict(ask.ticket, decide(ask, self.facts, now_ms), now_ms), now_ms)
+
+    def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: int) -> bytes:
+        before = len(self.sent[side])
+        self.do(step(), now_ms)
+        return bytes(self.sent[side][before:])
+
+    def do(self, actions: list[Action], now_ms: int = NOW_MS) -> None:
+        """Carry the actions out."""
+        for action in actions:
+            assert self.closed is None, f"{action} after {self.closed}"
+            match action:
+                case Send(side, pieces):
+                    assert pieces
+                    self.sent[side] += b"".join(pieces)
+                case Ask():
+                    self.asks.append(action)
+                case Pause(side):
+                    assert self.reads[side], f"{side} is paused twice"
+                    self.reads[side] = False
+                case Resume(side):
+                    assert not self.reads[side], f"{side} is resumed twice"
+                    self.reads[side] = True
+                case WakeAt(at_ms):
+                    self.wake_at = at_ms
+                case Throttled():
+                    self.throttles.append(action)
+                case OpenUpstream():
+                    self.opened += 1
+                case Close():
+                    self.closed = action
+        if not self.hold_verdicts:
+            self.answer_asks(now_ms)
+
+    @property
+    def close_reason(self) -> CloseReason | None:
+        return self.closed and self.closed.reason

@@ -1,0 +1,378 @@
+"""What a relay does, as scripts of bytes and times."""
+
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from quotas.entities import QuotaType
+
+from proxy.relay.actions import CloseReason, Side, Verdict
+from proxy.relay.relay import RelayLimits
+from tests.relay.frames import (
+    API_VERSIONS,
+    fetch,
+    fetched,
+    frame,
+    heartbeat,
+    heartbeaten,
+    produce,
+    produced,
+    request,
+)
+from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with, table_with
+
+
+def test_nothing_is_opened_for_a_client_that_has_sent_no_whole_header(make_relay):
+    script = Script(make_relay)
+    first = produce()
+    assert script.client(first[:13]) == b""
+    assert script.opened == 0
+    assert script.client(first[13:40]) == b""
+    assert script.opened == 1
+
+
+def test_what_came_while_connecting_goes_out_once_connected(make_relay):
+    script = Script(make_relay)
+    script.client(produce(1) + produce(2))
+    assert not script.reads[Side.CLIENT]
+    script.connected()
+    assert script.sent[Side.NODE] == produce(1) + produce(2)
+    assert script.reads[Side.CLIENT]
+
+
+def test_requests_and_answers_pass_unchanged(make_relay):
+    script = Script(make_relay).connected()
+    assert script.client(produce(7) + heartbeat(8) + fetch(9)) == produce(7) + heartbeat(8) + fetch(9)
+    assert script.node(produced(7) + heartbeaten(8) + fetched(9)) == produced(7) + heartbeaten(8) + fetched(9)
+    assert script.relay.requests == script.relay.answers == 3
+    assert script.relay.idle
+
+
+def test_a_violating_produce_goes_through_and_then_mutes_the_client(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    assert script.client(produce(1, size=1500)) == produce(1, size=1500)
+    assert script.wake_at == NOW_MS + 5000
+    assert script.client(produce(2, size=40), NOW_MS + 10) == b""
+    assert not script.reads[Side.CLIENT]
+    assert script.node(produced(1), NOW_MS + 20) == produced(1, throttle_time_ms=4980)
+    assert script.time(NOW_MS + 5000) == produce(2, size=40)
+
+
+def test_a_muted_client_is_read_until_one_head_is_here(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script.client(produce(1, size=1500))
+    assert script.reads[Side.CLIENT]
+    script.client(produce(2)[:10])
+    assert script.reads[Side.CLIENT]
+    script.client(produce(2)[10:20])
+    assert not script.reads[Side.CLIENT]
+
+
+def test_the_body_of_a_violating_request_is_read_to_its_end(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    large = produce(1, size=50_000)
+    assert script.client(large[:2000]) == large[:2000]
+    assert script.reads[Side.CLIENT]
+    assert script.client(large[2000:] + heartbeat(2)) == large[2000:]
+    assert not script.reads[Side.CLIENT]
+
+
+def test_a_wake_up_that_comes_too_early_is_asked_for_again(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script.client(produce(1, size=1500) + heartbeat(2))
+    script.wake_at = None
+    assert script.time(NOW_MS + 4999) == b""
+    assert script.wake_at == NOW_MS + 5000
+    assert script.time(NOW_MS + 5000) == heartbeat(2)
+
+
+def test_acks_0_is_muted_without_an_answer(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script.client(produce(1, size=1500, acks=0) + heartbeat(2))
+    assert script.sent[Side.NODE] == produce(1, size=1500, acks=0)
+    script.time(NOW_MS + 5000)
+    assert script.node(heartbeaten(2), NOW_MS + 5001) == heartbeaten(2)
+
+
+def test_an_answer_to_an_earlier_request_does_not_report_a_later_ones_throttle(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script.client(heartbeat(1) + produce(2, size=1500))
+    assert script.node(heartbeaten(1) + produced(2), NOW_MS + 100) == heartbeaten(1) + produced(2, 4900)
+
+
+def test_a_fetch_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_relay):
+    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script.client(fetch(1, max_bytes=500))
+    assert script.node(fetched(1, size=1500)[:30]) == fetched(1, size=1500, throttle_time_ms=5000)[:30]
+    assert script.node(fetched(1, size=1500)[30:]) == fetched(1, size=1500)[30:]
+    assert script.throttles[0].quota_type is QuotaType.FETCH
+    assert script.client(fetch(2, max_bytes=500)) == b""
+    assert script.time(NOW_MS + 5000) == fetch(2, max_bytes=500)
+
+
+def test_a_fetch_is_clamped_to_what_its_quota_can_hold(make_relay):
+    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    assert script.client(fetch(1, max_bytes=5000, min_bytes=2000)) == fetch(1, max_bytes=1000, min_bytes=1000)
+    assert script.client(fetch(2, max_bytes=1000, min_bytes=1)) == fetch(2, max_bytes=1000, min_bytes=1)
+
+
+def test_the_larger_throttle_time_is_reported_and_mutes(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script.client(produce(1, size=1500) + heartbeat(2))
+    assert script.node(produced(1, throttle_time_ms=9000)) == produced(1, throttle_time_ms=9000)
+    assert script.tally.throttles_by_node == 1
+    assert script.time(NOW_MS + 5000) == b""
+    assert script.time(NOW_MS + 9000) == heartbeat(2)
+
+
+def test_a_cap_bounds_the_mute_and_the_debt_keeps_the_rest(make_relay):
+    script = Script(make_relay, ledger_with(produce=100, max_throttle_ms=2000, max_debt_ms=60_000)).connected()
+    script.client(produce(1, size=3000))
+    assert script.wake_at == NOW_MS + 2000
+    script.client(produce(2, size=40), NOW_MS + 2000)
+    script.time(NOW_MS + 2000)
+    assert script.wake_at == NOW_MS + 4000
+
+
+def test_a_quota_change_is_felt_by_the_next_request(make_relay):
+    script = Script(make_relay, ledger_with()).connected()
+    script.client(produce(1, size=1500))
+    assert script.throttles == []
+    script.ledger.replace(table_with(produce=100), NOW_MS)
+    script.client(produce(2, size=1500))
+    assert len(script.throttles) == 1
+
+
+def test_a_verdict_that_comes_late_holds_only_its_own_direction(make_relay):
+    script = Script(make_relay).connected()
+    script.client(heartbeat(1, client_id=b"a"))
+    script.hold_verdicts = True
+    assert script.client(heartbeat(2, client_id=b"b") + heartbeat(3, client_id=b"a")) == b""
+    assert script.node(heartbeaten(1)) == heartbeaten(1)
+    script.answer_asks()
+    assert script.sent[Side.NODE].endswith(heartbeat(2, client_id=b"b") + heartbeat(3, client_id=b"a"))
+
+
+def test_a_verdict_with_a_stale_ticket_is_dropped(make_relay):
+    script = Script(make_relay).connected()
+    script.hold_verdicts = True
+    script.client(heartbeat(1))
+    assert script.relay.on_verdict(99, Verdict(), NOW_MS) == []
+    script.answer_asks()
+    assert script.sent[Side.NODE] == heartbeat(1)
+
+
+def test_a_null_client_id_is_the_empty_one(make_relay):
+    script = Script(make_relay).connected()
+    assert script.client(heartbeat(1, client_id=None)) == heartbeat(1, client_id=None)
+    assert script.client(heartbeat(2, client_id=b"")) == heartbeat(2, client_id=b"")
+
+
+def test_api_versions_of_an_unknown_version_is_answered_in_its_turn(make_relay):
+    script = Script(make_relay).connected()
+    newer = request(API_VERSIONS, 99, b"whatever", corr=2, tags=True)
+    assert script.client(heartbeat(1) + newer + heartbeat(3)) == heartbeat(1) + heartbeat(3)
+    expected = frame(pack(">ihihhh", 2, 35, 1, 18, 0, 4))
+    assert script.node(heartbeaten(1)) == heartbeaten(1) + expected
+    assert script.node(heartbeaten(3)) == heartbeaten(3)
+
+
+def test_api_versions_of_an_unknown_version_needs_no_node(make_relay):
+    script = Script(make_relay)
+    script.client(request(API_VERSIONS, 99, tags=True))
+    assert script.sent[Side.CLIENT][8:10] == pack(">h", 35)
+    assert script.opened == 0
+
+
+def test_a_blocked_side_stops_the_reading_of_the_other(make_relay):
+    script = Script(make_relay).connected()
+    script.client(heartbeat(1))
+    script.do(script.relay.on_blocked(Side.CLIENT))
+    assert not script.reads[Side.NODE]
+    script.do(script.relay.on_writable(Side.CLIENT, NOW_MS))
+    assert script.reads[Side.NODE]
+    script.do(script.relay.on_blocked(Side.NODE))
+    assert not script.reads[Side.CLIENT]
+    script.do(script.relay.on_writable(Side.NODE, NOW_MS))
+    assert script.reads[Side.CLIENT]
+
+
+def test_too_many_unanswered_requests_wait_for_answers(make_relay):
+    script = Script(make_relay, limits=RelayLimits(max_in_flight=2)).connected()
+    assert script.client(heartbeat(1) + heartbeat(2) + heartbeat(3)) == heartbeat(1) + heartbeat(2)
+    script.node(heartbeaten(1))
+    assert script.sent[Side.NODE].endswith(heartbeat(3))
+
+
+def test_what_a_client_sent_before_it_hung_up_is_carried_when_the_mute_ends(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script.client(produce(1, size=1500, acks=0) + produce(2, acks=0))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS + 10), NOW_MS + 10)
+    assert script.closed is None
+    assert script.time(NOW_MS + 5000).startswith(produce(2, acks=0))
+
+
+def test_a_client_that_hangs_up_closes_its_connection(make_relay):
+    script = Script(make_relay).connected()
+    script.client(heartbeat(1))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+
+
+def test_a_node_that_hangs_up_closes_the_connection(make_relay):
+    script = Script(make_relay).connected()
+    script.client(fetch(1))
+    script.node(fetched(1)[:50])
+    script.do(script.relay.on_eof(Side.NODE, NOW_MS))
+    assert script.close_reason is CloseReason.NODE_CLOSED
+    assert "middle of an answer" in script.closed.detail
+
+
+BAD_REQUESTS = {
+    "a TLS hello": (bytes.fromhex("16030100a5010000a10303"), CloseReason.REQUEST_NOT_KAFKA, "TLS handshake"),
+    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", CloseReason.REQUEST_NOT_KAFKA, "HTTP request"),
+    "SSH": (b"SSH-2.0-OpenSSH\r\n", CloseReason.REQUEST_NOT_KAFKA, "SSH"),
+    "a PROXY header": (b"PROXY TCP4 1.2.3.4", CloseReason.REQUEST_NOT_KAFKA, "PROXY protocol v1"),
+    "a negative length": (pack(">i", -5) + b"x" * 20, CloseReason.REQUEST_MALFORMED, "-5"),
+    "an empty frame": (pack(">i", 0), CloseReason.REQUEST_MALFORMED, "0"),
+    "too large a frame": (pack(">i", 104_857_601), CloseReason.REQUEST_TOO_LARGE, "104857601"),
+    "an unknown api": (request(999, 3), CloseReason.UNSUPPORTED_API, "api key 999 version 3"),
+    "a negative api": (request(-1, 3), CloseReason.UNSUPPORTED_API, "api key -1 version 3"),
+    "an unknown version": (request(0, 77), CloseReason.UNSUPPORTED_VERSION, "Produce (api key 0) version 77"),
+    "a negative version": (request(18, -1), CloseReason.UNSUPPORTED_VERSION, "version -1"),
+    "a client id beyond the frame": (
+        frame(pack(">hhih", 12, 2, 1, 3000) + b"x"),
+        CloseReason.REQUEST_MALFORMED,
+        "client id of 3000",
+    ),
+    "a produce without acks": (
+        frame(pack(">hhih", 0, 7, 1, -1)),
+        CloseReason.REQUEST_MALFORMED,
+        "Produce v7",
+    ),
+    "tags beyond the frame": (
+        frame(pack(">hhih", 12, 4, 1, -1) + b"\x05\x01"),
+        CloseReason.REQUEST_MALFORMED,
+        "Heartbeat v4",
+    ),
+}
+
+
+@pytest.mark.parametrize(("data", "reason", "detail"), BAD_REQUESTS.values(), ids=BAD_REQUESTS.keys())
+def test_a_bad_request_closes_and_is_not_sent_on(make_relay, data, reason, detail):
+    script = Script(make_relay).connected()
+    assert script.client(heartbeat(1) + data) == heartbeat(1)
+    assert script.close_reason is reason
+    assert detail in script.closed.detail
+    assert script.client(heartbeat(2)) == b""
+
+
+def test_a_frame_of_exactly_the_limit_passes(make_relay):
+    script = Script(make_relay, limits=RelayLimits(max_frame_bytes=2000)).connected()
+    assert script.client(produce(1, size=2000)) == produce(1, size=2000)
+    script.client(produce(2, size=2001))
+    assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
+
+
+BAD_ANSWERS = {
+    "TLS": (bytes.fromhex("160303004a02000046"), CloseReason.ANSWER_NOT_KAFKA, "TLS handshake"),
+    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", CloseReason.ANSWER_NOT_KAFKA, "HTTP answer"),
+    "a negative length": (pack(">i", -1), CloseReason.ANSWER_MALFORMED, "-1"),
+    "another correlation id": (heartbeaten(8), CloseReason.ANSWER_UNEXPECTED, "Heartbeat 1 is due"),
+    "too short": (frame(pack(">i", 1)), CloseReason.ANSWER_MALFORMED, "Heartbeat v2"),
+}
+
+
+@pytest.mark.parametrize(("data", "reason", "detail"), BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
+def test_a_bad_answer_closes_and_is_not_sent_on(make_relay, data, reason, detail):
+    script = Script(make_relay).connected()
+    script.client(heartbeat(1))
+    assert script.node(data) == b""
+    assert script.close_reason is reason
+    assert detail in script.closed.detail
+
+
+def test_a_node_that_hangs_up_after_a_tls_alert_is_named(make_relay):
+    script = Script(make_relay).connected()
+    script.client(heartbeat(1))
+    assert script.node(bytes.fromhex("15030300020228")) == b""
+    script.do(script.relay.on_eof(Side.NODE, NOW_MS))
+    assert script.close_reason is CloseReason.ANSWER_NOT_KAFKA
+    assert "TLS alert" in script.closed.detail
+
+
+def test_an_answer_that_nobody_asked_for_closes(make_relay):
+    script = Script(make_relay).connected()
+    script.client(heartbeat(1))
+    assert script.node(heartbeaten(1) + heartbeaten(2)) == heartbeaten(1)
+    assert script.close_reason is CloseReason.ANSWER_UNEXPECTED
+
+
+def test_an_answer_above_the_limit_closes(make_relay):
+    script = Script(make_relay, limits=RelayLimits(max_answer_bytes=2000)).connected()
+    script.client(fetch(1) + fetch(2))
+    assert script.node(fetched(1, size=2000)) == fetched(1, size=2000)
+    script.node(fetched(2, size=2001))
+    assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
+
+
+def metadata_answer(node_id: int, host: bytes = b"10.0.0.7", port: int = 9092, corr: int = 1) -> bytes:
+    broker = pack(">i", node_id) + pack(">h", len(host)) + host + pack(">i", port) + pack(">h", -1)
+    return frame(pack(">i", corr) + pack(">i", 1) + broker + pack(">i", node_id) + pack(">i", 0))
+
+
+def test_node_addresses_are_rewritten_and_learned(make_relay):
+    script = Script(make_relay).connected()
+    script.client(request(3, 1, pack(">i", 0)))
+    assert script.node(metadata_answer(3)) == metadata_answer(3, b"proxy.example", 20_003)
+    assert script.nodes.learned == {3: ("10.0.0.7", 9092)}
+
+
+def test_an_answer_that_names_a_node_without_a_port_is_withheld(make_relay):
+    script = Script(make_relay, nodes=FixedNodes(portless=[3])).connected()
+    script.client(request(3, 1, pack(">i", 0)))
+    assert script.node(metadata_answer(3)) == b""
+    assert script.close_reason is CloseReason.NO_PORT_FOR_NODE
+    assert "node 3" in script.closed.detail
+
+
+FRAMES = st.sampled_from(["produce", "acks0", "fetch", "heartbeat"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(kinds=st.lists(FRAMES, min_size=1, max_size=12), data=st.data())
+def test_what_passes_does_not_depend_on_how_tcp_cut_it(make_relay, kinds, data):
+    sizes = data.draw(st.lists(st.integers(40, 3000), min_size=len(kinds), max_size=len(kinds)))
+    requests, answers = b"", b""
+    for corr, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        if kind in ("produce", "acks0"):
+            requests += produce(corr, size=size, acks=kind == "produce")
+            answers += produced(corr) if kind == "produce" else b""
+        elif kind == "fetch":
+            requests += fetch(corr)
+            answers += fetched(corr, size=size)
+        else:
+            requests += heartbeat(corr)
+            answers += heartbeaten(corr)
+    script = Script(make_relay).connected()
+    for piece in _cut(requests, data):
+        script.client(piece)
+    for piece in _cut(answers, data):
+        script.node(piece)
+    assert script.sent[Side.NODE] == requests
+    assert script.sent[Side.CLIENT] == answers
+    assert script.relay.idle
+
+
+def _cut(stream, data):
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
+    return [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True) if b > a]
+
+
+@settings(max_examples=300, deadline=None)
+@given(garbage=st.binary(max_size=400), side=st.sampled_from(Side))
+def test_whatever_arrives_a_relay_returns_actions_and_raises_nothing(make_relay, garbage, side):
+    script = Script(make_relay, ledger_with(produce=100, fetch=100)).connected()
+    script.client(fetch(1) + heartbeat(2))
+    script.do(script.relay.on_bytes(side, garbage, NOW_MS))
