@@ -58,9 +58,12 @@ def _hide_array(walk: Walk, frame_end: int) -> list[Splice]:
     filling = frame_end - start - 3
     if filling < 2 or filling > 16_000:
         raise MalformedMessage(f"{filling} bytes of endpoints behind a large answer")
-    if filling <= 128:
-        size = uvarint(filling - 1)
-    else:
-        size = bytes([(filling - 2) & 0x7F | 0x80, (filling - 2) >> 7])
-    tagged = bytes([1, 1, HIDDEN_TAG]) + size
+    tagged = bytes([1, 1, HIDDEN_TAG]) + _size_within(filling)
     return [Splice(start, frame_end, tagged + bytes(frame_end - start - len(tagged)))]
+
+
+def _size_within(filling: int) -> bytes:
+    """The uvarint size of a tagged field that takes `filling` bytes together with its size."""
+    if filling <= 128:
+        return uvarint(filling - 1)
+    return bytes([(filling - 2) & 0x7F | 0x80, (filling - 2) >> 7])

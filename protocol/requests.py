@@ -7,7 +7,7 @@ from protocol.primitives import Reader
 from protocol.splices import Splice
 
 HEAD = Struct(">ihhih")
-"""size, api_key, api_version, correlation_id, length of the client id: the fixed part of a frame with header v1 or v2."""
+"""size, api_key, api_version, correlation_id, client-id length: the fixed part of a frame with header v1 or v2."""
 
 MAX_HEAD_BYTES = 128 * 1024
 """What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags."""

@@ -16,10 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
+from proxy.yaml_file import YamlFileError, parse_yaml, read_yaml_file
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-
-from proxy.yaml_file import YamlFileError, parse_yaml, read_yaml_file
 
 INT32_MAX = 2_147_483_647
 INT64_MAX = 9_223_372_036_854_775_807

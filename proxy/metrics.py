@@ -25,7 +25,7 @@ class RelayTotals:
     """What the relays of one (virtual cluster, listener, node) have counted, living and gone.
 
     `requests` is by the API's name; `throttles` and `throttled_ms` are by the quota type's name.
-    `capped_throttles` were cut to `max_throttle_ms`; `node_throttles` are answers whose own throttle time was
+    `node_throttles` are answers whose own throttle time was
     larger than ours.
     """
 
@@ -40,18 +40,21 @@ class RelayTotals:
     response_bytes: int = 0
     throttles: Mapping[str, int] = field(default_factory=dict)
     throttled_ms: Mapping[str, int] = field(default_factory=dict)
-    capped_throttles: int = 0
     node_throttles: int = 0
 
 
 @dataclass(slots=True)
 class SensorTotals:
-    """How full a table of sensors is; `overflows` counts bindings to a shared row because it was full."""
+    """How full a table of sensors is; `overflows` counts bindings to a shared row because it was full.
+
+    `capped` counts throttles that were cut to `max_throttle_ms`.
+    """
 
     virtual_cluster: str
     used: int
     capacity: int
     overflows: int
+    capped: int
 
 
 @dataclass(slots=True)
@@ -189,7 +192,6 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
     response_bytes = _counter("response_bytes", "Bytes of those answers.", _RELAY)
     throttles = _counter("throttles", "Throttles of a client by the proxy.", by_type)
     throttled = _counter("throttled_seconds", "Time for which clients were muted.", by_type)
-    capped = _counter("capped", "Throttles that were cut to max_throttle_ms.", _RELAY)
     by_node = _counter("node_throttles", "Answers whose own throttle time was larger than the proxy's.", _RELAY)
     for row in rows:
         labels = (row.virtual_cluster, row.listener, str(row.node_id))
@@ -198,7 +200,6 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
         request_bytes.add(labels, row.request_bytes)
         responses.add(labels, row.responses)
         response_bytes.add(labels, row.response_bytes)
-        capped.add(labels, row.capped_throttles)
         by_node.add(labels, row.node_throttles)
         for api, count in row.requests.items():
             requests.add((*labels, api), count)
@@ -208,7 +209,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
             throttled.add((*labels, quota_type), duration_ms / 1000)
     for sums in (connections, opened, requests, request_bytes, responses, response_bytes):
         yield sums.done()
-    for sums in (throttles, throttled, capped, by_node):
+    for sums in (throttles, throttled, by_node):
         yield sums.done()
 
 
@@ -216,12 +217,14 @@ def _sensor_families(tables: list[SensorTotals]) -> Iterator[Metric]:
     used = _gauge("sensors", "Rows of the sensor table in use.", ("virtual_cluster",))
     capacity = _gauge("sensors_capacity", "Rows of the sensor table.", ("virtual_cluster",))
     overflows = _counter("sensor_overflows", "Bindings to a shared row, the table being full.", ("virtual_cluster",))
+    capped = _counter("capped", "Throttles that were cut to max_throttle_ms.", ("virtual_cluster",))
     for table in tables:
         labels = (table.virtual_cluster,)
         used.add(labels, table.used)
         capacity.add(labels, table.capacity)
         overflows.add(labels, table.overflows)
-    for sums in (used, capacity, overflows):
+        capped.add(labels, table.capped)
+    for sums in (used, capacity, overflows, capped):
         yield sums.done()
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
-from quotas.ledger import Ledger
-from quotas.sensors import Sensors
 
 from protocol.api_table import APIS
 from proxy import logs
@@ -35,6 +33,8 @@ from proxy.net.listener import Listener
 from proxy.net.upstream import Upstream
 from proxy.relay.actions import CloseReason
 from proxy.virtual_cluster import NodeDirectory
+from quotas.ledger import Ledger
+from quotas.sensors import Sensors
 
 _SWEEP_S = 1.0
 _WATCH_S = 0.25
@@ -85,7 +85,7 @@ class VirtualCluster:
     def sensor_totals(self) -> SensorTotals:
         """How full its sensor table is."""
         sensors = self.ledger.sensors
-        return SensorTotals(self.name, sensors.used, sensors.capacity, self.ledger.overflowed)
+        return SensorTotals(self.name, sensors.used, sensors.capacity, self.ledger.overflowed, sensors.capped)
 
     def entity_uses(self, clock: Clock) -> Iterator[EntityUse]:
         """What each measured entity uses now."""

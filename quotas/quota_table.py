@@ -1,125 +1,145 @@
-"""Which quota binds whom: Kafka's eight levels of precedence."""
+"""All quotas in force, and which of them binds whom."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from enum import Flag, auto
+from functools import reduce
 from math import isfinite
+from operator import or_
+from types import MappingProxyType
+from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaType, SensorTags
-from quotas.sensors import UNLIMITED
 
-Limits = Mapping[Entity, Mapping[QuotaType, float]]
+UNLIMITED = 2.0**63 - 1
+"""Kafka's bound for a client without a quota: 2^63-1 as a double."""
 
 
-@dataclass(slots=True, frozen=True)
-class Rule:
-    """What the walk over the levels found: who shares the sensor, its limit, and the entity it comes from.
-
-    `limit` is in the quota's unit per second, UNLIMITED with no `entity`.
-    """
+class Standing(NamedTuple):
+    """Under which tags a client is measured, its limit in units/s, and the entity whose quota that is, if any."""
 
     tags: SensorTags
     limit: float
     entity: Entity | None
 
 
-class QuotaTable:
-    """An immutable set of quotas. Raises InvalidQuota for a limit that is nonsense.
+class _Kind(Flag):
+    CLIENT_ID = auto()
+    USER = auto()
+    PAIR = auto()
 
-    `kinds` remembers, per quota type, which kinds of entity were ever named: it decides under which tags clients
-    without a quota are measured, and a type of no kind is off (nothing is measured).
+
+_OFF = _Kind(0)
+
+
+class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
+    """The quotas of all entities; immutable.
+
+    Limits are in bytes/s, whole numbers from 1 to 2^63-1. Raises InvalidQuota for any other.
+
+    A quota type is off until an entity has a quota of it. Then clients without a quota are measured too, and under which
+    tags depends on the kinds of entity (user, client-id, pair) that the type has ever been set on: a broker
+    remembers them until it restarts, a table takes them over from its predecessor by `succeeding`.
     """
 
-    def __init__(self, limits: Limits, before: "QuotaTable | None" = None) -> None:
-        self._limits: dict[QuotaType, dict[tuple[Name, Name], float]] = {}
-        self._kinds: dict[QuotaType, set[tuple[bool, bool]]] = {}
-        for quota_type in QuotaType:
-            of_type = {
-                (entity.user, entity.client_id): _checked(quota_type, rates[quota_type])
-                for entity, rates in limits.items()
-                if quota_type in rates
+    def __init__(self, quotas: Mapping[Entity, Mapping[QuotaType, float]] | None = None) -> None:
+        self._quotas = {
+            entity: MappingProxyType({quota_type: _valid(entity, quota_type, v) for quota_type, v in limits.items()})
+            for entity, limits in (quotas or {}).items()
+        }
+        self._limits: dict[QuotaType, dict[tuple[Name, Name], float]] = {
+            quota_type: {
+                (entity.user, entity.client_id): limits[quota_type]
+                for entity, limits in self._quotas.items()
+                if quota_type in limits
             }
-            kinds = {(user is not None, client_id is not None) for user, client_id in of_type}
-            self._limits[quota_type] = of_type
-            self._kinds[quota_type] = kinds | (before._kinds[quota_type] if before else set())
+            for quota_type in QuotaType
+        }
+        self._kinds = {
+            quota_type: reduce(or_, (_kind(*names) for names in limits), _OFF)
+            for quota_type, limits in self._limits.items()
+        }
 
-    def succeeding(self, before: "QuotaTable") -> "QuotaTable":
-        """This table as the successor of another: what kinds of entity were ever named is remembered."""
-        limits: dict[Entity, dict[QuotaType, float]] = {}
-        for quota_type, of_type in self._limits.items():
-            for (user, client_id), limit in of_type.items():
-                limits.setdefault(Entity(user, client_id), {})[quota_type] = limit
-        return QuotaTable(limits, before)
+    def __getitem__(self, entity: Entity) -> Mapping[QuotaType, float]:
+        return self._quotas[entity]
 
-    def measures(self, quota_type: QuotaType) -> bool:
-        """True if an entity was ever given a quota of this type."""
-        return bool(self._kinds[quota_type])
+    def __iter__(self) -> Iterator[Entity]:
+        return iter(self._quotas)
 
-    def rule(self, quota_type: QuotaType, user: str, client_id: str) -> Rule:
-        """What binds a client of `user` with `client_id` ("" for none)."""
+    def __len__(self) -> int:
+        return len(self._quotas)
+
+    def succeeding(self, predecessor: "QuotaTable") -> "QuotaTable":
+        """The same quotas, with the memory of which kinds of entity were ever in use."""
+        table = QuotaTable(self._quotas)
+        table._kinds = {t: self._kinds[t] | predecessor._kinds[t] for t in QuotaType}
+        return table
+
+    def is_on(self, quota_type: QuotaType) -> bool:
+        """Whether clients are measured at all: true from the first quota of this type on."""
+        return self._kinds[quota_type] is not _OFF
+
+    def tags_and_limit(self, quota_type: QuotaType, user: str, client_id: str) -> Standing:
+        """Where a client stands: the first of Kafka's eight levels that has a quota decides under which tags."""
         tags = self._tags(quota_type, user, client_id)
-        limit, entity = self._limit(quota_type, tags)
-        return Rule(tags, limit, entity)
+        limit, entity = self._by_tags(quota_type, tags)
+        return Standing(tags, limit, entity)
 
-    def limit(self, quota_type: QuotaType, tags: SensorTags) -> float:
-        """The limit of a sensor, which follows from its tags alone."""
-        return self._limit(quota_type, tags)[0]
-
-    def limit_of(self, quota_type: QuotaType, entity: Entity) -> float:
-        """The limit that one entity sets, UNLIMITED if it sets none."""
-        return self._limits[quota_type].get((entity.user, entity.client_id), UNLIMITED)
+    def limit_of(self, quota_type: QuotaType, tags: SensorTags) -> float:
+        """The limit for what is measured under `tags`, in units/s; UNLIMITED if there is none."""
+        return self._by_tags(quota_type, tags)[0]
 
     def _tags(self, quota_type: QuotaType, user: str, client_id: str) -> SensorTags:
+        pair, of_user, of_client_id = SensorTags(user, client_id), SensorTags(user, ""), SensorTags("", client_id)
         kinds = self._kinds[quota_type]
-        if kinds == {(False, True)}:
-            return SensorTags("", client_id)
-        if kinds == {(True, False)}:
-            return SensorTags(user, "")
-        if kinds == {(True, True)}:
-            return SensorTags(user, client_id)
+        if kinds is _OFF or kinds is _Kind.CLIENT_ID:
+            return of_client_id
+        if kinds is _Kind.USER:
+            return of_user
+        if kinds is _Kind.PAIR:
+            return pair
         limits = self._limits[quota_type]
-        for level_user, level_client_id in _levels(user, client_id):
-            if (level_user, level_client_id) in limits:
-                return SensorTags(
-                    user if level_user is not None else "", client_id if level_client_id is not None else ""
-                )
-        return SensorTags("", client_id)
+        if (user, client_id) in limits or (user, DEFAULT) in limits:
+            return pair
+        if (user, None) in limits:
+            return of_user
+        if (DEFAULT, client_id) in limits or (DEFAULT, DEFAULT) in limits:
+            return pair
+        if (DEFAULT, None) in limits:
+            return of_user
+        return of_client_id
 
-    def _limit(self, quota_type: QuotaType, tags: SensorTags) -> tuple[float, Entity | None]:
+    def _by_tags(self, quota_type: QuotaType, tags: SensorTags) -> tuple[float, Entity | None]:
         limits = self._limits[quota_type]
-        for user, client_id in _levels_of_tags(tags):
-            limit = limits.get((user, client_id))
-            if limit is not None:
-                return limit, Entity(user, client_id)
+        for names in _candidates(tags):
+            if names in limits:
+                return limits[names], Entity(*names)
         return UNLIMITED, None
 
 
-def _levels(user: str, client_id: str) -> tuple[tuple[Name, Name], ...]:
-    """The eight levels, most specific first. The default of level 8 does not match an empty client-id."""
-    return (
-        (user, client_id),
-        (user, DEFAULT),
-        (user, None),
-        (DEFAULT, client_id),
-        (DEFAULT, DEFAULT),
-        (DEFAULT, None),
-        (None, client_id),
-        *(((None, DEFAULT),) if client_id else ()),
-    )
+def _candidates(tags: SensorTags) -> tuple[tuple[Name, Name], ...]:
+    """The entities that can bind what is measured under `tags`, the strongest first.
 
-
-def _levels_of_tags(tags: SensorTags) -> tuple[tuple[Name, Name], ...]:
-    if tags.user and tags.client_id:
-        user, client_id = tags.user, tags.client_id
-        return ((user, client_id), (user, DEFAULT), (DEFAULT, client_id), (DEFAULT, DEFAULT))
-    if tags.user:
-        return ((tags.user, None), (DEFAULT, None))
-    if tags.client_id:
-        return ((None, tags.client_id), (None, DEFAULT))
+    An empty client-id is the absence of one here: so no default for client-ids, or for pairs, ever binds it.
+    """
+    user, client_id = tags.user, tags.client_id
+    if user and client_id:
+        return (user, client_id), (user, DEFAULT), (DEFAULT, client_id), (DEFAULT, DEFAULT)
+    if user:
+        return (user, None), (DEFAULT, None)
+    if client_id:
+        return (None, client_id), (None, DEFAULT)
     return ()
 
 
-def _checked(quota_type: QuotaType, limit: float) -> float:
-    """A byte rate is a whole number above 0 that an int64 can hold."""
+def _kind(user: Name, client_id: Name) -> _Kind:
+    if user is None:
+        return _Kind.CLIENT_ID
+    return _Kind.USER if client_id is None else _Kind.PAIR
+
+
+def _valid(entity: Entity, quota_type: QuotaType, limit: float) -> float:
+    """`limit` as a double. InvalidQuota unless it is a whole number of bytes/s that a broker could hold."""
     if not isfinite(limit) or limit <= 0 or limit != int(limit) or limit > UNLIMITED:
-        raise InvalidQuota(f"{quota_type.value}: expected a whole number from 1 to 2^63-1, got {limit}")
+        expected = "expected a whole number from 1 to 2^63-1"
+        raise InvalidQuota(f"{quota_type.value} of {entity}: {expected}, got {limit!r}")
     return float(limit)

@@ -90,6 +90,8 @@ class Sensors:
         self.samples = samples
         self.window_ms = window_ms
         self.used = 0
+        self.capped = 0
+        """How many throttles were cut to the cap, rows that are closed included."""
         self._row_words = _FIRST_SAMPLE + _SAMPLE_WORDS * (samples + 1)
         buffer = bytearray(capacity * self._row_words * _WORD_BYTES)
         self._integers = memoryview(buffer).cast("q")
@@ -287,6 +289,7 @@ class Sensors:
         owed_ms = ceil(paid_at - now_ms)
         if owed_ms > self._max_throttle_ms:
             self._integers[base + _CAPPED] += 1
+            self.capped += 1
         return min(owed_ms, self._max_throttle_ms)
 
 

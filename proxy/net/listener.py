@@ -8,7 +8,6 @@ from socket import socket
 from typing import TYPE_CHECKING
 
 import structlog
-from quotas.ledger import Ledger
 
 from protocol.api_versions import carried
 from proxy.clock import Clock
@@ -20,6 +19,7 @@ from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.virtual_cluster import ListenerPorts
+from quotas.ledger import Ledger
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

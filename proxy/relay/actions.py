@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from protocol.splices import Splice
 from quotas.entities import QuotaType
 from quotas.ledger import Binding
-
-from protocol.splices import Splice
 
 
 class Side(Enum):

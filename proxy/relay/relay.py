@@ -5,9 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from struct import Struct
 
-from quotas.entities import QuotaType
-from quotas.ledger import Binding, Ledger
-
 from protocol.addresses import hiding_splices, rewritable
 from protocol.api_versions import is_unsupported_version, unsupported_version_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
@@ -45,6 +42,8 @@ from proxy.relay.plans import (
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request, read_request
 from proxy.relay.tally import Tally
+from quotas.entities import QuotaType
+from quotas.ledger import Binding, Ledger
 
 Piece = bytes | memoryview
 Passing = tuple[int, Sequence[Splice]]

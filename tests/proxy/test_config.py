@@ -5,8 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.entities import DEFAULT, Entity, QuotaType
-
 from proxy.config import (
     Config,
     ConfigErrors,
@@ -20,6 +18,7 @@ from proxy.config import (
     warnings_of,
 )
 from proxy.config_page import configuration_page
+from quotas.entities import DEFAULT, Entity, QuotaType
 
 ROOT = Path(__file__).parents[2]
 
@@ -259,10 +258,9 @@ def test_a_user_and_a_pair_with_that_user_are_two_entities():
 
 def test_the_quotas_of_the_file_become_a_table():
     table = quota_table(load_config(ROOT / "deploy" / "proxy.example.yaml").virtual_clusters[0])
-    assert table.rule(QuotaType.PRODUCE, "bob", "etl").entity == Entity(user=DEFAULT)
-    assert table.rule(QuotaType.PRODUCE, "bob", "etl").limit == 5_000_000.0
+    assert table.rule(QuotaType.PRODUCE, "bob", "etl").limit == 1_048_576.0
+    assert table.rule(QuotaType.PRODUCE, "bob", "x").limit == 5_000_000.0
     assert table.rule(QuotaType.FETCH, "alice", "x").entity == Entity(user="alice", client_id=DEFAULT)
-    assert table.limit_of(QuotaType.PRODUCE, Entity(client_id="etl")) == 1_048_576.0
     assert table.limit_of(QuotaType.FETCH, Entity(user=DEFAULT)) == 10_000_000.0
 
 

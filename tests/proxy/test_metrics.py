@@ -31,13 +31,12 @@ def test_what_relays_counted_is_read_at_scrape_time(metrics):
     row.connections_open = 7
     row.connections_opened = 9
     row.request_bytes, row.response_bytes, row.responses = 100, 200, 6
-    row.capped_throttles, row.node_throttles = 1, 2
+    row.node_throttles = 2
     assert value("kafka_throttle_connections", NODE) == 7
     assert value("kafka_throttle_connections_opened_total", NODE) == 9
     assert value("kafka_throttle_request_bytes_total", NODE) == 100
     assert value("kafka_throttle_response_bytes_total", NODE) == 200
     assert value("kafka_throttle_responses_total", NODE) == 6
-    assert value("kafka_throttle_capped_total", NODE) == 1
     assert value("kafka_throttle_node_throttles_total", NODE) == 2
 
 
@@ -48,12 +47,13 @@ def test_rows_with_equal_labels_are_added_up(metrics):
 
 
 def test_sensor_tables_are_shown_per_virtual_cluster(metrics):
-    metrics.add_sensors(lambda: SensorTotals("main", used=3, capacity=10, overflows=1))
-    metrics.add_sensors(lambda: SensorTotals("other", used=4, capacity=20, overflows=0))
+    metrics.add_sensors(lambda: SensorTotals("main", used=3, capacity=10, overflows=1, capped=5))
+    metrics.add_sensors(lambda: SensorTotals("other", used=4, capacity=20, overflows=0, capped=0))
     value = metrics.registry.get_sample_value
     assert value("kafka_throttle_sensors", {"virtual_cluster": "main"}) == 3
     assert value("kafka_throttle_sensors_capacity", {"virtual_cluster": "other"}) == 20
     assert value("kafka_throttle_sensor_overflows_total", {"virtual_cluster": "main"}) == 1
+    assert value("kafka_throttle_capped_total", {"virtual_cluster": "main"}) == 5
 
 
 def test_only_the_entities_that_use_most_have_series_of_their_own(metrics):
