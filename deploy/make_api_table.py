@@ -1,9 +1,9 @@
 """Makes protocol/api_table.py from the message schemas in kafka-clients jars.
 
-    python deploy/make_api_table.py --out protocol/api_table.py kafka-clients-4.3.1.jar kafka-clients-3.9.2.jar
+    make_api_table.py --out protocol/api_table.py kafka-clients-4.3.1.jar kafka-clients-3.9.2.jar
 
-The newest jar comes first: for every (API, version) the first jar that has it supplies the layout, the older ones add
-the versions that newer Kafkas dropped. The same jars give the same bytes.
+The newest jar comes first: for every (API, version) the first jar that has it supplies the layout, the older ones
+add the versions that newer Kafkas dropped. The same jars give the same bytes.
 """
 
 import argparse
@@ -18,8 +18,9 @@ from typing import Any
 
 SCHEMAS = "common/message/"
 NEVER = 32767
+LINE_LENGTH = 110
 
-# The responses with addresses that clients will dial. A Kafka that adds one must be looked at before it is carried.
+# The responses with addresses that clients will dial. One that a new Kafka adds must be looked at first.
 ADDRESSED = {
     "Produce",
     "Fetch",
@@ -42,7 +43,7 @@ NOT_ADDRESSED = {
     "StreamsGroupDescribe": "user_endpoint: addresses of applications, not of brokers",
 }
 
-# What concerns us stands at the end of these, so their walk goes to the end and can be held against the frame's size.
+# What concerns us stands at the end of these: the walk goes to the end and can be held against the frame's size.
 WALKED_TO_THE_END = {"Produce", "Fetch", "ShareFetch", "ShareAcknowledge"}
 
 # Kafka's own generator has these two in code, not in the schemas (ApiMessageTypeGenerator).
@@ -184,7 +185,7 @@ def merge_jars(jars: list[dict[str, Json]]) -> list[Api]:
 
 
 class Walker:
-    """Compiles one version of one response to a shape. `struct_names` learns which struct a nested shape stands for."""
+    """Compiles one version of one response to a shape. `struct_names` learns the struct of each nested shape."""
 
     def __init__(self, api: Api, version: int, struct_names: dict[Shape, str]) -> None:
         self.message = api.responses[version]
@@ -317,7 +318,7 @@ def in_upper_case(name: str) -> str:
 
 
 class Table:
-    """The text of the table. Every shape is defined once, under the name of the first struct or version that has it."""
+    """The text of the table. Every shape is defined once, under the name of the first version that has it."""
 
     def __init__(self) -> None:
         self.definitions: list[str] = []
@@ -340,9 +341,7 @@ class Table:
             wanted = has_op(shape, "ENDPOINT", "COMPACT_ENDPOINT") or (v in offsets and offset < 0)
             if wanted and api.name not in WALKED_TO_THE_END:
                 shape = ended_early(shape)
-            shapes.append(
-                self.constant(shape, f"_{in_upper_case(api.name)}_{v}", names) if wanted else "None"
-            )
+            shapes.append(self.constant(shape, f"_{in_upper_case(api.name)}_{v}", names) if wanted else "None")
         listeners = [listener for listener in LISTENERS if listener in api.listeners]
         self.rows += [
             f"    {api.key}: Api(",
@@ -350,7 +349,7 @@ class Table:
             f"        first_flexible={since(api.flexible.lowest if api.flexible.highest >= 0 else NEVER)},",
             f"        throttle_since={since(min(offsets, default=NEVER))}, throttle_offset={offset},",
             f"        listeners={listeners_text(listeners)},",
-            f"        shapes={runs(shapes)},",
+            *shapes_lines(shapes),
         ]
         if api.name in CLIENT_ID_SINCE:
             self.rows.append(f"        client_id_since={CLIENT_ID_SINCE[api.name]},")
@@ -359,14 +358,14 @@ class Table:
         self.rows.append("    ),")
 
     def constant(self, shape: Shape, name: str, names: dict[Shape, str]) -> str:
-        """The name under which a shape is defined; `name` if it is new. `names` has the struct of each nested shape."""
+        """The name under which a shape is defined: `name` if it is new. `names`: the struct of nested shapes."""
         if shape not in self._constants:
             ops = [self.op_text(op, name, names) for op in shape]
             assert name not in self._constants.values(), f"{name}: two shapes of this name"
             self._constants[shape] = name
             line = f"{name}: Shape = ({', '.join(ops)}{',' if len(ops) == 1 else ''})"
             self.definitions += (
-                [line] if len(line) <= 110 else [f"{name}: Shape = (", *(f"    {op}," for op in ops), ")"]
+                [line] if len(line) <= LINE_LENGTH else [f"{name}: Shape = (", *(f"    {op}," for op in ops), ")"]
             )
         return self._constants[shape]
 
@@ -378,12 +377,10 @@ class Table:
             return f"(TAGS, {{{tags}}})"
         if len(op) == 1:
             return f"({code},)"
-        return (
-            f"({code}, {op[1]})" if code == "FIXED" else f"({code}, {self.nested_text(op[1], name, names)})"
-        )
+        return f"({code}, {op[1]})" if code == "FIXED" else f"({code}, {self.nested_text(op[1], name, names)})"
 
     def nested_text(self, shape: Shape, name: str, names: dict[Shape, str]) -> str:
-        """A nested shape as Python: a constant for a struct, named for message, version and struct, else in place."""
+        """A nested shape as Python: for a struct, a constant named for API, version and struct; else in place."""
         if shape in names:
             message = re.match(r"_[A-Z_]+_\d+", name)
             assert message
@@ -393,12 +390,7 @@ class Table:
 
 def listeners_text(listeners: list[str]) -> str:
     """A tuple of strings as Python."""
-    return (
-        "("
-        + ", ".join(f'"{listener}"' for listener in listeners)
-        + ("," if len(listeners) == 1 else "")
-        + ")"
-    )
+    return "(" + ", ".join(f'"{listener}"' for listener in listeners) + ("," if len(listeners) == 1 else "") + ")"
 
 
 def since(version: int) -> str:
@@ -406,10 +398,14 @@ def since(version: int) -> str:
     return "NEVER" if version == NEVER else str(version)
 
 
-def runs(names: list[str]) -> str:
-    """A tuple of names as Python, repetitions multiplied."""
+def shapes_lines(names: list[str]) -> list[str]:
+    """The argument `shapes` as Python, repetitions multiplied."""
     counted = [(name, len(list(same))) for name, same in groupby(names)]
-    return " + ".join(f"({name},)" + (f" * {count}" if count > 1 else "") for name, count in counted)
+    runs = [f"({name},)" + (f" * {count}" if count > 1 else "") for name, count in counted]
+    line = f"        shapes={' + '.join(runs)},"
+    if len(line) <= LINE_LENGTH:
+        return [line]
+    return ["        shapes=(", f"            {runs[0]}", *(f"            + {run}" for run in runs[1:]), "        ),"]
 
 
 def render(kafka_versions: list[str], apis: list[Api]) -> Iterator[str]:
@@ -418,18 +414,18 @@ def render(kafka_versions: list[str], apis: list[Api]) -> Iterator[str]:
     for api in apis:
         table.add(api)
     definitions = "\n".join(table.definitions)
-    codes = sorted(
+    imported = sorted(
         {"Api", "Shape", "NEVER"} | set(re.findall(r"\(([A-Z_]+),", definitions)),
         key=lambda name: (not name.isupper(), name),
     )
     yield "# Generated by deploy/make_api_table.py; do not edit. `make table` makes it anew."
-    yield f"# From the message schemas of Kafka {', '.join(kafka_versions)}: the first of these that has a version"
-    yield "# supplies its layout. Versions that brokers do not serve by default (latestVersionUnstable) are left out."
-    yield '"""Every API: versions, header rules, place of the throttle time and, where needed, the response\'s shape."""'
+    yield f"# From the message schemas of Kafka {', '.join(kafka_versions)}: the first that has a version"
+    yield "# supplies its layout. Versions that brokers do not serve by default (latestVersionUnstable) are not in it."
+    yield '"""Every API: versions, header rules, place of the throttle time and, where needed, response shapes."""'
     yield ""
     yield "from collections.abc import Mapping"
     yield ""
-    yield "from protocol.api import (" + "".join(f"\n    {code}," for code in codes) + "\n)"
+    yield "from protocol.api import (" + "".join(f"\n    {name}," for name in imported) + "\n)"
     yield ""
     yield definitions
     yield ""

@@ -1,7 +1,7 @@
-"""What must be known of an API to carry it: its versions, header rules, where its throttle time and addresses stand.
+"""What must be known of an API to carry it: versions, header rules, where throttle time and addresses stand.
 
-A *shape* is a program for walking over one response body: a tuple of ops, each a tuple of an op code below and its
-argument. Shapes exist only for responses whose throttle time or addresses have to be searched for.
+A *shape* is a program for walking over one response body: a tuple of ops, each a tuple of an op code below and,
+for some, its argument. There are shapes only where the throttle time or addresses have to be searched for.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ARRAY: Final = 5
 COMPACT_ARRAY: Final = 6
 """(COMPACT_ARRAY, shape): uvarint count + 1, 0 for null, and the shape that often."""
 TAGS: Final = 7
-"""(TAGS, {tag: shape}): a tag buffer; shapes for the tagged fields that hold addresses, the others are skipped."""
+"""(TAGS, {tag: shape}): a tag buffer, with the shapes of those tagged fields that hold addresses."""
 NULLABLE: Final = 8
 """(NULLABLE, shape): one byte, below 0 for null, else the shape follows."""
 ENDPOINT: Final = 9
@@ -59,15 +59,15 @@ class Api:
     throttle_since: int
     """First version whose response has throttle_time_ms; NEVER for none."""
     throttle_offset: int
-    """Where throttle_time_ms stands in the response body, in every version that has it; -1: nowhere, or walk `shapes`."""
+    """Where throttle_time_ms stands in the response body, in every version that has it. -1: walk, or nowhere."""
     listeners: tuple[str, ...]
     """Who serves it: broker, controller, zkBroker (a broker of a ZooKeeper cluster)."""
     shapes: tuple[Shape | None, ...]
-    """By version - min_version: how to walk over the response body; None where nothing has to be searched for."""
+    """By version - min_version: how to walk over the response body, None if nothing is searched for."""
     client_id_since: int = 0
-    """First version whose request header has a client id: 1 for ControlledShutdown, whose v0 has header v0."""
+    """First version whose request header has a client id: 1 for ControlledShutdown (v0 has header v0)."""
     tagged_response_header: bool = True
-    """False for ApiVersions: clients must be able to read the answer before they know any version (KIP-511)."""
+    """False for ApiVersions: clients read the answer before they know the broker's versions (KIP-511)."""
 
 
 def request_header_version(api: Api, version: int) -> int:

@@ -337,5 +337,6 @@ def run(config_path: Path, config: Config) -> int:
     async def serve() -> None:
         await Service(config_path, config, SystemClock()).run()
 
+    logs.configure(config.log.level, config.log.format)
     uvloop.run(serve())
     return 0

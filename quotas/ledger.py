@@ -1,23 +1,23 @@
-"""Who is measured by which row: the one owner of the quota table and of the sensors' handles."""
+"""The one owner of the quota table, and of which sensor measures whom."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from quotas.entities import Entity, QuotaType, SensorTags
-from quotas.quota_table import QuotaTable, Rule
+from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
+from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import SensorReading, Sensors
 
-INT32_MAX = 2**31 - 1
-IDLE_AFTER_MS = 3_600_000
-"""A sensor that nobody has charged for this long is dropped, as a broker drops it."""
+IDLE_MS = 3_600_000
+"""A sensor that was not used for longer is closed, as in a broker."""
+
+NO_CEILING_BYTES = 2**31 - 1
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True, slots=True)
 class Binding:
-    """Which rows measure one client at one node. Holds while the ledger's version is `version`.
+    """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
-    A handle is None where nothing is to be measured. `fetch_ceiling_bytes` is what max_bytes of a Fetch may be at
-    most, INT32_MAX without a fetch quota.
+    It holds as long as `version` is the ledger's. `fetch_ceiling_bytes` is what one Fetch may ask for at most.
     """
 
     version: int
@@ -26,99 +26,132 @@ class Binding:
     fetch_ceiling_bytes: int
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True, slots=True)
 class SensorKey:
-    """Identifies a sensor: quotas hold per node. `overflow` names the rule whose newcomers share it, else None."""
+    """What one sensor measures: a quota type under its tags at one node.
 
+    `shared_by` is the entity whose newcomers share this sensor because the table was full; its tags then say
+    `<overflow>` where each of them has a name of its own.
+    """
+
+    virtual_cluster: str
     node_id: int
     quota_type: QuotaType
     tags: SensorTags
-    overflow: Entity | None = None
+    shared_by: Entity | None = None
 
 
 class Ledger:
-    """Binds clients to sensors, and keeps the sensors' limits in step with the quota table of a virtual cluster."""
+    """Hands out bindings, and keeps the limits of all sensors at what the quota table says.
+
+    `version` goes up when the table is replaced and when sensors are closed: bindings made before are to be asked for
+    again. `overflowed` counts bindings that got no sensor of their own because the table of sensors was full; a
+    sixteenth of its rows is kept back for those that such newcomers share.
+    """
 
     def __init__(self, sensors: Sensors, table: QuotaTable) -> None:
         self.sensors = sensors
+        self.table = table
         self.version = 0
         self.overflowed = 0
-        """How many bindings had to share a row because the table of sensors was full."""
-        self._table = table
         self._handles: dict[SensorKey, int] = {}
         self._reserve = max(sensors.capacity // 16, 1)
-        self._evicted_at_ms: int | None = None
+        self._next_version()
 
-    def bind(self, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
-        """The rows for a client of `user` with `client_id` ("" for none). Raises SensorsFull as a last resort."""
-        produce = self._sensor(QuotaType.PRODUCE, node_id, user, client_id, now_ms)
-        fetch = self._sensor(QuotaType.FETCH, node_id, user, client_id, now_ms)
-        rule = self._table.rule(QuotaType.FETCH, user, client_id)
-        return Binding(self.version, produce, fetch, self._fetch_ceiling_bytes(rule))
+    def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
+        """The sensors for this client, opened where they are missing."""
+        produce, _ = self._sensor(virtual_cluster, node_id, QuotaType.PRODUCE, user, client_id, now_ms)
+        fetch, fetch_limit = self._sensor(virtual_cluster, node_id, QuotaType.FETCH, user, client_id, now_ms)
+        return Binding(self.version, produce, fetch, self._ceiling_bytes(fetch_limit))
 
     def replace(self, table: QuotaTable, now_ms: int) -> None:
-        """Put another table in force. Samples stay, mutes that run are neither shortened nor prolonged."""
-        self._table = table.succeeding(self._table)
-        for key, handle in self._handles.items():
-            if key.overflow is None:
-                limit = self._table.limit(key.quota_type, key.tags)
-            else:
-                limit = self._table.limit_of(key.quota_type, key.overflow)
-            self.sensors.set_limit(handle, limit, now_ms)
-        self.version += 1
+        """Put `table` in force for the next charge of every sensor. Throttles that are running stay as they are."""
+        self.table = table.succeeding(self.table)
+        for key, handle in list(self._handles.items()):
+            limit = self._limit(key)
+            if limit is None:
+                self._close(key)
+            elif limit != self.sensors.reading(handle, now_ms).limit:
+                self.sensors.set_limit(handle, limit, now_ms)
+        self._next_version()
 
-    def expire(self, now_ms: int, idle_ms: int = IDLE_AFTER_MS) -> int:
-        """Close the rows that nobody has charged for more than `idle_ms` and that owe nothing; return how many."""
-        idle = [
-            key
-            for key, handle in self._handles.items()
-            if (reading := self.sensors.reading(handle, now_ms)).idle_ms > idle_ms and not reading.debt_ms
-        ]
+    def expire(self, now_ms: int) -> None:
+        """Close the sensors that nobody has used for more than an hour."""
+        idle_since_ms = self.sensors.idle_since_ms
+        idle = [key for key, handle in self._handles.items() if now_ms - idle_since_ms(handle) > IDLE_MS]
         for key in idle:
-            self.sensors.close(self._handles.pop(key))
+            self._close(key)
         if idle:
-            self.version += 1
-        return len(idle)
+            self._next_version()
+
+    def reading(self, key: SensorKey, now_ms: int) -> SensorReading | None:
+        """One sensor as it stands, None if there is none."""
+        handle = self._handles.get(key)
+        return None if handle is None else self.sensors.reading(handle, now_ms)
 
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
-        """Every sensor as it stands."""
-        return ((key, self.sensors.reading(handle, now_ms)) for key, handle in self._handles.items())
+        """What each sensor has measured."""
+        for key, handle in list(self._handles.items()):
+            yield key, self.sensors.reading(handle, now_ms)
 
-    def _fetch_ceiling_bytes(self, rule: Rule) -> int:
-        """What the window of the quota can hold: a larger fetch would be throttled even after a rest."""
-        sensors = self.sensors
-        ceiling = rule.limit * (sensors.samples - 1) * (sensors.window_ms / 1000)
-        return int(min(ceiling, INT32_MAX))
+    def _sensor(
+        self, virtual_cluster: str, node_id: int, quota_type: QuotaType, user: str, client_id: str, now_ms: int
+    ) -> tuple[int | None, float]:
+        """The handle, if this type is measured at all, and the limit."""
+        if not self.table.is_on(quota_type):
+            return None, UNLIMITED
+        tags, limit, entity = self.table.tags_and_limit(quota_type, user, client_id)
+        key = SensorKey(virtual_cluster, node_id, quota_type, tags)
+        handle = self._handles.get(key)
+        if handle is None and self.sensors.used < self.sensors.capacity - self._reserve:
+            handle = self._open(key, limit, now_ms)
+        if handle is None:
+            self.overflowed += 1
+            handle = self._overflow(key, entity, limit, now_ms)
+        return handle, limit
 
-    def _sensor(self, quota_type: QuotaType, node_id: int, user: str, client_id: str, now_ms: int) -> int | None:
-        if not self._table.measures(quota_type):
+    def _overflow(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int | None:
+        """A sensor from the reserve: one for all newcomers of a default, its own for whoever has a quota by name."""
+        if entity is None:
             return None
-        rule = self._table.rule(quota_type, user, client_id)
-        key = SensorKey(node_id, quota_type, rule.tags)
+        if entity.user is DEFAULT or entity.client_id is DEFAULT:
+            tags = SensorTags(_shared(entity.user), _shared(entity.client_id))
+            key = SensorKey(key.virtual_cluster, key.node_id, key.quota_type, tags, entity)
         handle = self._handles.get(key)
         if handle is None:
-            handle = self._open(key, rule, now_ms)
+            if self.sensors.used == self.sensors.capacity:
+                self._close_longest_idle()
+            handle = self._open(key, limit, now_ms)
         return handle
 
-    def _open(self, key: SensorKey, rule: Rule, now_ms: int) -> int | None:
-        """A row of its own; when they run out, none for the unlimited, and one row for all newcomers of a rule."""
-        if self._is_full():
-            self._evict(now_ms)
-        if self._is_full():
-            if rule.entity is None:
-                return None
-            self.overflowed += 1
-            key = SensorKey(key.node_id, key.quota_type, SensorTags("", ""), rule.entity)
-            if key in self._handles:
-                return self._handles[key]
-        handle = self._handles[key] = self.sensors.open(rule.limit)
+    def _close_longest_idle(self) -> None:
+        self._close(min(self._handles, key=lambda key: self.sensors.idle_since_ms(self._handles[key])))
+        self._next_version()
+
+    def _open(self, key: SensorKey, limit: float, now_ms: int) -> int:
+        handle = self._handles[key] = self.sensors.open(limit, now_ms)
         return handle
 
-    def _is_full(self) -> bool:
-        return self.sensors.used >= self.sensors.capacity - self._reserve
+    def _close(self, key: SensorKey) -> None:
+        self.sensors.close(self._handles.pop(key))
 
-    def _evict(self, now_ms: int) -> None:
-        """Close rows whose window is empty: a fresh row would measure the same. At most once a second."""
-        if self._evicted_at_ms is None or now_ms - self._evicted_at_ms >= 1000:
-            self._evicted_at_ms = now_ms
-            self.expire(now_ms, self.sensors.samples * self.sensors.window_ms)
+    def _limit(self, key: SensorKey) -> float | None:
+        """What the table says for a sensor that lives; None for a shared one whose entity has no quota any more."""
+        if key.shared_by is None:
+            return self.table.limit_of(key.quota_type, key.tags)
+        return self.table.get(key.shared_by, {}).get(key.quota_type)
+
+    def _next_version(self) -> None:
+        self.version += 1
+        self.sensors.table_version = self.version
+
+    def _ceiling_bytes(self, limit: float) -> int:
+        """What may be fetched at one instant from an idle start (KAFKA-9677); whoever asks for more would never get it."""
+        ceiling = limit * (self.sensors.samples - 1) * (self.sensors.window_ms / 1000)
+        return int(min(ceiling, NO_CEILING_BYTES))
+
+
+def _shared(name: Name) -> str:
+    if name is None:
+        return ""
+    return "<overflow>" if name is DEFAULT else name

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping
 from enum import Flag, auto
 from functools import reduce
-from math import isfinite
 from operator import or_
 from types import MappingProxyType
 from typing import NamedTuple
@@ -139,7 +138,7 @@ def _kind(user: Name, client_id: Name) -> _Kind:
 
 def _valid(entity: Entity, quota_type: QuotaType, limit: float) -> float:
     """`limit` as a double. InvalidQuota unless it is a whole number of bytes/s that a broker could hold."""
-    if not isfinite(limit) or limit <= 0 or limit != int(limit) or limit > UNLIMITED:
+    if not 0 < limit <= UNLIMITED or limit != int(limit):
         expected = "expected a whole number from 1 to 2^63-1"
         raise InvalidQuota(f"{quota_type.value} of {entity}: {expected}, got {limit!r}")
     return float(limit)

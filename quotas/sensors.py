@@ -1,81 +1,97 @@
 """Running measurements as fixed-size rows in one flat buffer, and Kafka's arithmetic on them.
 
 A row is reached by a handle. The arithmetic is that of a broker's windowed rate, bit for bit (N+1 samples, each
-expiring N windows after its last event, as brokers do since 3.8), and of its throttle time (KIP-13, KIP-219). On top
-stands a cap for single throttles that keeps what it cuts off as a debt.
+expiring N windows after its last event, as brokers do since 3.8), and of its throttle time; on top of it stands a cap
+for single throttles that keeps what it cuts off as a debt.
 
-A row in 8-byte words; times are monotonic milliseconds, *double* words are IEEE doubles, the others signed integers:
+The buffer consists of 8-byte words: *float* words are IEEE doubles, the others signed integers, in the machine's byte
+order. Times are monotonic milliseconds. It begins with a head of 16 words (0: version of the quota table, 1: rows,
+2: words of a row, 3: N, 4: window in ms, others 0); a row has
 
-| word | content |
-|---|---|
-| 0 | generation, odd while the row is in use |
-| 1 | lock, reserved for makes with threads |
-| 2 | limit in units/s (double) |
-| 3 | the current sample, as a word of the row; 0 while there is none |
-| 4 | when the current sample is complete |
-| 5 | how many samples there are |
-| 6 | no sample expires before this time |
-| 7 | sum of all samples, up to rounding (double) |
-| 8 | a sum below this one is certainly within the limit (double) |
-| 9 | when the debt is paid (double), 0 without one |
-| 10 | everything ever charged (double) |
-| 11 | charges that were throttled |
-| 12 | throttles that were cut to the cap |
-| 13 | sum of all throttle times |
-| 14.. | N+1 samples of three words: start, time of the last event, sum (double) |
+====  ======================================================================================================
+word  content
+====  ======================================================================================================
+0     generation: odd while the row is in use
+1     lock, for makes with threads; one thread needs none
+2     limit in units/s (float)
+3     where the current sample begins, in words from here; 0: no sample yet
+4     number of samples so far, at most N+1
+5     before this time no sample expires and the current one goes on
+6     while the current sample's sum is below this until then, the limit certainly holds (float)
+7     no sample begins before this time; good until the time in word 5
+8     the debt is paid at this time (float); -infinity: no debt
+9     sum of everything recorded in earlier samples than the current one (float)
+10    number of charges
+11    number of charges that were throttled
+12    number of throttles that were cut to the cap
+13    sum of all throttle times in ms
+14    when it was opened
+15    0
+16..  N+1 samples of three words: start, time of the last event, sum (float)
+====  ======================================================================================================
 """
 
 from dataclasses import dataclass
-from math import ceil, floor, inf
+from math import ceil, floor, inf, isnan
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
-UNLIMITED = 2.0**63 - 1
-"""Kafka's bound where no quota applies."""
+from quotas.quota_table import UNLIMITED
 
-LONGEST_THROTTLE_MS = 2**31 - 1
-"""throttle_time_ms is an int32; a longer delay is cut to it (a broker keeps the low 32 bits)."""
+MAX_THROTTLE_MS = 2**31 - 1
+"""Throttle times are int32 on the wire. As a cap it leaves Kafka's own numbers alone."""
 
-_GENERATION, _LIMIT, _CURRENT, _COMPLETE_AT, _SAMPLES, _EXPIRES_AT = 0, 2, 3, 4, 5, 6
-_TOTAL, _SAFE_TOTAL, _PAID_AT, _CHARGED, _THROTTLES, _CAPPED, _THROTTLED_MS = 7, 8, 9, 10, 11, 12, 13
-_FIRST_SAMPLE = 14
+_HEAD_WORDS = 16
+_ROW_WORDS = 16
 _SAMPLE_WORDS = 3
-_LAST, _SUM = 1, 2
 _WORD_BYTES = 8
-_ROW_BITS = 32
+
+_VERSION, _ROWS, _WORDS_OF_ROW, _N, _WINDOW_MS = 0, 1, 2, 3, 4
+
+_GENERATION, _LIMIT, _CURRENT, _SAMPLES = 0, 2, 3, 4
+_QUIET_UNTIL, _SAFE_SUM, _OLDEST_START = 5, 6, 7
+_PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED = 8, 9, 10, 11, 12, 13, 14
+
+_START, _LAST, _SUM = 0, 1, 2
+
+_ROW_BITS = 40
 _ROW_MASK = (1 << _ROW_BITS) - 1
+_NEVER = -(2**63)
 
-_WELL_BELOW = 1 - 1e-9
-"""How far below the limit a sum must be to need no exact look: much further than rounding can move it."""
+_SAFETY = 1 - 1e-9
+"""How far below the limit a sum must be to need no exact look: far more than rounding can move it."""
 
 
-class SensorsFull(RuntimeError):
+class SensorsFull(Exception):  # noqa: N818
     """Every row is in use."""
 
 
 class StaleSensor(LookupError):
-    """The handle of a row that has been closed."""
+    """The row of this handle was closed."""
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(frozen=True, slots=True)
 class SensorReading:
-    """A copy of one row: `rate` and `limit` in units/s, `charged` in units, times in ms.
+    """A copy of what one row holds.
 
-    `idle_ms` is the time since the last charge, `debt_ms` how far ahead of now the debt reaches.
+    `rate` and `limit` are in units/s, `total` is everything recorded less what was given back, `debt_ms` is how far
+    ahead the debt reaches, `charged_ms` is the time of the last recording (None: never).
     """
 
     rate: float
     limit: float
-    charged: float
+    total: float
+    charges: int
     throttles: int
     capped: int
     throttled_ms: int
-    idle_ms: int
-    debt_ms: int
+    debt_ms: float
+    charged_ms: int | None
 
 
 class Sensors:
-    """`capacity` rows for windowed rates over `samples` windows of `window_ms`.
+    """Rows of one size, as many as `capacity`. Not for use by several threads.
 
-    `charge`, `give_back` and `set_limit` are the only ways to change a row; no object stands for one.
+    `samples` and `window_ms` are a broker's `quota.window.num` and `quota.window.size.seconds`.
     """
 
     def __init__(
@@ -86,216 +102,289 @@ class Sensors:
         max_throttle_ms: int = 20_000,
         max_debt_ms: int = 60_000,
     ) -> None:
+        if capacity < 1 or samples < 1 or window_ms < 1:
+            raise ValueError(f"expected at least 1 row, sample and ms, got {capacity}, {samples}, {window_ms}")
         self.capacity = capacity
         self.samples = samples
         self.window_ms = window_ms
         self.used = 0
         self.capped = 0
-        """How many throttles were cut to the cap, rows that are closed included."""
-        self._row_words = _FIRST_SAMPLE + _SAMPLE_WORDS * (samples + 1)
-        buffer = bytearray(capacity * self._row_words * _WORD_BYTES)
-        self._integers = memoryview(buffer).cast("q")
-        self._doubles = memoryview(buffer).cast("d")
-        self._expiry_ms = samples * window_ms
-        self._closed_rows: list[int] = []
-        self._opened_rows = 0
+        """How many throttles were cut to the cap, in all rows that ever were."""
         self.set_caps(max_throttle_ms, max_debt_ms)
+        self._expire_age_ms = samples * window_ms
+        self._least_window_ms = max((samples - 1) * window_ms, 1)
+        self._ring_end = _ROW_WORDS + (samples + 1) * _SAMPLE_WORDS
+        # The kernel hands out zeroed pages at their first use: rows that nobody opens cost no memory.
+        words = _HEAD_WORDS + capacity * self._ring_end
+        self._buffer = mmap(-1, words * _WORD_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        self._ints = memoryview(self._buffer).cast("q")
+        self._floats = memoryview(self._buffer).cast("d")
+        self._ints[_ROWS], self._ints[_WORDS_OF_ROW] = capacity, self._ring_end
+        self._ints[_N], self._ints[_WINDOW_MS] = samples, window_ms
+        self._untouched = _HEAD_WORDS
+        self._closed: list[int] = []
+
+    @property
+    def table_version(self) -> int:
+        """The version of the quota table that the limits come from."""
+        return self._ints[_VERSION]
+
+    @table_version.setter
+    def table_version(self, version: int) -> None:
+        self._ints[_VERSION] = version
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
-        """The longest single throttle, and how far ahead of now a debt may reach, from now on."""
-        self._max_throttle_ms = max_throttle_ms
-        self._max_debt_ms = max(max_debt_ms, max_throttle_ms)
+        """From now on: no throttle is longer than the first, no debt reaches further ahead than the second."""
+        if not 0 < max_throttle_ms <= MAX_THROTTLE_MS or max_debt_ms < 0:
+            raise ValueError(f"expected a cap from 1 to 2^31-1 and a debt from 0, got {max_throttle_ms}, {max_debt_ms}")
+        self.max_throttle_ms = max_throttle_ms
+        self.max_debt_ms = max_debt_ms
 
-    def open(self, limit: float) -> int:
-        """The handle of a fresh row with `limit` units/s. Raises SensorsFull."""
-        if self._closed_rows:
-            row = self._closed_rows.pop()
-        elif self._opened_rows < self.capacity:
-            row = self._opened_rows
-            self._opened_rows += 1
+    # ------------------------------------------------------------- open, close
+
+    def open(self, limit: float, now_ms: int) -> int:
+        """A handle of a fresh row. SensorsFull if there is none left."""
+        if self.used == self.capacity:
+            raise SensorsFull(self.capacity)
+        if self._closed:
+            row = self._closed.pop()
         else:
-            raise SensorsFull(f"all {self.capacity} rows are in use")
+            row = self._untouched
+            self._untouched += self._ring_end
+        ints, floats = self._ints, self._floats
+        generation = ints[row + _GENERATION] + 1
+        ints[row : row + self._ring_end] = self._blank
+        ints[row + _GENERATION] = generation
+        floats[row + _LIMIT] = limit
+        ints[row + _QUIET_UNTIL] = _NEVER
+        floats[row + _PAID_AT] = -inf
+        ints[row + _OPENED] = now_ms
         self.used += 1
-        base = row * self._row_words
-        integers = self._integers
-        generation = integers[base] + 1
-        for word in range(base, base + self._row_words):
-            integers[word] = 0
-        integers[base + _GENERATION] = generation
-        self._put_limit(base, limit)
         return generation << _ROW_BITS | row
 
+    @property
+    def _blank(self) -> memoryview:
+        return memoryview(bytes(self._ring_end * _WORD_BYTES)).cast("q")
+
     def close(self, handle: int) -> None:
-        """Give the row back; the handle is stale from now on."""
-        base = self._base(handle)
-        self._integers[base + _GENERATION] += 1
-        self._closed_rows.append(handle & _ROW_MASK)
+        """Give the row back; its handle is stale from now on."""
+        row = self._row(handle)
+        self._ints[row + _GENERATION] += 1
+        self._closed.append(row)
         self.used -= 1
 
-    def charge(self, handle: int, value: float, now_ms: int) -> int:
-        """Record `value` units; return throttle_time_ms, 0 while the quota holds."""
-        base = (handle & _ROW_MASK) * self._row_words
-        integers, doubles = self._integers, self._doubles
-        if integers[base] != handle >> _ROW_BITS:
+    def _row(self, handle: int) -> int:
+        row = handle & _ROW_MASK
+        if self._ints[row] != handle >> _ROW_BITS:
             raise StaleSensor(handle)
-        doubles[base + _CHARGED] += value
-        if now_ms < integers[base + _COMPLETE_AT]:
-            sample = base + integers[base + _CURRENT]
-            integers[sample + _LAST] = now_ms
-            doubles[sample + _SUM] += value
-            total = doubles[base + _TOTAL] = doubles[base + _TOTAL] + value
+        return row
+
+    # ------------------------------------------------------------------ charge
+
+    def charge(self, handle: int, value: float, now_ms: int) -> int:
+        """Record `value`; return for how many ms the client is to be throttled, 0 while the quota holds."""
+        ints, floats = self._ints, self._floats
+        row = handle & _ROW_MASK
+        if ints[row] != handle >> _ROW_BITS:
+            raise StaleSensor(handle)
+        ints[row + _CHARGES] += 1
+        if now_ms < ints[row + _QUIET_UNTIL]:
+            sample = row + ints[row + _CURRENT]
+            ints[sample + _LAST] = now_ms
+            floats[sample + _SUM] = total = floats[sample + _SUM] + value
+            if total < floats[row + _SAFE_SUM]:
+                return 0
         else:
-            total = self._record_in_new_sample(base, value, now_ms)
-        # The exact rate is needed only near the limit, and where looking at it would drop a sample.
-        if (
-            total < doubles[base + _SAFE_TOTAL]
-            and now_ms < integers[base + _EXPIRES_AT]
-            and not doubles[base + _PAID_AT]
-        ):
-            return 0
-        return self._throttle_time(base, value, now_ms)
+            self._record(row, value, now_ms)
+            self._settle(row, now_ms)
+        throttle_ms = self._throttle_ms(row, value, now_ms)
+        if throttle_ms:
+            ints[row + _THROTTLES] += 1
+            ints[row + _THROTTLED_MS] += throttle_ms
+        return throttle_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
-        """Take `value` units back: they are subtracted from the sample that is current now, as a broker does."""
-        base = self._base(handle)
-        self._doubles[base + _CHARGED] -= value
-        if now_ms < self._integers[base + _COMPLETE_AT]:
-            sample = base + self._integers[base + _CURRENT]
-            self._integers[sample + _LAST] = now_ms
-            self._doubles[sample + _SUM] -= value
-            self._doubles[base + _TOTAL] -= value
-        else:
-            self._record_in_new_sample(base, -value, now_ms)
+        """Take back what was charged: recorded as its negative, without a look at the limit."""
+        row = self._row(handle)
+        self._record(row, -value, now_ms)
+        self._ints[row + _QUIET_UNTIL] = _NEVER
+        if self._floats[row + _PAID_AT] > now_ms:
+            self._floats[row + _PAID_AT] -= value / self._floats[row + _LIMIT] * 1000
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
-        """Move the limit; samples stay, and a debt is rescaled to the time that it takes at the new limit."""
-        base = self._base(handle)
-        old, paid_at = self._doubles[base + _LIMIT], self._doubles[base + _PAID_AT]
-        if limit >= UNLIMITED or paid_at <= now_ms:
-            self._doubles[base + _PAID_AT] = 0.0
+        """The next charge is judged by `limit`. What is recorded stays; a debt of T ms becomes T * old / new ms."""
+        row = self._row(handle)
+        floats = self._floats
+        debt_ms = floats[row + _PAID_AT] - now_ms
+        if debt_ms > 0 and limit < UNLIMITED:
+            rescaled_ms = debt_ms * (floats[row + _LIMIT] / limit)
+            floats[row + _PAID_AT] = now_ms + min(rescaled_ms, self.max_debt_ms)
         else:
-            debt_ms = min((paid_at - now_ms) * old / limit, self._max_debt_ms)
-            self._doubles[base + _PAID_AT] = now_ms + debt_ms
-        self._put_limit(base, limit)
+            floats[row + _PAID_AT] = -inf
+        floats[row + _LIMIT] = limit
+        self._ints[row + _QUIET_UNTIL] = _NEVER
+
+    def _record(self, row: int, value: float, now_ms: int) -> None:
+        """Add `value` to the current sample, or to a new one if that is a window old. Nothing expires by this."""
+        ints, floats = self._ints, self._floats
+        current = ints[row + _CURRENT]
+        if not current or now_ms - ints[row + current + _START] >= self.window_ms:
+            if current:
+                floats[row + _EARLIER] += floats[row + current + _SUM]
+            current = self._next_sample(row, current, now_ms)
+        sample = row + current
+        ints[sample + _LAST] = now_ms
+        floats[sample + _SUM] += value
+
+    def _next_sample(self, row: int, current: int, now_ms: int) -> int:
+        """Make the slot after `current` the current sample, emptied; return where it begins."""
+        ints = self._ints
+        following = current + _SAMPLE_WORDS if current else _ROW_WORDS
+        if following == self._ring_end:
+            following = _ROW_WORDS
+        end = _ROW_WORDS + ints[row + _SAMPLES] * _SAMPLE_WORDS
+        if following == end:
+            ints[row + _SAMPLES] += 1
+        ints[row + _CURRENT] = following
+        ints[row + following + _START] = ints[row + following + _LAST] = now_ms
+        self._floats[row + following + _SUM] = 0.0
+        return following
+
+    # ----------------------------------------------------------------- measure
+
+    def _settle(self, row: int, now_ms: int) -> None:
+        """Empty what has expired, and find out until when, and up to which sum, charging needs no exact look.
+
+        Until the current sample ends or another one expires, only the sum of the current sample changes, and the rate is
+        at most all positive sums divided by the least window to come. Sums of doubles never shrink when a summand
+        grows, so leaving the negative ones out is safe whatever the order of adding.
+        """
+        ints, floats = self._ints, self._floats
+        current = row + ints[row + _CURRENT]
+        quiet_until = ints[current + _START] + self.window_ms
+        oldest_start = now_ms
+        others = 0.0
+        first = row + _ROW_WORDS
+        for sample in range(first, first + ints[row + _SAMPLES] * _SAMPLE_WORDS, _SAMPLE_WORDS):
+            expires_at = ints[sample + _LAST] + self._expire_age_ms
+            if expires_at <= now_ms:
+                ints[sample + _START] = ints[sample + _LAST] = now_ms
+                floats[sample + _SUM] = 0.0
+                expires_at = now_ms + self._expire_age_ms
+            elif ints[sample + _START] < oldest_start:
+                oldest_start = ints[sample + _START]
+            if expires_at < quiet_until:
+                quiet_until = expires_at
+            if sample != current and floats[sample + _SUM] > 0:
+                others += floats[sample + _SUM]
+        least_window_ms = max(now_ms - oldest_start, self._least_window_ms)
+        safe = floats[row + _LIMIT] * (least_window_ms / 1000) * _SAFETY
+        in_debt = floats[row + _PAID_AT] > now_ms
+        ints[row + _QUIET_UNTIL] = quiet_until
+        ints[row + _OLDEST_START] = oldest_start
+        floats[row + _SAFE_SUM] = safe - others if others < safe and not in_debt else -inf
+
+    def _throttle_ms(self, row: int, value: float, now_ms: int) -> int:
+        """The throttle time for what was just recorded and settled: Kafka's own, or what the debt asks for."""
+        floats = self._floats
+        total = 0.0
+        end = row + _ROW_WORDS + self._ints[row + _SAMPLES] * _SAMPLE_WORDS
+        for sum_of_sample in floats[row + _ROW_WORDS + _SUM : end : _SAMPLE_WORDS]:
+            total += sum_of_sample
+        window_ms = divisor_ms(now_ms - self._ints[row + _OLDEST_START], self.samples, self.window_ms)
+        limit = floats[row + _LIMIT]
+        rate = total / (window_ms / 1000.0)
+        delay_ms = 0 if rate <= limit else delay(rate, limit, window_ms)
+        paid_at = floats[row + _PAID_AT]
+        if delay_ms <= self.max_throttle_ms and paid_at == -inf:
+            return delay_ms
+        return self._throttle_in_debt_ms(row, value, delay_ms, paid_at, now_ms)
+
+    def _throttle_in_debt_ms(self, row: int, value: float, delay_ms: int, paid_at: float, now_ms: int) -> int:
+        """The throttle time when Kafka's is over the cap, or an earlier one was and is not paid yet.
+
+        What is recorded in debt moves its end; waiting pays it. So however many callers share the row, together they
+        get what the limit allows. The throttle is never less than Kafka's, cut to the cap.
+        """
+        floats = self._floats
+        if paid_at > now_ms:
+            paid_at += value / floats[row + _LIMIT] * 1000
+        if delay_ms > self.max_throttle_ms:
+            paid_at = max(paid_at, now_ms + delay_ms)
+        paid_at = min(paid_at, now_ms + self.max_debt_ms)
+        if paid_at > now_ms:
+            floats[row + _PAID_AT] = paid_at
+            floats[row + _SAFE_SUM] = -inf
+        else:
+            floats[row + _PAID_AT] = -inf
+            self._ints[row + _QUIET_UNTIL] = _NEVER
+        wanted_ms = max(delay_ms, ceil(paid_at - now_ms)) if paid_at > now_ms else delay_ms
+        if wanted_ms > self.max_throttle_ms:
+            self._ints[row + _CAPPED] += 1
+            self.capped += 1
+            return self.max_throttle_ms
+        return wanted_ms
+
+    # -------------------------------------------------------------------- read
 
     def reading(self, handle: int, now_ms: int) -> SensorReading:
-        """A copy of the row as it stands; looking changes nothing."""
-        base = self._base(handle)
-        integers, doubles = self._integers, self._doubles
-        live = [at for at in self._sample_words(base) if now_ms - integers[at + _LAST] < self._expiry_ms]
-        window_ms = self._window_ms(now_ms - min((integers[at] for at in live), default=now_ms))
-        current = base + integers[base + _CURRENT]
+        """What the row holds at `now_ms`; changes nothing."""
+        row = self._row(handle)
+        ints, floats = self._ints, self._floats
+        current = ints[row + _CURRENT]
         return SensorReading(
-            rate=sum(doubles[at + _SUM] for at in live) / (window_ms / 1000.0),
-            limit=doubles[base + _LIMIT],
-            charged=doubles[base + _CHARGED],
-            throttles=integers[base + _THROTTLES],
-            capped=integers[base + _CAPPED],
-            throttled_ms=integers[base + _THROTTLED_MS],
-            idle_ms=now_ms - integers[current + _LAST] if integers[base + _SAMPLES] else 0,
-            debt_ms=max(ceil(doubles[base + _PAID_AT] - now_ms), 0),
+            rate=self._rate(row, now_ms),
+            limit=floats[row + _LIMIT],
+            total=floats[row + _EARLIER] + (floats[row + current + _SUM] if current else 0.0),
+            charges=ints[row + _CHARGES],
+            throttles=ints[row + _THROTTLES],
+            capped=ints[row + _CAPPED],
+            throttled_ms=ints[row + _THROTTLED_MS],
+            debt_ms=max(floats[row + _PAID_AT] - now_ms, 0.0),
+            charged_ms=ints[row + current + _LAST] if current else None,
         )
 
-    def _base(self, handle: int) -> int:
-        base = (handle & _ROW_MASK) * self._row_words
-        if self._integers[base + _GENERATION] != handle >> _ROW_BITS:
-            raise StaleSensor(handle)
-        return base
+    def idle_since_ms(self, handle: int) -> int:
+        """When the row was last used, by a recording or by its opening."""
+        row = self._row(handle)
+        current = self._ints[row + _CURRENT]
+        return self._ints[row + current + _LAST] if current else self._ints[row + _OPENED]
 
-    def _put_limit(self, base: int, limit: float) -> None:
-        """No window is shorter than N-1 whole ones, so this sum is within the limit whatever its window."""
-        unlimited = limit >= UNLIMITED
-        safe = inf if unlimited else limit * ((self.samples - 1) * self.window_ms / 1000) * _WELL_BELOW
-        self._doubles[base + _LIMIT] = limit
-        self._doubles[base + _SAFE_TOTAL] = safe
+    def _rate(self, row: int, now_ms: int) -> float:
+        ints, floats = self._ints, self._floats
+        oldest_start, total = now_ms, 0.0
+        first = row + _ROW_WORDS
+        for sample in range(first, first + ints[row + _SAMPLES] * _SAMPLE_WORDS, _SAMPLE_WORDS):
+            if now_ms - ints[sample + _LAST] < self._expire_age_ms:
+                oldest_start = min(oldest_start, ints[sample + _START])
+                total += floats[sample + _SUM]
+        return total / (divisor_ms(now_ms - oldest_start, self.samples, self.window_ms) / 1000.0)
 
-    def _sample_words(self, base: int) -> range:
-        first = base + _FIRST_SAMPLE
-        return range(first, first + _SAMPLE_WORDS * self._integers[base + _SAMPLES], _SAMPLE_WORDS)
 
-    def _record_in_new_sample(self, base: int, value: float, now_ms: int) -> float:
-        """Begin the next sample of the ring with `value`; return the sum of all."""
-        integers, doubles = self._integers, self._doubles
-        count = integers[base + _SAMPLES]
-        if not count:
-            integers[base + _EXPIRES_AT] = now_ms + self._expiry_ms
-        at = integers[base + _CURRENT] + _SAMPLE_WORDS if count else _FIRST_SAMPLE
-        if at == self._row_words:
-            at = _FIRST_SAMPLE
-        if at == _FIRST_SAMPLE + _SAMPLE_WORDS * count:
-            integers[base + _SAMPLES] = count + 1
-        integers[base + _CURRENT] = at
-        integers[base + _COMPLETE_AT] = now_ms + self.window_ms
-        integers[base + at] = integers[base + at + _LAST] = now_ms
-        doubles[base + at + _SUM] = value
-        total = doubles[base + _TOTAL] = self._sum(base)
-        return total
+def divisor_ms(elapsed_ms: int, samples: int, window_ms: int) -> int:
+    """By how many ms a total is divided, `elapsed_ms` after its oldest sample began.
 
-    def _sum(self, base: int) -> float:
-        """The samples added up in the order of the ring's slots: with fractions the order decides the last bits."""
-        total = 0.0
-        for at in self._sample_words(base):
-            total += self._doubles[at + _SUM]
-        return total
+    Before N-1 windows are full, the missing ones are added; the started part of a window counts as it is.
+    """
+    missing = samples - 1 - elapsed_ms // window_ms
+    if missing > 0:
+        elapsed_ms += missing * window_ms
+    return max(elapsed_ms, 1)
 
-    def _expire(self, base: int, now_ms: int) -> None:
-        """Empty the samples whose last event is N windows ago. They then begin and end now, as in a broker."""
-        integers = self._integers
-        oldest_ms = now_ms
-        for at in self._sample_words(base):
-            if now_ms - integers[at + _LAST] >= self._expiry_ms:
-                integers[at] = integers[at + _LAST] = now_ms
-                self._doubles[at + _SUM] = 0.0
-                if at - base == integers[base + _CURRENT]:
-                    integers[base + _COMPLETE_AT] = now_ms + self.window_ms
-            oldest_ms = min(oldest_ms, integers[at + _LAST])
-        integers[base + _EXPIRES_AT] = oldest_ms + self._expiry_ms
 
-    def _window_ms(self, elapsed_ms: int) -> int:
-        missing = self.samples - 1 - elapsed_ms // self.window_ms
-        return max(elapsed_ms + max(missing, 0) * self.window_ms, 1)
-
-    def _throttle_time(self, base: int, value: float, now_ms: int) -> int:
-        """Measure exactly, and turn what is above the limit into a throttle time."""
-        integers, doubles = self._integers, self._doubles
-        if now_ms >= integers[base + _EXPIRES_AT]:
-            self._expire(base, now_ms)
-        total = doubles[base + _TOTAL] = self._sum(base)
-        limit = doubles[base + _LIMIT]
-        window_ms = self._window_ms(now_ms - min(integers[at] for at in self._sample_words(base)))
-        rate = total / (window_ms / 1000.0)
-        delay_ms = 0
-        if rate > limit:
-            delay_ms = rounded((rate - limit) / limit * window_ms)
-        throttle_time_ms = self._with_debt(base, value, delay_ms, now_ms)
-        if throttle_time_ms:
-            integers[base + _THROTTLES] += 1
-            integers[base + _THROTTLED_MS] += throttle_time_ms
-        return throttle_time_ms
-
-    def _with_debt(self, base: int, value: float, delay_ms: int, now_ms: int) -> int:
-        """Cut `delay_ms` to the cap; what is cut off, and what is charged before it is paid, remains to be waited."""
-        doubles = self._doubles
-        paid_at = doubles[base + _PAID_AT]
-        if paid_at > now_ms:
-            paid_at += value / doubles[base + _LIMIT] * 1000
-        if delay_ms > self._max_throttle_ms:
-            paid_at = max(paid_at, now_ms + delay_ms)
-        if paid_at <= now_ms:
-            doubles[base + _PAID_AT] = 0.0
-            return delay_ms
-        paid_at = min(paid_at, now_ms + self._max_debt_ms)
-        doubles[base + _PAID_AT] = paid_at
-        owed_ms = ceil(paid_at - now_ms)
-        if owed_ms > self._max_throttle_ms:
-            self._integers[base + _CAPPED] += 1
-            self.capped += 1
-        return min(owed_ms, self._max_throttle_ms)
+def delay(rate: float, limit: float, window_ms: int) -> int:
+    """Kafka's delay in ms for a rate over the limit, where brokers wrap cut to MAX_THROTTLE_MS."""
+    return min(rounded((rate - limit) / limit * window_ms), MAX_THROTTLE_MS)
 
 
 def rounded(value: float) -> int:
-    """`value` to the nearest whole number, exact halves up, as Java's Math.round; at most LONGEST_THROTTLE_MS."""
-    if value >= LONGEST_THROTTLE_MS:
-        return LONGEST_THROTTLE_MS
+    """The nearest integer, halves going up; NaN is 0, and what is out of range of 64 bits becomes its end.
+
+    This is Java's Math.round. Adding 0.5 first would be wrong for 0.49999999999999994.
+    """
+    if isnan(value):
+        return 0
+    if not -(2.0**63) < value < 2.0**63:
+        return 2**63 - 1 if value > 0 else -(2**63)
     whole = floor(value)
-    return whole + 1 if value - whole >= 0.5 else whole
+    return whole + (value - whole >= 0.5)

@@ -35,7 +35,6 @@ class CloseReason(Enum):
     ANSWER_TOO_LARGE = "answer_too_large"
     ANSWER_MALFORMED = "answer_malformed"
     ANSWER_UNEXPECTED = "answer_unexpected"
-    SENSORS_FULL = "sensors_full"
     TOO_MANY_CONNECTIONS = "too_many_connections"
     LISTENER_REMOVED = "listener_removed"
     SHUTDOWN = "shutdown"

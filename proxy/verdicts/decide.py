@@ -8,7 +8,6 @@ from protocol.errors import MalformedMessage, ProtocolError
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
-from quotas.sensors import SensorsFull
 
 
 def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
@@ -22,10 +21,7 @@ def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
 def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Which sensors measure this client id of this user at this node."""
     client_id = ask.frame.decode(errors="replace")
-    try:
-        return Verdict(binding=facts.ledger.bind(facts.node_id, facts.user, client_id, now_ms))
-    except SensorsFull as full:
-        return Verdict(close=Close(CloseReason.SENSORS_FULL, str(full)))
+    return Verdict(binding=facts.ledger.bind(facts.virtual_cluster, facts.node_id, facts.user, client_id, now_ms))
 
 
 def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:

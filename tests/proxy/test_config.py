@@ -258,18 +258,18 @@ def test_a_user_and_a_pair_with_that_user_are_two_entities():
 
 def test_the_quotas_of_the_file_become_a_table():
     table = quota_table(load_config(ROOT / "deploy" / "proxy.example.yaml").virtual_clusters[0])
-    assert table.rule(QuotaType.PRODUCE, "bob", "etl").limit == 1_048_576.0
-    assert table.rule(QuotaType.PRODUCE, "bob", "x").limit == 5_000_000.0
-    assert table.rule(QuotaType.FETCH, "alice", "x").entity == Entity(user="alice", client_id=DEFAULT)
-    assert table.limit_of(QuotaType.FETCH, Entity(user=DEFAULT)) == 10_000_000.0
+    assert table.tags_and_limit(QuotaType.PRODUCE, "bob", "etl").limit == 1_048_576.0
+    assert table.tags_and_limit(QuotaType.PRODUCE, "bob", "x").limit == 5_000_000.0
+    assert table.tags_and_limit(QuotaType.FETCH, "alice", "x").entity == Entity(user="alice", client_id=DEFAULT)
+    assert table[Entity(user=DEFAULT)][QuotaType.FETCH] == 10_000_000.0
 
 
 def test_a_user_named_like_the_default_is_not_the_default():
     data = changed(cluster("quotas", "entries", 1), {"default_user": True, "producer_byte_rate": 7})
     data["virtual_clusters"][0]["quotas"]["entries"].append({"user": "<default>", "producer_byte_rate": 9})
     table = quota_table(config_of(data).virtual_clusters[0])
-    assert table.limit_of(QuotaType.PRODUCE, Entity(user=DEFAULT)) == 7
-    assert table.limit_of(QuotaType.PRODUCE, Entity(user="<default>")) == 9
+    assert table[Entity(user=DEFAULT)][QuotaType.PRODUCE] == 7
+    assert table[Entity(user="<default>")][QuotaType.PRODUCE] == 9
 
 
 def test_names_are_unique():
