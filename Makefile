@@ -17,6 +17,16 @@ test: lint  ## set everything up, then the tests that a change needs
 check: test  ## all of it, what CI runs
 	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m long $(ARGS)
 
+bench:  ## speed and memory beside HAProxy, about 8 minutes
+	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy) && "$$python" tests/bench/speed.py $(ARGS) && "$$python" tests/bench/memory.py
+
+KAFKA ?= 4.3.1
+table:  ## make protocol/api_table.py anew from the message schemas in Kafka's jars (KAFKA=4.3.1)
+	@python=$$(deploy/setup.sh dev) && \
+	jars() { "$$python" -c "from proxy.demo.jars import kafka_jars; print(kafka_jars('$$1'))"; } && \
+	"$$python" deploy/make_api_table.py --out protocol/api_table.py \
+	  "$$(jars $(KAFKA))/kafka-clients-$(KAFKA).jar" "$$(jars 3.9.2)/kafka-clients-3.9.2.jar"
+
 format:  ## let ruff rewrite
 	@bin=$$(dirname "$$(deploy/setup.sh dev)") && "$$bin/ruff" format . && "$$bin/ruff" check --fix .
 
@@ -25,4 +35,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run lint test check format lock
+.PHONY: help run lint test check bench table format lock

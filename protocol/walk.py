@@ -87,6 +87,7 @@ class Walk:
 
     __slots__ = (
         "_depth",
+        "_early",
         "done",
         "endpoint_tag",
         "endpoint_type",
@@ -99,6 +100,7 @@ class Walk:
     def __init__(self, shape: Shape, body_at: int) -> None:
         self.offset = body_at
         self.done = False
+        self._early = False
         self.throttle_at = -1
         self.tail_at = -1
         self.endpoints: list[Endpoint] = []
@@ -127,6 +129,10 @@ class Walk:
                     self._step_op(level, reader, data_at)
         except TruncatedMessage:
             return
+
+    def fits(self, frame_bytes: int) -> bool:
+        """Whether the walk is done and ended where the frame does (or earlier, where nothing of interest followed)."""
+        return self.done and (self.offset == frame_bytes or (self._early and self.offset < frame_bytes))
 
     def _step_op(self, level: _Level, reader: Reader, data_at: int) -> None:
         """Take the next op whole: on TruncatedMessage nothing has changed."""
@@ -159,7 +165,7 @@ class Walk:
             self.endpoint_type = reader.int8()
         else:
             assert code == END
-            self.done = True
+            self.done = self._early = True
         level.index += 1
         self.offset = data_at + reader.offset + size
         if level.index == len(level.ops):

@@ -146,7 +146,7 @@ class Ledger:
         self.sensors.table_version = self.version
 
     def _ceiling_bytes(self, limit: float) -> int:
-        """What may be fetched at one instant from an idle start (KAFKA-9677); whoever asks for more would never get it."""
+        """What may be fetched at one instant from an idle start: whoever asks for more would never get it."""
         ceiling = limit * (self.sensors.samples - 1) * (self.sensors.window_ms / 1000)
         return int(min(ceiling, NO_CEILING_BYTES))
 

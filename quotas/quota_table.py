@@ -35,8 +35,8 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
 
     Limits are in bytes/s, whole numbers from 1 to 2^63-1. Raises InvalidQuota for any other.
 
-    A quota type is off until an entity has a quota of it. Then clients without a quota are measured too, and under which
-    tags depends on the kinds of entity (user, client-id, pair) that the type has ever been set on: a broker
+    A quota type is off until an entity has a quota of it. Then clients without a quota are measured too, and under
+    which tags depends on the kinds of entity (user, client-id, pair) that the type has ever been set on: a broker
     remembers them until it restarts, a table takes them over from its predecessor by `succeeding`.
     """
 

@@ -61,7 +61,7 @@ _SAFETY = 1 - 1e-9
 """How far below the limit a sum must be to need no exact look: far more than rounding can move it."""
 
 
-class SensorsFull(Exception):  # noqa: N818
+class SensorsFull(Exception):
     """Every row is in use."""
 
 
@@ -255,8 +255,8 @@ class Sensors:
     def _settle(self, row: int, now_ms: int) -> None:
         """Empty what has expired, and find out until when, and up to which sum, charging needs no exact look.
 
-        Until the current sample ends or another one expires, only the sum of the current sample changes, and the rate is
-        at most all positive sums divided by the least window to come. Sums of doubles never shrink when a summand
+        Until the current sample ends or another one expires, only the sum of the current sample changes, and the rate
+        is at most all positive sums divided by the least window to come. Sums of doubles never shrink when a summand
         grows, so leaving the negative ones out is safe whatever the order of adding.
         """
         ints, floats = self._ints, self._floats

@@ -2,11 +2,15 @@
 
 import fcntl
 import os
+import re
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from proxy.demo.keeper import die_with_parent
 
 Say = Callable[[str], None]
 
@@ -17,6 +21,7 @@ LOGGING = {
 """What makes a node write its log, by the major version of Kafka."""
 
 _PROGRESS_S = 2.0
+_DOWNLOADED = re.compile(r"Downloaded from \S+ \S+\.jar ")
 
 
 class ToolMissing(RuntimeError):
@@ -48,39 +53,59 @@ def kafka_jars(version: str, say: Say = lambda line: None) -> Path:
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (folder.parent / f"kafka-{version}.lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            _lock(lock.fileno(), lambda: say(f"waiting for another process that fetches Apache Kafka {version}"))
             if not folder.exists():
                 _fetch(version, folder, say)
     return folder
 
 
+def _lock(file: int, tell: Callable[[], None]) -> None:
+    """Take the lock, and tell every now and then that somebody else has it."""
+    told_at = time.monotonic()
+    while True:
+        try:
+            return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.1)
+        if time.monotonic() - told_at > _PROGRESS_S:
+            tell()
+            told_at = time.monotonic()
+
+
 def _fetch(version: str, folder: Path, say: Say) -> None:
+    """Download aside and rename; the caller has the lock, so what lies aside is of those that were killed."""
     maven = need_program("mvn", "maven")
     need_program("java", "openjdk-17-jdk-headless")
-    aside = folder.with_name(folder.name + ".part")
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir()
-    pom = aside / "pom.xml"
-    pom.write_text(_pom(version))
-    say(f"fetching Apache Kafka {version} through Maven, about 55 MB, once")
-    command = [maven, "-B", "-q", "-f", str(pom), "dependency:copy-dependencies", "-DincludeScope=runtime"]
-    began = time.monotonic()
-    with (aside / "maven.log").open("w+") as log:
-        maven_run = subprocess.Popen([*command, f"-DoutputDirectory={aside}"], stdout=log, stderr=log)
-        try:
-            while maven_run.poll() is None:
-                try:
-                    maven_run.wait(_PROGRESS_S)
-                except subprocess.TimeoutExpired:
-                    found = len(list(aside.glob("*.jar")))
-                    say(f"fetching Apache Kafka {version}: {found} jars, {time.monotonic() - began:.0f} s")
-        finally:
-            maven_run.kill()
-        if maven_run.returncode:
-            log.seek(0)
-            raise RuntimeError(f"Maven could not fetch Kafka {version}:\n{log.read()[-2000:]}")
-    aside.rename(folder)
+    for left in folder.parent.glob(f".{folder.name}.*.part"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as aside:
+        jars = Path(aside) / "jars"
+        pom = Path(aside) / "pom.xml"
+        pom.write_text(_pom(version))
+        copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
+        _run_maven([maven, "-B", "-f", str(pom), *copy], Path(aside) / "maven.log", f"Apache Kafka {version}", say)
+        jars.rename(folder)
     say(f"Apache Kafka {version} is here: {len(list(folder.glob('*.jar')))} jars")
+
+
+def _run_maven(command: list[str], log: Path, what: str, say: Say) -> None:
+    """Run Maven and tell how many jars it has downloaded. Raises RuntimeError with the end of its log."""
+    say(f"fetching {what} from Maven, about 55 MB, once")
+    began = time.monotonic()
+    with log.open("w") as output:
+        maven_run = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)
+    try:
+        while maven_run.poll() is None:
+            try:
+                maven_run.wait(_PROGRESS_S)
+            except subprocess.TimeoutExpired:
+                jars = len(_DOWNLOADED.findall(log.read_text(errors="replace")))
+                say(f"fetching {what}: {jars} jars so far, {time.monotonic() - began:.0f} s")
+    finally:
+        maven_run.kill()
+        maven_run.wait()
+    if maven_run.returncode:
+        raise RuntimeError(f"Maven could not fetch {what}:\n{log.read_text(errors='replace')[-2000:]}")
 
 
 def _pom(version: str) -> str:

@@ -3,11 +3,13 @@
 import base64
 import contextlib
 import json
+import random
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import uuid
 import zipfile
@@ -24,7 +26,13 @@ from proxy.demo.jars import Say, kafka_jars, need_program
 Mode = Literal["kraft", "zookeeper"]
 
 _START_S = 90.0
+_STOP_S = 30.0
 _ATTEMPTS = 3
+_PORTS = range(10_000, 32_000)
+"""Below those that the system gives to outgoing connections: a port stays free while its node is down."""
+_SESSION_MS = 6000
+"""How long the cluster believes in a node that was killed; also how long the node's next life has to wait."""
+
 _TOOLS = {
     "kafka-configs": ("kafka.admin.ConfigCommand",),
     "kafka-topics": ("org.apache.kafka.tools.TopicCommand",),
@@ -40,6 +48,14 @@ _TOOLS = {
         "org.apache.kafka.tools.BrokerApiVersionsCommand",
         "kafka.admin.BrokerApiVersionsCommand",
     ),
+    "kafka-acls": ("org.apache.kafka.tools.AclCommand", "kafka.admin.AclCommand"),
+    "kafka-delete-records": ("org.apache.kafka.tools.DeleteRecordsCommand",),
+    "kafka-leader-election": ("org.apache.kafka.tools.LeaderElectionCommand",),
+    "kafka-reassign-partitions": ("org.apache.kafka.tools.reassign.ReassignPartitionsCommand",),
+    "kafka-transactions": ("org.apache.kafka.tools.TransactionsCommand",),
+    "kafka-log-dirs": ("org.apache.kafka.tools.LogDirsCommand",),
+    "kafka-features": ("org.apache.kafka.tools.FeatureCommand",),
+    "kafka-metadata-quorum": ("org.apache.kafka.tools.MetadataQuorumCommand",),
     "kafka-storage": ("kafka.tools.StorageTool",),
 }
 """Command-line tools by the name of their script; the class that the jars hold is taken."""
@@ -50,6 +66,7 @@ log4j.appender.stdout=org.apache.log4j.ConsoleAppender
 log4j.appender.stdout.target={target}
 log4j.appender.stdout.layout=org.apache.log4j.PatternLayout
 log4j.appender.stdout.layout.ConversionPattern=%d{{HH:mm:ss,SSS}} %p %m (%c)%n
+log4j.logger.kafka.server.KafkaConfig=WARN
 """
 _LOG4J2 = """\
 rootLogger.level={level}
@@ -59,18 +76,23 @@ appender.stdout.name=stdout
 appender.stdout.target={target}
 appender.stdout.layout.type=PatternLayout
 appender.stdout.layout.pattern=%d{{HH:mm:ss,SSS}} %p %m (%c)%n
+logger.config.name=org.apache.kafka.common.config.AbstractConfig
+logger.config.level=warn
 """
 
 
 class ClusterFailed(RuntimeError):
-    """The cluster does not serve; the message ends with the last lines of a node's log."""
+    """The cluster does not serve; the message has the errors and the last lines of a node's log."""
 
 
 class KafkaCluster:
     """1 or 3 nodes of one Kafka version, numbered from 1; use it as a context manager.
 
-    `extra` gives further broker properties for each node id (listeners, TLS, SASL, quotas), `jvm_options` goes to
-    every node's JVM (JMX). Nothing is left behind, even when this process is killed: see keeper.py.
+    `listeners` names further listeners with their security protocols ({"CLIENTS": "SASL_PLAINTEXT"}), each on a port
+    of its own; `extra` gives further broker properties for each node id (TLS, SASL, quotas); `jvm_options` are for
+    every node's JVM, or a function of the node id (JMX); leave "-XX:TieredStopAtLevel=1", which starts faster and
+    runs slower, away in measurements. Nothing is left behind, even when this process is killed: see keeper.py.
+    Its methods may be called from several threads.
     """
 
     def __init__(
@@ -79,8 +101,10 @@ class KafkaCluster:
         mode: Mode = "kraft",
         nodes: int = 3,
         *,
+        host: str = "127.0.0.1",
+        listeners: Mapping[str, str] | None = None,
         extra: Callable[[int], Mapping[str, str]] = lambda node_id: {},
-        jvm_options: Sequence[str] = ("-XX:TieredStopAtLevel=1",),
+        jvm_options: Sequence[str] | Callable[[int], Sequence[str]] = ("-XX:TieredStopAtLevel=1",),
         heap: str = "512m",
         say: Say = lambda line: None,
     ) -> None:
@@ -89,10 +113,12 @@ class KafkaCluster:
         self.version = version
         self.mode = mode
         self.node_ids = tuple(range(1, nodes + 1))
-        self.host = "127.0.0.1"
+        self.host = host
         self.ports: dict[int, int] = {}
+        self._listener_protocols = {"PLAINTEXT": "PLAINTEXT", **(listeners or {})}
+        self._listener_ports: dict[str, dict[int, int]] = {}
         self._extra = extra
-        self._jvm_options = tuple(jvm_options)
+        self._jvm_options = jvm_options if callable(jvm_options) else lambda node_id: jvm_options
         self._heap = heap
         self._say = say
         self._java = need_program("java", "openjdk-17-jdk-headless")
@@ -100,13 +126,24 @@ class KafkaCluster:
         self._cluster_id = _uuid()
         self._folder = Path()
         self._keeper: subprocess.Popen[str] | None = None
+        self._order_lock = threading.Lock()
+        self._runs = 0
+        self._log_begins: dict[str, int] = {}
 
     # ------------------------------------------------------------- addresses
 
     @property
     def bootstrap_servers(self) -> str:
         """All nodes as host:port, separated by commas."""
-        return ",".join(f"{self.host}:{port}" for port in self.ports.values())
+        return self.bootstrap()
+
+    def bootstrap(self, listener: str = "PLAINTEXT") -> str:
+        """All nodes' addresses on a listener as host:port, separated by commas."""
+        return ",".join(f"{self.host}:{port}" for port in self._listener_ports[listener].values())
+
+    def address(self, node_id: int, listener: str = "PLAINTEXT") -> tuple[str, int]:
+        """Host and port of a node's listener."""
+        return self.host, self._listener_ports[listener][node_id]
 
     def __str__(self) -> str:
         return f"Kafka {self.version} {self.mode} with {len(self.node_ids)} nodes"
@@ -117,9 +154,10 @@ class KafkaCluster:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 self._start()
-            except ClusterFailed as error:
+            except ClusterFailed:
+                port_taken = self._met_a_taken_port()
                 self.close()
-                if attempt == _ATTEMPTS or "Address already in use" not in str(error):
+                if attempt == _ATTEMPTS or not port_taken:
                     raise
             except BaseException:
                 self.close()
@@ -131,18 +169,25 @@ class KafkaCluster:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and self._keeper is not None:
+            for name, tail in self.log_tails(15).items():
+                error.add_note(f"{self}, the end of {name}'s log:\n{tail}")
         self.close()
 
     def close(self) -> None:
         """End every process and delete every file."""
         if self._keeper is not None:
             assert self._keeper.stdin is not None
+            assert self._keeper.stdout is not None
             self._keeper.stdin.close()
             self._keeper.wait()
+            self._keeper.stdout.close()
             self._keeper = None
 
     def _start(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="kafka-throttle-cluster-"))
+        # The keeper makes the folder, so that there is no moment in which nobody would delete it.
+        self._folder = Path(tempfile.gettempdir()) / f"kafka-throttle-cluster-{uuid.uuid4().hex[:12]}"
+        self._log_begins.clear()
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "proxy.demo.keeper", str(self._folder)],
             stdin=subprocess.PIPE,
@@ -151,29 +196,41 @@ class KafkaCluster:
             start_new_session=True,
             cwd=Path(__file__).parents[2],
         )
-        ports = _free_ports(2 * len(self.node_ids) + 1)
-        self.ports = dict(zip(self.node_ids, ports, strict=False))
-        controllers = dict(zip(self.node_ids, ports[len(self.node_ids) :], strict=False))
+        self._order(folder=True)
+        zookeeper_port, *ports = free_ports(1 + len(self.node_ids) * (1 + len(self._listener_protocols)), self.host)
+        controllers, *others = (
+            dict(zip(self.node_ids, ports[first:], strict=False)) for first in range(0, len(ports), len(self.node_ids))
+        )
+        self._listener_ports = dict(zip(self._listener_protocols, others, strict=True))
+        self.ports = self._listener_ports["PLAINTEXT"]
         self._write_logging()
         for node_id in self.node_ids:
-            properties = self._properties(node_id, controllers, ports[-1])
+            properties = self._properties(node_id, controllers, zookeeper_port)
             lines = [f"{key}={value}" for key, value in {**properties, **self._extra(node_id)}.items()]
             self._file(f"{node_id}.properties").write_text("\n".join(lines) + "\n")
         if self.mode == "zookeeper":
-            self._start_zookeeper(ports[-1])
+            self._start_zookeeper(zookeeper_port)
         else:
             self._format_storage()
         for node_id in self.node_ids:
             self._launch(node_id)
         for node_id in self.node_ids:
             self.wait_until_serving(node_id)
+        self._await(lambda: _has_coordinator(self.host, self.ports[1]), _name(1))
+
+    def _met_a_taken_port(self) -> bool:
+        logs = (path.read_text(errors="replace") for path in self._folder.glob("*.log"))
+        return any("Address already in use" in log for log in logs)
 
     def _properties(self, node_id: int, controllers: Mapping[int, int], zookeeper_port: int) -> dict[str, str]:
         copies = str(min(3, len(self.node_ids)))
-        listener = f"PLAINTEXT://{self.host}:{self.ports[node_id]}"
+        listeners = ",".join(f"{name}://{self.host}:{ports[node_id]}" for name, ports in self._listener_ports.items())
+        protocols = ",".join(f"{name}:{protocol}" for name, protocol in self._listener_protocols.items())
         common = {
-            "listeners": listener,
-            "advertised.listeners": listener,
+            "listeners": listeners,
+            "advertised.listeners": listeners,
+            "listener.security.protocol.map": protocols,
+            "inter.broker.listener.name": "PLAINTEXT",
             "log.dirs": str(self._file(f"data-{node_id}")),
             "num.partitions": "1",
             "default.replication.factor": copies,
@@ -193,16 +250,16 @@ class KafkaCluster:
                 **common,
                 "broker.id": str(node_id),
                 "zookeeper.connect": f"{self.host}:{zookeeper_port}",
-                "zookeeper.session.timeout.ms": "6000",
+                "zookeeper.session.timeout.ms": str(_SESSION_MS),
             }
         return {
             **common,
             "node.id": str(node_id),
             "process.roles": "broker,controller",
-            "listeners": f"{listener},CONTROLLER://{self.host}:{controllers[node_id]}",
+            "listeners": f"{listeners},CONTROLLER://{self.host}:{controllers[node_id]}",
             "controller.listener.names": "CONTROLLER",
-            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": f"{protocols},CONTROLLER:PLAINTEXT",
+            "broker.session.timeout.ms": str(_SESSION_MS),
             "controller.quorum.voters": ",".join(f"{id_}@{self.host}:{port}" for id_, port in controllers.items()),
         }
 
@@ -215,7 +272,7 @@ class KafkaCluster:
         argv = self.java_command(
             "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config), heap="256m", log="server"
         )
-        self._order(start="zookeeper", argv=argv, log=str(self._file("zookeeper.log")))
+        self._launch_logged("zookeeper", argv)
         self._await(lambda: _accepts(self.host, port), "zookeeper")
 
     def _format_storage(self) -> None:
@@ -246,20 +303,33 @@ class KafkaCluster:
             "kafka.Kafka",
             str(self._file(f"{node_id}.properties")),
             heap=self._heap,
-            options=self._jvm_options,
+            options=self._jvm_options(node_id),
             log="server",
         )
-        self._order(start=_name(node_id), argv=argv, log=str(self._file(f"{_name(node_id)}.log")))
+        self._launch_logged(_name(node_id), argv)
+
+    def _launch_logged(self, name: str, argv: Sequence[str]) -> None:
+        log = self._file(f"{name}.log")
+        self._log_begins[name] = log.stat().st_size if log.exists() else 0
+        self._order(start=name, argv=argv, log=str(log))
 
     # ---------------------------------------------------------------- nodes
 
     def kill(self, node_id: int) -> None:
         """SIGKILL: the node is gone at once."""
-        self._signal(node_id, signal.SIGKILL, wait=True)
+        self._signal(node_id, signal.SIGKILL)
+        self._ended_within(_name(node_id), _STOP_S)
 
-    def stop(self, node_id: int) -> None:
-        """SIGTERM: the node hands over its partitions and ends."""
-        self._signal(node_id, signal.SIGTERM, wait=True)
+    def stop(self, node_id: int, timeout_s: float = _STOP_S) -> None:
+        """SIGTERM: the node hands over its partitions and ends. Later than `timeout_s` it is killed.
+
+        That is the fate of a node whose controllers have lost their majority: it would wait for minutes.
+        """
+        self._signal(node_id, signal.SIGTERM)
+        self._signal(node_id, signal.SIGCONT)  # one that is frozen would not notice
+        if not self._ended_within(_name(node_id), timeout_s):
+            self._say(f"{self}: {_name(node_id)} did not stop in {timeout_s:.0f} s and is killed")
+            self.kill(node_id)
 
     def freeze(self, node_id: int) -> None:
         """SIGSTOP: the node keeps its connections and answers nothing."""
@@ -276,7 +346,7 @@ class KafkaCluster:
         self.wait_until_serving(node_id)
 
     def wait_until_serving(self, node_id: int, nodes: int | None = None) -> None:
-        """Return when the node answers and names `nodes` nodes (default: all). Raises ClusterFailed."""
+        """Return when the node answers Metadata and names `nodes` nodes (default: all). Raises ClusterFailed."""
         wanted = len(self.node_ids) if nodes is None else nodes
         self._await(
             lambda: _nodes_named_by(self.host, self.ports[node_id]) >= wanted,
@@ -286,7 +356,7 @@ class KafkaCluster:
 
     def _launch_after_own_session(self, node_id: int) -> bool:
         """Start a node anew that ended because ZooKeeper still knew its killed predecessor; False for other ends."""
-        if self.mode != "zookeeper" or "NodeExists" not in self.log_tail(node_id):
+        if self.mode != "zookeeper" or "NodeExists" not in self._log_of_this_life(_name(node_id)):
             return False
         time.sleep(1)
         self._launch(node_id)
@@ -295,6 +365,10 @@ class KafkaCluster:
     def log_tail(self, node_id: int, lines: int = 40) -> str:
         """The last lines of a node's log."""
         return self._tail(_name(node_id), lines)
+
+    def is_running(self, node_id: int) -> bool:
+        """False when the node's process has ended."""
+        return self._order(poll=_name(node_id))["status"] is None
 
     def log_tails(self, lines: int = 40) -> dict[str, str]:
         """The last lines of every process's log, by its name."""
@@ -305,26 +379,49 @@ class KafkaCluster:
             return "\n".join(self._file(f"{name}.log").read_text(errors="replace").splitlines()[-lines:])
         return ""
 
+    def _log_of_this_life(self, name: str) -> str:
+        with self._file(f"{name}.log").open("rb") as log:
+            log.seek(self._log_begins[name])
+            return log.read().decode(errors="replace")
+
+    def _reason(self, name: str) -> str:
+        """Errors and last lines of a process's log: a node that gives up says much after the reason."""
+        lines = self._log_of_this_life(name).splitlines()
+        errors = [line for line in lines[:-40] if " ERROR " in line or " FATAL " in line or "Exception" in line]
+        return "\n".join(errors[-20:] + lines[-40:])
+
     def _await(self, ready: Callable[[], bool], name: str, again: Callable[[], bool] | None = None) -> None:
         """Wait until `ready`. A process that has ended is a failure unless `again` has started another."""
         deadline = time.monotonic() + _START_S
         while not ready():
             if self._order(poll=name)["status"] is not None and not (again and again()):
-                raise ClusterFailed(f"{self}: {name} has ended\n{self._tail(name, 40)}")
+                raise ClusterFailed(f"{self}: {name} has ended\n{self._reason(name)}")
             if time.monotonic() > deadline:
-                raise ClusterFailed(f"{self}: {name} does not serve after {_START_S:.0f} s\n{self._tail(name, 40)}")
+                raise ClusterFailed(f"{self}: {name} does not serve after {_START_S:.0f} s\n{self._reason(name)}")
             time.sleep(0.1)
 
-    def _signal(self, node_id: int, number: signal.Signals, wait: bool = False) -> None:
-        self._order(signal=_name(node_id), number=int(number), wait=wait)
+    def _ended_within(self, name: str, timeout_s: float) -> bool:
+        deadline = time.monotonic() + timeout_s
+        while self._order(poll=name)["status"] is None:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _signal(self, node_id: int, number: signal.Signals) -> None:
+        self._order(signal=_name(node_id), number=int(number))
 
     def _order(self, **order: Any) -> dict[str, Any]:
-        assert self._keeper is not None
+        if self._keeper is None:
+            raise ClusterFailed(f"{self} is not running")
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
-        self._keeper.stdin.write(json.dumps(order) + "\n")
-        self._keeper.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._keeper.stdout.readline())
+        with self._order_lock:
+            self._keeper.stdin.write(json.dumps(order) + "\n")
+            self._keeper.stdin.flush()
+            answer: dict[str, Any] = json.loads(self._keeper.stdout.readline())
+        if "error" in answer:
+            raise ClusterFailed(f"{self}: {answer['error']}")
         return answer
 
     # ---------------------------------------------------------------- tools
@@ -359,19 +456,31 @@ class KafkaCluster:
 
     def tool(self, tool: str, *args: str, timeout_s: float = 60, stdin: str = "", wrapper: Sequence[str] = ()) -> str:
         """Run a Kafka tool; return what it printed on stdout. Raises RuntimeError with its output if it fails."""
-        done = subprocess.run(
-            [*wrapper, *self.tool_command(tool, *args)],
-            input=stdin,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        done = self.run([*wrapper, *self.tool_command(tool, *args)], timeout_s=timeout_s, stdin=stdin)
         if done.returncode:
             raise RuntimeError(
                 f"{tool} {' '.join(args)}: exit {done.returncode}\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
             )
         return done.stdout
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 60, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a command that ends with the cluster at the latest. Raises TimeoutExpired with its output so far."""
+        with self._order_lock:
+            self._runs += 1
+            name = f"run-{self._runs}"
+        given, printed, errors = (self._file(f"{name}.{kind}") for kind in ("in", "out", "err"))
+        given.write_text(stdin)
+        try:
+            self._order(start=name, argv=list(argv), log=str(printed), errors=str(errors), input=str(given))
+            in_time = self._ended_within(name, timeout_s)
+            status = self._order(signal=name, number=int(signal.SIGKILL), wait=True)["status"]
+            output, complaints = printed.read_text(errors="replace"), errors.read_text(errors="replace")
+        finally:
+            for path in (given, printed, errors):
+                path.unlink(missing_ok=True)
+        if not in_time:
+            raise subprocess.TimeoutExpired(list(argv), timeout_s, output, complaints)
+        return subprocess.CompletedProcess(list(argv), status, output, complaints)
 
     def _tool_class(self, tool: str) -> str:
         for name in _TOOLS[tool]:
@@ -403,12 +512,16 @@ def _uuid() -> str:
     return text
 
 
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for sock in sockets:
-            sock.bind(("127.0.0.1", 0))
-        return [sock.getsockname()[1] for sock in sockets]
+def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
+    """Ports that nobody listens on now, in no order. Two callers may be given the same."""
+    found: list[int] = []
+    for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
+        with socket.socket() as sock, contextlib.suppress(OSError):
+            sock.bind((host, port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise OSError(f"no {count} free ports on {host}")
 
 
 def _accepts(host: str, port: int) -> bool:
@@ -421,15 +534,21 @@ def _accepts(host: str, port: int) -> bool:
 
 def _nodes_named_by(host: str, port: int) -> int:
     """How many nodes a node names; 0 while it does not answer."""
+    return _ask(host, port, lambda admin: len(admin.describe_cluster()["brokers"])) or 0
+
+
+def _has_coordinator(host: str, port: int) -> bool:
+    """True when a group finds its coordinator; the first to look has the topic of offsets made."""
+    return _ask(host, port, lambda admin: admin.list_group_offsets({"is-there-a-coordinator": None})) is not None
+
+
+def _ask(host: str, port: int, question: Callable[[KafkaAdminClient], Any]) -> Any:
+    """A node's answer, None while it does not answer."""
     if not _accepts(host, port):
-        return 0
-    try:
-        admin = KafkaAdminClient(bootstrap_servers=f"{host}:{port}", bootstrap_timeout_ms=2000, request_timeout_ms=2000)
-    except (KafkaError, OSError):
-        return 0
-    try:
-        return len(admin.describe_cluster()["brokers"])
-    except (KafkaError, OSError):
-        return 0
-    finally:
-        admin.close()
+        return None
+    with contextlib.suppress(KafkaError, OSError):
+        servers = f"{host}:{port}"
+        admin = KafkaAdminClient(bootstrap_servers=servers, bootstrap_timeout_ms=2000, request_timeout_ms=2000)
+        with contextlib.closing(admin):
+            return question(admin)
+    return None

@@ -1,74 +1,137 @@
-"""Keeps the processes of a cluster, and ends them with it.
+"""Keeps processes and their folder, and ends them with the process that started it.
 
-`python -m proxy.demo.keeper FOLDER` starts and signals processes as JSON lines on stdin tell it. When stdin ends, for
-whatever reason (also because the one at its other end was killed), it kills them all and deletes the folder.
+`python -m proxy.demo.keeper FOLDER` makes the folder, and starts and signals processes as JSON lines on stdin tell it.
+When stdin ends or its parent is gone, for whatever reason (SIGKILL too, and while an order is carried out), it kills
+them all and deletes the folder. When it is killed itself, the kernel kills what it started.
 
-    {"start": NAME, "argv": [...], "log": PATH}  ->  {"pid": PID}
-    {"signal": NAME, "number": N, "wait": true}  ->  {"status": EXIT STATUS or null}
+    {"folder": true}                             ->  {"folder": PATH}, when the folder is there
+    {"start": NAME, "argv": [...], "log": PATH}  ->  {"pid": PID} or {"error": TEXT}
+      ("errors": PATH takes stderr apart, "input": PATH is stdin)
+    {"signal": NAME, "number": N, "wait": true}  ->  {"status": EXIT STATUS or null}; SIGKILL goes to its whole group
     {"poll": NAME}                               ->  {"status": EXIT STATUS or null}
 """
 
+import contextlib
 import ctypes
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+_STDIN, _STDOUT = 0, 1
 
 
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+class ParentGone(Exception):
+    """Nobody is left to give orders."""
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for SIGKILL when the thread that starts this process ends; for `preexec_fn`."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Keeper:
-    """The processes by name."""
+    """The processes by name. Each leads a process group, so that a wrapper takes what it has started with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, parent: int) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._parent = os.pidfd_open(parent)
+
+    def orders(self) -> Iterator[dict[str, Any]]:
+        """The orders, until stdin ends or the parent is gone (a fork of it may still hold the pipe open)."""
+        poll = select.poll()
+        poll.register(_STDIN, select.POLLIN)
+        poll.register(self._parent, select.POLLIN)
+        pending = b""
+        while self._parent not in (ready := dict(poll.poll())):
+            if _STDIN not in ready or not (more := os.read(_STDIN, 65536)):
+                return
+            *lines, pending = (pending + more).split(b"\n")
+            yield from map(json.loads, lines)
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Carry one order out; return what is answered."""
+        """Carry one order out; return what is answered. Raises ParentGone if that happens during a wait."""
         if "start" in order:
-            with Path(order["log"]).open("ab") as log:
-                process = subprocess.Popen(
-                    order["argv"],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    preexec_fn=_die_with_parent,
-                )
-            self._processes[order["start"]] = process
-            return {"pid": process.pid}
+            try:
+                return {"pid": self._start(order)}
+            except OSError as error:
+                return {"error": str(error)}
         process = self._processes[order.get("signal") or order["poll"]]
-        if "signal" in order and process.poll() is None:
-            os.kill(process.pid, order["number"])
+        if "signal" in order and _status(process) is None:
+            send = os.killpg if order["number"] == signal.SIGKILL else os.kill
+            send(process.pid, order["number"])
             if order.get("wait"):
-                process.wait()
-        return {"status": process.poll()}
+                self._wait(process)
+        return {"status": _status(process)}
+
+    def _start(self, order: dict[str, Any]) -> int:
+        with contextlib.ExitStack() as files:
+            log = files.enter_context(Path(order["log"]).open("ab"))
+            errors = files.enter_context(Path(order["errors"]).open("ab")) if "errors" in order else log
+            process = subprocess.Popen(
+                order["argv"],
+                stdin=files.enter_context(Path(order.get("input", os.devnull)).open("rb")),
+                stdout=log,
+                stderr=errors,
+                process_group=0,
+                preexec_fn=die_with_parent,
+            )
+        self._processes[order["start"]] = process
+        return process.pid
+
+    def _wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Wait for an end, but not longer than somebody waits for us."""
+        ended = os.pidfd_open(process.pid)
+        try:
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            poll.register(self._parent, select.POLLIN)
+            poll.register(_STDIN, 0)  # its hang-up only, which is always told
+            if ended not in dict(poll.poll()):
+                raise ParentGone
+        finally:
+            os.close(ended)
 
     def end(self) -> None:
         """Kill what still runs."""
-        for process in self._processes.values():
-            if process.poll() is None:
-                process.kill()
-        for process in self._processes.values():
+        running = [process for process in self._processes.values() if _status(process) is None]
+        for process in running:
+            os.killpg(process.pid, signal.SIGKILL)
+        for process in running:
             process.wait()
 
 
+def _status(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit status, None while it runs. What an ended process has left in its group is killed."""
+    if process.returncode is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        # Before it is reaped: after that its number, and so its group's, may belong to somebody else.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return process.returncode
+
+
 def main() -> None:
-    """Obey until stdin ends, then clean up."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    folder = sys.argv[1]
-    keeper = Keeper()
+    """Obey until nobody gives orders any more, then clean up."""
+    parent = os.getppid()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A handler and not SIG_IGN, which the processes would inherit: a JVM then ignores SIGTERM for good.
+        signal.signal(number, lambda *_: None)
+    folder = Path(sys.argv[1])
+    folder.mkdir(mode=0o700, exist_ok=True)
+    keeper = Keeper(parent)
     try:
-        for line in sys.stdin:
-            print(json.dumps(keeper.obey(json.loads(line))), flush=True)
+        with contextlib.suppress(ParentGone, BrokenPipeError):
+            for order in keeper.orders():
+                answer = {"folder": str(folder)} if "folder" in order else keeper.obey(order)
+                os.write(_STDOUT, json.dumps(answer).encode() + b"\n")
     finally:
         keeper.end()
         shutil.rmtree(folder, ignore_errors=True)

@@ -93,6 +93,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._client: asyncio.Transport | None = None
         self._node: asyncio.Transport | None = None
+        self._node_eof = False
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -119,6 +120,8 @@ class Connection:
     def eof_came(self, side: Side) -> None:
         """One side will send no more."""
         now_ms = self._clock.now_ms()
+        if side is Side.NODE:
+            self._node_eof = True
         if self.closing:
             self._finish(side)
         else:
@@ -130,6 +133,8 @@ class Connection:
             self._node = None
         else:
             self._client = None
+        if self.closing and self._node is self._client is None:
+            self._cancel_timer()
         reason = CloseReason.NODE_LOST if side is Side.NODE else CloseReason.CLIENT_LOST
         if not self.closing:
             self._do(lambda: self.relay.on_lost(reason, str(error) if error else ""))
@@ -201,9 +206,13 @@ class Connection:
         return transport
 
     def _wake_at(self, at_ms: int, now_ms: int) -> None:
+        self._cancel_timer()
+        self._timer = self._loop.call_later(max(at_ms - now_ms, 1) / 1000, self._wake_up)
+
+    def _cancel_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(at_ms - now_ms, 1) / 1000, self._wake_up)
+            self._timer = None
 
     def _wake_up(self) -> None:
         self._timer = None
@@ -260,9 +269,7 @@ class Connection:
     def _close(self, close: Close) -> None:
         """Let both sides have what was sent to them, then close them; tell why."""
         self.closing = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._cancel_timer()
         self._log_episode()
         relay = self.relay
         quiet = close.reason in _ORDINARY
@@ -282,18 +289,18 @@ class Connection:
         if self._node is not None:
             self._close_node(self._node)
         if self._client is not None or self._node is not None:
-            self._loop.call_later(LINGER_S, self.abort)
+            self._timer = self._loop.call_later(LINGER_S, self.abort)
         self._on_closed(self, close.reason)
 
     def _close_node(self, node: asyncio.Transport) -> None:
         """Half-close: a node that still reads requests without answers must not be cut short by a reset."""
         if node.is_closing():
             return
-        if node.can_write_eof():
+        if self._node_eof:
+            node.close()
+        else:
             node.write_eof()
             node.resume_reading()
-        else:
-            node.close()
 
     def _finish(self, side: Side) -> None:
         transport = self._node if side is Side.NODE else self._client

@@ -255,7 +255,8 @@ class Relay:
         except ProtocolError as error:
             self._close(actions, CloseReason.REQUEST_MALFORMED, str(error))
         else:
-            if self._client_eof and not self._mute:
+            waits = self._mute and (self._opening or self._mute != _UNCONNECTED)
+            if self._client_eof and not (waits and self._requests):
                 detail = "in the middle of a request" if self._requests or self._request_left else ""
                 self._close(actions, CloseReason.CLIENT_CLOSED, detail)
             else:
@@ -449,8 +450,8 @@ class Relay:
             body_at = 9 if not buf[at + 8] else _after_header_tags(buf[at : at + available], frame_bytes)
             if not body_at:
                 return _NOTHING
-        if plan.api_key == FETCH and not request.charged:
-            self._charge_fetch(request, frame_bytes - (body_at - 8) - 4, now_ms, after)
+        if plan.api_key == FETCH and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
+            self._charge_fetch(request, frame_bytes - (body_at - 4), now_ms, after)
         if plan.answer is _PLAIN:
             throttle_at = plan.throttle_at
             if throttle_at >= 0:
@@ -474,8 +475,12 @@ class Relay:
             passed = min(walk.offset, available)
             self._streamed = _StreamedAnswer(walk, frame_bytes, passed, request)
             return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
-        if not walk.done or walk.offset != frame_bytes:
+        if not walk.fits(frame_bytes):
             return _too_short(plan, frame_bytes)
+        if plan.api_key == FETCH:
+            hints = walk.endpoint_tag
+            hints_bytes = 0 if hints is None else hints.end - hints.at
+            self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes, now_ms, after)
         if walk.endpoints and rewritable(walk):
             return self._ask_about_answer(plan, buf[at : at + frame_bytes], after)
         return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
@@ -557,8 +562,8 @@ class Relay:
             if walk.tail_at < 0 and (walk.done or walk.offset >= frame_bytes or sent + here == frame_bytes):
                 return _too_short(streamed.request.plan, frame_bytes)
             passed = min(walk.offset - sent, here)
-            if passed:
-                streamed.sent += passed
+            streamed.sent += passed
+            if passed or walk.tail_at < 0:
                 return passed, ()
         if frame_bytes - sent > MAX_HEAD_BYTES:
             raise MalformedMessage(f"{frame_bytes - sent} bytes behind the partitions of an answer")
@@ -566,7 +571,7 @@ class Relay:
             return _NOTHING
         throttled_before = walk.throttle_at
         walk.advance(data, sent)
-        if not walk.done or walk.offset != frame_bytes:
+        if not walk.fits(frame_bytes):
             return _too_short(streamed.request.plan, frame_bytes)
         self._streamed = None
         splices = hiding_splices(walk, frame_bytes)
@@ -577,7 +582,9 @@ class Relay:
         return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
 
     def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
-        """Charge the answer of a Fetch: its size without length prefix and header tags, as a broker counts it."""
+        """Charge the answer of a Fetch: its size without length prefix, header tags and (where it is here whole)
+        NodeEndpoints, as a broker counts it.
+        """
         request.charged = True
         binding = request.binding
         if binding is None or binding.fetch is None:

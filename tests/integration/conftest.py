@@ -1,37 +1,79 @@
 """Real clusters, started once for all tests that need the same one; a failed test shows their logs."""
 
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
 from proxy.demo.kafka_cluster import KafkaCluster
+from tests.integration.proxy_process import ProxyProcess
 
 CLUSTERS = {
     "3.9.2-zookeeper": ("3.9.2", "zookeeper"),
     "3.9.2-kraft": ("3.9.2", "kraft"),
     "4.3.1-kraft": ("4.3.1", "kraft"),
 }
+NEWEST = "4.3.1-kraft"
 
 _running: list[KafkaCluster] = []
+_proxies: list[ProxyProcess] = []
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
+    """Mark what is in this folder, and put tests that share a cluster together and last: one runs at a time."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
             item.add_marker("integration")
+    kinds = [None, *CLUSTERS]
+    items.sort(key=lambda item: kinds.index(_kind(item)))
 
 
-@pytest.fixture(scope="session", params=CLUSTERS.values(), ids=CLUSTERS.keys())
-def kafka(request):
-    """A cluster of three nodes, of each kind in turn."""
-    yield from _run(*request.param)
+def pytest_generate_tests(metafunc):
+    """`kafka` is each kind in turn; a test with `newest_kafka`, however it comes by it, runs with that kind only."""
+    if "kafka" in metafunc.fixturenames:
+        kinds = [NEWEST] if "newest_kafka" in metafunc.fixturenames else list(CLUSTERS)
+        metafunc.parametrize("kafka", kinds, indirect=True, scope="session")
+
+
+def _kind(item):
+    return item.callspec.params.get("kafka") if hasattr(item, "callspec") else None
 
 
 @pytest.fixture(scope="session")
-def newest_kafka():
+def kafka(request):
+    """A cluster of three nodes, of each kind in turn."""
+    yield from _run(*CLUSTERS[request.param])
+
+
+@pytest.fixture(scope="session")
+def newest_kafka(kafka):
     """A cluster of three nodes of the newest version, for tests that need only one kind."""
-    yield from _run("4.3.1", "kraft")
+    return kafka
+
+
+@pytest.fixture(scope="session")
+def proxy(kafka):
+    """A proxy in front of each cluster, without quotas; it has to end well after all that it went through."""
+    with ProxyProcess(kafka) as process:
+        _proxies.append(process)
+        yield process
+        _proxies.remove(process)
+
+
+@pytest.fixture
+def start_proxy(newest_kafka):
+    """Starts a proxy with these quotas and settings in front of the newest cluster; all have to end well."""
+    with ExitStack() as stack:
+
+        def start(quotas=(), **settings):
+            process = ProxyProcess(newest_kafka, quotas, **settings)
+            _proxies.append(process)
+            stack.callback(_proxies.remove, process)
+            return stack.enter_context(process)
+
+        yield start
 
 
 def _run(version, mode):
@@ -48,4 +90,6 @@ def pytest_runtest_makereport(item, call):
         for cluster in _running:
             for name, tail in cluster.log_tails().items():
                 report.sections.append((f"{cluster}: {name}", tail))
+        for process in _proxies:
+            report.sections.append((f"proxy at {process.bootstrap}", process.tail()))
     return report

@@ -236,6 +236,16 @@ class ProxyProcess:
         """The log lines of one event."""
         return [line for line in self.log() if line["event"] == event]
 
+    def closing_line(self, client: str) -> dict[str, Any]:
+        """The log line that tells the end of the connection of a client, given as host:port."""
+        found: list[dict[str, Any]] = self.wait_for(
+            lambda: [line for line in self.events("connection_closed") if line["client"] == client],
+            5,
+            f"the end of {client}",
+        )
+        assert len(found) == 1, found
+        return found[0]
+
     def tail(self, lines: int = 30) -> str:
         """The last lines of the log, as they are."""
         return "\n".join(self._lines[-lines:])

@@ -83,10 +83,12 @@ public final class MessageVectors {
     /** Fills one message by its schema, so with exactly the fields that the version has. */
     static final class Filler {
         final Variant variant;
+        final short version;
         final Random random;
 
-        Filler(Variant variant, Random random) {
+        Filler(Variant variant, short version, Random random) {
             this.variant = variant;
+            this.version = version;
             this.random = random;
         }
 
@@ -107,7 +109,7 @@ public final class MessageVectors {
             String fieldPath = path + "." + field.name;
             Method setter = setter(message, field.name);
             Method getter = message.getClass().getMethod(uncapitalised(setter.getName().substring(3)));
-            boolean nullable = field.type.isNullable();
+            boolean nullable = field.type.isNullable() && acceptsNull(message, setter);
             Object value;
             if (nullable && random.nextDouble() < variant.nulls) {
                 value = null;
@@ -119,6 +121,21 @@ public final class MessageVectors {
                 value = value(setter.getGenericParameterTypes()[0], field.type, field.name, fieldPath);
             }
             setter.invoke(message, value);
+        }
+
+        /** False for records that may not be null; the schema type of Kafka 3 does not tell them from those that may. */
+        private boolean acceptsNull(Message message, Method setter) throws ReflectiveOperationException {
+            if (!isRecords(setter.getParameterTypes()[0])) {
+                return true;
+            }
+            Message empty = message.getClass().getConstructor().newInstance();
+            setter.invoke(empty, (Object) null);
+            try {
+                empty.size(new ObjectSerializationCache(), version);
+                return true;
+            } catch (NullPointerException notNullable) {
+                return false;
+            }
         }
 
         private Object value(
@@ -142,7 +159,7 @@ public final class MessageVectors {
             if (javaClass == ByteBuffer.class) {
                 return ByteBuffer.wrap(bytes(variant.textBytes.getAsInt()));
             }
-            if (javaClass.getSimpleName().equals("BaseRecords")) {
+            if (isRecords(javaClass)) {
                 return records(javaClass.getPackageName(), variant.textBytes.getAsInt());
             }
             if (javaClass == Uuid.class) {
@@ -292,6 +309,10 @@ public final class MessageVectors {
 
     static boolean isScalar(Class<?> javaClass) {
         return javaClass.isPrimitive() || javaClass == String.class || javaClass == Uuid.class;
+    }
+
+    static boolean isRecords(Class<?> javaClass) {
+        return javaClass.getSimpleName().equals("BaseRecords");
     }
 
     static String uncapitalised(String name) {
@@ -582,7 +603,7 @@ public final class MessageVectors {
 
     static Line request(ApiMessageType api, short version, Schema schema, Variant variant, Random random, int turn)
             throws ReflectiveOperationException {
-        Filler filler = new Filler(variant, random);
+        Filler filler = new Filler(variant, version, random);
         ApiMessage body = api.newRequest();
         filler.fill(body, schema, "");
         short headerVersion = api.requestHeaderVersion(version);
@@ -615,7 +636,7 @@ public final class MessageVectors {
     static Line response(ApiMessageType api, short version, Schema schema, Variant variant, Random random)
             throws ReflectiveOperationException {
         int key = api.apiKey();
-        Filler filler = new Filler(variant, random);
+        Filler filler = new Filler(variant, version, random);
         ApiMessage body = api.newResponse();
         filler.fill(body, schema, "");
         List<Message> addresses = addressed(key, version, body);

@@ -5,10 +5,10 @@ from struct import pack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quotas.entities import QuotaType
 
 from proxy.relay.actions import CloseReason, Side, Verdict
 from proxy.relay.relay import RelayLimits
+from quotas.entities import QuotaType
 from tests.relay.frames import (
     API_VERSIONS,
     fetch,
@@ -217,6 +217,31 @@ def test_a_client_that_hangs_up_closes_its_connection(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1))
     script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+
+
+def test_a_client_that_hangs_up_without_a_word_closes_its_connection(make_relay):
+    script = Script(make_relay)
+    script.client(b"\0\0")
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+    assert script.opened == 0
+
+
+def test_a_muted_client_with_nothing_left_to_send_is_let_go_at_once(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script.client(produce(1, size=1500))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+
+
+def test_what_a_client_sent_before_it_hung_up_waits_for_the_connection(make_relay):
+    script = Script(make_relay)
+    script.client(produce(1, acks=0))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    assert script.closed is None
+    script.connected()
+    assert script.sent[Side.NODE] == produce(1, acks=0)
     assert script.close_reason is CloseReason.CLIENT_CLOSED
 
 

@@ -1,0 +1,22 @@
+# The service: no JVM, no compiler, not root. Its packages are those of requirements.lock, checked by hash.
+FROM python:3.11-slim-bookworm AS build
+WORKDIR /build
+COPY requirements.lock pyproject.toml README.md ./
+COPY protocol protocol
+COPY quotas quotas
+COPY proxy proxy
+RUN python -m venv /opt/kafka-throttle \
+ && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
+ && python -m venv /opt/build \
+ && /opt/build/bin/pip install --no-cache-dir hatchling==1.27.0 \
+ && /opt/build/bin/python -m hatchling build -t wheel \
+ && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps dist/*.whl
+
+FROM python:3.11-slim-bookworm
+RUN useradd --system --no-create-home --uid 10001 kafka-throttle && mkdir /run/kafka-throttle
+COPY --from=build /opt/kafka-throttle /opt/kafka-throttle
+USER kafka-throttle
+# An empty directory: the package names (proxy, protocol, quotas) are generic, so nothing else may stand beside them.
+WORKDIR /run/kafka-throttle
+ENTRYPOINT ["/opt/kafka-throttle/bin/kafka-throttle"]
+CMD ["run", "--config", "/etc/kafka-throttle/proxy.yaml"]

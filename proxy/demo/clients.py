@@ -1,0 +1,274 @@
+"""The four clients of the demo; each runs in a process of its own, so that they do not share a GIL.
+
+`python -m proxy.demo.clients NAME BOOTSTRAP TOPIC` gets ready, says so, waits for SIGUSR1, and works until SIGTERM.
+It prints JSON lines: {"ready": true}, then several times a second what happened since the line before:
+
+    {"at": MONOTONIC S, "bytes": N, "records": N, "failed": N, "latency_us": [...], "throttle_ms": [...]}
+
+Bytes are those of record values that were acknowledged or read. A throttle time is one that this client has seen in an
+answer: librdkafka's throttle_cb, or the warning that kafka-python logs for each throttled answer.
+"""
+
+import json
+import logging
+import os
+import signal
+import struct
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+GOOD_RECORD_BYTES = 2_000
+GOOD_RECORDS_PER_SECOND = 100
+GOOD_PARTITIONS = 3
+NOISY_RECORD_BYTES = 8_000
+
+_NOISY_RECORDS_HELD = 250
+_REPORT_S = 0.2
+_STAMP = struct.Struct(">qq")
+"""What a good record begins with: its number, and the monotonic nanosecond at which it was due."""
+
+
+class Tally:
+    """What a client has seen since its last report; several threads add to it."""
+
+    def __init__(self) -> None:
+        self.stop = threading.Event()
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._bytes = self._records = self._failed = 0
+        self._latency_us: list[int] = []
+        self._throttle_ms: list[int] = []
+
+    def add(self, size_bytes: int, records: int = 1, since_s: float | None = None) -> None:
+        """Records that were acknowledged or read; the latency runs since `since_s`, monotonic."""
+        now_s = time.monotonic()
+        with self._lock:
+            self._bytes += size_bytes
+            self._records += records
+            if since_s is not None:
+                self._latency_us.append(int((now_s - since_s) * 1e6))
+
+    def fail(self) -> None:
+        """A record that the client has given up."""
+        with self._lock:
+            self._failed += 1
+
+    def throttle(self, throttle_time_ms: int) -> None:
+        """An answer with a throttle time; zero is none."""
+        if throttle_time_ms > 0:
+            with self._lock:
+                self._throttle_ms.append(throttle_time_ms)
+
+    def report(self) -> None:
+        """Print what came since the last report."""
+        with self._lock:
+            line = {
+                "at": time.monotonic(),
+                "bytes": self._bytes,
+                "records": self._records,
+                "failed": self._failed,
+                "latency_us": self._latency_us,
+                "throttle_ms": self._throttle_ms,
+            }
+            self._clear()
+            print(json.dumps(line), flush=True)
+
+    def await_start(self) -> None:
+        """Say that this client is ready; return when it shall begin, with reports going out from now on."""
+        print(json.dumps({"ready": True}), flush=True)
+        signal.sigwait({signal.SIGUSR1})
+        threading.Thread(target=self._keep_reporting, daemon=True).start()
+
+    def _keep_reporting(self) -> None:
+        while True:
+            time.sleep(_REPORT_S)
+            self.report()
+
+
+class ThrottleWarnings(logging.Handler):
+    """Takes the throttle times out of kafka-python's log, which has a warning for each throttled answer."""
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__(logging.WARNING)
+        self._tally = tally
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """A log record of kafka-python."""
+        if "throttled by broker" in record.msg and isinstance(record.args, tuple):
+            throttle_time_ms = record.args[-1]
+            assert isinstance(throttle_time_ms, int)
+            self._tally.throttle(throttle_time_ms)
+        else:
+            print(record.getMessage(), file=sys.stderr, flush=True)
+
+
+def _watch_throttles_of_kafka_python(tally: Tally) -> None:
+    logger = logging.getLogger("kafka")
+    logger.addHandler(ThrottleWarnings(tally))
+    logger.propagate = False
+
+
+def _watch_throttles_of_librdkafka(tally: Tally) -> Callable[[Any], None]:
+    return lambda event: tally.throttle(round(event.throttle_time * 1000))
+
+
+def good_producer(bootstrap: str, topic: str, tally: Tally) -> None:
+    """200 KB/s at an even pace that no slow answer slows down; the latency runs from when a record was due."""
+    from confluent_kafka import Producer
+
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": "good-producer",
+            "acks": "all",
+            "linger.ms": 0,
+            "throttle_cb": _watch_throttles_of_librdkafka(tally),
+        }
+    )
+    producer.list_topics(topic, timeout=20)
+    padding = os.urandom(GOOD_RECORD_BYTES - _STAMP.size)
+
+    def delivered(due_s: float, error: Any, message: Any) -> None:
+        if error is None:
+            tally.add(GOOD_RECORD_BYTES, since_s=due_s)
+        else:
+            print(f"not delivered: {error}", file=sys.stderr, flush=True)
+            tally.fail()
+
+    tally.await_start()
+    begin_s = time.monotonic()
+    number = 0
+    while not tally.stop.is_set():
+        due_s = begin_s + number / GOOD_RECORDS_PER_SECOND
+        if (ahead_s := due_s - time.monotonic()) > 0:
+            producer.poll(ahead_s)
+            continue
+        stamp = _STAMP.pack(number, int(due_s * 1e9))
+        producer.produce(
+            topic, stamp + padding, partition=number % GOOD_PARTITIONS, on_delivery=partial(delivered, due_s)
+        )
+        producer.poll(0)
+        number += 1
+    producer.flush(20)
+    for _ in range(len(producer)):
+        tally.fail()
+
+
+def good_consumer(bootstrap: str, topic: str, tally: Tally) -> None:
+    """Reads the records of the good producer, in a group; each counts once, and its latency since it was due."""
+    from kafka import KafkaConsumer
+
+    consumer = KafkaConsumer(
+        topic,
+        bootstrap_servers=bootstrap,
+        client_id="good-consumer",
+        group_id=f"good-consumer-of-{topic}",
+        auto_offset_reset="earliest",
+    )
+    while len(consumer.assignment()) < GOOD_PARTITIONS:
+        consumer.poll(timeout_ms=100)
+    seen: set[int] = set()
+    tally.await_start()
+    while not tally.stop.is_set():
+        for records in consumer.poll(timeout_ms=100).values():
+            for record in records:
+                number, due_ns = _STAMP.unpack_from(record.value)
+                if number not in seen:
+                    seen.add(number)
+                    tally.add(len(record.value), since_s=due_ns / 1e9)
+
+
+def noisy_producer(bootstrap: str, topic: str, tally: Tally) -> None:
+    """Sends as fast as it can; kafka-python holds as many records as it is given, so this bounds them."""
+    from kafka import KafkaProducer
+
+    producer = KafkaProducer(
+        bootstrap_servers=bootstrap,
+        client_id="noisy-producer",
+        acks="all",
+        batch_size=128 * 1024,
+    )
+    producer.partitions_for(topic)
+    payload = os.urandom(NOISY_RECORD_BYTES)
+
+    room = threading.Semaphore(_NOISY_RECORDS_HELD)
+
+    def delivered(sent_s: float, metadata: Any) -> None:
+        tally.add(NOISY_RECORD_BYTES, since_s=sent_s)
+        room.release()
+
+    def failed(error: Exception) -> None:
+        print(f"not delivered: {error}", file=sys.stderr, flush=True)
+        tally.fail()
+        room.release()
+
+    tally.await_start()
+    while not tally.stop.is_set():
+        if room.acquire(timeout=0.2):
+            sent = producer.send(topic, payload)
+            sent.add_callback(partial(delivered, time.monotonic()))
+            sent.add_errback(failed)
+
+
+def noisy_consumer(bootstrap: str, topic: str, tally: Tally) -> None:
+    """Reads the same records over and over, as fast as it can."""
+    from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": "noisy-consumer",
+            "group.id": "noisy-consumer",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "throttle_cb": _watch_throttles_of_librdkafka(tally),
+        }
+    )
+    consumer.list_topics(topic, timeout=20)
+    tally.await_start()
+    consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+    while not tally.stop.is_set():
+        messages = consumer.consume(256, timeout=0.1)
+        values = [message.value() for message in messages if message.error() is None]
+        tally.add(sum(map(len, values)), len(values))
+        errors = [message.error() for message in messages if message.error() is not None]
+        if any(error.code() == KafkaError._PARTITION_EOF for error in errors):
+            consumer.seek(TopicPartition(topic, 0, 0))
+
+
+CLIENTS: dict[str, Callable[[str, str, Tally], None]] = {
+    "good-producer": good_producer,
+    "good-consumer": good_consumer,
+    "noisy-producer": noisy_producer,
+    "noisy-consumer": noisy_consumer,
+}
+LIBRARIES = {
+    "good-producer": "confluent-kafka",
+    "good-consumer": "kafka-python",
+    "noisy-producer": "kafka-python",
+    "noisy-consumer": "confluent-kafka",
+}
+
+
+def main() -> None:
+    """Run one client until SIGTERM."""
+    name, bootstrap, topic = sys.argv[1:]
+    tally = Tally()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    signal.signal(signal.SIGTERM, lambda number, frame: tally.stop.set())
+    _watch_throttles_of_kafka_python(tally)
+    CLIENTS[name](bootstrap, topic, tally)
+    tally.report()
+    # What a noisy client still holds is not worth waiting for, and closing would wait for it.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The proxy of the demo: a process of its own in front of a cluster, with quotas for the demo's clients."""
+
+import json
+import random
+import socket
+import time
+import urllib.request
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+from proxy.demo.kept_processes import KeptProcesses
+
+HOST = "127.0.0.1"
+_NAME = "proxy"
+_FIRST_PORT, _LAST_PORT = 12_000, 32_000
+"""Below the ports that outgoing connections take, so that none of those can be in the way."""
+
+_START_S = 20.0
+
+
+class ProxyFailed(RuntimeError):
+    """The proxy does not serve; the message ends with the last lines of its log."""
+
+
+class ProxyProcess:
+    """`python -m proxy run` with one listener for `nodes` nodes, numbered from 1; it ends with `processes`.
+
+    `quotas` are entries as the configuration file has them.
+    """
+
+    def __init__(
+        self, processes: KeptProcesses, bootstrap_servers: str, nodes: int, quotas: Sequence[dict[str, Any]]
+    ) -> None:
+        self._processes = processes
+        self.port, *_, self.metrics_port = _free_port_run(nodes + 2)
+        config = {
+            "virtual_clusters": [
+                {
+                    "name": "demo",
+                    "upstream": {"bootstrap_servers": bootstrap_servers.split(",")},
+                    "listeners": [
+                        {"name": "plain", "bind": HOST, "port": self.port, "node_ids": [f"1-{nodes}"]},
+                    ],
+                    "quotas": {"entries": list(quotas)},
+                }
+            ],
+            "metrics": {"bind": HOST, "port": self.metrics_port},
+        }
+        path = processes.folder / "proxy.yaml"
+        path.write_text(json.dumps(config, indent=1))  # JSON is YAML
+        processes.start(_NAME, "-m", "proxy", "run", "-c", str(path))
+        self._wait_until_ready()
+
+    @property
+    def bootstrap(self) -> str:
+        """Where clients begin, as host:port."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """What a Prometheus would scrape."""
+        return f"http://{HOST}:{self.metrics_port}/metrics"
+
+    def scrape(self) -> list[str]:
+        """The lines of /metrics."""
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+            return str(answer.read().decode()).splitlines()
+
+    def check(self) -> None:
+        """Raises ProxyFailed if the process has ended."""
+        if (status := self._processes.status(_NAME)) is not None:
+            raise ProxyFailed(f"the proxy has ended with status {status}\n{self._processes.tail(_NAME)}")
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while not self._is_ready():
+            self.check()
+            if time.monotonic() > deadline:
+                raise ProxyFailed(f"the proxy is not ready after {_START_S:.0f} s\n{self._processes.tail(_NAME)}")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/readyz", timeout=5):
+                return True
+        except OSError:  # refused, or HTTPError while it is not ready
+            return False
+
+
+def _free_port_run(count: int) -> list[int]:
+    """The first of `count` ports in a row that nobody has, and the others."""
+    for _ in range(200):
+        ports = list(range(first := random.randrange(_FIRST_PORT, _LAST_PORT - count), first + count))
+        with ExitStack() as stack:
+            try:
+                for port in ports:
+                    stack.enter_context(closing(socket.socket())).bind((HOST, port))
+            except OSError:
+                continue
+            return ports
+    raise ProxyFailed("no run of free ports")

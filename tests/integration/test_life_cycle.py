@@ -1,0 +1,166 @@
+"""The process: starting without its cluster, losing it, ports in use, being told to stop."""
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from kafka import KafkaProducer
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from proxy.demo.kafka_cluster import KafkaCluster
+from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
+from tests.integration.topics import make_topic
+from tests.integration.workloads.scenarios import read_all
+from tests.integration.workloads.with_kafka_python import KafkaPython
+
+
+def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
+    """The cluster's only node is gone, as far as anyone can tell, until it is started again."""
+    with KafkaCluster(nodes=1) as cluster:
+        cluster.kill(1)
+        with ProxyProcess(cluster, ready=False, upstream={"connect_timeout_ms": 2000}) as proxy:
+            proxy.wait_for(lambda: proxy.events("cluster_unreachable"), 10, "word of the cluster")
+            status, body = proxy.get("readyz")
+            assert (status, json.loads(body)["reasons"]) == (503, ["virtual cluster main: no node reached yet"])
+            assert proxy.status("livez") == 200
+            [line] = proxy.events("cluster_unreachable")
+            assert line["bootstrap_servers"] == [cluster.bootstrap_servers]
+            with socket.create_connection((HOST, proxy.port)) as sock:
+                sock.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\0\0")
+                sock.settimeout(10)
+                assert sock.recv(100) == b""
+                client = "{}:{}".format(*sock.getsockname())
+            assert proxy.closing_line(client)["reason"] == "node_unreachable"
+            cluster.restart(1)
+            proxy.wait_for(lambda: proxy.status("readyz") == 200, 30, "being ready")
+            assert proxy.events("cluster_reached")
+            assert proxy.metric("metadata_refresh_failures_total") >= 1
+            assert brokers(proxy) == {1: proxy.node_ports[1]}
+            the_cluster_goes_and_comes_back(cluster, proxy)
+
+
+def the_cluster_goes_and_comes_back(cluster, proxy):
+    with socket.create_connection((HOST, proxy.node_ports[1])) as sock:
+        sock.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\0\0")
+        assert sock.recv(100)
+        cluster.kill(1)
+        sock.settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            while sock.recv(4096):
+                pass
+        client = "{}:{}".format(*sock.getsockname())
+    assert proxy.closing_line(client)["reason"] in ("node_closed", "node_lost")
+    assert proxy.status("livez") == 200
+    cluster.restart(1)
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            assert brokers(proxy) == {1: proxy.node_ports[1]}
+            break
+        except (KafkaError, OSError):
+            assert time.monotonic() < deadline, "the proxy does not find its way back"
+    assert not proxy.events("internal_error")
+
+
+def brokers(proxy):
+    admin = KafkaAdminClient(bootstrap_servers=proxy.bootstrap, bootstrap_timeout_ms=3000, request_timeout_ms=3000)
+    try:
+        return {broker["broker_id"]: broker["port"] for broker in admin.describe_cluster()["brokers"]}
+    finally:
+        admin.close()
+
+
+def run_to_its_end(config_path):
+    command = [sys.executable, "-m", "proxy", "run", "-c", str(config_path)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
+
+
+@pytest.mark.parametrize("which", ["bootstrap", "node", "metrics"])
+def test_a_port_in_use_ends_the_start_with_its_place_in_the_configuration(which):
+    proxy = ProxyProcess(f"{HOST}:9", ready=False)
+    port = {"bootstrap": proxy.port, "node": proxy.node_ports[2], "metrics": proxy.metrics_port}[which]
+    setting = "metrics.port" if which == "metrics" else "virtual_clusters[0].listeners[0].port"
+    with socket.socket() as taken:
+        taken.bind((HOST, port))
+        taken.listen()
+        done = run_to_its_end(proxy.config_path)
+    proxy.kill()
+    assert done.returncode == 2
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"{setting}: ")
+    assert str(port) in line
+    assert "in use" in line
+    assert done.stdout == ""
+
+
+def test_a_wrong_configuration_ends_the_start_with_every_problem():
+    proxy = ProxyProcess(f"{HOST}:9", ready=False)
+    config = proxy.config([{"user": "a"}])
+    config["virtual_clusters"][0]["listeners"][0]["prot"] = 1
+    proxy.write_text(json.dumps(config))
+    done = run_to_its_end(proxy.config_path)
+    proxy.kill()
+    assert done.returncode == 2
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == [
+        "virtual_clusters[0].listeners[0].prot",
+        "virtual_clusters[0].quotas.entries[0]",
+    ]
+
+
+def test_sigterm_under_load_closes_all_and_exits_well_and_no_acknowledged_record_is_lost(newest_kafka):
+    with ProxyProcess(newest_kafka) as proxy:
+        make_topic(proxy.bootstrap, "sigterm", 3)
+        load = Load(proxy.bootstrap, "sigterm")
+        load.start()
+        proxy.wait_for(lambda: len(load.acknowledged) > 500, 20, "the load to flow")
+        began = time.monotonic()
+        assert proxy.terminate() == 0
+        took_s = time.monotonic() - began
+        assert took_s < 15
+        load.stop()
+        reasons = {line["reason"] for line in proxy.events("connection_closed")}
+        assert "shutdown" in reasons
+        assert "internal_error" not in reasons
+        [stopping] = proxy.events("stopping")
+        assert stopping["connections"] >= 1
+        assert proxy.log()[-1]["event"] == "stopped"
+    with pytest.raises(OSError):
+        socket.create_connection((HOST, proxy.port))
+    library = KafkaPython(newest_kafka.bootstrap_servers)
+    found = {record.value for record in read_all(library, "sigterm", len(load.acknowledged))}
+    library.close()
+    assert load.acknowledged <= found
+
+
+class Load:
+    """A producer that does not stop by itself, and what of it was acknowledged."""
+
+    def __init__(self, bootstrap, topic):
+        self.acknowledged = set()
+        self._bootstrap, self._topic = bootstrap, topic
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self):
+        self._thread.start()
+
+    def stop(self):
+        self._done.set()
+        self._thread.join(30)
+
+    def _run(self):
+        producer = KafkaProducer(bootstrap_servers=self._bootstrap, linger_ms=2)
+        number = 0
+        while not self._done.is_set():
+            value = f"number {number}"
+            sent = producer.send(self._topic, value.encode(), partition=number % 3)
+            sent.add_callback(lambda _, value=value: self.acknowledged.add(value))
+            number += 1
+            time.sleep(0.001)
+        producer.close(timeout=1)

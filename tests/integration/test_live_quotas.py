@@ -1,0 +1,158 @@
+"""Quotas as clients feel them: a noisy producer is held, a change of the file is felt, a bad change is not taken."""
+
+import json
+import threading
+import time
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.integration.topics import make_topic
+
+RATE = 500_000
+_WINDOW_S = 11.0
+
+
+class NoisyProducer:
+    """Writes as fast as it may to one partition; `delivered_bytes` grows, `throttles_ms` collects what it is told."""
+
+    def __init__(self, bootstrap, topic, client_id):
+        self.delivered_bytes = 0
+        self.throttles_ms = []
+        self.error = None
+        self._topic = topic
+        self._value = b"x" * 10_000
+        self._producer = Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "client.id": client_id,
+                "acks": 1,
+                "linger.ms": 5,
+                "batch.num.messages": 10,
+                "queue.buffering.max.messages": 200,
+                "request.timeout.ms": 60_000,
+                "throttle_cb": lambda event: self.throttles_ms.append(event.throttle_time * 1000),
+            }
+        )
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._done.set()
+        self._thread.join(30)
+        self._producer.purge()
+        self._producer.flush(5)
+
+    def rate_over(self, seconds):
+        """Bytes per second that are acknowledged from now on for so long."""
+        began, before = time.monotonic(), self.delivered_bytes
+        time.sleep(seconds)
+        assert self.error is None, self.error
+        return (self.delivered_bytes - before) / (time.monotonic() - began)
+
+    def _delivered(self, error, message):
+        if error is None:
+            self.delivered_bytes += len(self._value)
+        elif not self._done.is_set():
+            self.error = error
+
+    def _run(self):
+        while not self._done.is_set():
+            try:
+                self._producer.produce(self._topic, self._value, partition=0, on_delivery=self._delivered)
+                self._producer.poll(0)
+            except BufferError:
+                self._producer.poll(0.01)
+
+
+def entry(client_id, rate):
+    return {"client_id": client_id, "producer_byte_rate": rate}
+
+
+def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
+    proxy = start_proxy([entry("noisy", RATE)])
+    leader = make_topic(proxy.bootstrap, "quota-noisy")[0]
+    with NoisyProducer(proxy.bootstrap, "quota-noisy", "noisy") as noisy:
+        time.sleep(_WINDOW_S)
+        rate = noisy.rate_over(2 * _WINDOW_S)
+    print(f"held at {rate / RATE:.3f} of {RATE} bytes/s, told {len(noisy.throttles_ms)} times")
+    assert 0.85 < rate / RATE < 1.15
+    assert max(noisy.throttles_ms, default=0) > 0
+    assert proxy.metric("throttled_seconds_total", quota_type="produce", node_id=str(leader)) > 5
+    assert proxy.events("throttle_started")
+
+
+def test_a_change_of_the_file_is_felt_by_a_live_connection_within_a_second(start_proxy):
+    """First nobody is held; then one is, so much that its bytes all but stop; then the limit is taken away again."""
+    proxy = start_proxy()
+    make_topic(proxy.bootstrap, "quota-live")
+    with NoisyProducer(proxy.bootstrap, "quota-live", "noisy") as noisy:
+        free = noisy.rate_over(2)
+        assert noisy.throttles_ms == []
+        opened = proxy.metric("connections_opened_total")
+        proxy.write_config([entry("noisy", 20_000)])
+        proxy.wait_for(lambda: proxy.metric("throttles_total", quota_type="produce") > 0, 1.0, "the first throttle")
+        proxy.wait_for(lambda: noisy.throttles_ms, 1.0, "the client's word of it")
+        held = noisy.rate_over(2)
+        assert held < free / 10
+        assert held < 200_000
+        proxy.write_config([])
+        proxy.wait_for(lambda: len(proxy.events("config_reloaded")) == 2, 1.0, "the second reload")
+        assert proxy.metric("config_reloads_total", result="applied") == 2
+        assert proxy.metric("connections_opened_total") == opened, "it was not the same connection"
+    print(f"free {free:,.0f} bytes/s, held {held:,.0f} bytes/s")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("virtual_clusters: [", "proxy.yaml:"),
+        ("virtual_clusters: []\n", "virtual_clusters: expected a list with at least one entry"),
+        ("", ""),
+    ],
+    ids=["no YAML", "no cluster", "empty"],
+)
+def test_a_bad_file_changes_nothing_and_is_told(start_proxy, text, problem):
+    proxy = start_proxy([entry("noisy", RATE)])
+    proxy.write_text(text)
+    proxy.wait_for(lambda: proxy.events("config_rejected"), 2, "word of the bad file")
+    [line] = proxy.events("config_rejected")
+    assert line["level"] == "error"
+    assert any(problem in found for found in line["problems"])
+    assert proxy.metric("config_reloads_total", result="rejected") == 1
+    assert proxy.metric("config_reloads_total", result="applied") == 0
+    assert proxy.status("readyz") == 200
+    proxy.write_config([entry("noisy", RATE // 2)])
+    proxy.wait_for(lambda: proxy.events("config_reloaded"), 2, "the reload of the mended file")
+
+
+def test_the_old_limit_holds_while_the_file_is_bad_or_needs_a_restart(start_proxy):
+    proxy = start_proxy([entry("noisy", 50_000)])
+    topic = "quota-bad-file"
+    make_topic(proxy.bootstrap, topic)
+    moved = proxy.config([])
+    moved["virtual_clusters"][0]["listeners"][0]["port"] += 10
+    with NoisyProducer(proxy.bootstrap, topic, "noisy") as noisy:
+        proxy.wait_for(lambda: noisy.throttles_ms, 10, "the first throttle")
+        proxy.write_text(json.dumps(moved))
+        proxy.wait_for(lambda: proxy.events("config_rejected"), 2, "word of the change")
+        [problem] = proxy.events("config_rejected")[0]["problems"]
+        assert problem == "virtual_clusters[0].listeners[0].port (needs a restart)"
+        told = len(noisy.throttles_ms)
+        proxy.wait_for(lambda: len(noisy.throttles_ms) > told, 22, "a further throttle")
+
+
+def test_others_are_not_held_with_the_noisy_one(start_proxy):
+    proxy = start_proxy([entry("noisy", 20_000)])
+    make_topic(proxy.bootstrap, "quota-others")
+    with (
+        NoisyProducer(proxy.bootstrap, "quota-others", "noisy") as noisy,
+        NoisyProducer(proxy.bootstrap, "quota-others", "quiet") as quiet,
+    ):
+        proxy.wait_for(lambda: noisy.throttles_ms, 10, "the noisy one to be throttled")
+        assert quiet.rate_over(2) > 500_000
+        assert quiet.throttles_ms == []

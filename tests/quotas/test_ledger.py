@@ -1,0 +1,95 @@
+"""Who is measured by which sensor, and what a change does to those that live."""
+
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.ledger import IDLE_MS, Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+
+PRODUCE, FETCH = QuotaType.PRODUCE, QuotaType.FETCH
+INT32_MAX = 2**31 - 1
+
+
+def table(limit: float, quota_type: QuotaType = PRODUCE, entity: Entity | None = None) -> QuotaTable:
+    return QuotaTable({entity or Entity(client_id=DEFAULT): {quota_type: limit}})
+
+
+def ledger(capacity: int = 64, quotas: QuotaTable | None = None, samples: int = 11) -> Ledger:
+    return Ledger(Sensors(capacity, samples, max_throttle_ms=INT32_MAX), table(100.0) if quotas is None else quotas)
+
+
+def test_each_node_and_each_client_id_of_a_default_has_a_sensor_of_its_own():
+    made = ledger()
+    one = made.bind("main", 1, "u", "c", 0).produce
+    assert one == made.bind("main", 1, "other", "c", 0).produce
+    assert one not in (made.bind("main", 2, "u", "c", 0).produce, made.bind("main", 1, "u", "d", 0).produce)
+    assert made.bind("main", 1, "u", "c", 0).fetch is None
+
+
+def test_nobody_is_measured_before_the_first_quota():
+    made = ledger(quotas=QuotaTable())
+    assert made.bind("main", 1, "u", "c", 0).produce is None
+    made.replace(table(100.0), 0)
+    made.replace(QuotaTable(), 0)
+    assert made.bind("main", 1, "u", "c", 0).produce is not None
+
+
+def test_a_fetch_may_ask_for_what_an_idle_client_may_use():
+    for limit, samples, expected in ((2000.0, 11, 20_000), (2000.0, 3, 4000), (1e12, 11, INT32_MAX), (2000.0, 1, 0)):
+        made = ledger(quotas=table(limit, FETCH), samples=samples)
+        assert made.bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == expected
+    assert ledger().bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
+
+
+def test_a_change_reaches_living_sensors_and_keeps_their_use():
+    made = ledger()
+    before = made.bind("main", 1, "u", "c", 0)
+    made.sensors.charge(before.produce, 1000, 0)
+    made.replace(table(50.0), 0)
+    assert made.version == before.version + 1 == made.sensors.table_version
+    assert made.bind("main", 1, "u", "c", 0).produce == before.produce
+    assert made.sensors.charge(before.produce, 0, 0) == 10_000
+
+
+def test_a_more_specific_quota_starts_empty_and_its_end_brings_the_old_sensor_back():
+    made = ledger()
+    old = made.bind("main", 1, "u", "c", 0).produce
+    made.replace(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}, Entity("u"): {PRODUCE: 7.0}}), 0)
+    assert made.bind("main", 1, "u", "c", 0).produce != old
+    made.replace(table(100.0), 0)
+    assert made.bind("main", 1, "u", "c", 0).produce == old
+
+
+def test_sensors_idle_for_more_than_an_hour_are_closed():
+    made = ledger()
+    made.bind("main", 1, "u", "c", 0)
+    kept = made.bind("main", 1, "u", "d", 0)
+    made.sensors.charge(kept.produce, 1, 1)
+    made.expire(IDLE_MS)
+    assert (made.sensors.used, made.version) == (2, kept.version)
+    made.expire(IDLE_MS + 1)
+    assert (made.sensors.used, made.version) == (1, kept.version + 1)
+    assert [key.tags.client_id for key, _ in made.readings(0)] == ["d"]
+
+
+def test_a_full_table_has_newcomers_share_a_sensor_and_keeps_their_quota():
+    made = ledger(capacity=16)
+    own = {made.bind("main", 1, "u", f"c{i}", 0).produce for i in range(15)}
+    shared = {made.bind("main", 1, "u", f"new{i}", 0).produce for i in range(20)}
+    assert (len(own), len(shared), made.overflowed) == (15, 1, 20)
+    (handle,) = shared
+    assert made.sensors.charge(handle, 1500, 0) == 5000
+    made.replace(table(1000.0), 0)
+    assert made.sensors.charge(handle, 0, 0) == 0
+    made.replace(QuotaTable({Entity("x"): {PRODUCE: 1.0}}), 0)
+    assert made.sensors.used == 15
+
+
+def test_an_exhausted_reserve_takes_the_row_that_was_idle_longest():
+    made = ledger(capacity=16)
+    for i in range(15):
+        made.bind("main", 1, "u", f"c{i}", i)
+    version = made.bind("main", 1, "u", "new", 20).version
+    other_node = made.bind("main", 2, "u", "new", 30)
+    assert other_node.produce is not None
+    assert other_node.version == made.version == version + 1
+    assert "c0" not in {key.tags.client_id for key, _ in made.readings(30)}

@@ -1,0 +1,234 @@
+"""Rows do Kafka's arithmetic whatever shortcut they take; a cap turns what it cuts off into a debt."""
+
+import math
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from quotas.quota_table import UNLIMITED
+from quotas.sensors import MAX_THROTTLE_MS, Sensors, SensorsFull, StaleSensor, rounded
+from tests.quotas.windowed_rate import WindowedRate, nearest
+
+LIMITS = st.one_of(st.integers(1, 2000).map(float), st.sampled_from([1e4, 1e15, UNLIMITED]), st.floats(1e-3, 1e6))
+VALUES = st.one_of(
+    st.integers(0, 30_000).map(float), st.floats(-1e6, 1e6), st.sampled_from([0.0, -0.0, 1e18, -1e18, 1e300, 1e-300])
+)
+STEPS = st.one_of(st.just(0), st.integers(0, 30), st.integers(0, 1500), st.integers(9_000, 13_000), st.just(10**7))
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["charge"] * 8 + ["give_back", "limit", "read"]), STEPS, VALUES, LIMITS), max_size=60
+)
+
+
+def kafka_like(samples: int = 11, window_ms: int = 1000) -> Sensors:
+    return Sensors(4, samples, window_ms, MAX_THROTTLE_MS)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.sampled_from([1, 2, 3, 11]), st.sampled_from([1, 10, 1000]), LIMITS, EVENTS)
+@example(
+    11,
+    1000,
+    100.0,
+    [("charge", 0, 1e18, 1.0), ("charge", 0, 1.0, 1.0), ("charge", 0, -1e18, 1.0), ("charge", 0, 1200.0, 1.0)],
+)
+def test_every_charge_and_reading_equals_the_slow_way(samples, window_ms, limit, events):
+    now, sensors, model = 5, kafka_like(samples, window_ms), WindowedRate(limit, samples, window_ms)
+    handle = sensors.open(limit, now)
+    for kind, step, value, new_limit in events:
+        now += step
+        if kind == "charge":
+            assert sensors.charge(handle, value, now) == model.charge(value, now)
+            assert sensors.reading(handle, now).rate == model.measure(now)[0]
+        elif kind == "give_back":
+            sensors.give_back(handle, value, now)
+            model.record(-value, now)
+        elif kind == "limit":
+            sensors.set_limit(handle, new_limit, now)
+            model.limit = new_limit
+        else:
+            sensors.reading(handle, now)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 1200)), min_size=50, max_size=300), st.integers(90, 130))
+def test_a_client_around_its_limit_is_judged_as_the_slow_way(events, limit):
+    now, sensors, model = 0, kafka_like(3, 100), WindowedRate(float(limit * 30), 3, 100)
+    handle = sensors.open(model.limit, now)
+    for step, value in events:
+        now += step
+        assert sensors.charge(handle, value / 10, now) == model.charge(value / 10, now)
+
+
+@pytest.mark.parametrize("limit", [1e12, 100.0])
+def test_reading_changes_nothing(limit):
+    one, other = kafka_like(), kafka_like()
+    a, b = one.open(limit, 0), other.open(limit, 0)
+    for now in range(0, 60_000, 777):
+        one.reading(a, now + 500)
+        one.reading(a, now + 50_000)
+        assert one.charge(a, 90.0, now) == other.charge(b, 90.0, now)
+
+
+def test_a_fresh_client_may_use_ten_seconds_worth_at_one_instant():
+    sensors = kafka_like()
+    handle = sensors.open(100.0, 0)
+    assert sensors.charge(handle, 1000, 0) == 0
+    assert sensors.charge(handle, 1, 0) == 10
+    assert sensors.charge(handle, 999, 0) == 10_000
+
+
+def test_a_burst_counts_in_full_until_its_sample_expires():
+    sensors = kafka_like()
+    handle = sensors.open(100.0, 0)
+    sensors.charge(handle, 1500, 0)
+    assert [sensors.charge(handle, 0, now) for now in (1000, 10_999)] == [5000, 4001]
+    assert sensors.charge(handle, 0, 11_000) == 0
+
+
+def test_a_new_limit_is_felt_by_a_record_of_nothing():
+    sensors = kafka_like()
+    handle = sensors.open(UNLIMITED, 0)
+    assert sensors.charge(handle, 1500, 0) == 0
+    sensors.set_limit(handle, 100.0, 0)
+    assert sensors.charge(handle, 0, 0) == 5000
+    sensors.set_limit(handle, 150.0, 0)
+    assert sensors.charge(handle, 0, 0) == 0
+
+
+def test_what_would_wrap_at_a_broker_is_cut_to_int32():
+    sensors = kafka_like()
+    assert sensors.charge(sensors.open(1.0, 0), 1e12, 0) == MAX_THROTTLE_MS
+
+
+@given(st.one_of(st.floats(allow_nan=False), st.integers(-100, 100).map(lambda n: n / 2)))
+@example(0.49999999999999994)
+@example(-0.5)
+@example(4503599627370497.5)
+@example(math.inf)
+def test_rounding_is_to_the_nearest_with_halves_up(value):
+    assert rounded(value) == max(min(nearest(value), 2**63 - 1), -(2**63))
+
+
+def test_not_a_number_rounds_to_nothing():
+    assert rounded(math.nan) == 0
+
+
+@given(st.integers(1, 10**7), st.integers(1, 5000))
+def test_who_waits_its_throttle_time_and_n_windows_owes_nothing(value, limit):
+    """Waiting alone does not lower the rate during the first N-1 windows (quota semantics 3.1), hence the windows."""
+    sensors = kafka_like()
+    handle = sensors.open(float(limit), 0)
+    delay = sensors.charge(handle, value, 0)
+    assert sensors.charge(handle, 0, max(delay, 11_000)) == 0
+
+
+# ------------------------------------------------------------------ cap, debt
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(31, 200), st.integers(1, 10), st.integers(1, 9999))
+def test_what_is_admitted_in_debt_is_paid_to_the_last_byte(burst_s, callers, value):
+    """After a burst, callers that each wait as told: what was sent never outruns the limit by more than the debt left.
+
+    Ten seconds' worth is what a broker, too, gives a fresh client for nothing. In the end the callers are paced by
+    the limit: the debt has shrunk to what they themselves add while they wait.
+    """
+    limit = 1000.0
+    sensors = Sensors(1, max_throttle_ms=20_000, max_debt_ms=10**9)
+    handle = sensors.open(limit, 0)
+    sent = limit * burst_s
+    wake = [sensors.charge(handle, sent, 0)] * callers
+    while sensors.reading(handle, now := min(wake)).debt_ms > 0 and now < burst_s * 3000:
+        sent += value / callers
+        wake[wake.index(now)] = now + sensors.charge(handle, value / callers, now)
+        owed_ms = sent / limit * 1000 - 10_000 - now
+        assert sensors.reading(handle, now).debt_ms >= owed_ms - 1e-3
+    assert sensors.reading(handle, now).debt_ms <= 20_000 + value
+    assert sent / limit * 1000 <= now + 10_000 + sensors.reading(handle, now).debt_ms + 1e-3
+
+
+def test_ten_callers_leave_the_debt_that_one_caller_leaves():
+    debts = []
+    for parts in (1, 10):
+        sensors = Sensors(1, max_debt_ms=10**9)
+        handle = sensors.open(1000.0, 0)
+        sensors.charge(handle, 40_000, 0)
+        for now in (5_000, 10_000, 15_000):
+            for _ in range(parts):
+                sensors.charge(handle, 3000 / parts, now)
+        debts.append(sensors.reading(handle, 15_000).debt_ms)
+    assert debts[0] == pytest.approx(debts[1])
+
+
+@settings(deadline=None)
+@given(EVENTS, st.integers(1, 30_000), st.integers(0, 70_000))
+def test_throttles_and_debts_are_bounded_and_never_below_kafkas_cut_to_the_cap(events, cap, max_debt):
+    now, model = 0, WindowedRate(100.0, 11, 1000)
+    sensors = Sensors(1, max_throttle_ms=cap, max_debt_ms=max_debt)
+    handle = sensors.open(100.0, 0)
+    for kind, step, value, new_limit in events:
+        now += step
+        if kind == "limit":
+            sensors.set_limit(handle, new_limit, now)
+            model.limit = new_limit
+        else:
+            throttle = sensors.charge(handle, value, now)
+            assert min(model.charge(value, now), cap) <= throttle <= cap
+        assert sensors.reading(handle, now).debt_ms <= max_debt + 1e-6
+
+
+def test_a_debt_is_felt_until_it_is_paid():
+    sensors = Sensors(1)
+    handle = sensors.open(100.0, 0)
+    assert sensors.charge(handle, 5000, 0) == 20_000
+    assert sensors.reading(handle, 0).debt_ms == 40_000
+    assert sensors.charge(handle, 50, 20_000) == 20_000
+    assert sensors.reading(handle, 20_000).debt_ms == 20_500
+    assert sensors.charge(handle, 0.01, 40_000) == 501
+    assert sensors.charge(handle, 0, 40_501) == 0
+    assert sensors.reading(handle, 40_501).debt_ms == 0
+    assert (sensors.capped, sensors.reading(handle, 0).capped) == (2, 2)
+
+
+def test_a_debt_is_given_back_rescaled_and_dropped_with_the_quota():
+    sensors = Sensors(1)
+    handle = sensors.open(100.0, 0)
+    sensors.charge(handle, 5000, 0)
+    sensors.give_back(handle, 1000, 0)
+    assert sensors.reading(handle, 0).debt_ms == 30_000
+    sensors.set_limit(handle, 200.0, 10_000)
+    assert sensors.reading(handle, 10_000).debt_ms == 10_000
+    sensors.set_limit(handle, 1.0, 10_000)
+    assert sensors.reading(handle, 10_000).debt_ms == 60_000
+    sensors.set_limit(handle, UNLIMITED, 10_000)
+    assert sensors.reading(handle, 10_000).debt_ms == 0
+    assert sensors.charge(handle, 0, 10_000) == 0
+
+
+# -------------------------------------------------------------------- handles
+
+
+def test_a_closed_row_is_stale_for_its_old_handle_and_empty_for_its_next():
+    sensors = Sensors(1)
+    first = sensors.open(100.0, 0)
+    sensors.charge(first, 1500, 0)
+    with pytest.raises(SensorsFull):
+        sensors.open(1.0, 0)
+    sensors.close(first)
+    second = sensors.open(100.0, 0)
+    for use in (lambda: sensors.charge(first, 1, 0), lambda: sensors.close(first), lambda: sensors.reading(first, 0)):
+        with pytest.raises(StaleSensor):
+            use()
+    assert sensors.charge(second, 1000, 0) == 0
+    assert (sensors.used, sensors.reading(second, 0).charges) == (1, 1)
+
+
+def test_totals_count_what_was_recorded_less_what_was_given_back():
+    sensors = kafka_like()
+    handle = sensors.open(UNLIMITED, 0)
+    for now in range(0, 50_000, 300):
+        sensors.charge(handle, 10, now)
+    sensors.give_back(handle, 10, 50_000)
+    reading = sensors.reading(handle, 50_000)
+    assert (reading.total, reading.charges, reading.charged_ms) == (1660.0, 167, 50_000)

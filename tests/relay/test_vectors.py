@@ -1,0 +1,214 @@
+"""Every API and version of Kafka 3.9.2 and 4.3.1 passes a relay byte for byte, but for what a proxy must change.
+
+The frames, and what they must become, are made by Kafka's own message classes.
+"""
+
+import random
+import re
+from collections.abc import Iterator
+from functools import cache
+from struct import pack
+
+import pytest
+
+from protocol.api_versions import UNSUPPORTED_VERSION
+from protocol.primitives import Reader
+from proxy.relay.actions import Side
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from tests.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THROTTLE_MS, Vector, message_vectors
+from tests.relay.frames import fetch, fetched
+from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
+
+PRODUCE, API_VERSIONS = 0, 18
+A_FEW = 100
+BYTE_BY_BYTE = 5
+
+UNLIMITED = ledger_with()
+SAMPLES = 3
+"""With three samples of a second a quota of CEILING_BYTES / 2 clamps fetches to CEILING_BYTES."""
+
+every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
+
+
+class NodesAtHome:
+    """Advertises every node where the answer says it is, in wire order: nothing is to change."""
+
+    def __init__(self, vector: Vector) -> None:
+        self._addresses = iter(vector.endpoints)
+
+    def learn(self, node_id: int, host: str, port: int) -> None: ...
+
+    def advertised(self, node_id: int) -> tuple[bytes, int]:
+        _, host, port = next(self._addresses)
+        return host.encode(), port
+
+
+@cache
+def requests_by_api(kafka_version: str) -> dict[tuple[int, int], bytes]:
+    """One request of each API and version that is answered."""
+    return {
+        (vector.key, vector.version): vector.frame
+        for vector in message_vectors(kafka_version)
+        if not vector.is_response and vector.acks != 0
+    }
+
+
+def awaiting(make_relay, vector: Vector, nodes, ledger: Ledger | None = None, before: bytes = b"") -> Script:
+    """A relay that has sent on `before`, and the request that the vector answers."""
+    script = Script(make_relay, ledger or UNLIMITED, nodes=nodes).connected()
+    script.facts.offer = lambda api_key: (-(2**15), 2**15 - 1)
+    request = requests_by_api(vector.kafka_version)[vector.key, vector.version]
+    request = request[:8] + pack(">i", vector.correlation_id) + request[12:]
+    script.client(before + request)
+    assert script.sent[Side.NODE] == before + request, vector
+    return script
+
+
+def cuts(frame: bytes, seed: int, exhaustive: bool) -> Iterator[list[bytes]]:
+    """Ways to receive `frame`: at once, byte by byte, in random pieces, and in two parts cut at every byte."""
+    yield [frame]
+    rng = random.Random(seed)
+    if exhaustive or rng.randrange(BYTE_BY_BYTE) == 0:
+        yield [frame[i : i + 1] for i in range(len(frame))]
+    for _ in range(2):
+        at = sorted(rng.randrange(len(frame)) for _ in range(rng.randrange(1, 12)))
+        yield [frame[a:b] for a, b in zip([0, *at], [*at, len(frame)], strict=True) if b > a]
+    places = range(1, len(frame))
+    for i in places if exhaustive else ():
+        yield [frame[:i], frame[i:]]
+
+
+def check_request(make_relay, vector: Vector, expected: bytes, ledger: Ledger, exhaustive: bool) -> None:
+    for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
+        script = Script(make_relay, ledger).connected()
+        for piece in pieces:
+            script.client(piece)
+        assert script.sent[Side.NODE] == expected, f"{vector} in {len(pieces)} pieces: {script.closed}"
+
+
+def check_answer(make_relay, vector: Vector, expected: bytes, exhaustive: bool, **how) -> None:
+    for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
+        nodes = how.get("nodes") or NodesAtHome(vector)
+        script = awaiting(make_relay, vector, nodes)
+        for piece in pieces:
+            script.node(piece)
+        assert script.sent[Side.CLIENT] == expected, f"{vector} in {len(pieces)} pieces: {script.closed}"
+        assert script.relay.idle
+
+
+def chosen(kafka_version: str, exhaustive: bool, is_response: bool) -> Iterator[tuple[Vector, bool]]:
+    """The vectors of one direction, and whether to cut each at every byte: all small ones, or one in a hundred."""
+    of_direction = (vector for vector in message_vectors(kafka_version) if vector.is_response is is_response)
+    vectors = [vector for vector in of_direction if not means_something_else(vector)]
+    for i, vector in enumerate(vectors):
+        yield vector, len(vector.frame) < 3000 and (exhaustive or i % A_FEW == 0)
+
+
+def all_requests_pass(make_relay, kafka_version: str, exhaustive: bool) -> int:
+    count = 0
+    for vector, every_byte in chosen(kafka_version, exhaustive, is_response=False):
+        check_request(make_relay, vector, vector.frame, UNLIMITED, every_byte)
+        count += 1
+    return count
+
+
+def all_answers_pass(make_relay, kafka_version: str, exhaustive: bool) -> int:
+    count = 0
+    for vector, every_byte in chosen(kafka_version, exhaustive, is_response=True):
+        check_answer(make_relay, vector, vector.frame, every_byte)
+        if vector.endpoints:
+            check_answer(make_relay, vector, vector.readdressed, every_byte, nodes=FixedNodes())
+            check_answer(make_relay, vector, vector.readdressed_long, every_byte, nodes=FixedNodes(LONG_HOST))
+        count += 1
+    return count
+
+
+@every_kafka
+def test_requests_pass_byte_for_byte(make_relay, kafka_version):
+    assert all_requests_pass(make_relay, kafka_version, exhaustive=False) > 1000
+
+
+@every_kafka
+def test_answers_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version):
+    assert all_answers_pass(make_relay, kafka_version, exhaustive=False) > 1000
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1500)
+@every_kafka
+def test_messages_pass_cut_at_every_byte(make_relay, kafka_version):
+    assert all_requests_pass(make_relay, kafka_version, exhaustive=True) > 1000
+    assert all_answers_pass(make_relay, kafka_version, exhaustive=True) > 1000
+
+
+@every_kafka
+def test_the_throttle_time_is_written_where_the_version_has_it(make_relay, kafka_version):
+    """An earlier answer to a Fetch has muted the client: what is left of that is reported by every later answer."""
+    for vector in message_vectors(kafka_version):
+        if not vector.is_response or means_something_else(vector):
+            continue
+        sensors = Sensors(64, max_throttle_ms=THROTTLE_MS, max_debt_ms=THROTTLE_MS)
+        ledger = Ledger(sensors, QuotaTable({Entity(client_id="noisy"): {QuotaType.FETCH: 1.0}}))
+        noisy = fetch(7, max_bytes=10, client_id=b"noisy")
+        script = awaiting(make_relay, vector, NodesAtHome(vector), ledger, noisy)
+        script.node(fetched(7, size=5_000))
+        expected = vector.frame if vector.throttled is None else vector.throttled
+        assert script.node(vector.frame) == expected, f"{vector}: {script.closed}"
+
+
+def is_version_error(vector: Vector) -> bool:
+    """ApiVersions with error 35 is answered in body version 0, which the message classes cannot tell."""
+    return vector.key == API_VERSIONS and vector.frame[8:10] == pack(">h", UNSUPPORTED_VERSION)
+
+
+def means_something_else(vector: Vector) -> bool:
+    """Answers to ApiVersions that a proxy reads otherwise: with error 35, or offering an API of no version at all."""
+    if vector.key != API_VERSIONS or not vector.is_response:
+        return False
+    if is_version_error(vector):
+        return True
+    reader = Reader(vector.frame, 10)
+    compact = vector.version >= 3
+    for _ in range(reader.uvarint() - 1 if compact else reader.int32()):
+        _, lowest, highest = reader.int16(), reader.int16(), reader.int16()
+        if compact:
+            reader.tags()
+        if lowest > highest:
+            return True
+    return False
+
+
+@every_kafka
+def test_a_fetch_is_clamped_in_every_version(make_relay, kafka_version):
+    checked = 0
+    for vector in message_vectors(kafka_version):
+        if vector.clamped is None:
+            continue
+        limit = {QuotaType.FETCH: CEILING_BYTES / 2}
+        everybody = QuotaTable({Entity(client_id=name): limit for name in {vector.client_id} - {None, ""}})
+        ledger = Ledger(Sensors(64, SAMPLES), everybody)
+        if not everybody:
+            continue
+        check_request(make_relay, vector, vector.clamped, ledger, exhaustive=len(vector.frame) < 300)
+        checked += 1
+    assert checked > 20
+
+
+@every_kafka
+def test_a_fetch_is_charged_as_a_broker_charges_it(make_relay, kafka_version):
+    checked = 0
+    for vector in message_vectors(kafka_version):
+        if vector.charged_bytes is None or re.search("unknown|mixed", vector.variant):
+            continue  # a broker sends no tags that it does not know
+        sensors = Sensors(64)
+        ledger = Ledger(sensors, QuotaTable({Entity(user="ANONYMOUS"): {QuotaType.FETCH: 1e12}}))
+        script = awaiting(make_relay, vector, NodesAtHome(vector), ledger)
+        script.node(vector.frame)
+        (_, reading), *others = ledger.readings(NOW_MS)
+        assert not others
+        assert reading.total == vector.charged_bytes, vector
+        checked += 1
+    assert checked > 20

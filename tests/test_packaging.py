@@ -1,0 +1,114 @@
+"""What is shipped: the wheel, in an environment of its own, started in an empty directory."""
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+OURS = {"proxy", "protocol", "quotas"}
+
+
+def test_no_other_distribution_claims_our_names():
+    claimed = {name: owners for name, owners in packages_distributions().items() if name in OURS}
+    assert all(set(owners) == {"kafka-throttle"} for owners in claimed.values()), claimed
+
+
+@pytest.mark.parametrize("package", sorted(OURS))
+def test_package_roots_hold_a_docstring_and_nothing_else(package):
+    for init in (ROOT / package).rglob("__init__.py"):
+        assert re.fullmatch(r'"""[^"]+"""\n', init.read_text()), init
+
+
+def test_the_locks_pin_every_dependency_by_hash():
+    for lock in ROOT.glob("requirements*.lock"):
+        pinned = re.findall(r"^([A-Za-z0-9._-]+)(\[[^\]]*\])?==\S+ \\\n    --hash=sha256:", lock.read_text(), re.M)
+        assert len(pinned) > 8, lock
+        assert "://" not in lock.read_text(), lock
+
+
+@pytest.mark.long
+def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path):
+    """The steps of the Dockerfile, which no container engine can build here."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path / "dist"], cwd=ROOT, check=True
+    )
+    environment = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", environment], check=True)
+    pip = [environment / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    subprocess.run([*pip, "--require-hashes", "-r", ROOT / "requirements.lock"], check=True)
+    subprocess.run([*pip, *(tmp_path / "dist").glob("*.whl")], check=True)
+    names = subprocess.run(
+        [
+            environment / "bin" / "python",
+            "-c",
+            "import kafka, uvloop; import proxy.service, sys; print('confluent_kafka' in sys.modules)",
+        ],
+        cwd=tmp_path / "dist",
+        env={},
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert names.stdout.strip() == "False"
+    _serves(environment / "bin" / "kafka-throttle", tmp_path)
+
+
+def _serves(program: Path, tmp_path: Path) -> None:
+    ports = _free_ports(4)
+    config = tmp_path / "proxy.yaml"
+    config.write_text(
+        json.dumps(
+            {
+                "virtual_clusters": [
+                    {
+                        "name": "main",
+                        "upstream": {"bootstrap_servers": [f"127.0.0.1:{ports[3]}"]},
+                        "listeners": [
+                            {"name": "plain", "bind": "127.0.0.1", "port": ports[0], "spare_ports": [ports[1]]}
+                        ],
+                    }
+                ],
+                "metrics": {"port": ports[2]},
+            }
+        )
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    service = subprocess.Popen([program, "run", "--config", config], cwd=empty, env={"PATH": os.environ["PATH"]})
+    try:
+        assert _body(f"http://127.0.0.1:{ports[2]}/livez")
+        assert b"kafka_throttle_build_info" in _body(f"http://127.0.0.1:{ports[2]}/metrics")
+    finally:
+        service.terminate()
+        assert service.wait(20) == 0
+
+
+def _body(url: str) -> bytes:
+    deadline = time.monotonic() + 20
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5) as answer:
+                return answer.read()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    for sock in sockets:
+        sock.bind(("127.0.0.1", 0))
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
