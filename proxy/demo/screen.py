@@ -116,7 +116,7 @@ def live_view(load: Load, phase: Phase, width: int) -> RenderableType:
     bar = ProgressBar(total=phase.duration_s, completed=elapsed_s, width=min(width - 14, 60))
     progress = Table.grid(padding=(0, 1))
     progress.add_row(bar, f"{elapsed_s:.0f} of {phase.duration_s:.0f} s")
-    note = f"latencies, and the longest throttle time that a client was told: of the last {WINDOW_S} s"
+    note = f"latencies and the longest throttle time that a client was told: last {WINDOW_S} s"
     return Group(Text(phase.title, style="bold"), progress, table, Text(note, style="dim"))
 
 
@@ -145,7 +145,7 @@ def summary_table(
     direct: Mapping[str, Seen], proxied: Mapping[str, Seen], quotas: Mapping[str, int], width: int
 ) -> Table:
     """Both phases side by side; 80 columns are enough."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if width >= _WIDE else (0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if width >= _WIDE else 0))
     table.add_column("client", no_wrap=True)
     heads = ("MB/s\ndirect", "MB/s\nproxy", "quota\nMB/s", "of\nquota", "throttle\navg/max s")
     for head in (*heads, "p50 ms\ndirect", "p50 ms\nproxy", "p99 ms\ndirect", "p99 ms\nproxy"):

@@ -104,10 +104,14 @@ class OpenUpstream:
 
 @dataclass(slots=True)
 class Throttled:
-    """Tells that the client is muted: by which quota (None: the node's own throttle), for how long from now."""
+    """Tells that the client is muted: by which quota (None: the node's own throttle), for how long from now.
+
+    `client_id` is the raw one of the request that was too much.
+    """
 
     quota_type: QuotaType | None
     throttle_time_ms: int
+    client_id: bytes
 
 
 @dataclass(slots=True)

@@ -321,7 +321,7 @@ class Relay:
             if binding.produce is not None:
                 throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
                 if throttle_time_ms:
-                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, after)
+                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request, after)
         elif plan.api_key == FETCH and binding.fetch_ceiling_bytes < INT32_MAX:
             splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
         if request.answered:
@@ -499,21 +499,21 @@ class Relay:
         """The answer goes out: take its request off the queue, count it, and put the throttle time in."""
         self._in_flight.popleft()
         self._count_answer(frame_bytes)
-        own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
         if throttle_at < 0:
             return passed, ()
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
-        if own_ms <= 0 and node_ms <= 0:
-            return passed, ()
-        return passed, self._throttle_splices(throttle_at, own_ms, node_ms, now_ms, after)
+        return passed, self._throttle_splices(request, throttle_at, node_ms, now_ms, after)
 
     def _throttle_splices(
-        self, throttle_at: int, own_ms: int, node_ms: int, now_ms: int, after: list[Action]
+        self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
     ) -> Sequence[Splice]:
         """The larger of our throttle time and the node's is reported, and mutes the client."""
+        own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+        if own_ms <= 0 and node_ms <= 0:
+            return ()
         if node_ms > own_ms:
             self._tally.throttles_by_node += 1
-            self._mute_until(now_ms, node_ms, None, after)
+            self._mute_until(now_ms, node_ms, None, request, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + node_ms)
             return ()
         if node_ms == own_ms:
@@ -576,9 +576,8 @@ class Relay:
         self._streamed = None
         splices = hiding_splices(walk, frame_bytes)
         if throttled_before < 0 <= walk.throttle_at:
-            own_ms = max(streamed.request.muted_until_ms, self._answered_until_ms) - now_ms
             node_ms = _INT32.unpack_from(data, walk.throttle_at - sent)[0]
-            splices = [*self._throttle_splices(walk.throttle_at, own_ms, node_ms, now_ms, after), *splices]
+            splices = [*self._throttle_splices(streamed.request, walk.throttle_at, node_ms, now_ms, after), *splices]
         return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
 
     def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
@@ -591,7 +590,7 @@ class Relay:
             return
         throttle_time_ms = self._charge(binding.fetch, value, now_ms)
         if throttle_time_ms:
-            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, after)
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
 
     def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
@@ -626,7 +625,12 @@ class Relay:
     # -------------------------------------------------------------------- both
 
     def _mute_until(
-        self, now_ms: int, throttle_time_ms: int, quota_type: QuotaType | None, after: list[Action]
+        self,
+        now_ms: int,
+        throttle_time_ms: int,
+        quota_type: QuotaType | None,
+        request: Request,
+        after: list[Action],
     ) -> None:
         """Take no further request for `throttle_time_ms` from now, or longer if that was so already."""
         until_ms = now_ms + throttle_time_ms
@@ -639,7 +643,7 @@ class Relay:
         self.throttled_ms += prolonged_ms
         self._muted_until_ms = until_ms
         self._mute |= _THROTTLED
-        after.append(Throttled(quota_type, throttle_time_ms))
+        after.append(Throttled(quota_type, throttle_time_ms, request.client_id))
         after.append(WakeAt(until_ms))
 
     def _count_request(self, request: Request) -> None:

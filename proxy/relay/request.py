@@ -1,7 +1,6 @@
 """Reading a request as far as its fate depends on it, and remembering it until its answer has gone out."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from quotas.ledger import Binding
 
@@ -29,13 +28,6 @@ class Refusal(ProtocolError):
         self.reason = reason
 
 
-class Origin(Enum):
-    """Whose request it is: the answer to one of our own never reaches the client."""
-
-    CLIENT = "client"
-    PROXY = "proxy"
-
-
 @dataclass(slots=True)
 class Request:
     """One request: what was read of it, and from then on what its answer needs.
@@ -54,7 +46,6 @@ class Request:
     binding: Binding | None = None
     muted_until_ms: int = 0
     charged: bool = False
-    origin: Origin = Origin.CLIENT
     answer: bytes | None = None
 
 

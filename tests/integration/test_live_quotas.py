@@ -110,9 +110,9 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection_within_a_second(start
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("virtual_clusters: [", "proxy.yaml:"),
+        ("virtual_clusters: [", "line 1, column 20: "),
         ("virtual_clusters: []\n", "virtual_clusters: expected a list with at least one entry"),
-        ("", ""),
+        ("", "expected a mapping"),
     ],
     ids=["no YAML", "no cluster", "empty"],
 )

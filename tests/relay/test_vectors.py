@@ -25,6 +25,8 @@ from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
 PRODUCE, API_VERSIONS = 0, 18
 A_FEW = 100
 BYTE_BY_BYTE = 5
+EDGE = 1500
+"""Frames of twice this size and more are cut at every byte of their first and last EDGE bytes."""
 
 UNLIMITED = ledger_with()
 SAMPLES = 3
@@ -76,9 +78,10 @@ def cuts(frame: bytes, seed: int, exhaustive: bool) -> Iterator[list[bytes]]:
     for _ in range(2):
         at = sorted(rng.randrange(len(frame)) for _ in range(rng.randrange(1, 12)))
         yield [frame[a:b] for a, b in zip([0, *at], [*at, len(frame)], strict=True) if b > a]
-    places = range(1, len(frame))
-    for i in places if exhaustive else ():
-        yield [frame[:i], frame[i:]]
+    if exhaustive:
+        places = range(1, len(frame))
+        for i in places if len(frame) < 2 * EDGE else (*places[:EDGE], *places[-EDGE:]):
+            yield [frame[:i], frame[i:]]
 
 
 def check_request(make_relay, vector: Vector, expected: bytes, ledger: Ledger, exhaustive: bool) -> None:
@@ -100,11 +103,11 @@ def check_answer(make_relay, vector: Vector, expected: bytes, exhaustive: bool, 
 
 
 def chosen(kafka_version: str, exhaustive: bool, is_response: bool) -> Iterator[tuple[Vector, bool]]:
-    """The vectors of one direction, and whether to cut each at every byte: all small ones, or one in a hundred."""
+    """The vectors of one direction, and whether to cut each at every byte: all, or one in a hundred."""
     of_direction = (vector for vector in message_vectors(kafka_version) if vector.is_response is is_response)
     vectors = [vector for vector in of_direction if not means_something_else(vector)]
     for i, vector in enumerate(vectors):
-        yield vector, len(vector.frame) < 3000 and (exhaustive or i % A_FEW == 0)
+        yield vector, exhaustive or i % A_FEW == 0
 
 
 def all_requests_pass(make_relay, kafka_version: str, exhaustive: bool) -> int:
