@@ -221,12 +221,18 @@ class Connection:
     def _note_throttle(self, throttled: Throttled, now_ms: int) -> None:
         if self.episode is None:
             self.episode = ThrottleEpisode.begin(throttled, now_ms)
-            self._log.info(
-                "throttle_started",
-                quota_type=self.episode.quota_type,
-                throttle_time_ms=throttled.throttle_time_ms,
-            )
+            self._log.info("throttle_started", throttle_time_ms=throttled.throttle_time_ms, **self._why(throttled))
         self.episode.note(throttled, now_ms)
+
+    def _why(self, throttled: Throttled) -> dict[str, str | float | None]:
+        """Who is throttled, and by which quota."""
+        client_id = throttled.client_id.decode(errors="replace")
+        why: dict[str, str | float | None] = {"user": self.facts.user, "client_id": shown(client_id)}
+        if throttled.quota_type is None:
+            return {**why, "quota_type": "node"}
+        standing = self.facts.ledger.table.tags_and_limit(throttled.quota_type, self.facts.user, client_id)
+        entity = None if standing.entity is None else str(standing.entity)
+        return {**why, "quota_type": throttled.quota_type.name.lower(), "entity": entity, "limit": standing.limit}
 
     def close_episode_if_over(self, now_ms: int) -> None:
         """Log the end of a throttle episode that nothing has prolonged for a while."""

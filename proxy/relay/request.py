@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from quotas.ledger import Binding
-
 from protocol import requests
 from protocol.api_table import APIS
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
@@ -12,6 +10,7 @@ from protocol.requests import HEAD, MAX_HEAD_BYTES
 from proxy.relay.actions import CloseReason
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import looks_like
+from quotas.ledger import Binding
 
 _FETCH_LIMITS_BYTES = 16
 """How far into the body of a Fetch request its byte limits reach at most."""

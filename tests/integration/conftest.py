@@ -19,13 +19,19 @@ _running: list[KafkaCluster] = []
 _proxies: list[ProxyProcess] = []
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "newest_first: on older kinds of cluster too long for `make test`")
+
+
+def pytest_itemcollected(item):
+    """Mark what is in this folder, before -m chooses."""
+    if Path(__file__).parent in item.path.parents:
+        item.add_marker("integration")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items):
-    """Mark what is in this folder, and put tests that share a cluster together and last: one runs at a time."""
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker("integration")
+    """Put tests that share a cluster together and last: one runs at a time."""
     kinds = [None, *CLUSTERS]
     items.sort(key=lambda item: kinds.index(_kind(item)))
 
@@ -34,6 +40,8 @@ def pytest_generate_tests(metafunc):
     """`kafka` is each kind in turn; a test with `newest_kafka`, however it comes by it, runs with that kind only."""
     if "kafka" in metafunc.fixturenames:
         kinds = [NEWEST] if "newest_kafka" in metafunc.fixturenames else list(CLUSTERS)
+        if metafunc.definition.get_closest_marker("newest_first"):
+            kinds = [pytest.param(kind, marks=() if kind == NEWEST else pytest.mark.long) for kind in kinds]
         metafunc.parametrize("kafka", kinds, indirect=True, scope="session")
 
 

@@ -11,6 +11,8 @@ from tests.integration.topics import make_topic
 
 RATE = 500_000
 _WINDOW_S = 11.0
+SHORT_DRAIN = {"drain_s": 1}
+"""A throttled client is never idle while it waits, so that the end of the proxy takes the whole of this."""
 
 
 class NoisyProducer:
@@ -74,7 +76,7 @@ def entry(client_id, rate):
 
 
 def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
-    proxy = start_proxy([entry("noisy", RATE)])
+    proxy = start_proxy([entry("noisy", RATE)], limits=SHORT_DRAIN)
     leader = make_topic(proxy.bootstrap, "quota-noisy")[0]
     with NoisyProducer(proxy.bootstrap, "quota-noisy", "noisy") as noisy:
         time.sleep(_WINDOW_S)
@@ -88,7 +90,7 @@ def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
 
 def test_a_change_of_the_file_is_felt_by_a_live_connection_within_a_second(start_proxy):
     """First nobody is held; then one is, so much that its bytes all but stop; then the limit is taken away again."""
-    proxy = start_proxy()
+    proxy = start_proxy(limits=SHORT_DRAIN)
     make_topic(proxy.bootstrap, "quota-live")
     with NoisyProducer(proxy.bootstrap, "quota-live", "noisy") as noisy:
         free = noisy.rate_over(2)
@@ -131,7 +133,7 @@ def test_a_bad_file_changes_nothing_and_is_told(start_proxy, text, problem):
 
 
 def test_the_old_limit_holds_while_the_file_is_bad_or_needs_a_restart(start_proxy):
-    proxy = start_proxy([entry("noisy", 50_000)])
+    proxy = start_proxy([entry("noisy", 50_000)], limits=SHORT_DRAIN)
     topic = "quota-bad-file"
     make_topic(proxy.bootstrap, topic)
     moved = proxy.config([])
@@ -147,7 +149,7 @@ def test_the_old_limit_holds_while_the_file_is_bad_or_needs_a_restart(start_prox
 
 
 def test_others_are_not_held_with_the_noisy_one(start_proxy):
-    proxy = start_proxy([entry("noisy", 20_000)])
+    proxy = start_proxy([entry("noisy", 20_000)], limits=SHORT_DRAIN)
     make_topic(proxy.bootstrap, "quota-others")
     with (
         NoisyProducer(proxy.bootstrap, "quota-others", "noisy") as noisy,
