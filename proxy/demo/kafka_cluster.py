@@ -21,6 +21,8 @@ from typing import Any, Literal, Self
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from protocol.errors import ProtocolError
+from protocol.primitives import Reader, int32
 from proxy.demo.jars import Say, kafka_jars, need_program
 
 Mode = Literal["kraft", "zookeeper"]
@@ -32,6 +34,9 @@ _PORTS = range(10_000, 32_000)
 """Below those that the system gives to outgoing connections: a port stays free while its node is down."""
 _SESSION_MS = 6000
 """How long the cluster believes in a node that was killed; also how long the node's next life has to wait."""
+
+_METADATA_REQUEST = bytes.fromhex("0003 0001 00000001 ffff 00000000")
+"""Header (api 3, version 1, correlation id 1, no client-id) and an empty list of topics."""
 
 _TOOLS = {
     "kafka-configs": ("kafka.admin.ConfigCommand",),
@@ -128,6 +133,7 @@ class KafkaCluster:
         self._keeper: subprocess.Popen[str] | None = None
         self._order_lock = threading.Lock()
         self._runs = 0
+        self._frozen: set[int] = set()
         self._log_begins: dict[str, int] = {}
 
     # ------------------------------------------------------------- addresses
@@ -216,7 +222,7 @@ class KafkaCluster:
             self._launch(node_id)
         for node_id in self.node_ids:
             self.wait_until_serving(node_id)
-        self._await(lambda: _has_coordinator(self.host, self.ports[1]), _name(1))
+        self._await(lambda: _has_coordinator(self.bootstrap_servers), _name(1))
 
     def _met_a_taken_port(self) -> bool:
         logs = (path.read_text(errors="replace") for path in self._folder.glob("*.log"))
@@ -318,6 +324,7 @@ class KafkaCluster:
     def kill(self, node_id: int) -> None:
         """SIGKILL: the node is gone at once."""
         self._signal(node_id, signal.SIGKILL)
+        self._frozen.discard(node_id)
         self._ended_within(_name(node_id), _STOP_S)
 
     def stop(self, node_id: int, timeout_s: float = _STOP_S) -> None:
@@ -326,18 +333,20 @@ class KafkaCluster:
         That is the fate of a node whose controllers have lost their majority: it would wait for minutes.
         """
         self._signal(node_id, signal.SIGTERM)
-        self._signal(node_id, signal.SIGCONT)  # one that is frozen would not notice
+        self.thaw(node_id)  # one that is frozen would not notice
         if not self._ended_within(_name(node_id), timeout_s):
             self._say(f"{self}: {_name(node_id)} did not stop in {timeout_s:.0f} s and is killed")
             self.kill(node_id)
 
     def freeze(self, node_id: int) -> None:
         """SIGSTOP: the node keeps its connections and answers nothing."""
+        self._frozen.add(node_id)
         self._signal(node_id, signal.SIGSTOP)
 
     def thaw(self, node_id: int) -> None:
         """SIGCONT after `freeze`."""
         self._signal(node_id, signal.SIGCONT)
+        self._frozen.discard(node_id)
 
     def restart(self, node_id: int) -> None:
         """Stop the node if it runs, start it on its port again, and wait until it serves."""
@@ -345,14 +354,18 @@ class KafkaCluster:
         self._launch(node_id)
         self.wait_until_serving(node_id)
 
-    def wait_until_serving(self, node_id: int, nodes: int | None = None) -> None:
-        """Return when the node answers Metadata and names `nodes` nodes (default: all). Raises ClusterFailed."""
-        wanted = len(self.node_ids) if nodes is None else nodes
+    def wait_until_serving(self, node_id: int) -> None:
+        """Return when the node answers Metadata, and all nodes that run and are not frozen name one another.
+
+        Raises ClusterFailed when it has ended, or after 90 s.
+        """
         self._await(
-            lambda: _nodes_named_by(self.host, self.ports[node_id]) >= wanted,
-            _name(node_id),
-            lambda: self._launch_after_own_session(node_id),
+            lambda: self._all_know_all(node_id), _name(node_id), lambda: self._launch_after_own_session(node_id)
         )
+
+    def _all_know_all(self, first: int) -> bool:
+        awake = {id_ for id_ in self.node_ids if id_ not in self._frozen and self.is_running(id_)}
+        return all(awake <= _nodes_named_by(*self.address(id_)) for id_ in (first, *sorted(awake - {first})))
 
     def _launch_after_own_session(self, node_id: int) -> bool:
         """Start a node anew that ended because ZooKeeper still knew its killed predecessor; False for other ends."""
@@ -532,23 +545,34 @@ def _accepts(host: str, port: int) -> bool:
     return True
 
 
-def _nodes_named_by(host: str, port: int) -> int:
-    """How many nodes a node names; 0 while it does not answer."""
-    return _ask(host, port, lambda admin: len(admin.describe_cluster()["brokers"])) or 0
+def _nodes_named_by(host: str, port: int) -> set[int]:
+    """The ids of the nodes that this very node names in its Metadata; none while it does not answer.
+
+    Kafka's clients will not do: they may ask another node, and DescribeCluster also names those that are fenced.
+    """
+    try:
+        with socket.create_connection((host, port), timeout=2) as sock, sock.makefile("rb") as answer:
+            sock.sendall(int32(len(_METADATA_REQUEST)) + _METADATA_REQUEST)
+            reader = Reader(answer.read(Reader(answer.read(4)).int32()))
+            reader.int32()  # correlation id
+            return {_node_in_metadata(reader) for _ in range(reader.int32())}
+    except (OSError, ProtocolError):
+        return set()
 
 
-def _has_coordinator(host: str, port: int) -> bool:
+def _node_in_metadata(reader: Reader) -> int:
+    node_id = reader.int32()
+    reader.string()  # host
+    reader.int32()  # port
+    reader.string()  # rack
+    return node_id
+
+
+def _has_coordinator(servers: str) -> bool:
     """True when a group finds its coordinator; the first to look has the topic of offsets made."""
-    return _ask(host, port, lambda admin: admin.list_group_offsets({"is-there-a-coordinator": None})) is not None
-
-
-def _ask(host: str, port: int, question: Callable[[KafkaAdminClient], Any]) -> Any:
-    """A node's answer, None while it does not answer."""
-    if not _accepts(host, port):
-        return None
     with contextlib.suppress(KafkaError, OSError):
-        servers = f"{host}:{port}"
         admin = KafkaAdminClient(bootstrap_servers=servers, bootstrap_timeout_ms=2000, request_timeout_ms=2000)
         with contextlib.closing(admin):
-            return question(admin)
-    return None
+            admin.list_group_offsets({"is-there-a-coordinator": None})
+            return True
+    return False

@@ -306,11 +306,8 @@ class Relay:
                     run = splice.end
                 self._request_left = frame_bytes
         finally:
-            _add_run(pieces, buf, run, at)
-            if pieces:
-                actions.append(Send(_NODE, pieces))
+            self._requests = _send_through(actions, _NODE, pieces, buf, run, at)
             actions += after
-            self._requests = buf[at:]
 
     def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int, after: list[Action]) -> Splice | None:
         """Count and charge a request that is being sent on; return the splice that clamps a Fetch."""
@@ -429,11 +426,8 @@ class Relay:
                     run = at + splice.end
                 self._answer_left = passed
         finally:
-            _add_run(pieces, buf, run, at)
-            if pieces:
-                actions.append(Send(_CLIENT, pieces))
+            self._answers = _send_through(actions, _CLIENT, pieces, buf, run, at)
             actions += after
-            self._answers = buf[at:]
 
     def _start_answer(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
         """Begin with the answer at `at`: nothing passes while more bytes must come first or it is asked about."""
@@ -453,26 +447,43 @@ class Relay:
         if plan.api_key == FETCH and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
             self._charge_fetch(request, frame_bytes - (body_at - 4), now_ms, after)
         if plan.answer is _PLAIN:
-            throttle_at = plan.throttle_at
-            if throttle_at >= 0:
-                throttle_at += body_at - 8 - plan.answer_tags
-                if available < throttle_at + 4:
-                    return _NOTHING if available < frame_bytes else _too_short(plan, frame_bytes)
-            return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+            return self._start_plain(request, buf, at, frame_bytes, body_at, now_ms, after)
         if available < min(frame_bytes, MAX_HEAD_BYTES):
             return _NOTHING
         if plan.answer is _HEAD:
             return self._ask_about_answer(plan, buf[at : at + min(available, MAX_HEAD_BYTES)], after)
-        if frame_bytes <= MAX_HEAD_BYTES:
+        return self._start_tail(request, buf, at, frame_bytes, body_at, now_ms, after)
+
+    def _start_plain(
+        self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
+    ) -> Passing:
+        """An answer whose throttle time, if it has one, stands at a fixed place near its start."""
+        plan = request.plan
+        throttle_at = plan.throttle_at
+        if throttle_at >= 0:
+            throttle_at += body_at - 8 - plan.answer_tags
+            if throttle_at + 4 > frame_bytes:
+                return _too_short(plan, frame_bytes)
+            if at + throttle_at + 4 > len(buf):
+                return _NOTHING
+        return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+
+    def _start_tail(
+        self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
+    ) -> Passing:
+        """An answer that is decided by what stands at its end: here whole, or so large that it is walked on its way."""
+        plan = request.plan
+        streams = frame_bytes > MAX_HEAD_BYTES
+        if not streams:
             throttle_at = _throttle_behind(plan, buf, at, frame_bytes)
             if throttle_at >= 0:
                 return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
         assert plan.shape is not None
         walk = Walk(plan.shape, body_at)
-        streams = frame_bytes > MAX_HEAD_BYTES
-        walk.advance(memoryview(buf)[at : at + available], 0, stop_at_tail=streams)
+        here = memoryview(buf)[at : at + frame_bytes]
+        walk.advance(here, 0, stop_at_tail=streams)
         if streams:
-            passed = min(walk.offset, available)
+            passed = min(walk.offset, len(here))
             self._streamed = _StreamedAnswer(walk, frame_bytes, passed, request)
             return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
         if not walk.fits(frame_bytes):
@@ -482,7 +493,7 @@ class Relay:
             hints_bytes = 0 if hints is None else hints.end - hints.at
             self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes, now_ms, after)
         if walk.endpoints and rewritable(walk):
-            return self._ask_about_answer(plan, buf[at : at + frame_bytes], after)
+            return self._ask_about_answer(plan, bytes(here), after)
         return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
 
     def _pass_answer(
@@ -673,6 +684,14 @@ def _add_run(pieces: list[Piece], buf: bytes, start: int, end: int) -> None:
     """Append `buf[start:end]`, without a copy."""
     if end > start:
         pieces.append(buf if end - start == len(buf) else memoryview(buf)[start:end])
+
+
+def _send_through(actions: list[Action], side: Side, pieces: list[Piece], buf: bytes, run: int, at: int) -> bytes:
+    """Send `pieces` and `buf[run:at]` behind them; return the bytes that are still to be looked at."""
+    _add_run(pieces, buf, run, at)
+    if pieces:
+        actions.append(Send(side, pieces))
+    return buf[at:]
 
 
 def _after_header_tags(head: bytes, frame_bytes: int) -> int:

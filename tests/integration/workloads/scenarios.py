@@ -264,7 +264,7 @@ def transactions(library: Library, topic: str) -> int:
 
 
 def administration(library: Library, topic: str) -> int:
-    """Create, describe, list and delete a topic, and read its configuration; each from whatever node the client asks."""
+    """Create, describe, list and delete a topic, and read its configuration, from whatever node the client asks."""
     library.create_topic(topic, 4)
     found: dict[int, int] = {}
 
