@@ -370,8 +370,13 @@ class Relay:
             actions.append(Send(_CLIENT, [answer]))
 
     def _settle_client(self, actions: list[Action]) -> None:
-        """Read the client or not, as things stand now. A verdict is quick: while it is due reading goes on."""
-        enough_bytes = HEAD.size if self._mute & ~_ASKING else MAX_HEAD_BYTES
+        """Read the client or not, as things stand now.
+
+        A verdict is quick: while it is due reading goes on. It must go on, too, until a whole head has had the upstream
+        connection opened: nothing else would ever end that wait.
+        """
+        waits = self._mute & ~_ASKING and (self._opening or self._mute != _UNCONNECTED)
+        enough_bytes = HEAD.size if waits else MAX_HEAD_BYTES
         enough = self._mute and not self._request_left and len(self._requests) >= enough_bytes
         pause = bool(self._node_blocked or enough)
         if pause != self._client_paused:

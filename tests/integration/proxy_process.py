@@ -236,10 +236,13 @@ class ProxyProcess:
         """The log lines of one event."""
         return [line for line in self.log() if line["event"] == event]
 
-    def closing_line(self, client: str) -> dict[str, Any]:
-        """The log line that tells the end of the connection of a client, given as host:port."""
+    def closing_line(self, client: str, since: int = 0) -> dict[str, Any]:
+        """The log line that tells the end of the connection of a client, given as host:port.
+
+        Only closings from number `since` on count: towards another port of the proxy a client's port may come again.
+        """
         found: list[dict[str, Any]] = self.wait_for(
-            lambda: [line for line in self.events("connection_closed") if line["client"] == client],
+            lambda: [line for line in self.events("connection_closed")[since:] if line["client"] == client],
             5,
             f"the end of {client}",
         )

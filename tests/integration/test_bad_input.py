@@ -152,13 +152,13 @@ def closed_since(proxy, before):
 @pytest.mark.parametrize("name", INPUTS)
 def test_bad_input_ends_its_own_connection_and_no_other(proxy, bystander, name, at):
     data, reason, detail = INPUTS[name]
-    before = proxy.closed()
+    before, closings = proxy.closed(), len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.port if at == "bootstrap" else proxy.node_ports[2])) as sock:
         client = "{}:{}".format(*sock.getsockname())
         sock.sendall(data)
         assert read_to_end(sock) == b""
     proxy.wait_for(lambda: closed_since(proxy, before) == {reason: 1}, 5, f"one more {reason}")
-    line = proxy.closing_line(client)
+    line = proxy.closing_line(client, closings)
     assert line["reason"] == reason
     assert line["level"] == "warning"
     assert detail in line["detail"]
@@ -167,14 +167,14 @@ def test_bad_input_ends_its_own_connection_and_no_other(proxy, bystander, name, 
 
 
 def test_a_frame_cut_short_by_the_client_is_told(proxy, bystander):
-    before = proxy.closed()
+    before, closings = proxy.closed(), len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.node_ports[1])) as sock:
         sock.sendall(request(_METADATA, 1, struct.pack(">i", 0), size=500))
         sock.shutdown(socket.SHUT_WR)
         read_to_end(sock)
         client = "{}:{}".format(*sock.getsockname())
     proxy.wait_for(lambda: closed_since(proxy, before) == {"client_closed": 1}, 5, "one more client_closed")
-    line = proxy.closing_line(client)
+    line = proxy.closing_line(client, closings)
     assert line["detail"] == "in the middle of a request"
     for other in bystander:
         other.assert_well()

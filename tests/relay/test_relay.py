@@ -32,6 +32,15 @@ def test_nothing_is_opened_for_a_client_that_has_sent_no_whole_header(make_relay
     assert script.opened == 1
 
 
+@pytest.mark.parametrize("cut", range(1, 27))
+def test_the_first_request_may_come_in_any_two_parts(make_relay, cut):
+    script = Script(make_relay)
+    script.client(produce()[:cut])
+    assert script.reads[Side.CLIENT]
+    script.client(produce()[cut:])
+    assert script.opened == 1
+
+
 def test_what_came_while_connecting_goes_out_once_connected(make_relay):
     script = Script(make_relay)
     script.client(produce(1) + produce(2))
