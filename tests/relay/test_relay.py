@@ -36,7 +36,7 @@ def test_nothing_is_opened_for_a_client_that_has_sent_no_whole_header(make_relay
 def test_the_first_request_may_come_in_any_two_parts(make_relay, cut):
     script = Script(make_relay)
     script.client(produce()[:cut])
-    assert script.reads[Side.CLIENT]
+    assert script.reads[Side.CLIENT] or script.opened
     script.client(produce()[cut:])
     assert script.opened == 1
 
