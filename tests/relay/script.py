@@ -2,11 +2,6 @@
 
 from collections.abc import Callable, Sequence
 
-from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
-from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
-
 from protocol.api_versions import carried
 from proxy.relay.actions import (
     Action,
@@ -25,6 +20,10 @@ from proxy.relay.relay import RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
 
 NOW_MS = 1_000_000
 
