@@ -15,9 +15,15 @@ HIDDEN_TAG = 0x7F
 
 
 def rewritable(walk: Walk) -> list[Endpoint]:
-    """The endpoints of an answer that name a node: not those of a failed look-up, nor those of controllers."""
+    """The endpoints of an answer that name a node: not those of a failed look-up, nor those of controllers.
+
+    Raises MalformedMessage for an address that belongs to no node: nobody could stand in for it.
+    """
     if walk.endpoint_type != BROKERS:
         return []
+    for endpoint in walk.endpoints:
+        if endpoint.node_id < 0 and endpoint.host:
+            raise MalformedMessage(f"node {endpoint.node_id} with a host")
     return [endpoint for endpoint in walk.endpoints if endpoint.node_id >= 0 and endpoint.host]
 
 

@@ -12,6 +12,9 @@ _INT32 = Struct(">i")
 
 UVARINT_MAX_BYTES = 5
 
+MAX_HEADER_TAGS = 64
+"""No header has a tagged field so far. The bound keeps a header that comes byte by byte cheap to look at again."""
+
 
 class Reader:
     """A cursor over one frame; copies nothing but what it returns. Raises TruncatedMessage past the end."""
@@ -65,9 +68,12 @@ class Reader:
         """The raw bytes of a (nullable) compact string: uvarint length + 1, 0 for null."""
         return self._text(self.uvarint() - 1)
 
-    def tags(self) -> None:
-        """Step over a tag buffer."""
-        for _ in range(self.uvarint()):
+    def tags(self, most: int = 0xFFFF_FFFF) -> None:
+        """Step over a tag buffer of at most `most` tags; more are malformed."""
+        count = self.uvarint()
+        if count > most:
+            raise MalformedMessage(f"{count} tagged fields, {most} allowed")
+        for _ in range(count):
             self.uvarint()
             self.skip(self.uvarint())
 

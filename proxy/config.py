@@ -409,7 +409,7 @@ class LimitsConfig(Settings):
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
     """Client connections of this process; one more is closed at once. Each takes two file descriptors."""
 
-    max_sensors: Annotated[int, Whole(1, 10_000_000)] = 100_000
+    max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
     """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
 
     drain_s: Annotated[int, Whole(0, 3_600)] = 10

@@ -13,7 +13,7 @@ _MAX_ITEMS = 64
 _LONG = frozenset({"event", "problems"})
 """Keys whose values are not the client's: what libraries say, and what is wrong with the configuration."""
 _CHATTY = ("kafka", "aiohttp.access", "asyncio")
-"""Libraries whose INFO is of no interest unless somebody hunts for a fault."""
+"""Libraries whose INFO and WARNING are of no interest unless somebody hunts for a fault."""
 
 _threshold = logging.INFO
 
@@ -45,7 +45,7 @@ def set_level(level: str) -> None:
     global _threshold
     _threshold = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(_threshold)
-    chatty = _threshold if _threshold == logging.DEBUG else max(_threshold, logging.WARNING)
+    chatty = _threshold if _threshold == logging.DEBUG else max(_threshold, logging.ERROR)
     for name in _CHATTY:
         logging.getLogger(name).setLevel(chatty)
 

@@ -203,8 +203,6 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for cluster in self.clusters:
-            cluster.upstream.close()
         await self._admin.stop()
         log.info("stopped")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import UNLIMITED, QuotaTable
@@ -9,6 +10,8 @@ from quotas.sensors import SensorReading, Sensors
 
 IDLE_MS = 3_600_000
 """A sensor that was not used for longer is closed, as in a broker."""
+
+KEYS_PER_SWEEP = 5_000
 
 NO_CEILING_BYTES = 2**31 - 1
 
@@ -55,12 +58,17 @@ class Ledger:
         self.version = 0
         self.overflowed = 0
         self._handles: dict[SensorKey, int] = {}
+        self._spared: int | None = None
+        """A sensor that the binding in the making holds already."""
+        self._swept: Iterator[SensorKey] = iter(())
         self._reserve = max(sensors.capacity // 16, 1)
         self._next_version()
 
     def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
         """The sensors for this client, opened where they are missing."""
+        self._spared = None
         produce, _ = self._sensor(virtual_cluster, node_id, QuotaType.PRODUCE, user, client_id, now_ms)
+        self._spared = produce
         fetch, fetch_limit = self._sensor(virtual_cluster, node_id, QuotaType.FETCH, user, client_id, now_ms)
         return Binding(self.version, produce, fetch, self._ceiling_bytes(fetch_limit))
 
@@ -71,18 +79,34 @@ class Ledger:
             limit = self._limit(key)
             if limit is None:
                 self._close(key)
-            elif limit != self.sensors.reading(handle, now_ms).limit:
+            elif limit != self.sensors.limit(handle):
                 self.sensors.set_limit(handle, limit, now_ms)
         self._next_version()
 
     def expire(self, now_ms: int) -> None:
-        """Close the sensors that nobody has used for more than an hour."""
-        idle_since_ms = self.sensors.idle_since_ms
-        idle = [key for key, handle in self._handles.items() if now_ms - idle_since_ms(handle) > IDLE_MS]
+        """Close sensors that nobody has used for more than an hour; called often, it looks at some each time.
+
+        When no row is left for newcomers, those go whose window is empty: a fresh sensor would measure the same.
+        """
+        idle_ms = IDLE_MS if self._has_room() else self.sensors.samples * self.sensors.window_ms
+        keys = list(islice(self._swept, KEYS_PER_SWEEP))
+        if not keys:
+            self._swept = iter(list(self._handles))
+            keys = list(islice(self._swept, KEYS_PER_SWEEP))
+        idle = [key for key in keys if self._is_idle(key, now_ms, idle_ms)]
         for key in idle:
             self._close(key)
         if idle:
             self._next_version()
+
+    def _is_idle(self, key: SensorKey, now_ms: int, idle_ms: int) -> bool:
+        handle = self._handles.get(key)
+        if handle is None or now_ms - self.sensors.idle_since_ms(handle) <= idle_ms:
+            return False
+        return self.sensors.reading(handle, now_ms).debt_ms == 0
+
+    def _has_room(self) -> bool:
+        return self.sensors.used < self.sensors.capacity - self._reserve
 
     def reading(self, key: SensorKey, now_ms: int) -> SensorReading | None:
         """One sensor as it stands, None if there is none."""
@@ -103,7 +127,7 @@ class Ledger:
         tags, limit, entity = self.table.tags_and_limit(quota_type, user, client_id)
         key = SensorKey(virtual_cluster, node_id, quota_type, tags)
         handle = self._handles.get(key)
-        if handle is None and self.sensors.used < self.sensors.capacity - self._reserve:
+        if handle is None and self._has_room():
             handle = self._open(key, limit, now_ms)
         if handle is None:
             self.overflowed += 1
@@ -125,7 +149,8 @@ class Ledger:
         return handle
 
     def _close_longest_idle(self) -> None:
-        self._close(min(self._handles, key=lambda key: self.sensors.idle_since_ms(self._handles[key])))
+        others = (key for key, handle in self._handles.items() if handle != self._spared)
+        self._close(min(others, key=lambda key: self.sensors.idle_since_ms(self._handles[key])))
         self._next_version()
 
     def _open(self, key: SensorKey, limit: float, now_ms: int) -> int:

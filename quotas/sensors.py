@@ -344,6 +344,10 @@ class Sensors:
             charged_ms=ints[row + current + _LAST] if current else None,
         )
 
+    def limit(self, handle: int) -> float:
+        """The limit that the row is judged by."""
+        return self._floats[self._row(handle) + _LIMIT]
+
     def idle_since_ms(self, handle: int) -> int:
         """When the row was last used, by a recording or by its opening."""
         row = self._row(handle)

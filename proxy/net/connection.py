@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -167,7 +168,14 @@ class Connection:
             self._fail()
 
     def _carry_out(self, actions: list[Action], now_ms: int) -> None:
-        asks: list[Ask] = []
+        asks: deque[Ask] = deque()
+        self._carry_out_but_asks(actions, asks, now_ms)
+        while asks:
+            ask = asks.popleft()
+            verdict = decide(ask, self.facts, now_ms)
+            self._carry_out_but_asks(self.relay.on_verdict(ask.ticket, verdict, now_ms), asks, now_ms)
+
+    def _carry_out_but_asks(self, actions: list[Action], asks: deque[Ask], now_ms: int) -> None:
         for action in actions:
             match action:
                 case Send():
@@ -186,9 +194,6 @@ class Connection:
                     self._connecting = self._loop.create_task(self._open_upstream())
                 case Close():
                     self._close(action)
-        for ask in asks:
-            verdict = decide(ask, self.facts, now_ms)
-            self._carry_out(self.relay.on_verdict(ask.ticket, verdict, now_ms), now_ms)
 
     def _send(self, send: Send) -> None:
         transport = self._node if send.side is Side.NODE else self._client

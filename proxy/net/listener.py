@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from protocol.api_versions import carried
+from proxy.acceptor.sockets import BACKLOG
 from proxy.clock import Clock
 from proxy.config import LimitsConfig, ListenerConfig
 from proxy.net.connection import ClientProtocol, Connection, ShellSettings
@@ -67,7 +68,9 @@ class Listener:
         """Accept on the bound sockets, by port."""
         loop = asyncio.get_running_loop()
         for port, sock in sockets.items():
-            server = await loop.create_server(partial(ClientProtocol, partial(self._accept, port)), sock=sock)
+            server = await loop.create_server(
+                partial(ClientProtocol, partial(self._accept, port)), sock=sock, backlog=BACKLOG
+            )
             self._servers.append(server)
 
     def stop_accepting(self) -> None:

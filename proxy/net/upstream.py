@@ -1,13 +1,14 @@
 """Connecting to nodes, and learning where they are."""
 
 import asyncio
+import contextlib
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar, cast
 
 import structlog
 from kafka.admin import KafkaAdminClient
-from kafka.errors import KafkaError
 
 from proxy.config import HostPort, UpstreamConfig
 from proxy.net.connection import NodeUnknown, NodeUnreachable, UpstreamConnection
@@ -15,6 +16,9 @@ from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
+
+
+Result = TypeVar("Result")
 
 
 class Upstream:
@@ -38,7 +42,6 @@ class Upstream:
         self._answered = asyncio.Condition()
         self._failing = False
         self._nodes: list[int] = []
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"nodes-{virtual_cluster}")
 
     # ---------------------------------------------------------------- connecting
 
@@ -74,8 +77,8 @@ class Upstream:
                 transport, _ = await loop.create_connection(protocol, address.host, address.port)
         except TimeoutError:
             reason = f"no connection within {self.config.connect_timeout_ms} ms"
-        except OSError as error:
-            reason = error.strerror or str(error)
+        except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA refuses
+            reason = getattr(error, "strerror", None) or str(error)
         else:
             return transport
         self._note_connect_failure(node_id)
@@ -118,10 +121,9 @@ class Upstream:
             pass
 
     async def _learn(self) -> bool:
-        loop = asyncio.get_running_loop()
         try:
-            brokers = await loop.run_in_executor(self._thread, _brokers, self.config)
-        except (KafkaError, OSError, ValueError) as error:
+            brokers = await _in_daemon_thread(partial(_brokers, self.config))
+        except Exception as error:  # whatever a library raises is a failed look, never the end of looking
             if not self._failing:
                 servers = [str(server) for server in self.config.bootstrap_servers]
                 self._log.warning("cluster_unreachable", bootstrap_servers=servers, error=str(error))
@@ -143,9 +145,27 @@ class Upstream:
         self.config = config
         self.directory.bootstrap_servers = tuple(config.bootstrap_servers)
 
-    def close(self) -> None:
-        """Stop asking; a question under way ends by its own time-out."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+
+async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises, from a thread that holds up no stop of this process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: Exception | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(cast(Result, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
 
 
 class _Admin(KafkaAdminClient):  # type: ignore[misc]
@@ -155,8 +175,9 @@ class _Admin(KafkaAdminClient):  # type: ignore[misc]
         try:
             super().__init__(**settings)
         except BaseException:
-            self._client.close()
-            self._net.stop()
+            for name, end in (("_client", "close"), ("_net", "stop")):
+                if part := getattr(self, name, None):
+                    getattr(part, end)()
             raise
 
 

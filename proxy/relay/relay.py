@@ -8,7 +8,7 @@ from struct import Struct
 from protocol.addresses import hiding_splices, rewritable
 from protocol.api_versions import is_unsupported_version, unsupported_version_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
-from protocol.primitives import Reader, int32
+from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
 from protocol.requests import HEAD, INT32_MAX, MAX_HEAD_BYTES, fetch_clamp
 from protocol.splices import Splice, splice_frame
@@ -40,7 +40,7 @@ from proxy.relay.plans import (
     walk_answer,
 )
 from proxy.relay.recognise import looks_like
-from proxy.relay.request import Refusal, Request, read_request
+from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
@@ -147,7 +147,11 @@ class Relay:
     @property
     def idle(self) -> bool:
         """True between requests: nothing in flight, nothing half-way."""
-        return not (self._in_flight or self.held_bytes or self._request_left or self._answer_left)
+        return not (self._in_flight or self.held_bytes or self._request_left or self._amid_answer)
+
+    @property
+    def _amid_answer(self) -> bool:
+        return self._answer_left > 0 or self._streamed is not None
 
     # ------------------------------------------------------------------ inputs
 
@@ -201,10 +205,12 @@ class Relay:
         if side is _NODE:
             self._node_blocked = False
             self._mute &= ~_UNCONNECTED
+            self._settle_node(actions)
             self._go_on_with_requests(actions, now_ms)
         else:
             self._client_blocked = False
             self._settle_node(actions)
+            self._go_on_with_requests(actions, now_ms)
         return actions
 
     def on_blocked(self, side: Side) -> list[Action]:
@@ -218,6 +224,7 @@ class Relay:
         else:
             self._client_blocked = True
             self._settle_node(actions)
+            self._settle_client(actions)
         return actions
 
     def on_eof(self, side: Side, now_ms: int) -> list[Action]:
@@ -226,11 +233,11 @@ class Relay:
         if self._closed:
             return actions
         if side is _NODE:
-            name = None if self._answer_left or self._streamed else looks_like(self._answers[:4])
+            name = None if self._amid_answer else looks_like(self._answers[:4])
             if name:
                 self._close(actions, CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
             else:
-                detail = "in the middle of an answer" if self._answers or self._answer_left else ""
+                detail = "in the middle of an answer" if self._answers or self._amid_answer else ""
                 self._close(actions, CloseReason.NODE_CLOSED, detail)
         else:
             self._client_eof = True
@@ -250,6 +257,9 @@ class Relay:
         try:
             self._take_requests(actions, now_ms)
             self._send_own_answers(actions)
+            while self._take_up_again():
+                self._take_requests(actions, now_ms)
+                self._send_own_answers(actions)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:
@@ -285,7 +295,7 @@ class Relay:
                     break
                 frame_bytes = request.size_bytes + 4
                 if request.plan is UNKNOWN_API_VERSIONS:
-                    if at + frame_bytes > end:
+                    if at + frame_bytes > end or self._client_blocked:
                         break
                     _add_run(pieces, buf, run, at)
                     at = run = at + frame_bytes
@@ -323,9 +333,7 @@ class Relay:
             splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
-            self._in_flight.append(request)
-            if len(self._in_flight) >= self._limits.max_in_flight:
-                self._mute |= _IN_FLIGHT_FULL
+            self._await_answer(request)
         return splice
 
     def _open_upstream(self, after: list[Action]) -> None:
@@ -351,23 +359,40 @@ class Relay:
 
     def _bind(self, verdict: Verdict) -> None:
         assert verdict.binding is not None
-        if len(self._bindings) >= _MAX_BINDINGS:
+        if len(self._bindings) >= _MAX_BINDINGS or len(self._asked_client_id) > LONG_CLIENT_ID_BYTES:
             self._bindings.clear()
         self._bindings[self._asked_client_id] = verdict.binding
+
+    def _take_up_again(self) -> bool:
+        """True, once, when enough requests have been answered to take further ones."""
+        if not self._mute & _IN_FLIGHT_FULL or len(self._in_flight) >= self._limits.max_in_flight:
+            return False
+        self._mute &= ~_IN_FLIGHT_FULL
+        return True
+
+    def _await_answer(self, request: Request) -> None:
+        self._in_flight.append(request)
+        if len(self._in_flight) >= self._limits.max_in_flight:
+            self._mute |= _IN_FLIGHT_FULL
 
     def _answer_unknown_api_versions(self, request: Request) -> None:
         self._count_request(request)
         request.answer = unsupported_version_answer(request.correlation_id)
-        self._in_flight.append(request)
+        self._await_answer(request)
 
     def _send_own_answers(self, actions: list[Action]) -> None:
         """Send the answers of our own whose turn it is."""
-        if self._answer_left or self._streamed is not None:
-            return
+        if not self._amid_answer and (answers := self._own_answers()):
+            actions.append(Send(_CLIENT, answers))
+
+    def _own_answers(self) -> list[Piece]:
+        """The answers of our own that come before the next one of the node, taken off the queue."""
+        answers: list[Piece] = []
         while self._in_flight and (answer := self._in_flight[0].answer) is not None:
             self._in_flight.popleft()
             self._count_answer(len(answer))
-            actions.append(Send(_CLIENT, [answer]))
+            answers.append(answer)
+        return answers
 
     def _settle_client(self, actions: list[Action]) -> None:
         """Read the client or not, as things stand now.
@@ -376,8 +401,9 @@ class Relay:
         connection opened: nothing else would ever end that wait.
         """
         waits = self._mute & ~_ASKING and (self._opening or self._mute != _UNCONNECTED)
-        enough_bytes = HEAD.size if waits else MAX_HEAD_BYTES
-        enough = self._mute and not self._request_left and len(self._requests) >= enough_bytes
+        enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
+        muted = self._mute or self._client_blocked
+        enough = muted and not self._request_left and len(self._requests) >= enough_bytes
         pause = bool(self._node_blocked or enough)
         if pause != self._client_paused:
             self._client_paused = pause
@@ -397,8 +423,7 @@ class Relay:
             self._close(actions, CloseReason.ANSWER_MALFORMED, str(error))
         else:
             self._settle_node(actions)
-            if self._mute & _IN_FLIGHT_FULL and len(self._in_flight) < self._limits.max_in_flight:
-                self._mute &= ~_IN_FLIGHT_FULL
+            if self._take_up_again():
                 self._go_on_with_requests(actions, now_ms)
 
     def _take_answers(self, actions: list[Action], now_ms: int) -> None:
@@ -422,6 +447,10 @@ class Relay:
                 if self._streamed is not None:
                     passed, splices = self._stream(self._streamed, buf, at, now_ms, after)
                 else:
+                    if self._in_flight and self._in_flight[0].answer is not None:
+                        _add_run(pieces, buf, run, at)
+                        pieces += self._own_answers()
+                        run = at
                     passed, splices = self._start_answer(buf, at, now_ms, after)
                 if not passed:
                     break
@@ -631,7 +660,9 @@ class Relay:
         self._answers = buf[len(head) :]
 
     def _settle_node(self, actions: list[Action]) -> None:
-        """Read the node or not, as things stand now."""
+        """Read the node or not, as things stand now; there is nothing to stop before it is connected."""
+        if self._mute & _UNCONNECTED:
+            return
         enough = self._answer_ticket != _NO_TICKET and len(self._answers) >= MAX_HEAD_BYTES
         pause = self._client_blocked or enough
         if pause != self._node_paused:
@@ -703,7 +734,7 @@ def _after_header_tags(head: bytes, frame_bytes: int) -> int:
     """Where the body begins behind the tags of an answer's header; 0 while they are not all here."""
     reader = Reader(head, 8)
     try:
-        reader.tags()
+        reader.tags(MAX_HEADER_TAGS)
     except TruncatedMessage:
         if len(head) >= min(frame_bytes, MAX_HEAD_BYTES):
             raise

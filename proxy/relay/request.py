@@ -5,12 +5,15 @@ from dataclasses import dataclass
 from protocol import requests
 from protocol.api_table import APIS
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
-from protocol.primitives import Reader
+from protocol.primitives import MAX_HEADER_TAGS, Reader
 from protocol.requests import HEAD, MAX_HEAD_BYTES
 from proxy.relay.actions import CloseReason
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import looks_like
 from quotas.ledger import Binding
+
+LONG_CLIENT_ID_BYTES = 1024
+"""A longer client id than this is not kept as it is: 100,000 of 32 KiB would fill the memory."""
 
 _FETCH_LIMITS_BYTES = 16
 """How far into the body of a Fetch request its byte limits reach at most."""
@@ -86,7 +89,7 @@ def _read_rest(request: Request, buf: bytes, id_end: int, end: int) -> None:
         body_at = id_end + 1
         if body_at <= end and buf[id_end]:
             reader = Reader(memoryview(buf)[:end], id_end)
-            reader.tags()
+            reader.tags(MAX_HEADER_TAGS)
             body_at = reader.offset
     if body_at > end:
         raise TruncatedMessage(id_end, body_at - id_end, end)

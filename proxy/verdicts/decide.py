@@ -1,12 +1,14 @@
 """The ask list: which function decides which kind of ask."""
 
 from collections.abc import Callable
+from hashlib import sha256
 
 from protocol.addresses import address_splices, rewritable
 from protocol.api_versions import offer_splices
 from protocol.errors import MalformedMessage, ProtocolError
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
+from proxy.relay.request import LONG_CLIENT_ID_BYTES
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
 
 
@@ -21,6 +23,8 @@ def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
 def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Which sensors measure this client id of this user at this node."""
     client_id = ask.frame.decode(errors="replace")
+    if len(ask.frame) > LONG_CLIENT_ID_BYTES and all(entity.client_id != client_id for entity in facts.ledger.table):
+        client_id = f"{client_id[:64]}… sha256 {sha256(ask.frame).hexdigest()}"
     return Verdict(binding=facts.ledger.bind(facts.virtual_cluster, facts.node_id, facts.user, client_id, now_ms))
 
 

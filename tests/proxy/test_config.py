@@ -474,7 +474,7 @@ FIXED = [
     (cluster("name"), "other", ["virtual_clusters[0]: added", "virtual_clusters[0]: removed"]),
     (("metrics", "bind"), "127.0.0.2", ["metrics.bind"]),
     (("metrics", "port"), 9405, ["metrics.port"]),
-    (("limits", "max_sensors"), 5, ["limits.max_sensors"]),
+    (("limits", "max_sensors"), 50, ["limits.max_sensors"]),
     (("log", "format"), "console", ["log.format"]),
 ]
 

@@ -93,3 +93,25 @@ def test_an_exhausted_reserve_takes_the_row_that_was_idle_longest():
     assert other_node.produce is not None
     assert other_node.version == made.version == version + 1
     assert "c0" not in {key.tags.client_id for key, _ in made.readings(30)}
+
+
+def test_a_binding_never_holds_a_sensor_that_was_closed_for_its_other_half():
+    limits = {QuotaType.PRODUCE: 100.0, QuotaType.FETCH: 100.0}
+    ledger = Ledger(Sensors(16), QuotaTable({Entity(client_id=f"c{i}"): limits for i in range(12)}))
+    for now_ms in range(2000):
+        binding = ledger.bind("main", 1, "ANONYMOUS", f"c{now_ms * 7 % 12}", now_ms)
+        assert binding.version == ledger.version
+        ledger.sensors.charge(binding.produce, 1, now_ms)
+        ledger.sensors.charge(binding.fetch, 1, now_ms)
+
+
+def test_without_room_sensors_whose_window_is_empty_make_place():
+    ledger = Ledger(Sensors(32), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
+    for i in range(40):
+        ledger.bind("main", 1, "ANONYMOUS", f"c{i}", 0)
+    assert ledger.overflowed > 0
+    used = ledger.sensors.used
+    ledger.expire(11_000)
+    assert ledger.sensors.used == used
+    ledger.expire(11_001)
+    assert ledger.sensors.used == 0

@@ -410,3 +410,60 @@ def test_whatever_arrives_a_relay_returns_actions_and_raises_nothing(make_relay,
     script = Script(make_relay, ledger_with(produce=100, fetch=100)).connected()
     script.client(fetch(1) + heartbeat(2))
     script.do(script.relay.on_bytes(side, garbage, NOW_MS))
+
+
+def test_own_answers_take_their_turn_between_two_answers_that_come_at_once(make_relay):
+    script = Script(make_relay).connected()
+    script.client(heartbeat(1) + request(API_VERSIONS, 99, corr=2, tags=True) + heartbeat(3))
+    ours = frame(pack(">ihihhh", 2, 35, 1, 18, 0, 4))
+    assert script.node(heartbeaten(1) + heartbeaten(3)) == heartbeaten(1) + ours + heartbeaten(3)
+
+
+def test_requests_that_are_answered_here_are_bounded_too(make_relay):
+    script = Script(make_relay, limits=RelayLimits(max_in_flight=10)).connected()
+    script.client(heartbeat(0) + request(API_VERSIONS, 99, tags=True) * 100)
+    assert not script.reads[Side.CLIENT]
+    script.node(heartbeaten(0))
+    assert script.sent[Side.CLIENT].count(pack(">ihihhh", 1, 35, 1, 18, 0, 4)) == 100
+    assert script.reads[Side.CLIENT]
+    assert script.relay.idle
+
+
+def test_a_client_that_does_not_read_gets_no_further_answers_of_ours(make_relay):
+    script = Script(make_relay)
+    script.do(script.relay.on_blocked(Side.CLIENT))
+    script.client(request(API_VERSIONS, 99, tags=True) * 2)
+    assert script.sent[Side.CLIENT] == b""
+    assert not script.reads[Side.CLIENT]
+    script.do(script.relay.on_writable(Side.CLIENT, NOW_MS))
+    assert len(script.sent[Side.CLIENT]) == 2 * 20
+    assert script.reads[Side.CLIENT]
+
+
+def test_a_header_with_too_many_tags_is_refused_before_they_come(make_relay):
+    script = Script(make_relay).connected()
+    script.client(pack(">ihhih", 1_000_000, 12, 4, 1, -1) + b"\xff\xff\xff\xff\x0f")
+    assert script.close_reason is CloseReason.REQUEST_MALFORMED
+    assert "tagged fields" in script.closed.detail
+
+
+def test_an_address_that_belongs_to_no_node_is_not_passed_on(make_relay):
+    script = Script(make_relay).connected()
+    script.client(request(3, 1, pack(">i", 0)))
+    assert script.node(metadata_answer(-5)) == b""
+    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+
+
+def test_a_large_answer_half_way_is_not_idle(make_relay):
+    script = Script(make_relay).connected()
+    script.client(fetch(1))
+    script.node(fetched(1, size=300_000)[:200_000])
+    assert not script.relay.idle
+
+
+def test_long_client_ids_are_measured_under_a_digest(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    long = b"\xff" * 30_000
+    assert script.client(heartbeat(1, client_id=long)) == heartbeat(1, client_id=long)
+    keys = [key for key, _ in script.ledger.readings(NOW_MS)]
+    assert [len(key.tags.client_id) < 200 for key in keys] == [True]

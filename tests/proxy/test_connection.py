@@ -1,0 +1,118 @@
+"""The shell of one connection, with transports and a clock that are played."""
+
+import asyncio
+
+import structlog
+from structlog.testing import capture_logs
+
+from protocol.api_versions import carried
+from proxy.net.connection import Connection, NodeUnreachable, ShellSettings, UpstreamConnection
+from proxy.relay.actions import CloseReason, Side
+from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.tally import Tally
+from proxy.verdicts.facts import ConnectionFacts
+from tests.fakes.clock import FakeClock
+from tests.fakes.transport import FakeTransport
+from tests.relay.frames import heartbeat, heartbeaten, produce
+from tests.relay.script import FixedNodes, ledger_with
+
+
+class Shell:
+    """A connection whose node is a fake transport."""
+
+    def __init__(self, reachable=True, limits=None, **quota):
+        self.client, self.node, self.clock = FakeTransport(), FakeTransport(), FakeClock()
+        self.ended = []
+        ledger = ledger_with(**quota)
+        self.connection = Connection(
+            Relay(ledger, Tally(), limits or RelayLimits()),
+            ConnectionFacts("main", FixedNodes(), ledger, 1, "ANONYMOUS", carried),
+            self._reach if reachable else self._fail,
+            ShellSettings(write_buffer_bytes=1000),
+            self.clock,
+            structlog.get_logger(),
+            lambda connection, reason: self.ended.append(reason),
+        )
+        self.connection.client_connected(self.client)
+
+    async def _reach(self, protocol):
+        self.connection.node_connected(self.node)
+        return UpstreamConnection(self.node, 1)
+
+    async def _fail(self, protocol):
+        raise NodeUnreachable("10.0.0.1:9092: Connection refused")
+
+    async def client_sends(self, data):
+        self.connection.bytes_came(Side.CLIENT, data)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+async def test_five_thousand_client_ids_in_one_read_are_asked_about_one_by_one():
+    shell = Shell(limits=RelayLimits(max_in_flight=10_000))
+    requests = b"".join(heartbeat(i, client_id=b"c%d" % i) for i in range(5000))
+    await shell.client_sends(requests)
+    assert shell.node.written == requests
+    assert shell.ended == []
+
+
+async def test_a_node_that_cannot_be_reached_ends_the_connection_with_what_was_tried():
+    with capture_logs() as logs:
+        shell = Shell(reachable=False)
+        await shell.client_sends(heartbeat(1))
+    assert shell.ended == [CloseReason.NODE_UNREACHABLE]
+    assert shell.client.closed
+    assert logs[-1]["detail"] == "10.0.0.1:9092: Connection refused"
+
+
+async def test_closing_lets_the_node_read_to_the_end():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.connection.eof_came(Side.CLIENT)
+    assert shell.ended == [CloseReason.CLIENT_CLOSED]
+    assert shell.node.eof_written
+    assert not shell.node.closed
+    shell.connection.eof_came(Side.NODE)
+    assert shell.node.closed
+
+
+async def test_a_muted_client_is_read_in_small_pieces_and_woken_by_the_timer():
+    shell = Shell(produce=1_000_000, max_throttle_ms=30)
+    await shell.client_sends(produce(1, size=20_000_000)[:100])
+    assert len(shell.connection.read_buffer()) > 100_000
+    await shell.client_sends(produce(1, size=20_000_000)[100:] + heartbeat(2))
+    assert len(shell.connection.read_buffer()) == 512
+    assert not shell.client.reading
+    shell.clock.advance(30)
+    await asyncio.sleep(0.05)
+    assert shell.node.written.endswith(heartbeat(2))
+    assert shell.client.reading
+
+
+async def test_a_throttle_is_logged_once_with_who_and_why():
+    with capture_logs() as logs:
+        shell = Shell(produce=100)
+        await shell.client_sends(produce(1, size=1500))
+        shell.connection.node_connected(shell.node)
+        shell.connection.give_up(CloseReason.SHUTDOWN)
+    started, ended, _ = logs
+    assert started["event"] == "throttle_started"
+    assert (started["client_id"], started["entity"], started["limit"]) == ("etl", "client-id=etl", 100.0)
+    assert (started["throttle_time_ms"], ended["throttles"]) == (5000, 1)
+
+
+async def test_a_bug_of_ours_ends_this_connection_and_leaves_a_traceback():
+    with capture_logs() as logs:
+        shell = Shell()
+        shell.connection.facts.ledger = None
+        await shell.client_sends(heartbeat(1))
+    assert shell.ended == [CloseReason.INTERNAL_ERROR]
+    assert logs[0]["event"] == "internal_error"
+    assert shell.client.closed
+
+
+async def test_answers_reach_the_client():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.connection.bytes_came(Side.NODE, heartbeaten(1))
+    assert shell.client.written == heartbeaten(1)
