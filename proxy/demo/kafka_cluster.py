@@ -7,7 +7,6 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -23,6 +22,7 @@ from kafka.errors import KafkaError
 
 from protocol.errors import ProtocolError
 from protocol.primitives import Reader, int32
+from proxy.demo import keeper
 from proxy.demo.jars import Say, kafka_jars, need_program
 
 Mode = Literal["kraft", "zookeeper"]
@@ -194,14 +194,7 @@ class KafkaCluster:
         # The keeper makes the folder, so that there is no moment in which nobody would delete it.
         self._folder = Path(tempfile.gettempdir()) / f"kafka-throttle-cluster-{uuid.uuid4().hex[:12]}"
         self._log_begins.clear()
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "proxy.demo.keeper", str(self._folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            cwd=Path(__file__).parents[2],
-        )
+        self._keeper = keeper.start(self._folder)
         self._order(folder=True)
         zookeeper_port, *ports = free_ports(1 + len(self.node_ids) * (1 + len(self._listener_protocols)), self.host)
         controllers, *others = (

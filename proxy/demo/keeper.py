@@ -29,6 +29,18 @@ _LIBC = ctypes.CDLL(None)
 _STDIN, _STDOUT = 0, 1
 
 
+def start(folder: Path) -> subprocess.Popen[str]:
+    """A keeper of `folder` in a session of its own, to be ordered through its stdin and stdout."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "proxy.demo.keeper", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        cwd=Path(__file__).parents[2],
+    )
+
+
 class ParentGone(Exception):
     """Nobody is left to give orders."""
 

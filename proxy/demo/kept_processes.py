@@ -1,7 +1,6 @@
 """Processes that end with this one, whatever ends it, and a folder of their own that goes with them."""
 
 import json
-import subprocess
 import sys
 import tempfile
 import uuid
@@ -9,6 +8,8 @@ from pathlib import Path
 from signal import Signals
 from types import TracebackType
 from typing import Any, Self
+
+from proxy.demo import keeper
 
 
 class KeptProcesses:
@@ -21,14 +22,7 @@ class KeptProcesses:
         # The keeper makes the folder, so that there is no moment in which nobody would delete it.
         self.folder = Path(tempfile.gettempdir()) / f"kafka-throttle-demo-{uuid.uuid4().hex[:12]}"
         self._read: dict[str, int] = {}
-        self._keeper = subprocess.Popen(
-            [sys.executable, "-m", "proxy.demo.keeper", str(self.folder)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            cwd=Path(__file__).parents[2],
-        )
+        self._keeper = keeper.start(self.folder)
         self._order(folder=True)
 
     def __enter__(self) -> Self:

@@ -33,7 +33,7 @@ class ProxyProcess:
         self, processes: KeptProcesses, bootstrap_servers: str, nodes: int, quotas: Sequence[dict[str, Any]]
     ) -> None:
         self._processes = processes
-        self.port, *_, self.metrics_port = _free_port_run(nodes + 2)
+        self.port, *_, self.metrics_port = free_port_run(nodes + 2)
         config = {
             "virtual_clusters": [
                 {
@@ -88,7 +88,7 @@ class ProxyProcess:
             return False
 
 
-def _free_port_run(count: int) -> list[int]:
+def free_port_run(count: int) -> list[int]:
     """The first of `count` ports in a row that nobody has, and the others."""
     for _ in range(200):
         ports = list(range(first := random.randrange(_FIRST_PORT, _LAST_PORT - count), first + count))

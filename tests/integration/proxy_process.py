@@ -1,11 +1,8 @@
 """The proxy as a process of its own, in front of a cluster; nothing of it outlives the test process."""
 
-import ctypes
 import json
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,19 +11,18 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from proxy.demo.keeper import die_with_parent
+from proxy.demo.proxy_process import free_port_run
+
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
-_FIRST_PORT, _LAST_PORT = 12_000, 32_000
-"""Below the ports that outgoing connections take, so that none of those can be in the way."""
 
 _START_S = 20.0
 _STOP_S = 20.0
-_PR_SET_PDEATHSIG = 1
 _SERIES = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -102,7 +98,7 @@ class ProxyProcess:
             stderr=subprocess.STDOUT,
             text=True,
             cwd=ROOT,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
@@ -269,21 +265,3 @@ class ProxyProcess:
         with process.stdout:
             for line in process.stdout:
                 self._lines.append(line.rstrip("\n"))
-
-
-def free_port_run(count: int) -> list[int]:
-    """The first of `count` ports in a row that nobody has, and the others."""
-    for _ in range(200):
-        ports = list(range(first := random.randrange(_FIRST_PORT, _LAST_PORT - count), first + count))
-        with ExitStack() as stack:
-            try:
-                for port in ports:
-                    stack.enter_context(closing(socket.socket())).bind((HOST, port))
-            except OSError:
-                continue
-            return ports
-    raise AssertionError("no run of free ports")
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
