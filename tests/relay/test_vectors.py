@@ -25,8 +25,8 @@ from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
 PRODUCE, API_VERSIONS = 0, 18
 A_FEW = 100
 BYTE_BY_BYTE = 10
-EDGE = 1500
-"""Frames of twice this size and more are cut at every byte of their first and last EDGE bytes."""
+EDGE = 300
+"""Frames of twice this size and more are cut in two at every byte of their first and last EDGE bytes only."""
 
 UNLIMITED = ledger_with()
 SAMPLES = 3
