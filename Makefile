@@ -11,13 +11,13 @@ lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
-test: lint  ## set everything up, then the tests that a change needs
+test: lint  ## set everything up, then the tests that a change needs (10 minutes)
 	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m "not long" $(ARGS)
 
-check: test  ## all of it, what CI runs
+check: test  ## all of it, what CI runs (about half an hour)
 	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m long $(ARGS)
 
-bench:  ## speed and memory beside HAProxy, about 8 minutes
+bench:  ## speed and memory beside HAProxy, about 6 minutes
 	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy) && "$$python" tests/bench/speed.py $(ARGS) && "$$python" tests/bench/memory.py
 
 KAFKA ?= 4.3.1

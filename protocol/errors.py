@@ -20,15 +20,3 @@ class TruncatedMessage(ProtocolError):
 
 class MalformedMessage(ProtocolError):
     """A length, count or marker that no valid message has."""
-
-
-class FrameTooLarge(ProtocolError):
-    """A frame above the limit of its direction."""
-
-
-class UnknownApi(ProtocolError):
-    """An API key that is not in the table: its header versions would be a guess."""
-
-
-class UnsupportedVersion(ProtocolError):
-    """A version of a known API that is not in the table."""

@@ -338,7 +338,6 @@ _ORDINARY = frozenset(
         CloseReason.CLIENT_LOST,
         CloseReason.NODE_CLOSED,
         CloseReason.SHUTDOWN,
-        CloseReason.LISTENER_REMOVED,
     }
 )
 

@@ -36,7 +36,6 @@ class CloseReason(Enum):
     ANSWER_MALFORMED = "answer_malformed"
     ANSWER_UNEXPECTED = "answer_unexpected"
     TOO_MANY_CONNECTIONS = "too_many_connections"
-    LISTENER_REMOVED = "listener_removed"
     SHUTDOWN = "shutdown"
     INTERNAL_ERROR = "internal_error"
 
