@@ -25,7 +25,7 @@ from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
 PRODUCE, API_VERSIONS = 0, 18
 A_FEW = 100
 BYTE_BY_BYTE = 10
-EDGE = 300
+EDGE = 100
 """Frames of twice this size and more are cut in two at every byte of their first and last EDGE bytes only."""
 
 UNLIMITED = ledger_with()
@@ -140,7 +140,7 @@ def test_answers_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version)
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(2400)
 @every_kafka
 def test_messages_pass_cut_at_every_byte(make_relay, kafka_version):
     assert all_requests_pass(make_relay, kafka_version, exhaustive=True) > 1000
