@@ -60,7 +60,7 @@ class VirtualCluster:
         self.upstream = Upstream(
             config.name,
             config.upstream,
-            NodeDirectory(config.upstream.bootstrap_servers),
+            NodeDirectory(),
             lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
             lambda: metrics.metadata_refresh_failures.labels(config.name).inc(),
         )

@@ -1,7 +1,5 @@
 """A Kafka cluster as its clients see it: who its nodes are, where they really are, and which port stands for which."""
 
-from collections.abc import Sequence
-
 from proxy.config import HostPort, ListenerConfig
 from proxy.verdicts.facts import NoPortForNode
 
@@ -14,8 +12,7 @@ MAX_LEARNED_NODES = 10_000
 class NodeDirectory:
     """Upstream addresses of a cluster's nodes, as its own answers name them."""
 
-    def __init__(self, bootstrap_servers: Sequence[HostPort]) -> None:
-        self.bootstrap_servers = tuple(bootstrap_servers)
+    def __init__(self) -> None:
         self._addresses: dict[int, HostPort] = {}
 
     @property

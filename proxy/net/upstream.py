@@ -143,7 +143,6 @@ class Upstream:
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers and times."""
         self.config = config
-        self.directory.bootstrap_servers = tuple(config.bootstrap_servers)
 
 
 async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
