@@ -14,7 +14,6 @@ MAX_HEAD_BYTES = 128 * 1024
 
 INT32_MAX = 2**31 - 1
 
-_INT16 = Struct(">h")
 _INT32 = Struct(">i")
 _LIMITS = Struct(">ii")
 
@@ -24,21 +23,20 @@ _FETCH_MAX_BYTES_SINCE = 3
 _FETCH_WITHOUT_REPLICA_ID_SINCE = 15
 
 
-def acks(frame: bytes, body_at: int, api_version: int, end: int) -> int:
-    """`acks` of a Produce request whose frame reaches to `end`: 0 means that no answer will come.
+def acks_at(frame: bytes, body_at: int, api_version: int, end: int) -> int:
+    """Where `acks`, an int16, stands in a Produce request whose frame reaches to `end`; 0 means: no answer will come.
 
     Raises TruncatedMessage when the field does not lie before `end`. Source: `ProduceRequest.json`.
     """
-    acks_at = body_at
+    at = body_at
     if api_version >= _PRODUCE_FLEXIBLE_SINCE:
         reader = Reader(frame, body_at)
-        acks_at = max(reader.uvarint() - 1, 0) + reader.offset
+        at = max(reader.uvarint() - 1, 0) + reader.offset
     elif api_version >= _PRODUCE_TRANSACTIONAL_SINCE:
-        acks_at = max(Reader(frame, body_at).int16(), 0) + body_at + 2
-    if acks_at + 2 > end:
-        raise TruncatedMessage(acks_at, 2, end)
-    value: int = _INT16.unpack_from(frame, acks_at)[0]
-    return value
+        at = max(Reader(frame, body_at).int16(), 0) + body_at + 2
+    if at + 2 > end:
+        raise TruncatedMessage(at, 2, end)
+    return at
 
 
 def fetch_clamp(frame: bytes | memoryview, body_at: int, api_version: int, ceiling_bytes: int) -> Splice | None:

@@ -30,6 +30,7 @@ from proxy.config import (
 from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals
 from proxy.net.connection import Connection
 from proxy.net.listener import Listener
+from proxy.net.poller import Poller
 from proxy.net.upstream import Upstream
 from proxy.relay.actions import CloseReason
 from proxy.virtual_cluster import NodeDirectory
@@ -49,6 +50,7 @@ class VirtualCluster:
         self,
         config: VirtualClusterConfig,
         max_sensors: int,
+        poller: Poller,
         clock: Clock,
         metrics: Metrics,
         may_open: Callable[[], bool],
@@ -70,6 +72,7 @@ class VirtualCluster:
                 listener,
                 self.upstream,
                 self.ledger,
+                poller,
                 clock,
                 may_open,
                 lambda *labels: metrics.connections_closed.labels(*labels).inc(),
@@ -109,8 +112,9 @@ class Service:
         self.config = config
         self.clock = clock
         self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
+        poller = Poller()
         self.clusters = [
-            VirtualCluster(cluster, config.limits.max_sensors, clock, self._metrics, self.may_open)
+            VirtualCluster(cluster, config.limits.max_sensors, poller, clock, self._metrics, self.may_open)
             for cluster in config.virtual_clusters
         ]
         self._config_path = config_path
@@ -154,7 +158,7 @@ class Service:
         bound = self._bind_all()
         await self._admin.start(self.config.metrics.bind, self.config.metrics.port)
         for listener, sockets in bound:
-            await listener.serve(sockets)
+            listener.serve(sockets)
             log.info(
                 "listening",
                 virtual_cluster=listener.virtual_cluster,

@@ -172,8 +172,7 @@ class Ledger:
 
     def _ceiling_bytes(self, limit: float) -> int:
         """What may be fetched at one instant from an idle start: whoever asks for more would never get it."""
-        ceiling = limit * (self.sensors.samples - 1) * (self.sensors.window_ms / 1000)
-        return int(min(ceiling, NO_CEILING_BYTES))
+        return int(min(self.sensors.burst(limit), NO_CEILING_BYTES))
 
 
 def _shared(name: Name) -> str:

@@ -38,6 +38,9 @@ def _listening(bind: str, port: int) -> socket.socket:
     with contextlib.ExitStack() as stack:
         sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Sockets that are accepted inherit these two.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setblocking(False)
         sock.bind((bind, port))
         sock.listen(BACKLOG)

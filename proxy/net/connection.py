@@ -1,15 +1,17 @@
-"""One client connection on the event loop: two transports, a timer, and the relay that says what to do."""
+"""One client connection on the event loop: two streams, a timer, and the relay that says what to do."""
 
 import asyncio
 import socket
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from functools import partial
+from typing import TYPE_CHECKING
 
 from proxy.clock import Clock
 from proxy.logs import shown
 from proxy.net.episode import ThrottleEpisode
+from proxy.net.stream import READ_BYTES, Owner, Stream
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -30,15 +32,9 @@ from proxy.verdicts.facts import ConnectionFacts
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-READ_BYTES = 256 * 1024
 _READ_AHEAD_BYTES = 512
 LINGER_S = 10.0
 """How long a connection that is closing may take to write out what was sent to it."""
-
-_read_buffer = memoryview(bytearray(READ_BYTES))
-"""One for all client connections: uvloop fills it and has it emptied within one callback."""
-
-_small_read_buffer = _read_buffer[:_READ_AHEAD_BYTES]
 
 
 class NodeUnreachable(ConnectionError):
@@ -50,22 +46,17 @@ class NodeUnknown(LookupError):
 
 
 @dataclass(slots=True)
-class UpstreamConnection:
-    """What connecting to a node gave."""
+class NodeSocket:
+    """What connecting to a node gave: a non-blocking socket."""
 
-    transport: asyncio.Transport
+    socket: socket.socket
     node_id: int
 
 
-Connect = Callable[[Callable[[], asyncio.Protocol]], Awaitable[UpstreamConnection]]
-"""Opens the upstream connection with the given protocol. Raises NodeUnreachable or NodeUnknown."""
+Connect = Callable[[], Awaitable[NodeSocket]]
+"""Connects to the node. Raises NodeUnreachable or NodeUnknown."""
 
-
-@dataclass(slots=True, frozen=True)
-class ShellSettings:
-    """What the shell of a connection needs to know of the configuration."""
-
-    write_buffer_bytes: int
+OpenStream = Callable[[socket.socket, Side, Owner], Stream]
 
 
 class Connection:
@@ -76,7 +67,7 @@ class Connection:
         relay: Relay,
         facts: ConnectionFacts,
         connect: Connect,
-        settings: ShellSettings,
+        open_stream: OpenStream,
         clock: Clock,
         log: "FilteringBoundLogger",
         on_closed: Callable[["Connection", CloseReason], None],
@@ -87,31 +78,29 @@ class Connection:
         self.closing = False
         self.episode: ThrottleEpisode | None = None
         self._connect = connect
-        self._settings = settings
+        self._open_stream = open_stream
         self._clock = clock
         self._log = log
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
-        self._client: asyncio.Transport | None = None
-        self._node: asyncio.Transport | None = None
+        self._client: Stream | None = None
+        self._node: Stream | None = None
         self._node_eof = False
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._busy = False
+        self._steps: deque[Callable[[], list[Action]]] = deque()
 
     # ------------------------------------------------------- what is reported
 
-    def client_connected(self, transport: asyncio.Transport) -> None:
-        """The client's transport stands."""
-        self._client = transport
-        self._prepare(transport)
-
-    def node_connected(self, transport: asyncio.Transport) -> None:
-        """The node's transport stands; the relay hears of it once the node's id is known."""
-        self._node = transport
-        self._prepare(transport)
+    def client_connected(self, sock: socket.socket) -> None:
+        """The client's socket stands."""
+        self._client = self._open_stream(sock, Side.CLIENT, self)
 
     def bytes_came(self, side: Side, data: bytes) -> None:
-        """Bytes were read from one side."""
+        """Bytes were read from one side; after the relay has closed they have no reader any more."""
+        if self.closing:
+            return
         now_ms = self._clock.now_ms()
         try:
             self._carry_out(self.relay.on_bytes(side, data, now_ms), now_ms)
@@ -129,16 +118,16 @@ class Connection:
             self._do(lambda: self.relay.on_eof(side, now_ms))
 
     def lost(self, side: Side, error: Exception | None) -> None:
-        """One transport is gone."""
+        """One stream is closed."""
         if side is Side.NODE:
             self._node = None
         else:
             self._client = None
-        if self.closing and self._node is self._client is None:
-            self._cancel_timer()
-        reason = CloseReason.NODE_LOST if side is Side.NODE else CloseReason.CLIENT_LOST
         if not self.closing:
+            reason = CloseReason.NODE_LOST if side is Side.NODE else CloseReason.CLIENT_LOST
             self._do(lambda: self.relay.on_lost(reason, str(error) if error else ""))
+        elif self._node is self._client is None:
+            self._cancel_timer()
 
     def writing_paused(self, side: Side) -> None:
         """One side's write buffer is full."""
@@ -155,37 +144,42 @@ class Connection:
         if not self.closing:
             self._do(lambda: self.relay.on_lost(reason, detail))
 
-    def read_buffer(self) -> memoryview:
-        """Where the next bytes of the client go: little room while only a request head is wanted."""
-        return _small_read_buffer if self.relay.muted else _read_buffer
+    def read_bytes(self, side: Side) -> int:
+        """How much the next read may take: of the client little while only a request head is wanted."""
+        return _READ_AHEAD_BYTES if side is Side.CLIENT and self.relay.muted else READ_BYTES
 
     # ------------------------------------------------------------ carrying out
 
     def _do(self, step: Callable[[], list[Action]]) -> None:
+        """Have the relay take a step now, or after all that is being carried out: it must not hear half-way."""
+        if self._busy:
+            self._steps.append(step)
+            return
         try:
             self._carry_out(step(), self._clock.now_ms())
         except Exception:
             self._fail()
 
     def _carry_out(self, actions: list[Action], now_ms: int) -> None:
-        asks: deque[Ask] = deque()
-        self._carry_out_but_asks(actions, asks, now_ms)
-        while asks:
-            ask = asks.popleft()
-            verdict = decide(ask, self.facts, now_ms)
-            self._carry_out_but_asks(self.relay.on_verdict(ask.ticket, verdict, now_ms), asks, now_ms)
+        self._busy = True
+        try:
+            self._carry_out_all(actions, now_ms)
+            while self._steps:
+                self._carry_out_all(self._steps.popleft()(), now_ms)
+        finally:
+            self._busy = False
 
-    def _carry_out_but_asks(self, actions: list[Action], asks: deque[Ask], now_ms: int) -> None:
+    def _carry_out_all(self, actions: list[Action], now_ms: int) -> None:
         for action in actions:
             match action:
                 case Send():
                     self._send(action)
                 case Ask():
-                    asks.append(action)
+                    self._steps.append(partial(self._decide, action, now_ms))
                 case Pause():
-                    self._transport(action.side).pause_reading()
+                    self._stream(action.side).pause_reading()
                 case Resume():
-                    self._transport(action.side).resume_reading()
+                    self._stream(action.side).resume_reading()
                 case WakeAt():
                     self._wake_at(action.at_ms, now_ms)
                 case Throttled():
@@ -195,20 +189,18 @@ class Connection:
                 case Close():
                     self._close(action)
 
-    def _send(self, send: Send) -> None:
-        transport = self._node if send.side is Side.NODE else self._client
-        if transport is None:
-            return
-        pieces = send.pieces
-        if len(pieces) == 1:
-            transport.write(pieces[0])
-        else:
-            transport.writelines(pieces)
+    def _decide(self, ask: Ask, now_ms: int) -> list[Action]:
+        return self.relay.on_verdict(ask.ticket, decide(ask, self.facts, now_ms), now_ms)
 
-    def _transport(self, side: Side) -> asyncio.Transport:
-        transport = self._node if side is Side.NODE else self._client
-        assert transport is not None
-        return transport
+    def _send(self, send: Send) -> None:
+        stream = self._node if send.side is Side.NODE else self._client
+        if stream is not None:
+            stream.write(send.pieces)
+
+    def _stream(self, side: Side) -> Stream:
+        stream = self._node if side is Side.NODE else self._client
+        assert stream is not None
+        return stream
 
     def _wake_at(self, at_ms: int, now_ms: int) -> None:
         self._cancel_timer()
@@ -253,27 +245,23 @@ class Connection:
 
     async def _open_upstream(self) -> None:
         try:
-            upstream = await self._connect(lambda: NodeProtocol(self))
+            upstream = await self._connect()
         except NodeUnknown as error:
             self.give_up(CloseReason.NODE_UNKNOWN, str(error))
-            return
         except NodeUnreachable as error:
             self.give_up(CloseReason.NODE_UNREACHABLE, str(error))
-            return
         except Exception:
             self._fail()
-            return
+        else:
+            self._node_connected(upstream)
+
+    def _node_connected(self, upstream: NodeSocket) -> None:
         if self.closing:
-            upstream.transport.abort()
+            upstream.socket.close()
             return
+        self._node = self._open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
         self._do(lambda: self.relay.on_writable(Side.NODE, self._clock.now_ms()))
-
-    def _prepare(self, transport: asyncio.Transport) -> None:
-        transport.set_write_buffer_limits(high=self._settings.write_buffer_bytes)
-        sock = cast("socket.socket | None", transport.get_extra_info("socket"))
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     # ----------------------------------------------------------------- closing
 
@@ -303,10 +291,8 @@ class Connection:
             self._timer = self._loop.call_later(LINGER_S, self.abort)
         self._on_closed(self, close.reason)
 
-    def _close_node(self, node: asyncio.Transport) -> None:
+    def _close_node(self, node: Stream) -> None:
         """Half-close: a node that still reads requests without answers must not be cut short by a reset."""
-        if node.is_closing():
-            return
         if self._node_eof:
             node.close()
         else:
@@ -314,19 +300,20 @@ class Connection:
             node.resume_reading()
 
     def _finish(self, side: Side) -> None:
-        transport = self._node if side is Side.NODE else self._client
-        if transport is not None:
-            transport.close()
+        stream = self._node if side is Side.NODE else self._client
+        if stream is not None:
+            stream.close()
 
     def abort(self) -> None:
-        """Drop both transports with whatever they still hold."""
-        for transport in (self._client, self._node):
-            if transport is not None:
-                transport.abort()
+        """Drop both streams with whatever they still hold."""
+        for stream in (self._client, self._node):
+            if stream is not None:
+                stream.abort()
 
     def _fail(self) -> None:
         """A bug of ours: it ends this connection and no other."""
         self._log.exception("internal_error")
+        self._steps.clear()
         if not self.closing:
             self.closing = True
             self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._clock.now_ms())
@@ -340,83 +327,3 @@ _ORDINARY = frozenset(
         CloseReason.SHUTDOWN,
     }
 )
-
-
-class ClientProtocol(asyncio.BufferedProtocol):
-    """Reports what happens on the client's side."""
-
-    def __init__(self, accept: Callable[[asyncio.Transport], Connection | None]) -> None:
-        self._accept = accept
-        self._connection: Connection | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Ask for a connection; without one the client is turned away."""
-        transport = cast(asyncio.Transport, transport)
-        self._connection = self._accept(transport)
-        if self._connection is None:
-            transport.abort()
-        else:
-            self._connection.client_connected(transport)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        """Where uvloop is to put the next bytes."""
-        return _small_read_buffer if self._connection is None else self._connection.read_buffer()
-
-    def buffer_updated(self, nbytes: int) -> None:
-        """`nbytes` of the buffer were filled."""
-        if self._connection is not None and not self._connection.closing:
-            self._connection.bytes_came(Side.CLIENT, bytes(_read_buffer[:nbytes]))
-
-    def eof_received(self) -> bool:
-        """Keep the transport: what a muted client has sent is still to be carried."""
-        if self._connection is not None:
-            self._connection.eof_came(Side.CLIENT)
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The client's socket is gone."""
-        if self._connection is not None:
-            self._connection.lost(Side.CLIENT, exc)
-
-    def pause_writing(self) -> None:
-        """The client does not keep up."""
-        if self._connection is not None:
-            self._connection.writing_paused(Side.CLIENT)
-
-    def resume_writing(self) -> None:
-        """The client has caught up."""
-        if self._connection is not None:
-            self._connection.writing_resumed(Side.CLIENT)
-
-
-class NodeProtocol(asyncio.Protocol):
-    """Reports what happens on the node's side."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The socket to the node stands."""
-        self._connection.node_connected(cast(asyncio.Transport, transport))
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes of answers; after the relay has closed they have no reader any more."""
-        if not self._connection.closing:
-            self._connection.bytes_came(Side.NODE, data)
-
-    def eof_received(self) -> bool:
-        """Keep the transport until the relay has closed it."""
-        self._connection.eof_came(Side.NODE)
-        return True
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The node's socket is gone."""
-        self._connection.lost(Side.NODE, exc)
-
-    def pause_writing(self) -> None:
-        """The node does not keep up."""
-        self._connection.writing_paused(Side.NODE)
-
-    def resume_writing(self) -> None:
-        """The node has caught up."""
-        self._connection.writing_resumed(Side.NODE)

@@ -2,20 +2,21 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from socket import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from protocol.api_versions import carried
-from proxy.acceptor.sockets import BACKLOG
 from proxy.clock import Clock
 from proxy.config import LimitsConfig, ListenerConfig
-from proxy.net.connection import ClientProtocol, Connection, ShellSettings
+from proxy.net.connection import Connection
+from proxy.net.poller import READABLE, Poller
+from proxy.net.stream import Owner, Stream
 from proxy.net.upstream import Upstream
-from proxy.relay.actions import CloseReason
+from proxy.relay.actions import CloseReason, Side
 from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 ANONYMOUS = "ANONYMOUS"
 """The user of a listener without authentication, as Kafka names it."""
+
+_ACCEPTS_AT_ONCE = 32
+_REST_S = 1.0
+"""How long no more is accepted when descriptors or memory have run out."""
 
 _connection_ids = itertools.count(1)
 
@@ -40,6 +45,7 @@ class Listener:
         config: ListenerConfig,
         upstream: Upstream,
         ledger: Ledger,
+        poller: Poller,
         clock: Clock,
         may_open: Callable[[], bool],
         note_closed: Callable[[str, str, str], None],
@@ -51,44 +57,74 @@ class Listener:
         self.tallies: dict[int, Tally] = {}
         self._upstream = upstream
         self._ledger = ledger
+        self._poller = poller
         self._clock = clock
         self._may_open = may_open
         self._note_closed = partial(note_closed, virtual_cluster, config.name)
-        self._servers: list[asyncio.Server] = []
+        self._sockets: list[socket] = []
+        self._resting: set[socket] = set()
         self._relay_limits = RelayLimits()
-        self._settings = ShellSettings(write_buffer_bytes=0)
+        self._write_buffer_bytes = 0
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
 
     def set_limits(self, limits: LimitsConfig) -> None:
         """Bounds for connections that come from now on."""
         self._relay_limits = RelayLimits(limits.max_frame_bytes, limits.max_answer_bytes, limits.max_in_flight)
-        self._settings = ShellSettings(limits.write_buffer_bytes)
+        self._write_buffer_bytes = limits.write_buffer_bytes
 
-    async def serve(self, sockets: dict[int, socket]) -> None:
+    def serve(self, sockets: dict[int, socket]) -> None:
         """Accept on the bound sockets, by port."""
-        loop = asyncio.get_running_loop()
         for port, sock in sockets.items():
-            server = await loop.create_server(
-                partial(ClientProtocol, partial(self._accept, port)), sock=sock, backlog=BACKLOG
-            )
-            self._servers.append(server)
+            self._sockets.append(sock)
+            self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
 
     def stop_accepting(self) -> None:
         """Close the listening sockets; connections go on."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        for sock in self._sockets:
+            if sock not in self._resting:
+                self._poller.remove(sock.fileno())
+            sock.close()
+        self._sockets.clear()
+        self._resting.clear()
 
-    def _accept(self, port: int, transport: asyncio.Transport) -> Connection | None:
-        peer = transport.get_extra_info("peername") or ("?", 0)
+    def _accept_all(self, port: int, sock: socket, _events: int) -> None:
+        """Take in who waits, but not all of a storm at once."""
+        for _ in range(_ACCEPTS_AT_ONCE):
+            try:
+                client, peer = sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._rest(port, sock, error)
+                return
+            client.setblocking(False)
+            try:
+                self._accept(port, client, peer)
+            except Exception:
+                self._log.exception("internal_error")
+                client.close()
+
+    def _rest(self, port: int, sock: socket, error: OSError) -> None:
+        """Out of descriptors or memory: trying again at once would only burn the processor."""
+        self._log.error("accept_failed", port=port, error=error.strerror)
+        self._poller.remove(sock.fileno())
+        self._resting.add(sock)
+        asyncio.get_running_loop().call_later(_REST_S, self._accept_again, port, sock)
+
+    def _accept_again(self, port: int, sock: socket) -> None:
+        if sock in self._resting:
+            self._resting.discard(sock)
+            self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
+
+    def _accept(self, port: int, client: socket, peer: Sequence[Any]) -> None:
         log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}")
-        if not self._may_open():
-            self._turn_away(log, CloseReason.TOO_MANY_CONNECTIONS)
-            return None
         node_id = self.ports.node_of(port)
+        if not self._may_open():
+            self._turn_away(client, log, CloseReason.TOO_MANY_CONNECTIONS)
+            return
         if node_id is None:
-            self._turn_away(log, CloseReason.NODE_UNKNOWN, f"no node has the spare port {port}")
-            return None
+            self._turn_away(client, log, CloseReason.NODE_UNKNOWN, f"no node has the spare port {port}")
+            return
         tally = self.tallies.setdefault(node_id, Tally())
         tally.connections_opened += 1
         tally.connections_open += 1
@@ -97,19 +133,23 @@ class Listener:
             Relay(self._ledger, tally, self._relay_limits),
             facts,
             partial(self._upstream.connect, node_id),
-            self._settings,
+            partial(self._open_stream, self._write_buffer_bytes),
             self._clock,
             log.bind(node_id=node_id),
             partial(self._forget, tally),
         )
         self.connections.add(connection)
-        return connection
+        connection.client_connected(client)
+
+    def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:
+        return Stream(self._poller, sock, side, owner, write_buffer_bytes)
 
     def _forget(self, tally: Tally, connection: Connection, reason: CloseReason) -> None:
         self.connections.discard(connection)
         tally.connections_open -= 1
         self._note_closed(reason.value)
 
-    def _turn_away(self, log: "FilteringBoundLogger", reason: CloseReason, detail: str = "") -> None:
+    def _turn_away(self, client: socket, log: "FilteringBoundLogger", reason: CloseReason, detail: str = "") -> None:
+        client.close()
         log.warning("connection_closed", reason=reason.value, detail=detail)
         self._note_closed(reason.value)

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -11,7 +12,7 @@ import structlog
 from kafka.admin import KafkaAdminClient
 
 from proxy.config import HostPort, UpstreamConfig
-from proxy.net.connection import NodeUnknown, NodeUnreachable, UpstreamConnection
+from proxy.net.connection import NodeSocket, NodeUnknown, NodeUnreachable
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 
 _FIRST_RETRY_S = 0.5
@@ -45,22 +46,22 @@ class Upstream:
 
     # ---------------------------------------------------------------- connecting
 
-    async def connect(self, node_id: int, protocol: Callable[[], asyncio.Protocol]) -> UpstreamConnection:
+    async def connect(self, node_id: int) -> NodeSocket:
         """A connection to a node; for BOOTSTRAP_NODE_ID to the first bootstrap server that takes one.
 
         Raises NodeUnknown or NodeUnreachable.
         """
         if node_id != BOOTSTRAP_NODE_ID:
             address = self.directory.address(node_id) or await self._ask_for(node_id)
-            return UpstreamConnection(await self._connect_to(node_id, address, protocol), node_id)
+            return NodeSocket(await self._connect_to(node_id, address), node_id)
         failures = []
         for address in self._bootstrap_in_turn():
             try:
-                transport = await self._connect_to(BOOTSTRAP_NODE_ID, address, protocol)
+                sock = await self._connect_to(BOOTSTRAP_NODE_ID, address)
             except NodeUnreachable as error:
                 failures.append(str(error))
             else:
-                return UpstreamConnection(transport, self.directory.node_at(address))
+                return NodeSocket(sock, self.directory.node_at(address))
         raise NodeUnreachable("; ".join(failures))
 
     def _bootstrap_in_turn(self) -> list[HostPort]:
@@ -68,19 +69,14 @@ class Upstream:
         self._next_bootstrap = (self._next_bootstrap + 1) % len(servers)
         return [*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]]
 
-    async def _connect_to(
-        self, node_id: int, address: HostPort, protocol: Callable[[], asyncio.Protocol]
-    ) -> asyncio.Transport:
-        loop = asyncio.get_running_loop()
+    async def _connect_to(self, node_id: int, address: HostPort) -> socket.socket:
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                transport, _ = await loop.create_connection(protocol, address.host, address.port)
+                return await _connected(address)
         except TimeoutError:
             reason = f"no connection within {self.config.connect_timeout_ms} ms"
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA refuses
             reason = getattr(error, "strerror", None) or str(error)
-        else:
-            return transport
         self._note_connect_failure(node_id)
         self._asked.set()
         raise NodeUnreachable(f"{address}: {reason}")
@@ -143,6 +139,36 @@ class Upstream:
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers and times."""
         self.config = config
+
+
+async def _connected(address: HostPort) -> socket.socket:
+    """A non-blocking socket to the first of the name's addresses that takes a connection. Raises OSError."""
+    failure: OSError | None = None
+    for family, _, _, _, where in await _resolved(address):
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            await asyncio.get_running_loop().sock_connect(sock, where)
+        except OSError as error:
+            sock.close()
+            failure = failure or error
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    assert failure is not None
+    raise failure
+
+
+async def _resolved(address: HostPort) -> Sequence[tuple[int, int, int, str, Any]]:
+    """As getaddrinfo gives it; an address that is none of a name's needs no thread."""
+    try:
+        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        loop = asyncio.get_running_loop()
+        return await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
 
 
 async def _in_daemon_thread(work: Callable[[], Result]) -> Result:

@@ -43,7 +43,10 @@ HEAD_ANSWERS = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLU
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """How one version of one API is carried. Offsets count from the frame's start, with empty header tags."""
+    """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
+
+    `quick`: a whole small answer without a throttle time is recognised at a glance.
+    """
 
     api_key: int
     api_version: int
@@ -54,6 +57,7 @@ class Plan:
     answer: AnswerKind
     throttle_at: int
     shape: Shape | None
+    quick: bool = False
 
 
 def _plan(api: Api, api_version: int) -> Plan:
@@ -75,7 +79,14 @@ def _plan(api: Api, api_version: int) -> Plan:
         answer=answer,
         throttle_at=throttle_at,
         shape=shape,
+        quick=_is_quick(api, answer, throttle_at),
     )
+
+
+def _is_quick(api: Api, answer: AnswerKind, throttle_at: int) -> bool:
+    if answer is AnswerKind.PLAIN:
+        return throttle_at >= 0
+    return answer is AnswerKind.LAST or (answer is AnswerKind.TAIL and api.key == PRODUCE)
 
 
 def _kind_by_shape(shape: Shape | None) -> AnswerKind:

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from struct import Struct
 
 from protocol.addresses import hiding_splices, rewritable
@@ -37,6 +38,7 @@ from proxy.relay.plans import (
     WALKED_THROTTLE,
     AnswerKind,
     Plan,
+    plan_key,
     walk_answer,
 )
 from proxy.relay.recognise import looks_like
@@ -44,6 +46,7 @@ from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_req
 from proxy.relay.tally import Tally
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
+from quotas.sensors import StaleSensor
 
 Piece = bytes | memoryview
 Passing = tuple[int, Sequence[Splice]]
@@ -55,6 +58,7 @@ _CLIENT = Side.CLIENT
 _NODE = Side.NODE
 _PLAIN = AnswerKind.PLAIN
 _HEAD = AnswerKind.HEAD
+_LAST = AnswerKind.LAST
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
 # that hangs up is noticed.
@@ -64,13 +68,24 @@ _ASKING = 4
 _IN_FLIGHT_FULL = 8
 
 _NO_TICKET = -1
+_NO_ID = 1 << 40
+"""Equal to no int32."""
+
 _SMALLEST_ANSWER = 4
 _ANSWER_PREFIX_BYTES = 13
 """Length prefix, correlation id, an empty tag buffer, throttle time: what most answers are judged by."""
 
+_REQUEST_HEAD = Struct(">iIi")
+"""size, api_key and api_version as one number, correlation_id"""
+
 _ANSWER_HEAD = Struct(">ii")
 _INT32 = Struct(">i")
 _MAX_BINDINGS = 64
+
+_LONGEST_LIKENESS_BYTES = 1024
+_QUICK_BYTES = MAX_HEAD_BYTES - 4
+_QUICK_PREFIX_BYTES = 16
+_ZERO = b"\0\0\0\0"
 
 
 @dataclass(slots=True, frozen=True)
@@ -92,6 +107,30 @@ class _StreamedAnswer:
     request: Request
 
 
+@dataclass(slots=True, frozen=True)
+class _Loan:
+    """Bytes of a Fetch answer that went out over quota; charged when the throttle ends, as a broker would."""
+
+    sensor: int
+    value: int
+    client_id: bytes
+
+
+@dataclass(slots=True)
+class _Likeness:
+    """What the next requests have in common with `request`, so that they need not be read field by field.
+
+    `api` is key and version; `same` are the bytes from the correlation id on to `end`, an offset from the frame's
+    start: client id, header tags, and what of the body was looked at.
+    """
+
+    request: Request
+    binding: Binding
+    api: int
+    same: bytes
+    end: int
+
+
 class Relay:
     """One client connection with its upstream connection. Does no I/O and reads no clock.
 
@@ -102,12 +141,21 @@ class Relay:
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         self._ledger = ledger
         self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
+        self._charge_unthrottled = ledger.sensors.charge_unthrottled
+        self._loans: deque[_Loan] = deque()
+        self._loans_due_ms = 0
         self._tally = tally
         self._limits = limits
         self._closed = False
         self._ticket = 0
         self._bindings: dict[bytes, Binding] = {}
         self._in_flight: deque[Request] = deque()
+        self._waiting = 0
+        self._likeness: _Likeness | None = None
+
+        self._max_frame_bytes = limits.max_frame_bytes
+        self._max_in_flight = limits.max_in_flight
+        self._quick_bytes = min(limits.max_answer_bytes, _QUICK_BYTES)
 
         self._requests = b""
         self._request_left = 0
@@ -157,15 +205,36 @@ class Relay:
 
     def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
         """Bytes from the client or the node."""
-        actions: list[Action] = []
         if self._closed:
-            return actions
+            return []
         if side is _NODE:
-            self._answers = self._answers + data if self._answers else data
-            self._go_on_with_answers(actions, now_ms)
+            return self._answers_came(data, now_ms)
+        return self._requests_came(data, now_ms)
+
+    def _requests_came(self, data: bytes, now_ms: int) -> list[Action]:
+        at = 0
+        if self._requests or self._mute or self._request_left:
+            self._requests += data
         else:
-            self._requests = self._requests + data if self._requests else data
-            self._go_on_with_requests(actions, now_ms)
+            at = self._take_alike(data, 0, now_ms)
+            if at == len(data):
+                return [Send(_NODE, (data,))]
+            self._requests = data
+        actions: list[Action] = []
+        self._go_on_with_requests(actions, now_ms, at)
+        return actions
+
+    def _answers_came(self, data: bytes, now_ms: int) -> list[Action]:
+        at = 0
+        if self._answers or self._amid_answer or self._answer_ticket != _NO_TICKET:
+            self._answers += data
+        else:
+            at = self._pass_alike(data, 0, now_ms)
+            if at == len(data) and not self._mute and not (self._in_flight and self._in_flight[0].answer):
+                return [Send(_CLIENT, (data,))]
+            self._answers = data
+        actions: list[Action] = []
+        self._go_on_with_answers(actions, now_ms, at=at)
         return actions
 
     def on_verdict(self, ticket: int, verdict: Verdict, now_ms: int) -> list[Action]:
@@ -194,7 +263,9 @@ class Relay:
             actions.append(WakeAt(self._muted_until_ms))
             return actions
         self._mute &= ~_THROTTLED
-        self._go_on_with_requests(actions, now_ms)
+        self._repay(actions, now_ms)
+        if not self._mute & _THROTTLED:
+            self._go_on_with_requests(actions, now_ms)
         return actions
 
     def on_writable(self, side: Side, now_ms: int) -> list[Action]:
@@ -253,9 +324,9 @@ class Relay:
 
     # ---------------------------------------------------------------- requests
 
-    def _go_on_with_requests(self, actions: list[Action], now_ms: int) -> None:
+    def _go_on_with_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
         try:
-            self._take_requests(actions, now_ms)
+            self._take_requests(actions, now_ms, at)
             self._send_own_answers(actions)
             while self._take_up_again():
                 self._take_requests(actions, now_ms)
@@ -272,14 +343,15 @@ class Relay:
             else:
                 self._settle_client(actions)
 
-    def _take_requests(self, actions: list[Action], now_ms: int) -> None:
+    def _take_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
         """Send on all that may be sent: whole frames, and what is here of a frame whose decisive fields are.
 
-        `at` is where the next frame begins, `run` where the bytes begin that go out as they are.
+        `at` is where the next frame begins (before it, all is taken already), `run` where the bytes begin that go out
+        as they are.
         """
         buf = self._requests
         end = len(buf)
-        at = run = 0
+        run = 0
         pieces: list[Piece] = []
         after: list[Action] = []
         try:
@@ -290,6 +362,10 @@ class Relay:
                     at += step
                 if at == end or self._mute & ~_UNCONNECTED:
                     break
+                if not self._mute:
+                    at = self._take_alike(buf, at, now_ms)
+                    if at == end:
+                        break
                 request = read_request(buf, at, end, self._limits.max_frame_bytes)
                 if request is None:
                     break
@@ -310,7 +386,9 @@ class Relay:
                     break
                 request.binding = binding
                 splice = self._take(request, binding, buf, now_ms, after)
-                if splice is not None:
+                if splice is None:
+                    self._note_likeness(request, binding, buf, at)
+                else:
                     _add_run(pieces, buf, run, splice.start)
                     pieces.append(splice.data)
                     run = splice.end
@@ -322,19 +400,94 @@ class Relay:
     def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int, after: list[Action]) -> Splice | None:
         """Count and charge a request that is being sent on; return the splice that clamps a Fetch."""
         plan = request.plan
-        self._count_request(request)
+        self._count_requests(plan.api_key, 1, request.size_bytes + 4)
         splice = None
         if plan.api_key == PRODUCE:
             if binding.produce is not None:
                 throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
                 if throttle_time_ms:
-                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request, after)
+                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after)
         elif plan.api_key == FETCH and binding.fetch_ceiling_bytes < INT32_MAX:
             splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
             self._await_answer(request)
         return splice
+
+    def _note_likeness(self, request: Request, binding: Binding, buf: bytes, at: int) -> None:
+        end = request.decided_at - at
+        if end <= _LONGEST_LIKENESS_BYTES:
+            api = plan_key(request.plan.api_key, request.plan.api_version)
+            self._likeness = _Likeness(request, binding, api, buf[at + _REQUEST_HEAD.size : at + end], end)
+
+    def _take_alike(self, buf: bytes, at: int, now_ms: int) -> int:
+        """Take the whole requests at `at` that differ from the last one in length and id only; return where they end.
+
+        Whatever may throttle, fill the queue or need a decision is left to `_take_requests`.
+        """
+        likeness = self._likeness
+        if likeness is None or likeness.binding.version != self._ledger.version:
+            return at
+        api, same, likeness_end = likeness.api, likeness.same, likeness.end
+        least, most, end = likeness_end - 4, self._max_frame_bytes, len(buf)
+        last_head = end - likeness_end
+        while at <= last_head:
+            begin, count = at, 0
+            first_id, due = 0, _NO_ID
+            room = self._max_in_flight - self._waiting - 1
+            while at <= last_head and count < room:
+                size, its_api, correlation_id = _REQUEST_HEAD.unpack_from(buf, at)
+                frame_end = at + 4 + size
+                if (
+                    its_api != api
+                    or frame_end > end
+                    or not least <= size <= most
+                    or buf[at + 12 : at + likeness_end] != same
+                ):
+                    break
+                if correlation_id != due:
+                    if count:
+                        break
+                    first_id = due = correlation_id
+                at = frame_end
+                due += 1
+                count += 1
+            if not count or not self._take_run(likeness, first_id, count, at - begin, now_ms):
+                return begin
+        return at
+
+    def _take_run(self, likeness: _Likeness, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
+        """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
+        request, binding = likeness.request, likeness.binding
+        api_key = request.plan.api_key
+        if api_key == PRODUCE and binding.produce is not None:
+            sizes = frames_bytes - 4 * count
+            if not self._charge_unthrottled(binding.produce, sizes, count, now_ms):
+                return False
+        self._count_requests(api_key, count, frames_bytes)
+        if not request.answered:
+            return True
+        self._waiting += count
+        if not request.waiting:
+            if self._streamed is not None:
+                request = likeness.request = replace(request)
+            request.correlation_id = first_id
+            request.muted_until_ms = self._muted_until_ms
+            request.charged = False
+            request.waiting = count
+            self._in_flight.append(request)
+        elif (
+            self._in_flight[-1] is request
+            and request.correlation_id + request.waiting == first_id
+            and request.muted_until_ms == self._muted_until_ms
+        ):
+            request.waiting += count
+        else:
+            likeness.request = replace(
+                request, correlation_id=first_id, muted_until_ms=self._muted_until_ms, charged=False, waiting=count
+            )
+            self._in_flight.append(likeness.request)
+        return True
 
     def _open_upstream(self, after: list[Action]) -> None:
         if not self._opening:
@@ -365,18 +518,29 @@ class Relay:
 
     def _take_up_again(self) -> bool:
         """True, once, when enough requests have been answered to take further ones."""
-        if not self._mute & _IN_FLIGHT_FULL or len(self._in_flight) >= self._limits.max_in_flight:
+        if not self._mute & _IN_FLIGHT_FULL or self._waiting >= self._limits.max_in_flight:
             return False
         self._mute &= ~_IN_FLIGHT_FULL
         return True
 
     def _await_answer(self, request: Request) -> None:
         self._in_flight.append(request)
-        if len(self._in_flight) >= self._limits.max_in_flight:
+        request.waiting = 1
+        self._waiting += 1
+        if self._waiting >= self._limits.max_in_flight:
             self._mute |= _IN_FLIGHT_FULL
 
+    def _no_longer_await(self, request: Request, count: int) -> None:
+        """The oldest `count` of the queue, all of `request`, are answered."""
+        self._waiting -= count
+        request.waiting -= count
+        request.correlation_id += count
+        request.charged = False
+        if not request.waiting:
+            self._in_flight.popleft()
+
     def _answer_unknown_api_versions(self, request: Request) -> None:
-        self._count_request(request)
+        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
         request.answer = unsupported_version_answer(request.correlation_id)
         self._await_answer(request)
 
@@ -389,8 +553,8 @@ class Relay:
         """The answers of our own that come before the next one of the node, taken off the queue."""
         answers: list[Piece] = []
         while self._in_flight and (answer := self._in_flight[0].answer) is not None:
-            self._in_flight.popleft()
-            self._count_answer(len(answer))
+            self._no_longer_await(self._in_flight[0], 1)
+            self._count_answers(1, len(answer))
             answers.append(answer)
         return answers
 
@@ -411,11 +575,13 @@ class Relay:
 
     # ----------------------------------------------------------------- answers
 
-    def _go_on_with_answers(self, actions: list[Action], now_ms: int, verdict: Verdict | None = None) -> None:
+    def _go_on_with_answers(
+        self, actions: list[Action], now_ms: int, verdict: Verdict | None = None, at: int = 0
+    ) -> None:
         try:
             if verdict is not None:
                 self._send_decided_answer(verdict, actions, now_ms)
-            self._take_answers(actions, now_ms)
+            self._take_answers(actions, now_ms, at)
             self._send_own_answers(actions)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
@@ -425,15 +591,18 @@ class Relay:
             self._settle_node(actions)
             if self._take_up_again():
                 self._go_on_with_requests(actions, now_ms)
+            elif self._mute:
+                self._settle_client(actions)
 
-    def _take_answers(self, actions: list[Action], now_ms: int) -> None:
+    def _take_answers(self, actions: list[Action], now_ms: int, at: int) -> None:
         """Send on all that may be sent, throttle times patched; stop where an answer must be decided about.
 
-        `at` is where the next frame begins, `run` where the bytes begin that go out as they are.
+        `at` is where the next frame begins (before it, all is passed already), `run` where the bytes begin that go out
+        as they are.
         """
         buf = self._answers
         end = len(buf)
-        at = run = 0
+        run = 0
         pieces: list[Piece] = []
         after: list[Action] = []
         try:
@@ -451,6 +620,10 @@ class Relay:
                         _add_run(pieces, buf, run, at)
                         pieces += self._own_answers()
                         run = at
+                    passed_to = self._pass_alike(buf, at, now_ms)
+                    if passed_to != at:
+                        at = passed_to
+                        continue
                     passed, splices = self._start_answer(buf, at, now_ms, after)
                 if not passed:
                     break
@@ -462,6 +635,56 @@ class Relay:
         finally:
             self._answers = _send_through(actions, _CLIENT, pieces, buf, run, at)
             actions += after
+
+    def _pass_alike(self, buf: bytes, at: int, now_ms: int) -> int:
+        """Pass the whole answers at `at` that need only be counted, of one run of requests; return where they end.
+
+        They are small, carry no throttle time, and none of ours is to be put in.
+        """
+        if not self._in_flight:
+            return at
+        request = self._in_flight[0]
+        plan = request.plan
+        if not plan.quick or request.muted_until_ms > now_ms or self._answered_until_ms > now_ms or request.charged:
+            return at
+        fetches, plain, last = plan.api_key == FETCH, plan.answer is _PLAIN, plan.answer is _LAST
+        offset, tags, end = plan.throttle_at, plan.answer_tags, len(buf)
+        most = self._quick_bytes
+        begin, count, due, waiting = at, 0, request.correlation_id, request.waiting
+        while count < waiting and end - at >= _QUICK_PREFIX_BYTES:
+            size, correlation_id = _ANSWER_HEAD.unpack_from(buf, at)
+            frame_end = at + 4 + size
+            if correlation_id != due or frame_end > end or not _QUICK_PREFIX_BYTES - 4 <= size <= most:
+                break
+            if last:
+                throttle_at = frame_end - 4
+            elif plain:
+                throttle_at = at + offset
+            else:
+                offset = lone_partition_throttle_at(buf, at, size + 4, plan.api_version)
+                throttle_at = at + offset
+            if offset == NO_THROTTLE or throttle_at + 4 > frame_end or buf[throttle_at : throttle_at + 4] != _ZERO:
+                break
+            if tags and buf[at + 8]:
+                break
+            if fetches and not self._charge_unthrottled_fetch(request, size - tags, now_ms):
+                break
+            at = frame_end
+            due += 1
+            count += 1
+        if count:
+            self._no_longer_await(request, count)
+            self._count_answers(count, at - begin)
+        return at
+
+    def _charge_unthrottled_fetch(self, request: Request, value: int, now_ms: int) -> bool:
+        binding = request.binding
+        if binding is None or binding.fetch is None:
+            return True
+        try:
+            return self._charge_unthrottled(binding.fetch, value, 1, now_ms)
+        except StaleSensor:
+            return True
 
     def _start_answer(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
         """Begin with the answer at `at`: nothing passes while more bytes must come first or it is asked about."""
@@ -542,8 +765,8 @@ class Relay:
         after: list[Action],
     ) -> Passing:
         """The answer goes out: take its request off the queue, count it, and put the throttle time in."""
-        self._in_flight.popleft()
-        self._count_answer(frame_bytes)
+        self._no_longer_await(request, 1)
+        self._count_answers(1, frame_bytes)
         if throttle_at < 0:
             return passed, ()
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
@@ -558,7 +781,7 @@ class Relay:
             return ()
         if node_ms > own_ms:
             self._tally.throttles_by_node += 1
-            self._mute_until(now_ms, node_ms, None, request, after)
+            self._mute_until(now_ms, node_ms, None, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + node_ms)
             return ()
         if node_ms == own_ms:
@@ -633,10 +856,44 @@ class Relay:
         binding = request.binding
         if binding is None or binding.fetch is None:
             return
-        throttle_time_ms = self._charge(binding.fetch, value, now_ms)
+        try:
+            throttle_time_ms, lent = self._ledger.sensors.charge_or_lend(binding.fetch, value, now_ms)
+        except StaleSensor:  # closed since the request was taken: nothing measures it any more
+            return
+        if lent:
+            if not self._loans:
+                self._loans_due_ms = now_ms + self._ledger.sensors.max_throttle_ms
+            self._loans.append(_Loan(binding.fetch, value, request.client_id))
         if throttle_time_ms:
-            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request, after)
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
+
+    def _repay(self, actions: list[Action], now_ms: int) -> None:
+        """Charge what was lent. What is still too much waits on, at most for one cap in all; then its charge stands."""
+        sensors = self._ledger.sensors
+        while self._loans:
+            loan = self._loans[0]
+            try:
+                throttle_time_ms, lent = sensors.charge_or_lend(loan.sensor, loan.value, now_ms)
+                goes_on = lent and now_ms + throttle_time_ms <= self._loans_due_ms
+                if lent and not goes_on:
+                    sensors.charge(loan.sensor, loan.value, now_ms)
+            except StaleSensor:
+                throttle_time_ms, goes_on = 0, False
+            if not goes_on:
+                self._loans.popleft()
+            wait_ms = min(throttle_time_ms, self._loans_due_ms - now_ms)
+            if wait_ms > 0:
+                self._mute_until(now_ms, wait_ms, QuotaType.FETCH, loan.client_id, actions)
+                return
+
+    def _call_in_loans(self) -> None:
+        """Charge what was lent to a client that does not stay until it is paid, as of the sensor's last use."""
+        sensors = self._ledger.sensors
+        for loan in self._loans:
+            with suppress(StaleSensor):
+                sensors.charge(loan.sensor, loan.value, sensors.idle_since_ms(loan.sensor))
+        self._loans.clear()
 
     def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
         kind = AskKind.API_VERSIONS if plan.api_key == API_VERSIONS else AskKind.ADDRESSES
@@ -676,7 +933,7 @@ class Relay:
         now_ms: int,
         throttle_time_ms: int,
         quota_type: QuotaType | None,
-        request: Request,
+        client_id: bytes,
         after: list[Action],
     ) -> None:
         """Take no further request for `throttle_time_ms` from now, or longer if that was so already."""
@@ -690,20 +947,20 @@ class Relay:
         self.throttled_ms += prolonged_ms
         self._muted_until_ms = until_ms
         self._mute |= _THROTTLED
-        after.append(Throttled(quota_type, throttle_time_ms, request.client_id))
+        after.append(Throttled(quota_type, throttle_time_ms, client_id))
         after.append(WakeAt(until_ms))
 
-    def _count_request(self, request: Request) -> None:
-        self.requests += 1
-        self.request_bytes += request.size_bytes + 4
-        self._tally.requests_by_api[request.plan.api_key] += 1
-        self._tally.request_bytes += request.size_bytes + 4
+    def _count_requests(self, api_key: int, count: int, frames_bytes: int) -> None:
+        self.requests += count
+        self.request_bytes += frames_bytes
+        self._tally.requests_by_api[api_key] += count
+        self._tally.request_bytes += frames_bytes
 
-    def _count_answer(self, frame_bytes: int) -> None:
-        self.answers += 1
-        self.answer_bytes += frame_bytes
-        self._tally.answers += 1
-        self._tally.answer_bytes += frame_bytes
+    def _count_answers(self, count: int, frames_bytes: int) -> None:
+        self.answers += count
+        self.answer_bytes += frames_bytes
+        self._tally.answers += count
+        self._tally.answer_bytes += frames_bytes
 
     def _next_ticket(self) -> int:
         self._ticket += 1
@@ -713,6 +970,7 @@ class Relay:
         self._closed = True
         self._requests = self._answers = b""
         self._in_flight.clear()
+        self._call_in_loans()
         actions.append(Close(reason, detail))
 
 

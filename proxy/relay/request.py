@@ -18,6 +18,8 @@ LONG_CLIENT_ID_BYTES = 1024
 _FETCH_LIMITS_BYTES = 16
 """How far into the body of a Fetch request its byte limits reach at most."""
 
+_NO_ACKS = b"\0\0"
+
 _SMALLEST_REQUEST = 8
 """An api key, a version and a correlation id: what header v0 holds, without the length prefix."""
 
@@ -34,9 +36,13 @@ class Refusal(ProtocolError):
 class Request:
     """One request: what was read of it, and from then on what its answer needs.
 
-    `size_bytes` is the frame without its length prefix, `body_at` an offset in the bytes it was read from.
-    `muted_until_ms` is the end of the mute as it stood when the request was taken; the answer reports what is left
-    of it. `answer` is the whole frame where the proxy answers by itself; it goes out when its turn comes.
+    `size_bytes` is the frame without its length prefix, `body_at` and `decided_at` are offsets in the bytes it was
+    read from: where its body begins, and where what was read of it ends. `muted_until_ms` is the end of the mute as
+    it stood when the request was taken; the answer reports what is left of it. `answer` is the whole frame where the
+    proxy answers by itself; it goes out when its turn comes.
+
+    In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
+    be answered.
     """
 
     plan: Plan
@@ -44,11 +50,13 @@ class Request:
     correlation_id: int
     client_id: bytes
     body_at: int
+    decided_at: int = 0
     answered: bool = True
     binding: Binding | None = None
     muted_until_ms: int = 0
     charged: bool = False
     answer: bytes | None = None
+    waiting: int = 0
 
 
 def read_request(buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request | None:
@@ -93,11 +101,15 @@ def _read_rest(request: Request, buf: bytes, id_end: int, end: int) -> None:
             body_at = reader.offset
     if body_at > end:
         raise TruncatedMessage(id_end, body_at - id_end, end)
-    request.body_at = body_at
+    request.body_at = request.decided_at = body_at
     if plan.api_key == PRODUCE:
-        request.answered = requests.acks(buf, body_at, plan.api_version, end) != 0
-    elif plan.api_key == FETCH and body_at + _FETCH_LIMITS_BYTES > end:
-        raise TruncatedMessage(body_at, _FETCH_LIMITS_BYTES, end)
+        acks_at = requests.acks_at(buf, body_at, plan.api_version, end)
+        request.decided_at = acks_at + 2
+        request.answered = buf[acks_at : acks_at + 2] != _NO_ACKS
+    elif plan.api_key == FETCH:
+        request.decided_at = body_at + _FETCH_LIMITS_BYTES
+        if request.decided_at > end:
+            raise TruncatedMessage(body_at, _FETCH_LIMITS_BYTES, end)
     elif plan is UNKNOWN_API_VERSIONS and request.size_bytes > MAX_HEAD_BYTES:
         raise MalformedMessage(f"an ApiVersions request of {request.size_bytes} bytes")
 

@@ -1,4 +1,4 @@
-"""The shell of one connection, with transports and a clock that are played."""
+"""The shell of one connection, with streams and a clock that are played."""
 
 import asyncio
 
@@ -6,40 +6,39 @@ import structlog
 from structlog.testing import capture_logs
 
 from protocol.api_versions import carried
-from proxy.net.connection import Connection, NodeUnreachable, ShellSettings, UpstreamConnection
+from proxy.net.connection import Connection, NodeSocket, NodeUnreachable
 from proxy.relay.actions import CloseReason, Side
 from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from tests.fakes.clock import FakeClock
-from tests.fakes.transport import FakeTransport
+from tests.fakes.stream import FakeStream
 from tests.relay.frames import heartbeat, heartbeaten, produce
 from tests.relay.script import FixedNodes, ledger_with
 
 
 class Shell:
-    """A connection whose node is a fake transport."""
+    """A connection whose two streams are fakes."""
 
     def __init__(self, reachable=True, limits=None, **quota):
-        self.client, self.node, self.clock = FakeTransport(), FakeTransport(), FakeClock()
+        self.client, self.node, self.clock = FakeStream(), FakeStream(), FakeClock()
         self.ended = []
         ledger = ledger_with(**quota)
         self.connection = Connection(
             Relay(ledger, Tally(), limits or RelayLimits()),
             ConnectionFacts("main", FixedNodes(), ledger, 1, "ANONYMOUS", carried),
             self._reach if reachable else self._fail,
-            ShellSettings(write_buffer_bytes=1000),
+            lambda sock, side, owner: self.client if side is Side.CLIENT else self.node,
             self.clock,
             structlog.get_logger(),
             lambda connection, reason: self.ended.append(reason),
         )
-        self.connection.client_connected(self.client)
+        self.connection.client_connected(None)
 
-    async def _reach(self, protocol):
-        self.connection.node_connected(self.node)
-        return UpstreamConnection(self.node, 1)
+    async def _reach(self):
+        return NodeSocket(None, 1)
 
-    async def _fail(self, protocol):
+    async def _fail(self):
         raise NodeUnreachable("10.0.0.1:9092: Connection refused")
 
     async def client_sends(self, data):
@@ -79,9 +78,9 @@ async def test_closing_lets_the_node_read_to_the_end():
 async def test_a_muted_client_is_read_in_small_pieces_and_woken_by_the_timer():
     shell = Shell(produce=1_000_000, max_throttle_ms=30)
     await shell.client_sends(produce(1, size=20_000_000)[:100])
-    assert len(shell.connection.read_buffer()) > 100_000
+    assert shell.connection.read_bytes(Side.CLIENT) > 100_000
     await shell.client_sends(produce(1, size=20_000_000)[100:] + heartbeat(2))
-    assert len(shell.connection.read_buffer()) == 512
+    assert shell.connection.read_bytes(Side.CLIENT) == 512
     assert not shell.client.reading
     shell.clock.advance(30)
     await asyncio.sleep(0.05)
@@ -93,7 +92,6 @@ async def test_a_throttle_is_logged_once_with_who_and_why():
     with capture_logs() as logs:
         shell = Shell(produce=100)
         await shell.client_sends(produce(1, size=1500))
-        shell.connection.node_connected(shell.node)
         shell.connection.give_up(CloseReason.SHUTDOWN)
     started, ended, _ = logs
     assert started["event"] == "throttle_started"

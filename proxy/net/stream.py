@@ -1,0 +1,261 @@
+"""A TCP socket of one side of a connection: non-blocking reads, buffered writes, back-pressure."""
+
+import asyncio
+import contextlib
+import socket
+from collections import deque
+from collections.abc import Sequence
+from itertools import islice
+from typing import Protocol
+
+from proxy.net.poller import READABLE, WRITABLE, Poller
+from proxy.relay.actions import Side
+
+READ_BYTES = 256 * 1024
+"""The most that one read takes."""
+
+_USUAL_READ_BYTES = 16 * 1024
+"""Read straight into an object of its own; what fills it is followed by a read of READ_BYTES."""
+
+_PIECES_AT_ONCE = 64
+"""Of buffered pieces; the kernel takes 1,024 (IOV_MAX)."""
+
+_IOV_MAX = 1024
+
+_read_buffer = memoryview(bytearray(READ_BYTES))
+"""One for all: it is filled and emptied within one callback."""
+
+
+class Owner(Protocol):
+    """Who is told what happens on a stream."""
+
+    def bytes_came(self, side: Side, data: bytes) -> None:
+        """Bytes were read."""
+
+    def eof_came(self, side: Side) -> None:
+        """The peer will send no more."""
+
+    def lost(self, side: Side, error: Exception | None) -> None:
+        """The socket is closed: by a fault, or because `close` or `abort` has been called."""
+
+    def writing_paused(self, side: Side) -> None:
+        """More is buffered than should be."""
+
+    def writing_resumed(self, side: Side) -> None:
+        """There is room again."""
+
+    def read_bytes(self, side: Side) -> int:
+        """How much the next read may take."""
+
+
+class Stream:
+    """Reads when there is something, writes at once what the kernel takes and the rest when it takes more.
+
+    A fault while writing is kept quiet until reading has come to its end: what the peer has sent before is delivered.
+    """
+
+    def __init__(self, poller: Poller, sock: socket.socket, side: Side, owner: Owner, high_water_bytes: int) -> None:
+        self._poller = poller
+        self._socket = sock
+        self._fd = sock.fileno()
+        self._side = side
+        self._owner = owner
+        self._high_water_bytes = high_water_bytes
+        self._reading = True
+        self._reads_much = False
+        self._ended = False
+        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent_bytes = 0
+        self._write_paused = False
+        self._fault: OSError | None = None
+        self._shut_when_sent = False
+        self._close_when_sent = False
+        self._closed = False
+        self._watched = READABLE
+        poller.add(self._fd, READABLE, self._on_ready)
+
+    @property
+    def is_closing(self) -> bool:
+        """True once `close` or `abort` has been called, or the socket is lost."""
+        return self._closed or self._close_when_sent
+
+    # ----------------------------------------------------------------- reading
+
+    def pause_reading(self) -> None:
+        """Leave what comes in the kernel."""
+        self._reading = False
+        self._watch()
+
+    def resume_reading(self) -> None:
+        """Read again, unless the peer has said that no more will come."""
+        if not self._ended:
+            self._reading = True
+            self._watch()
+
+    def _on_ready(self, events: int) -> None:
+        if events == READABLE:
+            self._read()
+            return
+        if events & WRITABLE:
+            self._flush()
+        if events & ~WRITABLE and self._reading:
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            room = self._owner.read_bytes(self._side)
+            if room > _USUAL_READ_BYTES and self._reads_much:
+                data = bytes(_read_buffer[: self._socket.recv_into(_read_buffer, room)])
+                self._reads_much = len(data) > _USUAL_READ_BYTES
+            else:
+                room = min(room, _USUAL_READ_BYTES)
+                data = self._socket.recv(room)
+                self._reads_much = len(data) == _USUAL_READ_BYTES
+        except BlockingIOError:
+            return
+        except OSError as error:
+            self._end(error)
+            return
+        if data:
+            self._owner.bytes_came(self._side, data)
+        elif self._fault is not None:
+            self._end(self._fault)
+        else:
+            self._ended = True
+            self._reading = False
+            self._watch()
+            self._owner.eof_came(self._side)
+
+    # ----------------------------------------------------------------- writing
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Send the pieces in order, after what is buffered."""
+        if self._fault is not None or self.is_closing:
+            return
+        if self._unsent:
+            self._keep(pieces, 0)
+            return
+        try:
+            if len(pieces) == 1:
+                sent = self._socket.send(pieces[0])
+                if sent == len(pieces[0]):
+                    return
+            else:
+                sent = self._socket.sendmsg(pieces if len(pieces) <= _IOV_MAX else pieces[:_IOV_MAX])
+                if sent == sum(map(len, pieces)):
+                    return
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._give_up_writing(error)
+            return
+        self._keep(pieces, sent)
+
+    def _keep(self, pieces: Sequence[bytes | memoryview], sent: int) -> None:
+        for piece in pieces:
+            if sent >= len(piece):
+                sent -= len(piece)
+                continue
+            rest = memoryview(piece)[sent:] if sent else piece
+            sent = 0
+            self._unsent.append(rest)
+            self._unsent_bytes += len(rest)
+        self._watch()
+        if self._unsent_bytes > self._high_water_bytes and not self._write_paused:
+            self._write_paused = True
+            self._owner.writing_paused(self._side)
+
+    def _flush(self) -> None:
+        unsent = self._unsent
+        while unsent:
+            pieces = list(islice(unsent, _PIECES_AT_ONCE))
+            try:
+                sent = self._socket.sendmsg(pieces)
+            except BlockingIOError:
+                break
+            except OSError as error:
+                self._give_up_writing(error)
+                return
+            self._unsent_bytes -= sent
+            for piece in pieces:
+                if sent < len(piece):
+                    unsent[0] = memoryview(piece)[sent:]
+                    break
+                sent -= len(piece)
+                unsent.popleft()
+            if sent:
+                break
+        self._watch()
+        if self._write_paused and self._unsent_bytes <= self._high_water_bytes // 4:
+            self._write_paused = False
+            self._owner.writing_resumed(self._side)
+        if not unsent and not self._closed:
+            self._when_sent()
+
+    def _when_sent(self) -> None:
+        if self._close_when_sent:
+            self._end(None)
+        elif self._shut_when_sent:
+            self._shut()
+
+    def _give_up_writing(self, error: OSError) -> None:
+        """Reading finds the end soon; where nobody reads, it is told once all actions of this moment are done."""
+        self._fault = error
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._watch()
+        if not self._reading:
+            asyncio.get_running_loop().call_soon(self._end_if_open, error)
+
+    def _end_if_open(self, error: OSError) -> None:
+        if not self._closed:
+            self._end(error)
+
+    # ----------------------------------------------------------------- closing
+
+    def write_eof(self) -> None:
+        """Tell the peer, behind what is buffered, that no more will come."""
+        self._shut_when_sent = True
+        if not self._unsent and not self._closed:
+            self._shut()
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):  # the peer is gone: reading tells
+            self._socket.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        """Write out what is buffered, then close; no more is read."""
+        self._reading = False
+        self._close_when_sent = True
+        if self._closed:
+            return
+        if self._unsent:
+            self._watch()
+        else:
+            self._end(None)
+
+    def abort(self) -> None:
+        """Close now; what is buffered is lost."""
+        if not self._closed:
+            self._end(None)
+
+    def _end(self, error: Exception | None) -> None:
+        self._closed = True
+        self._reading = False
+        self._unsent.clear()
+        self._unsent_bytes = 0
+        self._watch()
+        self._socket.close()
+        self._owner.lost(self._side, error)
+
+    def _watch(self) -> None:
+        wanted = (READABLE if self._reading else 0) | (WRITABLE if self._unsent else 0)
+        if wanted == self._watched:
+            return
+        if not self._closed and self._watched and wanted:
+            self._poller.change(self._fd, wanted)
+        elif wanted:
+            self._poller.add(self._fd, wanted, self._on_ready)
+        else:
+            self._poller.remove(self._fd)
+        self._watched = wanted
