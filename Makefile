@@ -15,10 +15,18 @@ test: lint  ## set everything up, then the tests that a change needs (10 minutes
 	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m "not long" $(ARGS)
 
 check: test  ## all of it, what CI runs (about half an hour)
-	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m long $(ARGS)
+	@python=$$(deploy/setup.sh dev strace gcc libc6-dev haproxy nginx libnginx-mod-stream) && exec "$$python" -m pytest -m long $(ARGS)
 
-bench:  ## speed and memory beside HAProxy, about 6 minutes
-	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy) && "$$python" tests/bench/speed.py $(ARGS) && "$$python" tests/bench/memory.py
+bench:  ## speed and memory beside HAProxy and nginx, then with a real Kafka, about 15 minutes
+	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy nginx libnginx-mod-stream) && mkdir -p build/bench && \
+	"$$python" tests/bench/speed.py --json build/bench/speed.json --plot build/bench/speed.svg $(ARGS) && \
+	"$$python" tests/bench/memory.py --json build/bench/memory.json && \
+	"$$python" tests/bench/real_kafka.py --json build/bench/real_kafka.json
+
+COLUMN ?= produce-1
+profile:  ## where the proxy's CPU time goes in one column of the benchmark (COLUMN=produce-1)
+	@python=$$(deploy/setup.sh dev strace linux-perf gcc libc6-dev haproxy) && \
+	"$$python" tests/bench/cpu_profile.py --column $(COLUMN) $(ARGS)
 
 KAFKA ?= 4.3.1
 table:  ## make protocol/api_table.py anew from the message schemas in Kafka's jars (KAFKA=4.3.1)
@@ -35,4 +43,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run lint test check bench table format lock
+.PHONY: help run lint test check bench profile table format lock

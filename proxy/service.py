@@ -63,6 +63,7 @@ class VirtualCluster:
             config.name,
             config.upstream,
             NodeDirectory(),
+            poller,
             lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
             lambda: metrics.metadata_refresh_failures.labels(config.name).inc(),
         )

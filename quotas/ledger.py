@@ -13,6 +13,8 @@ IDLE_MS = 3_600_000
 
 KEYS_PER_SWEEP = 5_000
 
+_MAX_BINDINGS = 10_000
+
 NO_CEILING_BYTES = 2**31 - 1
 
 
@@ -58,6 +60,8 @@ class Ledger:
         self.version = 0
         self.overflowed = 0
         self._handles: dict[SensorKey, int] = {}
+        self._bindings: dict[tuple[str, int, str, str], Binding] = {}
+        """Those of the present version."""
         self._spared: int | None = None
         """A sensor that the binding in the making holds already."""
         self._swept: Iterator[SensorKey] = iter(())
@@ -66,6 +70,16 @@ class Ledger:
 
     def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
         """The sensors for this client, opened where they are missing."""
+        who = (virtual_cluster, node_id, user, client_id)
+        binding = self._bindings.get(who)
+        if binding is None:
+            overflowed = self.overflowed
+            binding = self._make_binding(virtual_cluster, node_id, user, client_id, now_ms)
+            if overflowed == self.overflowed and len(self._bindings) < _MAX_BINDINGS:
+                self._bindings[who] = binding
+        return binding
+
+    def _make_binding(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
         self._spared = None
         produce, _ = self._sensor(virtual_cluster, node_id, QuotaType.PRODUCE, user, client_id, now_ms)
         self._spared = produce
@@ -168,6 +182,7 @@ class Ledger:
 
     def _next_version(self) -> None:
         self.version += 1
+        self._bindings.clear()
         self.sensors.table_version = self.version
 
     def _ceiling_bytes(self, limit: float) -> int:

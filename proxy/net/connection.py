@@ -103,7 +103,11 @@ class Connection:
             return
         now_ms = self._clock.now_ms()
         try:
-            self._carry_out(self.relay.on_bytes(side, data, now_ms), now_ms)
+            actions = self.relay.on_bytes(side, data, now_ms)
+            if len(actions) == 1 and type(actions[0]) is Send:  # what nearly always comes of it
+                self._send(actions[0])
+            else:
+                self._carry_out(actions, now_ms)
         except Exception:
             self._fail()
 
@@ -144,9 +148,9 @@ class Connection:
         if not self.closing:
             self._do(lambda: self.relay.on_lost(reason, detail))
 
-    def read_bytes(self, side: Side) -> int:
-        """How much the next read may take: of the client little while only a request head is wanted."""
-        return _READ_AHEAD_BYTES if side is Side.CLIENT and self.relay.muted else READ_BYTES
+    def read_bytes(self) -> int:
+        """How much the next read of the client may take: little while only a request head is wanted."""
+        return _READ_AHEAD_BYTES if self.relay.muted else READ_BYTES
 
     # ------------------------------------------------------------ carrying out
 

@@ -117,8 +117,8 @@ class Listener:
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
 
     def _accept(self, port: int, client: socket, peer: Sequence[Any]) -> None:
-        log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}")
         node_id = self.ports.node_of(port)
+        log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}", node_id=node_id)
         if not self._may_open():
             self._turn_away(client, log, CloseReason.TOO_MANY_CONNECTIONS)
             return
@@ -135,7 +135,7 @@ class Listener:
             partial(self._upstream.connect, node_id),
             partial(self._open_stream, self._write_buffer_bytes),
             self._clock,
-            log.bind(node_id=node_id),
+            log,
             partial(self._forget, tally),
         )
         self.connections.add(connection)

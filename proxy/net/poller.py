@@ -33,9 +33,22 @@ class Poller:
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
-        """Watch a descriptor no longer; to be called before it is closed."""
+        """Watch a descriptor no longer."""
         del self._handlers[fd]
         self._epoll.unregister(fd)
+
+    def forget(self, fd: int) -> None:
+        """The same for a descriptor that is closed next: the kernel then drops it by itself."""
+        del self._handlers[fd]
+
+    async def writable(self, fd: int) -> None:
+        """Wait until a descriptor that nobody watches takes bytes, or has failed."""
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.add(fd, WRITABLE, lambda _events: None if ready.done() else ready.set_result(None))
+        try:
+            await ready
+        finally:
+            self.remove(fd)
 
     def _serve(self) -> None:
         handler_of = self._handlers.get

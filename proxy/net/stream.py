@@ -14,9 +14,6 @@ from proxy.relay.actions import Side
 READ_BYTES = 256 * 1024
 """The most that one read takes."""
 
-_USUAL_READ_BYTES = 16 * 1024
-"""Read straight into an object of its own; what fills it is followed by a read of READ_BYTES."""
-
 _PIECES_AT_ONCE = 64
 """Of buffered pieces; the kernel takes 1,024 (IOV_MAX)."""
 
@@ -44,8 +41,8 @@ class Owner(Protocol):
     def writing_resumed(self, side: Side) -> None:
         """There is room again."""
 
-    def read_bytes(self, side: Side) -> int:
-        """How much the next read may take."""
+    def read_bytes(self) -> int:
+        """How much the next read of the client may take."""
 
 
 class Stream:
@@ -57,12 +54,13 @@ class Stream:
     def __init__(self, poller: Poller, sock: socket.socket, side: Side, owner: Owner, high_water_bytes: int) -> None:
         self._poller = poller
         self._socket = sock
+        self._recv_into = sock.recv_into
+        self._send = sock.send
         self._fd = sock.fileno()
         self._side = side
         self._owner = owner
         self._high_water_bytes = high_water_bytes
         self._reading = True
-        self._reads_much = False
         self._ended = False
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
@@ -103,14 +101,8 @@ class Stream:
 
     def _read(self) -> None:
         try:
-            room = self._owner.read_bytes(self._side)
-            if room > _USUAL_READ_BYTES and self._reads_much:
-                data = bytes(_read_buffer[: self._socket.recv_into(_read_buffer, room)])
-                self._reads_much = len(data) > _USUAL_READ_BYTES
-            else:
-                room = min(room, _USUAL_READ_BYTES)
-                data = self._socket.recv(room)
-                self._reads_much = len(data) == _USUAL_READ_BYTES
+            room = self._owner.read_bytes() if self._side is Side.CLIENT else READ_BYTES
+            data = bytes(_read_buffer[: self._recv_into(_read_buffer, room)])
         except BlockingIOError:
             return
         except OSError as error:
@@ -123,8 +115,8 @@ class Stream:
         else:
             self._ended = True
             self._reading = False
-            self._watch()
             self._owner.eof_came(self._side)
+            self._watch()
 
     # ----------------------------------------------------------------- writing
 
@@ -137,7 +129,7 @@ class Stream:
             return
         try:
             if len(pieces) == 1:
-                sent = self._socket.send(pieces[0])
+                sent = self._send(pieces[0])
                 if sent == len(pieces[0]):
                     return
             else:
@@ -241,21 +233,23 @@ class Stream:
 
     def _end(self, error: Exception | None) -> None:
         self._closed = True
-        self._reading = False
         self._unsent.clear()
         self._unsent_bytes = 0
-        self._watch()
+        if self._watched:
+            self._poller.forget(self._fd)
         self._socket.close()
         self._owner.lost(self._side, error)
 
     def _watch(self) -> None:
+        if self._closed:
+            return
         wanted = (READABLE if self._reading else 0) | (WRITABLE if self._unsent else 0)
         if wanted == self._watched:
             return
-        if not self._closed and self._watched and wanted:
-            self._poller.change(self._fd, wanted)
-        elif wanted:
-            self._poller.add(self._fd, wanted, self._on_ready)
-        else:
+        if not wanted:
             self._poller.remove(self._fd)
+        elif self._watched:
+            self._poller.change(self._fd, wanted)
+        else:
+            self._poller.add(self._fd, wanted, self._on_ready)
         self._watched = wanted

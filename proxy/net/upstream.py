@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import errno
+import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -13,6 +15,7 @@ from kafka.admin import KafkaAdminClient
 
 from proxy.config import HostPort, UpstreamConfig
 from proxy.net.connection import NodeSocket, NodeUnknown, NodeUnreachable
+from proxy.net.poller import Poller
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 
 _FIRST_RETRY_S = 0.5
@@ -30,11 +33,13 @@ class Upstream:
         virtual_cluster: str,
         config: UpstreamConfig,
         directory: NodeDirectory,
+        poller: Poller,
         note_connect_failure: Callable[[int], None],
         note_refresh_failure: Callable[[], None],
     ) -> None:
         self.config = config
         self.directory = directory
+        self._poller = poller
         self._note_connect_failure = note_connect_failure
         self._note_refresh_failure = note_refresh_failure
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
@@ -72,7 +77,7 @@ class Upstream:
     async def _connect_to(self, node_id: int, address: HostPort) -> socket.socket:
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                return await _connected(address)
+                return await _connected(self._poller, address)
         except TimeoutError:
             reason = f"no connection within {self.config.connect_timeout_ms} ms"
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA refuses
@@ -141,7 +146,7 @@ class Upstream:
         self.config = config
 
 
-async def _connected(address: HostPort) -> socket.socket:
+async def _connected(poller: Poller, address: HostPort) -> socket.socket:
     """A non-blocking socket to the first of the name's addresses that takes a connection. Raises OSError."""
     failure: OSError | None = None
     for family, _, _, _, where in await _resolved(address):
@@ -149,7 +154,12 @@ async def _connected(address: HostPort) -> socket.socket:
         try:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            await asyncio.get_running_loop().sock_connect(sock, where)
+            error_number = sock.connect_ex(where)
+            if error_number == errno.EINPROGRESS:
+                await poller.writable(sock.fileno())
+                error_number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if error_number:
+                raise OSError(error_number, os.strerror(error_number))
         except OSError as error:
             sock.close()
             failure = failure or error

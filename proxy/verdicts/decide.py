@@ -1,15 +1,20 @@
 """The ask list: which function decides which kind of ask."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from hashlib import sha256
 
 from protocol.addresses import address_splices, rewritable
-from protocol.api_versions import offer_splices
+from protocol.api_versions import Offer, offer_splices
 from protocol.errors import MalformedMessage, ProtocolError
+from protocol.splices import Splice
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+
+_NO_HEADER = bytes(8)
+_LONGEST_REMEMBERED_BYTES = 16 * 1024
 
 
 def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
@@ -44,7 +49,15 @@ def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
 
 def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Offer what the node offers and we can carry."""
-    return Verdict(splices=tuple(offer_splices(ask.frame, ask.api_version, facts.offer)))
+    if len(ask.frame) > _LONGEST_REMEMBERED_BYTES:
+        return Verdict(splices=tuple(offer_splices(ask.frame, ask.api_version, facts.offer)))
+    return Verdict(splices=_offer_splices(_NO_HEADER + ask.frame[len(_NO_HEADER) :], ask.api_version, facts.offer))
+
+
+@lru_cache(maxsize=64)
+def _offer_splices(frame: bytes, api_version: int, offer: Offer) -> tuple[Splice, ...]:
+    """The nodes of a cluster say the same to everybody, but for the correlation id."""
+    return tuple(offer_splices(frame, api_version, offer))
 
 
 _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict]] = {

@@ -1,6 +1,6 @@
 """Measures how much memory the proxy takes: a stalled reader, idle clients, frames of 100 MiB.
 
-    python tests/bench/memory.py [--stall-seconds 5] [--connections 2000] [--candidates NAMES] [--json FILE]
+    python tests/bench/memory.py [--stall-seconds 5] [--connections 2000] [--candidates NAME,NAME] [--json FILE]
 
 Each figure comes from a process of its own, warmed up by one small exchange, and is the resident memory (of
 it and of what it started) above what it had then. Peaks are the kernel's own (VmHWM, reset before each part),
@@ -15,25 +15,20 @@ import socket
 import statistics
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from speed import (
-    CANDIDATES,
-    Candidate,
-    Cores,
-    backend,
-    processes_of,
-    rig_program,
-    say,
-    serving,
-    two_or_three_cores,
-)
+if not __package__:  # started as a script: what is imported below counts from the project's directory
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
+
+from tests.bench.candidates import CANDIDATES, Candidate
+from tests.bench.processes import Cores, allow_many_files, processes_of, say, two_or_three_cores
+from tests.bench.rig import backend, rig_program, serving
 
 MIB = 1 << 20
 TOPIC = b"bench"
@@ -46,6 +41,18 @@ FETCH_ANSWER = struct.Struct(f">ihiih{len(TOPIC)}siihqqqiii")
 PRODUCE_ANSWER = struct.Struct(f">ih{len(TOPIC)}siihqqqi")
 
 Result = dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """How much is done in each part."""
+
+    stalled_mib: int = 1024
+    stall_seconds: float = 5.0
+    connections: int = 2000
+
+
+FULL_AMOUNTS = Amounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,9 +172,9 @@ def warm_client(served: Served) -> Iterator[Client]:
         yield client
 
 
-def stalled_reader(served: Served, options: argparse.Namespace) -> Result:
+def stalled_reader(served: Served, amounts: Amounts) -> Result:
     """1 GiB in pipelined fetches of 1 MiB: the reader takes one, stalls, then takes the rest."""
-    answers = options.stalled_mib
+    answers = amounts.stalled_mib
     with warm_client(served) as client:
         baseline = served.resident_bytes()
         served.reset_peak()
@@ -177,7 +184,7 @@ def stalled_reader(served: Served, options: argparse.Namespace) -> Result:
         sender.start()
         received = client.begin_fetch_answer(10)
         client.skip(received)
-        time.sleep(options.stall_seconds)
+        time.sleep(amounts.stall_seconds)
         stalled = served.resident_bytes("VmHWM") - baseline
         for i in range(1, answers):
             records_bytes = client.begin_fetch_answer(10 + i)
@@ -189,34 +196,27 @@ def stalled_reader(served: Served, options: argparse.Namespace) -> Result:
     return {"stalled_bytes": stalled, "stalled_then_read_bytes": peak, "received_bytes": received}
 
 
-def idle_connections(served: Served, options: argparse.Namespace) -> Result:
+def idle_connections(served: Served, amounts: Amounts) -> Result:
     """Connections that have done one ApiVersions exchange and then nothing."""
     with warm_client(served):
         baseline = served.resident_bytes()
         host, port = served.target
-        command = [
-            str(rig_program()),
-            "idle",
-            "--target",
-            f"{host}:{port}",
-            "--connections",
-            str(options.connections),
-        ]
+        command = [str(rig_program()), "idle", "--target", f"{host}:{port}", "--connections", str(amounts.connections)]
         idle = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert idle.stdin
         assert idle.stdout
         with idle:
-            if json.loads(idle.stdout.readline() or "null") != {"connections": options.connections}:
+            if json.loads(idle.stdout.readline() or "null") != {"connections": amounts.connections}:
                 raise RuntimeError("the idle connections were not taken")
             time.sleep(2)
             used = served.resident_bytes() - baseline
             assert idle.poll() is None, "an idle connection was closed"
             idle.stdin.close()
         assert idle.returncode == 0, "an idle connection was closed"
-    return {"idle_connections_bytes": used, "bytes_per_idle_connection": used / options.connections}
+    return {"idle_connections_bytes": used, "bytes_per_idle_connection": used / amounts.connections}
 
 
-def large_frames(served: Served, options: argparse.Namespace) -> Result:
+def large_frames(served: Served, amounts: Amounts) -> Result:
     """The largest Produce that a broker takes, then a Fetch answer with as many bytes of records."""
     with warm_client(served) as client:
         baseline = served.resident_bytes()
@@ -229,36 +229,39 @@ def large_frames(served: Served, options: argparse.Namespace) -> Result:
     return {"produce_100_mib_bytes": produce, "fetch_100_mib_bytes": fetch}
 
 
-PARTS: tuple[Callable[[Served, argparse.Namespace], Result], ...] = (
-    stalled_reader,
-    idle_connections,
-    large_frames,
-)
+Part = Callable[[Served, Amounts], Result]
+PARTS: tuple[Part, ...] = (stalled_reader, idle_connections, large_frames)
 
 
-def measure(candidate: Candidate, cores: Cores, options: argparse.Namespace) -> Result:
-    """The figures of all parts, each measured `options.rounds` times with a fresh process: medians, bytes."""
-    rounds: dict[str, list[float]] = {}
+def measure_part(part: Part, candidate: Candidate, cores: Cores, amounts: Amounts = FULL_AMOUNTS) -> Result:
+    """One part's figures with a fresh process, bytes."""
+    rig = rig_program()
     with (
         tempfile.TemporaryDirectory() as name,
-        backend(rig_program(), cores.backend, Path(name)) as (node, _),
+        backend(rig, cores.backend, Path(name)) as (node, _),
+        serving(rig, candidate, cores, node, Path(name)) as (target, pid),
     ):
-        for part in PARTS * options.rounds:
-            say(f"{candidate.name}: {part.__name__}")
-            with serving(rig_program(), candidate, cores, node, Path(name)) as (target, pid):
-                assert pid, "a direct connection has no process to look at"
-                host, port = target.split(":")
-                for key, value in part(Served((host, int(port)), pid), options).items():
-                    rounds.setdefault(key, []).append(value)
-    return {key: statistics.median(values) for key, values in rounds.items()}
+        assert pid, "a direct connection has no process to look at"
+        host, port = target.split(":")
+        return part(Served((host, int(port)), pid), amounts)
 
 
-def table(results: dict[str, Result], options: argparse.Namespace) -> str:
+def measure(candidate: Candidate, cores: Cores, amounts: Amounts, rounds: int) -> Result:
+    """The figures of all parts, each measured `rounds` times: medians, bytes."""
+    values: dict[str, list[float]] = {}
+    for part in PARTS * rounds:
+        say(f"{candidate.name}: {part.__name__}")
+        for key, value in measure_part(part, candidate, cores, amounts).items():
+            values.setdefault(key, []).append(value)
+    return {key: statistics.median(of_key) for key, of_key in values.items()}
+
+
+def table(results: dict[str, Result], amounts: Amounts) -> str:
     """The figures as Markdown: a line for each, a column for each candidate."""
     rows = (
-        (f"{options.stalled_mib:,} MiB in 1 MiB fetches, reader stalled: peak", "stalled_bytes", MIB, "MiB"),
+        (f"{amounts.stalled_mib:,} MiB in 1 MiB fetches, reader stalled: peak", "stalled_bytes", MIB, "MiB"),
         ("the same, then read to the end: peak", "stalled_then_read_bytes", MIB, "MiB"),
-        (f"{options.connections:,} idle connections: each", "bytes_per_idle_connection", 1024, "KiB"),
+        (f"{amounts.connections:,} idle connections: each", "bytes_per_idle_connection", 1024, "KiB"),
         ("produce of 100 MiB: peak", "produce_100_mib_bytes", MIB, "MiB"),
         ("fetch answer of 100 MiB: peak", "fetch_100_mib_bytes", MIB, "MiB"),
     )
@@ -273,9 +276,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--candidates", default="HAProxy,kafka-throttle", help="names as speed.py prints them")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--stalled-mib", type=int, default=1024)
-    parser.add_argument("--stall-seconds", type=float, default=5.0)
-    parser.add_argument("--connections", type=int, default=2000)
+    parser.add_argument("--stalled-mib", type=int, default=FULL_AMOUNTS.stalled_mib)
+    parser.add_argument("--stall-seconds", type=float, default=FULL_AMOUNTS.stall_seconds)
+    parser.add_argument("--connections", type=int, default=FULL_AMOUNTS.connections)
     parser.add_argument("--json", type=Path, metavar="FILE")
     return parser.parse_args(arguments)
 
@@ -285,10 +288,12 @@ def main() -> None:
     named = {candidate.name: candidate for candidate in CANDIDATES if candidate.command}
     if unknown := set(options.candidates.split(",")) - set(named):
         raise SystemExit(f"--candidates: unknown: {', '.join(sorted(unknown))}")
-    results: dict[str, Any] = {
-        name: measure(named[name], two_or_three_cores(), options) for name in options.candidates.split(",")
-    }
-    print(table(results, options))
+    amounts = Amounts(options.stalled_mib, options.stall_seconds, options.connections)
+    allow_many_files()
+    cores = two_or_three_cores()
+    names = options.candidates.split(",")
+    results = {name: measure(named[name], cores, amounts, options.rounds) for name in names}
+    print(table(results, amounts))
     if options.json:
         options.json.write_text(json.dumps(results, indent=1) + "\n")
 

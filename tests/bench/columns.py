@@ -1,0 +1,74 @@
+"""What is measured, how `rig` is run for it, and what this project's proxy should reach there beside HAProxy."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A ratio to HAProxy with its default buffers: `figure` is its key in figures.summary.
+
+    `goal` is the least that should be reached, or the most when `less_is_better`; None: there is no goal.
+    """
+
+    figure: str
+    title: str
+    goal: float | None = None
+    less_is_better: bool = False
+
+    def is_met(self, ratio: float) -> bool | None:
+        """Whether a ratio reaches the goal; None without a goal."""
+        if self.goal is None:
+            return None
+        return ratio <= self.goal if self.less_is_better else ratio >= self.goal
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One thing that is measured. `rig` are the arguments for one run; none: memory, by memory.py."""
+
+    key: str
+    title: str
+    rig: tuple[str, ...]
+    comparisons: tuple[Comparison, ...]
+
+
+def _load(key: str, api: str, size: str, depth: int, connections: int, goal: float) -> Column:
+    """Requests in a closed loop; `size` of the records as "100 B", "4 KiB"."""
+    number, unit = size.split()
+    size_bytes = int(number) * {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20}[unit]
+    arguments = {"api": api, "size": size_bytes, "connections": connections, "depth": depth, "warmup": 0.3}
+    rig = ["load", *(word for name, value in arguments.items() for word in (f"--{name}", str(value)))]
+    title = f"{size} {api}, depth {depth}, {connections} connections"
+    return Column(key, title, tuple(rig), (Comparison("ratio_to_haproxy", title, goal),))
+
+
+COLUMNS = (
+    _load("produce-1", "produce", "100 B", 1, 100, goal=0.65),
+    _load("produce-16", "produce", "100 B", 16, 100, goal=0.4),
+    _load("produce-1k", "produce", "1 KiB", 4, 100, goal=0.45),
+    _load("produce-16k", "produce", "16 KiB", 4, 100, goal=1.0),
+    _load("fetch-4k", "fetch", "4 KiB", 1, 100, goal=0.7),
+    _load("fetch-64k", "fetch", "64 KiB", 1, 100, goal=1.1),
+    _load("fetch-1m", "fetch", "1 MiB", 1, 10, goal=1.7),
+    Column(
+        "accept",
+        "connect, ApiVersions, close; 16 at a time",
+        ("accept", "--connections", "16"),
+        (Comparison("ratio_to_haproxy", "accepts", 0.45),),
+    ),
+    Column(
+        "latency",
+        "100 B produce, one connection",
+        ("load", "--api", "produce", "--size", "100", "--connections", "1", "--depth", "1", "--warmup", "0.3"),
+        (
+            Comparison("added_p99_ratio_to_haproxy", "one connection: what is added to p99", 1.5, less_is_better=True),
+            Comparison("p99_ratio_to_haproxy", "one connection: p99", less_is_better=True),
+        ),
+    ),
+    Column(
+        "idle",
+        "idle connection",
+        (),
+        (Comparison("memory_ratio_to_haproxy", "memory of an idle connection", less_is_better=True),),
+    ),
+)

@@ -1,0 +1,144 @@
+"""Processes pinned to one core, and who has used how much of which core."""
+
+import contextlib
+import os
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from proxy.demo.keeper import die_with_parent
+
+ROOT = Path(__file__).resolve().parents[2]
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+def say(line: str) -> None:
+    """Progress, on standard error."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def find_tool(program: str) -> str | None:
+    """The path of a program, None when it is missing."""
+    # Debian keeps daemons in /usr/sbin, which an ordinary user's PATH leaves out.
+    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin")
+
+
+def need_tool(program: str, packages: str) -> str:
+    """The path of a program; ends the process with the line that installs it when it is missing."""
+    if path := find_tool(program):
+        return path
+    raise SystemExit(f"{program} is missing. Install it with: apt-get install -y {packages}")
+
+
+def allow_many_files() -> None:
+    """Let this process, and those it starts, hold as many connections as the system lets them; often it is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+# ---- cores ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cores:
+    """Which core each process is pinned to. The node and the client share one where there are only two."""
+
+    proxy: int
+    backend: int
+    client: int
+
+
+def two_or_three_cores() -> Cores:
+    """The first of the cores that this process may use; ends it when there is only one."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < 2:
+        raise SystemExit("one core is not enough: the proxy under test needs one to itself")
+    return Cores(usable[0], usable[1], usable[min(2, len(usable) - 1)])
+
+
+# ---- processes -----------------------------------------------------------------------------------
+
+
+_taken: set[int] = set()
+
+
+def free_ports(count: int) -> list[int]:
+    """`count` consecutive ports of 127.0.0.1 below the ephemeral range that nobody listens on now."""
+    for first in range(20000 + os.getpid() % 8000, 32000):
+        with contextlib.ExitStack() as sockets, contextlib.suppress(OSError):
+            ports = range(first, first + count)
+            for port in ports:
+                sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            if _taken.isdisjoint(ports):
+                _taken.update(ports)
+                return list(ports)
+    raise RuntimeError("no free ports")
+
+
+@contextlib.contextmanager
+def running(command: Sequence[str], cpu: int, log: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A process pinned to one core for the length of a `with` block; what it says on stderr goes to `log`."""
+    pinned = ["taskset", "-c", str(cpu), *command]
+    # In a group of its own: a script that starts the proxy proper takes it along when it ends.
+    ends_with_us: dict[str, Any] = {"start_new_session": True, "preexec_fn": die_with_parent}
+    with log.open("a") as stderr:
+        process = subprocess.Popen(pinned, cwd=ROOT, stderr=stderr, text=True, **ends_with_us, **options)
+    try:
+        yield process
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+        process.wait()
+
+
+def processes_of(pid: int) -> list[int]:
+    """A process and all that it started, and they."""
+    found = [pid]
+    for parent in found:
+        for children in Path(f"/proc/{parent}/task").glob("*/children"):
+            found += [int(child) for child in children.read_text().split()]
+    return found
+
+
+# ---- CPU time ------------------------------------------------------------------------------------
+
+
+def cpu_seconds_of(pid: int) -> float:
+    """CPU time used by all threads of a process and of those it started."""
+    total = 0
+    for process in processes_of(pid):
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / TICKS_PER_SECOND
+
+
+def cpu_seconds_of_others(ours: Collection[int], cores: Collection[int] = ()) -> dict[int, float]:
+    """CPU time of every process that is not `ours` and, if `cores` are given, ran on one of them last."""
+    found = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(stat.parent.name) not in ours and (not cores or int(fields[36]) in cores):
+                found[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    return found
+
+
+def busy_seconds() -> dict[int, float]:
+    """Time each core has spent on anything, or was withheld by the hypervisor (steal)."""
+    busy = {}
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *numbers = line.split()
+        if name.startswith("cpu") and name != "cpu":
+            user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, numbers[:8])
+            busy[int(name[3:])] = (user + nice + system + irq + softirq + steal) / TICKS_PER_SECOND
+    return busy

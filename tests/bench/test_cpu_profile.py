@@ -1,0 +1,44 @@
+"""What is read from perf, strace and py-spy."""
+
+from tests.bench.cpu_profile import place_of, read_perf, read_py_spy, read_strace
+from tests.bench.processes import ROOT
+
+PERF = """\
+\tffffffff81a0 tcp_sendmsg_locked ([kernel.kallsyms])
+\tffffffff81a1 __x64_sys_sendto ([kernel.kallsyms])
+\t    7f00aa01 __libc_send (/usr/lib/x86_64-linux-gnu/libc.so.6)
+
+\t    7f00aa02 _PyEval_EvalFrameDefault (/usr/lib/libpython3.11.so.1.0)
+
+\tffffffff81b0 asm_sysvec_apic_timer_interrupt ([kernel.kallsyms])
+\t    7f00aa03 [unknown] (/usr/lib/libpython3.11.so.1.0)
+
+"""
+
+
+def test_samples_of_perf_belong_to_a_system_call_or_a_library():
+    places, symbols = read_perf(PERF)
+    assert places == {"kernel: sendto": 1, "CPython": 1, "kernel: interrupts, scheduling": 1}
+    assert symbols["tcp_sendmsg_locked (kernel)"] == 1
+    assert place_of([("x", "/lib/uvloop/loop.cpython-311-x86_64-linux-gnu.so")]) == "uvloop"
+    assert place_of([("x", "/usr/sbin/haproxy")]) == "haproxy"
+
+
+def test_calls_are_read_from_strace():
+    printed = """\
+syscall              calls
+---------------- ---------
+recvfrom              1200
+sendto                  20
+---------------- ---------
+total                 1220
+"""
+    assert read_strace(printed) == {"recvfrom": 1200, "sendto": 20}
+
+
+def test_own_time_of_functions_and_lines_is_read_from_py_spy():
+    way = f"main (a.py:1);write ({ROOT}/proxy/net/stream.py"
+    printed = f"{way}:7) 3\n{way}:9) 2\n"
+    functions, lines = read_py_spy(printed)
+    assert functions == {"write (proxy/net/stream.py)": 5}
+    assert lines == {"write (proxy/net/stream.py:7)": 3, "write (proxy/net/stream.py:9)": 2}
