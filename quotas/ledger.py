@@ -117,7 +117,8 @@ class Ledger:
         handle = self._handles.get(key)
         if handle is None or now_ms - self.sensors.idle_since_ms(handle) <= idle_ms:
             return False
-        return self.sensors.reading(handle, now_ms).debt_ms == 0
+        reading = self.sensors.reading(handle, now_ms)
+        return reading.debt_ms == 0 and reading.lent == 0
 
     def _has_room(self) -> bool:
         return self.sensors.used < self.sensors.capacity - self._reserve

@@ -26,7 +26,7 @@ word  content
 12    number of throttles that were cut to the cap
 13    sum of all throttle times in ms
 14    when it was opened
-15    0
+15    lent: sum of what was taken back and is to be charged again (float)
 16..  N+1 samples of three words: start, time of the last event, sum (float)
 ====  ======================================================================================================
 """
@@ -49,7 +49,7 @@ _VERSION, _ROWS, _WORDS_OF_ROW, _N, _WINDOW_MS = 0, 1, 2, 3, 4
 
 _GENERATION, _LIMIT, _CURRENT, _SAMPLES = 0, 2, 3, 4
 _QUIET_UNTIL, _SAFE_SUM, _OLDEST_START = 5, 6, 7
-_PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED = 8, 9, 10, 11, 12, 13, 14
+_PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED, _LENT = 8, 9, 10, 11, 12, 13, 14, 15
 
 _START, _LAST, _SUM = 0, 1, 2
 
@@ -74,7 +74,7 @@ class SensorReading:
     """A copy of what one row holds.
 
     `rate` and `limit` are in units/s, `total` is everything recorded less what was given back, `debt_ms` is how far
-    ahead the debt reaches, `charged_ms` is the time of the last recording (None: never).
+    ahead the debt reaches, `lent` is still to be charged, `charged_ms` is the time of the last recording (None: never).
     """
 
     rate: float
@@ -85,6 +85,7 @@ class SensorReading:
     capped: int
     throttled_ms: int
     debt_ms: float
+    lent: float
     charged_ms: int | None
 
 
@@ -115,7 +116,8 @@ class Sensors:
         self._least_window_ms = max((samples - 1) * window_ms, 1)
         self._ring_end = _ROW_WORDS + (samples + 1) * _SAMPLE_WORDS
         # The kernel hands out zeroed pages at their first use: rows that nobody opens cost no memory.
-        words = _HEAD_WORDS + capacity * self._ring_end
+        # One row more, to try things on.
+        words = _HEAD_WORDS + (capacity + 1) * self._ring_end
         self._buffer = mmap(-1, words * _WORD_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         self._ints = memoryview(self._buffer).cast("q")
         self._floats = memoryview(self._buffer).cast("d")
@@ -230,15 +232,46 @@ class Sensors:
     def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         """Charge as a broker does for a fetch: what is too much is taken back at once, to be charged when it is paid.
 
-        Returns the throttle time in ms and whether `value` was taken back, and so is lent. Over the cap, in debt, and
-        where `value` alone is more than the limit ever allows at once, the charge stands as any other.
+        Returns the throttle time in ms and whether `value` was taken back, and so is lent until `repay` or `call_in`.
+        Over the cap, in debt, and where `value` alone is more than the limit ever allows at once, the charge stands as
+        any other.
         """
         throttle_ms = self.charge(handle, value, now_ms)
-        row = handle & _ROW_MASK
-        if not throttle_ms or self._floats[row + _PAID_AT] != -inf or value > self.burst(self._floats[row + _LIMIT]):
+        floats, row = self._floats, handle & _ROW_MASK
+        if not throttle_ms or floats[row + _PAID_AT] != -inf or value > self.burst(floats[row + _LIMIT]):
             return throttle_ms, False
         self.give_back(handle, value, now_ms)
-        return throttle_ms, True
+        floats[row + _LENT] += value
+        wait_ms = max(throttle_ms, self._payable_after_ms(row, now_ms))
+        self._ints[row + _THROTTLED_MS] += wait_ms - throttle_ms
+        return wait_ms, True
+
+    def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
+        """Charge what was lent: it is paid, or, as `charge_or_lend` says, it stands or is lent once more."""
+        self._floats[self._row(handle) + _LENT] -= value
+        return self.charge_or_lend(handle, value, now_ms)
+
+    def call_in(self, handle: int, value: float) -> None:
+        """Charge what was lent, paid or not, as of the last use of the row."""
+        self._floats[self._row(handle) + _LENT] -= value
+        self.charge(handle, value, self.idle_since_ms(handle))
+
+    def _payable_after_ms(self, row: int, now_ms: int) -> int:
+        """How long it takes, at most one cap, until all that is lent can be charged if nothing else is.
+
+        A broker's client finds out by asking again each time it was told to, so this is tried on a copy of the row.
+        More than a burst is never charged at once, so no more is tried.
+        """
+        scratch = self._ring_end * self.capacity + _HEAD_WORDS
+        self._ints[scratch : scratch + self._ring_end] = self._ints[row : row + self._ring_end]
+        handle = self._ints[scratch + _GENERATION] << _ROW_BITS | scratch
+        capped, at_ms = self.capped, now_ms
+        lent = min(self._floats[row + _LENT], self.burst(self._floats[row + _LIMIT]))
+        while at_ms - now_ms < self.max_throttle_ms and (throttle_ms := self.charge(handle, lent, at_ms)):
+            self.give_back(handle, lent, at_ms)
+            at_ms += throttle_ms
+        self.capped = capped
+        return min(at_ms - now_ms, self.max_throttle_ms)
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """Take back what was charged: recorded as its negative, without a look at the limit."""
@@ -378,6 +411,7 @@ class Sensors:
             capped=ints[row + _CAPPED],
             throttled_ms=ints[row + _THROTTLED_MS],
             debt_ms=max(floats[row + _PAID_AT] - now_ms, 0.0),
+            lent=floats[row + _LENT],
             charged_ms=ints[row + current + _LAST] if current else None,
         )
 

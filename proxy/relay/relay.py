@@ -873,14 +873,13 @@ class Relay:
         sensors = self._ledger.sensors
         while self._loans:
             loan = self._loans[0]
-            try:
-                throttle_time_ms, lent = sensors.charge_or_lend(loan.sensor, loan.value, now_ms)
-                goes_on = lent and now_ms + throttle_time_ms <= self._loans_due_ms
-                if lent and not goes_on:
-                    sensors.charge(loan.sensor, loan.value, now_ms)
-            except StaleSensor:
-                throttle_time_ms, goes_on = 0, False
-            if not goes_on:
+            throttle_time_ms, lent = 0, False
+            with suppress(StaleSensor):
+                throttle_time_ms, lent = sensors.repay(loan.sensor, loan.value, now_ms)
+                if lent and now_ms + throttle_time_ms > self._loans_due_ms:
+                    sensors.call_in(loan.sensor, loan.value)
+                    lent = False
+            if not lent:
                 self._loans.popleft()
             wait_ms = min(throttle_time_ms, self._loans_due_ms - now_ms)
             if wait_ms > 0:
@@ -888,11 +887,10 @@ class Relay:
                 return
 
     def _call_in_loans(self) -> None:
-        """Charge what was lent to a client that does not stay until it is paid, as of the sensor's last use."""
-        sensors = self._ledger.sensors
+        """Charge what was lent to a client that does not stay until it is paid."""
         for loan in self._loans:
             with suppress(StaleSensor):
-                sensors.charge(loan.sensor, loan.value, sensors.idle_since_ms(loan.sensor))
+                self._ledger.sensors.call_in(loan.sensor, loan.value)
         self._loans.clear()
 
     def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:

@@ -232,3 +232,79 @@ def test_totals_count_what_was_recorded_less_what_was_given_back():
     sensors.give_back(handle, 10, 50_000)
     reading = sensors.reading(handle, 50_000)
     assert (reading.total, reading.charges, reading.charged_ms) == (1660.0, 167, 50_000)
+
+
+def over_quota(limit=1000.0, **caps):
+    """A sensor that has had its burst at 0."""
+    sensors = Sensors(4, **caps)
+    handle = sensors.open(limit, 0)
+    assert sensors.charge(handle, sensors.burst(limit), 0) == 0
+    return sensors, handle
+
+
+def test_what_is_lent_is_not_recorded_until_it_is_paid():
+    sensors, handle = over_quota()
+    wait_ms, lent = sensors.charge_or_lend(handle, 5_000, 10)
+    assert lent
+    assert (sensors.reading(handle, 10).total, sensors.reading(handle, 10).lent) == (10_000, 5_000)
+    assert sensors.repay(handle, 5_000, 10 + wait_ms) == (0, False)
+    assert (sensors.reading(handle, 10 + wait_ms).total, sensors.reading(handle, 10 + wait_ms).lent) == (15_000, 0)
+
+
+def test_the_wait_for_a_loan_is_as_long_as_a_client_of_a_broker_asks_in_vain():
+    sensors, handle = over_quota(max_throttle_ms=60_000)
+    broker, its_handle = over_quota(max_throttle_ms=60_000)
+    at_ms = 10
+    while throttle_ms := broker.charge(its_handle, 5_000, at_ms):
+        broker.give_back(its_handle, 5_000, at_ms)
+        at_ms += throttle_ms
+    assert sensors.charge_or_lend(handle, 5_000, 10) == (at_ms - 10, True)
+
+
+def test_who_borrows_behind_another_waits_for_both():
+    sensors = Sensors(4)
+    handle = sensors.open(1000.0, 0)
+    for now_ms in range(0, 11_000, 1_000):
+        sensors.charge(handle, 1_000, now_ms)
+    first_ms, _ = sensors.charge_or_lend(handle, 2_000, 11_000)
+    second_ms, _ = sensors.charge_or_lend(handle, 2_000, 11_000)
+    assert second_ms > first_ms > 0
+    assert sensors.repay(handle, 2_000, 11_000 + first_ms) == (0, False)
+    assert sensors.repay(handle, 2_000, 11_000 + second_ms) == (0, False)
+
+
+def test_looking_ahead_changes_no_count():
+    sensors, handle = over_quota()
+    sensors.charge_or_lend(handle, 5_000, 10)
+    reading = sensors.reading(handle, 10)
+    assert (reading.charges, reading.throttles, reading.capped, sensors.capped) == (2, 1, 0, 0)
+
+
+def test_a_loan_that_is_called_in_is_charged_at_once():
+    sensors, handle = over_quota()
+    sensors.charge_or_lend(handle, 5_000, 10)
+    sensors.call_in(handle, 5_000)
+    assert (sensors.reading(handle, 10).total, sensors.reading(handle, 10).lent) == (15_000, 0)
+
+
+@pytest.mark.parametrize(("value", "caps"), [(10_001, {}), (9_000, {"max_throttle_ms": 100})])
+def test_what_could_never_be_paid_or_is_capped_is_charged_as_ever(value, caps):
+    sensors, handle = over_quota(**caps)
+    _, lent = sensors.charge_or_lend(handle, value, 10)
+    assert not lent
+    assert sensors.reading(handle, 10).total == 10_000 + value
+
+
+@given(st.lists(st.tuples(st.integers(0, 3_000), st.integers(1, 4_000)), max_size=60))
+def test_charging_several_at_once_leaves_the_same_row_as_one_by_one(steps):
+    one, several, now_ms = Sensors(4), Sensors(4), 0
+    handle, its_handle = one.open(1000.0, 0), several.open(1000.0, 0)
+    for pause_ms, value in steps:
+        now_ms += pause_ms
+        values = (value, 2 * value, 1)
+        throttles = [one.charge(handle, each, now_ms) for each in values]
+        if several.charge_unthrottled(its_handle, sum(values), len(values), now_ms):
+            assert throttles == [0, 0, 0]
+        else:
+            assert throttles == [several.charge(its_handle, each, now_ms) for each in values]
+        assert one.reading(handle, now_ms) == several.reading(its_handle, now_ms)

@@ -467,3 +467,65 @@ def test_long_client_ids_are_measured_under_a_digest(make_relay):
     assert script.client(heartbeat(1, client_id=long)) == heartbeat(1, client_id=long)
     keys = [key for key, _ in script.ledger.readings(NOW_MS)]
     assert [len(key.tags.client_id) < 200 for key in keys] == [True]
+
+
+def borrowing(make_relay, ledger=None):
+    """A client whose quota is used up, and who has just fetched 500 bytes more: the script, and the throttle's end."""
+    script = Script(make_relay, ledger or ledger_with(fetch=100)).connected()
+    script.client(fetch(1, max_bytes=1000))
+    script.node(fetched(1, size=1000))
+    script.client(fetch(2, max_bytes=1000))
+    answer = script.node(fetched(2, size=500))
+    told_ms = int.from_bytes(answer[8:12], "big")
+    assert answer == fetched(2, size=500, throttle_time_ms=told_ms)
+    assert script.wake_at == NOW_MS + told_ms
+    return script, script.wake_at
+
+
+def fetched_bytes(script):
+    [total] = [reading.total for key, reading in script.ledger.readings(NOW_MS) if key.quota_type is QuotaType.FETCH]
+    return total
+
+
+def test_a_fetch_over_quota_is_charged_when_its_throttle_ends(make_relay):
+    script, end_ms = borrowing(make_relay)
+    assert fetched_bytes(script) == 1000
+    assert script.client(fetch(3, max_bytes=1000)) == b""
+    assert script.time(end_ms) == fetch(3, max_bytes=1000)
+    assert fetched_bytes(script) == 1500
+
+
+def test_who_hangs_up_with_a_fetch_on_loan_is_charged_for_it(make_relay):
+    script, _ = borrowing(make_relay)
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
+    assert fetched_bytes(script) == 1500
+
+
+def test_a_loan_that_others_have_come_before_waits_on_but_never_longer_than_one_cap(make_relay):
+    script, end_ms = borrowing(make_relay)
+    binding = script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    now_ms = NOW_MS
+    while script.wake_at is not None and script.wake_at > now_ms:
+        now_ms = script.wake_at
+        script.ledger.sensors.charge(binding.fetch, 1000, now_ms)
+        script.time(now_ms)
+        if not script.relay.muted:
+            break
+    assert end_ms < now_ms <= NOW_MS + 20_000
+    assert fetched_bytes(script) % 1000 == 500
+
+
+def test_a_loan_whose_sensor_is_gone_is_forgotten(make_relay):
+    script, end_ms = borrowing(make_relay)
+    script.ledger.replace(table_with(), end_ms)
+    assert script.client(fetch(3, max_bytes=1000)) == b""
+    assert script.time(end_ms) == fetch(3, max_bytes=1000)
+
+
+def test_an_answer_whose_sensor_was_closed_meanwhile_passes(make_relay):
+    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script.client(fetch(1, max_bytes=500) + fetch(2, max_bytes=500))
+    script.ledger.replace(table_with(), NOW_MS)
+    assert script.node(fetched(1, size=900)[:50]) + script.node(fetched(1, size=900)[50:]) == fetched(1, size=900)
+    assert script.node(fetched(2, size=900)) == fetched(2, size=900)
+    assert script.closed is None
