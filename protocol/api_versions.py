@@ -5,6 +5,7 @@ error 35 and the versions that are known.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from struct import Struct
 
 from protocol.api_table import APIS
@@ -36,12 +37,21 @@ def carried(api_key: int) -> VersionRange | None:
     return (0 if api_key == PRODUCE else api.min_version, api.max_version)
 
 
-def offer_splices(frame: bytes | memoryview, api_version: int, offer: Offer = carried) -> list[Splice]:
-    """The splice that intersects the entries of an ApiVersions answer with `offer`; none if nothing changes.
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What becomes of an ApiVersions answer: its splices, and where its throttle time stands (-1: it has none)."""
+
+    splices: tuple[Splice, ...]
+    throttle_at: int
+
+
+def intersect(frame: bytes | memoryview, api_version: int, offer: Offer = carried) -> Offered:
+    """Intersect the entries of an ApiVersions answer with `offer`; no splice if nothing changes.
 
     Order and all that stands behind the entries stay. Raises ProtocolError.
     """
-    compact = api_version >= _FIRST_COMPACT_VERSION and not is_unsupported_version(frame)
+    refused = is_unsupported_version(frame)
+    compact = api_version >= _FIRST_COMPACT_VERSION and not refused
     reader = Reader(frame, _BODY_AT + 2)
     start = reader.offset
     count = reader.uvarint() - 1 if compact else reader.int32()
@@ -52,7 +62,11 @@ def offer_splices(frame: bytes | memoryview, api_version: int, offer: Offer = ca
             kept.append(entry)
     length = uvarint(len(kept) + 1) if compact else _COUNT.pack(len(kept))
     entries = length + b"".join(kept)
-    return [] if entries == frame[start : reader.offset] else [Splice(start, reader.offset, entries)]
+    throttled = api_version >= APIS[API_VERSIONS].throttle_since and not refused
+    throttle_at = reader.skip(4) if throttled else -1
+    end = throttle_at if throttled else reader.offset
+    splices = () if entries == frame[start:end] else (Splice(start, end, entries),)
+    return Offered(splices, throttle_at)
 
 
 def _intersected(reader: Reader, frame: bytes | memoryview, compact: bool, offer: Offer) -> bytes | None:

@@ -79,7 +79,7 @@ class Connection:
         self.episode: ThrottleEpisode | None = None
         self._connect = connect
         self._open_stream = open_stream
-        self._clock = clock
+        self._now_ms = clock.now_ms
         self._log = log
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
@@ -101,11 +101,11 @@ class Connection:
         """Bytes were read from one side; after the relay has closed they have no reader any more."""
         if self.closing:
             return
-        now_ms = self._clock.now_ms()
+        now_ms = self._now_ms()
         try:
             actions = self.relay.on_bytes(side, data, now_ms)
-            if len(actions) == 1 and type(actions[0]) is Send:  # what nearly always comes of it
-                self._send(actions[0])
+            if len(actions) == 1 and type(send := actions[0]) is Send:  # what nearly always comes of it
+                self._send(send)
             else:
                 self._carry_out(actions, now_ms)
         except Exception:
@@ -113,7 +113,7 @@ class Connection:
 
     def eof_came(self, side: Side) -> None:
         """One side will send no more."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._now_ms()
         if side is Side.NODE:
             self._node_eof = True
         if self.closing:
@@ -141,7 +141,7 @@ class Connection:
     def writing_resumed(self, side: Side) -> None:
         """One side's write buffer has room again."""
         if not self.closing:
-            self._do(lambda: self.relay.on_writable(side, self._clock.now_ms()))
+            self._do(lambda: self.relay.on_writable(side, self._now_ms()))
 
     def give_up(self, reason: CloseReason, detail: str = "") -> None:
         """Close for a reason that is not on the wire."""
@@ -160,7 +160,7 @@ class Connection:
             self._steps.append(step)
             return
         try:
-            self._carry_out(step(), self._clock.now_ms())
+            self._carry_out(step(), self._now_ms())
         except Exception:
             self._fail()
 
@@ -217,7 +217,7 @@ class Connection:
 
     def _wake_up(self) -> None:
         self._timer = None
-        self._do(lambda: self.relay.on_time(self._clock.now_ms()))
+        self._do(lambda: self.relay.on_time(self._now_ms()))
 
     def _note_throttle(self, throttled: Throttled, now_ms: int) -> None:
         if self.episode is None:
@@ -265,7 +265,7 @@ class Connection:
             return
         self._node = self._open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
-        self._do(lambda: self.relay.on_writable(Side.NODE, self._clock.now_ms()))
+        self._do(lambda: self.relay.on_writable(Side.NODE, self._now_ms()))
 
     # ----------------------------------------------------------------- closing
 
@@ -285,7 +285,7 @@ class Connection:
             answers=relay.answers,
             answer_bytes=relay.answer_bytes,
             throttled_ms=relay.throttled_ms,
-            duration_ms=self._clock.now_ms() - self.opened_ms,
+            duration_ms=self._now_ms() - self.opened_ms,
         )
         if self._client is not None:
             self._client.close()
@@ -320,7 +320,7 @@ class Connection:
         self._steps.clear()
         if not self.closing:
             self.closing = True
-            self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._clock.now_ms())
+            self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_ms())
 
 
 _ORDINARY = frozenset(

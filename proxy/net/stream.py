@@ -91,15 +91,11 @@ class Stream:
             self._watch()
 
     def _on_ready(self, events: int) -> None:
-        if events == READABLE:
-            self._read()
-            return
-        if events & WRITABLE:
-            self._flush()
-        if events & ~WRITABLE and self._reading:
-            self._read()
-
-    def _read(self) -> None:
+        if events != READABLE:
+            if events & WRITABLE:
+                self._flush()
+            if not events & ~WRITABLE or not self._reading:
+                return
         try:
             room = self._owner.read_bytes() if self._side is Side.CLIENT else READ_BYTES
             data = bytes(_read_buffer[: self._recv_into(_read_buffer, room)])

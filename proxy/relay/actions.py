@@ -126,8 +126,12 @@ Action = Send | Ask | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """The answer to an Ask: forward (with splices in the frame's own offsets), or close."""
+    """The answer to an Ask: forward (with splices in the frame's own offsets), or close.
+
+    `throttle_at` is where the throttle time stands in the answer that was asked about, -1 if it has none.
+    """
 
     splices: tuple[Splice, ...] = ()
+    throttle_at: int = -1
     binding: Binding | None = None
     close: Close | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from struct import Struct
 
 from protocol.addresses import hiding_splices, rewritable
-from protocol.api_versions import is_unsupported_version, unsupported_version_answer
+from protocol.api_versions import unsupported_version_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
@@ -35,11 +35,9 @@ from proxy.relay.plans import (
     NO_THROTTLE,
     PRODUCE,
     UNKNOWN_API_VERSIONS,
-    WALKED_THROTTLE,
     AnswerKind,
     Plan,
     plan_key,
-    walk_answer,
 )
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
@@ -906,8 +904,7 @@ class Relay:
         head = buf[: min(frame_bytes, MAX_HEAD_BYTES)]
         request = self._in_flight[0]
         after: list[Action] = []
-        throttle_at = _throttle_position(request.plan, head)
-        _, throttle = self._pass_answer(request, buf, 0, throttle_at, frame_bytes, len(head), now_ms, after)
+        _, throttle = self._pass_answer(request, buf, 0, verdict.throttle_at, frame_bytes, len(head), now_ms, after)
         splices = sorted((*verdict.splices, *throttle), key=lambda splice: splice.start)
         actions.append(Send(_CLIENT, splice_frame(head, frame_bytes - 4, splices)))
         actions += after
@@ -996,17 +993,6 @@ def _after_header_tags(head: bytes, frame_bytes: int) -> int:
             raise
         return 0
     return reader.offset
-
-
-def _throttle_position(plan: Plan, head: bytes) -> int:
-    """Where throttle_time_ms stands in an answer whose decisive part is `head`; -1 if it has none."""
-    if plan.api_key == API_VERSIONS and is_unsupported_version(head):
-        return NO_THROTTLE
-    if plan.throttle_at == WALKED_THROTTLE:
-        return walk_answer(plan, head).throttle_at
-    if plan.throttle_at < 0 or not plan.answer_tags:
-        return plan.throttle_at
-    return plan.throttle_at + _after_header_tags(head, len(head)) - 9
 
 
 def _throttle_behind(plan: Plan, buf: bytes, at: int, frame_bytes: int) -> int:

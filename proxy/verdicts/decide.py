@@ -5,9 +5,8 @@ from functools import lru_cache
 from hashlib import sha256
 
 from protocol.addresses import address_splices, rewritable
-from protocol.api_versions import Offer, offer_splices
+from protocol.api_versions import intersect
 from protocol.errors import MalformedMessage, ProtocolError
-from protocol.splices import Splice
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
@@ -42,23 +41,21 @@ def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     for endpoint in rewritable(walk):
         facts.nodes.learn(endpoint.node_id, endpoint.host.decode(errors="replace"), endpoint.port)
     try:
-        return Verdict(splices=tuple(address_splices(walk, facts.nodes.advertised)))
+        return Verdict(splices=tuple(address_splices(walk, facts.nodes.advertised)), throttle_at=walk.throttle_at)
     except NoPortForNode as missing:
         return Verdict(close=Close(CloseReason.NO_PORT_FOR_NODE, str(missing)))
 
 
 def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Offer what the node offers and we can carry."""
-    if len(ask.frame) > _LONGEST_REMEMBERED_BYTES:
-        return Verdict(splices=tuple(offer_splices(ask.frame, ask.api_version, facts.offer)))
-    return Verdict(splices=_offer_splices(_NO_HEADER + ask.frame[len(_NO_HEADER) :], ask.api_version, facts.offer))
+    frame = _NO_HEADER + ask.frame[len(_NO_HEADER) :]
+    work_out = intersect if len(frame) > _LONGEST_REMEMBERED_BYTES else _remembered_intersect
+    offered = work_out(frame, ask.api_version, facts.offer)
+    return Verdict(splices=offered.splices, throttle_at=offered.throttle_at)
 
 
-@lru_cache(maxsize=64)
-def _offer_splices(frame: bytes, api_version: int, offer: Offer) -> tuple[Splice, ...]:
-    """The nodes of a cluster say the same to everybody, but for the correlation id."""
-    return tuple(offer_splices(frame, api_version, offer))
-
+_remembered_intersect = lru_cache(maxsize=64)(intersect)
+"""The nodes of a cluster say the same to everybody, but for the correlation id."""
 
 _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict]] = {
     AskKind.BINDING: _decide_binding,
