@@ -85,7 +85,6 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._client: Stream | None = None
         self._node: Stream | None = None
-        self._node_eof = False
         self._connecting: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
@@ -98,9 +97,7 @@ class Connection:
         self._client = self._open_stream(sock, Side.CLIENT, self)
 
     def bytes_came(self, side: Side, data: bytes) -> None:
-        """Bytes were read from one side; after the relay has closed they have no reader any more."""
-        if self.closing:
-            return
+        """Bytes were read from one side."""
         now_ms = self._now_ms()
         try:
             actions = self.relay.on_bytes(side, data, now_ms)
@@ -113,13 +110,7 @@ class Connection:
 
     def eof_came(self, side: Side) -> None:
         """One side will send no more."""
-        now_ms = self._now_ms()
-        if side is Side.NODE:
-            self._node_eof = True
-        if self.closing:
-            self._finish(side)
-        else:
-            self._do(lambda: self.relay.on_eof(side, now_ms))
+        self._do(lambda: self.relay.on_eof(side, self._now_ms()))
 
     def lost(self, side: Side, error: Exception | None) -> None:
         """One stream is closed."""
@@ -290,23 +281,10 @@ class Connection:
         if self._client is not None:
             self._client.close()
         if self._node is not None:
-            self._close_node(self._node)
+            self._node.close()
         if self._client is not None or self._node is not None:
             self._timer = self._loop.call_later(LINGER_S, self.abort)
         self._on_closed(self, close.reason)
-
-    def _close_node(self, node: Stream) -> None:
-        """Half-close: a node that still reads requests without answers must not be cut short by a reset."""
-        if self._node_eof:
-            node.close()
-        else:
-            node.write_eof()
-            node.resume_reading()
-
-    def _finish(self, side: Side) -> None:
-        stream = self._node if side is Side.NODE else self._client
-        if stream is not None:
-            stream.close()
 
     def abort(self) -> None:
         """Drop both streams with whatever they still hold."""

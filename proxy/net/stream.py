@@ -66,16 +66,10 @@ class Stream:
         self._unsent_bytes = 0
         self._write_paused = False
         self._fault: OSError | None = None
-        self._shut_when_sent = False
-        self._close_when_sent = False
+        self._closing = False
         self._closed = False
         self._watched = READABLE
         poller.add(self._fd, READABLE, self._on_ready)
-
-    @property
-    def is_closing(self) -> bool:
-        """True once `close` or `abort` has been called, or the socket is lost."""
-        return self._closed or self._close_when_sent
 
     # ----------------------------------------------------------------- reading
 
@@ -105,20 +99,22 @@ class Stream:
             self._end(error)
             return
         if data:
-            self._owner.bytes_came(self._side, data)
-        elif self._fault is not None:
+            if not self._closing:
+                self._owner.bytes_came(self._side, data)
+        elif self._fault is not None or (self._closing and not self._unsent):
             self._end(self._fault)
         else:
             self._ended = True
             self._reading = False
-            self._owner.eof_came(self._side)
+            if not self._closing:
+                self._owner.eof_came(self._side)
             self._watch()
 
     # ----------------------------------------------------------------- writing
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send the pieces in order, after what is buffered."""
-        if self._fault is not None or self.is_closing:
+        if self._fault is not None or self._closing:
             return
         if self._unsent:
             self._keep(pieces, 0)
@@ -177,14 +173,8 @@ class Stream:
         if self._write_paused and self._unsent_bytes <= self._high_water_bytes // 4:
             self._write_paused = False
             self._owner.writing_resumed(self._side)
-        if not unsent and not self._closed:
-            self._when_sent()
-
-    def _when_sent(self) -> None:
-        if self._close_when_sent:
-            self._end(None)
-        elif self._shut_when_sent:
-            self._shut()
+        if self._closing and not unsent:
+            self._say_goodbye()
 
     def _give_up_writing(self, error: OSError) -> None:
         """Reading finds the end soon; where nobody reads, it is told once all actions of this moment are done."""
@@ -201,26 +191,24 @@ class Stream:
 
     # ----------------------------------------------------------------- closing
 
-    def write_eof(self) -> None:
-        """Tell the peer, behind what is buffered, that no more will come."""
-        self._shut_when_sent = True
-        if not self._unsent and not self._closed:
-            self._shut()
+    def close(self) -> None:
+        """Write out what is buffered and say that no more comes; what the peer still sends is read and dropped.
 
-    def _shut(self) -> None:
+        Closed with bytes unread, a socket resets the connection, and the peer may lose what it has not read yet.
+        """
+        if self._closing or self._closed:
+            return
+        self._closing = True
+        if not self._unsent:
+            self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        if self._ended or self._fault is not None:
+            self._end(None)
+            return
         with contextlib.suppress(OSError):  # the peer is gone: reading tells
             self._socket.shutdown(socket.SHUT_WR)
-
-    def close(self) -> None:
-        """Write out what is buffered, then close; no more is read."""
-        self._reading = False
-        self._close_when_sent = True
-        if self._closed:
-            return
-        if self._unsent:
-            self._watch()
-        else:
-            self._end(None)
+        self.resume_reading()
 
     def abort(self) -> None:
         """Close now; what is buffered is lost."""

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 
@@ -29,6 +28,8 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
+from proxy.relay.likeness import Likeness, likeness_of
+from proxy.relay.loans import Loans
 from proxy.relay.plans import (
     API_VERSIONS,
     FETCH,
@@ -37,8 +38,8 @@ from proxy.relay.plans import (
     UNKNOWN_API_VERSIONS,
     AnswerKind,
     Plan,
-    plan_key,
 )
+from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
@@ -56,7 +57,6 @@ _CLIENT = Side.CLIENT
 _NODE = Side.NODE
 _PLAIN = AnswerKind.PLAIN
 _HEAD = AnswerKind.HEAD
-_LAST = AnswerKind.LAST
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
 # that hangs up is noticed.
@@ -66,24 +66,13 @@ _ASKING = 4
 _IN_FLIGHT_FULL = 8
 
 _NO_TICKET = -1
-_NO_ID = 1 << 40
-"""Equal to no int32."""
-
 _SMALLEST_ANSWER = 4
 _ANSWER_PREFIX_BYTES = 13
 """Length prefix, correlation id, an empty tag buffer, throttle time: what most answers are judged by."""
 
-_REQUEST_HEAD = Struct(">iIi")
-"""size, api_key and api_version as one number, correlation_id"""
-
 _ANSWER_HEAD = Struct(">ii")
 _INT32 = Struct(">i")
 _MAX_BINDINGS = 64
-
-_LONGEST_LIKENESS_BYTES = 1024
-_QUICK_BYTES = MAX_HEAD_BYTES - 4
-_QUICK_PREFIX_BYTES = 16
-_ZERO = b"\0\0\0\0"
 
 
 @dataclass(slots=True, frozen=True)
@@ -105,30 +94,6 @@ class _StreamedAnswer:
     request: Request
 
 
-@dataclass(slots=True, frozen=True)
-class _Loan:
-    """Bytes of a Fetch answer that went out over quota; charged when the throttle ends, as a broker would."""
-
-    sensor: int
-    value: int
-    client_id: bytes
-
-
-@dataclass(slots=True)
-class _Likeness:
-    """What the next requests have in common with `request`, so that they need not be read field by field.
-
-    `api` is key and version; `same` are the bytes from the correlation id on to `end`, an offset from the frame's
-    start: client id, header tags, and what of the body was looked at.
-    """
-
-    request: Request
-    binding: Binding
-    api: int
-    same: bytes
-    end: int
-
-
 class Relay:
     """One client connection with its upstream connection. Does no I/O and reads no clock.
 
@@ -140,8 +105,7 @@ class Relay:
         self._ledger = ledger
         self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
         self._charge_unthrottled = ledger.sensors.charge_unthrottled
-        self._loans: deque[_Loan] = deque()
-        self._loans_due_ms = 0
+        self._loans = Loans(ledger.sensors)
         self._tally = tally
         self._limits = limits
         self._closed = False
@@ -149,11 +113,11 @@ class Relay:
         self._bindings: dict[bytes, Binding] = {}
         self._in_flight: deque[Request] = deque()
         self._waiting = 0
-        self._likeness: _Likeness | None = None
+        self._likeness: Likeness | None = None
 
         self._max_frame_bytes = limits.max_frame_bytes
         self._max_in_flight = limits.max_in_flight
-        self._quick_bytes = min(limits.max_answer_bytes, _QUICK_BYTES)
+        self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
 
         self._requests = b""
         self._request_left = 0
@@ -261,9 +225,12 @@ class Relay:
             actions.append(WakeAt(self._muted_until_ms))
             return actions
         self._mute &= ~_THROTTLED
-        self._repay(actions, now_ms)
-        if not self._mute & _THROTTLED:
+        unpaid = self._loans.repay(now_ms)
+        if unpaid is None:
             self._go_on_with_requests(actions, now_ms)
+        else:
+            loan, wait_ms = unpaid
+            self._mute_until(now_ms, wait_ms, QuotaType.FETCH, loan.client_id, actions)
         return actions
 
     def on_writable(self, side: Side, now_ms: int) -> list[Action]:
@@ -385,7 +352,7 @@ class Relay:
                 request.binding = binding
                 splice = self._take(request, binding, buf, now_ms, after)
                 if splice is None:
-                    self._note_likeness(request, binding, buf, at)
+                    self._likeness = likeness_of(request, binding, buf, at)
                 else:
                     _add_run(pieces, buf, run, splice.start)
                     pieces.append(splice.data)
@@ -412,49 +379,24 @@ class Relay:
             self._await_answer(request)
         return splice
 
-    def _note_likeness(self, request: Request, binding: Binding, buf: bytes, at: int) -> None:
-        end = request.decided_at - at
-        if end <= _LONGEST_LIKENESS_BYTES:
-            api = plan_key(request.plan.api_key, request.plan.api_version)
-            self._likeness = _Likeness(request, binding, api, buf[at + _REQUEST_HEAD.size : at + end], end)
-
     def _take_alike(self, buf: bytes, at: int, now_ms: int) -> int:
-        """Take the whole requests at `at` that differ from the last one in length and id only; return where they end.
+        """Take the whole requests at `at` that are like the one before; return where they end.
 
         Whatever may throttle, fill the queue or need a decision is left to `_take_requests`.
         """
         likeness = self._likeness
         if likeness is None or likeness.binding.version != self._ledger.version:
             return at
-        api, same, likeness_end = likeness.api, likeness.same, likeness.end
-        least, most, end = likeness_end - 4, self._max_frame_bytes, len(buf)
-        last_head = end - likeness_end
-        while at <= last_head:
-            begin, count = at, 0
-            first_id, due = 0, _NO_ID
+        while True:
             room = self._max_in_flight - self._waiting - 1
-            while at <= last_head and count < room:
-                size, its_api, correlation_id = _REQUEST_HEAD.unpack_from(buf, at)
-                frame_end = at + 4 + size
-                if (
-                    its_api != api
-                    or frame_end > end
-                    or not least <= size <= most
-                    or buf[at + 12 : at + likeness_end] != same
-                ):
-                    break
-                if correlation_id != due:
-                    if count:
-                        break
-                    first_id = due = correlation_id
-                at = frame_end
-                due += 1
-                count += 1
-            if not count or not self._take_run(likeness, first_id, count, at - begin, now_ms):
-                return begin
-        return at
+            first_id, count, end = likeness.run(buf, at, room, self._max_frame_bytes)
+            if not count or not self._take_run(likeness, first_id, count, end - at, now_ms):
+                return at
+            at = end
+            if at == len(buf):
+                return at
 
-    def _take_run(self, likeness: _Likeness, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
+    def _take_run(self, likeness: Likeness, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
         """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
         request, binding = likeness.request, likeness.binding
         api_key = request.plan.api_key
@@ -645,44 +587,23 @@ class Relay:
         plan = request.plan
         if not plan.quick or request.muted_until_ms > now_ms or self._answered_until_ms > now_ms or request.charged:
             return at
-        fetches, plain, last = plan.api_key == FETCH, plan.answer is _PLAIN, plan.answer is _LAST
-        offset, tags, end = plan.throttle_at, plan.answer_tags, len(buf)
-        most = self._quick_bytes
-        begin, count, due, waiting = at, 0, request.correlation_id, request.waiting
-        while count < waiting and end - at >= _QUICK_PREFIX_BYTES:
-            size, correlation_id = _ANSWER_HEAD.unpack_from(buf, at)
-            frame_end = at + 4 + size
-            if correlation_id != due or frame_end > end or not _QUICK_PREFIX_BYTES - 4 <= size <= most:
-                break
-            if last:
-                throttle_at = frame_end - 4
-            elif plain:
-                throttle_at = at + offset
-            else:
-                offset = lone_partition_throttle_at(buf, at, size + 4, plan.api_version)
-                throttle_at = at + offset
-            if offset == NO_THROTTLE or throttle_at + 4 > frame_end or buf[throttle_at : throttle_at + 4] != _ZERO:
-                break
-            if tags and buf[at + 8]:
-                break
-            if fetches and not self._charge_unthrottled_fetch(request, size - tags, now_ms):
-                break
-            at = frame_end
-            due += 1
-            count += 1
-        if count:
-            self._no_longer_await(request, count)
-            self._count_answers(count, at - begin)
-        return at
+        most = 1 if plan.api_key == FETCH else request.waiting
+        count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
+        if not count or (plan.api_key == FETCH and not self._charge_quick_fetch(request, end - at, now_ms)):
+            return at
+        self._no_longer_await(request, count)
+        self._count_answers(count, end - at)
+        return end
 
-    def _charge_unthrottled_fetch(self, request: Request, value: int, now_ms: int) -> bool:
+    def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
+        """Charge the answer to a Fetch if it is plain that it is not throttled."""
         binding = request.binding
         if binding is None or binding.fetch is None:
             return True
         try:
-            return self._charge_unthrottled(binding.fetch, value, 1, now_ms)
+            return self._charge_unthrottled(binding.fetch, frame_bytes - 4 - request.plan.answer_tags, 1, now_ms)
         except StaleSensor:
-            return True
+            return False
 
     def _start_answer(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
         """Begin with the answer at `at`: nothing passes while more bytes must come first or it is asked about."""
@@ -854,42 +775,10 @@ class Relay:
         binding = request.binding
         if binding is None or binding.fetch is None:
             return
-        try:
-            throttle_time_ms, lent = self._ledger.sensors.charge_or_lend(binding.fetch, value, now_ms)
-        except StaleSensor:  # closed since the request was taken: nothing measures it any more
-            return
-        if lent:
-            if not self._loans:
-                self._loans_due_ms = now_ms + self._ledger.sensors.max_throttle_ms
-            self._loans.append(_Loan(binding.fetch, value, request.client_id))
+        throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
-
-    def _repay(self, actions: list[Action], now_ms: int) -> None:
-        """Charge what was lent. What is still too much waits on, at most for one cap in all; then its charge stands."""
-        sensors = self._ledger.sensors
-        while self._loans:
-            loan = self._loans[0]
-            throttle_time_ms, lent = 0, False
-            with suppress(StaleSensor):
-                throttle_time_ms, lent = sensors.repay(loan.sensor, loan.value, now_ms)
-                if lent and now_ms + throttle_time_ms > self._loans_due_ms:
-                    sensors.call_in(loan.sensor, loan.value)
-                    lent = False
-            if not lent:
-                self._loans.popleft()
-            wait_ms = min(throttle_time_ms, self._loans_due_ms - now_ms)
-            if wait_ms > 0:
-                self._mute_until(now_ms, wait_ms, QuotaType.FETCH, loan.client_id, actions)
-                return
-
-    def _call_in_loans(self) -> None:
-        """Charge what was lent to a client that does not stay until it is paid."""
-        for loan in self._loans:
-            with suppress(StaleSensor):
-                self._ledger.sensors.call_in(loan.sensor, loan.value)
-        self._loans.clear()
 
     def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
         kind = AskKind.API_VERSIONS if plan.api_key == API_VERSIONS else AskKind.ADDRESSES
@@ -965,7 +854,7 @@ class Relay:
         self._closed = True
         self._requests = self._answers = b""
         self._in_flight.clear()
-        self._call_in_loans()
+        self._loans.call_in()
         actions.append(Close(reason, detail))
 
 

@@ -7,7 +7,6 @@ class FakeStream:
     def __init__(self) -> None:
         self.written = bytearray()
         self.reading = True
-        self.eof_written = False
         self.closed = False
         self.aborted = False
 
@@ -19,9 +18,6 @@ class FakeStream:
 
     def resume_reading(self) -> None:
         self.reading = True
-
-    def write_eof(self) -> None:
-        self.eof_written = True
 
     def close(self) -> None:
         self.closed = True

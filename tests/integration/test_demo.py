@@ -30,7 +30,13 @@ def start_demo(folder, *arguments):
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(folder)},
         start_new_session=True,
+        preexec_fn=_hear_interrupts,
     )
+
+
+def _hear_interrupts():
+    """A shell has its background jobs ignore SIGINT, and so all that they start."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def assert_nothing_is_left(processes, folder):

@@ -82,6 +82,18 @@ class Library(ABC):
     def leaders(self, topic: str) -> dict[int, int]:
         """The leading node of each partition, -1 for none."""
 
+    def partitions(self, topic: str) -> set[int]:
+        """All partitions of a topic, as soon as a node tells them.
+
+        A new topic may be known to one node and not yet to the next one that is asked; who assigns himself the
+        partitions that such a node knows reads nothing, for ever.
+        """
+        deadline = time.monotonic() + _WAIT_S
+        while not (found := self.leaders(topic)):
+            assert time.monotonic() < deadline, f"no node knows {topic}"
+            time.sleep(0.05)
+        return set(found)
+
     @abstractmethod
     def groups(self) -> set[str]: ...
 
@@ -162,19 +174,25 @@ def every_codec_and_every_acks(library: Library, topic: str) -> int:
 
 
 def a_group_whose_member_leaves(library: Library, topic: str) -> int:
-    """Two members share six partitions, one leaves, the other takes over: no record is lost; returns how many."""
+    """One member has six partitions, a second takes over half of them, one leaves: no record is lost; returns how many.
+
+    The second joins when the first is settled: two consumers of kafka-python 3.0.12 that join at the same moment sometimes
+    never do, one in eight times beside a busy processor (measured without a proxy).
+    """
     new_topic(library, topic, 6)
-    members = [_Member(library, topic, f"{topic}-group") for _ in range(2)]
-    leaver, stayer = members
+    members = [_Member(library, topic, f"{topic}-group")]
     try:
-        wait_until(lambda: all(len(member.partitions) == 3 for member in members), "both members to have partitions")
+        wait_until(lambda: members[0].has(6), "the first member to have all partitions")
+        members.append(_Member(library, topic, f"{topic}-group"))
+        leaver, stayer = members
+        wait_until(lambda: all(member.has(3) for member in members), "both members to have partitions")
         sent = _send_numbered(library, topic, 0, 150)
         wait_until(lambda: sent <= leaver.values | stayer.values, "what was sent to both")
         assert leaver.values - {"first"}, "one member got nothing"
         assert stayer.values - {"first"}, "the other member got nothing"
         assert f"{topic}-group" in library.groups()
         leaver.leave()
-        wait_until(lambda: len(stayer.partitions) == 6, "the other member to have all partitions")
+        wait_until(lambda: stayer.has(6), "the other member to have all partitions")
         sent |= _send_numbered(library, topic, 150, 100)
         wait_until(lambda: sent <= leaver.values | stayer.values, "what was sent to the one that is left")
     finally:
@@ -205,6 +223,12 @@ class _Member:
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(library, topic, group), daemon=True)
         self._thread.start()
+
+    def has(self, count: int) -> bool:
+        """Whether it has so many partitions; raises what ended it."""
+        if self.error is not None:
+            raise self.error
+        return len(self.partitions) == count
 
     def leave(self) -> None:
         """Close the consumer, which leaves the group."""

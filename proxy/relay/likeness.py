@@ -1,0 +1,66 @@
+"""Requests like the one before: same API, client and settings, only length and id differ. Most are."""
+
+from dataclasses import dataclass
+from struct import Struct
+
+from proxy.relay.plans import plan_key
+from proxy.relay.request import Request
+from quotas.ledger import Binding
+
+_HEAD = Struct(">iIi")
+"""size, api_key and api_version as one number, correlation_id"""
+
+_LONGEST_BYTES = 1024
+_NO_ID = 1 << 40
+"""Equal to no int32."""
+
+
+@dataclass(slots=True)
+class Likeness:
+    """What the next requests have in common with `request`, so that they need not be read field by field.
+
+    `api` is key and version; `same` are the bytes behind the correlation id up to `end`, an offset from the frame's
+    start: client id, header tags, and what of the body was looked at.
+    """
+
+    request: Request
+    binding: Binding
+    api: int
+    same: bytes
+    end: int
+
+    def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
+        """The whole requests at `at` that are like this one, `most` at most, with ids that count up by one.
+
+        Returns the first of their ids, how many they are, and where they end.
+        """
+        api, same, same_end, end = self.api, self.same, self.end, len(buf)
+        least_size, last_head = same_end - 4, end - same_end
+        first_id, due, count = 0, _NO_ID, 0
+        while at <= last_head and count < most:
+            size, its_api, correlation_id = _HEAD.unpack_from(buf, at)
+            frame_end = at + 4 + size
+            if (
+                its_api != api
+                or frame_end > end
+                or not least_size <= size <= max_frame_bytes
+                or buf[at + 12 : at + same_end] != same
+            ):
+                break
+            if correlation_id != due:
+                if count:
+                    break
+                first_id = due = correlation_id
+            at = frame_end
+            due += 1
+            count += 1
+        return first_id, count, at
+
+
+def likeness_of(request: Request, binding: Binding, buf: bytes, at: int) -> Likeness | None:
+    """What further requests may have in common with the one that begins at `at`; None if that is too long."""
+    end = request.decided_at - at
+    if end > _LONGEST_BYTES:
+        return None
+    api = plan_key(request.plan.api_key, request.plan.api_version)
+    return Likeness(request, binding, api, buf[at + _HEAD.size : at + end], end)

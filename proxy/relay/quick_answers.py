@@ -1,0 +1,43 @@
+"""Answers of which it is plain at a glance that they carry no throttle time and no addresses. Most are."""
+
+from struct import Struct
+
+from protocol.produce_answer import lone_partition_throttle_at
+from protocol.requests import MAX_HEAD_BYTES
+from proxy.relay.plans import NO_THROTTLE, AnswerKind, Plan
+
+QUICK_BYTES = MAX_HEAD_BYTES - 4
+"""The largest answer, without its length prefix, that is looked at whole."""
+
+_HEAD = Struct(">ii")
+_SMALLEST_BYTES = 16
+_ZERO = b"\0\0\0\0"
+
+
+def quick_run(plan: Plan, buf: bytes, at: int, due: int, most: int, max_answer_bytes: int) -> tuple[int, int]:
+    """The whole answers at `at`, `most` at most, whose ids count up from `due` and that need only be passed on.
+
+    For requests of a `plan` that is `quick`. Returns how many they are, and where they end.
+    """
+    plain, last = plan.answer is AnswerKind.PLAIN, plan.answer is AnswerKind.LAST
+    offset, tags, end, count = plan.throttle_at, plan.answer_tags, len(buf), 0
+    while count < most and end - at >= _SMALLEST_BYTES:
+        size, correlation_id = _HEAD.unpack_from(buf, at)
+        frame_end = at + 4 + size
+        if correlation_id != due or frame_end > end or not _SMALLEST_BYTES - 4 <= size <= max_answer_bytes:
+            break
+        if last:
+            throttle_at = frame_end - 4
+        elif plain:
+            throttle_at = at + offset
+        else:
+            offset = lone_partition_throttle_at(buf, at, size + 4, plan.api_version)
+            throttle_at = at + offset
+        if offset == NO_THROTTLE or throttle_at + 4 > frame_end or buf[throttle_at : throttle_at + 4] != _ZERO:
+            break
+        if tags and buf[at + 8]:
+            break
+        at = frame_end
+        due += 1
+        count += 1
+    return count, at

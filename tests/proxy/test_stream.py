@@ -1,0 +1,198 @@
+"""Streams on real sockets: what is read, written, held back and told when either end goes away."""
+
+import asyncio
+import socket
+import struct
+
+import pytest
+
+from proxy.net.poller import Poller
+from proxy.net.stream import Stream
+from proxy.relay.actions import Side
+
+HIGH_WATER_BYTES = 64 * 1024
+
+
+class Owner:
+    """Notes what it is told."""
+
+    def __init__(self, room=256 * 1024):
+        self.room = room
+        self.data = bytearray()
+        self.reads = []
+        self.told = []
+        self.on_bytes = lambda: None
+
+    def bytes_came(self, side, data):
+        self.data += data
+        self.reads.append(len(data))
+        self.on_bytes()
+
+    def eof_came(self, side):
+        self.told.append("eof")
+
+    def lost(self, side, error):
+        self.told.append("lost" if error is None else type(error).__name__)
+
+    def writing_paused(self, side):
+        self.told.append("full")
+
+    def writing_resumed(self, side):
+        self.told.append("room")
+
+    def read_bytes(self):
+        return self.room
+
+
+class Ends:
+    """A stream, its owner, and the peer's blocking socket."""
+
+    def __init__(self, room=256 * 1024):
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            self.peer = socket.create_connection(server.getsockname(), timeout=5)
+            ours, _ = server.accept()
+        ours.setblocking(False)
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+        self.owner = Owner(room)
+        self.stream = Stream(Poller(), ours, Side.CLIENT, self.owner, HIGH_WATER_BYTES)
+
+    async def until(self, condition):
+        async with asyncio.timeout(5):
+            while not condition():  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+    async def receive_all(self):
+        """What the peer reads to the end, in a thread."""
+
+        def read():
+            got = bytearray()
+            while data := self.peer.recv(1 << 20):
+                got += data
+            return bytes(got)
+
+        return await asyncio.to_thread(read)
+
+    def reset(self):
+        """The peer goes away without a goodbye."""
+        self.peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.peer.close()
+
+
+@pytest.fixture
+async def ends():
+    made = Ends()
+    yield made
+    made.stream.abort()
+    made.peer.close()
+
+
+async def test_what_the_peer_sends_is_read_and_then_its_end_told_once(ends):
+    ends.peer.sendall(b"abc")
+    await ends.until(lambda: ends.owner.data == b"abc")
+    ends.peer.shutdown(socket.SHUT_WR)
+    await ends.until(lambda: ends.owner.told)
+    ends.stream.pause_reading()
+    ends.stream.resume_reading()
+    await asyncio.sleep(0.02)
+    assert ends.owner.told == ["eof"]
+
+
+async def test_no_read_takes_more_than_the_owner_has_room_for():
+    ends = Ends(room=512)
+    ends.peer.sendall(bytes(2000))
+    await ends.until(lambda: len(ends.owner.data) == 2000)
+    assert max(ends.owner.reads) <= 512
+    ends.stream.abort()
+    ends.peer.close()
+
+
+async def test_a_paused_stream_leaves_bytes_in_the_kernel(ends):
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"later")
+    await asyncio.sleep(0.02)
+    assert ends.owner.data == b""
+    ends.stream.resume_reading()
+    await ends.until(lambda: ends.owner.data == b"later")
+
+
+async def test_pieces_arrive_in_order_however_little_the_kernel_takes(ends):
+    sent = [bytes([number % 251]) * (number * 37 % 4000 + 1) for number in range(3000)]
+    for start in range(0, 3000, 1500):
+        ends.stream.write(sent[start : start + 1500])  # more than one system call may take
+    ends.stream.close()
+    assert await ends.receive_all() == b"".join(sent)
+
+
+async def test_a_full_buffer_is_told_and_so_is_room(ends):
+    piece = bytes(32 * 1024)
+    while "full" not in ends.owner.told:
+        ends.stream.write([piece])
+    reading = asyncio.create_task(ends.receive_all())
+    await ends.until(lambda: ends.owner.told == ["full", "room"])
+    ends.stream.close()
+    assert len(await reading) % len(piece) == 0
+
+
+async def test_closing_writes_out_what_is_buffered_even_to_a_peer_that_still_sends(ends):
+    sent = bytes(4_000_000)
+    ends.stream.write([sent])
+    ends.stream.close()
+    ends.peer.sendall(bytes(100_000))
+    ends.stream.write([b"after the end"])
+    assert await ends.receive_all() == sent
+    assert ends.owner.told == ["full", "room"]
+    ends.peer.close()
+    await ends.until(lambda: ends.owner.told[-1] == "lost")
+    assert ends.owner.data == b""
+
+
+async def test_closing_a_paused_stream_whose_peer_has_ended_takes_no_further_word(ends):
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"unread")
+    ends.peer.shutdown(socket.SHUT_WR)
+    ends.stream.close()
+    await ends.until(lambda: ends.owner.told == ["lost"])
+
+
+async def test_an_abort_drops_everything_at_once(ends):
+    ends.stream.write([bytes(4_000_000)])
+    ends.stream.abort()
+    assert ends.owner.told[-1] == "lost"
+    assert len(await ends.receive_all()) < 4_000_000
+
+
+async def test_a_reset_is_told_with_its_error(ends):
+    ends.reset()
+    await ends.until(lambda: ends.owner.told == ["ConnectionResetError"])
+
+
+async def test_what_came_before_a_fault_in_writing_is_delivered(ends):
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"last words")
+    await asyncio.sleep(0.01)
+    ends.stream.resume_reading()
+    ends.reset()
+    await asyncio.sleep(0.01)
+    ends.stream.write([b"into the void"])
+    ends.stream.write([b"into the void"])
+    await ends.until(lambda: ends.owner.told)
+    assert ends.owner.data == b"last words"
+    assert len(ends.owner.told) == 1
+
+
+async def test_a_peer_that_goes_while_nobody_reads_and_bytes_wait_is_noticed(ends):
+    ends.stream.pause_reading()
+    while "full" not in ends.owner.told:
+        ends.stream.write([bytes(32 * 1024)])
+    ends.reset()
+    await ends.until(lambda: ends.owner.told[-1].endswith("Error"))
+    assert ends.owner.told[0] == "full"
+    assert len(ends.owner.told) == 2
+
+
+async def test_an_owner_may_close_from_within_a_read(ends):
+    ends.owner.on_bytes = ends.stream.close
+    ends.peer.sendall(b"x")
+    assert await ends.receive_all() == b""
+    ends.peer.close()
+    await ends.until(lambda: ends.owner.told == ["lost"])
