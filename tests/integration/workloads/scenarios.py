@@ -176,8 +176,8 @@ def every_codec_and_every_acks(library: Library, topic: str) -> int:
 def a_group_whose_member_leaves(library: Library, topic: str) -> int:
     """One member has six partitions, a second takes over half of them, one leaves: no record is lost; returns how many.
 
-    The second joins when the first is settled: two consumers of kafka-python 3.0.12 that join at the same moment sometimes
-    never do, one in eight times beside a busy processor (measured without a proxy).
+    The second joins when the first is settled: of two consumers of kafka-python 3.0.12 that join at one moment, one
+    sometimes never does (twice in eight runs on a busy machine, without a proxy).
     """
     new_topic(library, topic, 6)
     members = [_Member(library, topic, f"{topic}-group")]
