@@ -74,9 +74,8 @@ class Stream:
     # ----------------------------------------------------------------- reading
 
     def pause_reading(self) -> None:
-        """Leave what comes in the kernel."""
+        """Leave what comes in the kernel. Epoll is told only if something does come: most pauses are short."""
         self._reading = False
-        self._watch()
 
     def resume_reading(self) -> None:
         """Read again, unless the peer has said that no more will come."""
@@ -88,8 +87,11 @@ class Stream:
         if events != READABLE:
             if events & WRITABLE:
                 self._flush()
-            if not events & ~WRITABLE or not self._reading:
+            if not events & ~WRITABLE:
                 return
+        if not self._reading:
+            self._watch()
+            return
         try:
             room = self._owner.read_bytes() if self._side is Side.CLIENT else READ_BYTES
             data = bytes(_read_buffer[: self._recv_into(_read_buffer, room)])
