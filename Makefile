@@ -23,6 +23,17 @@ bench:  ## speed and memory beside HAProxy and nginx, then with a real Kafka, ab
 	"$$python" tests/bench/memory.py --json build/bench/memory.json && \
 	"$$python" tests/bench/real_kafka.py --json build/bench/real_kafka.json
 
+SECONDS ?= 600
+simulate:  ## relays on fake time among simulated clients, nodes and networks, new seeds each run (SECONDS=600)
+	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.simulation --seconds $(SECONDS) $(ARGS)
+
+conntest:  ## account for every record through resets, node restarts and reloads (ARGS="--records 1000000")
+	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.conservation $(ARGS)
+
+conformance:  ## the same load at a broker's own quotas and through the proxy, side by side, 4 minutes
+	@python=$$(deploy/setup.sh dev) && mkdir -p build/parity && \
+	exec "$$python" -m tests.parity --json build/parity/parity.json --plot build/parity/parity.svg $(ARGS)
+
 COLUMN ?= produce-1
 profile:  ## where the proxy's CPU time goes in one column of the benchmark (COLUMN=produce-1)
 	@python=$$(deploy/setup.sh dev strace linux-perf gcc libc6-dev haproxy) && \
@@ -43,4 +54,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run lint test check bench profile table format lock
+.PHONY: help run lint test check simulate conntest conformance bench profile table format lock

@@ -80,7 +80,7 @@ def follows(proxy, topic, victim):
     return len(leaders) == PARTITIONS and victim not in leaders.values()
 
 
-@pytest.mark.usefixtures("newest_kafka")
+@pytest.mark.newest_first
 @pytest.mark.parametrize("name", ["confluent-kafka", "kafka-python", "aiokafka"])
 def test_a_killed_node_costs_no_record(kafka, proxy, name):
     topic = f"leadership-{name}"
@@ -110,7 +110,7 @@ def test_a_killed_node_costs_no_record(kafka, proxy, name):
     assert not proxy.events("internal_error")
 
 
-@pytest.mark.usefixtures("newest_kafka")
+@pytest.mark.newest_first
 def test_a_java_client_that_is_told_of_a_new_leader_goes_to_it_by_the_proxy(kafka, proxy):
     """KIP-951: Produce answers name the new leader and its address; leaders move several times while records flow."""
     topic = "leadership-java"

@@ -110,7 +110,7 @@ class AioKafka(Library):
 
     def consumer(self, topic, *, group=None, committed_only=False):
         isolation = "read_committed" if committed_only else "read_uncommitted"
-        partitions = () if group else self.leaders(topic)
+        partitions = () if group else self.partitions(topic)
         return Consumer(
             self._loop, topic, group, partitions, bootstrap_servers=self._bootstrap, isolation_level=isolation
         )

@@ -43,7 +43,7 @@ class Producer(scenarios.Producer):
 
 
 class Consumer(scenarios.Consumer):
-    def __init__(self, topic, group, settings):
+    def __init__(self, topic, group, partitions, settings):
         self._consumer = ConfluentConsumer(
             {
                 "group.id": group or "none",
@@ -57,7 +57,6 @@ class Consumer(scenarios.Consumer):
         if group:
             self._consumer.subscribe([topic])
         else:
-            partitions = self._consumer.list_topics(topic, timeout=30).topics[topic].partitions
             self._consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
 
     def poll(self, timeout_s):
@@ -94,7 +93,8 @@ class ConfluentKafka(Library):
 
     def consumer(self, topic, *, group=None, committed_only=False):
         isolation = "read_committed" if committed_only else "read_uncommitted"
-        return Consumer(topic, group, {**self._server, "isolation.level": isolation})
+        partitions = () if group else self.partitions(topic)
+        return Consumer(topic, group, partitions, {**self._server, "isolation.level": isolation})
 
     def create_topic(self, topic, partitions):
         [future] = self._admin.create_topics([NewTopic(topic, partitions, COPIES)]).values()

@@ -38,7 +38,7 @@ class Producer(scenarios.Producer):
 
 
 class Consumer(scenarios.Consumer):
-    def __init__(self, topic, group, **settings):
+    def __init__(self, topic, group, partitions, **settings):
         self._consumer = KafkaConsumer(
             group_id=group,
             auto_offset_reset="earliest",
@@ -49,7 +49,6 @@ class Consumer(scenarios.Consumer):
         if group:
             self._consumer.subscribe([topic])
         else:
-            partitions = self._consumer.partitions_for_topic(topic)
             self._consumer.assign([TopicPartition(topic, partition) for partition in partitions])
 
     def poll(self, timeout_s):
@@ -79,7 +78,8 @@ class KafkaPython(Library):
 
     def consumer(self, topic, *, group=None, committed_only=False):
         isolation = "read_committed" if committed_only else "read_uncommitted"
-        return Consumer(topic, group, bootstrap_servers=self._bootstrap, isolation_level=isolation)
+        partitions = () if group else self.partitions(topic)
+        return Consumer(topic, group, partitions, bootstrap_servers=self._bootstrap, isolation_level=isolation)
 
     def create_topic(self, topic, partitions):
         self._admin.create_topics([NewTopic(topic, num_partitions=partitions, replication_factor=COPIES)])

@@ -1,0 +1,103 @@
+"""Compares the proxy with a broker that enforces its own quotas, under the same clients and load at the same time.
+
+    python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.svg]
+    python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
+
+Every cell (see cells.py) has an entity of its own with a quota of `--rate` bytes/s and clients that always want more.
+All clients start together, on both sides; bytes count as the clients see them acknowledged or read, from the start to
+`--seconds` after it, so that the burst at the beginning counts on both sides. Prints a Markdown table and a
+verdict; the exit status is 1 if a cell's rate by its rate at the broker lies outside 0.95 - 1.05. `--tiny` is the
+other end: a quota far below one request, at the proxy alone (see tiny.py).
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.parity import clients, plot, report, tiny
+from tests.parity.cells import Cell, chosen
+from tests.parity.pulse import Pulse
+from tests.parity.report import Comparison, Run, SideOfCell
+from tests.parity.sides import Sides
+
+
+def compare(cells: Sequence[Cell], rate: int, seconds: int, fetch_bytes: int) -> Run:
+    """Run all cells at once on both sides."""
+    with Sides(cells, rate) as sides, ExitStack() as closing:
+        say(f"{len(cells)} cells, {2 * sum(cell.connections for cell in cells)} connections, {seconds} s")
+        pairs = [
+            [clients.connect(cell, *find(cell), seconds, fetch_bytes) for find in (sides.broker, sides.proxied)]
+            for cell in cells
+        ]
+        everybody = [client for pair in pairs for of_side in pair for client in of_side]
+        for client in everybody:
+            closing.callback(client.close)
+        began_s = time.process_time()
+        pulses = {place: closing.enter_context(Pulse(address)) for place, address in sides.places.items()}
+        clients.run(everybody, seconds)
+        say(f"the clients took {(time.process_time() - began_s) / seconds:.0%} of a core")
+    comparisons = [
+        Comparison(cell, *(SideOfCell.of([client.seen for client in of_side]) for of_side in pair))
+        for cell, pair in zip(cells, pairs, strict=True)
+    ]
+    return Run(comparisons, rate, seconds, fetch_bytes, {place: pulse.took_ms for place, pulse in pulses.items()})
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--seconds", type=int, help="132, a multiple of 11 s, Kafka's windows together; 100 with --tiny"
+    )
+    parser.add_argument("--rate", type=int, default=500_000, help="the quota of each cell in bytes/s")
+    parser.add_argument("--fetch-bytes", type=int, default=65_536, help="what a consumer asks for at a time")
+    parser.add_argument("--cells", default="", help="only cells with one of these, separated by commas, in their name")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--tiny", action="store_true", help="1 KB/s and requests of 1 MiB instead of the cells")
+    parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")
+    options = parser.parse_args(arguments)
+    try:
+        options.cells = chosen(filter(None, options.cells.split(",")))
+    except ValueError as error:
+        parser.error(f"--cells: {error}")
+    return options
+
+
+def judge_cells(options: argparse.Namespace) -> bool:
+    """Run, print and write what was asked for; whether all cells prove parity."""
+    run = compare(options.cells, options.rate, options.seconds or 132, options.fetch_bytes)
+    print(f"{report.table(run)}\n\n{report.verdict(run)}")
+    figures = report.as_json(run)
+    if options.json:
+        options.json.write_text(json.dumps(figures) + "\n")
+    if options.plot:
+        plot.draw(figures, options.plot)
+    return run.good
+
+
+def judge_tiny(options: argparse.Namespace) -> bool:
+    """The same for the quota far below one request."""
+    found, ended = tiny.measure(options.seconds or 100, options.held)
+    problems = tiny.problems(found, ended)
+    words = "\n".join(problems) or "One request per cap and connection, no time-outs, ten leave no more debt than one."
+    print(f"{tiny.table(found)}\n\n{words}")
+    if options.json:
+        options.json.write_text(json.dumps(tiny.as_json(found, ended)) + "\n")
+    return not problems
+
+
+def main() -> int:
+    options = parse_options()
+    return 0 if (judge_tiny if options.tiny else judge_cells)(options) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,208 @@
+"""Who uses a relay: a client that goes through its steps, and a node that answers as its plans say."""
+
+from collections import deque
+from collections.abc import Callable
+
+from tests.simulation import wire
+from tests.simulation.model import ForClient, Model, Taken
+from tests.simulation.network import Endpoint, Events, Link
+from tests.simulation.plan import Burst, ConnectionPlan, Drain, End, Raw, RequestPlan, Stall, Step, Wait
+
+
+class Client:
+    """Writes what its steps say, and reads answers; an obedient one waits when it is told to."""
+
+    def __init__(self, plan: ConnectionPlan, events: Events, link: Link, model: Model) -> None:
+        self.plans_by_place: dict[int, RequestPlan] = {}
+        """Where in the stream each request begins."""
+        self.due = 0
+        """Answers that are still to come."""
+        self.answers = 0
+        self.written_bytes = 0
+        self.gone = ""
+        self.left_unread = False
+        self._events = events
+        self._model = model
+        self._obedient = plan.obedient
+        self._depth = plan.depth
+        self._steps: deque[Step] = deque(plan.steps)
+        self._burst: deque[RequestPlan] = deque()
+        self._quiet_until_ms = 0
+        self._unread_bytes = 0
+        self._draining = False
+        self._wake: list[Callable[[], None] | None] | None = None
+        self.endpoint = Endpoint(events, link, self._on_data, self._on_gone)
+
+    def begin(self) -> None:
+        """Take the first step."""
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while not self.gone:
+            if self._events.now_ms < self._quiet_until_ms:
+                self._wake_at(self._quiet_until_ms)
+                return
+            if self._burst:
+                if not self._write_some():
+                    return
+                continue
+            if self._draining and self.due > 0:
+                return
+            self._draining = False
+            if not self._steps:
+                return
+            self._take(self._steps.popleft())
+
+    def _write_some(self) -> bool:
+        """Write as many requests as may be in flight; whether any could be."""
+        data = bytearray()
+        while self._burst and self.due < self._depth:
+            request = self._burst.popleft()
+            self.plans_by_place[self.written_bytes + len(data)] = request
+            data += wire.request_frame(request)
+            self.due += request.api_key != wire.PRODUCE or request.acks != 0
+        self._send(bytes(data))
+        return bool(data)
+
+    def _send(self, data: bytes) -> None:
+        self.written_bytes += len(data)
+        if data:
+            self.endpoint.send(data)
+
+    def _take(self, step: Step) -> None:
+        match step:
+            case Burst(requests):
+                self._burst.extend(requests)
+            case Raw():
+                self._send(step.data)
+            case Wait(ms):
+                self._quiet_until_ms = self._events.now_ms + ms
+            case Stall(ms):
+                self.endpoint.stall(ms)
+            case Drain():
+                self._draining = True
+            case End("close"):
+                self.gone = "closed"
+                self.left_unread = self.due > 0
+                self.endpoint.close()
+            case End("half_close"):
+                self.endpoint.half_close()
+            case End():
+                self.gone = "reset"
+                self.endpoint.reset()
+
+    def _wake_at(self, at_ms: int) -> None:
+        if self._wake is not None:
+            self._events.cancel(self._wake)
+        self._wake = self._events.at(at_ms, self._go_on)
+
+    def _on_data(self, data: bytes) -> None:
+        self._unread_bytes += len(data)
+        for_client = self._model.for_client
+        while for_client and self._unread_bytes >= for_client[0].frame_bytes:
+            self._unread_bytes -= for_client[0].frame_bytes
+            self._read_answer(for_client.popleft())
+        self._go_on()
+
+    def _read_answer(self, answer: ForClient) -> None:
+        self.answers += 1
+        self.due -= 1
+        if self._obedient and answer.throttle_ms > 0:
+            self._quiet_until_ms = max(self._quiet_until_ms, self._events.now_ms + answer.throttle_ms)
+
+    def _on_gone(self, how: str) -> None:
+        if not self.gone:
+            self.gone = how
+            self.endpoint.close()
+
+
+class Node:
+    """Answers what it has received whole, in order."""
+
+    def __init__(
+        self, plan: ConnectionPlan, events: Events, link: Link, model: Model, client: Client, around: wire.Surroundings
+    ) -> None:
+        self.received_bytes = 0
+        self.received = 0
+        self.silent = ""
+        """Why it gives no more answers."""
+        self._events = events
+        self._model = model
+        self._client = client
+        self._around = around
+        self._flush_ms = plan.flush_ms
+        self._left = 0
+        self._taken: Taken | None = None
+        self._answer_ms = 0
+        self._ready: list[wire.Answer] = []
+        self._flushing = False
+        self.endpoint = Endpoint(events, link, self._on_data, self._on_gone)
+
+    def babble(self) -> None:
+        """Say something before anybody asked."""
+        self._write([wire.unasked_alert()])
+
+    def _on_data(self, data: bytes) -> None:
+        self.received_bytes += len(data)
+        left = len(data)
+        while left:
+            if self._taken is None:
+                self._taken = self._model.for_node.popleft()
+                self._left = self._taken.head.frame_bytes
+            step = min(left, self._left)
+            self._left -= step
+            left -= step
+            if not self._left:
+                taken, self._taken = self._taken, None
+                self._received(taken)
+
+    def _received(self, taken: Taken) -> None:
+        self.received += 1
+        if self.silent or not taken.head.answered:
+            return
+        plan = self._client.plans_by_place.get(taken.at)
+        if plan is None or plan.api_key != taken.head.api_key or plan.answer.kind == "close":
+            self._fall_silent("closed")
+            self._events.at(self._answer_ms, self.endpoint.close)
+            return
+        if plan.answer.kind == "never":
+            self._fall_silent("never")
+            return
+        answers = [wire.answer(taken.head, plan.answer, self._around)]
+        if plan.answer.kind == "extra":
+            answers.append(wire.extra_answer())
+        self._answer_ms = max(self._answer_ms, self._events.now_ms + plan.answer.delay_ms)
+        if any(answer.reason for answer in answers):
+            self._fall_silent("wrong")
+        self._events.at(self._answer_ms, lambda: self._answer(answers))
+
+    def _fall_silent(self, why: str) -> None:
+        self.silent = why
+
+    def _answer(self, answers: list[wire.Answer]) -> None:
+        self._ready += answers
+        if not self._flush_ms:
+            self._flush()
+        elif not self._flushing:
+            self._flushing = True
+            self._events.at(self._events.now_ms + self._flush_ms, self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        ready, self._ready = self._ready, []
+        self._write(ready)
+
+    def _write(self, answers: list[wire.Answer]) -> None:
+        if self.endpoint.closed or not answers:
+            return
+        for answer in answers:
+            self._model.node_writes(answer)
+        self.endpoint.send(b"".join(answer.frame for answer in answers))
+        match answers[-1].ending:
+            case "close":
+                self.endpoint.close()
+            case "reset":
+                self.endpoint.reset_when_sent()
+
+    def _on_gone(self, how: str) -> None:
+        self.endpoint.close()

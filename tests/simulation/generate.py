@@ -1,0 +1,373 @@
+"""Worlds from seeds: mostly small ones, trains of like frames in most, everything that can go wrong in some."""
+
+from dataclasses import replace
+from random import Random
+from struct import pack
+
+from protocol.api_table import APIS
+from tests.simulation.plan import (
+    AMPLE_SENSORS,
+    MAX_THROTTLE_MS,
+    AnswerPlan,
+    Burst,
+    Change,
+    ConnectionPlan,
+    Drain,
+    End,
+    Fault,
+    QuotaPlan,
+    Raw,
+    RequestPlan,
+    Stall,
+    Step,
+    Wait,
+    WorldPlan,
+)
+from tests.simulation.wire import (
+    API_VERSIONS,
+    DESCRIBE_CLUSTER,
+    FETCH,
+    FIND_COORDINATOR,
+    HEAD_BYTES,
+    HEARTBEAT,
+    METADATA,
+    OTHER_APIS,
+    PRODUCE,
+    WRONG_ANSWERS,
+    can_be,
+)
+
+_CROWD = tuple(b"c%d" % number for number in range(40))
+_CLIENT_IDS = (b"etl", b"etl", b"web", b"batch", b"x", b"", None, b"\xff\xfe", b"n" * 300)
+_CONTROLLED_SHUTDOWN = 7
+
+
+def world_of(seed: int) -> WorldPlan:
+    """The world of this seed; one in forty is a large one."""
+    rng = Random(seed)
+    large = rng.random() < 0.025
+    tame = rng.random() < 0.3
+    plan = WorldPlan(seed, [])
+    _choose_limits(rng, plan, tame)
+    if rng.random() < 0.8:
+        plan.quotas = _quotas(rng)
+    if rng.random() < 0.4:
+        plan.max_throttle_ms = rng.choice((1, 50, 1000, 20_000))
+        plan.max_debt_ms = plan.max_throttle_ms * rng.choice((1, 3, 100))
+    for number in range(rng.randint(8, 25) if large else rng.randint(1, 4)):
+        plan.connections.append(_connection(rng, seed * 1000 + number, plan, large, tame))
+    if rng.random() < 0.4:
+        plan.changes = sorted((_change(rng) for _ in range(rng.randint(1, 4))), key=lambda change: change.at_ms)
+    if rng.random() < 0.1:
+        plan.changes.append(Change(rng.choice((5, 100, 3000)), "drain", drain_ms=rng.choice((0, 50, 10_000))))
+    return plan
+
+
+def _choose_limits(rng: Random, plan: WorldPlan, tame: bool) -> None:
+    plan.timers_early = rng.random() < 0.2
+    plan.write_buffer_bytes = rng.choice((4096, 16_384, 65_536, 262_144))
+    plan.advertised_host_bytes = rng.choice((1, 13, 130))
+    if rng.random() < 0.3:
+        plan.max_in_flight = rng.choice((1, 2, 5, 20))
+    if tame:
+        return
+    if rng.random() < 0.15:
+        plan.sensors = rng.choice((16, 17, 20))
+    if rng.random() < 0.1:
+        plan.max_frame_bytes = rng.choice((1024, 10_000, 200_000))
+    if rng.random() < 0.1:
+        plan.max_answer_bytes = rng.choice((1024, 10_000, 200_000))
+    if rng.random() < 0.1:
+        plan.portless = (rng.randint(1, 4),)
+
+
+# ---------------------------------------------------------------------- quotas
+
+
+def _quotas(rng: Random) -> tuple[QuotaPlan, ...]:
+    entities = [
+        (None, "*"),
+        (None, "etl"),
+        ("ANONYMOUS", None),
+        ("ANONYMOUS", "etl"),
+        ("*", None),
+        ("*", "*"),
+        (None, "web"),
+    ]
+    chosen = rng.sample(entities, rng.choice((1, 1, 2, 3)))
+    return tuple(QuotaPlan(user, client_id, _rate(rng), _rate(rng)) for user, client_id in chosen)
+
+
+def _rate(rng: Random) -> int | None:
+    return rng.choice((None, 1, 100, 2000, 20_000, 200_000, 5_000_000, 2**40))
+
+
+def _change(rng: Random) -> Change:
+    at_ms = rng.choice((0, 10, 100, 1000, 5000, 20_000, 4_000_000))
+    kind = rng.choice(("quotas", "quotas", "caps", "sweep"))
+    if kind == "quotas":
+        return Change(at_ms, kind, _quotas(rng) if rng.random() < 0.8 else ())
+    if kind == "caps":
+        cap_ms = rng.choice((10, 1000, 20_000, MAX_THROTTLE_MS))
+        return Change(at_ms, kind, max_throttle_ms=cap_ms, max_debt_ms=max(cap_ms, 60_000))
+    return Change(at_ms, kind)
+
+
+# ----------------------------------------------------------------- connections
+
+
+def _connection(rng: Random, seed: int, world: WorldPlan, large: bool, tame: bool) -> ConnectionPlan:
+    plan = ConnectionPlan(seed, start_ms=rng.choice((0, 0, 1, 100, 3000)))
+    plan.obedient = tame or rng.random() < 0.5
+    plan.depth = rng.choice((1, 2, 5, 50))
+    plan.capacity = rng.choice((65_536, 262_144) if large else (2048, 16_384, 16_384, 65_536, 262_144, 4_194_304))
+    plan.delay_ms = rng.choice((0, 0, 1, 20))
+    plan.cuts = rng.choice((0, 0, 2, 8))
+    plan.connect_ms = rng.choice((0, 1, 50, 3000))
+    plan.flush_ms = rng.choice((0, 0, 2, 30))
+    if rng.random() < 0.08:
+        plan.verdict_ms = rng.choice((1, 40))
+    if not tame:
+        _choose_faults(rng, plan)
+    plan.steps = _steps(_Drawing(rng, world, large, tame))
+    return plan
+
+
+def _choose_faults(rng: Random, plan: ConnectionPlan) -> None:
+    if rng.random() < 0.08:
+        plan.connect = rng.choice(("refused", "unknown", "babbles"))
+    kinds = (
+        "client_reset",
+        "node_reset",
+        "node_end",
+        "node_close",
+        "client_hold",
+        "node_hold",
+        "node_stall",
+        "client_stall",
+    )
+    while rng.random() < 0.3:
+        kind, at_ms = rng.choice(kinds), rng.choice((0, 1, 2, 5, 30, 300, 5000))
+        plan.faults.append(Fault(at_ms, kind, rng.choice((1, 50, 2000, 60_000))))
+
+
+class _Drawing:
+    """What the requests of one client are drawn from: chance, client ids (few, or a crowd), and correlation ids that
+    count up, wrap, lie below zero, or are all the same.
+    """
+
+    def __init__(self, rng: Random, world: WorldPlan, large: bool, tame: bool) -> None:
+        self.rng = rng
+        self.world = world
+        self.large = large
+        self.tame = tame
+        self._names = _CROWD if world.sensors < AMPLE_SENSORS else _CLIENT_IDS
+        self._next_id = rng.choice((0, 1, 2**31 - 4, -3, -(2**31), rng.randint(-(2**31), 2**31 - 1)))
+        self._step = rng.choice((1, 1, 1, 1, 0, 7))
+
+    def correlation_id(self) -> int:
+        value = self._next_id
+        self._next_id = (value + self._step + 2**31) % 2**32 - 2**31
+        return value
+
+    def client_id(self) -> bytes | None:
+        return self.rng.choice(self._names)
+
+
+def _steps(draw: _Drawing) -> list[Step]:
+    rng, tame = draw.rng, draw.tame
+    steps: list[Step] = []
+    for _ in range(rng.randint(1, 3)):
+        steps.append(Burst(_requests(draw)))
+        while rng.random() < 0.35:
+            steps.append(_pause(rng))
+    if not tame:
+        if rng.random() < 0.12:
+            steps.append(_garbage(draw))
+        if rng.random() < 0.15:
+            _spoil_an_answer(rng, steps, draw.world)
+        if rng.random() < 0.04:
+            _flip_a_bit(rng, steps)
+    if rng.random() < 0.8:
+        steps.append(Drain())
+    ends = ("close", "close", "close", "half_close") if tame else ("close", "close", "half_close", "reset")
+    steps.append(End(rng.choice(ends)))
+    return steps
+
+
+def _pause(rng: Random) -> Step:
+    kind = rng.random()
+    if kind < 0.4:
+        return Wait(rng.choice((1, 20, 500, 1000, 3000, 12_000, 7_200_000)))
+    if kind < 0.7:
+        return Stall(rng.choice((1, 100, 5000, 100_000)))
+    return Drain()
+
+
+def _requests(draw: _Drawing) -> list[RequestPlan]:
+    """A few trains of like frames, with others in between."""
+    rng, requests = draw.rng, []
+    while not requests or rng.random() < 0.5:
+        model = _request(draw)
+        requests.append(model)
+        for _ in range(rng.choice((0, 1, 3, 8, 20, 60 if draw.large else 5))):
+            if rng.random() < 0.06:
+                requests.append(_request(draw))
+            requests.append(_alike(draw, model))
+    return requests
+
+
+def _alike(draw: _Drawing, model: RequestPlan) -> RequestPlan:
+    """The next one of a train: mostly the same, sometimes of another size, client id, acks or answer."""
+    rng = draw.rng
+    request = replace(model, correlation_id=draw.correlation_id(), answer=replace(model.answer))
+    if request.answer.filler_bytes > 50_000 and rng.random() < 0.7:
+        request.answer.filler_bytes = 100
+    if request.filler_bytes > 50_000 and rng.random() < 0.8:
+        request.filler_bytes = 100
+    if request.answer.nodes > 100 or request.answer.tag_bytes > HEAD_BYTES:
+        request.answer = AnswerPlan(nodes=1)
+    if model.api_key == _CONTROLLED_SHUTDOWN:
+        return request
+    change = rng.random()
+    if change < 0.08:
+        request.filler_bytes = _size(rng, False)
+    elif change < 0.11:
+        request.client_id = draw.client_id()
+    elif change < 0.14:
+        request.acks = rng.choice((0, 1, -1))
+    elif change < 0.18:
+        request.answer = _answer(rng, request, False)
+    elif change < 0.2:
+        request.filler_bytes = max(model.filler_bytes + rng.choice((-1, 1)), 0)
+    elif change < 0.22:
+        request.tag_bytes = rng.choice((0, 5, 200))
+    return request
+
+
+def _size(rng: Random, large: bool) -> int:
+    kind = rng.random()
+    if kind < 0.6:
+        return rng.choice((0, 1, 50, 100, 100, 100, 400, 1000))
+    if kind < 0.9:
+        return rng.randint(0, 20_000)
+    if kind < 0.97 or not large:
+        return rng.choice((rng.randint(20_000, 300_000), HEAD_BYTES + rng.randint(-60, 20)))
+    return rng.randint(300_000, 4_000_000)
+
+
+def _request(draw: _Drawing) -> RequestPlan:
+    rng = draw.rng
+    api_key, version = _api(rng)
+    request = RequestPlan(api_key, version, draw.correlation_id(), draw.client_id())
+    if rng.random() < 0.03:
+        request.client_id = bytes(rng.choice((97, 255)) for _ in range(rng.choice((1025, 30_000))))
+    if rng.random() < 0.1:
+        request.tag_bytes = rng.choice((1, 3, 130, 2000))
+    if api_key == PRODUCE:
+        request.acks = rng.choice((1, 1, -1, 0))
+        request.transactional_id_bytes = rng.choice((-1, -1, 0, 7, 500))
+        request.filler_bytes = _size(rng, draw.large)
+    elif api_key == FETCH:
+        request.min_bytes = rng.choice((0, 1, 1, 100_000))
+        request.max_bytes = rng.choice((1, 1000, 1_000_000, 52_428_800, 2**31 - 1))
+        request.filler_bytes = rng.choice((0, 30, 300))
+    else:
+        request.filler_bytes = rng.choice((4, 20, 20, 100, 3000))
+    request.answer = _answer(rng, request, draw.large)
+    return request
+
+
+def _api(rng: Random) -> tuple[int, int]:
+    kind = rng.random()
+    if kind < 0.4:
+        return PRODUCE, rng.choice((0, 1, 2, 3, 5, 7, 8, 9, 9, 10, 11, 12, 13, 13))
+    if kind < 0.65:
+        return FETCH, rng.choice((0, 2, 4, 7, 11, 11, 12, 13, 15, 16, 17, 18))
+    if kind < 0.75:
+        key = HEARTBEAT
+    elif kind < 0.9:
+        key = rng.choice((METADATA, METADATA, FIND_COORDINATOR, API_VERSIONS, API_VERSIONS, DESCRIBE_CLUSTER))
+    elif kind < 0.92:
+        return _CONTROLLED_SHUTDOWN, 0
+    else:
+        key = rng.choice(OTHER_APIS)
+    if key == API_VERSIONS and rng.random() < 0.4:
+        return key, rng.choice((5, 6, 99, 32_767))
+    return key, rng.randint(APIS[key].min_version, APIS[key].max_version)
+
+
+def _answer(rng: Random, request: RequestPlan, large: bool) -> AnswerPlan:
+    answer = AnswerPlan(delay_ms=rng.choice((0, 0, 0, 1, 5, 100)))
+    if rng.random() < 0.02:
+        answer.delay_ms = rng.choice((10_000, 90_000))
+    if rng.random() < 0.12:
+        answer.throttle_ms = rng.choice((1, 10, 300, 5000, 40_000, -1))
+    if rng.random() < 0.1:
+        answer.tag_bytes = rng.choice((1, 40, 150, 3000))
+    if request.api_key == FETCH:
+        answer.filler_bytes = _size(rng, large)
+    elif request.api_key == PRODUCE:
+        answer.filler_bytes = rng.choice((0, 0, 0, 0, 1, 50, 1000, 140_000)) if rng.random() < 0.5 else 0
+    else:
+        answer.filler_bytes = (
+            rng.choice((0, 1, 2, 30, 700, 5000)) if rng.random() < 0.97 else rng.randint(100_000, 200_000)
+        )
+    addresses = request.api_key in (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
+    if addresses or (request.api_key in (PRODUCE, FETCH) and rng.random() < 0.15):
+        answer.nodes = rng.choice((0, 1, 3, 3, 40))
+    if rng.random() < 0.004:  # addresses, or what stands behind the records, beyond what is held
+        answer.nodes, answer.tag_bytes = (5000, 0) if request.api_key == METADATA else (answer.nodes, HEAD_BYTES + 9000)
+    return answer
+
+
+# ------------------------------------------------------------- what goes wrong
+
+
+def _garbage(draw: _Drawing) -> Step:
+    rng = draw.rng
+    size = draw.world.max_frame_bytes + 1
+    known = pack(">hhih", 12, 2, draw.correlation_id(), 3) + b"etl"
+    kinds = {
+        "TLS": bytes.fromhex("16030100a5010000a10303") + rng.randbytes(100),
+        "HTTP": b"GET / HTTP/1.1\r\nHost: kafka\r\n\r\n",
+        "SSH": b"SSH-2.0-OpenSSH_9.2\r\n",
+        "a PROXY header": b"PROXY TCP4 10.0.0.1 10.0.0.2 1 2\r\n",
+        "a negative size": pack(">i", -rng.randint(1, 2**31)) + known,
+        "a small size": pack(">i", rng.randint(0, 7)) + known,
+        "a huge size": pack(">i", size if rng.random() < 0.5 else 2**31 - 1) + known,
+        "part of a size": b"\0\0\0"[: rng.randint(1, 3)],
+        "part of a frame": pack(">i", 500) + known + bytes(rng.randint(0, 200)),
+        "an unknown api": pack(">ihhih", 20, rng.choice((93, 999, -1, 32_767)), 3, 1, 3) + b"etl" + bytes(7),
+        "an unknown version": pack(">ihhih", 20, rng.choice((0, 1, 12)), rng.choice((77, -1)), 1, 3)
+        + b"etl"
+        + bytes(7),
+        "a client id beyond its frame": pack(">ihhih", 10, 12, 2, 1, 3000) + b"x",
+        "a produce without acks": pack(">ihhih", 10, 0, 7, 1, -1),
+        "tags beyond their frame": pack(">ihhih", 12, 12, 4, 1, -1) + b"\x05\x01",
+        "65 tags": pack(">ihhih", 400, 12, 4, 1, -1) + b"\x41" + bytes(389),
+        "noise": rng.randbytes(rng.randint(1, 300)),
+    }
+    what = rng.choice(list(kinds))
+    return Raw(what, kinds[what])
+
+
+def _spoil_an_answer(rng: Random, steps: list[Step], world: WorldPlan) -> None:
+    requests = [request for step in steps if isinstance(step, Burst) for request in step.requests if request.acks]
+    kind = rng.choice((*WRONG_ANSWERS, "other_id", "other_id", "never", "never", "close"))
+    if kind == "huge_size" and world.max_answer_bytes == 2**31 - 1:
+        kind = "negative_size"
+    fitting = [
+        request
+        for request in requests
+        if not (request.api_key == API_VERSIONS and request.version > 4)
+        and (kind in ("never", "close") or can_be(kind, request.api_key, request.version))
+    ]
+    if fitting:
+        rng.choice(fitting).answer.kind = kind
+
+
+def _flip_a_bit(rng: Random, steps: list[Step]) -> None:
+    requests = [request for step in steps if isinstance(step, Burst) for request in step.requests]
+    if requests:
+        rng.choice(requests).flipped_bit = rng.randrange(400)

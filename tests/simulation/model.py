@@ -1,0 +1,705 @@
+"""What one relay must do, found out beside it from the bytes and times that it was given.
+
+The model reads frames by itself (wire.py), knows every answer from its plan, and keeps a mute of its own. After each
+call of the relay it is shown the actions, and raises Violation for whatever should not be, or should be and is not.
+"""
+
+from collections import deque
+from dataclasses import dataclass, field
+from hashlib import sha256
+from struct import pack
+
+from proxy.relay.actions import (
+    Action,
+    Ask,
+    Close,
+    OpenUpstream,
+    Pause,
+    Resume,
+    Send,
+    Side,
+    Throttled,
+    WakeAt,
+)
+from proxy.relay.relay import Relay
+from quotas.entities import QuotaType
+from quotas.ledger import Ledger
+from tests.simulation import wire
+from tests.simulation.network import READ_BYTES
+from tests.simulation.oracle import Charge, Violation, WatchedSensors
+from tests.simulation.plan import WorldPlan
+
+CLIENT, NODE = Side.CLIENT, Side.NODE
+HELD_BYTES = wire.HEAD_BYTES + READ_BYTES
+"""What a relay may hold of one direction: what is not yet enough for a decision, and the read that came on top."""
+
+MOST_ASKS_IN_A_ROW = 50
+"""So often a relay may ask before it sends something: tables change, but not each time."""
+
+INT32_MAX = 2**31 - 1
+VIRTUAL_CLUSTER, NODE_ID, USER = "main", 1, "ANONYMOUS"
+
+
+@dataclass(slots=True)
+class Taken:
+    """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream."""
+
+    head: wire.Head
+    at: int
+    muted_until_ms: int
+    fetch_handle: int | None
+    own_answer: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Written:
+    """An answer that the node has written, as far as the relay was given it and has sent it."""
+
+    answer: wire.Answer
+    fed_bytes: int = 0
+    request: Taken | None = None
+    charged: bool = False
+    sent_bytes: int = 0
+    expected: bytes = b""
+    reported: bool = False
+
+    @property
+    def all_fed(self) -> bool:
+        return self.fed_bytes == len(self.answer.frame)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it must have been sent on, or refused."""
+        return self.all_fed and not self.answer.ending
+
+
+@dataclass(slots=True)
+class _Loan:
+    """A Fetch answer that went out over quota, to be charged when its mute ends."""
+
+    handle: int
+    value: float
+    head: wire.Head
+
+
+@dataclass(slots=True)
+class ForClient:
+    """One answer on its way to the client: how long, and what throttle time it tells."""
+
+    frame_bytes: int
+    throttle_ms: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What relays have counted, summed up by the models."""
+
+    requests_by_api: dict[int, int] = field(default_factory=dict)
+    request_bytes: int = 0
+    answers: int = 0
+    answer_bytes: int = 0
+    throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
+    throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
+    throttles_by_node: int = 0
+
+
+def measured_as(client_id: bytes) -> str:
+    """The name under which a client id is measured: a very long one is measured under a digest."""
+    name = client_id.decode(errors="replace")
+    if len(client_id) > 1024:
+        return f"{name[:64]}… sha256 {sha256(client_id).hexdigest()}"
+    return name
+
+
+def require(holds: bool, what: str) -> None:
+    """Violation unless it holds."""
+    if not holds:
+        raise Violation(what)
+
+
+class Model:
+    """Beside one relay. `around` is what answers depend on, `counts` are shared by all models of a world.
+
+    Without `exact_keys`, where the table of sensors may be full, it is not checked who is measured by which sensor.
+    """
+
+    def __init__(
+        self, plan: WorldPlan, relay: Relay, ledger: Ledger, around: wire.Surroundings, counts: Counts, exact_keys: bool
+    ) -> None:
+        self.closed: Close | None = None
+        self.for_node: deque[Taken] = deque()
+        """Requests sent on, for the node to take off."""
+        self.for_client: deque[ForClient] = deque()
+        """Answers sent on, for the client to take off."""
+        self.requests = 0
+        self.learned: dict[int, tuple[str, int]] = {}
+        self._plan = plan
+        self._relay = relay
+        self._ledger = ledger
+        assert isinstance(ledger.sensors, WatchedSensors)
+        self._sensors = ledger.sensors
+        self._around = around
+        self._counts = counts
+        self._exact_keys = exact_keys
+
+        self._requests = bytearray()
+        self._requests_fed = 0
+        self._request_left = 0
+        self._client_acted = False
+        self._in_flight: deque[Taken] = deque()
+        self._connected = False
+        self._opened = False
+        self._throttled = False
+        self._muted_until_ms = 0
+        self._answered_until_ms = 0
+        self._blocked = {CLIENT: False, NODE: False}
+        self._paused = {CLIENT: False, NODE: False}
+        self._eof = {CLIENT: False, NODE: False}
+        self._lost_reason = ""
+        self._asks: dict[int, Ask] = {}
+        self._asks_in_a_row = 0
+        self._wake_at: int | None = None
+
+        self._answers: deque[_Written] = deque()
+        self._unfed: deque[_Written] = deque()
+
+        self._charges: deque[Charge] = deque()
+        self._loans: deque[_Loan] = deque()
+        self._loans_due_ms = 0
+        self._repaying = False
+        self._throttles: list[Throttled] = []
+        self._answered = 0
+        self._request_bytes = 0
+        self._answer_bytes = 0
+
+    # ----------------------------------------------------- what the relay is given
+
+    def node_writes(self, answer: wire.Answer) -> None:
+        """The node has put this on its way."""
+        self._unfed.append(_Written(answer))
+
+    def bytes_came(self, side: Side, data: bytes) -> None:
+        self._client_acted = side is CLIENT
+        if side is CLIENT:
+            self._requests += data
+            self._requests_fed += len(data)
+            return
+        left = len(data)
+        while left:
+            written = self._unfed[0]
+            if written not in self._answers:
+                self._answers.append(written)
+            step = min(left, len(written.answer.frame) - written.fed_bytes)
+            written.fed_bytes += step
+            left -= step
+            if written.all_fed:
+                self._unfed.popleft()
+
+    def verdict_given(self, ticket: int) -> None:
+        self._asks.pop(ticket, None)
+
+    def time_came(self, now_ms: int) -> None:
+        self._wake_at = None
+        if self._throttled and now_ms >= self._muted_until_ms:
+            self._throttled = False
+            self._repaying = True
+
+    def writable(self, side: Side) -> None:
+        self._blocked[side] = False
+        if side is NODE:
+            self._connected = True
+
+    def blocked(self, side: Side) -> None:
+        self._blocked[side] = True
+
+    def eof_came(self, side: Side) -> None:
+        self._eof[side] = True
+
+    def lost(self, reason: str) -> None:
+        self._lost_reason = reason
+
+    # --------------------------------------------------------- what it has to do
+
+    def see(self, actions: list[Action], now_ms: int) -> None:
+        """Look at what the relay does about what it was given last."""
+        if self.closed is not None:
+            require(not actions, f"{actions} after {self.closed}")
+            return
+        self._charges.extend(self._sensors.take_charges())
+        if self._repaying:
+            self._repay(now_ms)
+        throttled: list[Throttled] = []
+        for action in actions:
+            require(self.closed is None, f"{action} after {self.closed}")
+            match action:
+                case Send(side, pieces):
+                    require(all(pieces), "an empty piece")
+                    data = b"".join(pieces)
+                    require(bool(data), "a Send of nothing")
+                    self._asks_in_a_row = 0
+                    if side is NODE:
+                        self._sent_to_node(data, now_ms)
+                    else:
+                        self._sent_to_client(data, now_ms)
+                case Pause(side):
+                    require(not self._paused[side], f"{side} is paused twice")
+                    self._paused[side] = True
+                case Resume(side):
+                    require(self._paused[side], f"{side} is resumed twice")
+                    self._paused[side] = False
+                case WakeAt(at_ms):
+                    self._wake_at = at_ms
+                case OpenUpstream():
+                    require(not self._opened, "a second upstream connection")
+                    self._opened = True
+                case Ask():
+                    self._take_own(now_ms)
+                    self._asks_in_a_row += 1
+                    require(self._asks_in_a_row <= MOST_ASKS_IN_A_ROW, "asks again and again")
+                    self._asks[action.ticket] = action
+                case Throttled():
+                    throttled.append(action)
+                case Close():
+                    self._take_own(now_ms)
+                    if len(self._charges) > sum(self._sensors.is_open(loan.handle) for loan in self._loans):
+                        self._charge_early(now_ms)
+                    self._check_close(action)
+                    self._call_in_loans()
+                    self.closed = action
+        if self.closed is None:
+            self._take_own(now_ms)
+            self._charge_early(now_ms)
+            self._check_progress(now_ms)
+        require(not self._charges, f"charged without a reason: {list(self._charges)}")
+        require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
+        self._throttles.clear()
+        self._client_acted = False
+        self._check_counters()
+
+    # ------------------------------------------------------------------ requests
+
+    def _next(self) -> wire.Head | wire.Bad | None:
+        return wire.judge(self._requests, self._plan.max_frame_bytes)
+
+    @property
+    def _full(self) -> bool:
+        return len(self._in_flight) >= self._plan.max_in_flight
+
+    def _may_take(self, head: wire.Head) -> bool:
+        """Whether nothing holds this request back."""
+        if self._throttled or self._full or self._asking(CLIENT):
+            return False
+        if head.answered_by_proxy:
+            return len(self._requests) >= head.frame_bytes and not self._blocked[CLIENT]
+        return self._connected
+
+    @property
+    def _waits_with_requests(self) -> bool:
+        """Whether something that will end holds back what the client has sent."""
+        waits = self._throttled or self._full or self._asking(CLIENT) or (self._opened and not self._connected)
+        return waits and bool(self._requests)
+
+    def _asking(self, side: Side) -> bool:
+        return any(ask.side is side for ask in self._asks.values())
+
+    def _take_own(self, now_ms: int) -> None:
+        """Take the requests that the proxy answers by itself and that are next."""
+        while not self._request_left and self._requests:
+            head = self._next()
+            if not (isinstance(head, wire.Head) and head.answered_by_proxy and self._may_take(head)):
+                return
+            answer = wire.unsupported_version_answer(head.correlation_id)
+            self._count_request(head)
+            self._in_flight.append(Taken(head, self._at(), 0, None, answer))
+            del self._requests[: head.frame_bytes]
+
+    def _at(self) -> int:
+        return self._requests_fed - len(self._requests)
+
+    def _sent_to_node(self, data: bytes, now_ms: int) -> None:
+        at = 0
+        while at < len(data):
+            if not self._request_left:
+                self._take(now_ms)
+            step = min(self._request_left, len(data) - at)
+            require(step <= len(self._requests), "bytes to the node that the client has not sent")
+            if data[at : at + step] != self._requests[:step]:
+                raise Violation(
+                    f"other bytes to the node than the client sent: {_difference(data[at:], self._requests)}"
+                )
+            del self._requests[:step]
+            self._request_left -= step
+            at += step
+
+    def _take(self, now_ms: int) -> None:
+        """The next frame begins to go to the node."""
+        self._take_own(now_ms)
+        head = self._next()
+        require(isinstance(head, wire.Head), f"sent on what is no request: {head}, {bytes(self._requests[:20])!r}")
+        assert isinstance(head, wire.Head)
+        require(not head.answered_by_proxy, "ApiVersions of an unknown version went to the node")
+        require(self._connected, "a request before the connection stands")
+        require(not self._throttled, f"a request at {now_ms}, muted until {self._muted_until_ms}")
+        require(not self._full, f"more than {self._plan.max_in_flight} in flight")
+        require(not self._asking(CLIENT), "a request while its verdict is due")
+        self._count_request(head)
+        fetch_handle = self._charge_produce(head, now_ms)
+        taken = Taken(head, self._at(), self._muted_until_ms, fetch_handle)
+        if head.answered:
+            self._in_flight.append(taken)
+        self.for_node.append(taken)
+        self._request_left = head.frame_bytes
+
+    def _charge_produce(self, head: wire.Head, now_ms: int) -> int | None:
+        """Charge a Produce, clamp a Fetch; return by which sensor the answer will be measured."""
+        if head.api_key not in (wire.PRODUCE, wire.FETCH):
+            return None
+        quota_type = QuotaType.PRODUCE if head.api_key == wire.PRODUCE else QuotaType.FETCH
+        if not self._ledger.table.is_on(quota_type):
+            return None
+        client_id = measured_as(head.client_id)
+        limit = self._ledger.table.tags_and_limit(quota_type, USER, client_id).limit
+        handle = -1
+        if self._exact_keys:
+            binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, USER, client_id, now_ms)
+            bound = binding.produce if quota_type is QuotaType.PRODUCE else binding.fetch
+            assert bound is not None
+            handle = bound
+            require(self._sensors.limit(handle) == limit, f"{client_id} is measured by {self._sensors.limit(handle)}")
+        if quota_type is QuotaType.PRODUCE:
+            value = head.frame_bytes - 4
+            self._charge_early(now_ms, value)
+            if handle == -1 and not (
+                self._charges and (self._charges[0].charges > 1 or self._charges[0].value == value)
+            ):
+                return None  # a full table measures nobody without a quota
+            self._charge(head.frame_bytes - 4, handle, quota_type, head, now_ms)
+            return None
+        window_s = (self._sensors.samples - 1) * (self._sensors.window_ms / 1000)
+        ceiling_bytes = int(min(limit * window_s, INT32_MAX))
+        if ceiling_bytes < INT32_MAX:
+            start = bytes(self._requests[: head.body_at + 16])
+            self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
+        return handle
+
+    def _charge(self, value: int, handle: int, quota_type: QuotaType, head: wire.Head, now_ms: int) -> int:
+        """One charge of the relay is accounted for; what throttle it gave."""
+        self._charge_early(now_ms, value)
+        require(bool(self._charges), f"{quota_type.name} of {value} bytes is not charged")
+        charge = self._charges[0]
+        if charge.charges > 1:
+            charge.charges -= 1
+            charge.value -= value
+        else:
+            self._charges.popleft()
+            require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
+        require(handle in (-1, charge.handle), f"charged to another sensor: {charge.handle} instead of {handle}")
+        if charge.throttle_ms:
+            self._count_throttle(now_ms, charge.throttle_ms, quota_type, head)
+            if charge.lent:
+                if not self._loans:
+                    self._loans_due_ms = now_ms + self._sensors.max_throttle_ms
+                self._loans.append(_Loan(charge.handle, charge.value, head))
+        return charge.throttle_ms
+
+    def _repay(self, now_ms: int) -> None:
+        """What was lent is charged when the mute ends; still too much, the mute goes on, for one cap in all."""
+        self._repaying = False
+        while self._loans:
+            loan = self._loans[0]
+            throttle_ms, goes_on = 0, False
+            if self._sensors.is_open(loan.handle):
+                charge = self._repayment(loan)
+                throttle_ms = charge.throttle_ms
+                goes_on = charge.lent and now_ms + throttle_ms <= self._loans_due_ms
+                if charge.lent and not goes_on:
+                    require(not self._repayment(loan).lent, "a loan is prolonged beyond its time")
+            if not goes_on:
+                self._loans.popleft()
+            wait_ms = min(throttle_ms, self._loans_due_ms - now_ms)
+            if wait_ms > 0:
+                self._count_throttle(now_ms, wait_ms, QuotaType.FETCH, loan.head)
+                return
+
+    def _repayment(self, loan: _Loan) -> Charge:
+        require(bool(self._charges), f"a loan of {loan.value} bytes is not paid back")
+        charge = self._charges.popleft()
+        paid = (charge.handle, charge.value, charge.charges)
+        require(paid == (loan.handle, loan.value, 1), f"{charge} instead of a loan of {loan.value} bytes")
+        return charge
+
+    def _call_in_loans(self) -> None:
+        """A client that goes pays at once."""
+        for loan in self._loans:
+            if self._sensors.is_open(loan.handle):
+                require(not self._repayment(loan).lent, "a loan to a client that has gone")
+        self._loans.clear()
+
+    def _count_throttle(self, now_ms: int, throttle_ms: int, quota_type: QuotaType, head: wire.Head) -> None:
+        self._counts.throttles[quota_type] += 1
+        prolonged_ms = self._mute(now_ms, throttle_ms, quota_type, head)
+        self._counts.throttled_ms[quota_type] += max(prolonged_ms, 0)
+
+    def _mute(self, now_ms: int, throttle_ms: int, quota_type: QuotaType | None, head: wire.Head) -> int:
+        until_ms = now_ms + throttle_ms
+        prolonged_ms = until_ms - max(self._muted_until_ms, now_ms)
+        if prolonged_ms > 0 or not self._throttled:
+            self._muted_until_ms = until_ms
+            self._throttled = True
+            self._throttles.append(Throttled(quota_type, throttle_ms, head.client_id))
+        return prolonged_ms
+
+    def _count_request(self, head: wire.Head) -> None:
+        counts = self._counts
+        self.requests += 1
+        self._request_bytes += head.frame_bytes
+        counts.requests_by_api[head.api_key] = counts.requests_by_api.get(head.api_key, 0) + 1
+        counts.request_bytes += head.frame_bytes
+
+    # ------------------------------------------------------------------- answers
+
+    def _sent_to_client(self, data: bytes, now_ms: int) -> None:
+        at = 0
+        while at < len(data):
+            written = self._answers[0] if self._answers else None
+            if written is None or not written.sent_bytes:
+                own = self._own_answer(now_ms)
+                if own is not None:
+                    require(data[at : at + len(own)] == own, f"another answer of ours: {data[at : at + 30]!r}")
+                    at += len(own)
+                    self._done(len(own), 0)
+                    continue
+            require(written is not None, f"an answer that no node gave: {data[at : at + 30]!r}")
+            assert written is not None
+            if not written.sent_bytes:
+                self._begin_answer(written, now_ms)
+            at += self._compare(written, data, at, now_ms)
+
+    def _own_answer(self, now_ms: int) -> bytes | None:
+        if not self._in_flight:
+            self._take_own(now_ms)
+        return self._in_flight[0].own_answer if self._in_flight else None
+
+    def _done(self, frame_bytes: int, throttle_ms: int) -> None:
+        self._in_flight.popleft()
+        self.for_client.append(ForClient(frame_bytes, throttle_ms))
+        self._count_answer(frame_bytes)
+
+    def _count_answer(self, frame_bytes: int) -> None:
+        self._answered += 1
+        self._answer_bytes += frame_bytes
+        self._counts.answers += 1
+        self._counts.answer_bytes += frame_bytes
+
+    def _begin_answer(self, written: _Written, now_ms: int) -> None:
+        """The next answer begins to go to the client: it must be the one that is due."""
+        answer = written.answer
+        require(not answer.reason or answer.passable > 0, f"sent on a wrong answer ({answer.reason})")
+        require(bool(self._in_flight), "an answer to nothing")
+        request = self._in_flight.popleft()
+        require(
+            answer.for_client[4:8] == pack(">i", request.head.correlation_id),
+            f"the answer {answer.for_client[4:8].hex()} is not the one to {request.head}",
+        )
+        written.request = request
+        if request.fetch_handle is not None and not written.charged:
+            self._charge_fetch(written, request, now_ms)
+        written.expected = answer.for_client
+        self._count_answer(self._announced(answer))
+
+    def _announced(self, answer: wire.Answer) -> int:
+        return int.from_bytes(answer.frame[:4], "big") + 4 if len(answer.frame) >= 4 else 0
+
+    def _charge_fetch(self, written: _Written, request: Taken, now_ms: int) -> None:
+        written.charged = True
+        assert request.fetch_handle is not None
+        value = written.answer.charged_bytes
+        if request.fetch_handle == -1:
+            if not (self._charges and self._charges[0].value == value):
+                return  # a full table measures some no longer
+        elif not self._sensors.is_open(request.fetch_handle):
+            return
+        if throttle_ms := self._charge(value, request.fetch_handle, QuotaType.FETCH, request.head, now_ms):
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_ms)
+
+    def _charge_early(self, now_ms: int, but_for: int = -1) -> None:
+        """A Fetch is charged as soon as its answer's size is known, which may be before any of it passes."""
+        written = self._answers[0] if self._answers else None
+        if not self._charges or written is None or written.charged or written.sent_bytes or not self._in_flight:
+            return
+        request = self._in_flight[0]
+        value = self._charges[0].value
+        if self._charges[0].charges > 1:
+            return
+        if request.fetch_handle is None or value == but_for or value != written.answer.charged_bytes:
+            return
+        require(written.fed_bytes >= 8, "charged before its size is known")
+        self._charge_fetch(written, request, now_ms)
+
+    def _compare(self, written: _Written, data: bytes, at: int, now_ms: int) -> int:
+        """Hold what is sent of an answer against what must be; return how many bytes of `data` are this answer's."""
+        step = min(len(written.expected) - written.sent_bytes, len(data) - at)
+        after = written.sent_bytes + step
+        if not written.reported and 0 <= written.answer.throttle_at < after:
+            written.expected = self._with_throttle(written, now_ms)
+        if data[at : at + step] != written.expected[written.sent_bytes : after]:
+            difference = _difference(data[at : at + step], written.expected[written.sent_bytes : after])
+            raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {difference}")
+        written.sent_bytes = after
+        if written.answer.reason:
+            require(after <= written.answer.passable, f"more than may pass of a wrong answer ({written.answer.reason})")
+        if after == len(written.expected):
+            require(written.all_fed, "an answer went out before it was all there")
+            self._answers.popleft()
+            self.for_client.append(ForClient(after, self._reported(written)))
+            self.learned.update({n: (host.decode(), port) for n, host, port in written.answer.addresses})
+        return step
+
+    def _reported(self, written: _Written) -> int:
+        at = written.answer.throttle_at
+        return int.from_bytes(written.expected[at : at + 4], "big", signed=True) if at >= 0 else 0
+
+    def _with_throttle(self, written: _Written, now_ms: int) -> bytes:
+        """The larger of our throttle time and the node's; the node's mutes too."""
+        written.reported = True
+        request, answer = written.request, written.answer
+        assert request is not None
+        own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+        node_ms = answer.throttle_ms
+        if node_ms > own_ms and node_ms > 0:
+            self._counts.throttles_by_node += 1
+            self._mute(now_ms, node_ms, None, request.head)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + node_ms)
+        if own_ms <= max(node_ms, 0):
+            return written.expected
+        at = answer.throttle_at
+        return written.expected[:at] + pack(">i", own_ms) + written.expected[at + 4 :]
+
+    # -------------------------------------------------------------------- checks
+
+    def _check_progress(self, now_ms: int) -> None:
+        """Nothing waits without a reason, and what waits is woken."""
+        if self._throttled:
+            require(
+                self._wake_at == self._muted_until_ms,
+                f"muted until {self._muted_until_ms}, to be woken at {self._wake_at}",
+            )
+        head = None
+        if self._request_left:
+            require(not self._requests, f"{len(self._requests)} bytes of a request that has begun are held back")
+        elif self._requests:
+            head = self._next()
+            if isinstance(head, wire.Head):
+                require(not self._may_take(head), f"held back for no reason: {head}")
+                if not self._connected and not head.answered_by_proxy and not self._throttled and not self._full:
+                    require(self._opened, "nobody opens the upstream connection")
+            elif isinstance(head, wire.Bad) and not (self._throttled or self._full or self._asking(CLIENT)):
+                raise Violation(f"does not close for {head.reason}")
+        if self._eof[CLIENT]:
+            require(self._waits_with_requests, "a client that hung up is kept though nothing waits")
+        self._check_answers()
+        self._check_reading()
+        self._check_bounds()
+
+    def _check_answers(self) -> None:
+        if self._eof[NODE]:
+            raise Violation("a node that hung up is kept")
+        if self._asking(NODE):
+            return
+        if self._in_flight and self._in_flight[0].own_answer is not None:
+            begun = self._answers and self._answers[0].sent_bytes
+            require(bool(begun), "an answer of ours is held back though it is due")
+        if self._answers:
+            written = self._answers[0]
+            require(not written.is_due, f"an answer that is here is held back or not refused ({written.answer.reason})")
+
+    def _check_reading(self) -> None:
+        held = len(self._requests)
+        muted = self._throttled or self._full
+        waiting = muted or not self._connected or self._asking(CLIENT) or self._blocked[CLIENT]
+        between = not self._request_left
+        if self._paused[CLIENT]:
+            why = self._blocked[NODE] or (waiting and between and held >= 14)
+            require(why, f"the client is not read, for no reason; {held} bytes held")
+        else:
+            require(not self._blocked[NODE], "the client is read though the node takes nothing")
+            unread = (muted or self._blocked[CLIENT]) and between and held >= 14
+            require(not (unread and self._client_acted), f"a muted client is read though {held} bytes are held")
+            require(not (waiting and between and held >= wire.HEAD_BYTES), f"read on with {held} bytes held")
+        if self._connected:
+            held = self._answers_held()
+            if self._paused[NODE]:
+                why = self._blocked[CLIENT] or (self._asking(NODE) and held >= wire.HEAD_BYTES)
+                require(why, "the node is not read, for no reason")
+            else:
+                require(not self._blocked[CLIENT], "the node is read though the client takes nothing")
+
+    def _answers_held(self) -> int:
+        return sum(max(written.fed_bytes - written.sent_bytes, 0) for written in self._answers)
+
+    def _check_bounds(self) -> None:
+        held = self._answers_held()
+        require(len(self._requests) < HELD_BYTES, f"{len(self._requests)} bytes of requests held")
+        require(held < HELD_BYTES + wire.HEAD_BYTES, f"{held} bytes of answers held")
+        require(self._relay.held_bytes < 2 * HELD_BYTES, f"holds {self._relay.held_bytes} bytes")
+        idle = not (self._in_flight or self._requests or self._request_left or self._answers)
+        require(self._relay.idle == idle, f"idle is {self._relay.idle}, {idle} is right")
+        muted = self._throttled or self._full or not self._connected or self._asking(CLIENT)
+        require(self._relay.muted == (muted and not self._request_left), f"muted is {self._relay.muted}")
+
+    def _check_counters(self) -> None:
+        relay = self._relay
+        counted = (relay.requests, relay.request_bytes, relay.answers, relay.answer_bytes)
+        seen = (self.requests, self._request_bytes, self._answered, self._answer_bytes)
+        require(counted == seen, f"counted {counted}, {seen} is right")
+
+    def _check_close(self, close: Close) -> None:
+        reason = close.reason.value
+        allowed = self._reasons_to_close()
+        require(reason in allowed, f"closes for {reason} ({close.detail}), allowed: {sorted(allowed)}")
+
+    def _reasons_to_close(self) -> set[str]:
+        if self._lost_reason:
+            return {self._lost_reason}
+        reasons = set()
+        head = None
+        if not self._request_left and self._requests and not (self._throttled or self._full):
+            head = self._next()
+            if isinstance(head, wire.Bad):
+                reasons.add(head.reason)
+        if self._eof[CLIENT] and not self._waits_with_requests:
+            require(not (isinstance(head, wire.Head) and self._may_take(head)), "closes before all is taken")
+            reasons.add("client_closed")
+        written = self._answers[0] if self._answers else None
+        if written is not None and written.answer.reason:
+            reasons.add(written.answer.reason)
+        if self._eof[NODE] and not (reasons & {"answer_not_kafka"} and written and written.fed_bytes >= 4):
+            reasons.add("node_closed")
+        return reasons
+
+    # ----------------------------------------------------------------- at the end
+
+    @property
+    def waits_for(self) -> str:
+        """Why an open connection rests, empty if it has no reason: for a node's answer, or for the client's bytes."""
+        if self._throttled or self._asks or any(self._blocked.values()):
+            return ""
+        if self._request_left or (self._requests and self._next() is None):
+            return "client"
+        if self._in_flight:
+            return "node"
+        return "" if self._requests else "idle"
+
+    def has_ended(self, side: Side) -> bool:
+        """Whether this side has said that it sends no more."""
+        return self._eof[side]
+
+    def is_paused(self, side: Side) -> bool:
+        """Whether the relay has this side unread."""
+        return self._paused[side]
+
+
+def _difference(given: bytes, expected: bytes | bytearray) -> str:
+    shorter = min(len(given), len(expected))
+    at = next((i for i in range(shorter) if given[i] != expected[i]), shorter)
+    return f"at {at}: {bytes(given[at : at + 12]).hex()} instead of {bytes(expected[at : at + 12]).hex()}"

@@ -1,0 +1,216 @@
+"""Relays with a bug put in on purpose, each around a sound one: what the simulator must find.
+
+They change what goes into a relay and what comes out of it, so they do not depend on how it is made.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from proxy.relay.actions import Action, Close, CloseReason, Pause, Resume, Send, Side, Verdict, WakeAt
+from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.tally import Tally
+from quotas.ledger import Ledger
+from quotas.sensors import Sensors
+
+CLIENT, NODE = Side.CLIENT, Side.NODE
+Piece = bytes | memoryview
+
+
+class Mutant:
+    """Hands everything through to a sound relay; subclasses change something on the way."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        self.sound = Relay(self.seen_ledger(ledger), tally, limits)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.sound, name)
+
+    def seen_ledger(self, ledger: Ledger) -> Any:
+        return ledger
+
+    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+        return actions
+
+    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
+        return self.changed(self.sound.on_bytes(side, data, now_ms), now_ms)
+
+    def on_verdict(self, ticket: int, verdict: Verdict, now_ms: int) -> list[Action]:
+        return self.changed(self.sound.on_verdict(ticket, verdict, now_ms), now_ms)
+
+    def on_time(self, now_ms: int) -> list[Action]:
+        return self.changed(self.sound.on_time(now_ms), now_ms)
+
+    def on_writable(self, side: Side, now_ms: int) -> list[Action]:
+        return self.changed(self.sound.on_writable(side, now_ms), now_ms)
+
+    def on_blocked(self, side: Side) -> list[Action]:
+        return self.changed(self.sound.on_blocked(side), 0)
+
+    def on_eof(self, side: Side, now_ms: int) -> list[Action]:
+        return self.changed(self.sound.on_eof(side, now_ms), now_ms)
+
+
+def _frames(pieces: Sequence[Piece]) -> list[bytes] | None:
+    """What is sent, as whole frames; None if it is anything else."""
+    data, frames = b"".join(pieces), []
+    while data:
+        size = int.from_bytes(data[:4], "big") + 4
+        if len(data) < size:
+            return None
+        frames.append(data[:size])
+        data = data[size:]
+    return frames
+
+
+class AnswersOutOfOrder(Mutant):
+    """Of two answers that come at once the second goes out first."""
+
+    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+        for action in actions:
+            if isinstance(action, Send) and action.side is CLIENT:
+                frames = _frames(action.pieces)
+                if frames and len(frames) > 1:
+                    action.pieces = [frames[1], frames[0], *frames[2:]]
+        return actions
+
+
+class EndlessMute(Mutant):
+    """The wish to be woken gets lost when other actions come with it."""
+
+    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+        return [action for action in actions if not isinstance(action, WakeAt)]
+
+
+class LostPartialFrame(Mutant):
+    """The beginning of a request is forgotten if it is too short to be judged."""
+
+    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
+        if side is CLIENT and len(data) < 4 and not self.sound.held_bytes and self.sound.idle:
+            return []
+        return super().on_bytes(side, data, now_ms)
+
+
+class _Changed:
+    """An object with some of its attributes changed."""
+
+    def __init__(self, of: object, **changes: Any) -> None:
+        self._of = of
+        vars(self).update(changes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._of, name)
+
+
+class UnchargedFrameOfATrain(Mutant):
+    """Of several like frames that are charged together one is left out."""
+
+    def seen_ledger(self, ledger: Ledger) -> Any:
+        sensors: Sensors = ledger.sensors
+
+        def charge_unthrottled(handle: int, value: float, charges: int, now_ms: int) -> bool:
+            counted = value - value // charges if charges > 1 else value
+            return sensors.charge_unthrottled(handle, counted, charges, now_ms)
+
+        return _Changed(ledger, sensors=_Changed(sensors, charge_unthrottled=charge_unthrottled))
+
+
+class StaleQuota(Mutant):
+    """A quota change is not noticed by clients that are bound already."""
+
+    def seen_ledger(self, ledger: Ledger) -> Any:
+        return _Changed(ledger, version=ledger.version)
+
+
+class ThrottleOnlyInTheFirstAnswer(Mutant):
+    """Of several answers that go out together only the first gets its throttle time."""
+
+    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+        for action in actions:
+            if isinstance(action, Send) and action.side is CLIENT:
+                patches = [i for i, piece in enumerate(action.pieces) if len(piece) == 4]
+                pieces = list(action.pieces)
+                for i in patches[1:]:
+                    pieces[i] = bytes(4)
+                action.pieces = pieces
+        return actions
+
+
+class ResumeLostAfterABlock(Mutant):
+    """The node is not read again once the client has caught up."""
+
+    def on_writable(self, side: Side, now_ms: int) -> list[Action]:
+        actions = super().on_writable(side, now_ms)
+        return [action for action in actions if not (isinstance(action, Resume) and side is CLIENT)]
+
+
+class UnboundedBuffer(Mutant):
+    """A node that takes nothing does not stop the reading of its client."""
+
+    def on_blocked(self, side: Side) -> list[Action]:
+        actions = super().on_blocked(side)
+        return [action for action in actions if not (isinstance(action, Pause) and side is NODE)]
+
+
+class OwnAnswerTooEarly(Mutant):
+    """An answer of the proxy's own overtakes what came with it."""
+
+    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+        for action in actions:
+            if isinstance(action, Send) and action.side is CLIENT:
+                pieces = list(action.pieces)
+                action.pieces = sorted(pieces, key=lambda piece: not (len(piece) == 20 and piece[8:10] == b"\0\x23"))
+        return actions
+
+
+class OneByteShort(Mutant):
+    """A train ends one byte too early; that byte goes out with the next one."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        super().__init__(ledger, tally, limits)
+        self._kept = b""
+
+    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+        for action in actions:
+            if isinstance(action, Send) and action.side is NODE:
+                data = self._kept + b"".join(action.pieces)
+                frames = _frames([data])
+                short = frames is not None and len(frames) > 1
+                self._kept = data[-1:] if short else b""
+                action.pieces = [data[:-1] if short else data]
+        return actions
+
+
+class AnyCorrelationId(Mutant):
+    """An answer is taken for the one that is due, whatever id it has."""
+
+    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
+        in_flight = self.sound._in_flight
+        if side is NODE and len(data) >= 8 and in_flight and not self.sound.held_bytes and not self.sound._amid_answer:
+            in_flight[0].correlation_id = int.from_bytes(data[4:8], "big", signed=True)
+        return super().on_bytes(side, data, now_ms)
+
+
+class HangUpForgetsTheRest(Mutant):
+    """What a muted client sent before it hung up is not carried."""
+
+    def on_eof(self, side: Side, now_ms: int) -> list[Action]:
+        actions = super().on_eof(side, now_ms)
+        closed = any(isinstance(action, Close) for action in actions)
+        return actions if side is NODE or closed else [*actions, *self.sound.on_lost(CloseReason.CLIENT_CLOSED)]
+
+
+MUTANTS = {
+    AnswersOutOfOrder: "other bytes to the client",
+    EndlessMute: "to be woken at None",
+    LostPartialFrame: "",
+    UnchargedFrameOfATrain: "charge",
+    StaleQuota: "",
+    ThrottleOnlyInTheFirstAnswer: "other bytes to the client",
+    ResumeLostAfterABlock: "the node is not read",
+    UnboundedBuffer: "the client is read though the node takes nothing",
+    OwnAnswerTooEarly: "",
+    OneByteShort: "held back",
+    AnyCorrelationId: "wrong answer",
+    HangUpForgetsTheRest: "closes for client_closed",
+}
+"""Each with a part of what must be said of it; empty where that depends on what hit first."""

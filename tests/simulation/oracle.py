@@ -1,0 +1,161 @@
+"""What each throttle must be: Kafka's rate the slow way beside every row, and who is to be measured by which."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from math import ceil, inf
+
+from quotas.quota_table import UNLIMITED
+from quotas.sensors import Sensors
+from tests.quotas.windowed_rate import WindowedRate
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+@dataclass(slots=True)
+class Charge:
+    """One charge that a relay has made, or `charges` of them, `value` in all, and what came of it.
+
+    What was `lent` has been given back at once.
+    """
+
+    handle: int
+    value: float
+    throttle_ms: int
+    charges: int = 1
+    lent: bool = False
+
+
+class _Row:
+    """Beside one row: a rate of Kafka's, and the debt that a cap leaves."""
+
+    def __init__(self, limit: float, sensors: "WatchedSensors") -> None:
+        self.rate = WindowedRate(limit, sensors.samples, sensors.window_ms)
+        self.paid_at = -inf
+        self.lent = 0.0
+
+    def charge(self, value: float, now_ms: int, sensors: "WatchedSensors") -> int:
+        """What is owed at once, cut to the cap; what the cap cuts off is owed later, and each byte adds to it."""
+        delay_ms = self.rate.charge(value, now_ms)
+        if self.paid_at > now_ms:
+            self.paid_at += value / self.rate.limit * 1000
+        if delay_ms > sensors.max_throttle_ms:
+            self.paid_at = max(self.paid_at, now_ms + delay_ms)
+        self.paid_at = min(self.paid_at, now_ms + sensors.max_debt_ms)
+        if self.paid_at <= now_ms:
+            self.paid_at = -inf
+            return min(delay_ms, sensors.max_throttle_ms)
+        return min(max(delay_ms, ceil(self.paid_at - now_ms)), sensors.max_throttle_ms)
+
+    def may_lend(self, value: float, throttle_ms: int, sensors: "WatchedSensors") -> bool:
+        """Whether what was just charged is taken back: it is too much now, but not ever, and there is no debt."""
+        return throttle_ms > 0 and self.paid_at == -inf and value <= self._burst(sensors)
+
+    def _burst(self, sensors: "WatchedSensors") -> float:
+        return self.rate.limit * (sensors.samples - 1) * (sensors.window_ms / 1000)
+
+    def payable_after_ms(self, now_ms: int, sensors: "WatchedSensors") -> int:
+        """When somebody who asks for all that is lent, and asks again when told to, would get it; at most one cap."""
+        trial, at_ms = deepcopy(self), now_ms
+        value = min(self.lent, self._burst(sensors))
+        while at_ms - now_ms < sensors.max_throttle_ms:
+            throttle_ms = trial.charge(value, at_ms, sensors)
+            if not throttle_ms:
+                break
+            trial.give_back(value, at_ms)
+            at_ms += throttle_ms
+        return min(at_ms - now_ms, sensors.max_throttle_ms)
+
+    def give_back(self, value: float, now_ms: int) -> None:
+        """Record the negative; a debt shrinks as it has grown."""
+        self.rate.record(-value, now_ms)
+        if self.paid_at > now_ms:
+            self.paid_at -= value / self.rate.limit * 1000
+
+    def set_limit(self, limit: float, now_ms: int, sensors: "WatchedSensors") -> None:
+        """A debt of T ms becomes T * old / new, within its bound."""
+        debt_ms = self.paid_at - now_ms
+        self.paid_at = -inf
+        if debt_ms > 0 and limit < UNLIMITED:
+            self.paid_at = now_ms + min(debt_ms * (self.rate.limit / limit), sensors.max_debt_ms)
+        self.rate.limit = limit
+
+
+class WatchedSensors(Sensors):
+    """Sensors whose every throttle is held against the oracle; `charges` are those since they were last taken."""
+
+    def __init__(self, capacity: int, max_throttle_ms: int, max_debt_ms: int) -> None:
+        super().__init__(capacity, max_throttle_ms=max_throttle_ms, max_debt_ms=max_debt_ms)
+        self.charges: list[Charge] = []
+        self._rows: dict[int, _Row] = {}
+
+    def take_charges(self) -> list[Charge]:
+        """The charges since this was last called."""
+        charges, self.charges = self.charges, []
+        return charges
+
+    def open(self, limit: float, now_ms: int) -> int:
+        handle = super().open(limit, now_ms)
+        self._rows[handle] = _Row(limit, self)
+        return handle
+
+    def close(self, handle: int) -> None:
+        super().close(handle)
+        del self._rows[handle]
+
+    def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
+        super().set_limit(handle, limit, now_ms)
+        self._rows[handle].set_limit(limit, now_ms, self)
+
+    def charge(self, handle: int, value: float, now_ms: int) -> int:
+        throttle_ms = super().charge(handle, value, now_ms)
+        if handle in self._rows:  # not where something is tried on a copy
+            expected_ms = self._rows[handle].charge(value, now_ms, self)
+            _require_equal(f"{value} bytes are throttled for (ms)", throttle_ms, expected_ms)
+            self.charges.append(Charge(handle, value, throttle_ms))
+        return throttle_ms
+
+    def charge_unthrottled(self, handle: int, value: float, charges: int, now_ms: int) -> bool:
+        charged = super().charge_unthrottled(handle, value, charges, now_ms)
+        if charged:
+            _require_equal(f"{value} bytes: ms", 0, self._rows[handle].charge(value, now_ms, self))
+            self.charges.append(Charge(handle, value, 0, charges))
+        return charged
+
+    def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
+        throttle_ms, lent = super().charge_or_lend(handle, value, now_ms)
+        row, charge = self._rows[handle], self.charges[-1]
+        _require_equal(f"{value} bytes are lent", lent, charge.lent or row.may_lend(value, charge.throttle_ms, self))
+        if lent:
+            row.lent += value
+            charge.throttle_ms = max(charge.throttle_ms, row.payable_after_ms(now_ms, self))
+        _require_equal(f"{value} bytes are lent for (ms)", throttle_ms, charge.throttle_ms)
+        return throttle_ms, lent
+
+    def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
+        if handle in self._rows:
+            self._rows[handle].lent -= value
+        return super().repay(handle, value, now_ms)
+
+    def call_in(self, handle: int, value: float) -> None:
+        if handle in self._rows:
+            self._rows[handle].lent -= value
+        super().call_in(handle, value)
+
+    def give_back(self, handle: int, value: float, now_ms: int) -> None:
+        if handle in self._rows:
+            row, charge = self._rows[handle], self.charges[-1]
+            charge.lent = charge.handle == handle and row.may_lend(value, charge.throttle_ms, self)
+            _require_equal(f"{value} bytes may be given back", charge.lent and charge.value == value, True)
+            row.give_back(value, now_ms)
+        super().give_back(handle, value, now_ms)
+
+    def is_open(self, handle: int) -> bool:
+        """Whether the row of this handle still measures."""
+        return handle in self._rows
+
+
+def _require_equal(what: str, found: float, right: float) -> None:
+    if found != right:
+        raise Violation(f"{what}: {found}, {right} is right")

@@ -1,0 +1,175 @@
+"""What happens in one simulated world, decided before it begins: plain data that can be printed and cut down."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+MAX_THROTTLE_MS = 2**31 - 1
+
+AMPLE_SENSORS = 1000
+"""With so many rows the table of sensors is never full."""
+
+
+@dataclass(slots=True)
+class AnswerPlan:
+    """How a node answers one request.
+
+    `kind` is `right` or one of wire.WRONG_ANSWERS, `never` or `close`. `filler_bytes` of it are opaque, `nodes` how
+    many addresses it names, `tag_bytes` what stands in tagged fields that nobody knows (0: no such field).
+    """
+
+    kind: str = "right"
+    filler_bytes: int = 0
+    throttle_ms: int = 0
+    delay_ms: int = 0
+    nodes: int = 0
+    tag_bytes: int = 0
+
+
+@dataclass(slots=True)
+class RequestPlan:
+    """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame."""
+
+    api_key: int
+    version: int
+    correlation_id: int = 1
+    client_id: bytes | None = b"etl"
+    filler_bytes: int = 0
+    acks: int = 1
+    transactional_id_bytes: int = -1
+    min_bytes: int = 1
+    max_bytes: int = 52_428_800
+    tag_bytes: int = 0
+    flipped_bit: int = -1
+    answer: AnswerPlan = field(default_factory=AnswerPlan)
+
+
+@dataclass(slots=True)
+class Burst:
+    """Requests that are written together, as far as the client's depth allows."""
+
+    requests: list[RequestPlan]
+
+
+@dataclass(slots=True)
+class Raw:
+    """Bytes that are no request."""
+
+    what: str
+    data: bytes
+
+
+@dataclass(slots=True)
+class Wait:
+    """The client does nothing for `ms`."""
+
+    ms: int
+
+
+@dataclass(slots=True)
+class Stall:
+    """The client does not read for `ms`; it goes on writing."""
+
+    ms: int
+
+
+@dataclass(slots=True)
+class Drain:
+    """The client waits until all that it asked is answered."""
+
+
+@dataclass(slots=True)
+class End:
+    """The client goes: `close`, `half_close` (it still reads) or `reset`."""
+
+    how: str
+
+
+Step = Burst | Raw | Wait | Stall | Drain | End
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something breaks on the way, so long after the connection began.
+
+    `client_reset`, `node_reset`: the connection breaks. `node_end`, `node_close`: the node half-closes, closes.
+    `client_hold`, `node_hold`: nothing arrives for `ms`. `client_stall`, `node_stall`: nothing is read there for `ms`.
+    """
+
+    at_ms: int
+    kind: str
+    ms: int = 0
+
+
+@dataclass(slots=True)
+class ConnectionPlan:
+    """One client with its node, and the network between them and the proxy.
+
+    `depth` is how many answers the client lets be due, `capacity` what each direction holds of bytes that nobody has
+    read, `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how
+    long a node collects answers before it writes them, `verdict_ms` how long a verdict takes.
+    """
+
+    seed: int
+    start_ms: int = 0
+    steps: list[Step] = field(default_factory=list)
+    obedient: bool = True
+    depth: int = 5
+    capacity: int = 65_536
+    delay_ms: int = 1
+    cuts: int = 0
+    connect: str = "accepted"
+    connect_ms: int = 1
+    flush_ms: int = 0
+    verdict_ms: int = 0
+    faults: list[Fault] = field(default_factory=list)
+
+    def requests(self) -> Iterator[RequestPlan]:
+        """Every request, in order."""
+        for step in self.steps:
+            if isinstance(step, Burst):
+                yield from step.requests
+
+
+@dataclass(slots=True, frozen=True)
+class QuotaPlan:
+    """Byte rates of one entity: names as in Entity, `*` for the default; None for what has no quota."""
+
+    user: str | None
+    client_id: str | None
+    produce: int | None
+    fetch: int | None
+
+
+@dataclass(slots=True)
+class Change:
+    """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors.
+
+    `drain` closes connections at idle moments, and after `drain_ms` the rest.
+    """
+
+    at_ms: int
+    kind: str
+    quotas: tuple[QuotaPlan, ...] = ()
+    max_throttle_ms: int = MAX_THROTTLE_MS
+    max_debt_ms: int = MAX_THROTTLE_MS
+    drain_ms: int = 0
+
+
+@dataclass(slots=True)
+class WorldPlan:
+    """One proxy before one node, with all who use it. `seed` is where it came from; nothing is drawn from it again."""
+
+    seed: int
+    connections: list[ConnectionPlan]
+    quotas: tuple[QuotaPlan, ...] = ()
+    changes: list[Change] = field(default_factory=list)
+    max_throttle_ms: int = MAX_THROTTLE_MS
+    max_debt_ms: int = MAX_THROTTLE_MS
+    sensors: int = AMPLE_SENSORS
+    max_frame_bytes: int = 104_857_600
+    max_answer_bytes: int = 2**31 - 1
+    max_in_flight: int = 1000
+    write_buffer_bytes: int = 262_144
+    advertised_host_bytes: int = 13
+    portless: tuple[int, ...] = ()
+    timers_early: bool = False

@@ -1,0 +1,336 @@
+"""What carries a relay's actions out in the simulation: proxy.net.connection with the network and the clock changed."""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from zlib import crc32
+
+from protocol.api_versions import carried
+from proxy.net.connection import LINGER_S
+from proxy.relay.actions import (
+    Action,
+    Ask,
+    Close,
+    CloseReason,
+    OpenUpstream,
+    Pause,
+    Resume,
+    Send,
+    Side,
+    Throttled,
+    Verdict,
+    WakeAt,
+)
+from proxy.relay.relay import Relay
+from proxy.verdicts.decide import decide
+from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from quotas.ledger import Ledger
+from tests.simulation.model import HELD_BYTES, NODE_ID, USER, VIRTUAL_CLUSTER, Model
+from tests.simulation.network import READ_BYTES, Events, Link, Stream
+from tests.simulation.oracle import Violation
+from tests.simulation.wire import Surroundings
+
+READ_AHEAD_BYTES = 512
+LINGER_MS = int(LINGER_S * 1000)
+
+CLIENT, NODE = Side.CLIENT, Side.NODE
+
+
+class SimulatedNodes:
+    """Where clients find the nodes of a world; notes what is learned of them."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self.learned: dict[int, tuple[str, int]] = {}
+        self._around = around
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        self.learned[node_id] = (host, port)
+
+    def advertised(self, node_id: int) -> tuple[bytes, int]:
+        if node_id in self._around.portless:
+            raise NoPortForNode(f"node {node_id}")
+        return self._around.ours(node_id)
+
+
+class _Observer:
+    """One side of a shell, as its stream sees it."""
+
+    def __init__(self, shell: "Shell", side: Side) -> None:
+        self._shell = shell
+        self._side = side
+
+    def bytes_came(self, data: bytes) -> None:
+        self._shell.bytes_came(self._side, data)
+
+    def eof_came(self) -> None:
+        self._shell.eof_came(self._side)
+
+    def lost(self, error: str) -> None:
+        self._shell.lost(self._side, error)
+
+    def writing_paused(self) -> None:
+        self._shell.writing_paused(self._side)
+
+    def writing_resumed(self) -> None:
+        self._shell.writing_resumed(self._side)
+
+    def room(self) -> int:
+        return READ_AHEAD_BYTES if self._side is CLIENT and self._shell.relay.muted else READ_BYTES
+
+
+class Trace:
+    """A hash over all that relays were given and did; with `lines` also in words."""
+
+    def __init__(self, lines: list[str] | None = None) -> None:
+        self.hash = 0
+        self.lines = lines
+
+    def note(self, now_ms: int, who: int, what: str, data: bytes = b"") -> None:
+        self.hash = crc32(data, crc32(f"{now_ms} {who} {what} {len(data)}".encode(), self.hash))
+        if self.lines is not None:
+            self.lines.append(f"{now_ms:>12} ms  #{who} {what}" + (f" {len(data)} B {data[:24].hex()}" if data else ""))
+
+
+class Shell:
+    """Drives one relay between two streams, and shows the model all of it."""
+
+    def __init__(
+        self,
+        number: int,
+        relay: Relay,
+        model: Model,
+        ledger: Ledger,
+        nodes: SimulatedNodes,
+        events: Events,
+        client_link: Link,
+        write_buffer_bytes: int,
+        verdict_ms: int,
+        early_timers: bool,
+        open_upstream: Callable[[], None],
+        trace: Trace,
+    ) -> None:
+        self.relay = relay
+        self.closing = False
+        self.aborted = False
+        self.worst_kept_bytes = 0
+        self.worst_held_bytes = 0
+        self._number = number
+        self._model = model
+        self._facts = ConnectionFacts(VIRTUAL_CLUSTER, nodes, ledger, NODE_ID, USER, carried)
+        self._events = events
+        self._high = write_buffer_bytes
+        self._verdict_ms = verdict_ms
+        self._early_timers = early_timers
+        self._open_upstream = open_upstream
+        self._trace = trace
+        self._client: Stream | None = Stream(events, client_link, write_buffer_bytes, _Observer(self, CLIENT))
+        self._node: Stream | None = None
+        self._timer: list[Callable[[], None] | None] | None = None
+        self._steps: deque[tuple[str, Callable[[int], list[Action]], bytes]] = deque()
+        self._carrying_out = False
+
+    # ------------------------------------------------------- what is reported
+
+    def bytes_came(self, side: Side, data: bytes) -> None:
+        def step(now_ms: int) -> list[Action]:
+            self._model.bytes_came(side, data)
+            return self.relay.on_bytes(side, data, now_ms)
+
+        if not self.closing:
+            self._do(f"bytes of {side.value}", step, data)
+
+    def eof_came(self, side: Side) -> None:
+        def step(now_ms: int) -> list[Action]:
+            self._model.eof_came(side)
+            return self.relay.on_eof(side, now_ms)
+
+        if not self.closing:
+            self._do(f"end of {side.value}", step)
+
+    def lost(self, side: Side, error: str) -> None:
+        if side is NODE:
+            self._node = None
+        else:
+            self._client = None
+        if not self.closing:
+            self.give_up(CloseReason.NODE_LOST if side is NODE else CloseReason.CLIENT_LOST)
+        elif self._node is self._client is None:
+            self._cancel_timer()
+
+    def writing_paused(self, side: Side) -> None:
+        def step(now_ms: int) -> list[Action]:
+            self._model.blocked(side)
+            return self.relay.on_blocked(side)
+
+        if not self.closing:
+            self._do(f"{side.value} blocked", step)
+
+    def writing_resumed(self, side: Side) -> None:
+        if not self.closing:
+            self._do(f"{side.value} writable", self._writable(side))
+
+    def _writable(self, side: Side) -> Callable[[int], list[Action]]:
+        def step(now_ms: int) -> list[Action]:
+            self._model.writable(side)
+            return self.relay.on_writable(side, now_ms)
+
+        return step
+
+    def give_up(self, reason: CloseReason) -> None:
+        """Close for a reason that is not on the wire."""
+
+        def step(now_ms: int) -> list[Action]:
+            self._model.lost(reason.value)
+            return self.relay.on_lost(reason)
+
+        if not self.closing:
+            self._do(reason.value, step)
+
+    def node_linked(self, link: Link) -> None:
+        """The node's stream stands; the relay does not know of it yet."""
+        stream = Stream(self._events, link, self._high, _Observer(self, NODE))
+        if self.closing:
+            stream.abort()
+        else:
+            self._node = stream
+
+    def node_connected(self) -> None:
+        """Tell the relay that the upstream connection stands."""
+        if not self.closing:
+            self._do("connected", self._writable(NODE))
+
+    # ------------------------------------------------------------ carrying out
+
+    def _do(self, what: str, step: Callable[[int], list[Action]], data: bytes = b"") -> None:
+        """Take a step; one that comes up while another is being carried out waits until that one is done."""
+        self._steps.append((what, step, data))
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        while self._steps:
+            self._carry_out(*self._steps.popleft())
+        self._carrying_out = False
+        self._check_streams()
+
+    def _carry_out(self, what: str, step: Callable[[int], list[Action]], data: bytes) -> None:
+        now_ms = self._events.now_ms
+        self._trace.note(now_ms, self._number, what, data)
+        actions = step(now_ms)
+        self._model.see(actions, now_ms)
+        self.worst_held_bytes = max(self.worst_held_bytes, self.relay.held_bytes)
+        for action in actions:
+            self._do_one(action)
+
+    def _give_late_verdict(self, ask: Ask) -> None:
+        if not self.closing:
+            self._do("verdict", self._verdict_on(ask))
+
+    def _verdict_on(self, ask: Ask) -> Callable[[int], list[Action]]:
+        def step(now_ms: int) -> list[Action]:
+            verdict = decide(ask, self._facts, now_ms)
+            self._model.verdict_given(ask.ticket)
+            return self.relay.on_verdict(ask.ticket, verdict, now_ms)
+
+        return step
+
+    def _do_one(self, action: Action) -> None:
+        match action:
+            case Send(side, pieces):
+                stream = self._stream(side)
+                if stream is not None:
+                    data = b"".join(pieces)
+                    self._trace.note(self._events.now_ms, self._number, f"-> {side.value}", data)
+                    stream.write(data)
+                    self._note_kept(stream.kept_bytes)
+            case Ask():
+                if self._verdict_ms:
+                    self._events.at(self._events.now_ms + self._verdict_ms, partial(self._give_late_verdict, action))
+                else:
+                    self._steps.append(("verdict", self._verdict_on(action), b""))
+            case Pause(side):
+                self._reading(side).pause_reading()
+            case Resume(side):
+                self._reading(side).resume_reading()
+            case WakeAt(at_ms):
+                self._wake_at(at_ms)
+            case OpenUpstream():
+                self._open_upstream()
+            case Throttled():
+                pass
+            case Close(reason):
+                self._trace.note(self._events.now_ms, self._number, f"closed {reason.value} {action.detail}")
+                self._close()
+                self._check_silence()
+
+    def _note_kept(self, kept_bytes: int) -> None:
+        """Above its high-water mark a stream gets no more than one read and what was held brought with them."""
+        self.worst_kept_bytes = max(self.worst_kept_bytes, kept_bytes)
+        if kept_bytes > self._high + HELD_BYTES + READ_BYTES:
+            raise Violation(f"{kept_bytes} bytes are kept to be written, the high-water mark is {self._high}")
+
+    def _stream(self, side: Side) -> Stream | None:
+        return self._node if side is NODE else self._client
+
+    def _reading(self, side: Side) -> Stream:
+        stream = self._stream(side)
+        if stream is None:
+            raise Violation(f"Pause or Resume of {side}, which is not there")
+        return stream
+
+    def _check_streams(self) -> None:
+        """What is read is what the relay wants to be read, and what is kept is bounded."""
+        if self.closing:
+            return
+        for side, stream in ((CLIENT, self._client), (NODE, self._node)):
+            if stream is None or stream.closed:
+                continue
+            if stream.reading and self._model.is_paused(side):
+                raise Violation(f"{side} is read although the relay paused it")
+            if not stream.reading and not self._model.is_paused(side) and not self._model.has_ended(side):
+                raise Violation(f"{side} is not read although the relay resumed it")
+
+    def _wake_at(self, at_ms: int) -> None:
+        self._cancel_timer()
+        now_ms = self._events.now_ms
+        early_ms = 1 if self._early_timers and at_ms > now_ms + 1 else 0
+        self._timer = self._events.at(max(at_ms - early_ms, now_ms + 1), self._wake_up)
+
+    def _cancel_timer(self) -> None:
+        if self._timer is not None:
+            self._events.cancel(self._timer)
+            self._timer = None
+
+    def _wake_up(self) -> None:
+        def step(now_ms: int) -> list[Action]:
+            self._model.time_came(now_ms)
+            return self.relay.on_time(now_ms)
+
+        self._timer = None
+        self._do("time", step)
+
+    def _check_silence(self) -> None:
+        """Whatever a closed relay is told, it does nothing."""
+        relay, now_ms = self.relay, self._events.now_ms
+        done = [relay.on_bytes(side, b"\0\0\0\1", now_ms) + relay.on_blocked(side) for side in Side]
+        done += [relay.on_writable(side, now_ms) + relay.on_eof(side, now_ms) for side in Side]
+        done += [relay.on_time(now_ms), relay.on_verdict(1, Verdict(), now_ms), relay.on_lost(CloseReason.SHUTDOWN)]
+        if any(done):
+            raise Violation(f"actions after the end: {done}")
+
+    # ----------------------------------------------------------------- closing
+
+    def _close(self) -> None:
+        self.closing = True
+        self._cancel_timer()
+        for stream in (self._client, self._node):
+            if stream is not None:
+                stream.close()
+        if self._client is not None or self._node is not None:
+            self._timer = self._events.at(self._events.now_ms + LINGER_MS, self._abort)
+
+    def _abort(self) -> None:
+        self._timer = None
+        self.aborted = True
+        for stream in (self._client, self._node):
+            if stream is not None:
+                stream.abort()

@@ -1,0 +1,104 @@
+"""A short simulation, and whether it would find what it is there to find.
+
+`python -m tests.simulation --seconds 600` is the long one.
+"""
+
+import pytest
+
+from proxy.relay.relay import Relay
+from tests.simulation.__main__ import main
+from tests.simulation.generate import world_of
+from tests.simulation.mutants import MUTANTS, AnswersOutOfOrder, EndlessMute, LostPartialFrame
+from tests.simulation.shrink import described, kind_of, shrink
+from tests.simulation.world import Outcome, run_world
+
+SEEDS = 160
+SEEDS_FOR_A_BUG = 250
+"""Most bugs are found by the first five; a few need a rare meeting."""
+
+
+@pytest.fixture(scope="module")
+def outcomes():
+    """By seed."""
+    return {seed: run_world(world_of(seed)) for seed in range(SEEDS)}
+
+
+def test_every_invariant_holds(outcomes):
+    failures = {f"python -m tests.simulation --seed {seed}": outcome.failure for seed, outcome in outcomes.items()}
+    assert {command: failure for command, failure in failures.items() if failure} == {}
+
+
+def test_a_seed_is_a_world():
+    first, second = (run_world(world_of(7)) for _ in range(2))
+    assert first == second
+    assert first.trace_hash != run_world(world_of(8)).trace_hash
+
+
+def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
+    total = Outcome()
+    for outcome in outcomes.values():
+        total.add(outcome)
+    assert set(total.closes) >= {
+        "client_closed",
+        "client_lost",
+        "node_closed",
+        "node_lost",
+        "node_unreachable",
+        "node_unknown",
+        "no_port_for_node",
+        "request_not_kafka",
+        "request_too_large",
+        "request_malformed",
+        "unsupported_api",
+        "answer_not_kafka",
+        "answer_too_large",
+        "answer_malformed",
+        "answer_unexpected",
+        "shutdown",
+    }
+    assert {"client_reset", "node_reset", "node_end", "client_hold", "node_stall", "babbles"} <= set(total.faults)
+    assert {"operator_quotas", "operator_caps", "operator_sweep", "operator_drain"} <= set(total.faults)
+    assert total.throttles > 100
+    assert total.worst_held_bytes > 100_000
+
+
+def first_failure(make_relay):
+    for seed in range(SEEDS_FOR_A_BUG):
+        failure = run_world(world_of(seed), make_relay).failure
+        if failure:
+            return seed, failure
+    return None, ""
+
+
+@pytest.mark.parametrize(("mutant", "symptom"), MUTANTS.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_a_bug_put_in_on_purpose_is_found(mutant, symptom):
+    seed, failure = first_failure(mutant)
+    assert seed is not None
+    assert symptom in failure
+
+
+@pytest.mark.parametrize("mutant", [AnswersOutOfOrder, EndlessMute, LostPartialFrame])
+def test_what_fails_is_cut_down_to_a_few_requests(mutant):
+    seed, failure = first_failure(mutant)
+    smallest = shrink(world_of(seed), lambda plan: run_world(plan, mutant).failure, most_runs=400)
+    assert kind_of(run_world(smallest, mutant).failure) == kind_of(failure)
+    assert not run_world(smallest, Relay).failure
+    assert len(smallest.connections) == 1
+    assert sum(1 for _ in smallest.connections[0].requests()) <= 4
+    assert f"seed={seed}" in described(smallest)
+
+
+def test_a_failing_seed_tells_how_to_see_it_again(capsys):
+    mutant = "tests.simulation.mutants:EndlessMute"
+    seed, _ = first_failure(EndlessMute)
+    assert main(["--seed", str(seed), "--relay", mutant]) == 1
+    told = capsys.readouterr().out
+    assert f"Seed {seed} FAILS: muted until" in told
+    again = told.rpartition("Again: python -m tests.simulation ")[2].split()
+    assert main(again) == 1
+    assert main(["--seed", str(seed)]) == 0
+
+
+def test_time_runs_out(capsys):
+    assert main(["--seed", "1", "--seconds", "0.1"]) == 0
+    assert "simulated hours" in capsys.readouterr().out

@@ -1,0 +1,577 @@
+"""Kafka's frames as the simulator knows them: built from templates, read by code that is not the relay's.
+
+Of the product it takes the table of APIs and versions, which other tests hold to Kafka's own classes.
+"""
+
+from dataclasses import dataclass
+from random import Random
+from struct import Struct, pack
+
+from protocol.api_table import APIS
+from tests.simulation.plan import AnswerPlan, RequestPlan
+
+PRODUCE, FETCH, METADATA, FIND_COORDINATOR, HEARTBEAT, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 10, 12, 18, 60
+HEAD_BYTES = 128 * 1024
+"""How much of a frame may have to be seen before its fate is decided."""
+
+_FIXED_HEAD = Struct(">ihhih")
+_HIDDEN_TAG = b"\x7f"
+_MAX_FILLER_BYTES = 4 << 20
+_FILLER = Random(0).randbytes(2 * _MAX_FILLER_BYTES)
+
+WRONG_ANSWERS = {
+    "other_id": "answer_unexpected",
+    "extra": "answer_unexpected",
+    "too_short": "answer_malformed",
+    "cut_tail": "answer_malformed",
+    "negative_size": "answer_malformed",
+    "small_size": "answer_malformed",
+    "huge_size": "answer_too_large",
+    "http": "answer_not_kafka",
+    "tls": "answer_not_kafka",
+    "half": "node_closed",
+    "half_reset": "node_lost",
+}
+"""What a node may write in place of an answer, and why the connection ends then."""
+
+
+def filler(size: int, salt: int) -> bytes:
+    """`size` opaque bytes, different for each `salt`."""
+    start = salt * 2_654_435_761 % _MAX_FILLER_BYTES
+    return _FILLER[start : start + size]
+
+
+def framed(payload: bytes) -> bytes:
+    return pack(">i", len(payload)) + payload
+
+
+def uvarint(value: int) -> bytes:
+    encoded = b""
+    while value > 127:
+        encoded += bytes([value % 128 + 128])
+        value //= 128
+    return encoded + bytes([value])
+
+
+def text(value: bytes | None, compact: bool) -> bytes:
+    """A string, or null."""
+    if compact:
+        return b"\0" if value is None else uvarint(len(value) + 1) + value
+    return pack(">h", -1) if value is None else pack(">h", len(value)) + value
+
+
+def count(elements: int, compact: bool) -> bytes:
+    return uvarint(elements + 1) if compact else pack(">i", elements)
+
+
+def tags(size: int) -> bytes:
+    """A tag buffer with one field of `size` bytes that nobody knows; an empty one for 0."""
+    return b"\0" if not size else b"\x01\x63" + uvarint(size) + filler(size, size)
+
+
+def is_flexible(api_key: int, version: int) -> bool:
+    return version >= APIS[api_key].first_flexible
+
+
+def is_known(api_key: int, version: int) -> bool:
+    api = APIS.get(api_key)
+    return api is not None and api.min_version <= version <= api.max_version
+
+
+# --------------------------------------------------------------------- requests
+
+
+def request_frame(plan: RequestPlan) -> bytes:
+    """The frame that a plan describes."""
+    api_key, version = plan.api_key, plan.version
+    api = APIS.get(api_key)
+    flexible = api is not None and is_flexible(api_key, version)
+    header = pack(">hhi", api_key, version, plan.correlation_id)
+    if api is None or version >= api.client_id_since:
+        header += text(plan.client_id, compact=False)
+    if flexible:
+        header += tags(plan.tag_bytes)
+    frame = framed(header + _fields(plan, flexible) + filler(plan.filler_bytes, plan.correlation_id))
+    if plan.flipped_bit >= 0:
+        at, bit = divmod(plan.flipped_bit, 8)
+        at %= len(frame)
+        frame = frame[:at] + bytes([frame[at] ^ 1 << bit]) + frame[at + 1 :]
+    return frame
+
+
+def _fields(plan: RequestPlan, flexible: bool) -> bytes:
+    if plan.api_key == PRODUCE:
+        fields = pack(">hi", plan.acks, 30_000)
+        if plan.version < 3:
+            return fields
+        size = plan.transactional_id_bytes
+        return text(None if size < 0 else filler(size, size), flexible) + fields
+    if plan.api_key == FETCH:
+        replica = b"" if plan.version >= 15 else pack(">i", -1)
+        fields = replica + pack(">iii", 500, plan.min_bytes, plan.max_bytes)
+        return fields + bytes(max(16 - len(fields), 0))
+    return b""
+
+
+@dataclass(slots=True)
+class Head:
+    """What decides about a request."""
+
+    frame_bytes: int
+    api_key: int
+    version: int
+    correlation_id: int
+    client_id: bytes
+    body_at: int
+    acks: int
+
+    @property
+    def answered(self) -> bool:
+        return self.api_key != PRODUCE or self.acks != 0
+
+    @property
+    def answered_by_proxy(self) -> bool:
+        """ApiVersions of a version that is not in the table."""
+        return self.api_key == API_VERSIONS and self.version > APIS[API_VERSIONS].max_version
+
+
+@dataclass(slots=True)
+class Bad:
+    """Bytes that are no request, and the reason to close for."""
+
+    reason: str
+
+
+class _Short(Exception):
+    """More bytes are needed."""
+
+
+_MALFORMED = Bad("request_malformed")
+_OTHER_PROTOCOLS = (b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"CONN", b"PRI ", b"HTTP", b"SSH-", b"PROX")
+
+
+def is_other_protocol(start: bytes) -> bool:
+    """Whether bytes begin as TLS, HTTP, SSH or a PROXY header do."""
+    tls = len(start) >= 2 and start[0] in (20, 21, 22, 23) and start[1] == 3
+    return tls or start[:4] in _OTHER_PROTOCOLS or start[:4] == b"\r\n\r\n"
+
+
+def judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
+    """The request that `data` begins with, None while its decisive bytes are not there."""
+    if len(data) < 4:
+        return None
+    size = int.from_bytes(data[:4], "big", signed=True)
+    if not 8 <= size <= max_frame_bytes:
+        if is_other_protocol(bytes(data[:4])):
+            return Bad("request_not_kafka")
+        return Bad("request_too_large") if size > max_frame_bytes else _MALFORMED
+    if len(data) < 14:
+        return None
+    _, api_key, version, correlation_id, id_bytes = _FIXED_HEAD.unpack_from(data)
+    api = APIS.get(api_key)
+    by_proxy = api_key == API_VERSIONS and version > APIS[API_VERSIONS].max_version
+    if not is_known(api_key, version) and not by_proxy:
+        if is_other_protocol(bytes(data[:4])):
+            return Bad("request_not_kafka")
+        return Bad("unsupported_api" if api is None else "unsupported_version")
+    assert api is not None
+    frame_bytes = size + 4
+    id_at, at = 14, 14 + max(id_bytes, 0)
+    if version < api.client_id_since:
+        id_at = at = 12
+    if at > frame_bytes:
+        return _MALFORMED
+    here = min(len(data), frame_bytes)
+    try:
+        body_at = _skip_tags(data, at, here) if version >= api.first_flexible else at
+        if body_at > here:
+            raise _Short
+        head = Head(frame_bytes, api_key, version, correlation_id, bytes(data[id_at:at]), body_at, 1)
+        if api_key == PRODUCE:
+            head.acks = _acks(data, body_at, version, here)
+        elif api_key == FETCH and body_at + 16 > here:
+            raise _Short
+    except _Short:
+        return _MALFORMED if len(data) >= min(frame_bytes, HEAD_BYTES) else None
+    except ValueError:
+        return _MALFORMED
+    if by_proxy and size > HEAD_BYTES:
+        return _MALFORMED
+    return head
+
+
+def _uvarint(data: bytes | bytearray, at: int, end: int) -> tuple[int, int]:
+    value = 0
+    for step in range(5):
+        if at >= end:
+            raise _Short
+        value |= (data[at] & 127) << 7 * step
+        at += 1
+        if data[at - 1] < 128:
+            if value >= 2**32:
+                break
+            return value, at
+    raise ValueError("no uvarint of 32 bits")
+
+
+def _skip_tags(data: bytes | bytearray, at: int, end: int) -> int:
+    fields, at = _uvarint(data, at, end)
+    if fields > 64:
+        raise ValueError("too many tags")
+    for _ in range(fields):
+        _, at = _uvarint(data, at, end)
+        size, at = _uvarint(data, at, end)
+        at += size
+        if at > end:
+            raise _Short
+    return at
+
+
+def _acks(data: bytes | bytearray, at: int, version: int, end: int) -> int:
+    if version >= 9:
+        size, at = _uvarint(data, at, end)
+        at += max(size - 1, 0)
+    elif version >= 3:
+        if at + 2 > end:
+            raise _Short
+        at += 2 + max(int.from_bytes(data[at : at + 2], "big", signed=True), 0)
+    if at + 2 > end:
+        raise _Short
+    return int.from_bytes(data[at : at + 2], "big", signed=True)
+
+
+def clamped(frame: bytes, head: Head, ceiling_bytes: int) -> bytes:
+    """The beginning of a Fetch request with max_bytes at most `ceiling_bytes` and min_bytes at most max_bytes."""
+    at = head.body_at + (4 if head.version >= 15 else 8)
+    least, most = (int.from_bytes(frame[i : i + 4], "big", signed=True) for i in (at, at + 4))
+    if head.version < 3:
+        return frame[:at] + pack(">i", min(least, ceiling_bytes)) + frame[at + 4 :]
+    most = min(most, ceiling_bytes)
+    return frame[:at] + pack(">ii", min(least, most), most) + frame[at + 8 :]
+
+
+def unsupported_version_answer(correlation_id: int) -> bytes:
+    """What KIP-511 has a server say to an ApiVersions request of a version that it does not know."""
+    api = APIS[API_VERSIONS]
+    return framed(pack(">ihihhh", correlation_id, 35, 1, API_VERSIONS, api.min_version, api.max_version))
+
+
+# ---------------------------------------------------------------------- answers
+
+
+@dataclass(slots=True)
+class Answer:
+    """What a node writes for one request, and what the client must get of it, but for the throttle time.
+
+    `throttle_at` is where throttle_time_ms stands in `for_client` (-1: nowhere), `charged_bytes` what a Fetch counts.
+    `reason` is why the connection must end instead, after at most `passable` bytes; `ending` what the node does then.
+    """
+
+    frame: bytes
+    for_client: bytes
+    throttle_at: int = -1
+    throttle_ms: int = 0
+    charged_bytes: int = 0
+    reason: str = ""
+    passable: int = 0
+    ending: str = ""
+    addresses: tuple[tuple[int, bytes, int], ...] = ()
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What answers depend on beside their plan."""
+
+    host: bytes
+    portless: tuple[int, ...]
+    max_answer_bytes: int
+
+    def ours(self, node_id: int) -> tuple[bytes, int]:
+        """Where clients find this node."""
+        return self.host, 20_000 + node_id
+
+
+def theirs(node_id: int) -> tuple[bytes, int]:
+    """Where the cluster says that this node is."""
+    return b"inside-%d.example" % node_id * (1 + node_id % 3), 9092 + node_id
+
+
+def answer(head: Head, plan: AnswerPlan, around: Surroundings) -> Answer:
+    """The answer to a request, right or wrong as planned."""
+    right = _right_answer(head, plan, around)
+    if plan.kind in ("right", "extra") or right.reason:
+        return right
+    frame, reason = _wrong_frame(head, plan, right.frame, around), WRONG_ANSWERS[plan.kind]
+    passable, for_client = 0, right.for_client
+    if plan.kind in ("half", "half_reset"):
+        passable = len(for_client)
+    elif plan.kind == "cut_tail" and len(frame) > HEAD_BYTES:
+        passable, for_client = len(frame) - 1, frame
+    ending = {"half": "close", "half_reset": "reset", "tls": "close"}.get(plan.kind, "")
+    uncharged = 4 + _has_header_tags(head) if plan.kind == "too_short" else len(right.frame) - right.charged_bytes
+    announced = int.from_bytes(frame[:4], "big", signed=True) + 4
+    return Answer(
+        frame,
+        for_client,
+        right.throttle_at,
+        plan.throttle_ms,
+        right.charged_bytes if ending else announced - uncharged,
+        reason,
+        passable,
+        ending,
+    )
+
+
+def extra_answer() -> Answer:
+    """A frame that nobody has asked for."""
+    return Answer(framed(pack(">iih", 0x5EED_5EED, 0, 0)), b"", reason=WRONG_ANSWERS["extra"])
+
+
+def unasked_alert() -> Answer:
+    """What a node that expects TLS says before it hangs up."""
+    return Answer(bytes.fromhex("15030300020228"), b"", reason="answer_not_kafka", ending="close")
+
+
+def can_be(kind: str, api_key: int, version: int) -> bool:
+    """Whether this way of being wrong can be told from right for an API."""
+    if kind == "too_short":
+        held_whole = (api_key == PRODUCE and version > 0) or api_key in (METADATA, API_VERSIONS)
+        return held_whole or version >= APIS[api_key].throttle_since
+    return kind != "cut_tail" or (api_key == PRODUCE and version >= 9) or (api_key == FETCH and version >= 16)
+
+
+def _wrong_frame(head: Head, plan: AnswerPlan, frame: bytes, around: Surroundings) -> bytes:
+    match plan.kind:
+        case "other_id":
+            return frame[:4] + pack(">i", head.correlation_id ^ 0x4000_0000) + frame[8:]
+        case "too_short":
+            return framed(frame[4:8] + (b"\0" if _has_header_tags(head) else b""))
+        case "cut_tail":
+            return framed(frame[4:-1])
+        case "negative_size":
+            return pack(">i", -1 - plan.filler_bytes) + frame[4:]
+        case "small_size":
+            return pack(">i", plan.filler_bytes % 4) + frame[4:]
+        case "huge_size":
+            return pack(">i", around.max_answer_bytes + 1) + frame[4:]
+        case "http":
+            return b"HTTP/1.1 400 Bad Request\r\n\r\n"
+        case "tls":
+            return bytes.fromhex("15030300020228")
+        case _:
+            return frame[: max(len(frame) // 2, 1)]
+
+
+def _has_header_tags(head: Head) -> bool:
+    return head.api_key != API_VERSIONS and is_flexible(head.api_key, head.version)
+
+
+@dataclass(slots=True)
+class _Body:
+    """A body as the node writes it and as the client must get it.
+
+    `throttle_at` is the place of its throttle time, `uncharged` how much of it does not count. What decides must lie
+    before `decided_at` (-1: anywhere), and not too far behind `tail_at`, after which it is held back.
+    """
+
+    theirs: bytes
+    ours: bytes
+    throttle_at: int
+    uncharged: int = 0
+    nodes: tuple[int, ...] = ()
+    decided_at: int = -1
+    tail_at: int = -1
+
+
+def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings) -> Answer:
+    header_tags = tags(plan.tag_bytes % 200) if _has_header_tags(head) else b""
+    header = pack(">i", head.correlation_id) + header_tags
+    body = _BODIES.get(head.api_key, _plain_body)(head, plan, around, len(header) + 4)
+    frame, for_client = framed(header + body.theirs), framed(header + body.ours)
+    throttle_at = body.throttle_at + 4 + len(header) if body.throttle_at >= 0 else -1
+    charged_bytes = len(frame) - 4 - len(header_tags) - body.uncharged
+    addresses = tuple((node_id, *theirs(node_id)) for node_id in body.nodes)
+    made = Answer(frame, for_client, throttle_at, plan.throttle_ms, charged_bytes, addresses=addresses)
+    body_at = 4 + len(header)
+    if len(frame) - 4 > around.max_answer_bytes:
+        made.reason = "answer_too_large"
+    elif body_at + body.decided_at > HEAD_BYTES:
+        made.reason = "answer_malformed"
+    elif body.tail_at >= 0 and len(frame) > HEAD_BYTES and len(frame) - body_at - body.tail_at > HEAD_BYTES:
+        made.reason, made.passable = "answer_malformed", body_at + body.tail_at
+    elif set(body.nodes) & set(around.portless):
+        made.reason = "no_port_for_node"
+    return made
+
+
+def _plain_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+    """Opaque bytes, the throttle time among them where the version has one."""
+    api = APIS[head.api_key]
+    opaque = filler(plan.filler_bytes + 2, head.correlation_id + 1)
+    if head.version < api.throttle_since:
+        return _Body(opaque, opaque, -1)
+    at = api.throttle_offset
+    body = filler(at, 7) + pack(">i", plan.throttle_ms) + opaque
+    return _Body(body, body, at)
+
+
+def _node_ids(plan: AnswerPlan) -> tuple[int, ...]:
+    return tuple(range(1, plan.nodes + 1))
+
+
+def _endpoint(node_id: int, address: tuple[bytes, int], compact: bool) -> bytes:
+    host, port = address
+    return pack(">i", node_id) + text(host, compact) + pack(">i", port)
+
+
+def _endpoint_tags(plan: AnswerPlan, around: Surroundings, before: int) -> tuple[bytes, bytes, int, tuple[int, ...]]:
+    """A tag buffer with NodeEndpoints (KIP-951): the node's, ours, how much of it is not charged, the nodes named."""
+    unknown = tags(plan.tag_bytes)
+    if not plan.nodes:
+        return unknown, unknown, 0, ()
+    ids = _node_ids(plan)
+
+    def field(tag: bytes, address: object) -> bytes:
+        elements = [_endpoint(i, address(i), True) + text(b"rack", True) + b"\0" for i in ids]
+        value = count(len(ids), True) + b"".join(elements)
+        return tag + uvarint(len(value)) + value
+
+    rest = unknown[1:]
+    start = bytes([1 + unknown[0]])
+    node_field = field(b"\0", theirs)
+    buffer = start + node_field + rest
+    if before + len(buffer) > HEAD_BYTES:
+        return buffer, start + field(_HIDDEN_TAG, theirs) + rest, 0, ()
+    return buffer, start + field(b"\0", around.ours) + rest, len(node_field), ids
+
+
+def _produce_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+    version, flexible = head.version, head.version >= 9
+    fixed = 14 if version < 2 else 22 if version < 5 else 30
+    rest = b""
+    if version >= 8:
+        rest = count(0, flexible) + text(None, flexible) + (b"\0" if flexible else b"")
+    partition = fixed + len(rest)
+    partitions = 1 + plan.filler_bytes // partition
+    opaque = filler(fixed * min(partitions, 1000), head.correlation_id)
+    records = [opaque[fixed * (i % 1000) :][:fixed] + rest for i in range(partitions)]
+    if version >= 8 and plan.filler_bytes % 3 == 1:  # an error message, and a record error
+        errors = count(1, flexible) + pack(">i", 3) + text(b"why", flexible) + (b"\0" if flexible else b"")
+        records[0] = opaque[:fixed] + errors + text(b"no", flexible) + (b"\0" if flexible else b"")
+    topic = filler(16, 5) if version >= 13 else text(b"topic", flexible)
+    topics = count(1, flexible) + topic + count(partitions, flexible) + b"".join(records) + (b"\0" if flexible else b"")
+    if version == 0:
+        return _Body(topics, topics, -1)
+    start = topics + pack(">i", plan.throttle_ms)
+    if not flexible:
+        return _Body(start, start, len(topics))
+    if version == 9:
+        body = start + tags(plan.tag_bytes)
+        return _Body(body, body, len(topics), tail_at=len(topics))
+    node_tags, our_tags, _, ids = _endpoint_tags(plan, around, header_end + len(start))
+    return _Body(start + node_tags, start + our_tags, len(topics), nodes=ids, tail_at=len(topics))
+
+
+def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+    if head.version < 16:
+        return _plain_body(head, plan, around, header_end)
+    partitions = 1 + plan.filler_bytes % 3
+    records = filler(plan.filler_bytes // partitions, head.correlation_id)
+    aborted = uvarint(2) + filler(16, 3) + b"\0" if plan.filler_bytes % 5 == 1 else b"\x01"
+    partition = (
+        filler(30, 4) + aborted + pack(">i", -1) + uvarint(len(records) + 1) + records + tags(plan.tag_bytes % 50)
+    )
+    topics = uvarint(2) + filler(16, 6) + uvarint(partitions + 1) + partition * partitions + b"\0"
+    start = pack(">ihi", plan.throttle_ms, 0, 0) + topics
+    node_tags, our_tags, uncharged, ids = _endpoint_tags(plan, around, header_end + len(start))
+    return _Body(start + node_tags, start + our_tags, 0, uncharged, ids, tail_at=len(start))
+
+
+def _metadata_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+    version, flexible = head.version, head.version >= 9
+    ids = _node_ids(plan)
+    rack = b"" if version == 0 else text(b"rack", flexible)
+    after = b"\0" if flexible else b""
+    throttle = pack(">i", plan.throttle_ms) if version >= 3 else b""
+    rest = filler(plan.filler_bytes + 8, head.correlation_id)
+
+    def brokers(address: object) -> bytes:
+        entries = (_endpoint(i, address(i), flexible) + rack + after for i in ids)
+        return throttle + count(len(ids), flexible) + b"".join(entries) + rest
+
+    body = brokers(theirs)
+    return _Body(body, brokers(around.ours), 0 if throttle else -1, nodes=ids, decided_at=len(body) - len(rest))
+
+
+def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+    version, flexible = head.version, head.version >= 3
+    throttle = pack(">i", plan.throttle_ms) if version >= 1 else b""
+    ids = _node_ids(plan)
+
+    def body(address: object) -> bytes:
+        if version >= 4:
+            coordinators = (
+                text(b"group", True) + _endpoint(i, address(i), True) + pack(">h", 0) + text(None, True) + b"\0"
+                for i in ids
+            )
+            return throttle + count(len(ids), True) + b"".join(coordinators) + tags(plan.tag_bytes)
+        found = _endpoint(1, address(1), flexible) if ids else _endpoint(-1, (b"", -1), flexible)
+        message = text(None, flexible) if version >= 1 else b""
+        return throttle + pack(">h", 0) + message + found + (tags(plan.tag_bytes) if flexible else b"")
+
+    named = ids if version >= 4 else ids[:1]
+    return _Body(body(theirs), body(around.ours), 0 if throttle else -1, nodes=named)
+
+
+def _describe_cluster_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+    version = head.version
+    ids = _node_ids(plan)
+    start = pack(">ih", plan.throttle_ms, 0) + text(None, True) + (b"\x01" if version >= 1 else b"")
+    start += text(b"cluster", True) + pack(">i", 1)
+    fenced = b"\0" if version >= 2 else b""
+
+    def brokers(address: object) -> bytes:
+        entries = (_endpoint(i, address(i), True) + text(None, True) + fenced + b"\0" for i in ids)
+        return start + count(len(ids), True) + b"".join(entries) + pack(">i", 0) + tags(plan.tag_bytes)
+
+    return _Body(brokers(theirs), brokers(around.ours), 0, nodes=ids)
+
+
+def _api_versions_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+    version, flexible = head.version, head.version >= 3
+    tag = tags(plan.tag_bytes % 60) if flexible else b""
+    offered = [(key, 0, 3 + (key + plan.filler_bytes) % 14) for key in (*range(plan.filler_bytes % 80), 999)]
+    carried = [entry for entry in map(_carried, offered) if entry is not None]
+
+    def body(entries: list[tuple[int, int, int]]) -> bytes:
+        return pack(">h", 0) + count(len(entries), flexible) + b"".join(pack(">hhh", *entry) + tag for entry in entries)
+
+    rest = tags(plan.tag_bytes) if flexible else b""
+    throttle = pack(">i", plan.throttle_ms) if version >= 1 else b""
+    ours = body(carried)
+    return _Body(body(offered) + throttle + rest, ours + throttle + rest, len(ours) if throttle else -1)
+
+
+def _carried(entry: tuple[int, int, int]) -> tuple[int, int, int] | None:
+    """An entry of ApiVersions cut to what the table has for clients; a broker's minimum of 0 for Produce stays."""
+    key, least, most = entry
+    api = APIS.get(key)
+    if api is None or "broker" not in api.listeners:
+        return None
+    least, most = max(least, 0 if key == PRODUCE else api.min_version), min(most, api.max_version)
+    return (key, least, most) if least <= most else None
+
+
+_BODIES = {
+    PRODUCE: _produce_body,
+    FETCH: _fetch_body,
+    METADATA: _metadata_body,
+    FIND_COORDINATOR: _find_coordinator_body,
+    API_VERSIONS: _api_versions_body,
+    DESCRIBE_CLUSTER: _describe_cluster_body,
+}
+
+OTHER_APIS = tuple(
+    key for key, api in APIS.items() if api.throttle_offset >= 0 and not any(api.shapes) and "broker" in api.listeners
+)
+"""APIs whose answers are opaque but for a throttle time at a fixed place."""

@@ -1,0 +1,334 @@
+"""One simulated world: an operator, a node, and clients that share a ledger, until nothing is left to happen."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+from proxy.relay.actions import CloseReason
+from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.tally import Tally
+from quotas.entities import DEFAULT, Entity, Name, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from tests.simulation import wire
+from tests.simulation.actors import Client, Node
+from tests.simulation.model import Counts, Model
+from tests.simulation.network import Events, Link
+from tests.simulation.oracle import Violation, WatchedSensors
+from tests.simulation.plan import AMPLE_SENSORS, Change, ConnectionPlan, Fault, QuotaPlan, Raw, WorldPlan
+from tests.simulation.shell import Shell, SimulatedNodes, Trace
+
+MakeRelay = Callable[[Ledger, Tally, RelayLimits], Relay]
+
+BEGIN_MS = 1_000_000
+MOST_EVENTS = 2_000_000
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What has happened in a world, or in many."""
+
+    worlds: int = 0
+    simulated_ms: int = 0
+    events: int = 0
+    connections: int = 0
+    requests: int = 0
+    answers: int = 0
+    request_bytes: int = 0
+    answer_bytes: int = 0
+    throttles: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    closes: Counter[str] = field(default_factory=Counter)
+    worst_held_bytes: int = 0
+    worst_kept_bytes: int = 0
+    trace_hash: int = 0
+    failure: str = ""
+
+    def add(self, other: "Outcome") -> None:
+        """Take up what has happened elsewhere."""
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.faults.update(other.faults)
+        self.closes.update(other.closes)
+        self.worst_held_bytes = max(self.worst_held_bytes, other.worst_held_bytes)
+        self.worst_kept_bytes = max(self.worst_kept_bytes, other.worst_kept_bytes)
+        self.trace_hash = self.trace_hash * 31 + other.trace_hash & 2**64 - 1
+
+
+_SUMS = (
+    "worlds",
+    "simulated_ms",
+    "events",
+    "connections",
+    "requests",
+    "answers",
+    "request_bytes",
+    "answer_bytes",
+    "throttles",
+)
+
+
+def run_world(plan: WorldPlan, make_relay: MakeRelay = Relay, trace_lines: list[str] | None = None) -> Outcome:
+    """Let a world happen; a violation, or anything that is raised, is the outcome's `failure`."""
+    world = _World(plan, make_relay, Trace(trace_lines))
+    try:
+        world.run()
+    except Exception as error:  # whatever is raised is what the world was made to find
+        world.outcome.failure = _told(error)
+    world.finish()
+    return world.outcome
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, Violation):
+        return str(error)
+    frame = error.__traceback__
+    while frame is not None and frame.tb_next is not None:
+        frame = frame.tb_next
+    place = f"{frame.tb_frame.f_code.co_filename.rpartition('/')[2]}:{frame.tb_lineno}" if frame else "?"
+    return f"{type(error).__name__} at {place}: {error}"
+
+
+def quota_table(quotas: tuple[QuotaPlan, ...]) -> QuotaTable:
+    """The table that a plan's quotas make."""
+    table: dict[Entity, dict[QuotaType, float]] = {}
+    for quota in quotas:
+        rates = {QuotaType.PRODUCE: quota.produce, QuotaType.FETCH: quota.fetch}
+        limits = {quota_type: float(rate) for quota_type, rate in rates.items() if rate is not None}
+        table[Entity(_name(quota.user), _name(quota.client_id))] = limits
+    return QuotaTable(table)
+
+
+def _name(name: str | None) -> Name:
+    return DEFAULT if name == "*" else name
+
+
+class _Party:
+    """One client with its relay, its node and the network between them."""
+
+    def __init__(self, number: int, plan: ConnectionPlan, world: "_World") -> None:
+        self.plan = plan
+        self.broken = False
+        self.node: Node | None = None
+        self.began = False
+        self._number = number
+        self._world = world
+        self._rng = Random(plan.seed)
+        self._events = world.events
+        self._node_link: Link | None = None
+
+    def begin(self) -> None:
+        """The client connects."""
+        world, plan = self._world, self.plan
+        self.began = True
+        limits = RelayLimits(world.plan.max_frame_bytes, world.plan.max_answer_bytes, world.plan.max_in_flight)
+        self.relay = world.make_relay(world.ledger, world.tally, limits)
+        exact_keys = world.plan.sensors >= AMPLE_SENSORS
+        self.model = Model(world.plan, self.relay, world.ledger, world.around, world.counts, exact_keys)
+        self._client_link = self._link()
+        self.nodes = SimulatedNodes(world.around)
+        self.shell = Shell(
+            self._number,
+            self.relay,
+            self.model,
+            world.ledger,
+            self.nodes,
+            self._events,
+            self._client_link,
+            world.plan.write_buffer_bytes,
+            plan.verdict_ms,
+            world.plan.timers_early,
+            self._connect,
+            world.trace,
+        )
+        self.client = Client(plan, self._events, self._client_link, self.model)
+        for fault in plan.faults:
+            self._events.at(self._events.now_ms + fault.at_ms, partial(self._break, fault))
+        self.client.begin()
+
+    def _link(self) -> Link:
+        plan = self.plan
+        return Link(self._events, self._rng, plan.capacity, plan.delay_ms, plan.cuts)
+
+    def _connect(self) -> None:
+        self._events.at(self._events.now_ms + self.plan.connect_ms, self._connected)
+
+    def _connected(self) -> None:
+        plan, outcome = self.plan, self._world.outcome
+        if plan.connect in ("refused", "unknown"):
+            outcome.faults[f"connect_{plan.connect}"] += 1
+            reasons = {"refused": CloseReason.NODE_UNREACHABLE, "unknown": CloseReason.NODE_UNKNOWN}
+            self.shell.give_up(reasons[plan.connect])
+            return
+        self._node_link = self._link()
+        self.node = Node(plan, self._events, self._node_link, self.model, self.client, self._world.around)
+        self.shell.node_linked(self._node_link)
+        if plan.connect == "babbles":
+            outcome.faults["babbles"] += 1
+            self.broken = True
+            self.node.babble()
+        self._events.at(
+            self._events.now_ms + (plan.delay_ms if plan.connect == "babbles" else 0), self.shell.node_connected
+        )
+
+    def _break(self, fault: Fault) -> None:
+        link = self._client_link if fault.kind.startswith("client") else self._node_link
+        if link is None or self.shell.closing:
+            return
+        self._world.outcome.faults[fault.kind] += 1
+        until_ms = self._events.now_ms + fault.ms
+        match fault.kind:
+            case "client_reset" | "node_reset":
+                self.broken = True
+                link.reset()
+            case "node_end":
+                self.broken = True
+                link.to_proxy.close()
+            case "node_close":
+                self.broken = True
+                if self.node is not None:
+                    self.node.endpoint.close()
+            case "client_hold" | "node_hold":
+                link.to_proxy.hold(until_ms)
+                link.from_proxy.hold(until_ms)
+            case "node_stall":
+                if self.node is not None:
+                    self.node.endpoint.stall(fault.ms)
+            case _:
+                self.client.endpoint.stall(fault.ms)
+
+    # ------------------------------------------------------------ at the end
+
+    def check_rest(self) -> None:
+        """Nothing is left to happen: whoever still waits must wait for something that will not come."""
+        if self.shell.closing or not self.began:
+            return
+        waits_for = self.model.waits_for
+        if not waits_for:
+            raise Violation("a relay rests with something to do")
+        if waits_for == "node" and (self.node is None or self.node.silent != "never"):
+            raise Violation("a request waits for an answer that was given")
+        if waits_for == "client" and self.client.endpoint.unsent:
+            raise Violation("a client cannot write though it is waited for")
+        if waits_for == "idle" and self.client.due > 0 and not self.plan_is_odd:
+            raise Violation("a client waits for an answer though its relay is idle")
+
+    @property
+    def plan_is_odd(self) -> bool:
+        """Whether the client's stream holds more than whole, sound requests."""
+        flipped = any(request.flipped_bit >= 0 for request in self.plan.requests())
+        return flipped or any(isinstance(step, Raw) for step in self.plan.steps)
+
+    def check_learned(self) -> None:
+        """Whatever address the client was told about, the proxy knows the real one of."""
+        for node_id, address in self.model.learned.items():
+            if self.nodes.learned.get(node_id) != address:
+                raise Violation(f"node {node_id} is at {self.nodes.learned.get(node_id)}, not at {address}")
+
+    def check_all_delivered(self) -> None:
+        """If nobody did anything wrong, everything has arrived."""
+        if self.model.closed is None or self.model.closed.reason is not CloseReason.CLIENT_CLOSED:
+            return
+        client, node = self.client, self.node
+        if self.broken or self.shell.aborted or self.plan_is_odd or client.left_unread or client.gone == "reset":
+            return
+        requests = len(client.plans_by_place)
+        if node is None or node.silent in ("wrong", "closed"):
+            return
+        if self.model.requests != requests:
+            raise Violation(f"{self.model.requests} of {requests} requests were taken though nothing was wrong")
+        if self.model.for_node:
+            raise Violation(f"{len(self.model.for_node)} requests have not reached the node though nothing was wrong")
+
+
+class _World:
+    def __init__(self, plan: WorldPlan, make_relay: MakeRelay, trace: Trace) -> None:
+        self.plan = plan
+        self.make_relay = make_relay
+        self.trace = trace
+        self.outcome = Outcome(worlds=1)
+        self.events = Events(BEGIN_MS)
+        self.ledger = Ledger(
+            WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms), quota_table(plan.quotas)
+        )
+        self.tally = Tally()
+        self.counts = Counts()
+        host = (b"proxy.example" + b"h" * 200)[: plan.advertised_host_bytes]
+        self.around = wire.Surroundings(host, plan.portless, plan.max_answer_bytes)
+        self.parties = [_Party(number, connection, self) for number, connection in enumerate(plan.connections)]
+
+    def run(self) -> None:
+        """Until everybody rests, then until everybody is gone."""
+        for party in self.parties:
+            self.events.at(BEGIN_MS + party.plan.start_ms, party.begin)
+        for change in self.plan.changes:
+            self.events.at(BEGIN_MS + change.at_ms, partial(self._change, change))
+        self._until_rest()
+        for party in self.parties:
+            party.check_rest()
+        for party in self.parties:
+            if party.began:
+                party.shell.give_up(CloseReason.SHUTDOWN)
+        self._until_rest()
+        for party in self.parties:
+            if not party.began:
+                continue
+            if not party.shell.closing:
+                raise Violation("a relay is open after its end")
+            party.check_all_delivered()
+            party.check_learned()
+        self._check_tally()
+
+    def _until_rest(self) -> None:
+        if not self.events.run(MOST_EVENTS):
+            raise Violation(f"{MOST_EVENTS} events and no rest")
+
+    def _change(self, change: Change) -> None:
+        now_ms = self.events.now_ms
+        self.outcome.faults[f"operator_{change.kind}"] += 1
+        match change.kind:
+            case "quotas":
+                self.ledger.replace(quota_table(change.quotas), now_ms)
+            case "caps":
+                self.ledger.sensors.set_caps(change.max_throttle_ms, change.max_debt_ms)
+            case "sweep":
+                self.ledger.expire(now_ms)
+            case _:
+                self._drain(now_ms + change.drain_ms)
+
+    def _drain(self, until_ms: int) -> None:
+        for party in self.parties:
+            if party.began and (party.relay.idle or self.events.now_ms >= until_ms):
+                party.shell.give_up(CloseReason.SHUTDOWN)
+        if self.events.now_ms < until_ms:
+            self.events.at(min(self.events.now_ms + 20, until_ms), lambda: self._drain(until_ms))
+
+    def _check_tally(self) -> None:
+        tally, counts = self.tally, self.counts
+        by_api = {key: requests for key, requests in enumerate(tally.requests_by_api) if requests}
+        told = (by_api, tally.request_bytes, tally.answers, tally.answer_bytes)
+        told += (tally.throttles, tally.throttled_ms, tally.throttles_by_node)
+        right = (counts.requests_by_api, counts.request_bytes, counts.answers, counts.answer_bytes)
+        right += (counts.throttles, counts.throttled_ms, counts.throttles_by_node)
+        if told != right:
+            raise Violation(f"the tally says {told}, {right} is right")
+
+    def finish(self) -> None:
+        """Sum up."""
+        outcome, counts = self.outcome, self.counts
+        outcome.simulated_ms = self.events.now_ms - BEGIN_MS
+        outcome.events = self.events.happened
+        outcome.requests = sum(counts.requests_by_api.values())
+        outcome.request_bytes = counts.request_bytes
+        outcome.answers, outcome.answer_bytes = counts.answers, counts.answer_bytes
+        outcome.throttles = sum(counts.throttles.values()) + counts.throttles_by_node
+        outcome.trace_hash = self.trace.hash
+        for party in self.parties:
+            if party.began:
+                outcome.connections += 1
+                outcome.worst_held_bytes = max(outcome.worst_held_bytes, party.shell.worst_held_bytes)
+                outcome.worst_kept_bytes = max(outcome.worst_kept_bytes, party.shell.worst_kept_bytes)
+                if party.model.closed is not None:
+                    outcome.closes[party.model.closed.reason.value] += 1
