@@ -242,9 +242,7 @@ class Sensors:
             return throttle_ms, False
         self.give_back(handle, value, now_ms)
         floats[row + _LENT] += value
-        wait_ms = max(throttle_ms, self._payable_after_ms(row, now_ms))
-        self._ints[row + _THROTTLED_MS] += wait_ms - throttle_ms
-        return wait_ms, True
+        return throttle_ms, True
 
     def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         """Charge what was lent: it is paid, or, as `charge_or_lend` says, it stands or is lent once more."""
@@ -256,19 +254,20 @@ class Sensors:
         self._floats[self._row(handle) + _LENT] -= value
         self.charge(handle, value, self.idle_since_ms(handle))
 
-    def _payable_after_ms(self, row: int, now_ms: int) -> int:
+    def payable_after_ms(self, handle: int, now_ms: int) -> int:
         """How long it takes, at most one cap, until all that is lent can be charged if nothing else is.
 
-        A broker's client finds out by asking again each time it was told to, so this is tried on a copy of the row.
-        More than a burst is never charged at once, so no more is tried.
+        That is tried on a copy of the row, by charging again whenever the throttle time is over. More than a burst is
+        never charged at once, so no more is tried.
         """
+        row = self._row(handle)
         scratch = self._ring_end * self.capacity + _HEAD_WORDS
         self._ints[scratch : scratch + self._ring_end] = self._ints[row : row + self._ring_end]
-        handle = self._ints[scratch + _GENERATION] << _ROW_BITS | scratch
+        copy = self._ints[scratch + _GENERATION] << _ROW_BITS | scratch
         capped, at_ms = self.capped, now_ms
         lent = min(self._floats[row + _LENT], self.burst(self._floats[row + _LIMIT]))
-        while at_ms - now_ms < self.max_throttle_ms and (throttle_ms := self.charge(handle, lent, at_ms)):
-            self.give_back(handle, lent, at_ms)
+        while at_ms - now_ms < self.max_throttle_ms and (throttle_ms := self.charge(copy, lent, at_ms)):
+            self.give_back(copy, lent, at_ms)
             at_ms += throttle_ms
         self.capped = capped
         return min(at_ms - now_ms, self.max_throttle_ms)

@@ -23,6 +23,8 @@ class Loans:
         self._sensors = sensors
         self._loans: deque[Loan] = deque()
         self._due_ms = 0
+        self.paid_at_ms = 0
+        """When all will be paid if nothing comes between: what the client is told. In the past: nothing is lent."""
 
     def charge(self, sensor: int, value: int, client_id: bytes, now_ms: int) -> int:
         """Charge the answer to a Fetch, or lend it; the throttle time in ms."""
@@ -34,10 +36,13 @@ class Loans:
             if not self._loans:
                 self._due_ms = now_ms + self._sensors.max_throttle_ms
             self._loans.append(Loan(sensor, value, client_id))
+            paid_after_ms = max(throttle_ms, self._sensors.payable_after_ms(sensor, now_ms))
+            self.paid_at_ms = max(self.paid_at_ms, now_ms + paid_after_ms)
         return throttle_ms
 
     def repay(self, now_ms: int) -> tuple[Loan, int] | None:
-        """Charge what was lent. What is still too much waits on, at most for one cap in all; then its charge stands.
+        """Charge what was lent, as a broker's client asks again. What is still too much waits on, at most for one cap
+        in all; then its charge stands.
 
         Returns the loan that mutes the client still, and for how many ms; None when there is no such.
         """
@@ -54,6 +59,7 @@ class Loans:
             wait_ms = min(throttle_ms, self._due_ms - now_ms)
             if wait_ms > 0:
                 return loan, wait_ms
+        self.paid_at_ms = 0
         return None
 
     def call_in(self) -> None:

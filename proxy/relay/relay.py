@@ -585,7 +585,9 @@ class Relay:
             return at
         request = self._in_flight[0]
         plan = request.plan
-        if not plan.quick or request.muted_until_ms > now_ms or self._answered_until_ms > now_ms or request.charged:
+        if not plan.quick or request.charged:
+            return at
+        if max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) > now_ms:
             return at
         most = 1 if plan.api_key == FETCH else request.waiting
         count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
@@ -695,7 +697,7 @@ class Relay:
         self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
     ) -> Sequence[Splice]:
         """The larger of our throttle time and the node's is reported, and mutes the client."""
-        own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+        own_ms = max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) - now_ms
         if own_ms <= 0 and node_ms <= 0:
             return ()
         if node_ms > own_ms:

@@ -128,8 +128,8 @@ class Sides:
         with ExitStack() as stack:
             self._of_client_ids = self._brokers(stack, 1, user=False)
             self._of_users = self._brokers(stack, USERS, user=True) if self._users else None
-            behind = self._cluster(stack, 1)
-            self.proxy = stack.enter_context(ParityProxy(behind, self._cells, self._rate))
+            self._behind = self._cluster(stack, 1)
+            self.proxy = stack.enter_context(ParityProxy(self._behind, self._cells, self._rate))
             self._stack = stack.pop_all()
         return self
 
@@ -156,7 +156,12 @@ class Sides:
         """Where requests go, as host:port, by a name for it."""
         of_users = {"a broker of users": "{}:{}".format(*self._of_users.address(1))} if self._of_users else {}
         proxy = f"{HOST}:{self.proxy.bootstrap_ports[0]}"
-        return {"the broker of client-ids": self._of_client_ids.bootstrap_servers, **of_users, "the proxy": proxy}
+        return {
+            "the broker of client-ids": self._of_client_ids.bootstrap_servers,
+            **of_users,
+            "the proxy": proxy,
+            "the broker behind it": self._behind.bootstrap_servers,
+        }
 
     def _brokers(self, stack: ExitStack, nodes: int, user: bool) -> KafkaCluster:
         cluster = self._cluster(stack, nodes)

@@ -202,7 +202,7 @@ def test_versions_are_from_before_and_after_clients_waited_by_themselves(cluster
             clients.SETTINGS, versions, {**settings, "debug": "protocol", "log_level": 7, "logger": log}
         )
         connected = clients.connect(Cell(role, "user", 1, versions), cluster.bootstrap_servers, 0, 5, 65_536)
-        clients.run(connected, 5)
+        clients.run([connected], 5)
         for client in connected:
             assert not client.seen.errors
             client.close()

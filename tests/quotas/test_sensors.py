@@ -244,21 +244,24 @@ def over_quota(limit=1000.0, **caps):
 
 def test_what_is_lent_is_not_recorded_until_it_is_paid():
     sensors, handle = over_quota()
-    wait_ms, lent = sensors.charge_or_lend(handle, 5_000, 10)
+    _, lent = sensors.charge_or_lend(handle, 5_000, 10)
     assert lent
     assert (sensors.reading(handle, 10).total, sensors.reading(handle, 10).lent) == (10_000, 5_000)
-    assert sensors.repay(handle, 5_000, 10 + wait_ms) == (0, False)
-    assert (sensors.reading(handle, 10 + wait_ms).total, sensors.reading(handle, 10 + wait_ms).lent) == (15_000, 0)
+    paid_ms = 10 + sensors.payable_after_ms(handle, 10)
+    assert sensors.repay(handle, 5_000, paid_ms) == (0, False)
+    assert (sensors.reading(handle, paid_ms).total, sensors.reading(handle, paid_ms).lent) == (15_000, 0)
 
 
 def test_the_wait_for_a_loan_is_as_long_as_a_client_of_a_broker_asks_in_vain():
     sensors, handle = over_quota(max_throttle_ms=60_000)
     broker, its_handle = over_quota(max_throttle_ms=60_000)
-    at_ms = 10
+    at_ms, told = 10, []
     while throttle_ms := broker.charge(its_handle, 5_000, at_ms):
+        told.append(throttle_ms)
         broker.give_back(its_handle, 5_000, at_ms)
         at_ms += throttle_ms
-    assert sensors.charge_or_lend(handle, 5_000, 10) == (at_ms - 10, True)
+    assert sensors.charge_or_lend(handle, 5_000, 10) == (told[0], True)
+    assert sensors.payable_after_ms(handle, 10) == at_ms - 10
 
 
 def test_who_borrows_behind_another_waits_for_both():
@@ -266,8 +269,10 @@ def test_who_borrows_behind_another_waits_for_both():
     handle = sensors.open(1000.0, 0)
     for now_ms in range(0, 11_000, 1_000):
         sensors.charge(handle, 1_000, now_ms)
-    first_ms, _ = sensors.charge_or_lend(handle, 2_000, 11_000)
-    second_ms, _ = sensors.charge_or_lend(handle, 2_000, 11_000)
+    sensors.charge_or_lend(handle, 2_000, 11_000)
+    first_ms = sensors.payable_after_ms(handle, 11_000)
+    sensors.charge_or_lend(handle, 2_000, 11_000)
+    second_ms = sensors.payable_after_ms(handle, 11_000)
     assert second_ms > first_ms > 0
     assert sensors.repay(handle, 2_000, 11_000 + first_ms) == (0, False)
     assert sensors.repay(handle, 2_000, 11_000 + second_ms) == (0, False)
@@ -276,6 +281,7 @@ def test_who_borrows_behind_another_waits_for_both():
 def test_looking_ahead_changes_no_count():
     sensors, handle = over_quota()
     sensors.charge_or_lend(handle, 5_000, 10)
+    sensors.payable_after_ms(handle, 10)
     reading = sensors.reading(handle, 10)
     assert (reading.charges, reading.throttles, reading.capped, sensors.capped) == (2, 1, 0, 0)
 

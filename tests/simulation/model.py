@@ -166,6 +166,7 @@ class Model:
         self._charges: deque[Charge] = deque()
         self._loans: deque[_Loan] = deque()
         self._loans_due_ms = 0
+        self._paid_at_ms = 0
         self._repaying = False
         self._throttles: list[Throttled] = []
         self._answered = 0
@@ -400,10 +401,11 @@ class Model:
                 if not self._loans:
                     self._loans_due_ms = now_ms + self._sensors.max_throttle_ms
                 self._loans.append(_Loan(charge.handle, charge.value, head))
+                self._paid_at_ms = max(self._paid_at_ms, now_ms + charge.paid_after_ms)
         return charge.throttle_ms
 
     def _repay(self, now_ms: int) -> None:
-        """What was lent is charged when the mute ends; still too much, the mute goes on, for one cap in all."""
+        """What was lent is charged when the mute ends; while it is too much, the mute goes on, for one cap in all."""
         self._repaying = False
         while self._loans:
             loan = self._loans[0]
@@ -420,6 +422,7 @@ class Model:
             if wait_ms > 0:
                 self._count_throttle(now_ms, wait_ms, QuotaType.FETCH, loan.head)
                 return
+        self._paid_at_ms = 0
 
     def _repayment(self, loan: _Loan) -> Charge:
         require(bool(self._charges), f"a loan of {loan.value} bytes is not paid back")
@@ -564,7 +567,7 @@ class Model:
         written.reported = True
         request, answer = written.request, written.answer
         assert request is not None
-        own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+        own_ms = max(request.muted_until_ms, self._answered_until_ms, self._paid_at_ms) - now_ms
         node_ms = answer.throttle_ms
         if node_ms > own_ms and node_ms > 0:
             self._counts.throttles_by_node += 1

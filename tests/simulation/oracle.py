@@ -17,7 +17,7 @@ class Violation(AssertionError):
 class Charge:
     """One charge that a relay has made, or `charges` of them, `value` in all, and what came of it.
 
-    What was `lent` has been given back at once.
+    What was `lent` has been given back at once, and is paid after so many ms if nothing comes between.
     """
 
     handle: int
@@ -25,6 +25,7 @@ class Charge:
     throttle_ms: int
     charges: int = 1
     lent: bool = False
+    paid_after_ms: int = 0
 
 
 class _Row:
@@ -129,9 +130,14 @@ class WatchedSensors(Sensors):
         _require_equal(f"{value} bytes are lent", lent, charge.lent or row.may_lend(value, charge.throttle_ms, self))
         if lent:
             row.lent += value
-            charge.throttle_ms = max(charge.throttle_ms, row.payable_after_ms(now_ms, self))
-        _require_equal(f"{value} bytes are lent for (ms)", throttle_ms, charge.throttle_ms)
         return throttle_ms, lent
+
+    def payable_after_ms(self, handle: int, now_ms: int) -> int:
+        after_ms = super().payable_after_ms(handle, now_ms)
+        row, charge = self._rows[handle], self.charges[-1]
+        _require_equal(f"{row.lent} bytes are lent for (ms)", after_ms, row.payable_after_ms(now_ms, self))
+        charge.paid_after_ms = max(after_ms, charge.throttle_ms)
+        return after_ms
 
     def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         if handle in self._rows:
