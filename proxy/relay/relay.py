@@ -661,6 +661,8 @@ class Relay:
         here = memoryview(buf)[at : at + frame_bytes]
         walk.advance(here, 0, stop_at_tail=streams)
         if streams:
+            if not walk.done and walk.offset >= frame_bytes:
+                return _too_short(plan, frame_bytes)
             passed = min(walk.offset, len(here))
             self._streamed = _StreamedAnswer(walk, frame_bytes, passed, request)
             return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
@@ -748,7 +750,8 @@ class Relay:
         data = memoryview(buf)[at : at + here]
         if walk.tail_at < 0:
             walk.advance(data, sent, stop_at_tail=True)
-            if walk.tail_at < 0 and (walk.done or walk.offset >= frame_bytes or sent + here == frame_bytes):
+            ends_early = walk.done or sent + here == frame_bytes
+            if (walk.tail_at < 0 and ends_early) or (not walk.done and walk.offset >= frame_bytes):
                 return _too_short(streamed.request.plan, frame_bytes)
             passed = min(walk.offset - sent, here)
             streamed.sent += passed

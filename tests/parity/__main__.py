@@ -6,9 +6,8 @@
 Every cell (see cells.py) has an entity of its own with a quota of `--rate` bytes/s and clients that always want more.
 The clients of a cell start together on both sides, the cells one after the other within 11 s; bytes count as the
 clients see them acknowledged or read, from their start to `--seconds` after it, so that the burst at the beginning
-counts on both sides. Prints a Markdown table and a
-verdict; the exit status is 1 if a cell's rate by its rate at the broker lies outside 0.95 - 1.05. `--tiny` is the
-other end: a quota far below one request, at the proxy alone (see tiny.py).
+counts on both sides. Prints a Markdown table and a verdict; the exit status is 1 if a cell's rate by its rate at the
+broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below one request, at the proxy alone (tiny.py).
 """
 
 import argparse

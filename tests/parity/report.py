@@ -11,8 +11,8 @@ from tests.parity.pulse import median_and_most
 
 LOWEST_RATIO, HIGHEST_RATIO = 0.95, 1.05
 MOST_UNHELD_MS = 50.0
-"""If more than 5 of 100 requests that no quota holds take longer, a run tells about the machine: at its quota one
-connection has a request every 130 ms, and what is lost beyond that is never made up for."""
+"""If more than 5 of 100 requests that no quota holds take longer, the machine was busy, whatever the ratios are: at its
+quota one connection has a request every 130 ms, and what is lost beyond that is never made up for."""
 WINDOW_S = 11
 """Kafka's quota windows together: over multiples of this a client that is held has a steady rate."""
 
@@ -140,7 +140,7 @@ def verdict(run: Run) -> str:
     ]
     for place, took_ms in run.took_ms.items():
         median_ms, most_ms = median_and_most(took_ms)
-        busy = ": too busy to judge by this run" if most_ms > MOST_UNHELD_MS else ""
+        busy = ": the machine was busy" if most_ms > MOST_UNHELD_MS else ""
         lines.append(f"A request that no quota holds took {median_ms:.1f} ms (95 %: {most_ms:.1f}) at {place}{busy}.")
     return "\n".join(lines)
 

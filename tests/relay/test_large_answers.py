@@ -22,6 +22,7 @@ from protocol.api import (
 )
 from protocol.primitives import compact_string, uvarint
 from protocol.requests import MAX_HEAD_BYTES
+from protocol.walk import Walk
 from proxy.relay.actions import CloseReason, Side
 from proxy.relay.plans import PLANS, AnswerKind, walk_answer
 from tests.message_vectors import message_vectors
@@ -146,3 +147,20 @@ def test_a_large_answer_that_ends_before_its_fields_do_is_cut_off(make_relay):
     script.node(pack(">i", len(answer) - 104) + answer[4:-100], NOW_MS)
     assert script.close_reason is CloseReason.ANSWER_MALFORMED
     assert len(script.sent[Side.CLIENT]) < len(answer) - 100
+
+
+@pytest.mark.parametrize("name", [name for name, plan in LARGE.items() if plan.answer is AnswerKind.TAIL])
+@pytest.mark.parametrize("piece_bytes", [100_000, 10_000_000])
+def test_an_answer_that_ends_where_its_tail_should_begin_is_not_sent_to_its_end(make_relay, name, piece_bytes):
+    plan = LARGE[name]
+    answer = large_answer(plan)
+    walk = Walk(plan.shape, 8 + plan.answer_tags)
+    walk.advance(answer, 0, stop_at_tail=True)
+    cut = frame(answer[4 : walk.tail_at])
+    script = Script(make_relay).connected()
+    script.client(request_of(plan))
+    for start in range(0, len(cut), piece_bytes):
+        if script.closed is None:
+            script.node(cut[start : start + piece_bytes])
+    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert len(script.sent[Side.CLIENT]) < len(cut)
