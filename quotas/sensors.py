@@ -260,17 +260,27 @@ class Sensors:
         That is tried on a copy of the row, by charging again whenever the throttle time is over. More than a burst is
         never charged at once, so no more is tried.
         """
-        row = self._row(handle)
-        scratch = self._ring_end * self.capacity + _HEAD_WORDS
-        self._ints[scratch : scratch + self._ring_end] = self._ints[row : row + self._ring_end]
-        copy = self._ints[scratch + _GENERATION] << _ROW_BITS | scratch
-        capped, at_ms = self.capped, now_ms
+        row, copy, capped = self._row(handle), self._copy(handle), self.capped
+        at_ms = now_ms
         lent = min(self._floats[row + _LENT], self.burst(self._floats[row + _LIMIT]))
         while at_ms - now_ms < self.max_throttle_ms and (throttle_ms := self.charge(copy, lent, at_ms)):
             self.give_back(copy, lent, at_ms)
             at_ms += throttle_ms
         self.capped = capped
         return min(at_ms - now_ms, self.max_throttle_ms)
+
+    def owed_ms(self, handle: int, now_ms: int) -> int:
+        """For how long whoever charges nothing now would be throttled; changes nothing."""
+        copy, capped = self._copy(handle), self.capped
+        owed_ms = self.charge(copy, 0.0, now_ms)
+        self.capped = capped
+        return owed_ms
+
+    def _copy(self, handle: int) -> int:
+        """A handle of a copy of the row, to try things on; there is one at a time."""
+        row, scratch = self._row(handle), self._ring_end * self.capacity + _HEAD_WORDS
+        self._ints[scratch : scratch + self._ring_end] = self._ints[row : row + self._ring_end]
+        return self._ints[scratch + _GENERATION] << _ROW_BITS | scratch
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """Take back what was charged: recorded as its negative, without a look at the limit."""

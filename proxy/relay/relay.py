@@ -59,11 +59,13 @@ _PLAIN = AnswerKind.PLAIN
 _HEAD = AnswerKind.HEAD
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
-# that hangs up is noticed.
+# that hangs up is noticed. Behind a Fetch with a quota nothing is taken until it is answered: a broker, too, has one
+# request of a connection at a time, and a client that sends a hundred ahead must not have them all delivered.
 _UNCONNECTED = 1
 _THROTTLED = 2
 _ASKING = 4
 _IN_FLIGHT_FULL = 8
+_FETCHING = 16
 
 _NO_TICKET = -1
 _SMALLEST_ANSWER = 4
@@ -126,6 +128,7 @@ class Relay:
         self._opening = False
         self._client_paused = False
         self._client_eof = False
+        self._has_fetched = False
         self._node_blocked = False
         self._request_ticket = _NO_TICKET
         self._asked_client_id = b""
@@ -178,7 +181,7 @@ class Relay:
         if self._requests or self._mute or self._request_left:
             self._requests += data
         else:
-            at = self._take_alike(data, 0, now_ms)
+            at, _ = self._take_alike(data, 0, now_ms)
             if at == len(data):
                 return [Send(_NODE, (data,))]
             self._requests = data
@@ -317,6 +320,7 @@ class Relay:
         buf = self._requests
         end = len(buf)
         run = 0
+        quick = True
         pieces: list[Piece] = []
         after: list[Action] = []
         try:
@@ -327,8 +331,8 @@ class Relay:
                     at += step
                 if at == end or self._mute & ~_UNCONNECTED:
                     break
-                if not self._mute:
-                    at = self._take_alike(buf, at, now_ms)
+                if quick and not self._mute:
+                    at, quick = self._take_alike(buf, at, now_ms)
                     if at == end:
                         break
                 request = read_request(buf, at, end, self._limits.max_frame_bytes)
@@ -350,9 +354,14 @@ class Relay:
                     self._ask_for_binding(request, after)
                     break
                 request.binding = binding
+                if request.plan.api_key == FETCH and binding.fetch_ceiling_bytes < INT32_MAX:
+                    if self._must_pay_first(request, binding, now_ms, after):
+                        break
+                    self._mute |= _FETCHING
                 splice = self._take(request, binding, buf, now_ms, after)
                 if splice is None:
-                    self._likeness = likeness_of(request, binding, buf, at)
+                    if not self._mute & _FETCHING:
+                        self._likeness = likeness_of(request, binding, buf, at)
                 else:
                     _add_run(pieces, buf, run, splice.start)
                     pieces.append(splice.data)
@@ -379,22 +388,35 @@ class Relay:
             self._await_answer(request)
         return splice
 
-    def _take_alike(self, buf: bytes, at: int, now_ms: int) -> int:
+    def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
+        """Whether the first Fetch of a connection has to wait: else hanging up would be a way around a throttle."""
+        if self._has_fetched or binding.fetch is None:
+            return False
+        self._has_fetched = True
+        owed_ms = self._ledger.sensors.owed_ms(binding.fetch, now_ms)
+        if owed_ms:
+            self._mute_until(now_ms, owed_ms, QuotaType.FETCH, request.client_id, after)
+        return owed_ms > 0
+
+    def _take_alike(self, buf: bytes, at: int, now_ms: int) -> tuple[int, bool]:
         """Take the whole requests at `at` that are like the one before; return where they end.
 
-        Whatever may throttle, fill the queue or need a decision is left to `_take_requests`.
+        Whatever may throttle, fill the queue or need a decision is left to `_take_requests`. The second value is False
+        when a throttle is near: to look at the same bytes again would be in vain.
         """
         likeness = self._likeness
         if likeness is None or likeness.binding.version != self._ledger.version:
-            return at
+            return at, True
         while True:
             room = self._max_in_flight - self._waiting - 1
             first_id, count, end = likeness.run(buf, at, room, self._max_frame_bytes)
-            if not count or not self._take_run(likeness, first_id, count, end - at, now_ms):
-                return at
+            if not count:
+                return at, True
+            if not self._take_run(likeness, first_id, count, end - at, now_ms):
+                return at, False
             at = end
             if at == len(buf):
-                return at
+                return at, True
 
     def _take_run(self, likeness: Likeness, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
         """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
@@ -457,11 +479,15 @@ class Relay:
         self._bindings[self._asked_client_id] = verdict.binding
 
     def _take_up_again(self) -> bool:
-        """True, once, when enough requests have been answered to take further ones."""
-        if not self._mute & _IN_FLIGHT_FULL or self._waiting >= self._limits.max_in_flight:
-            return False
-        self._mute &= ~_IN_FLIGHT_FULL
-        return True
+        """True, once, when what is in flight no longer keeps further requests from being taken."""
+        over = 0
+        if self._waiting < self._max_in_flight:
+            over |= _IN_FLIGHT_FULL
+        if not self._waiting:
+            over |= _FETCHING
+        over &= self._mute
+        self._mute &= ~over
+        return over != 0
 
     def _await_answer(self, request: Request) -> None:
         self._in_flight.append(request)

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.relay.actions import CloseReason, Side, Verdict
+from proxy.relay.likeness import Likeness
 from proxy.relay.relay import RelayLimits
 from quotas.entities import QuotaType
 from tests.relay.frames import (
@@ -123,6 +124,7 @@ def test_a_fetch_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_r
 def test_a_fetch_is_clamped_to_what_its_quota_can_hold(make_relay):
     script = Script(make_relay, ledger_with(fetch=100)).connected()
     assert script.client(fetch(1, max_bytes=5000, min_bytes=2000)) == fetch(1, max_bytes=1000, min_bytes=1000)
+    script.node(fetched(1, size=100))
     assert script.client(fetch(2, max_bytes=1000, min_bytes=1)) == fetch(2, max_bytes=1000, min_bytes=1)
 
 
@@ -526,8 +528,45 @@ def test_a_loan_whose_sensor_is_gone_is_forgotten(make_relay):
 
 def test_an_answer_whose_sensor_was_closed_meanwhile_passes(make_relay):
     script = Script(make_relay, ledger_with(fetch=100)).connected()
-    script.client(fetch(1, max_bytes=500) + fetch(2, max_bytes=500))
+    script.client(fetch(1, max_bytes=500))
     script.ledger.replace(table_with(), NOW_MS)
-    assert script.node(fetched(1, size=900)[:50]) + script.node(fetched(1, size=900)[50:]) == fetched(1, size=900)
-    assert script.node(fetched(2, size=900)) == fetched(2, size=900)
+    assert script.node(fetched(1, size=900)) == fetched(1, size=900)
     assert script.closed is None
+
+
+def test_fetches_that_are_sent_ahead_pass_one_by_one(make_relay):
+    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    assert script.client(fetch(1, max_bytes=500) + fetch(2, max_bytes=500) + heartbeat(3)) == fetch(1, max_bytes=500)
+    script.node(fetched(1, size=500))
+    assert script.sent[Side.NODE].endswith(fetch(1, max_bytes=500) + fetch(2, max_bytes=500))
+    script.node(fetched(2, size=400))
+    assert script.sent[Side.NODE].endswith(fetch(2, max_bytes=500) + heartbeat(3))
+
+
+def test_fetches_without_a_quota_need_not_wait_for_each_other(make_relay):
+    script = Script(make_relay, ledger_with(fetch=10**12)).connected()
+    assert script.client(fetch(1) + fetch(2)) == fetch(1) + fetch(2)
+
+
+def test_who_comes_back_with_a_fetch_waits_for_what_is_owed(make_relay):
+    script, _ = borrowing(make_relay)
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
+    again = Script(make_relay, script.ledger).connected()
+    assert again.client(fetch(1, max_bytes=1000)) == b""
+    [throttle] = again.throttles
+    assert again.wake_at == NOW_MS + throttle.throttle_time_ms
+    assert again.time(again.wake_at) == fetch(1, max_bytes=1000)
+
+
+def test_a_train_at_the_edge_of_its_quota_is_looked_at_once_per_request(make_relay, monkeypatch):
+    """What costs is scanning: of a thousand frames that may be throttled, each is read a few times at most."""
+    scanned = []
+    run = Likeness.run
+    monkeypatch.setattr(Likeness, "run", lambda self, *args: (found := run(self, *args), scanned.append(found[1]))[0])
+    script = Script(make_relay, ledger_with(produce=1000, max_throttle_ms=1)).connected()
+    for number in range(100):
+        script.client(produce(number, size=101))
+    script.time(NOW_MS + 1)
+    scanned.clear()
+    script.client(b"".join(produce(number, size=100, acks=0) for number in range(1000)), NOW_MS + 1)
+    assert sum(scanned) <= 2000

@@ -42,13 +42,17 @@ VIRTUAL_CLUSTER, NODE_ID, USER = "main", 1, "ANONYMOUS"
 
 @dataclass(slots=True)
 class Taken:
-    """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream."""
+    """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream.
+
+    Nothing is sent on behind one that goes `alone` until it is answered.
+    """
 
     head: wire.Head
     at: int
     muted_until_ms: int
     fetch_handle: int | None
     own_answer: bytes | None = None
+    alone: bool = False
 
 
 @dataclass(slots=True)
@@ -167,6 +171,7 @@ class Model:
         self._loans: deque[_Loan] = deque()
         self._loans_due_ms = 0
         self._paid_at_ms = 0
+        self._looked = False
         self._repaying = False
         self._throttles: list[Throttled] = []
         self._answered = 0
@@ -227,6 +232,8 @@ class Model:
             require(not actions, f"{actions} after {self.closed}")
             return
         self._charges.extend(self._sensors.take_charges())
+        owed = self._sensors.take_owed()
+        self._looked = self._looked or bool(owed)
         if self._repaying:
             self._repay(now_ms)
         throttled: list[Throttled] = []
@@ -270,6 +277,7 @@ class Model:
         if self.closed is None:
             self._take_own(now_ms)
             self._charge_early(now_ms)
+            self._wait_for_first_fetch(owed, now_ms)
             self._check_progress(now_ms)
         require(not self._charges, f"charged without a reason: {list(self._charges)}")
         require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
@@ -284,7 +292,8 @@ class Model:
 
     @property
     def _full(self) -> bool:
-        return len(self._in_flight) >= self._plan.max_in_flight
+        alone = bool(self._in_flight) and self._in_flight[-1].alone
+        return alone or len(self._in_flight) >= self._plan.max_in_flight
 
     def _may_take(self, head: wire.Head) -> bool:
         """Whether nothing holds this request back."""
@@ -345,11 +354,21 @@ class Model:
         require(not self._asking(CLIENT), "a request while its verdict is due")
         self._count_request(head)
         fetch_handle = self._charge_produce(head, now_ms)
-        taken = Taken(head, self._at(), self._muted_until_ms, fetch_handle)
+        alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
+        taken = Taken(head, self._at(), self._muted_until_ms, fetch_handle, alone=alone)
         if head.answered:
             self._in_flight.append(taken)
         self.for_node.append(taken)
         self._request_left = head.frame_bytes
+
+    def _wait_for_first_fetch(self, owed: list[int], now_ms: int) -> None:
+        """The first Fetch with a quota waits for what is owed already."""
+        require(len(owed) <= 1, f"looks {len(owed)} times at what is owed")
+        if any(owed):
+            head = self._next()
+            require(isinstance(head, wire.Head) and head.api_key == wire.FETCH, f"{head} waits for what fetches owe")
+            assert isinstance(head, wire.Head)
+            self._count_throttle(now_ms, owed[0], QuotaType.FETCH, head)
 
     def _charge_produce(self, head: wire.Head, now_ms: int) -> int | None:
         """Charge a Produce, clamp a Fetch; return by which sensor the answer will be measured."""
@@ -376,12 +395,20 @@ class Model:
                 return None  # a full table measures nobody without a quota
             self._charge(head.frame_bytes - 4, handle, quota_type, head, now_ms)
             return None
-        window_s = (self._sensors.samples - 1) * (self._sensors.window_ms / 1000)
-        ceiling_bytes = int(min(limit * window_s, INT32_MAX))
+        ceiling_bytes = self._ceiling_bytes(limit)
         if ceiling_bytes < INT32_MAX:
+            require(self._looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
             start = bytes(self._requests[: head.body_at + 16])
             self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
         return handle
+
+    def _ceiling_bytes(self, limit: float) -> int:
+        window_s = (self._sensors.samples - 1) * (self._sensors.window_ms / 1000)
+        return int(min(limit * window_s, INT32_MAX))
+
+    def _has_ceiling(self, head: wire.Head) -> bool:
+        limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, USER, measured_as(head.client_id)).limit
+        return self._ceiling_bytes(limit) < INT32_MAX
 
     def _charge(self, value: int, handle: int, quota_type: QuotaType, head: wire.Head, now_ms: int) -> int:
         """One charge of the relay is accounted for; what throttle it gave."""
