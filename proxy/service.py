@@ -39,6 +39,7 @@ from quotas.sensors import Sensors
 
 _SWEEP_S = 1.0
 _WATCH_S = 0.25
+_REREAD_S = 2.0
 
 log = structlog.get_logger()
 
@@ -135,7 +136,8 @@ class Service:
 
     def may_open(self) -> bool:
         """Whether one more client connection is within the limit of this process."""
-        return sum(len(listener.connections) for listener in self._listeners()) < self.config.limits.max_connections
+        count = sum(len(listener.connections) + len(listener.lingering) for listener in self._listeners())
+        return count < self.config.limits.max_connections
 
     def not_ready(self) -> list[str]:
         """Why clients cannot be served, one line a reason; empty when they can."""
@@ -270,25 +272,31 @@ class Service:
             if found != seen or self._reload_asked.is_set():
                 self._reload_asked.clear()
                 seen = found
-                await self.reload()
+                if not await self.reload():
+                    seen = None
+                    await asyncio.sleep(_REREAD_S)
 
-    async def reload(self) -> None:
-        """Take up the configuration file anew; with anything wrong in it the old one stays in force."""
+    async def reload(self) -> bool:
+        """Take up the configuration file anew; with anything wrong in it the old one stays in force.
+
+        Returns False if the file could not be read: that may pass.
+        """
         try:
             config = await asyncio.to_thread(load_config, self._config_path)
         except ConfigErrors as errors:
             self._refuse_reload([str(problem) for problem in errors.problems])
-            return
+            return True
         except OSError as error:
             self._refuse_reload([f"{self._config_path.name}: {error.strerror}"])
-            return
+            return False
         if fixed := changes_needing_restart(self.config, config):
             self._refuse_reload([f"{change} (needs a restart)" for change in fixed])
-            return
+            return True
         self.config = config
         self._apply()
         self._metrics.config_reloads.labels("applied").inc()
         log.info("config_reloaded")
+        return True
 
     def _refuse_reload(self, problems: list[str]) -> None:
         self._metrics.config_reloads.labels("rejected").inc()

@@ -71,7 +71,9 @@ class Connection:
         clock: Clock,
         log: "FilteringBoundLogger",
         on_closed: Callable[["Connection", CloseReason], None],
+        on_gone: Callable[["Connection"], None],
     ) -> None:
+        """`on_closed` is called when nothing more is carried, `on_gone` when both sockets are closed, too."""
         self.relay = relay
         self.facts = facts
         self.opened_ms = clock.now_ms()
@@ -82,6 +84,7 @@ class Connection:
         self._now_ms = clock.now_ms
         self._log = log
         self._on_closed = on_closed
+        self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._client: Stream | None = None
         self._node: Stream | None = None
@@ -121,8 +124,13 @@ class Connection:
         if not self.closing:
             reason = CloseReason.NODE_LOST if side is Side.NODE else CloseReason.CLIENT_LOST
             self._do(lambda: self.relay.on_lost(reason, str(error) if error else ""))
-        elif self._node is self._client is None:
+        else:
+            self._leave_if_both_are_gone()
+
+    def _leave_if_both_are_gone(self) -> None:
+        if self._node is self._client is None:
             self._cancel_timer()
+            self._on_gone(self)
 
     def writing_paused(self, side: Side) -> None:
         """One side's write buffer is full."""
@@ -278,13 +286,12 @@ class Connection:
             throttled_ms=relay.throttled_ms,
             duration_ms=self._now_ms() - self.opened_ms,
         )
-        if self._client is not None:
-            self._client.close()
-        if self._node is not None:
-            self._node.close()
-        if self._client is not None or self._node is not None:
-            self._timer = self._loop.call_later(LINGER_S, self.abort)
         self._on_closed(self, close.reason)
+        for stream in (self._client, self._node):
+            if stream is not None:
+                stream.close()
+        self._timer = self._loop.call_later(LINGER_S, self.abort)
+        self._leave_if_both_are_gone()
 
     def abort(self) -> None:
         """Drop both streams with whatever they still hold."""

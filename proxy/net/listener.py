@@ -54,6 +54,8 @@ class Listener:
         self.name = config.name
         self.ports = ListenerPorts(config, upstream.directory)
         self.connections: set[Connection] = set()
+        self.lingering: set[Connection] = set()
+        """Closed ones that still have a socket open."""
         self.tallies: dict[int, Tally] = {}
         self._upstream = upstream
         self._ledger = ledger
@@ -136,7 +138,8 @@ class Listener:
             partial(self._open_stream, self._write_buffer_bytes),
             self._clock,
             log,
-            partial(self._forget, tally),
+            partial(self._let_linger, tally),
+            self.lingering.discard,
         )
         self.connections.add(connection)
         connection.client_connected(client)
@@ -144,8 +147,9 @@ class Listener:
     def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:
         return Stream(self._poller, sock, side, owner, write_buffer_bytes)
 
-    def _forget(self, tally: Tally, connection: Connection, reason: CloseReason) -> None:
+    def _let_linger(self, tally: Tally, connection: Connection, reason: CloseReason) -> None:
         self.connections.discard(connection)
+        self.lingering.add(connection)
         tally.connections_open -= 1
         self._note_closed(reason.value)
 

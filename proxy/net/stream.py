@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ class Stream:
         self._fault: OSError | None = None
         self._closing = False
         self._closed = False
-        self._watched = READABLE
+        self._watched: int | None = READABLE
         poller.add(self._fd, READABLE, self._on_ready)
 
     # ----------------------------------------------------------------- reading
@@ -90,7 +91,7 @@ class Stream:
             if not events & ~WRITABLE:
                 return
         if not self._reading:
-            self._watch()
+            self._stop_watching(events)
             return
         try:
             room = self._owner.read_bytes() if self._side is Side.CLIENT else READ_BYTES
@@ -110,6 +111,17 @@ class Stream:
             self._reading = False
             if not self._closing:
                 self._owner.eof_came(self._side)
+            self._watch()
+
+    def _stop_watching(self, events: int) -> None:
+        """Something came that nobody reads now. A client that is gone is told at once: its place may be needed.
+
+        Of a node, what it sent before it went is still to be delivered.
+        """
+        if events & ~(READABLE | WRITABLE) and self._side is Side.CLIENT and not self._closed:
+            number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            self._end(ConnectionResetError(number, os.strerror(number)) if number else ConnectionResetError())
+        else:
             self._watch()
 
     # ----------------------------------------------------------------- writing
@@ -221,21 +233,24 @@ class Stream:
         self._closed = True
         self._unsent.clear()
         self._unsent_bytes = 0
-        if self._watched:
+        if self._watched is not None:
             self._poller.forget(self._fd)
         self._socket.close()
         self._owner.lost(self._side, error)
 
     def _watch(self) -> None:
+        """Have epoll tell what is wanted now. That a client is gone it tells always."""
         if self._closed:
             return
         wanted = (READABLE if self._reading else 0) | (WRITABLE if self._unsent else 0)
         if wanted == self._watched:
             return
-        if not wanted:
+        if not wanted and self._side is Side.NODE:
             self._poller.remove(self._fd)
-        elif self._watched:
-            self._poller.change(self._fd, wanted)
-        else:
+            self._watched = None
+            return
+        if self._watched is None:
             self._poller.add(self._fd, wanted, self._on_ready)
+        else:
+            self._poller.change(self._fd, wanted)
         self._watched = wanted

@@ -32,6 +32,7 @@ class Shell:
             self.clock,
             structlog.get_logger(),
             lambda connection, reason: self.ended.append(reason),
+            lambda connection: self.ended.append("gone"),
         )
         self.connection.client_connected(None)
 
@@ -71,6 +72,10 @@ async def test_when_one_side_ends_both_are_closed():
     assert shell.ended == [CloseReason.CLIENT_CLOSED]
     assert shell.node.closed
     assert shell.client.closed
+    shell.connection.lost(Side.CLIENT, None)
+    assert shell.ended == [CloseReason.CLIENT_CLOSED]
+    shell.connection.lost(Side.NODE, None)
+    assert shell.ended == [CloseReason.CLIENT_CLOSED, "gone"]
 
 
 async def test_a_muted_client_is_read_in_small_pieces_and_woken_by_the_timer():

@@ -47,14 +47,14 @@ class Owner:
 class Ends:
     """A stream, its owner, and the peer's blocking socket."""
 
-    def __init__(self, room=256 * 1024):
+    def __init__(self, room=256 * 1024, side=Side.CLIENT):
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.peer = socket.create_connection(server.getsockname(), timeout=5)
             ours, _ = server.accept()
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         self.owner = Owner(room)
-        self.stream = Stream(Poller(), ours, Side.CLIENT, self.owner, HIGH_WATER_BYTES)
+        self.stream = Stream(Poller(), ours, side, self.owner, HIGH_WATER_BYTES)
 
     async def until(self, condition):
         async with asyncio.timeout(5):
@@ -188,6 +188,26 @@ async def test_a_peer_that_goes_while_nobody_reads_and_bytes_wait_is_noticed(end
     await ends.until(lambda: ends.owner.told[-1].endswith("Error"))
     assert ends.owner.told[0] == "full"
     assert len(ends.owner.told) == 2
+
+
+async def test_a_client_that_is_gone_is_noticed_though_nobody_reads_it(ends):
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"unread")
+    ends.reset()
+    await ends.until(lambda: ends.owner.told == ["ConnectionResetError"])
+
+
+async def test_what_a_node_sent_before_it_went_is_delivered_though_nobody_reads_it_yet():
+    ends = Ends(side=Side.NODE)
+    ends.stream.pause_reading()
+    ends.peer.sendall(b"an answer")
+    await asyncio.sleep(0.02)
+    ends.reset()
+    await asyncio.sleep(0.02)
+    assert ends.owner.told == []
+    ends.stream.resume_reading()
+    await ends.until(lambda: ends.owner.told == ["ConnectionResetError"])
+    assert ends.owner.data == b"an answer"
 
 
 async def test_an_owner_may_close_from_within_a_read(ends):
