@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, mo
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from proxy.yaml_file import YamlFileError, parse_yaml, read_yaml_file
+from proxy.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 
@@ -46,6 +46,10 @@ class ConfigErrors(Exception):
     def __init__(self, problems: Sequence[ConfigError]) -> None:
         super().__init__("\n".join(str(problem) for problem in problems))
         self.problems = tuple(problems)
+
+
+class ConfigUnreadable(ConfigErrors):
+    """The file is not to be had, now at least."""
 
 
 # ------------------------------------------------------------- kinds of value
@@ -454,9 +458,11 @@ class Config(Settings):
 
 
 def load_config(path: Path) -> Config:
-    """The configuration in the file. ConfigErrors with every problem."""
+    """The configuration in the file. ConfigErrors with every problem; ConfigUnreadable if it cannot be read."""
     try:
         data = read_yaml_file(path)
+    except YamlFileUnreadable as error:
+        raise ConfigUnreadable([ConfigError(error.place, error.problem)]) from error
     except YamlFileError as error:
         raise ConfigErrors([ConfigError(error.place, error.problem)]) from error
     return config_of(data)

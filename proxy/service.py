@@ -21,6 +21,7 @@ from proxy.config import (
     Config,
     ConfigError,
     ConfigErrors,
+    ConfigUnreadable,
     ListenerConfig,
     VirtualClusterConfig,
     changes_needing_restart,
@@ -285,10 +286,7 @@ class Service:
             config = await asyncio.to_thread(load_config, self._config_path)
         except ConfigErrors as errors:
             self._refuse_reload([str(problem) for problem in errors.problems])
-            return True
-        except OSError as error:
-            self._refuse_reload([f"{self._config_path.name}: {error.strerror}"])
-            return False
+            return not isinstance(errors, ConfigUnreadable)
         if fixed := changes_needing_restart(self.config, config):
             self._refuse_reload([f"{change} (needs a restart)" for change in fixed])
             return True

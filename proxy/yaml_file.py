@@ -25,13 +25,17 @@ class YamlFileError(Exception):
         self.problem = problem
 
 
+class YamlFileUnreadable(YamlFileError):
+    """The file itself is not to be had, now at least."""
+
+
 def read_yaml_file(path: Path) -> Any:
     """The content of the file's one document. YamlFileError if there is none to be had."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise YamlFileError(str(path), f"cannot be read: {error.strerror or error}") from error
+        raise YamlFileUnreadable(str(path), f"cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise YamlFileError(str(path), f"expected at most {MAX_FILE_BYTES} bytes, got more")
     try:

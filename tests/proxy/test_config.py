@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from proxy.config import (
     Config,
     ConfigErrors,
+    ConfigUnreadable,
     HostPort,
     changes_needing_restart,
     config_of,
@@ -508,3 +509,13 @@ def test_every_setting_is_explained():
     rows = [line.split(" | ") for line in configuration_page().splitlines() if line.startswith("| `")]
     assert len(rows) > 35
     assert [row[0] for row in rows if len(row) != 5 or len(row[3]) < 10] == []
+
+
+def test_a_file_that_cannot_be_read_is_told_from_one_that_is_wrong(tmp_path):
+    """The first may pass by itself: it is read again."""
+    with pytest.raises(ConfigUnreadable, match="cannot be read: Is a directory"):
+        load_config(tmp_path)
+    (tmp_path / "proxy.yaml").write_text("virtual_clusters: 1")
+    with pytest.raises(ConfigErrors) as raised:
+        load_config(tmp_path / "proxy.yaml")
+    assert not isinstance(raised.value, ConfigUnreadable)
