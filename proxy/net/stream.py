@@ -197,11 +197,7 @@ class Stream:
         self._unsent_bytes = 0
         self._watch()
         if not self._reading:
-            asyncio.get_running_loop().call_soon(self._end_if_open, error)
-
-    def _end_if_open(self, error: OSError) -> None:
-        if not self._closed:
-            self._end(error)
+            asyncio.get_running_loop().call_soon(self._end, error)
 
     # ----------------------------------------------------------------- closing
 
@@ -226,11 +222,13 @@ class Stream:
 
     def abort(self) -> None:
         """Close now; what is buffered is lost."""
-        if not self._closed:
-            self._end(None)
+        self._end(None)
 
     def _end(self, error: Exception | None) -> None:
+        if self._closed:
+            return
         self._closed = True
+        self._reading = False
         self._unsent.clear()
         self._unsent_bytes = 0
         if self._watched is not None:

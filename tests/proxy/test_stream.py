@@ -21,7 +21,7 @@ class Owner:
         self.data = bytearray()
         self.reads = []
         self.told = []
-        self.on_bytes = lambda: None
+        self.on_bytes = self.on_room = lambda: None
 
     def bytes_came(self, side, data):
         self.data += data
@@ -39,6 +39,7 @@ class Owner:
 
     def writing_resumed(self, side):
         self.told.append("room")
+        self.on_room()
 
     def read_bytes(self):
         return self.room
@@ -216,3 +217,13 @@ async def test_an_owner_may_close_from_within_a_read(ends):
     assert await ends.receive_all() == b""
     ends.peer.close()
     await ends.until(lambda: ends.owner.told == ["lost"])
+
+
+async def test_an_owner_may_close_when_there_is_room_again_though_the_peer_has_ended(ends):
+    ends.owner.on_room = ends.stream.close
+    ends.peer.shutdown(socket.SHUT_WR)
+    await ends.until(lambda: ends.owner.told == ["eof"])
+    while "full" not in ends.owner.told:
+        ends.stream.write([bytes(32 * 1024)])
+    await ends.receive_all()
+    await ends.until(lambda: ends.owner.told == ["eof", "full", "room", "lost"])
