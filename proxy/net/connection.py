@@ -287,6 +287,8 @@ class Connection:
             duration_ms=self._now_ms() - self.opened_ms,
         )
         self._on_closed(self, close.reason)
+        if self._connecting is not None:
+            self._connecting.cancel()
         for stream in (self._client, self._node):
             if stream is not None:
                 stream.close()

@@ -78,6 +78,23 @@ async def test_when_one_side_ends_both_are_closed():
     assert shell.ended == [CloseReason.CLIENT_CLOSED, "gone"]
 
 
+async def test_who_leaves_while_the_node_is_being_connected_to_is_not_waited_for():
+    given_up = asyncio.Event()
+
+    async def hang():
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            given_up.set()
+
+    shell = Shell()
+    shell.connection._connect = hang
+    await shell.client_sends(heartbeat(1))
+    shell.connection.lost(Side.CLIENT, ConnectionResetError())
+    await asyncio.wait_for(given_up.wait(), 5)
+    assert shell.ended == [CloseReason.CLIENT_LOST, "gone"]
+
+
 async def test_a_muted_client_is_read_in_small_pieces_and_woken_by_the_timer():
     shell = Shell(produce=1_000_000, max_throttle_ms=30)
     await shell.client_sends(produce(1, size=20_000_000)[:100])
