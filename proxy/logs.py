@@ -12,8 +12,11 @@ _MAX_LONG_CHARACTERS = 1_024
 _MAX_ITEMS = 64
 _LONG = frozenset({"event", "problems"})
 """Keys whose values are not the client's: what libraries say, and what is wrong with the configuration."""
-_CHATTY = ("kafka", "aiohttp.access", "asyncio")
-"""Libraries whose INFO and WARNING are of no interest unless somebody hunts for a fault."""
+_CHATTY = {"kafka": logging.CRITICAL, "aiohttp.access": logging.ERROR, "asyncio": logging.ERROR}
+"""Libraries of which only what is as grave as this is of interest, unless somebody hunts for a fault.
+
+kafka-python calls each attempt to connect an error; what comes of them is in our own `cluster_unreachable`.
+"""
 
 _threshold = logging.INFO
 
@@ -45,9 +48,8 @@ def set_level(level: str) -> None:
     global _threshold
     _threshold = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(_threshold)
-    chatty = _threshold if _threshold == logging.DEBUG else max(_threshold, logging.ERROR)
-    for name in _CHATTY:
-        logging.getLogger(name).setLevel(chatty)
+    for name, least in _CHATTY.items():
+        logging.getLogger(name).setLevel(_threshold if _threshold == logging.DEBUG else max(_threshold, least))
 
 
 def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:

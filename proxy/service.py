@@ -25,8 +25,10 @@ from proxy.config import (
     ListenerConfig,
     VirtualClusterConfig,
     changes_needing_restart,
+    ephemeral_ports,
     load_config,
     quota_table,
+    warnings_of,
 )
 from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals
 from proxy.net.connection import Connection
@@ -170,6 +172,7 @@ class Service:
                 ports=sorted(sockets),
             )
         self._bound = True
+        self._warn()
         for cluster in self.clusters:
             self._spawn(cluster.upstream.keep_learning())
         self._spawn(self._sweep())
@@ -228,7 +231,14 @@ class Service:
             await asyncio.sleep(0.02)
         for connection in waiting:
             connection.give_up(CloseReason.SHUTDOWN)
+        while self._unsent_bytes() and loop.time() < begin + drain_s:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
         await asyncio.sleep(0.05)
+
+    def _unsent_bytes(self) -> int:
+        """What connections that are closed have still to be given, or give."""
+        lingering = (connection for listener in self._listeners() for connection in listener.lingering)
+        return sum(connection.unsent_bytes for connection in lingering)
 
     def _connections(self) -> Iterator[Connection]:
         return (connection for cluster in self.clusters for connection in cluster.connections)
@@ -292,9 +302,15 @@ class Service:
             return True
         self.config = config
         self._apply()
+        self._warn()
         self._metrics.config_reloads.labels("applied").inc()
         log.info("config_reloaded")
         return True
+
+    def _warn(self) -> None:
+        """Say what is allowed but hardly meant."""
+        for warning in warnings_of(self.config, ephemeral_ports()):
+            log.warning("config_warning", problem=str(warning))
 
     def _refuse_reload(self, problems: list[str]) -> None:
         self._metrics.config_reloads.labels("rejected").inc()

@@ -295,6 +295,11 @@ class Connection:
         self._timer = self._loop.call_later(LINGER_S, self.abort)
         self._leave_if_both_are_gone()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What is still to be written out to either side."""
+        return sum(stream.unsent_bytes for stream in (self._client, self._node) if stream is not None)
+
     def abort(self) -> None:
         """Drop both streams with whatever they still hold."""
         for stream in (self._client, self._node):

@@ -72,6 +72,11 @@ class Stream:
         self._watched: int | None = READABLE
         poller.add(self._fd, READABLE, self._on_ready)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet."""
+        return self._unsent_bytes
+
     # ----------------------------------------------------------------- reading
 
     def pause_reading(self) -> None:

@@ -37,7 +37,7 @@ _STYLE: Any = {
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """One small picture for each cell: a line for the mean throttle time, a veil up to the longest."""
+    """One small picture for each cell: a line for the mean throttle time, a band up to the longest."""
     of_cell = {(c["role"], c["quota"], c["connections"], c["versions"]): c for c in found["cells"]}
     rows = [row for row in product(ROLES, QUOTAS) if any(key[:2] == row for key in of_cell)]
     columns = [column for column in product(CONNECTIONS, VERSIONS) if any(key[2:] == column for key in of_cell)]
@@ -107,7 +107,7 @@ def _label(figure: Figure, grid: Any, columns: Sequence[tuple[int, str]], found:
         axes.set_xlabel("time, s", color=_GREY, labelpad=1)
     figure.suptitle(
         f"Throttle times that clients were told, in seconds; a quota of {found['rate'] // 1000} KB/s for each cell\n"
-        "line: mean, veil: up to the longest, number: our mean rate by the broker's",
+        "line: mean, band: up to the longest, number: our mean rate divided by the broker's",
         fontsize=9,
     )
     handles = [mpl.lines.Line2D([], [], color=color, linewidth=2, label=name) for color, name in _SIDES.values()]

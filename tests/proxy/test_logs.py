@@ -82,10 +82,11 @@ def test_what_libraries_log_comes_out_the_same_way(capsys):
     logging.getLogger("some.library").warning("lost %s\n", "a node")
     logging.getLogger("some.library").debug("detail")
     logging.getLogger("kafka.conn").info("chatter")
-    logging.getLogger("kafka.conn").error("trouble")
+    logging.getLogger("kafka.conn").error("one attempt of many has failed")
+    logging.getLogger("asyncio").error("trouble")
     assert [(line["logger"], line["level"], line["event"]) for line in lines(capsys)] == [
         ("some.library", "warning", r"lost a node\n"),
-        ("kafka.conn", "error", "trouble"),
+        ("asyncio", "error", "trouble"),
     ]
 
 
