@@ -128,7 +128,7 @@ class Relay:
         self._opening = False
         self._client_paused = False
         self._client_eof = False
-        self._has_fetched = False
+        self._fetched_from: set[int] = set()
         self._node_blocked = False
         self._request_ticket = _NO_TICKET
         self._asked_client_id = b""
@@ -389,10 +389,12 @@ class Relay:
         return splice
 
     def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
-        """Whether the first Fetch of a connection has to wait: else hanging up would be a way around a throttle."""
-        if self._has_fetched or binding.fetch is None:
+        """Whether an entity's first Fetch on this connection waits: else hanging up were a way around a throttle."""
+        if binding.fetch is None or binding.fetch in self._fetched_from:
             return False
-        self._has_fetched = True
+        if len(self._fetched_from) >= _MAX_BINDINGS:
+            self._fetched_from.clear()
+        self._fetched_from.add(binding.fetch)
         owed_ms = self._ledger.sensors.owed_ms(binding.fetch, now_ms)
         if owed_ms:
             self._mute_until(now_ms, owed_ms, QuotaType.FETCH, request.client_id, after)

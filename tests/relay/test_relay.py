@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from proxy.relay.actions import CloseReason, Side, Verdict
 from proxy.relay.likeness import Likeness
 from proxy.relay.relay import RelayLimits
-from quotas.entities import QuotaType
+from quotas.entities import Entity, QuotaType
+from quotas.quota_table import QuotaTable
 from tests.relay.frames import (
     API_VERSIONS,
     fetch,
@@ -556,6 +557,19 @@ def test_who_comes_back_with_a_fetch_waits_for_what_is_owed(make_relay):
     [throttle] = again.throttles
     assert again.wake_at == NOW_MS + throttle.throttle_time_ms
     assert again.time(again.wake_at) == fetch(1, max_bytes=1000)
+
+
+def test_a_fetch_under_another_name_pays_nothing_for_the_first(make_relay):
+    script, _ = borrowing(make_relay)
+    table = QuotaTable({Entity(client_id=name): {QuotaType.FETCH: 100.0} for name in ("etl", "decoy")})
+    script.ledger.replace(table, NOW_MS)
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
+    again = Script(make_relay, script.ledger).connected()
+    decoy = fetch(1, max_bytes=1000, client_id=b"decoy")
+    assert again.client(decoy) == decoy
+    again.node(fetched(1, size=50))
+    assert again.client(fetch(2, max_bytes=1000)) == b""
+    assert again.throttles
 
 
 def test_a_train_at_the_edge_of_its_quota_is_looked_at_once_per_request(make_relay, monkeypatch):

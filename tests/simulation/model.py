@@ -171,7 +171,7 @@ class Model:
         self._loans: deque[_Loan] = deque()
         self._loans_due_ms = 0
         self._paid_at_ms = 0
-        self._looked = False
+        self._looked: set[int] = set()
         self._repaying = False
         self._throttles: list[Throttled] = []
         self._answered = 0
@@ -233,7 +233,7 @@ class Model:
             return
         self._charges.extend(self._sensors.take_charges())
         owed = self._sensors.take_owed()
-        self._looked = self._looked or bool(owed)
+        self._looked.update(handle for handle, _ in owed)
         if self._repaying:
             self._repay(now_ms)
         throttled: list[Throttled] = []
@@ -361,14 +361,14 @@ class Model:
         self.for_node.append(taken)
         self._request_left = head.frame_bytes
 
-    def _wait_for_first_fetch(self, owed: list[int], now_ms: int) -> None:
-        """The first Fetch with a quota waits for what is owed already."""
+    def _wait_for_first_fetch(self, owed: list[tuple[int, int]], now_ms: int) -> None:
+        """An entity's first Fetch with a quota waits for what is owed already."""
         require(len(owed) <= 1, f"looks {len(owed)} times at what is owed")
-        if any(owed):
+        if owed and owed[0][1]:
             head = self._next()
             require(isinstance(head, wire.Head) and head.api_key == wire.FETCH, f"{head} waits for what fetches owe")
             assert isinstance(head, wire.Head)
-            self._count_throttle(now_ms, owed[0], QuotaType.FETCH, head)
+            self._count_throttle(now_ms, owed[0][1], QuotaType.FETCH, head)
 
     def _charge_produce(self, head: wire.Head, now_ms: int) -> int | None:
         """Charge a Produce, clamp a Fetch; return by which sensor the answer will be measured."""
@@ -397,7 +397,7 @@ class Model:
             return None
         ceiling_bytes = self._ceiling_bytes(limit)
         if ceiling_bytes < INT32_MAX:
-            require(self._looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
+            require(handle in self._looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
             start = bytes(self._requests[: head.body_at + 16])
             self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
         return handle

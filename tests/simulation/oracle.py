@@ -89,7 +89,7 @@ class WatchedSensors(Sensors):
     def __init__(self, capacity: int, max_throttle_ms: int, max_debt_ms: int) -> None:
         super().__init__(capacity, max_throttle_ms=max_throttle_ms, max_debt_ms=max_debt_ms)
         self.charges: list[Charge] = []
-        self.owed: list[int] = []
+        self.owed: list[tuple[int, int]] = []
         self._rows: dict[int, _Row] = {}
 
     def take_charges(self) -> list[Charge]:
@@ -97,15 +97,15 @@ class WatchedSensors(Sensors):
         charges, self.charges = self.charges, []
         return charges
 
-    def take_owed(self) -> list[int]:
-        """The answers to "what is owed?" since this was last called, in ms."""
+    def take_owed(self) -> list[tuple[int, int]]:
+        """Who was asked "what is owed?" since this was last called, and the answer in ms."""
         owed, self.owed = self.owed, []
         return owed
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
         owed_ms = super().owed_ms(handle, now_ms)
         _require_equal("owed (ms)", owed_ms, deepcopy(self._rows[handle]).charge(0.0, now_ms, self))
-        self.owed.append(owed_ms)
+        self.owed.append((handle, owed_ms))
         return owed_ms
 
     def open(self, limit: float, now_ms: int) -> int:
