@@ -26,8 +26,8 @@ from protocol.walk import Walk
 from proxy.relay.actions import CloseReason, Side
 from proxy.relay.plans import PLANS, AnswerKind, walk_answer
 from tests.message_vectors import message_vectors
-from tests.relay.frames import fetch, fetched, frame
-from tests.relay.script import NOW_MS, Script, ledger_with
+from tests.relay.frames import frame, heartbeat, heartbeaten
+from tests.relay.script import NOW_MS, Script
 
 HOST = b"inside.example"
 THROTTLE_MS = 20_000
@@ -91,9 +91,10 @@ def request_of(plan):
 
 
 def relayed(make_relay, plan, pieces, throttled):
-    script = Script(make_relay, ledger_with(fetch=100, client_id="noisy")).connected()
-    script.client(fetch(7, max_bytes=10, client_id=b"noisy") + request_of(plan))
-    script.node(fetched(7, size=5_000 if throttled else 50))
+    """What the client gets of an answer that comes in these pieces, behind one with a throttle time or without."""
+    script = Script(make_relay).connected()
+    script.client(heartbeat(7) + request_of(plan))
+    script.node(heartbeaten(7, throttle_time_ms=THROTTLE_MS if throttled else 0))
     before = len(script.sent[Side.CLIENT])
     most_held = 0
     for piece in pieces:

@@ -19,7 +19,7 @@ from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.sensors import Sensors
 from tests.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THROTTLE_MS, Vector, message_vectors
-from tests.relay.frames import fetch, fetched
+from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
 
 PRODUCE, API_VERSIONS = 0, 18
@@ -149,15 +149,12 @@ def test_messages_pass_cut_at_every_byte(make_relay, kafka_version):
 
 @every_kafka
 def test_the_throttle_time_is_written_where_the_version_has_it(make_relay, kafka_version):
-    """An earlier answer to a Fetch has muted the client: what is left of that is reported by every later answer."""
+    """An earlier answer has muted the client: what is left of that is reported by every later answer."""
     for vector in message_vectors(kafka_version):
         if not vector.is_response or means_something_else(vector):
             continue
-        sensors = Sensors(64, max_throttle_ms=THROTTLE_MS, max_debt_ms=THROTTLE_MS)
-        ledger = Ledger(sensors, QuotaTable({Entity(client_id="noisy"): {QuotaType.FETCH: 1.0}}))
-        noisy = fetch(7, max_bytes=10, client_id=b"noisy")
-        script = awaiting(make_relay, vector, NodesAtHome(vector), ledger, noisy)
-        script.node(fetched(7, size=5_000))
+        script = awaiting(make_relay, vector, NodesAtHome(vector), before=heartbeat(7))
+        script.node(heartbeaten(7, throttle_time_ms=THROTTLE_MS))
         expected = vector.frame if vector.throttled is None else vector.throttled
         assert script.node(vector.frame) == expected, f"{vector}: {script.closed}"
 
