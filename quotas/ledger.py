@@ -30,6 +30,11 @@ class Binding:
     fetch: int | None
     fetch_ceiling_bytes: int
 
+    @property
+    def limits_fetches(self) -> bool:
+        """Whether a quota can hold a Fetch back."""
+        return self.fetch_ceiling_bytes < NO_CEILING_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class SensorKey:

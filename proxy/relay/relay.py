@@ -109,7 +109,6 @@ class Relay:
         self._charge_unthrottled = ledger.sensors.charge_unthrottled
         self._loans = Loans(ledger.sensors)
         self._tally = tally
-        self._limits = limits
         self._closed = False
         self._ticket = 0
         self._bindings: dict[bytes, Binding] = {}
@@ -119,6 +118,7 @@ class Relay:
 
         self._max_frame_bytes = limits.max_frame_bytes
         self._max_in_flight = limits.max_in_flight
+        self._max_answer_bytes = limits.max_answer_bytes
         self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
 
         self._requests = b""
@@ -335,7 +335,7 @@ class Relay:
                     at, quick = self._take_alike(buf, at, now_ms)
                     if at == end:
                         break
-                request = read_request(buf, at, end, self._limits.max_frame_bytes)
+                request = read_request(buf, at, end, self._max_frame_bytes)
                 if request is None:
                     break
                 frame_bytes = request.size_bytes + 4
@@ -354,7 +354,7 @@ class Relay:
                     self._ask_for_binding(request, after)
                     break
                 request.binding = binding
-                if request.plan.api_key == FETCH and binding.fetch_ceiling_bytes < INT32_MAX:
+                if request.plan.api_key == FETCH and binding.limits_fetches:
                     if self._must_pay_first(request, binding, now_ms, after):
                         break
                     self._mute |= _FETCHING
@@ -381,7 +381,7 @@ class Relay:
                 throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
                 if throttle_time_ms:
                     self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after)
-        elif plan.api_key == FETCH and binding.fetch_ceiling_bytes < INT32_MAX:
+        elif plan.api_key == FETCH and binding.limits_fetches:
             splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
@@ -495,7 +495,7 @@ class Relay:
         self._in_flight.append(request)
         request.waiting = 1
         self._waiting += 1
-        if self._waiting >= self._limits.max_in_flight:
+        if self._waiting >= self._max_in_flight:
             self._mute |= _IN_FLIGHT_FULL
 
     def _no_longer_await(self, request: Request, count: int) -> None:
@@ -746,7 +746,7 @@ class Relay:
                 self._check_answer_size(buf[at : at + 4])
             return 0
         size, correlation_id = _ANSWER_HEAD.unpack_from(buf, at)
-        if not _SMALLEST_ANSWER <= size <= self._limits.max_answer_bytes:
+        if not _SMALLEST_ANSWER <= size <= self._max_answer_bytes:
             self._check_answer_size(buf[at : at + 4])
         if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
             raise self._unexpected(buf[at : at + 4], correlation_id)
@@ -762,7 +762,7 @@ class Relay:
 
     def _check_answer_size(self, first_bytes: bytes) -> None:
         size = _INT32.unpack(first_bytes)[0]
-        allowed = self._limits.max_answer_bytes
+        allowed = self._max_answer_bytes
         if _SMALLEST_ANSWER <= size <= allowed:
             return
         if name := looks_like(first_bytes):
