@@ -88,15 +88,21 @@ class ProxyProcess:
             return False
 
 
+_given_out: set[int] = set()
+
+
 def free_port_run(count: int) -> list[int]:
-    """The first of `count` ports in a row that nobody has, and the others."""
+    """The first of `count` ports in a row that nobody has and this process was not given before, and the others."""
     for _ in range(200):
         ports = list(range(first := random.randrange(_FIRST_PORT, _LAST_PORT - count), first + count))
+        if not _given_out.isdisjoint(ports):
+            continue
         with ExitStack() as stack:
             try:
                 for port in ports:
                     stack.enter_context(closing(socket.socket())).bind((HOST, port))
             except OSError:
                 continue
+            _given_out.update(ports)
             return ports
     raise ProxyFailed("no run of free ports")

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.bench.processes import free_ports, need_tool
+from proxy.demo.proxy_process import free_port_run
+from tests.bench.processes import need_tool
 
 LARGE_BUFFER_BYTES = 256 << 10
 NGINX_STREAM_MODULE = Path("/usr/lib/nginx/modules/ngx_stream_module.so")
@@ -90,7 +91,7 @@ def kafka_throttle(quotas: bool) -> Command:
         # Far above what can be reached here: charged, never exceeded.
         quota = {"default_client_id": True, "producer_byte_rate": 10**15, "consumer_byte_rate": 10**15}
         entries = [quota] if quotas else []
-        (metrics_port,) = free_ports(1)
+        (metrics_port,) = free_port_run(1)
         listener = {"name": "clients", "bind": "127.0.0.1", "port": listen_port, "node_ids": ["1"]}
         configuration = {
             "virtual_clusters": [

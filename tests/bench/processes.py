@@ -5,7 +5,6 @@ import os
 import resource
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Sequence
@@ -64,22 +63,6 @@ def two_or_three_cores() -> Cores:
 
 
 # ---- processes -----------------------------------------------------------------------------------
-
-
-_taken: set[int] = set()
-
-
-def free_ports(count: int) -> list[int]:
-    """`count` consecutive ports of 127.0.0.1 below the ephemeral range that nobody listens on now."""
-    for first in range(20000 + os.getpid() % 8000, 32000):
-        with contextlib.ExitStack() as sockets, contextlib.suppress(OSError):
-            ports = range(first, first + count)
-            for port in ports:
-                sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            if _taken.isdisjoint(ports):
-                _taken.update(ports)
-                return list(ports)
-    raise RuntimeError("no free ports")
 
 
 @contextlib.contextmanager

@@ -37,13 +37,13 @@ if not __package__:  # started as a script: what is imported below counts from t
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from proxy.demo.kafka_cluster import KafkaCluster
+from proxy.demo.proxy_process import free_port_run
 from tests.bench import machine
 from tests.bench.candidates import DIRECT, HAPROXY, OURS, Candidate
 from tests.bench.figures import Figures, Spread, cell, spread
 from tests.bench.processes import (
     Cores,
     busy_seconds,
-    free_ports,
     processes_of,
     running,
     say,
@@ -357,7 +357,7 @@ def calibrate(bench: Bench) -> None:
 @contextlib.contextmanager
 def three_ways(cores: Cores, seconds: float) -> Iterator[tuple[Bench, list[Way]]]:
     """The node, and the ways to it: direct, through HAProxy, through this project's proxy."""
-    haproxy_port, our_port = free_ports(1)[0], free_ports(4)[0]
+    haproxy_port, our_port = free_port_run(1)[0], free_port_run(4)[0]
     with tempfile.TemporaryDirectory() as name, node_behind_haproxy(haproxy_port) as cluster:
         directory = Path(name)
         behind_haproxy, plain = cluster.address(1, LISTENER)[1], cluster.ports[1]

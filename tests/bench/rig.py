@@ -10,8 +10,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from proxy.demo.proxy_process import free_port_run
 from tests.bench.candidates import Candidate
-from tests.bench.processes import Cores, free_ports, need_tool, running
+from tests.bench.processes import Cores, need_tool, running
 
 START_TIMEOUT_S = 60
 
@@ -34,7 +35,7 @@ def rig_program() -> Path:
 @contextlib.contextmanager
 def backend(rig: Path, cpu: int, directory: Path) -> Iterator[tuple[int, int]]:
     """A `rig backend` that serves: its port and process id."""
-    (port,) = free_ports(1)
+    (port,) = free_port_run(1)
     command = [str(rig), "backend", "--port", str(port)]
     with running(command, cpu, directory / "backend.log", stdout=subprocess.PIPE) as process:
         assert process.stdout
@@ -53,7 +54,7 @@ def serving(
         return
     directory = Path(tempfile.mkdtemp(dir=directory))
     # Room for the node's port behind the bootstrap port.
-    port = free_ports(4)[0]
+    port = free_port_run(4)[0]
     command = candidate.command(port, node, directory)
     log = directory / "stderr"
     with running(command, cores.proxy, log, stdout=subprocess.DEVNULL) as process:

@@ -9,9 +9,7 @@ from aiokafka.errors import KafkaError
 from tests.conservation.logs import Logs
 from tests.conservation.orders import Orders, tell
 from tests.conservation.pace import Plan, Sender
-from tests.conservation.records import LARGE_BYTES
-
-_FLUSH_S = 180.0
+from tests.conservation.python_clients import FLUSH_S, consumer_settings, producer_settings
 
 
 class AioProducer:
@@ -34,7 +32,7 @@ class AioProducer:
             if not await self._send(producer):
                 await self._drop(producer)
                 producer = await self._make()
-        await asyncio.wait({asyncio.ensure_future(producer.flush())}, timeout=_FLUSH_S)
+        await asyncio.wait({asyncio.ensure_future(producer.flush())}, timeout=FLUSH_S)
         await self._drop(producer)
         self.sender.sent.save(orders.folder)
 
@@ -56,19 +54,9 @@ class AioProducer:
 
     async def _make(self) -> AIOKafkaProducer:
         self.made += 1
-        compression = self.sender.plan.compression
+        settings = producer_settings(self.sender.plan, self._bootstrap)
         while True:
-            producer = AIOKafkaProducer(
-                bootstrap_servers=self._bootstrap,
-                client_id=self.sender.plan.client_id,
-                enable_idempotence=True,
-                acks="all",
-                linger_ms=20,
-                compression_type=None if compression == "none" else compression,
-                max_request_size=2 * LARGE_BYTES,
-                request_timeout_ms=15_000,
-                metadata_max_age_ms=5000,
-            )
+            producer = AIOKafkaProducer(**settings)
             try:
                 await producer.start()
             except KafkaError as error:
@@ -80,19 +68,11 @@ class AioProducer:
 
     async def _drop(self, producer: AIOKafkaProducer) -> None:
         stopping = asyncio.ensure_future(producer.stop())
-        await asyncio.wait({stopping}, timeout=_FLUSH_S)
+        await asyncio.wait({stopping}, timeout=FLUSH_S)
 
 
 async def _read(orders: Orders, logs: Logs) -> None:
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=orders.given["bootstrap"],
-        client_id=orders.given["group"],
-        group_id=None,
-        auto_offset_reset="earliest",
-        request_timeout_ms=15_000,
-        metadata_max_age_ms=5000,
-        max_partition_fetch_bytes=2 * LARGE_BYTES,
-    )
+    consumer = AIOKafkaConsumer(**consumer_settings(orders))
     await _started(consumer)
     consumer.assign(
         [TopicPartition(topic, log.partition) for topic, of_topic in logs.by_topic.items() for log in of_topic]

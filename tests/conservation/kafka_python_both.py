@@ -10,9 +10,7 @@ from kafka.errors import KafkaError
 from tests.conservation.logs import Logs
 from tests.conservation.orders import Orders, tell
 from tests.conservation.pace import Plan, Sender
-from tests.conservation.records import LARGE_BYTES
-
-_FLUSH_S = 180.0
+from tests.conservation.python_clients import FLUSH_S, consumer_settings, producer_settings
 
 
 class PythonProducer:
@@ -32,13 +30,13 @@ class PythonProducer:
             if not self.sender.due:
                 time.sleep(0.02)
             elif not self._send(producer):
-                producer.close(timeout=_FLUSH_S)
+                producer.close(timeout=FLUSH_S)
                 producer = self._make()
         try:
-            producer.flush(_FLUSH_S)
+            producer.flush(FLUSH_S)
         except KafkaError as error:
             tell(trouble=repr(error))
-        producer.close(timeout=_FLUSH_S)
+        producer.close(timeout=FLUSH_S)
         self.sender.sent.save(orders.folder)
 
     def _send(self, producer: KafkaProducer) -> bool:
@@ -57,21 +55,10 @@ class PythonProducer:
 
     def _make(self) -> KafkaProducer:
         self.made += 1
-        compression = self.sender.plan.compression
+        settings = producer_settings(self.sender.plan, self._bootstrap)
         while True:
             try:
-                return KafkaProducer(
-                    bootstrap_servers=self._bootstrap,
-                    client_id=self.sender.plan.client_id,
-                    enable_idempotence=True,
-                    acks="all",
-                    linger_ms=20,
-                    compression_type=None if compression == "none" else compression,
-                    max_request_size=2 * LARGE_BYTES,
-                    request_timeout_ms=15_000,
-                    delivery_timeout_ms=1_000_000,
-                    metadata_max_age_ms=5000,
-                )
+                return KafkaProducer(**settings, delivery_timeout_ms=1_000_000)
             except KafkaError as error:
                 tell(trouble=repr(error))
                 time.sleep(0.5)
@@ -80,15 +67,7 @@ class PythonProducer:
 def _make_consumer(orders: Orders) -> KafkaConsumer:
     while True:
         try:
-            return KafkaConsumer(
-                bootstrap_servers=orders.given["bootstrap"],
-                client_id=orders.given["group"],
-                group_id=None,
-                auto_offset_reset="earliest",
-                request_timeout_ms=15_000,
-                metadata_max_age_ms=5000,
-                max_partition_fetch_bytes=2 * LARGE_BYTES,
-            )
+            return KafkaConsumer(**consumer_settings(orders))
         except KafkaError as error:
             tell(trouble=repr(error))
             time.sleep(0.5)
