@@ -3,14 +3,20 @@
 from collections.abc import Iterator, Mapping
 from enum import Flag, auto
 from functools import reduce
+from math import inf
 from operator import or_
 from types import MappingProxyType
 from typing import NamedTuple
 
-from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaType, SensorTags
+from quotas.entities import BYTE_RATES, DEFAULT, Entity, InvalidQuota, Name, QuotaType, SensorTags
 
 UNLIMITED = 2.0**63 - 1
 """Kafka's bound for a client without a quota: 2^63-1 as a double."""
+
+MAX_CONNECTION_RATE = 2**31 - 1
+
+WHOLE_WITHIN = 1e-6
+"""By how much a number may exceed a whole one where whole ones are meant; it is then kept as it is (KRaft)."""
 
 
 class Standing(NamedTuple):
@@ -31,9 +37,9 @@ _OFF = _Kind(0)
 
 
 class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
-    """The quotas of all entities; immutable.
+    """The quotas of all entities; immutable. Limits are in the unit of their type.
 
-    Limits are in bytes/s, whole numbers from 1 to 2^63-1. Raises InvalidQuota for any other.
+    Raises InvalidQuota for a limit that `valid_limit` refuses. Those of addresses are looked up by `ip_limit`.
 
     A quota type is off until an entity has a quota of it. Then clients without a quota are measured too, and under
     which tags depends on the kinds of entity (user, client-id, pair) that the type has ever been set on: a broker
@@ -42,14 +48,14 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
 
     def __init__(self, quotas: Mapping[Entity, Mapping[QuotaType, float]] | None = None) -> None:
         self._quotas = {
-            entity: MappingProxyType({quota_type: _valid(entity, quota_type, v) for quota_type, v in limits.items()})
+            entity: MappingProxyType({t: valid_limit(entity, t, limit) for t, limit in limits.items()})
             for entity, limits in (quotas or {}).items()
         }
         self._limits: dict[QuotaType, dict[tuple[Name, Name], float]] = {
             quota_type: {
                 (entity.user, entity.client_id): limits[quota_type]
                 for entity, limits in self._quotas.items()
-                if quota_type in limits
+                if quota_type in limits and entity.ip is None
             }
             for quota_type in QuotaType
         }
@@ -86,6 +92,14 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
     def limit_of(self, quota_type: QuotaType, tags: SensorTags) -> float:
         """The limit for what is measured under `tags`, in units/s; UNLIMITED if there is none."""
         return self._by_tags(quota_type, tags)[0]
+
+    def ip_limit(self, address: str) -> tuple[float, Entity | None]:
+        """Connections/s that may come from `address` (its plain spelling), and the entity whose quota that is."""
+        for name in (address, DEFAULT):
+            limits: Mapping[QuotaType, float] = self._quotas.get(entity := Entity(ip=name), {})
+            if QuotaType.CONNECTION in limits:
+                return limits[QuotaType.CONNECTION], entity
+        return UNLIMITED, None
 
     def _tags(self, quota_type: QuotaType, user: str, client_id: str) -> SensorTags:
         pair, of_user, of_client_id = SensorTags(user, client_id), SensorTags(user, ""), SensorTags("", client_id)
@@ -136,9 +150,26 @@ def _kind(user: Name, client_id: Name) -> _Kind:
     return _Kind.USER if client_id is None else _Kind.PAIR
 
 
-def _valid(entity: Entity, quota_type: QuotaType, limit: float) -> float:
-    """`limit` as a double. InvalidQuota unless it is a whole number of bytes/s that a broker could hold."""
-    if not 0 < limit <= UNLIMITED or limit != int(limit):
-        expected = "expected a whole number from 1 to 2^63-1"
+def valid_limit(entity: Entity, quota_type: QuotaType, limit: float) -> float:
+    """`limit` as a double. InvalidQuota if it is nonsense, or no quota for this kind of entity.
+
+    As a KRaft controller judges it, but that a connection rate may be 0, which bans, and that what is no number, or
+    less than 1 where whole numbers are meant, is refused.
+    """
+    expected = _expected(quota_type, limit)
+    if (quota_type is QuotaType.CONNECTION) != (entity.ip is not None):
+        expected = "expected another kind of entity" if entity.ip is None else "expected connection_creation_rate"
+    if expected:
         raise InvalidQuota(f"{quota_type.value} of {entity}: {expected}, got {limit!r}")
     return float(limit)
+
+
+def _expected(quota_type: QuotaType, limit: float) -> str:
+    """What is expected where `limit` is refused."""
+    if quota_type in BYTE_RATES:
+        fits = 1 <= limit <= UNLIMITED and limit % 1 <= WHOLE_WITHIN
+        return "" if fits else "expected a whole number from 1 to 2^63-1"
+    if quota_type is QuotaType.CONNECTION:
+        fits = 0 <= limit <= MAX_CONNECTION_RATE and limit % 1 <= WHOLE_WITHIN
+        return "" if fits else "expected a whole number from 0 to 2^31-1"
+    return "" if 0 < limit < inf else "expected a number above 0"
