@@ -12,6 +12,9 @@ HEAD = Struct(">ihhih")
 MAX_HEAD_BYTES = 128 * 1024
 """What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags."""
 
+MAX_ASKED_BYTES = 1024 * 1024
+"""The largest request that is decided about as a whole: tens of thousands of quotas or topics."""
+
 INT32_MAX = 2**31 - 1
 
 _INT32 = Struct(">i")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from ipaddress import ip_address
 from itertools import combinations
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
@@ -17,8 +18,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from proxy.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
+from quotas.quota_table import valid_limit
 
 INT32_MAX = 2_147_483_647
 INT64_MAX = 9_223_372_036_854_775_807
@@ -109,6 +110,16 @@ class Text(Kind):
         if not isinstance(value, str) or not self.accepts(value):
             raise ValueError
         return value
+
+
+class _Rate(Kind):
+    expected = "a number above 0"
+
+    def parse(self, value: Any) -> float:
+        """The number as a double."""
+        if type(value) not in (int, float) or not 0 < value < inf:
+            raise ValueError
+        return float(value)
 
 
 class HostPort(NamedTuple):
@@ -228,7 +239,12 @@ Port = Annotated[int, Whole(1, MAX_PORT)]
 Server = Annotated[HostPort, _Server()]
 NodeIds = Annotated[range, _Numbers("node id", 0, INT32_MAX)]
 Ports = Annotated[range, _Numbers("port", 1, MAX_PORT)]
+IpName = Annotated[str | None, Text("an IP address", _is_ip)]
 ByteRate = Annotated[int | None, Whole(1, INT64_MAX)]
+Rate = Annotated[float | None, _Rate()]
+ConnectionRate = Annotated[int | None, Whole(0, INT32_MAX)]
+FilePath = Annotated[str | None, Text("the path of a file", lambda text: bool(text.strip()) and "\0" not in text)]
+Names = Many[Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]]
 
 
 # -------------------------------------------------------------------- models
@@ -294,7 +310,7 @@ class ListenerConfig(Settings):
 
 
 class QuotaEntry(Settings):
-    """The quotas of one entity: of a user, of a client-id, or of both together."""
+    """The quotas of one entity: of a user, of a client-id, of both together, or of an IP address."""
 
     user: EntityName = None
     """The name of a user. Clients on listeners without authentication are ANONYMOUS."""
@@ -308,46 +324,95 @@ class QuotaEntry(Settings):
     default_client_id: bool = False
     """`true`: for each client-id that has no quota of its own."""
 
+    ip: IpName = None
+    """The address of clients, by itself."""
+
+    default_ip: bool = False
+    """`true`: for each address that has no quota of its own."""
+
     producer_byte_rate: ByteRate = None
     """Bytes per second that may be produced to each node."""
 
     consumer_byte_rate: ByteRate = None
     """Bytes per second that may be fetched from each node."""
 
+    request_percentage: Rate = None
+    """Time of each node that requests may take, in percent of one thread. Kept and described, not enforced yet."""
+
+    controller_mutation_rate: Rate = None
+    """Partitions per second that may be created and deleted in the cluster."""
+
+    connection_creation_rate: ConnectionRate = None
+    """Connections per second from an address. Kept and described, not enforced yet."""
+
+    shadow_producer_byte_rate: ByteRate = None
+    """The same, only measured: clients never feel it."""
+
+    shadow_consumer_byte_rate: ByteRate = None
+    """The same, only measured."""
+
+    shadow_request_percentage: Rate = None
+    """The same, only measured."""
+
+    shadow_controller_mutation_rate: Rate = None
+    """The same, only measured."""
+
+    shadow_connection_creation_rate: ConnectionRate = None
+    """The same, only measured."""
+
     def problems(self) -> list[str]:
         """What is wrong with the entry as a whole."""
-        problems = []
-        if self.user is not None and self.default_user:
-            problems.append("expected either user or default_user, got both")
-        if self.client_id is not None and self.default_client_id:
-            problems.append("expected either client_id or default_client_id, got both")
-        if self.user is self.client_id is None and not self.default_user and not self.default_client_id:
-            problems.append("expected a user, default_user, client_id or default_client_id, got nothing")
-        if self.producer_byte_rate is self.consumer_byte_rate is None:
-            problems.append("expected producer_byte_rate or consumer_byte_rate, got nothing")
+        problems = [
+            f"expected either {part} or default_{part}, got both"
+            for part in ("user", "client_id", "ip")
+            if getattr(self, part) is not None and getattr(self, f"default_{part}")
+        ]
+        limits = self.limits()
+        if not limits:
+            problems.append(f"expected {_either([quota_type.value for quota_type in QuotaType])}, got nothing")
+        try:
+            entity = self.entity()
+            for key, limit in limits.items():
+                valid_limit(entity, key.quota_type, limit)
+        except InvalidQuota as error:
+            problems.append(str(error))
         return problems
 
     def entity(self) -> Entity:
-        """Whom the quotas are set on. InvalidQuota if the entry has `problems`."""
+        """Whom the quotas are set on. InvalidQuota if there is no such entity."""
         return Entity(
             user=DEFAULT if self.default_user else self.user,
             client_id=DEFAULT if self.default_client_id else self.client_id,
+            ip=DEFAULT if self.default_ip else self.ip,
         )
 
-    def limits(self) -> dict[QuotaType, float]:
-        """The quotas that are set, in bytes per second."""
-        rates = {QuotaType.PRODUCE: self.producer_byte_rate, QuotaType.FETCH: self.consumer_byte_rate}
-        return {quota_type: float(rate) for quota_type, rate in rates.items() if rate is not None}
+    def limits(self) -> dict[QuotaKey, float]:
+        """The quotas that are set."""
+        keys = (QuotaKey(quota_type, shadow) for quota_type in QuotaType for shadow in (False, True))
+        rates = {key: getattr(self, key.text) for key in keys}
+        return {key: float(rate) for key, rate in rates.items() if rate is not None}
 
 
 class QuotasConfig(Settings):
-    """Who may use how much of each node."""
+    """Who may use how much of each node, and who may change that."""
 
     source: Literal["file"] = "file"
-    """Where quotas come from; `file` is this file."""
+    """Where quotas come from; `file` is this file, overlaid by `state_file`."""
 
     entries: Many[QuotaEntry] = ()
     """The quotas, one entry for each entity. Kafka's order of precedence says which one binds."""
+
+    state_file: FilePath = None
+    """Where changes that come through Kafka's own API are kept. Without it they are refused."""
+
+    admin_users: Names = ()
+    """Users who may describe and alter all quotas with Kafka's own tools."""
+
+    admin_listeners: Names = ()
+    """Names of listeners whose clients may do that, whoever they are."""
+
+    describe_users: Names = ()
+    """Users who may describe all quotas. Everybody may describe their own."""
 
 
 class ThrottleConfig(Settings):
@@ -438,6 +503,7 @@ class Config(Settings):
 
     NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
         {"virtual_clusters[].name", "virtual_clusters[].listeners", "metrics.bind", "metrics.port"}
+        | {"virtual_clusters[].quotas.source", "virtual_clusters[].quotas.state_file"}
         | {"limits.max_sensors", "log.format"}
     )
 
@@ -511,8 +577,6 @@ def _problem(details: ErrorDetails) -> ConfigError:
 
 def _unknown_key(loc: tuple[int | str, ...]) -> str:
     key = str(loc[-1])
-    if key in ("request_percentage", "controller_mutation_rate", "connection_creation_rate"):
-        return "this quota is not enforced yet, expected producer_byte_rate or consumer_byte_rate"
     known = list(_model_at(loc[:-1]).model_fields)
     close = get_close_matches(key, known, n=1)
     return f"unknown key, did you mean {close[0]!r}?" if close else f"unknown key, expected {_either(known)}"
@@ -744,9 +808,9 @@ _CHECKS = (
 # -------------------------------------------------------------------- quotas
 
 
-def quota_table(cluster: VirtualClusterConfig) -> QuotaTable:
-    """The quotas of a virtual cluster that was loaded by `load_config`."""
-    return QuotaTable({entry.entity(): entry.limits() for entry in cluster.quotas.entries})
+def quota_entries(cluster: VirtualClusterConfig) -> dict[Entity, dict[QuotaKey, float]]:
+    """The quotas in the file for a virtual cluster that was loaded by `load_config`."""
+    return {entry.entity(): entry.limits() for entry in cluster.quotas.entries}
 
 
 # ------------------------------------------------------------------ warnings
@@ -798,12 +862,20 @@ def changes_needing_restart(old: Config, new: Config) -> list[str]:
             changes.append(f"virtual_clusters[{i}]: added")
         else:
             changes += _listener_changes(f"virtual_clusters[{i}]", known[1], cluster)
+            changes += _source_changes(f"virtual_clusters[{i}].quotas", known[1].quotas, cluster.quotas)
     changes += [f"virtual_clusters[{i}]: removed" for i, _ in before.values()]
     for path in sorted(Config.NEEDS_RESTART):
         section, _, name = path.partition(".")
         if section in Config.model_fields:
             changes += [path] if getattr(getattr(old, section), name) != getattr(getattr(new, section), name) else []
     return changes
+
+
+def _source_changes(path: str, old: QuotasConfig, new: QuotasConfig) -> list[str]:
+    fields = (
+        field for field in QuotasConfig.model_fields if f"virtual_clusters[].quotas.{field}" in Config.NEEDS_RESTART
+    )
+    return [f"{path}.{field}" for field in fields if getattr(old, field) != getattr(new, field)]
 
 
 def _listener_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterConfig) -> list[str]:

@@ -100,6 +100,12 @@ class Metrics:
             ("virtual_cluster",),
             registry=registry,
         )
+        self.quota_problems = Counter(
+            "kafka_throttle_quota_problems",
+            "What came to be wrong with quotas: an entity that keeps its last good ones, or their source itself.",
+            ("virtual_cluster", "source"),
+            registry=registry,
+        )
         self.event_loop_lag = Gauge(
             "kafka_throttle_event_loop_lag_seconds",
             "The longest that the event loop was late within the last 15 seconds.",

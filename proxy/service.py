@@ -27,7 +27,7 @@ from proxy.config import (
     changes_needing_restart,
     ephemeral_ports,
     load_config,
-    quota_table,
+    quota_entries,
     warnings_of,
 )
 from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals
@@ -35,10 +35,13 @@ from proxy.net.connection import Connection
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.net.upstream import Upstream
+from proxy.quota_book import QuotaBook
 from proxy.relay.actions import CloseReason
 from proxy.virtual_cluster import NodeDirectory
 from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
 from quotas.sensors import Sensors
+from quotas.sources.file import FileSource
 
 _SWEEP_S = 1.0
 _WATCH_S = 0.25
@@ -53,6 +56,7 @@ class VirtualCluster:
     def __init__(
         self,
         config: VirtualClusterConfig,
+        config_path: Path,
         max_sensors: int,
         poller: Poller,
         clock: Clock,
@@ -62,7 +66,15 @@ class VirtualCluster:
         throttle = config.throttle
         sensors = Sensors(max_sensors, max_throttle_ms=throttle.max_throttle_ms, max_debt_ms=throttle.max_debt_ms)
         self.name = config.name
-        self.ledger = Ledger(sensors, quota_table(config))
+        self.ledger = Ledger(sensors, QuotaTable())
+        self.source = _file_source(config, config_path)
+        self.book = QuotaBook(
+            config.name,
+            self.source,
+            self.ledger,
+            clock,
+            lambda source: metrics.quota_problems.labels(config.name, source).inc(),
+        )
         self.upstream = Upstream(
             config.name,
             config.upstream,
@@ -77,6 +89,7 @@ class VirtualCluster:
                 listener,
                 self.upstream,
                 self.ledger,
+                self.book,
                 poller,
                 clock,
                 may_open,
@@ -84,6 +97,12 @@ class VirtualCluster:
             )
             for listener in config.listeners
         ]
+        self.set_admins(config)
+
+    def set_admins(self, config: VirtualClusterConfig) -> None:
+        """Who may describe and alter quotas from now on."""
+        for listener in self.listeners:
+            listener.set_admins(config.quotas)
 
     @property
     def connections(self) -> Iterator[Connection]:
@@ -119,7 +138,7 @@ class Service:
         self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
         poller = Poller()
         self.clusters = [
-            VirtualCluster(cluster, config.limits.max_sensors, poller, clock, self._metrics, self.may_open)
+            VirtualCluster(cluster, config_path, config.limits.max_sensors, poller, clock, self._metrics, self.may_open)
             for cluster in config.virtual_clusters
         ]
         self._config_path = config_path
@@ -163,6 +182,7 @@ class Service:
         """Bind every port, then accept. ConfigErrors with all ports that are not to be had."""
         bound = self._bind_all()
         await self._admin.start(self.config.metrics.bind, self.config.metrics.port)
+        await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
         for listener, sockets in bound:
             listener.serve(sockets)
             log.info(
@@ -214,6 +234,7 @@ class Service:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(cluster.book.stop() for cluster in self.clusters))
         await self._admin.stop()
         log.info("stopped")
 
@@ -317,13 +338,14 @@ class Service:
         log.error("config_rejected", problems=problems)
 
     def _apply(self) -> None:
-        now_ms = self.clock.now_ms()
         settings = {cluster.name: cluster for cluster in self.config.virtual_clusters}
         for cluster in self.clusters:
             new = settings[cluster.name]
             cluster.upstream.reconfigure(new.upstream)
             cluster.ledger.sensors.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
-            cluster.ledger.replace(quota_table(new), now_ms)
+            cluster.source.replace(quota_entries(new))
+            cluster.book.take_up()
+            cluster.set_admins(new)
         logs.set_level(self.config.log.level)
         self._metrics.top_entities = self.config.metrics.top_entities
         self._apply_limits()
@@ -345,6 +367,11 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
 
 def _ports(config: ListenerConfig) -> list[int]:
     return [config.port, *config.ports().values(), *config.spares()]
+
+
+def _file_source(config: VirtualClusterConfig, config_path: Path) -> FileSource:
+    state_file = config.quotas.state_file
+    return FileSource(quota_entries(config), config_path.name, Path(state_file) if state_file else None)
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

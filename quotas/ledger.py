@@ -1,7 +1,7 @@
 """The one owner of the quota table, and of which sensor measures whom."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
@@ -22,13 +22,16 @@ NO_CEILING_BYTES = 2**31 - 1
 class Binding:
     """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
-    It holds as long as `version` is the ledger's. `fetch_ceiling_bytes` is what one Fetch may ask for at most.
+    It holds as long as `version` is the ledger's. `fetch_ceiling_bytes` is what one Fetch may ask for at most. What
+    the sensors of shadow quotas say is never felt.
     """
 
     version: int
     produce: int | None
     fetch: int | None
     fetch_ceiling_bytes: int
+    shadow_produce: int | None = None
+    shadow_fetch: int | None = None
 
     @property
     def limits_fetches(self) -> bool:
@@ -38,7 +41,7 @@ class Binding:
 
 @dataclass(frozen=True, slots=True)
 class SensorKey:
-    """What one sensor measures: a quota type under its tags at one node.
+    """What one sensor measures: a quota type under its tags at one node, for a quota that is enforced or a shadow.
 
     `shared_by` is the entity whose newcomers share this sensor because the table was full; its tags then say
     `<overflow>` where each of them has a name of its own.
@@ -49,6 +52,7 @@ class SensorKey:
     quota_type: QuotaType
     tags: SensorTags
     shared_by: Entity | None = None
+    shadow: bool = False
 
 
 class Ledger:
@@ -59,16 +63,17 @@ class Ledger:
     sixteenth of its rows is kept back for those that such newcomers share.
     """
 
-    def __init__(self, sensors: Sensors, table: QuotaTable) -> None:
+    def __init__(self, sensors: Sensors, table: QuotaTable, shadow: QuotaTable | None = None) -> None:
         self.sensors = sensors
         self.table = table
+        self.shadow = shadow if shadow is not None else QuotaTable()
         self.version = 0
         self.overflowed = 0
         self._handles: dict[SensorKey, int] = {}
         self._bindings: dict[tuple[str, int, str, str], Binding] = {}
         """Those of the present version."""
-        self._spared: int | None = None
-        """A sensor that the binding in the making holds already."""
+        self._spared: set[int] = set()
+        """Sensors that the binding in the making holds already."""
         self._swept: Iterator[SensorKey] = iter(())
         self._reserve = max(sensors.capacity // 16, 1)
         self._next_version()
@@ -85,15 +90,25 @@ class Ledger:
         return binding
 
     def _make_binding(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
-        self._spared = None
-        produce, _ = self._sensor(virtual_cluster, node_id, QuotaType.PRODUCE, user, client_id, now_ms)
-        self._spared = produce
-        fetch, fetch_limit = self._sensor(virtual_cluster, node_id, QuotaType.FETCH, user, client_id, now_ms)
-        return Binding(self.version, produce, fetch, self._ceiling_bytes(fetch_limit))
+        self._spared.clear()
 
-    def replace(self, table: QuotaTable, now_ms: int) -> None:
-        """Put `table` in force for the next charge of every sensor. Throttles that are running stay as they are."""
+        def sensor(quota_type: QuotaType, shadow: bool = False) -> tuple[int | None, float]:
+            return self._sensor(virtual_cluster, node_id, quota_type, user, client_id, shadow, now_ms)
+
+        produce, _ = sensor(QuotaType.PRODUCE)
+        fetch, fetch_limit = sensor(QuotaType.FETCH)
+        shadow_produce, _ = sensor(QuotaType.PRODUCE, shadow=True)
+        shadow_fetch, _ = sensor(QuotaType.FETCH, shadow=True)
+        ceiling_bytes = self._ceiling_bytes(fetch_limit)
+        return Binding(self.version, produce, fetch, ceiling_bytes, shadow_produce, shadow_fetch)
+
+    def replace(self, table: QuotaTable, now_ms: int, shadow: QuotaTable | None = None) -> None:
+        """Put `table` in force for the next charge of every sensor, and have `shadow` measured beside it.
+
+        Throttles that are running stay as they are.
+        """
         self.table = table.succeeding(self.table)
+        self.shadow = shadow if shadow is not None else QuotaTable()
         for key, handle in list(self._handles.items()):
             limit = self._limit(key)
             if limit is None:
@@ -139,19 +154,34 @@ class Ledger:
             yield key, self.sensors.reading(handle, now_ms)
 
     def _sensor(
-        self, virtual_cluster: str, node_id: int, quota_type: QuotaType, user: str, client_id: str, now_ms: int
+        self,
+        virtual_cluster: str,
+        node_id: int,
+        quota_type: QuotaType,
+        user: str,
+        client_id: str,
+        shadow: bool,
+        now_ms: int,
     ) -> tuple[int | None, float]:
-        """The handle, if this type is measured at all, and the limit."""
-        if not self.table.is_on(quota_type):
+        """The handle, if this type is measured at all, and the limit.
+
+        As in a broker clients without a quota are measured, too; not so for shadows.
+        """
+        table = self.shadow if shadow else self.table
+        if not table.is_on(quota_type):
             return None, UNLIMITED
-        tags, limit, entity = self.table.tags_and_limit(quota_type, user, client_id)
-        key = SensorKey(virtual_cluster, node_id, quota_type, tags)
+        tags, limit, entity = table.tags_and_limit(quota_type, user, client_id)
+        if shadow and entity is None:
+            return None, UNLIMITED
+        key = SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=shadow)
         handle = self._handles.get(key)
         if handle is None and self._has_room():
             handle = self._open(key, limit, now_ms)
         if handle is None:
             self.overflowed += 1
             handle = self._overflow(key, entity, limit, now_ms)
+        if handle is not None:
+            self._spared.add(handle)
         return handle, limit
 
     def _overflow(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int | None:
@@ -160,7 +190,7 @@ class Ledger:
             return None
         if entity.user is DEFAULT or entity.client_id is DEFAULT:
             tags = SensorTags(_shared(entity.user), _shared(entity.client_id))
-            key = SensorKey(key.virtual_cluster, key.node_id, key.quota_type, tags, entity)
+            key = replace(key, tags=tags, shared_by=entity)
         handle = self._handles.get(key)
         if handle is None:
             if self.sensors.used == self.sensors.capacity:
@@ -169,7 +199,7 @@ class Ledger:
         return handle
 
     def _close_longest_idle(self) -> None:
-        others = (key for key, handle in self._handles.items() if handle != self._spared)
+        others = (key for key, handle in self._handles.items() if handle not in self._spared)
         self._close(min(others, key=lambda key: self.sensors.idle_since_ms(self._handles[key])))
         self._next_version()
 
@@ -182,9 +212,11 @@ class Ledger:
 
     def _limit(self, key: SensorKey) -> float | None:
         """What the table says for a sensor that lives; None for a shared one whose entity has no quota any more."""
-        if key.shared_by is None:
-            return self.table.limit_of(key.quota_type, key.tags)
-        return self.table.get(key.shared_by, {}).get(key.quota_type)
+        table = self.shadow if key.shadow else self.table
+        if key.shared_by is not None:
+            return table.get(key.shared_by, {}).get(key.quota_type)
+        limit = table.limit_of(key.quota_type, key.tags)
+        return None if key.shadow and limit == UNLIMITED else limit
 
     def _next_version(self) -> None:
         self.version += 1

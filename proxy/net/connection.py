@@ -3,7 +3,7 @@
 import asyncio
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ from proxy.relay.actions import (
     Ask,
     Close,
     CloseReason,
+    Errand,
     OpenUpstream,
     Pause,
     Resume,
@@ -56,6 +57,9 @@ class NodeSocket:
 Connect = Callable[[], Awaitable[NodeSocket]]
 """Connects to the node. Raises NodeUnreachable or NodeUnknown."""
 
+RunErrand = Callable[[Errand, "FilteringBoundLogger"], Awaitable[Sequence[Exception | None]]]
+"""Has the alterations of an errand written; says what became of each. It is carried on when the client is gone."""
+
 OpenStream = Callable[[socket.socket, Side, Owner], Stream]
 
 
@@ -68,6 +72,7 @@ class Connection:
         facts: ConnectionFacts,
         connect: Connect,
         open_stream: OpenStream,
+        run_errand: RunErrand,
         clock: Clock,
         log: "FilteringBoundLogger",
         on_closed: Callable[["Connection", CloseReason], None],
@@ -81,6 +86,7 @@ class Connection:
         self.episode: ThrottleEpisode | None = None
         self._connect = connect
         self._open_stream = open_stream
+        self._run_errand = run_errand
         self._now_ms = clock.now_ms
         self._log = log
         self._on_closed = on_closed
@@ -89,6 +95,7 @@ class Connection:
         self._client: Stream | None = None
         self._node: Stream | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._errand: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._busy = False
         self._steps: deque[Callable[[], list[Action]]] = deque()
@@ -193,7 +200,20 @@ class Connection:
                     self._close(action)
 
     def _decide(self, ask: Ask, now_ms: int) -> list[Action]:
-        return self.relay.on_verdict(ask.ticket, decide(ask, self.facts, now_ms), now_ms)
+        decision = decide(ask, self.facts, now_ms)
+        if isinstance(decision, Errand):
+            self._errand = self._loop.create_task(self._do_errand(ask.ticket, decision))
+            return []
+        return self.relay.on_verdict(ask.ticket, decision, now_ms)
+
+    async def _do_errand(self, ticket: int, errand: Errand) -> None:
+        """Have something written, then give the verdict; a relay that is closed by then takes no notice."""
+        try:
+            verdict = errand.reply(await self._run_errand(errand, self._log.bind(user=self.facts.user)))
+        except Exception:
+            self._fail()
+        else:
+            self._do(lambda: self.relay.on_verdict(ticket, verdict, self._now_ms()))
 
     def _send(self, send: Send) -> None:
         stream = self._node if send.side is Side.NODE else self._client

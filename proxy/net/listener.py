@@ -11,11 +11,12 @@ import structlog
 
 from protocol.api_versions import carried
 from proxy.clock import Clock
-from proxy.config import LimitsConfig, ListenerConfig
+from proxy.config import LimitsConfig, ListenerConfig, QuotasConfig
 from proxy.net.connection import Connection
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
 from proxy.net.upstream import Upstream
+from proxy.quota_book import QuotaBook
 from proxy.relay.actions import CloseReason, Side
 from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
@@ -45,6 +46,7 @@ class Listener:
         config: ListenerConfig,
         upstream: Upstream,
         ledger: Ledger,
+        book: QuotaBook,
         poller: Poller,
         clock: Clock,
         may_open: Callable[[], bool],
@@ -59,6 +61,8 @@ class Listener:
         self.tallies: dict[int, Tally] = {}
         self._upstream = upstream
         self._ledger = ledger
+        self._book = book
+        self._quotas = QuotasConfig()
         self._poller = poller
         self._clock = clock
         self._may_open = may_open
@@ -73,6 +77,10 @@ class Listener:
         """Bounds for connections that come from now on."""
         self._relay_limits = RelayLimits(limits.max_frame_bytes, limits.max_answer_bytes, limits.max_in_flight)
         self._write_buffer_bytes = limits.write_buffer_bytes
+
+    def set_admins(self, quotas: QuotasConfig) -> None:
+        """Who may describe and alter quotas, on connections that come from now on."""
+        self._quotas = quotas
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Accept on the bound sockets, by port."""
@@ -130,12 +138,13 @@ class Listener:
         tally = self.tallies.setdefault(node_id, Tally())
         tally.connections_opened += 1
         tally.connections_open += 1
-        facts = ConnectionFacts(self.virtual_cluster, self.ports, self._ledger, node_id, ANONYMOUS, carried)
+        facts = self._facts(node_id)
         connection = Connection(
             Relay(self._ledger, tally, self._relay_limits),
             facts,
             partial(self._upstream.connect, node_id),
             partial(self._open_stream, self._write_buffer_bytes),
+            self._book.run_errand,
             self._clock,
             log,
             partial(self._let_linger, tally),
@@ -143,6 +152,21 @@ class Listener:
         )
         self.connections.add(connection)
         connection.client_connected(client)
+
+    def _facts(self, node_id: int) -> ConnectionFacts:
+        quotas = self._quotas
+        may_alter = self.name in quotas.admin_listeners or ANONYMOUS in quotas.admin_users
+        return ConnectionFacts(
+            self.virtual_cluster,
+            self.ports,
+            self._ledger,
+            node_id,
+            ANONYMOUS,
+            carried,
+            lambda: self._book.quotas,
+            may_alter=may_alter,
+            may_describe=may_alter or ANONYMOUS in quotas.describe_users,
+        )
 
     def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:
         return Stream(self._poller, sock, side, owner, write_buffer_bytes)

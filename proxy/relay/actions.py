@@ -1,12 +1,13 @@
 """What goes into a relay and what comes out: plain data, so that a relay of another make can take its place."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from protocol.splices import Splice
 from quotas.entities import QuotaType
 from quotas.ledger import Binding
+from quotas.sources.source import Alteration
 
 
 class Side(Enum):
@@ -45,11 +46,13 @@ class AskKind(Enum):
 
     BINDING: `frame` is the raw client id of a request; the verdict carries a binding.
     ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices.
+    QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
     """
 
     BINDING = "binding"
     ADDRESSES = "addresses"
     API_VERSIONS = "api_versions"
+    QUOTA_API = "quota_api"
 
 
 @dataclass(slots=True)
@@ -64,7 +67,8 @@ class Send:
 class Ask:
     """Have somebody decide; that direction waits until `on_verdict(ticket, ...)`, the other goes on.
 
-    The verdict is given after all actions of the same list have been carried out.
+    The verdict is given after all actions of the same list have been carried out, or later. About a request,
+    `client_id` is the raw one of its header, and its body begins at `body_at` in `frame`.
     """
 
     ticket: int
@@ -73,6 +77,8 @@ class Ask:
     api_key: int
     api_version: int
     frame: bytes
+    client_id: bytes = b""
+    body_at: int = 0
 
 
 @dataclass(slots=True)
@@ -126,12 +132,23 @@ Action = Send | Ask | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close
 
 @dataclass(slots=True, frozen=True)
 class Verdict:
-    """The answer to an Ask: forward (with splices in the frame's own offsets), or close.
+    """The answer to an Ask: forward (with splices in the frame's own offsets), answer, or close.
 
-    `throttle_at` is where the throttle time stands in the answer that was asked about, -1 if it has none.
+    `throttle_at` is where the throttle time stands in the answer that was asked about, -1 if it has none. `answer` is
+    the whole frame that answers the request that was asked about; it goes out when its turn comes.
     """
 
     splices: tuple[Splice, ...] = ()
     throttle_at: int = -1
     binding: Binding | None = None
+    answer: bytes | None = None
     close: Close | None = None
+
+
+@dataclass(slots=True, frozen=True)
+class Errand:
+    """What must be written before an Ask can be answered: `reply` makes the verdict of what became of each."""
+
+    alterations: tuple[Alteration, ...]
+    client_id: str
+    reply: Callable[[Sequence[Exception | None]], Verdict]

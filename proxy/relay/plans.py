@@ -7,6 +7,7 @@ from protocol.api import THROTTLE, Api, Shape, request_header_version, response_
 from protocol.api_table import APIS
 from protocol.primitives import Reader
 from protocol.walk import Walk
+from proxy.relay.actions import AskKind
 
 PRODUCE = 0
 FETCH = 1
@@ -14,6 +15,8 @@ METADATA = 3
 FIND_COORDINATOR = 10
 API_VERSIONS = 18
 DESCRIBE_CLUSTER = 60
+DESCRIBE_CLIENT_QUOTAS = 48
+ALTER_CLIENT_QUOTAS = 49
 
 _HEADER_BYTES = 8
 """Length prefix and correlation id of an answer."""
@@ -40,12 +43,16 @@ class AnswerKind(Enum):
 HEAD_ANSWERS = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
 """The ask list for answers: everything else is handled by the relay alone unless its tail names node endpoints."""
 
+ASKED_REQUESTS: dict[int, AskKind] = {}
+"""The ask list for requests: their whole frame is asked about."""
+
 
 @dataclass(slots=True, frozen=True)
 class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
-    `quick`: a whole small answer without a throttle time is recognised at a glance.
+    `asked` says as what the whole request is asked about, if it is. `quick`: a whole small answer without a throttle
+    time is recognised at a glance.
     """
 
     api_key: int
@@ -57,6 +64,7 @@ class Plan:
     answer: AnswerKind
     throttle_at: int
     shape: Shape | None
+    asked: AskKind | None = None
     quick: bool = False
 
 
@@ -79,6 +87,7 @@ def _plan(api: Api, api_version: int) -> Plan:
         answer=answer,
         throttle_at=throttle_at,
         shape=shape,
+        asked=ASKED_REQUESTS.get(api.key),
         quick=_is_quick(api, answer, throttle_at),
     )
 

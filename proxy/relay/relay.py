@@ -10,7 +10,7 @@ from protocol.api_versions import unsupported_version_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
-from protocol.requests import HEAD, INT32_MAX, MAX_HEAD_BYTES, fetch_clamp
+from protocol.requests import HEAD, INT32_MAX, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
 from proxy.relay.actions import (
@@ -132,6 +132,7 @@ class Relay:
         self._node_blocked = False
         self._request_ticket = _NO_TICKET
         self._asked_client_id = b""
+        self._decided: Verdict | None = None
 
         self._answers = b""
         self._answer_left = 0
@@ -212,7 +213,10 @@ class Relay:
         elif ticket == self._request_ticket:
             self._request_ticket = _NO_TICKET
             self._mute &= ~_ASKING
-            self._bind(verdict)
+            if verdict.binding is None:
+                self._decided = verdict
+            else:
+                self._bind(verdict.binding)
             self._go_on_with_requests(actions, now_ms)
         else:
             self._answer_ticket = _NO_TICKET
@@ -295,10 +299,10 @@ class Relay:
     def _go_on_with_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
         try:
             self._take_requests(actions, now_ms, at)
-            self._send_own_answers(actions)
+            self._send_own_answers(actions, now_ms)
             while self._take_up_again():
                 self._take_requests(actions, now_ms)
-                self._send_own_answers(actions)
+                self._send_own_answers(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:
@@ -344,7 +348,7 @@ class Relay:
                         break
                     _add_run(pieces, buf, run, at)
                     at = run = at + frame_bytes
-                    self._answer_unknown_api_versions(request)
+                    self._answer(request, unsupported_version_answer(request.correlation_id))
                     continue
                 if self._mute:
                     self._open_upstream(after)
@@ -354,6 +358,12 @@ class Relay:
                     self._ask_for_binding(request, after)
                     break
                 request.binding = binding
+                if request.plan.asked is not None:
+                    if not self._is_decided(request, buf, at, after):
+                        break
+                    _add_run(pieces, buf, run, at)
+                    at = run = at + frame_bytes
+                    continue
                 if request.plan.api_key == FETCH and binding.limits_fetches:
                     if self._must_pay_first(request, binding, now_ms, after):
                         break
@@ -474,11 +484,10 @@ class Relay:
             )
         )
 
-    def _bind(self, verdict: Verdict) -> None:
-        assert verdict.binding is not None
+    def _bind(self, binding: Binding) -> None:
         if len(self._bindings) >= _MAX_BINDINGS or len(self._asked_client_id) > LONG_CLIENT_ID_BYTES:
             self._bindings.clear()
-        self._bindings[self._asked_client_id] = verdict.binding
+        self._bindings[self._asked_client_id] = binding
 
     def _take_up_again(self) -> bool:
         """True, once, when what is in flight no longer keeps further requests from being taken."""
@@ -507,22 +516,49 @@ class Relay:
         if not request.waiting:
             self._in_flight.popleft()
 
-    def _answer_unknown_api_versions(self, request: Request) -> None:
+    def _is_decided(self, request: Request, buf: bytes, at: int, after: list[Action]) -> bool:
+        """Answer the request at `at` as it was decided; ask about it, once it is here whole, if it is not yet."""
+        plan, end = request.plan, at + 4 + request.size_bytes
+        if self._decided is not None:
+            verdict, self._decided = self._decided, None
+            assert verdict.answer is not None
+            self._answer(request, verdict.answer)
+            return True
+        if request.size_bytes > MAX_ASKED_BYTES:
+            detail = f"{plan.name}: {request.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
+            raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
+        if end <= len(buf) and not self._client_blocked:
+            assert plan.asked is not None
+            self._mute |= _ASKING
+            self._request_ticket = self._next_ticket()
+            ask = Ask(self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end])
+            ask.client_id, ask.body_at = request.client_id, request.body_at - at
+            after.append(ask)
+        return False
+
+    def _answer(self, request: Request, answer: bytes) -> None:
+        """Answer a request by ourselves, when its turn comes."""
         self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
-        request.answer = unsupported_version_answer(request.correlation_id)
+        request.answer = answer
+        request.muted_until_ms = self._muted_until_ms
         self._await_answer(request)
 
-    def _send_own_answers(self, actions: list[Action]) -> None:
+    def _send_own_answers(self, actions: list[Action], now_ms: int) -> None:
         """Send the answers of our own whose turn it is."""
-        if not self._amid_answer and (answers := self._own_answers()):
+        if not self._amid_answer and (answers := self._own_answers(now_ms)):
             actions.append(Send(_CLIENT, answers))
 
-    def _own_answers(self) -> list[Piece]:
+    def _own_answers(self, now_ms: int) -> list[Piece]:
         """The answers of our own that come before the next one of the node, taken off the queue."""
         answers: list[Piece] = []
         while self._in_flight and (answer := self._in_flight[0].answer) is not None:
-            self._no_longer_await(self._in_flight[0], 1)
+            request = self._in_flight[0]
+            self._no_longer_await(request, 1)
             self._count_answers(1, len(answer))
+            left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+            at = request.plan.throttle_at
+            if left_ms > 0 and at >= 0:
+                answer = answer[:at] + int32(left_ms) + answer[at + 4 :]
             answers.append(answer)
         return answers
 
@@ -550,7 +586,7 @@ class Relay:
             if verdict is not None:
                 self._send_decided_answer(verdict, actions, now_ms)
             self._take_answers(actions, now_ms, at)
-            self._send_own_answers(actions)
+            self._send_own_answers(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:
@@ -586,7 +622,7 @@ class Relay:
                 else:
                     if self._in_flight and self._in_flight[0].answer is not None:
                         _add_run(pieces, buf, run, at)
-                        pieces += self._own_answers()
+                        pieces += self._own_answers(now_ms)
                         run = at
                     passed_to = self._pass_alike(buf, at, now_ms)
                     if passed_to != at:

@@ -7,7 +7,7 @@ from hashlib import sha256
 from protocol.addresses import address_splices, rewritable
 from protocol.api_versions import intersect
 from protocol.errors import MalformedMessage, ProtocolError
-from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Verdict
+from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
@@ -16,12 +16,14 @@ _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
 
 
-def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
-    """The verdict on `ask`. Bytes that cannot be understood close their connection."""
+def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+    """The verdict on `ask`, or what must be done first. Bytes that cannot be understood close their connection."""
     try:
         return _DECIDERS[ask.kind](ask, facts, now_ms)
     except ProtocolError as error:
-        return Verdict(close=Close(CloseReason.ANSWER_MALFORMED, str(error)))
+        from_client = ask.side is Side.CLIENT
+        reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED
+        return Verdict(close=Close(reason, str(error)))
 
 
 def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
@@ -57,7 +59,7 @@ def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdi
 _remembered_intersect = lru_cache(maxsize=64)(intersect)
 """The nodes of a cluster say the same to everybody, but for the correlation id."""
 
-_DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict]] = {
+_DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand]] = {
     AskKind.BINDING: _decide_binding,
     AskKind.ADDRESSES: _decide_addresses,
     AskKind.API_VERSIONS: _decide_api_versions,

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from quotas.ledger import Ledger
+from quotas.sources.source import Quotas
 
 
 class NoPortForNode(LookupError):
@@ -23,7 +24,10 @@ class Nodes(Protocol):
 
 @dataclass(slots=True)
 class ConnectionFacts:
-    """Who is connected to what. `node_id` is known once the upstream connection stands."""
+    """Who is connected to what. `node_id` is known once the upstream connection stands.
+
+    `quotas` are those that the source has now. `may_alter` and `may_describe` are about the quotas of others.
+    """
 
     virtual_cluster: str
     nodes: Nodes
@@ -31,3 +35,6 @@ class ConnectionFacts:
     node_id: int
     user: str
     offer: Callable[[int], tuple[int, int] | None]
+    quotas: Callable[[], Quotas] = dict
+    may_alter: bool = False
+    may_describe: bool = False

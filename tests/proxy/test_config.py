@@ -15,11 +15,12 @@ from proxy.config import (
     ephemeral_ports,
     load_config,
     parse_config,
-    quota_table,
+    quota_entries,
     warnings_of,
 )
 from proxy.config_page import configuration_page
-from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.quota_table import QuotaTable
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,6 +44,16 @@ NAME = "expected a string of 1 to 32767 bytes (numbers need quotes)"
 TAKEN = "expected ports that nothing else takes"
 SERVER = "expected host:port (IPv6 in brackets)"
 HOST = "expected a host name or IP address that clients can reach"
+
+
+def table_of(cluster):
+    """The quotas of a cluster's entries that are enforced."""
+    return QuotaTable(
+        {
+            entity: {key.quota_type: limit for key, limit in limits.items() if not key.shadow}
+            for entity, limits in quota_entries(cluster).items()
+        }
+    )
 
 
 def changed(path, value):
@@ -230,13 +241,28 @@ BAD_ENTRIES = [
     ),
     (
         {"producer_byte_rate": 1},
-        f"{ENTRIES}[0]: expected a user, default_user, client_id or default_client_id, got nothing",
+        f"{ENTRIES}[0]: expected a user, a client-id or an ip, got nothing",
     ),
-    ({"user": "a"}, f"{ENTRIES}[0]: expected producer_byte_rate or consumer_byte_rate, got nothing"),
     (
-        {"user": "a", "consumer_byte_rate": 1, "request_percentage": 10},
-        f"{ENTRIES}[0].request_percentage: this quota is not enforced yet, expected producer_byte_rate or"
-        " consumer_byte_rate",
+        {"user": "a"},
+        f"{ENTRIES}[0]: expected producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate"
+        " or connection_creation_rate, got nothing",
+    ),
+    (
+        {"user": "a", "request_percentage": 0},
+        f"{ENTRIES}[0].request_percentage: expected a number above 0, got 0",
+    ),
+    (
+        {"user": "a", "connection_creation_rate": 1},
+        f"{ENTRIES}[0]: connection_creation_rate of user=a: expected another kind of entity, got 1.0",
+    ),
+    (
+        {"ip": "10.0.0.1", "client_id": "a", "producer_byte_rate": 1},
+        f"{ENTRIES}[0]: expected an ip by itself, got it together with a user or a client-id",
+    ),
+    (
+        {"ip": "10.0.0.256", "connection_creation_rate": 1},
+        f"{ENTRIES}[0].ip: expected an IP address, got '10.0.0.256'",
     ),
 ]
 
@@ -244,6 +270,22 @@ BAD_ENTRIES = [
 @pytest.mark.parametrize(("value", "problem"), BAD_ENTRIES)
 def test_a_quota_that_makes_no_sense_is_refused(value, problem):
     assert problems(entry(value)) == [problem]
+
+
+def test_every_quota_of_every_entity_is_taken_with_its_shadow():
+    both = {"request_percentage": 12.5, "shadow_controller_mutation_rate": 3, "shadow_producer_byte_rate": 9}
+    entries = [{"user": "a", **both}, {"ip": "::ffff:10.0.0.1", "connection_creation_rate": 0}, {"default_ip": True}]
+    entries[2]["shadow_connection_creation_rate"] = 5
+    data = changed(cluster("quotas", "entries"), entries)
+    assert quota_entries(config_of(data).virtual_clusters[0]) == {
+        Entity(user="a"): {
+            QuotaKey(QuotaType.REQUEST): 12.5,
+            QuotaKey(QuotaType.CONTROLLER_MUTATION, shadow=True): 3.0,
+            QuotaKey(QuotaType.PRODUCE, shadow=True): 9.0,
+        },
+        Entity(ip="10.0.0.1"): {QuotaKey(QuotaType.CONNECTION): 0.0},
+        Entity(ip=DEFAULT): {QuotaKey(QuotaType.CONNECTION, shadow=True): 5.0},
+    }
 
 
 def test_two_entries_of_one_entity_are_refused():
@@ -258,7 +300,7 @@ def test_a_user_and_a_pair_with_that_user_are_two_entities():
 
 
 def test_the_quotas_of_the_file_become_a_table():
-    table = quota_table(load_config(ROOT / "deploy" / "proxy.example.yaml").virtual_clusters[0])
+    table = table_of(load_config(ROOT / "deploy" / "proxy.example.yaml").virtual_clusters[0])
     assert table.tags_and_limit(QuotaType.PRODUCE, "bob", "etl").limit == 1_048_576.0
     assert table.tags_and_limit(QuotaType.PRODUCE, "bob", "x").limit == 5_000_000.0
     assert table.tags_and_limit(QuotaType.FETCH, "alice", "x").entity == Entity(user="alice", client_id=DEFAULT)
@@ -268,7 +310,7 @@ def test_the_quotas_of_the_file_become_a_table():
 def test_a_user_named_like_the_default_is_not_the_default():
     data = changed(cluster("quotas", "entries", 1), {"default_user": True, "producer_byte_rate": 7})
     data["virtual_clusters"][0]["quotas"]["entries"].append({"user": "<default>", "producer_byte_rate": 9})
-    table = quota_table(config_of(data).virtual_clusters[0])
+    table = table_of(config_of(data).virtual_clusters[0])
     assert table[Entity(user=DEFAULT)][QuotaType.PRODUCE] == 7
     assert table[Entity(user="<default>")][QuotaType.PRODUCE] == 9
 

@@ -29,12 +29,16 @@ class Shell:
             ConnectionFacts("main", FixedNodes(), ledger, 1, "ANONYMOUS", carried),
             self._reach if reachable else self._fail,
             lambda sock, side, owner: self.client if side is Side.CLIENT else self.node,
+            self._alter,
             self.clock,
             structlog.get_logger(),
             lambda connection, reason: self.ended.append(reason),
             lambda connection: self.ended.append("gone"),
         )
         self.connection.client_connected(None)
+
+    async def _alter(self, errand, log):
+        return [None for _ in errand.alterations]
 
     async def _reach(self):
         return NodeSocket(None, 1)

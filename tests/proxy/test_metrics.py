@@ -111,6 +111,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_node_throttles",
         "kafka_throttle_other_entities",
         "kafka_throttle_other_entities_rate",
+        "kafka_throttle_quota_problems",
         "kafka_throttle_request_bytes",
         "kafka_throttle_requests",
         "kafka_throttle_response_bytes",

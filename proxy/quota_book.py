@@ -1,0 +1,114 @@
+"""The one owner of a virtual cluster's quotas: has them from their source, puts them in force, has changes written."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import structlog
+
+from proxy.clock import Clock
+from proxy.logs import shown
+from proxy.relay.actions import Errand
+from quotas.entities import QuotaKey
+from quotas.ledger import Ledger
+from quotas.sources.source import Alteration, Limit, Quotas, Source, tables_of
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+
+class QuotaBook:
+    """What quotas are in force, as of when they were last taken up. Lives on the event loop.
+
+    `note_problem` is called with the source's name once for each problem that the source comes to have.
+    """
+
+    def __init__(
+        self,
+        virtual_cluster: str,
+        source: Source,
+        ledger: Ledger,
+        clock: Clock,
+        note_problem: Callable[[str], None],
+    ) -> None:
+        self.source = source
+        self.quotas: Quotas = {}
+        self.problems: Mapping[str, str] = {}
+        self._ledger = ledger
+        self._clock = clock
+        self._note_problem = note_problem
+        self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, source=source.name)
+        self._errands: set[asyncio.Task[Sequence[Exception | None]]] = set()
+
+    async def start(self) -> None:
+        """Read the quotas and put them in force; from now on they follow their source."""
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(self.source.start, lambda: _call_soon(loop, self.take_up))
+        self.take_up()
+
+    async def stop(self) -> None:
+        """Let what is being written be written, then let go of the source."""
+        if self._errands:
+            await asyncio.wait(self._errands)
+        await asyncio.to_thread(self.source.stop)
+
+    def take_up(self) -> None:
+        """Put in force what the source has now; throttles that are running stay as they are."""
+        self._tell_problems(self.source.problems)
+        quotas = self.source.quotas
+        if quotas is self.quotas:
+            return
+        changed = sum(self.quotas.get(entity) != quotas.get(entity) for entity in self.quotas.keys() | quotas.keys())
+        self.quotas = quotas
+        tables = tables_of(quotas)
+        self._ledger.replace(tables.enforced, self._clock.now_ms(), tables.shadow)
+        if changed:
+            self._log.info("quotas_changed", entities=len(quotas), changed=changed)
+
+    def _tell_problems(self, problems: Mapping[str, str]) -> None:
+        for place, problem in problems.items():
+            if self.problems.get(place) != problem:
+                self._log.warning("quota_problem", place=shown(place), problem=shown(problem))
+                self._note_problem(self.source.name)
+        for place in self.problems.keys() - problems.keys():
+            self._log.info("quota_problem_ended", place=shown(place))
+        self.problems = dict(problems)
+
+    async def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
+        """Have the source write alterations, and put them in force; what became of each. Each is audited in `log`."""
+        task = asyncio.get_running_loop().create_task(self._alter(errand, log))
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        return await asyncio.shield(task)
+
+    async def _alter(self, errand: Errand, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
+        before = self.source.quotas
+        results = await asyncio.to_thread(self.source.alter, errand.alterations)
+        self.take_up()
+        for alteration, result in zip(errand.alterations, results, strict=True):
+            _audit(alteration, result, before.get(alteration.entity, {}), errand.client_id, log)
+        return results
+
+
+def _audit(
+    alteration: Alteration,
+    result: Exception | None,
+    before: Mapping[QuotaKey, Limit],
+    client_id: str,
+    log: "FilteringBoundLogger",
+) -> None:
+    """One line for each entity: who, old, new."""
+    changes = {
+        key.text: {"old": before[key].value if key in before else None, "new": limit}
+        for key, limit in alteration.limits.items()
+    }
+    told = {"entity": shown(str(alteration.entity)), "changes": changes, "client_id": shown(client_id)}
+    if result is None:
+        log.info("quota_altered", **told)
+    else:
+        log.warning("quota_alteration_refused", problem=shown(str(result)), **told)
+
+
+def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(callback)
