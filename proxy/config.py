@@ -204,6 +204,13 @@ def _is_host(text: str) -> bool:
     return named and len(text) <= 253 and not labels[-1].isdigit()
 
 
+def _is_znode_path(text: str) -> bool:
+    """True for an absolute path without empty, "." or ".." steps."""
+    steps = text[1:].split("/") if text != "/" else []
+    plain = all(step not in ("", ".", "..") and step.isprintable() for step in steps)
+    return text.startswith("/") and plain and len(text) <= 1_000
+
+
 def _is_advertisable(text: str) -> bool:
     return _is_host(text) and (not _is_ip(text) or _is_concrete_ip(text))
 
@@ -255,6 +262,47 @@ class Settings(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
+    def problems(self) -> list[str]:
+        """What is wrong with settings that are valid each."""
+        return []
+
+
+class CredentialsConfig(Settings):
+    """Who the proxy is to the cluster on connections of its own: when it learns nodes, and reads or writes quotas."""
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """As in Kafka's clients. Connections of clients are carried in plain, whatever stands here."""
+
+    ca_file: FilePath = None
+    """PEM certificates that the nodes' certificates must go back to; the system's without it."""
+
+    certificate_file: FilePath = None
+    """The proxy's own certificate, as PEM."""
+
+    key_file: FilePath = None
+    """Its key, as PEM without a password."""
+
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    """How the proxy proves who it is."""
+
+    username: Annotated[str | None, Text("a string that is not empty (numbers need quotes)", bool)] = None
+    """Its user name."""
+
+    password_file: FilePath = None
+    """A file that holds its password and nothing else."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        problems = []
+        needed = (self.sasl_mechanism, self.username, self.password_file)
+        if self.security_protocol.startswith("SASL") != any(needed):
+            problems.append("expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only")
+        elif any(needed) and not all(needed):
+            problems.append("expected sasl_mechanism, username and password_file together")
+        if (self.certificate_file is None) != (self.key_file is None):
+            problems.append("expected certificate_file and key_file together")
+        return problems
+
 
 class UpstreamConfig(Settings):
     """The cluster behind a virtual cluster."""
@@ -267,6 +315,9 @@ class UpstreamConfig(Settings):
 
     metadata_refresh_s: Annotated[int, Whole(1, 3_600)] = 30
     """How often the proxy asks the cluster on a connection of its own for node addresses, in seconds."""
+
+    admin: CredentialsConfig = CredentialsConfig()
+    """Who the proxy is to the cluster on connections of its own."""
 
 
 class ListenerConfig(Settings):
@@ -361,7 +412,7 @@ class QuotaEntry(Settings):
     """The same, only measured."""
 
     def problems(self) -> list[str]:
-        """What is wrong with the entry as a whole."""
+        """What is wrong with them together."""
         problems = [
             f"expected either {part} or default_{part}, got both"
             for part in ("user", "client_id", "ip")
@@ -393,17 +444,96 @@ class QuotaEntry(Settings):
         return {key: float(rate) for key, rate in rates.items() if rate is not None}
 
 
+class WindowsConfig(Settings):
+    """Over which time use is measured; as the broker settings whose names are like these."""
+
+    quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
+    """Samples of the rates that byte and connection quotas bound."""
+
+    quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
+    """Their length in seconds."""
+
+    controller_quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
+    """For `controller_mutation_rate`: the bucket holds so many windows' worth."""
+
+    controller_quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
+    """The length of one of these in seconds."""
+
+
+class ZooKeeperConfig(Settings):
+    """An ensemble that holds quotas in Kafka's own layout."""
+
+    servers: Many[Server] = ()
+    """Its servers, each as host:port (IPv6 in brackets)."""
+
+    chroot: Annotated[str | None, Text("a path like /kafka-throttle/main", _is_znode_path)] = None
+    """Where `config` stands; `/kafka-throttle/` and the virtual cluster's name without it, `/` for Kafka's own root."""
+
+    session_timeout_ms: Annotated[int, Whole(1_000, 120_000)] = 10_000
+    """How long the ensemble keeps a session that it does not hear of, in milliseconds."""
+
+    resync_s: Annotated[int, Whole(1, 3_600)] = 30
+    """How often all is read again, for changes that nobody gave notice of, in seconds."""
+
+    username: Annotated[str | None, Text("a string that is not empty (numbers need quotes)", bool)] = None
+    """The user of the scheme `digest`, or of SASL with `sasl`."""
+
+    password_file: FilePath = None
+    """A file that holds its password and nothing else."""
+
+    sasl: bool = False
+    """`true`: prove user and password by SASL DIGEST-MD5 instead of the scheme `digest`."""
+
+    creator_only: bool = False
+    """`true`: nodes that the proxy makes are for its own user only (users' nodes may hold SCRAM secrets)."""
+
+    tls: bool = False
+    """`true`: speak TLS."""
+
+    ca_file: FilePath = None
+    """PEM certificates that the servers' certificates must go back to."""
+
+    certificate_file: FilePath = None
+    """The proxy's own certificate, as PEM."""
+
+    key_file: FilePath = None
+    """Its key, as PEM without a password."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        problems = []
+        if (self.username is None) != (self.password_file is None):
+            problems.append("expected username and password_file together")
+        if (self.sasl or self.creator_only) and self.username is None:
+            problems.append("expected username and password_file with sasl or creator_only")
+        if (self.certificate_file is None) != (self.key_file is None):
+            problems.append("expected certificate_file and key_file together")
+        if not self.tls and (self.ca_file or self.certificate_file):
+            problems.append("expected tls: true with certificates")
+        return problems
+
+
 class QuotasConfig(Settings):
     """Who may use how much of each node, and who may change that."""
 
-    source: Literal["file"] = "file"
-    """Where quotas come from; `file` is this file, overlaid by `state_file`."""
+    source: Literal["file", "zookeeper", "upstream"] = "file"
+    """Where quotas come from: `file` is this file, overlaid by `state_file`; `upstream` is the cluster itself."""
 
     entries: Many[QuotaEntry] = ()
-    """The quotas, one entry for each entity. Kafka's order of precedence says which one binds."""
+    """The quotas of source `file`, one entry for each entity. Kafka's order of precedence says which one binds."""
 
     state_file: FilePath = None
-    """Where changes that come through Kafka's own API are kept. Without it they are refused."""
+    """Of source `file`: keeps changes that come through Kafka's own API, without it they are refused. Of the others:
+    keeps the last good quotas, for a start while their source is away."""
+
+    zookeeper: ZooKeeperConfig = ZooKeeperConfig()
+    """The ensemble of source `zookeeper`."""
+
+    poll_interval_ms: Annotated[int, Whole(100, 3_600_000)] = 2_000
+    """How often source `upstream` is read, in milliseconds."""
+
+    windows: WindowsConfig = WindowsConfig()
+    """Over which time use is measured."""
 
     admin_users: Names = ()
     """Users who may describe and alter all quotas with Kafka's own tools."""
@@ -421,10 +551,10 @@ class ThrottleConfig(Settings):
     mode: Literal["mute"] = "mute"
     """`mute`: answer at once and tell the throttle time, then do not read until it is over."""
 
-    max_throttle_ms: Annotated[int, Whole(1, 3_600_000)] = 20_000
+    max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
     """The longest single throttle in milliseconds; stay below the request timeout of the clients."""
 
-    max_debt_ms: Annotated[int, Whole(1, 86_400_000)] = 60_000
+    max_debt_ms: Annotated[int, Whole(1, INT32_MAX)] = 60_000
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`."""
 
 
@@ -503,7 +633,8 @@ class Config(Settings):
 
     NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
         {"virtual_clusters[].name", "virtual_clusters[].listeners", "metrics.bind", "metrics.port"}
-        | {"virtual_clusters[].quotas.source", "virtual_clusters[].quotas.state_file"}
+        | {f"virtual_clusters[].quotas.{name}" for name in ("source", "state_file", "zookeeper", "windows")}
+        | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
         | {"limits.max_sensors", "log.format"}
     )
 
@@ -786,6 +917,36 @@ def _loop_problems(data: Any) -> Iterator[ConfigError]:
                 yield ConfigError(path, problem)
 
 
+def _source_problems(data: Any) -> Iterator[ConfigError]:
+    """Settings of one source beside another, and sections that are wrong as a whole."""
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        if not isinstance(cluster, Mapping):
+            continue
+        path = f"virtual_clusters[{i}]"
+        quotas = cluster.get("quotas")
+        if isinstance(quotas, Mapping):
+            yield from _settings_of_other_sources(f"{path}.quotas", quotas)
+        sections: tuple[tuple[Any, str, type[Settings]], ...] = (
+            (quotas, "quotas.zookeeper", ZooKeeperConfig),
+            (cluster.get("upstream"), "upstream.admin", CredentialsConfig),
+        )
+        for section, where, model in sections:
+            raw = section.get(where.partition(".")[2]) if isinstance(section, Mapping) else None
+            settings = _valid(model, raw) if raw is not None else None
+            for problem in settings.problems() if settings else ():
+                yield ConfigError(f"{path}.{where}", problem)
+
+
+def _settings_of_other_sources(path: str, quotas: Mapping[str, Any]) -> Iterator[ConfigError]:
+    source = quotas.get("source", "file")
+    if source != "file" and quotas.get("entries"):
+        yield ConfigError(f"{path}.entries", f"expected none, as quotas come from the source {source!r}, got a list")
+    if source == "zookeeper" and not _items(quotas.get("zookeeper"), "servers"):
+        yield ConfigError(f"{path}.zookeeper.servers", "expected at least one with the source 'zookeeper', got nothing")
+    if source != "zookeeper" and quotas.get("zookeeper"):
+        yield ConfigError(f"{path}.zookeeper", f"expected nothing with the source {source!r}, got a mapping")
+
+
 def _throttle_problems(data: Any) -> Iterator[ConfigError]:
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
         throttle = _valid(ThrottleConfig, cluster.get("throttle")) if isinstance(cluster, Mapping) else None
@@ -801,6 +962,7 @@ _CHECKS = (
     _port_problems,
     _entry_problems,
     _loop_problems,
+    _source_problems,
     _throttle_problems,
 )
 
@@ -836,7 +998,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
                 if both := _common(claim.ports, ephemeral):
                     problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
                     warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
-        if not cluster.quotas.entries:
+        if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
     return warnings
 
@@ -862,7 +1024,7 @@ def changes_needing_restart(old: Config, new: Config) -> list[str]:
             changes.append(f"virtual_clusters[{i}]: added")
         else:
             changes += _listener_changes(f"virtual_clusters[{i}]", known[1], cluster)
-            changes += _source_changes(f"virtual_clusters[{i}].quotas", known[1].quotas, cluster.quotas)
+            changes += _fixed_changes(f"virtual_clusters[{i}]", known[1], cluster)
     changes += [f"virtual_clusters[{i}]: removed" for i, _ in before.values()]
     for path in sorted(Config.NEEDS_RESTART):
         section, _, name = path.partition(".")
@@ -871,11 +1033,15 @@ def changes_needing_restart(old: Config, new: Config) -> list[str]:
     return changes
 
 
-def _source_changes(path: str, old: QuotasConfig, new: QuotasConfig) -> list[str]:
-    fields = (
-        field for field in QuotasConfig.model_fields if f"virtual_clusters[].quotas.{field}" in Config.NEEDS_RESTART
-    )
-    return [f"{path}.{field}" for field in fields if getattr(old, field) != getattr(new, field)]
+def _fixed_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterConfig) -> list[str]:
+    """Settings of a section of a virtual cluster that wait for a restart."""
+    changes = []
+    for fixed in sorted(Config.NEEDS_RESTART):
+        _, _, setting = fixed.partition("virtual_clusters[].")
+        section, _, name = setting.partition(".")
+        if name and getattr(getattr(old, section), name) != getattr(getattr(new, section), name):
+            changes.append(f"{path}.{setting}")
+    return changes
 
 
 def _listener_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterConfig) -> list[str]:

@@ -64,7 +64,14 @@ class VirtualCluster:
         may_open: Callable[[], bool],
     ) -> None:
         throttle = config.throttle
-        sensors = Sensors(max_sensors, max_throttle_ms=throttle.max_throttle_ms, max_debt_ms=throttle.max_debt_ms)
+        windows = config.quotas.windows
+        sensors = Sensors(
+            max_sensors,
+            windows.quota_window_num,
+            windows.quota_window_size_seconds * 1000,
+            throttle.max_throttle_ms,
+            throttle.max_debt_ms,
+        )
         self.name = config.name
         self.ledger = Ledger(sensors, QuotaTable())
         self.source = _file_source(config, config_path)

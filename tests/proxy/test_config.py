@@ -288,6 +288,70 @@ def test_every_quota_of_every_entity_is_taken_with_its_shadow():
     }
 
 
+QUOTAS = "virtual_clusters[0].quotas"
+ADMIN = "virtual_clusters[0].upstream.admin"
+BAD_SOURCES = [
+    (
+        {"source": "zookeeper"},
+        [f"{QUOTAS}.zookeeper.servers: expected at least one with the source 'zookeeper', got nothing"],
+    ),
+    (
+        {"source": "upstream", "entries": [{"user": "a", "producer_byte_rate": 1}]},
+        [f"{QUOTAS}.entries: expected none, as quotas come from the source 'upstream', got a list"],
+    ),
+    (
+        {"zookeeper": {"servers": ["127.0.0.1:2181"]}},
+        [f"{QUOTAS}.zookeeper: expected nothing with the source 'file', got a mapping"],
+    ),
+    (
+        {"source": "zookeeper", "zookeeper": {"servers": ["a:1"], "chroot": "main", "sasl": True, "ca_file": "x"}},
+        [f"{QUOTAS}.zookeeper.chroot: expected a path like /kafka-throttle/main, got 'main'"],
+    ),
+    (
+        {"source": "zookeeper", "zookeeper": {"servers": ["a:1"], "sasl": True, "ca_file": "x", "key_file": "k"}},
+        [
+            f"{QUOTAS}.zookeeper: expected username and password_file with sasl or creator_only",
+            f"{QUOTAS}.zookeeper: expected certificate_file and key_file together",
+            f"{QUOTAS}.zookeeper: expected tls: true with certificates",
+        ],
+    ),
+    ({"source": "topic"}, [f"{QUOTAS}.source: expected 'file', 'zookeeper' or 'upstream', got 'topic'"]),
+]
+
+
+@pytest.mark.parametrize(("quotas", "expected"), BAD_SOURCES)
+def test_a_source_that_cannot_be_is_refused(quotas, expected):
+    assert problems(changed(cluster("quotas"), quotas)) == expected
+
+
+def test_the_proxys_own_credentials_belong_together():
+    sasl = {"security_protocol": "SASL_SSL", "username": "kt"}
+    assert problems(changed(cluster("upstream", "admin"), sasl)) == [
+        f"{ADMIN}: expected sasl_mechanism, username and password_file together"
+    ]
+    assert problems(changed(cluster("upstream", "admin"), {"sasl_mechanism": "PLAIN"})) == [
+        f"{ADMIN}: expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        (("quotas", "source"), "upstream"),
+        (("quotas", "state_file"), "/tmp/state"),
+        (("quotas", "windows"), {"quota_window_num": 3}),
+        (("quotas", "poll_interval_ms"), 500),
+        (("upstream", "admin"), {"security_protocol": "SSL"}),
+    ],
+)
+def test_a_change_of_the_source_waits_for_a_restart(setting, value):
+    old = changed(cluster("quotas"), {})
+    new = copy.deepcopy(old)
+    new["virtual_clusters"][0][setting[0]][setting[1]] = value
+    expected = f"virtual_clusters[0].{'.'.join(setting)}"
+    assert changes_needing_restart(config_of(old), config_of(new)) == [expected]
+
+
 def test_two_entries_of_one_entity_are_refused():
     data = changed(cluster("quotas", "entries", 1), {"client_id": "etl", "consumer_byte_rate": 1})
     assert problems(data) == [f"{ENTRIES}[1]: expected one entry for each entity, got the entity of {ENTRIES}[0]"]
