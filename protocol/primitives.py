@@ -9,6 +9,7 @@ from protocol.errors import MalformedMessage, TruncatedMessage
 
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
+_FLOAT64 = Struct(">d")
 
 UVARINT_MAX_BYTES = 5
 
@@ -48,6 +49,10 @@ class Reader:
         value: int = _INT32.unpack_from(self._frame, self.skip(4))[0]
         return value
 
+    def float64(self) -> float:
+        value: float = _FLOAT64.unpack_from(self._frame, self.skip(8))[0]
+        return value
+
     def uvarint(self) -> int:
         """An unsigned LEB128 number of at most 32 bits; one that is longer is malformed."""
         start, frame, value = self.offset, self._frame, 0
@@ -67,6 +72,17 @@ class Reader:
     def compact_string(self) -> bytes | None:
         """The raw bytes of a (nullable) compact string: uvarint length + 1, 0 for null."""
         return self._text(self.uvarint() - 1)
+
+    def count(self, compact: bool, least_bytes: int) -> int:
+        """How many elements an array has, -1 for null: int32, or uvarint + 1 where it is compact.
+
+        More elements of at least `least_bytes` each than there are bytes left are malformed: nothing is allocated for
+        a count that is a lie.
+        """
+        count = self.uvarint() - 1 if compact else self.int32()
+        if count < -1 or count * least_bytes > self._end - self.offset:
+            raise MalformedMessage(f"{count} elements in {self._end - self.offset} bytes at offset {self.offset}")
+        return count
 
     def tags(self, most: int = 0xFFFF_FFFF) -> None:
         """Step over a tag buffer of at most `most` tags; more are malformed."""
@@ -97,6 +113,16 @@ def uvarint(value: int) -> bytes:
 def int32(value: int) -> bytes:
     """`value` as a big-endian int32."""
     return _INT32.pack(value)
+
+
+def int16(value: int) -> bytes:
+    """`value` as a big-endian int16."""
+    return _INT16.pack(value)
+
+
+def float64(value: float) -> bytes:
+    """`value` as a big-endian double."""
+    return _FLOAT64.pack(value)
 
 
 def string(text: bytes) -> bytes:

@@ -1,0 +1,242 @@
+"""DescribeClientQuotas and AlterClientQuotas, versions 0 and 1: reading the requests, writing the answers (KIP-546).
+
+Version 1 only adds flexible encoding. Text that is not UTF-8 is read as a broker reads it: with U+FFFD in place of
+what is none. Fields that nobody has defined yet are stepped over. Sources: `DescribeClientQuotasRequest.json` and its
+three neighbours.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from protocol.errors import MalformedMessage
+from protocol.primitives import Reader, compact_string, float64, int16, int32, string, uvarint
+
+DESCRIBE_CLIENT_QUOTAS = 48
+ALTER_CLIENT_QUOTAS = 49
+
+EXACT = 0
+"""Match type: the entity that is called so."""
+DEFAULT = 1
+"""Match type: the default entity."""
+ANY = 2
+"""Match type: every entity of the type, named or default."""
+
+MAX_STRING_BYTES = 32_767
+
+_FIRST_COMPACT_VERSION = 1
+_CORRELATION_ID_AT = 8
+
+_Element = TypeVar("_Element")
+
+
+class EntityPart(NamedTuple):
+    """A type of entity, and a name; None for the default entity of that type."""
+
+    entity_type: str
+    name: str | None
+
+
+class FilterComponent(NamedTuple):
+    """What an entity must have: this type, and a name as the match type (EXACT, DEFAULT, ANY) says."""
+
+    entity_type: str
+    match_type: int
+    match: str | None
+
+
+class Operation(NamedTuple):
+    """One key of an entity that is to be set, or removed; then the value counts for nothing."""
+
+    key: str
+    value: float
+    remove: bool
+
+
+class EntityOperations(NamedTuple):
+    """What is to be done to one entity."""
+
+    parts: tuple[EntityPart, ...]
+    operations: tuple[Operation, ...]
+
+
+class RequestHead(NamedTuple):
+    """What an answer and an audit need of a request's header."""
+
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DescribeRequest:
+    """Which entities are asked for; with `strict`, only those that have no other types than the filter."""
+
+    head: RequestHead
+    components: tuple[FilterComponent, ...]
+    strict: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AlterRequest:
+    """What is to be changed, or with `validate_only` just to be judged."""
+
+    head: RequestHead
+    entries: tuple[EntityOperations, ...]
+    validate_only: bool
+
+
+class DescribedEntity(NamedTuple):
+    """An entity and its quotas."""
+
+    parts: Sequence[EntityPart]
+    values: Sequence[tuple[str, float]]
+
+
+class AlteredEntity(NamedTuple):
+    """What became of one entity of an AlterClientQuotas request; error code 0 and no message where it is well."""
+
+    error_code: int
+    error_message: str | None
+    parts: Sequence[EntityPart]
+
+
+def read_describe_request(frame: bytes | memoryview, api_version: int) -> DescribeRequest:
+    """The DescribeClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError."""
+    body = _Body(frame, api_version)
+    components = body.array(body.component, 4 if body.compact else 5)
+    strict = body.boolean()
+    body.end()
+    return DescribeRequest(body.head, components, strict)
+
+
+def read_alter_request(frame: bytes | memoryview, api_version: int) -> AlterRequest:
+    """The AlterClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError."""
+    body = _Body(frame, api_version)
+    entries = body.array(body.entry, 3 if body.compact else 8)
+    validate_only = body.boolean()
+    body.end()
+    return AlterRequest(body.head, entries, validate_only)
+
+
+class _Body:
+    """Reads a request's header, and then its body."""
+
+    def __init__(self, frame: bytes | memoryview, api_version: int) -> None:
+        self.compact = api_version >= _FIRST_COMPACT_VERSION
+        self._reader = Reader(frame, _CORRELATION_ID_AT)
+        correlation_id, client_id = self._reader.int32(), self._reader.string()
+        self.end()
+        name = None if client_id is None else client_id.decode(errors="replace")
+        self.head = RequestHead(api_version, correlation_id, name)
+
+    def array(self, element: Callable[[], _Element], least_bytes: int) -> tuple[_Element, ...]:
+        count = self._reader.count(self.compact, least_bytes)
+        if count < 0:
+            raise MalformedMessage(f"null in place of an array, before offset {self._reader.offset}")
+        return tuple(element() for _ in range(count))
+
+    def component(self) -> FilterComponent:
+        component = FilterComponent(self._text(), self._reader.int8(), self._nullable_text())
+        self.end()
+        return component
+
+    def entry(self) -> EntityOperations:
+        parts = self.array(self._part, 3 if self.compact else 4)
+        entry = EntityOperations(parts, self.array(self._operation, 11))
+        self.end()
+        return entry
+
+    def boolean(self) -> bool:
+        return self._reader.int8() != 0
+
+    def end(self) -> None:
+        """Step over the tagged fields that end every structure of a flexible version."""
+        if self.compact:
+            self._reader.tags()
+
+    def _part(self) -> EntityPart:
+        part = EntityPart(self._text(), self._nullable_text())
+        self.end()
+        return part
+
+    def _operation(self) -> Operation:
+        operation = Operation(self._text(), self._reader.float64(), self.boolean())
+        self.end()
+        return operation
+
+    def _text(self) -> str:
+        text = self._nullable_text()
+        if text is None:
+            raise MalformedMessage(f"null in place of a string, before offset {self._reader.offset}")
+        return text
+
+    def _nullable_text(self) -> str | None:
+        raw = self._reader.compact_string() if self.compact else self._reader.string()
+        if raw is None:
+            return None
+        text = raw.decode(errors="replace")
+        if len(text) * 4 > MAX_STRING_BYTES and len(text.encode()) > MAX_STRING_BYTES:
+            raise MalformedMessage(f"a string of more than {MAX_STRING_BYTES} bytes before {self._reader.offset}")
+        return text
+
+
+def describe_answer(head: RequestHead, entities: Iterable[DescribedEntity]) -> bytes:
+    """The whole frame that answers a DescribeClientQuotas request with `entities`."""
+    writer = _Writer(head)
+    return writer.frame(int16(0), writer.text(None), writer.array(map(writer.described, entities)))
+
+
+def describe_refusal(head: RequestHead, error_code: int, error_message: str | None) -> bytes:
+    """The whole frame that answers a DescribeClientQuotas request with an error. A message too long is cut."""
+    writer = _Writer(head)
+    return writer.frame(int16(error_code), writer.text(_cut(error_message)), writer.no_array)
+
+
+def alter_answer(head: RequestHead, entities: Iterable[AlteredEntity]) -> bytes:
+    """The whole frame that answers an AlterClientQuotas request. Messages too long are cut."""
+    writer = _Writer(head)
+    return writer.frame(writer.array(map(writer.altered, entities)))
+
+
+class _Writer:
+    """Writes the fields of an answer; what it makes are their bytes."""
+
+    def __init__(self, head: RequestHead) -> None:
+        self._correlation_id = head.correlation_id
+        self._compact = head.api_version >= _FIRST_COMPACT_VERSION
+        self._end = b"\0" if self._compact else b""
+        self.no_array = b"\0" if self._compact else int32(-1)
+
+    def frame(self, *fields: bytes) -> bytes:
+        """Header and body; throttle_time_ms, which comes first, is 0."""
+        message = b"".join((int32(self._correlation_id), self._end, int32(0), *fields, self._end))
+        return int32(len(message)) + message
+
+    def array(self, elements: Iterable[bytes]) -> bytes:
+        listed = list(elements)
+        count = uvarint(len(listed) + 1) if self._compact else int32(len(listed))
+        return count + b"".join(listed)
+
+    def text(self, text: str | None) -> bytes:
+        if text is None:
+            return b"\0" if self._compact else int16(-1)
+        return compact_string(text.encode()) if self._compact else string(text.encode())
+
+    def described(self, entity: DescribedEntity) -> bytes:
+        values = self.array(self.text(key) + float64(value) + self._end for key, value in entity.values)
+        return self._parts(entity.parts) + values + self._end
+
+    def altered(self, entity: AlteredEntity) -> bytes:
+        error = int16(entity.error_code) + self.text(_cut(entity.error_message))
+        return error + self._parts(entity.parts) + self._end
+
+    def _parts(self, parts: Sequence[EntityPart]) -> bytes:
+        return self.array(self.text(part.entity_type) + self.text(part.name) + self._end for part in parts)
+
+
+def _cut(message: str | None) -> str | None:
+    """The message, or as much of it as a string of the protocol can hold."""
+    if message is None or len(message) * 4 <= MAX_STRING_BYTES:
+        return message
+    return message.encode()[:MAX_STRING_BYTES].decode(errors="ignore")
