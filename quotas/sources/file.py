@@ -1,43 +1,287 @@
-"""Quotas from the operator's file."""
+"""Quotas from the operator's file, overlaid key by key by what has been changed through Kafka's API since.
 
-from collections.abc import Callable, Mapping, Sequence
+The changes live in a state file beside it that this process, another proxy or the command line may change: each takes
+the lock (a file of its own, as the state file is replaced whole), reads, changes, and writes. A *removal* through the
+API says that a quota is not wanted: it is remembered, and hides what the operator's file says for that key. `unset`
+says that the change is not wanted: the key follows the operator's file again.
+"""
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from quotas.entities import Entity, QuotaKey
-from quotas.sources.source import Alteration, AlterationRefused, Limit, Quotas
+from quotas.sources.overlay import (
+    DamagedOverlay,
+    Entries,
+    Overlay,
+    altered,
+    edits,
+    format_overlay,
+    merged,
+    parse_overlay,
+    reverted,
+)
+from quotas.sources.source import Alteration, AlterationRefused, Quotas, SourceUnavailable
+
+MAX_STATE_BYTES = 64 * 1024 * 1024
+"""No state file is larger, read or written: some 300,000 entities."""
+
+_POLL_S = 0.4
+_LOCK_WAIT_S = 5.0
+_LOCK_TRY_S = 0.02
+
+_Signature = tuple[int, int, int] | None
+"""What tells one state of a file from another; None for no file."""
+
+_UNREAD: _Signature = (-1, -1, -1)
+_Result = TypeVar("_Result")
 
 
 class FileSource:
-    """The entries of the configuration file, called `layer`; `replace` takes up a file that has changed."""
+    """The entries of the configuration file, called `layer`, under the changes that `state_file` holds.
+
+    `replace` takes up a file that has changed; it does not wait for the disk. Without a state file, or with several
+    instances of the proxy, which would each have one of their own, nothing can be altered. A state file that cannot
+    be read or is damaged leaves the last good changes in force, and is not written to until it has been repaired. One
+    that is deleted takes its changes with it, as it would at the next start.
+    """
 
     name = "file"
 
-    def __init__(
-        self, entries: Mapping[Entity, Mapping[QuotaKey, float]], layer: str, state_file: Path | None = None
-    ) -> None:
+    def __init__(self, entries: Entries, layer: str, state_file: Path | None = None, *, instances: int = 1) -> None:
         self.problems: Mapping[str, str] = {}
         self.quotas: Quotas = {}
+        self._entries: Entries = {}
         self._layer = layer
         self._state_file = state_file
+        self._instances = instances
+        self._overlay: Overlay = {}
+        self._state_problem = ""
+        self._seen = _UNREAD
+        self._missed = False
         self._changed: Callable[[], None] = lambda: None
+        self._memory = threading.Lock()
+        """Held while what is in force is worked out anew, never while the disk is waited for."""
+        self._disk = threading.Lock()
+        """Held while the state file is read or written."""
+        self._stopping = threading.Event()
+        self._watcher: threading.Thread | None = None
         self.replace(entries)
 
-    def replace(self, entries: Mapping[Entity, Mapping[QuotaKey, float]]) -> None:
-        """Take up the entries of a file that has changed."""
-        self.quotas = {
-            entity: {key: Limit(limit, self._layer) for key, limit in limits.items()}
-            for entity, limits in entries.items()
-        }
-        self._changed()
+    # ------------------------------------------------------------ life cycle
 
     def start(self, changed: Callable[[], None]) -> None:
-        """Tell of changes from now on."""
+        """Read the state file, and from now on tell of changes; those of other processes within a second."""
         self._changed = changed
+        if self._state_file is None:
+            return
+        with self._disk:
+            self._read(self._state_file)
+        self._take_up()
+        self._watcher = threading.Thread(target=self._watch, args=(self._state_file,), name="quota-state", daemon=True)
+        self._watcher.start()
 
     def stop(self) -> None:
         """Tell of none any more."""
         self._changed = lambda: None
+        self._stopping.set()
+        if self._watcher is not None:
+            self._watcher.join()
+
+    # -------------------------------------------------------------- changing
+
+    def replace(self, entries: Entries) -> None:
+        """Take up the entries of a file that has changed."""
+        with self._memory:
+            self._entries = entries
+        self._take_up()
 
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
-        """Refused."""
-        return [AlterationRefused("no state_file is configured to keep changes in") for _ in alterations]
+        """Write them all into the state file, at once; what it says then is in force. One fate for all."""
+        try:
+            self._change(lambda overlay, entries: altered(overlay, entries, alterations))
+        except (AlterationRefused, SourceUnavailable) as error:
+            return [error for _ in alterations]
+        return [None for _ in alterations]
+
+    def unset(self, entity: Entity, keys: Collection[QuotaKey]) -> None:
+        """Have these keys of an entity follow the operator's file again.
+
+        Raises AlterationRefused or SourceUnavailable; then nothing has changed.
+        """
+        self._change(lambda overlay, entries: reverted(overlay, entity, keys))
+
+    def _change(self, change: Callable[[Overlay, Entries], Overlay]) -> None:
+        path = self._writable()
+        with self._disk, _exclusive(path):
+            before = self._overlay
+            self._read(path)
+            if before and self._seen is None:
+                self._overlay = before
+                raise SourceUnavailable(f"{path}: is gone; it is made anew as soon as that is certain")
+            if self._state_problem:
+                raise SourceUnavailable(f"{path}: {self._state_problem}; it is not written to before that is repaired")
+            overlay, entries = self._overlay, self._entries
+            changed = change(overlay, entries)
+            if changed != overlay:
+                content = format_overlay(changed)
+                if len(content) > MAX_STATE_BYTES:
+                    raise AlterationRefused(f"{path} would have more than {MAX_STATE_BYTES} bytes")
+                self._seen = _on_disk(path, "written", lambda: _write(path, content))
+                self._overlay = changed
+        self._take_up()
+
+    def _writable(self) -> Path:
+        if self._state_file is None:
+            raise AlterationRefused("no state_file is configured to keep changes in")
+        if self._instances > 1:
+            raise AlterationRefused(
+                f"source `file` of {self._instances} instances takes no changes: each would have its own"
+            )
+        return Path(os.path.realpath(self._state_file))
+
+    # --------------------------------------------------------------- reading
+
+    def _take_up(self) -> None:
+        """Put together what is in force, and tell if that is something else than before."""
+        with self._memory:
+            layers = self._entries, self._layer, self._overlay, self._overlay_layer
+            quotas, problems = merged(*layers), dict(edits(*layers))
+            if self._state_problem:
+                problems[str(self._state_file)] = self._state_problem
+            if quotas == self.quotas and problems == self.problems:
+                return
+            self.problems = problems
+            if quotas != self.quotas:
+                self.quotas = quotas
+        self._changed()
+
+    @property
+    def _overlay_layer(self) -> str:
+        return "" if self._state_file is None else self._state_file.name
+
+    def _watch(self, path: Path) -> None:
+        while not self._stopping.wait(_POLL_S):
+            with self._disk:
+                is_another = self._is_another(path)
+                if is_another:
+                    self._read(path)
+            if is_another:
+                self._take_up()
+
+    def _is_another(self, path: Path) -> bool:
+        """True if the file is not the one that was read; if it is gone, only at the second look."""
+        try:
+            signature = _signature(path.stat())
+        except FileNotFoundError:
+            signature = None
+        except OSError:
+            return True
+        missed, self._missed = self._missed, signature is None
+        return signature != self._seen and (signature is not None or missed)
+
+    def _read(self, path: Path) -> None:
+        """Take the overlay from the file; keep the last good one, and say why, where there is none to be had."""
+        try:
+            with path.open("rb") as file:
+                self._seen = _signature(os.fstat(file.fileno()))
+                content = file.read(MAX_STATE_BYTES + 1)
+            if len(content) > MAX_STATE_BYTES:
+                raise DamagedOverlay(f"expected at most {MAX_STATE_BYTES} bytes")
+            self._overlay, self._state_problem = parse_overlay(content), ""
+        except FileNotFoundError:
+            self._overlay, self._state_problem, self._seen = {}, "", None
+        except OSError as error:
+            self._state_problem, self._seen = f"cannot be read: {error.strerror or error}", _UNREAD
+        except DamagedOverlay as error:
+            self._state_problem = str(error)
+
+
+# ------------------------------------------------------------------------ disk
+
+
+def _signature(found: os.stat_result) -> _Signature:
+    """Changes when the file does, also when it is replaced."""
+    return found.st_mtime_ns, found.st_size, found.st_ino
+
+
+def _on_disk(path: Path, done: str, step: Callable[[], _Result]) -> _Result:
+    """What `step` returns. SourceUnavailable if the system does not let it."""
+    try:
+        return step()
+    except OSError as error:
+        raise SourceUnavailable(f"{path}: cannot be {done}: {error.strerror or error}") from error
+
+
+@contextlib.contextmanager
+def _exclusive(path: Path) -> Iterator[None]:
+    """Keep other processes from changing the state file. SourceUnavailable after 5 s in vain."""
+    lock = path.with_name(f"{path.name}.lock")
+    file = _on_disk(lock, "opened", lambda: _open_lock(lock))
+    try:
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while not _on_disk(lock, "locked", lambda: _locked(file)):
+            if time.monotonic() > deadline:
+                raise SourceUnavailable(f"{lock}: held by another process for {_LOCK_WAIT_S:.0f} s")
+            time.sleep(_LOCK_TRY_S)
+        yield
+    finally:
+        os.close(file)
+
+
+def _open_lock(lock: Path) -> int:
+    lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    _own_as(file, lock.parent)
+    return file
+
+
+def _locked(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _write(path: Path, content: bytes) -> _Signature:
+    """Replace the file whole; until that is done the old one stays. The caller has the lock."""
+    aside = path.with_name(f"{path.name}.new")
+    aside.unlink(missing_ok=True)
+    try:
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+            _own_as(file.fileno(), path if path.exists() else path.parent)
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+            signature = _signature(os.fstat(file.fileno()))
+        aside.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+    return signature
+
+
+def _own_as(file: int, like: Path) -> None:
+    """Give a file that root makes, at a command line perhaps, to those whose folder it is in."""
+    if os.geteuid() == 0:
+        owner = like.stat()
+        os.fchown(file, owner.st_uid, owner.st_gid)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have the renaming outlive a crash of the machine; some file systems do that by themselves and say EINVAL."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,358 @@
+"""The operator's file and its overlay on disk: changed through the source, by others, by hand, or not at all."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import stat
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources import file as file_source
+from quotas.sources.file import FileSource
+from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
+
+ROOT = Path(__file__).parents[3]
+ALICE, BOB = Entity("alice"), Entity("bob")
+PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
+FILE = {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
+SET_BOB = Alteration(BOB, {PRODUCE: 7.0})
+WAIT_S = 30.0
+
+
+class Watched:
+    """A source with a state file, and word of its changes."""
+
+    def __init__(self, path, **options):
+        self.source = FileSource(FILE, "proxy.yaml", path, **options)
+        self._changed = threading.Semaphore(0)
+        self.source.start(self._changed.release)
+
+    def wait_until(self, condition):
+        while not condition():
+            assert self._changed.acquire(timeout=WAIT_S), (self.source.quotas, self.source.problems)
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "deep" / "state.json"
+
+
+@pytest.fixture
+def watched(state):
+    made = Watched(state)
+    yield made
+    made.source.stop()
+
+
+def altered(source, *alterations):
+    results = source.alter(alterations)
+    assert list(results) == [None] * len(alterations), results
+
+
+def refused(source, kind=SourceUnavailable):
+    """Why a change is refused; nothing of it is to be seen."""
+    before = source.quotas
+    first, second = source.alter([SET_BOB, Alteration(ALICE, {PRODUCE: None})])
+    assert type(first) is type(second) is kind
+    assert source.quotas is before
+    return str(first)
+
+
+def entities(state):
+    return [tuple(entry["entity"].values()) for entry in json.loads(state.read_text())["overlay"]]
+
+
+def test_without_a_state_file_there_is_what_the_operator_says():
+    source = FileSource(FILE, "proxy.yaml")
+    source.start(lambda: None)
+    assert source.quotas == {ALICE: {PRODUCE: Limit(10.0, "proxy.yaml"), FETCH: Limit(20.0, "proxy.yaml")}}
+    assert refused(source, AlterationRefused) == "no state_file is configured to keep changes in"
+    source.stop()
+
+
+def test_several_instances_take_no_changes(state):
+    source = FileSource(FILE, "proxy.yaml", state, instances=2)
+    reason = refused(source, AlterationRefused)
+    assert reason == "source `file` of 2 instances takes no changes: each would have its own"
+    with pytest.raises(AlterationRefused):
+        source.unset(ALICE, [PRODUCE])
+
+
+def test_what_is_altered_is_in_force_at_once_and_after_a_restart(watched, state):
+    altered(watched.source, SET_BOB, Alteration(ALICE, {PRODUCE: None, FETCH: 21.0}))
+    expected = {BOB: {PRODUCE: Limit(7.0, "state.json")}, ALICE: {FETCH: Limit(21.0, "state.json")}}
+    assert watched.source.quotas == expected
+    assert Watched(state).source.quotas == expected
+
+
+def test_the_state_file_is_for_its_owner_only_and_nothing_is_left_beside_it(watched, state):
+    altered(watched.source, SET_BOB)
+    assert sorted(path.name for path in state.parent.iterdir()) == ["state.json", "state.json.lock"]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in state.parent.iterdir()} == {0o600}
+
+
+def test_what_was_set_aside_by_one_that_was_killed_is_in_nobodys_way(watched, state):
+    state.parent.mkdir()
+    state.with_name("state.json.new").write_text("half of")
+    altered(watched.source, SET_BOB)
+    assert entities(state) == [("bob",)]
+
+
+def test_a_state_file_behind_a_link_is_replaced_where_it_is(tmp_path):
+    real = tmp_path / "real" / "state.json"
+    link = tmp_path / "link.json"
+    link.symlink_to(real)
+    source = FileSource(FILE, "proxy.yaml", link)
+    altered(source, SET_BOB)
+    assert link.is_symlink()
+    assert entities(real) == [("bob",)]
+
+
+def test_what_changes_nothing_writes_nothing(watched, state):
+    altered(watched.source, Alteration(BOB, {PRODUCE: None}))
+    assert not state.exists()
+    altered(watched.source, SET_BOB)
+    before = state.stat()
+    altered(watched.source, SET_BOB)
+    assert state.stat() == before
+
+
+def test_what_is_unset_follows_the_file_again(watched):
+    altered(watched.source, Alteration(ALICE, {PRODUCE: 1.0, FETCH: None}))
+    watched.source.unset(ALICE, [PRODUCE, FETCH])
+    assert watched.source.quotas == FileSource(FILE, "proxy.yaml").quotas
+
+
+def test_the_operators_file_is_taken_up_below_the_overlay_and_a_vain_edit_is_told(watched):
+    altered(watched.source, Alteration(ALICE, {PRODUCE: 1.0}))
+    watched.source.replace({ALICE: {PRODUCE: 11.0, FETCH: 22.0}})
+    assert watched.source.quotas == {ALICE: {PRODUCE: Limit(1.0, "state.json"), FETCH: Limit(22.0, "proxy.yaml")}}
+    assert watched.source.problems == {
+        "user=alice: producer_byte_rate": "11 in proxy.yaml now, and 1 in state.json, "
+        "which stands over it until `kafka-throttle quotas unset`"
+    }
+    watched.source.unset(ALICE, [PRODUCE])
+    assert watched.source.problems == {}
+    assert watched.source.quotas[ALICE][PRODUCE] == Limit(11.0, "proxy.yaml")
+
+
+def test_an_edit_while_nobody_ran_is_told_at_the_next_start(watched, state):
+    altered(watched.source, Alteration(ALICE, {PRODUCE: 1.0}))
+    source = FileSource({ALICE: {PRODUCE: 11.0}}, "proxy.yaml", state)
+    source.start(lambda: None)
+    assert list(source.problems) == ["user=alice: producer_byte_rate"]
+    source.stop()
+
+
+def test_the_same_entries_again_change_nothing(watched):
+    before = watched.source.quotas
+    watched.source.replace({ALICE: dict(FILE[ALICE])})
+    assert watched.source.quotas is before
+
+
+# ---------------------------------------------------------------- other writers
+
+
+def test_what_another_process_writes_is_noticed(watched, state):
+    altered(FileSource(FILE, "proxy.yaml", state), SET_BOB)
+    watched.wait_until(lambda: BOB in watched.source.quotas)
+    altered(FileSource(FILE, "proxy.yaml", state), Alteration(BOB, {PRODUCE: None}))
+    watched.wait_until(lambda: BOB not in watched.source.quotas)
+
+
+def test_what_another_process_has_written_meanwhile_is_kept(watched, state):
+    altered(FileSource(FILE, "proxy.yaml", state), SET_BOB, Alteration(ALICE, {PRODUCE: 1.0}))
+    altered(watched.source, Alteration(ALICE, {FETCH: 2.0}))
+    assert watched.source.quotas == {
+        BOB: {PRODUCE: Limit(7.0, "state.json")},
+        ALICE: {PRODUCE: Limit(1.0, "state.json"), FETCH: Limit(2.0, "state.json")},
+    }
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources.file import FileSource
+from quotas.sources.source import Alteration
+source = FileSource({}, "proxy.yaml", Path(sys.argv[1]))
+for i in range(25):
+    [problem] = source.alter([Alteration(Entity("shared", f"{sys.argv[2]}-{i}"), {QuotaKey(QuotaType.FETCH): 1.0 + i})])
+    assert problem is None, problem
+"""
+
+
+def test_processes_that_write_at_once_lose_nothing_of_each_other(state):
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(state), name], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+        for name in ("a", "b")
+    ]
+    source = FileSource({}, "proxy.yaml", state)
+    for i in range(25):
+        altered(source, Alteration(Entity("shared", f"c-{i}"), {QuotaKey(QuotaType.FETCH): 1.0 + i}))
+    for writer in writers:
+        _, errors = writer.communicate(timeout=60)
+        assert writer.returncode == 0, errors
+    assert sorted(entities(state)) == sorted(("shared", f"{name}-{i}") for name in "abc" for i in range(25))
+
+
+def test_a_lock_that_is_never_let_go_is_told(watched, state, monkeypatch):
+    altered(watched.source, SET_BOB)
+    monkeypatch.setattr(file_source, "_LOCK_WAIT_S", 0.05)
+    lock = state.with_name("state.json.lock")
+    with lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert refused(watched.source) == f"{lock}: held by another process for 0 s"
+
+
+# ------------------------------------------------------------------ bad luck
+
+
+@contextlib.contextmanager
+def failing(monkeypatch, module, name, number, only=lambda *args: True):
+    """`module.name` fails as if the disk did."""
+    real = getattr(module, name)
+
+    def fail(*args, **kwargs):
+        if only(*args):
+            raise OSError(number, os.strerror(number))
+        return real(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, fail)
+        yield
+
+
+@pytest.mark.parametrize("existing", [True, False], ids=["with a state file", "without one"])
+@pytest.mark.parametrize(
+    ("step", "number"), [("open", errno.EROFS), ("fdopen", errno.ENOSPC), ("fsync", errno.ENOSPC), ("fsync", errno.EIO)]
+)
+def test_a_change_that_cannot_be_written_is_refused_whole(watched, state, monkeypatch, step, number, existing):
+    if existing:
+        altered(watched.source, Alteration(ALICE, {PRODUCE: 3.0}))
+    content = state.read_bytes() if existing else None
+    with failing(monkeypatch, file_source.os, step, number):
+        assert f"cannot be {'opened' if step == 'open' else 'written'}: {os.strerror(number)}" in refused(
+            watched.source
+        )
+    assert (state.read_bytes() if state.exists() else None) == content
+    assert not state.with_name("state.json.new").exists()
+    altered(watched.source, SET_BOB)
+    assert BOB in watched.source.quotas
+
+
+def test_a_disk_that_is_full_half_way_leaves_the_old_state(state):
+    """The kernel itself stops the write, at 100 bytes."""
+    script = """
+import resource, signal, sys
+from pathlib import Path
+from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources.file import FileSource
+from quotas.sources.source import Alteration
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+source = FileSource({}, "proxy.yaml", Path(sys.argv[1]))
+key = QuotaKey(QuotaType.FETCH)
+print(source.alter([Alteration(Entity("a"), {key: 1.0})]))
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+print(source.alter([Alteration(Entity(f"b{i}"), {key: 1.0}) for i in range(3)])[2])
+print(list(map(str, source.quotas)))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script, str(state)], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout.splitlines() == ["[None]", f"{state}: cannot be written: File too large", "['user=a']"], (
+        run.stderr
+    )
+    assert entities(state) == [("a",)]
+    assert sorted(path.name for path in state.parent.iterdir()) == ["state.json", "state.json.lock"]
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path):
+    (tmp_path / "file").write_text("")
+    source = FileSource(FILE, "proxy.yaml", tmp_path / "file" / "state.json")
+    assert refused(source) == f"{tmp_path}/file/state.json.lock: cannot be opened: File exists"
+
+
+def test_a_state_that_would_grow_beyond_its_bound_is_refused(watched, monkeypatch):
+    monkeypatch.setattr(file_source, "MAX_STATE_BYTES", 100)
+    assert "would have more than 100 bytes" in refused(watched.source, AlterationRefused)
+
+
+# ------------------------------------------------------------------- by hand
+
+
+def test_a_damaged_state_file_leaves_the_last_good_in_force_and_is_not_written_to(watched, state):
+    altered(watched.source, SET_BOB)
+    good = watched.source.quotas
+    state.write_text('{"version": 1, "overlay": [oops]}')
+    watched.wait_until(lambda: watched.source.problems)
+    [(place, problem)] = watched.source.problems.items()
+    assert place == str(state)
+    assert problem.startswith("expected JSON in UTF-8: Expecting value: line 1 column 28")
+    assert watched.source.quotas is good
+    assert "is not written to before that is repaired" in refused(watched.source)
+    assert "oops" in state.read_text()
+    state.write_text('{"version": 1, "overlay": []}')
+    watched.wait_until(lambda: not watched.source.problems)
+    assert BOB not in watched.source.quotas
+
+
+def test_a_state_file_that_is_damaged_at_the_start_is_told(state):
+    state.parent.mkdir()
+    state.write_text("{}")
+    source = Watched(state).source
+    assert list(source.problems) == [str(state)]
+    assert source.quotas == FileSource(FILE, "proxy.yaml").quotas
+    assert "repaired" in refused(source)
+    assert state.read_text() == "{}"
+    source.stop()
+
+
+def test_a_state_file_that_is_too_large_is_told(watched, state, monkeypatch):
+    monkeypatch.setattr(file_source, "MAX_STATE_BYTES", 1000)
+    state.parent.mkdir()
+    state.write_text('{"version": 1, "overlay": []' + " " * 1000 + "}")
+    watched.wait_until(lambda: watched.source.problems)
+    assert watched.source.problems == {str(state): "expected at most 1000 bytes"}
+
+
+def test_a_state_file_that_cannot_be_read_is_told_and_read_when_it_can(watched, state):
+    altered(watched.source, SET_BOB)
+    good, content = watched.source.quotas, state.read_bytes()
+    state.unlink()
+    state.mkdir()
+    watched.wait_until(lambda: watched.source.problems)
+    assert watched.source.problems == {str(state): "cannot be read: Is a directory"}
+    assert watched.source.quotas is good
+    assert "cannot be read" in refused(watched.source)
+    state.rmdir()
+    state.write_bytes(content.replace(b"7.0", b"8.0"))
+    watched.wait_until(lambda: not watched.source.problems)
+    assert watched.source.quotas[BOB][PRODUCE].value == 8
+
+
+def test_deleting_the_state_file_takes_its_changes_away(watched, state):
+    altered(watched.source, SET_BOB)
+    state.unlink()
+    watched.wait_until(lambda: BOB not in watched.source.quotas)
+    assert watched.source.problems == {}
+    altered(watched.source, SET_BOB)
+    assert entities(state) == [("bob",)]
+
+
+def test_a_state_file_that_is_being_replaced_by_an_editor_is_not_taken_for_empty(state):
+    source = FileSource(FILE, "proxy.yaml", state)
+    altered(source, SET_BOB)
+    state.rename(state.with_name("aside"))
+    reason = source.alter([Alteration(ALICE, {PRODUCE: 1.0})])[0]
+    assert str(reason) == f"{state}: is gone; it is made anew as soon as that is certain"
+    state.with_name("aside").rename(state)
+    altered(source, Alteration(ALICE, {PRODUCE: 1.0}))
+    assert entities(state) == [("bob",), ("alice",)]
