@@ -1,19 +1,15 @@
-"""Running measurements as fixed-size rows in one flat buffer, and Kafka's arithmetic on them.
+"""Windowed rates as rows, and Kafka's arithmetic on them.
 
-A row is reached by a handle. The arithmetic is that of a broker's windowed rate, bit for bit (N+1 samples, each
-expiring N windows after its last event, as brokers do since 3.8), and of its throttle time; on top of it stands a cap
-for single throttles that keeps what it cuts off as a debt.
+The arithmetic is that of a broker's windowed rate, bit for bit (N+1 samples, each expiring N windows after its last
+event, as brokers do since 3.8), and of its throttle time; on top of it stands a cap for single throttles that keeps
+what it cuts off as a debt.
 
-The buffer consists of 8-byte words: *float* words are IEEE doubles, the others signed integers, in the machine's byte
-order. Times are monotonic milliseconds. It begins with a head of 16 words (0: version of the quota table, 1: rows,
-2: words of a row, 3: N, 4: window in ms, others 0); a row has
+Rows are as `quotas.rows` says; times are monotonic milliseconds. A row has
 
 ====  ======================================================================================================
 word  content
 ====  ======================================================================================================
-0     generation: odd while the row is in use
-1     lock, for makes with threads; one thread needs none
-2     limit in units/s (float)
+0-2   generation, lock, limit in units/s (float)
 3     where the current sample begins, in words from here; 0: no sample yet
 4     number of samples so far, at most N+1
 5     before this time no sample expires and the current one goes on
@@ -33,40 +29,28 @@ word  content
 
 from dataclasses import dataclass
 from math import ceil, floor, inf, isnan
-from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 
 from quotas.quota_table import UNLIMITED
+from quotas.rows import GENERATION, HEAD_WORDS, LIMIT, ROW_BITS, ROW_MASK, Rows
+from quotas.rows import SensorsFull as SensorsFull
+from quotas.rows import StaleSensor as StaleSensor
 
 MAX_THROTTLE_MS = 2**31 - 1
 """Throttle times are int32 on the wire. As a cap it leaves Kafka's own numbers alone."""
 
-_HEAD_WORDS = 16
 _ROW_WORDS = 16
 _SAMPLE_WORDS = 3
-_WORD_BYTES = 8
 
-_VERSION, _ROWS, _WORDS_OF_ROW, _N, _WINDOW_MS = 0, 1, 2, 3, 4
-
-_GENERATION, _LIMIT, _CURRENT, _SAMPLES = 0, 2, 3, 4
+_CURRENT, _SAMPLES = 3, 4
 _QUIET_UNTIL, _SAFE_SUM, _OLDEST_START = 5, 6, 7
 _PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED, _LENT = 8, 9, 10, 11, 12, 13, 14, 15
 
 _START, _LAST, _SUM = 0, 1, 2
 
-_ROW_BITS = 40
-_ROW_MASK = (1 << _ROW_BITS) - 1
 _NEVER = -(2**63)
 
 _SAFETY = 1 - 1e-9
 """How far below the limit a sum must be to need no exact look: far more than rounding can move it."""
-
-
-class SensorsFull(Exception):
-    """Every row is in use."""
-
-
-class StaleSensor(LookupError):
-    """The row of this handle was closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +73,8 @@ class SensorReading:
     charged_ms: int | None
 
 
-class Sensors:
-    """Rows of one size, as many as `capacity`. Not for use by several threads.
+class Sensors(Rows):
+    """Windowed rates, as many as `capacity`. Not for use by several threads.
 
     `samples` and `window_ms` are a broker's `quota.window.num` and `quota.window.size.seconds`.
     """
@@ -103,37 +87,14 @@ class Sensors:
         max_throttle_ms: int = 20_000,
         max_debt_ms: int = 60_000,
     ) -> None:
-        if capacity < 1 or samples < 1 or window_ms < 1:
-            raise ValueError(f"expected at least 1 row, sample and ms, got {capacity}, {samples}, {window_ms}")
-        self.capacity = capacity
-        self.samples = samples
-        self.window_ms = window_ms
-        self.used = 0
+        self._ring_end = _ROW_WORDS + (samples + 1) * _SAMPLE_WORDS
+        # One row more, to try things on.
+        super().__init__(capacity, samples, window_ms, self._ring_end, scratch_rows=1)
         self.capped = 0
         """How many throttles were cut to the cap, in all rows that ever were."""
         self.set_caps(max_throttle_ms, max_debt_ms)
         self._expire_age_ms = samples * window_ms
         self._least_window_ms = max((samples - 1) * window_ms, 1)
-        self._ring_end = _ROW_WORDS + (samples + 1) * _SAMPLE_WORDS
-        # The kernel hands out zeroed pages at their first use: rows that nobody opens cost no memory.
-        # One row more, to try things on.
-        words = _HEAD_WORDS + (capacity + 1) * self._ring_end
-        self._buffer = mmap(-1, words * _WORD_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
-        self._ints = memoryview(self._buffer).cast("q")
-        self._floats = memoryview(self._buffer).cast("d")
-        self._ints[_ROWS], self._ints[_WORDS_OF_ROW] = capacity, self._ring_end
-        self._ints[_N], self._ints[_WINDOW_MS] = samples, window_ms
-        self._untouched = _HEAD_WORDS
-        self._closed: list[int] = []
-
-    @property
-    def table_version(self) -> int:
-        """The version of the quota table that the limits come from."""
-        return self._ints[_VERSION]
-
-    @table_version.setter
-    def table_version(self, version: int) -> None:
-        self._ints[_VERSION] = version
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
         """From now on: no throttle is longer than the first, no debt reaches further ahead than the second."""
@@ -146,52 +107,22 @@ class Sensors:
         """What may be recorded at one instant from an idle start."""
         return limit * (self.samples - 1) * (self.window_ms / 1000)
 
-    # ------------------------------------------------------------- open, close
-
     def open(self, limit: float, now_ms: int) -> int:
         """A handle of a fresh row. SensorsFull if there is none left."""
-        if self.used == self.capacity:
-            raise SensorsFull(self.capacity)
-        if self._closed:
-            row = self._closed.pop()
-        else:
-            row = self._untouched
-            self._untouched += self._ring_end
-        ints, floats = self._ints, self._floats
-        generation = ints[row + _GENERATION] + 1
-        ints[row : row + self._ring_end] = self._blank
-        ints[row + _GENERATION] = generation
-        floats[row + _LIMIT] = limit
-        ints[row + _QUIET_UNTIL] = _NEVER
-        floats[row + _PAID_AT] = -inf
-        ints[row + _OPENED] = now_ms
-        self.used += 1
-        return generation << _ROW_BITS | row
-
-    @property
-    def _blank(self) -> memoryview:
-        return memoryview(bytes(self._ring_end * _WORD_BYTES)).cast("q")
-
-    def close(self, handle: int) -> None:
-        """Give the row back; its handle is stale from now on."""
-        row = self._row(handle)
-        self._ints[row + _GENERATION] += 1
-        self._closed.append(row)
-        self.used -= 1
-
-    def _row(self, handle: int) -> int:
-        row = handle & _ROW_MASK
-        if self._ints[row] != handle >> _ROW_BITS:
-            raise StaleSensor(handle)
-        return row
+        handle = self._open_row(limit)
+        row = handle & ROW_MASK
+        self._ints[row + _QUIET_UNTIL] = _NEVER
+        self._floats[row + _PAID_AT] = -inf
+        self._ints[row + _OPENED] = now_ms
+        return handle
 
     # ------------------------------------------------------------------ charge
 
     def charge(self, handle: int, value: float, now_ms: int) -> int:
         """Record `value`; return for how many ms the client is to be throttled, 0 while the quota holds."""
         ints, floats = self._ints, self._floats
-        row = handle & _ROW_MASK
-        if ints[row] != handle >> _ROW_BITS:
+        row = handle & ROW_MASK
+        if ints[row] != handle >> ROW_BITS:
             raise StaleSensor(handle)
         ints[row + _CHARGES] += 1
         if now_ms < ints[row + _QUIET_UNTIL]:
@@ -215,8 +146,8 @@ class Sensors:
         Equal bit for bit to so many calls of `charge` as long as the values are whole numbers (below 2^53 in all).
         """
         ints, floats = self._ints, self._floats
-        row = handle & _ROW_MASK
-        if ints[row] != handle >> _ROW_BITS:
+        row = handle & ROW_MASK
+        if ints[row] != handle >> ROW_BITS:
             raise StaleSensor(handle)
         if now_ms >= ints[row + _QUIET_UNTIL]:
             return False
@@ -237,8 +168,8 @@ class Sensors:
         any other.
         """
         throttle_ms = self.charge(handle, value, now_ms)
-        floats, row = self._floats, handle & _ROW_MASK
-        if not throttle_ms or floats[row + _PAID_AT] != -inf or value > self.burst(floats[row + _LIMIT]):
+        floats, row = self._floats, handle & ROW_MASK
+        if not throttle_ms or floats[row + _PAID_AT] != -inf or value > self.burst(floats[row + LIMIT]):
             return throttle_ms, False
         self.give_back(handle, value, now_ms)
         floats[row + _LENT] += value
@@ -262,7 +193,7 @@ class Sensors:
         """
         row, copy, capped = self._row(handle), self._copy(handle), self.capped
         at_ms = now_ms
-        lent = min(self._floats[row + _LENT], self.burst(self._floats[row + _LIMIT]))
+        lent = min(self._floats[row + _LENT], self.burst(self._floats[row + LIMIT]))
         while at_ms - now_ms < self.max_throttle_ms and (throttle_ms := self.charge(copy, lent, at_ms)):
             self.give_back(copy, lent, at_ms)
             at_ms += throttle_ms
@@ -278,9 +209,9 @@ class Sensors:
 
     def _copy(self, handle: int) -> int:
         """A handle of a copy of the row, to try things on; there is one at a time."""
-        row, scratch = self._row(handle), self._ring_end * self.capacity + _HEAD_WORDS
+        row, scratch = self._row(handle), self._ring_end * self.capacity + HEAD_WORDS
         self._ints[scratch : scratch + self._ring_end] = self._ints[row : row + self._ring_end]
-        return self._ints[scratch + _GENERATION] << _ROW_BITS | scratch
+        return self._ints[scratch + GENERATION] << ROW_BITS | scratch
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """Take back what was charged: recorded as its negative, without a look at the limit."""
@@ -288,7 +219,7 @@ class Sensors:
         self._record(row, -value, now_ms)
         self._ints[row + _QUIET_UNTIL] = _NEVER
         if self._floats[row + _PAID_AT] > now_ms:
-            self._floats[row + _PAID_AT] -= value / self._floats[row + _LIMIT] * 1000
+            self._floats[row + _PAID_AT] -= value / self._floats[row + LIMIT] * 1000
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
         """The next charge is judged by `limit`. What is recorded stays; a debt of T ms becomes T * old / new ms."""
@@ -296,11 +227,11 @@ class Sensors:
         floats = self._floats
         debt_ms = floats[row + _PAID_AT] - now_ms
         if debt_ms > 0 and limit < UNLIMITED:
-            rescaled_ms = debt_ms * (floats[row + _LIMIT] / limit)
+            rescaled_ms = debt_ms * (floats[row + LIMIT] / limit)
             floats[row + _PAID_AT] = now_ms + min(rescaled_ms, self.max_debt_ms)
         else:
             floats[row + _PAID_AT] = -inf
-        floats[row + _LIMIT] = limit
+        floats[row + LIMIT] = limit
         self._ints[row + _QUIET_UNTIL] = _NEVER
 
     def _record(self, row: int, value: float, now_ms: int) -> None:
@@ -357,7 +288,7 @@ class Sensors:
             if sample != current and floats[sample + _SUM] > 0:
                 others += floats[sample + _SUM]
         least_window_ms = max(now_ms - oldest_start, self._least_window_ms)
-        safe = floats[row + _LIMIT] * (least_window_ms / 1000) * _SAFETY
+        safe = floats[row + LIMIT] * (least_window_ms / 1000) * _SAFETY
         in_debt = floats[row + _PAID_AT] > now_ms
         ints[row + _QUIET_UNTIL] = quiet_until
         ints[row + _OLDEST_START] = oldest_start
@@ -371,7 +302,7 @@ class Sensors:
         for sum_of_sample in floats[row + _ROW_WORDS + _SUM : end : _SAMPLE_WORDS]:
             total += sum_of_sample
         window_ms = divisor_ms(now_ms - self._ints[row + _OLDEST_START], self.samples, self.window_ms)
-        limit = floats[row + _LIMIT]
+        limit = floats[row + LIMIT]
         rate = total / (window_ms / 1000.0)
         delay_ms = 0 if rate <= limit else delay(rate, limit, window_ms)
         paid_at = floats[row + _PAID_AT]
@@ -387,7 +318,7 @@ class Sensors:
         """
         floats = self._floats
         if paid_at > now_ms:
-            paid_at += value / floats[row + _LIMIT] * 1000
+            paid_at += value / floats[row + LIMIT] * 1000
         if delay_ms > self.max_throttle_ms:
             paid_at = max(paid_at, now_ms + delay_ms)
         paid_at = min(paid_at, now_ms + self.max_debt_ms)
@@ -413,7 +344,7 @@ class Sensors:
         current = ints[row + _CURRENT]
         return SensorReading(
             rate=self._rate(row, now_ms),
-            limit=floats[row + _LIMIT],
+            limit=floats[row + LIMIT],
             total=floats[row + _EARLIER] + (floats[row + current + _SUM] if current else 0.0),
             charges=ints[row + _CHARGES],
             throttles=ints[row + _THROTTLES],
@@ -423,10 +354,6 @@ class Sensors:
             lent=floats[row + _LENT],
             charged_ms=ints[row + current + _LAST] if current else None,
         )
-
-    def limit(self, handle: int) -> float:
-        """The limit that the row is judged by."""
-        return self._floats[self._row(handle) + _LIMIT]
 
     def idle_since_ms(self, handle: int) -> int:
         """When the row was last used, by a recording or by its opening."""
@@ -457,7 +384,9 @@ def divisor_ms(elapsed_ms: int, samples: int, window_ms: int) -> int:
 
 
 def delay(rate: float, limit: float, window_ms: int) -> int:
-    """Kafka's delay in ms for a rate over the limit, where brokers wrap cut to MAX_THROTTLE_MS."""
+    """Kafka's delay in ms for a rate over the limit, where brokers wrap cut to MAX_THROTTLE_MS. A limit of 0 bans."""
+    if not limit:
+        return MAX_THROTTLE_MS
     return min(rounded((rate - limit) / limit * window_ms), MAX_THROTTLE_MS)
 
 

@@ -1,0 +1,107 @@
+"""Running measurements as fixed-size rows in one flat buffer, each reached by a handle.
+
+The buffer consists of 8-byte words: *float* words are IEEE doubles, the others signed integers, in the machine's byte
+order. It begins with a head of 16 words (0: version of the quota table, 1: rows, 2: words of a row, 3: N, 4: window in
+ms, others 0). All rows have as many words, and they begin alike:
+
+====  ====================================================
+word  content
+====  ====================================================
+0     generation: odd while the row is in use
+1     lock, for makes with threads; one thread needs none
+2     limit in units/s (float)
+====  ====================================================
+
+A handle is made of the generation and of where the row begins, in words.
+"""
+
+from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
+
+HEAD_WORDS = 16
+ROW_BITS = 40
+ROW_MASK = (1 << ROW_BITS) - 1
+
+GENERATION, LIMIT = 0, 2
+
+_WORD_BYTES = 8
+_VERSION, _ROWS, _WORDS_OF_ROW, _N, _WINDOW_MS = 0, 1, 2, 3, 4
+
+
+class SensorsFull(Exception):
+    """Every row is in use."""
+
+
+class StaleSensor(LookupError):
+    """The row of this handle was closed."""
+
+
+class Rows:
+    """Rows of `words_of_row` words, as many as `capacity`. Not for use by several threads.
+
+    `samples` and `window_ms` are a broker's `quota.window.num` and `quota.window.size.seconds`, or those that begin
+    with `controller.`. `scratch_rows` more lie behind the last one.
+    """
+
+    def __init__(self, capacity: int, samples: int, window_ms: int, words_of_row: int, scratch_rows: int = 0) -> None:
+        if capacity < 1 or samples < 1 or window_ms < 1:
+            raise ValueError(f"expected at least 1 row, sample and ms, got {capacity}, {samples}, {window_ms}")
+        self.capacity = capacity
+        self.samples = samples
+        self.window_ms = window_ms
+        self.used = 0
+        self._words_of_row = words_of_row
+        # The kernel hands out zeroed pages at their first use: rows that nobody opens cost no memory.
+        words = HEAD_WORDS + (capacity + scratch_rows) * words_of_row
+        self._buffer = mmap(-1, words * _WORD_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
+        self._ints = memoryview(self._buffer).cast("q")
+        self._floats = memoryview(self._buffer).cast("d")
+        self._ints[_ROWS], self._ints[_WORDS_OF_ROW] = capacity, words_of_row
+        self._ints[_N], self._ints[_WINDOW_MS] = samples, window_ms
+        self._untouched = HEAD_WORDS
+        self._closed: list[int] = []
+
+    @property
+    def table_version(self) -> int:
+        """The version of the quota table that the limits come from."""
+        return self._ints[_VERSION]
+
+    @table_version.setter
+    def table_version(self, version: int) -> None:
+        self._ints[_VERSION] = version
+
+    def close(self, handle: int) -> None:
+        """Give the row back; its handle is stale from now on."""
+        row = self._row(handle)
+        self._ints[row + GENERATION] += 1
+        self._closed.append(row)
+        self.used -= 1
+
+    def limit(self, handle: int) -> float:
+        """The limit that the row is judged by."""
+        return self._floats[self._row(handle) + LIMIT]
+
+    def _open_row(self, limit: float) -> int:
+        """A handle of a row that is zero but for its limit. SensorsFull if there is none left."""
+        if self.used == self.capacity:
+            raise SensorsFull(self.capacity)
+        if self._closed:
+            row = self._closed.pop()
+        else:
+            row = self._untouched
+            self._untouched += self._words_of_row
+        generation = self._ints[row + GENERATION] + 1
+        self._ints[row : row + self._words_of_row] = self._blank
+        self._ints[row + GENERATION] = generation
+        self._floats[row + LIMIT] = limit
+        self.used += 1
+        return generation << ROW_BITS | row
+
+    @property
+    def _blank(self) -> memoryview:
+        return memoryview(bytes(self._words_of_row * _WORD_BYTES)).cast("q")
+
+    def _row(self, handle: int) -> int:
+        row = handle & ROW_MASK
+        if self._ints[row] != handle >> ROW_BITS:
+            raise StaleSensor(handle)
+        return row
