@@ -27,7 +27,7 @@ from quotas.sources.overlay import (
     parse_overlay,
     reverted,
 )
-from quotas.sources.source import Alteration, AlterationRefused, Quotas, SourceUnavailable
+from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """No state file is larger, read or written: some 300,000 entities."""
@@ -76,8 +76,11 @@ class FileSource:
 
     # ------------------------------------------------------------ life cycle
 
-    def start(self, changed: Callable[[], None]) -> None:
-        """Read the state file, and from now on tell of changes; those of other processes within a second."""
+    def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
+        """Read the state file, and from now on tell of changes; those of other processes within a second.
+
+        `last_good` counts for nothing: what this source reads is on disk itself.
+        """
         self._changed = changed
         if self._state_file is None:
             return

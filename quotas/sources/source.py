@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple, Protocol
 
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable, valid_limit
@@ -17,6 +18,8 @@ class Limit(NamedTuple):
 
 Quotas = Mapping[Entity, Mapping[QuotaKey, Limit]]
 """All quotas of a virtual cluster, valid each; an entity without any is not in it."""
+
+NO_QUOTAS: Final[Quotas] = MappingProxyType({})
 
 
 class SourceUnavailable(Exception):
@@ -61,8 +64,13 @@ class Source(Protocol):
     def problems(self) -> Mapping[str, str]:
         """What is wrong now: by its place (a path, an entity, the source itself), in words."""
 
-    def start(self, changed: Callable[[], None]) -> None:
-        """Read the quotas, and from now on tell when they have changed."""
+    def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
+        """Read the quotas, and from now on tell when `quotas` or `problems` have changed.
+
+        `last_good` are the quotas of an earlier process. They are what `quotas` begins with: all of them hold until the
+        source has been read, and later those of an entity for which it brings nonsense. Returns after the first
+        attempt to read, good or not.
+        """
 
     def stop(self) -> None:
         """Tell nothing any more, and let go of files, connections and threads."""
