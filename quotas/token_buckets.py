@@ -90,12 +90,15 @@ class TokenBuckets(Rows):
 
     # ------------------------------------------------------------------- spend
 
-    def spend_permissively(self, handle: int, value: float, now_ms: int) -> int:
-        """Charge `value` in any case; return for how many ms the request is to be throttled, 0 if tokens are left."""
+    def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
+        """Charge `value` in any case; return for how many ms the request is to be throttled, None if tokens are left.
+
+        As a refusal, an overdraft may have 0; it, too, stands for what an earlier one of the request was told.
+        """
         row = self._row(handle)
         self._refill(row, now_ms)
         self._spend(row, value, now_ms)
-        return self._told_ms(row) if self._floats[row + _TOKENS] < 0 else 0
+        return self._told_ms(row) if self._floats[row + _TOKENS] < 0 else None
 
     def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
         """Charge all of `value`, however much, unless the bucket is overdrawn already: then charge nothing.

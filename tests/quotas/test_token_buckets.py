@@ -61,7 +61,7 @@ def test_every_decision_and_every_token_equals_kafkas(samples, window_ms, limit,
             assert buckets.spend_strictly(handle, value, now) == refused_ms
         elif kind == "permissive":
             model.record(value, now)
-            told_ms = model.delay_ms() if model.look(now) < 0 else 0
+            told_ms = model.delay_ms() if model.look(now) < 0 else None
             assert buckets.spend_permissively(handle, value, now) == told_ms
         elif kind == "give_back":
             model.record(-value, now)
@@ -103,7 +103,7 @@ def test_no_tokens_are_enough():
 
 def test_older_versions_are_charged_and_told_to_wait():
     buckets, handle = kafka_like()
-    assert [buckets.spend_permissively(handle, value, 7) for value in (55, 5, 5)] == [0, 1000, 2000]
+    assert [buckets.spend_permissively(handle, value, 7) for value in (55, 5, 5)] == [None, 1000, 2000]
 
 
 def test_what_is_given_back_is_there_again_but_never_more_than_the_bucket_holds():
