@@ -349,7 +349,7 @@ class Service:
         for cluster in self.clusters:
             new = settings[cluster.name]
             cluster.upstream.reconfigure(new.upstream)
-            cluster.ledger.sensors.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
+            cluster.ledger.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
             cluster.source.replace(quota_entries(new))
             cluster.book.take_up()
             cluster.set_admins(new)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import UNLIMITED, QuotaTable
@@ -55,26 +56,40 @@ class SensorKey:
     shadow: bool = False
 
 
+class ShadowThrottles(NamedTuple):
+    """What shadow quotas would have throttled: how often, and the sum of the single throttle times in ms."""
+
+    throttles: int = 0
+    throttled_ms: int = 0
+
+
 class Ledger:
     """Hands out bindings, and keeps the limits of all sensors at what the quota table says.
 
     `version` goes up when the table is replaced and when sensors are closed: bindings made before are to be asked for
     again. `overflowed` counts bindings that got no sensor of their own because the table of sensors was full; a
     sixteenth of its rows is kept back for those that such newcomers share.
+
+    Shadow quotas are measured in a table of sensors of their own, as large: they take no row from those in force.
     """
 
     def __init__(self, sensors: Sensors, table: QuotaTable, shadow: QuotaTable | None = None) -> None:
         self.sensors = sensors
+        self.shadow_sensors = Sensors(
+            sensors.capacity, sensors.samples, sensors.window_ms, sensors.max_throttle_ms, sensors.max_debt_ms
+        )
         self.table = table
         self.shadow = shadow if shadow is not None else QuotaTable()
         self.version = 0
         self.overflowed = 0
+        self.shadow_overflowed = 0
         self._handles: dict[SensorKey, int] = {}
         self._bindings: dict[tuple[str, int, str, str], Binding] = {}
         """Those of the present version."""
-        self._spared: set[int] = set()
+        self._spared: set[SensorKey] = set()
         """Sensors that the binding in the making holds already."""
         self._swept: Iterator[SensorKey] = iter(())
+        self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
         self._reserve = max(sensors.capacity // 16, 1)
         self._next_version()
 
@@ -83,9 +98,9 @@ class Ledger:
         who = (virtual_cluster, node_id, user, client_id)
         binding = self._bindings.get(who)
         if binding is None:
-            overflowed = self.overflowed
+            overflowed = self.overflowed + self.shadow_overflowed
             binding = self._make_binding(virtual_cluster, node_id, user, client_id, now_ms)
-            if overflowed == self.overflowed and len(self._bindings) < _MAX_BINDINGS:
+            if overflowed == self.overflowed + self.shadow_overflowed and len(self._bindings) < _MAX_BINDINGS:
                 self._bindings[who] = binding
         return binding
 
@@ -110,24 +125,30 @@ class Ledger:
         self.table = table.succeeding(self.table)
         self.shadow = shadow if shadow is not None else QuotaTable()
         for key, handle in list(self._handles.items()):
-            limit = self._limit(key)
+            limit, sensors = self._limit(key), self._sensors_of(key)
             if limit is None:
                 self._close(key)
-            elif limit != self.sensors.limit(handle):
-                self.sensors.set_limit(handle, limit, now_ms)
+            elif limit != sensors.limit(handle):
+                sensors.set_limit(handle, limit, now_ms)
         self._next_version()
+
+    def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
+        """From now on: no throttle is longer than the first, no debt reaches further ahead than the second."""
+        self.sensors.set_caps(max_throttle_ms, max_debt_ms)
+        self.shadow_sensors.set_caps(max_throttle_ms, max_debt_ms)
 
     def expire(self, now_ms: int) -> None:
         """Close sensors that nobody has used for more than an hour; called often, it looks at some each time.
 
         When no row is left for newcomers, those go whose window is empty: a fresh sensor would measure the same.
         """
-        idle_ms = IDLE_MS if self._has_room() else self.sensors.samples * self.sensors.window_ms
+        full = {shadow for shadow in (False, True) if not self._has_room(shadow)}
+        window_ms = self.sensors.samples * self.sensors.window_ms
         keys = list(islice(self._swept, KEYS_PER_SWEEP))
         if not keys:
             self._swept = iter(list(self._handles))
             keys = list(islice(self._swept, KEYS_PER_SWEEP))
-        idle = [key for key in keys if self._is_idle(key, now_ms, idle_ms)]
+        idle = [key for key in keys if self._is_idle(key, now_ms, window_ms if key.shadow in full else IDLE_MS)]
         for key in idle:
             self._close(key)
         if idle:
@@ -135,23 +156,44 @@ class Ledger:
 
     def _is_idle(self, key: SensorKey, now_ms: int, idle_ms: int) -> bool:
         handle = self._handles.get(key)
-        if handle is None or now_ms - self.sensors.idle_since_ms(handle) <= idle_ms:
+        sensors = self._sensors_of(key)
+        if handle is None or now_ms - sensors.idle_since_ms(handle) <= idle_ms:
             return False
-        reading = self.sensors.reading(handle, now_ms)
+        reading = sensors.reading(handle, now_ms)
         return reading.debt_ms == 0 and reading.lent == 0
 
-    def _has_room(self) -> bool:
-        return self.sensors.used < self.sensors.capacity - self._reserve
+    def _has_room(self, shadow: bool) -> bool:
+        sensors = self.shadow_sensors if shadow else self.sensors
+        return sensors.used < sensors.capacity - self._reserve
+
+    def _sensors_of(self, key: SensorKey) -> Sensors:
+        return self.shadow_sensors if key.shadow else self.sensors
 
     def reading(self, key: SensorKey, now_ms: int) -> SensorReading | None:
         """One sensor as it stands, None if there is none."""
         handle = self._handles.get(key)
-        return None if handle is None else self.sensors.reading(handle, now_ms)
+        return None if handle is None else self._sensors_of(key).reading(handle, now_ms)
 
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
         """What each sensor has measured."""
         for key, handle in list(self._handles.items()):
-            yield key, self.sensors.reading(handle, now_ms)
+            yield key, self._sensors_of(key).reading(handle, now_ms)
+
+    def shadow_throttles(self) -> dict[tuple[str, int, QuotaType], ShadowThrottles]:
+        """By virtual cluster, node and quota type, of all shadow sensors that ever were."""
+        sums = dict(self._closed_shadows)
+        for key, handle in self._handles.items():
+            if key.shadow:
+                self._add_shadow_throttles(sums, key, handle)
+        return sums
+
+    def _add_shadow_throttles(
+        self, sums: dict[tuple[str, int, QuotaType], ShadowThrottles], key: SensorKey, handle: int
+    ) -> None:
+        reading = self.shadow_sensors.reading(handle, self.shadow_sensors.idle_since_ms(handle))
+        kind = (key.virtual_cluster, key.node_id, key.quota_type)
+        throttles, throttled_ms = sums.get(kind, ShadowThrottles())
+        sums[kind] = ShadowThrottles(throttles + reading.throttles, throttled_ms + reading.throttled_ms)
 
     def _sensor(
         self,
@@ -175,17 +217,19 @@ class Ledger:
             return None, UNLIMITED
         key = SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=shadow)
         handle = self._handles.get(key)
-        if handle is None and self._has_room():
+        if handle is None and self._has_room(shadow):
             handle = self._open(key, limit, now_ms)
         if handle is None:
-            self.overflowed += 1
-            handle = self._overflow(key, entity, limit, now_ms)
-        if handle is not None:
-            self._spared.add(handle)
+            return self._overflow(key, entity, limit, now_ms), limit
+        self._spared.add(key)
         return handle, limit
 
     def _overflow(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int | None:
         """A sensor from the reserve: one for all newcomers of a default, its own for whoever has a quota by name."""
+        if key.shadow:
+            self.shadow_overflowed += 1
+        else:
+            self.overflowed += 1
         if entity is None:
             return None
         if entity.user is DEFAULT or entity.client_id is DEFAULT:
@@ -193,22 +237,27 @@ class Ledger:
             key = replace(key, tags=tags, shared_by=entity)
         handle = self._handles.get(key)
         if handle is None:
-            if self.sensors.used == self.sensors.capacity:
-                self._close_longest_idle()
+            sensors = self._sensors_of(key)
+            if sensors.used == sensors.capacity:
+                self._close_longest_idle(sensors)
             handle = self._open(key, limit, now_ms)
+        self._spared.add(key)
         return handle
 
-    def _close_longest_idle(self) -> None:
-        others = (key for key, handle in self._handles.items() if handle not in self._spared)
-        self._close(min(others, key=lambda key: self.sensors.idle_since_ms(self._handles[key])))
+    def _close_longest_idle(self, sensors: Sensors) -> None:
+        others = (key for key in self._handles if self._sensors_of(key) is sensors and key not in self._spared)
+        self._close(min(others, key=lambda key: sensors.idle_since_ms(self._handles[key])))
         self._next_version()
 
     def _open(self, key: SensorKey, limit: float, now_ms: int) -> int:
-        handle = self._handles[key] = self.sensors.open(limit, now_ms)
+        handle = self._handles[key] = self._sensors_of(key).open(limit, now_ms)
         return handle
 
     def _close(self, key: SensorKey) -> None:
-        self.sensors.close(self._handles.pop(key))
+        handle = self._handles.pop(key)
+        if key.shadow:
+            self._add_shadow_throttles(self._closed_shadows, key, handle)
+        self._sensors_of(key).close(handle)
 
     def _limit(self, key: SensorKey) -> float | None:
         """What the table says for a sensor that lives; None for a shared one whose entity has no quota any more."""
@@ -221,7 +270,7 @@ class Ledger:
     def _next_version(self) -> None:
         self.version += 1
         self._bindings.clear()
-        self.sensors.table_version = self.version
+        self.sensors.table_version = self.shadow_sensors.table_version = self.version
 
     def _ceiling_bytes(self, limit: float) -> int:
         """What may be fetched at one instant from an idle start: whoever asks for more would never get it."""

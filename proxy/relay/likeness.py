@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from struct import Struct
 
-from proxy.relay.plans import plan_key
+from proxy.relay.plans import PRODUCE, plan_key
 from proxy.relay.request import Request
 from quotas.ledger import Binding
 
@@ -20,7 +20,8 @@ class Likeness:
     """What the next requests have in common with `request`, so that they need not be read field by field.
 
     `api` is key and version; `same` are the bytes behind the correlation id up to `end`, an offset from the frame's
-    start: client id, header tags, and what of the body was looked at.
+    start: client id, header tags, and what of the body was looked at. `shadow` is the sensor of a shadow quota that
+    their bytes are charged to, if there is one.
     """
 
     request: Request
@@ -28,6 +29,7 @@ class Likeness:
     api: int
     same: bytes
     end: int
+    shadow: int | None
 
     def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
         """The whole requests at `at` that are like this one, `most` at most, with ids that count up by one.
@@ -63,4 +65,5 @@ def likeness_of(request: Request, binding: Binding, buf: bytes, at: int) -> Like
     if end > _LONGEST_BYTES:
         return None
     api = plan_key(request.plan.api_key, request.plan.api_version)
-    return Likeness(request, binding, api, buf[at + _HEAD.size : at + end], end)
+    shadow = binding.shadow_produce if request.plan.api_key == PRODUCE else None
+    return Likeness(request, binding, api, buf[at + _HEAD.size : at + end], end, shadow)

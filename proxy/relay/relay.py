@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 
@@ -108,6 +109,7 @@ class Relay:
         self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
         self._charge_unthrottled = ledger.sensors.charge_unthrottled
         self._loans = Loans(ledger.sensors)
+        self._shadows = ledger.shadow_sensors
         self._tally = tally
         self._closed = False
         self._ticket = 0
@@ -391,6 +393,8 @@ class Relay:
                 throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
                 if throttle_time_ms:
                     self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after)
+            if binding.shadow_produce is not None:
+                self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
         elif plan.api_key == FETCH and binding.limits_fetches:
             splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
         if request.answered:
@@ -426,6 +430,8 @@ class Relay:
                 return at, True
             if not self._take_run(likeness, first_id, count, end - at, now_ms):
                 return at, False
+            if likeness.shadow is not None:
+                self._charge_shadow_run(likeness.shadow, buf, at, end, count, now_ms)
             at = end
             if at == len(buf):
                 return at, True
@@ -462,6 +468,15 @@ class Relay:
             )
             self._in_flight.append(likeness.request)
         return True
+
+    def _charge_shadow_run(self, sensor: int, buf: bytes, at: int, end: int, count: int, now_ms: int) -> None:
+        """Charge the `count` requests between `at` and `end` to a shadow quota, which nobody feels."""
+        if self._shadows.charge_unthrottled(sensor, end - at - 4 * count, count, now_ms):
+            return
+        while at < end:
+            size_bytes = _INT32.unpack_from(buf, at)[0]
+            self._shadows.charge(sensor, size_bytes, now_ms)
+            at += 4 + size_bytes
 
     def _open_upstream(self, after: list[Action]) -> None:
         if not self._opening:
@@ -664,12 +679,23 @@ class Relay:
     def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
         """Charge the answer to a Fetch if it is plain that it is not throttled."""
         binding = request.binding
-        if binding is None or binding.fetch is None:
+        if binding is None:
             return True
-        try:
-            return self._charge_unthrottled(binding.fetch, frame_bytes - 4 - request.plan.answer_tags, 1, now_ms)
-        except StaleSensor:
-            return False
+        value = frame_bytes - 4 - request.plan.answer_tags
+        if binding.fetch is not None:
+            try:
+                if not self._charge_unthrottled(binding.fetch, value, 1, now_ms):
+                    return False
+            except StaleSensor:
+                return False
+        if binding.shadow_fetch is not None:
+            self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
+        return True
+
+    def _charge_shadow_fetch(self, sensor: int, value: int, now_ms: int) -> None:
+        """Charge the answer of a Fetch to a shadow quota, if it is measured still."""
+        with suppress(StaleSensor):
+            self._shadows.charge(sensor, value, now_ms)
 
     def _start_answer(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
         """Begin with the answer at `at`: nothing passes while more bytes must come first or it is asked about."""
@@ -842,7 +868,11 @@ class Relay:
         """
         request.charged = True
         binding = request.binding
-        if binding is None or binding.fetch is None:
+        if binding is None:
+            return
+        if binding.shadow_fetch is not None:
+            self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
+        if binding.fetch is None:
             return
         throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
         if throttle_time_ms:

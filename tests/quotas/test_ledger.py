@@ -115,3 +115,48 @@ def test_without_room_sensors_whose_window_is_empty_make_place():
     assert ledger.sensors.used == used
     ledger.expire(11_001)
     assert ledger.sensors.used == 0
+
+
+def shadowed(capacity: int = 64, enforced: QuotaTable | None = None) -> Ledger:
+    return Ledger(Sensors(capacity), enforced or QuotaTable(), table(100.0))
+
+
+def test_shadows_take_no_row_from_quotas_in_force():
+    made, plain = shadowed(16, table(100.0)), ledger(16)
+    for i in range(40):
+        both = made.bind("main", 1, "u", f"c{i}", 0)
+        assert both.produce == plain.bind("main", 1, "u", f"c{i}", 0).produce
+        assert both.shadow_produce is not None
+    assert (made.overflowed, made.sensors.used) == (plain.overflowed, plain.sensors.used)
+    assert made.shadow_overflowed == made.overflowed > 0
+
+
+def test_what_shadows_would_have_throttled_is_counted_beyond_the_life_of_their_sensors():
+    made = shadowed()
+    sensor = made.bind("main", 1, "u", "c", 0).shadow_produce
+    made.shadow_sensors.charge(sensor, 1500, 0)
+    assert made.shadow_throttles() == {("main", 1, PRODUCE): (1, 5000)}
+    made.replace(QuotaTable(), 0)
+    assert made.bind("main", 1, "u", "c", 0).shadow_produce is None
+    assert made.shadow_throttles() == {("main", 1, PRODUCE): (1, 5000)}
+    made.replace(QuotaTable(), 0, table(100.0))
+    made.shadow_sensors.charge(made.bind("main", 1, "u", "c", 0).shadow_produce, 1500, 0)
+    assert made.shadow_throttles() == {("main", 1, PRODUCE): (2, 10_000)}
+    assert made.sensors.used == 0
+
+
+def test_caps_hold_for_shadows_too():
+    made = shadowed()
+    made.set_caps(2000, 3000)
+    sensor = made.bind("main", 1, "u", "c", 0).shadow_produce
+    assert made.shadow_sensors.charge(sensor, 1500, 0) == made.sensors.max_throttle_ms == 2000
+    assert made.sensors.capped == 0
+
+
+def test_only_the_table_that_is_full_has_idle_sensors_make_place_early():
+    made = Ledger(Sensors(16), table(100.0), table(100.0, entity=Entity(client_id="c0")))
+    for i in range(15):
+        made.bind("main", 1, "u", f"c{i}", 0)
+    assert (made.sensors.used, made.shadow_sensors.used) == (15, 1)
+    made.expire(12_000)
+    assert (made.sensors.used, made.shadow_sensors.used) == (0, 1)
