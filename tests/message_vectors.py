@@ -68,6 +68,20 @@ class Vector:
     """The same at LONG_HOST, whose compact length takes two bytes."""
     charged_bytes: int | None
     """What a broker charges to the fetch quota for this Fetch response."""
+    topics: int | None
+    """How many topics a CreateTopics, DeleteTopics or CreatePartitions request names."""
+    left_out: tuple[int, ...]
+    """Numbers of some of them, at least one if there are any."""
+    without: bytes | None
+    """The request without those."""
+    refused_at: tuple[int, ...]
+    """Of answers to these three that may carry error 89: places of further results with it, as `merged` has them.
+
+    Their names say `refused-` and the place; of DeleteTopics from v6 on those at odd places have an id of twice that
+    number, each as eight bytes, in place of a name.
+    """
+    merged: bytes | None
+    """The response with those results."""
 
     def __str__(self) -> str:
         kind = "response" if self.is_response else "request"
@@ -131,6 +145,11 @@ def _vector(kafka_version: str, line: dict[str, Any]) -> Vector:
         _changed(frame, get("readdressed")),
         _changed(frame, get("readdressed_long")),
         get("charged_bytes"),
+        get("topics"),
+        tuple(get("left_out", ())),
+        _changed(frame, get("without")),
+        tuple(get("refused_at", ())),
+        _changed(frame, get("merged")),
     )
 
 

@@ -8,6 +8,7 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Collection;
 import java.util.HexFormat;
+import java.util.Iterator;
 import java.util.LinkedHashSet;
 import java.util.List;
 import java.util.Locale;
@@ -15,10 +16,14 @@ import java.util.Map;
 import java.util.Random;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.TreeSet;
 import java.util.function.IntSupplier;
 import java.util.function.ToIntFunction;
 import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.message.ApiMessageType;
+import org.apache.kafka.common.message.CreatePartitionsResponseData;
+import org.apache.kafka.common.message.CreateTopicsResponseData;
+import org.apache.kafka.common.message.DeleteTopicsResponseData;
 import org.apache.kafka.common.message.FetchRequestData;
 import org.apache.kafka.common.message.FetchResponseData;
 import org.apache.kafka.common.message.ProduceRequestData;
@@ -47,6 +52,9 @@ public final class MessageVectors {
     static final int FETCH = 1;
     static final int METADATA = 3;
     static final int FIND_COORDINATOR = 10;
+    static final int CREATE_TOPICS = 19;
+    static final int DELETE_TOPICS = 20;
+    static final int CREATE_PARTITIONS = 37;
     static final int DESCRIBE_CLUSTER = 60;
     static final int SHARE_FETCH = 78;
     static final int SHARE_ACKNOWLEDGE = 79;
@@ -57,6 +65,8 @@ public final class MessageVectors {
     static final int CEILING_BYTES = 4096;
     /** Compact lengths grow to two bytes at 127. */
     static final int[] LONG = {126, 127, 128};
+    /** The versions from which on error 89 may be answered. */
+    static final Map<Integer, Integer> STRICT_SINCE = Map.of(CREATE_TOPICS, 6, DELETE_TOPICS, 5, CREATE_PARTITIONS, 3);
 
     static final String[] CLIENT_IDS = {null, "", "etl", "c".repeat(127), "c".repeat(128), "käufer-客户-🦜"};
 
@@ -630,7 +640,74 @@ public final class MessageVectors {
             fetch.setMinBytes(Math.min(fetch.minBytes(), fetch.maxBytes()));
             line.putChanged("clamped", serialised(header, headerVersion, body, version));
         }
+        if (STRICT_SINCE.containsKey((int) api.apiKey())) {
+            boolean names = api.apiKey() == DELETE_TOPICS && version < 6;
+            Collection<Object> topics = collection(body, names ? "topicNames" : "topics");
+            List<Integer> left = left(topics.size(), random);
+            int at = 0;
+            for (Iterator<Object> iterator = topics.iterator(); iterator.hasNext(); at++) {
+                iterator.next();
+                if (left.contains(at)) {
+                    iterator.remove();
+                }
+            }
+            line.put("topics", at).put("left_out", left);
+            line.putChanged("without", serialised(header, headerVersion, body, version));
+        }
         return line;
+    }
+
+    static List<Integer> left(int size, Random random) {
+        List<Integer> left = new ArrayList<>();
+        for (int i = 0; i < size; i++) {
+            if (random.nextBoolean() || (i == size - 1 && left.isEmpty())) {
+                left.add(i);
+            }
+        }
+        return left;
+    }
+
+    @SuppressWarnings("unchecked")
+    static Collection<Object> collection(Message message, String field) {
+        return (Collection<Object>) get(message, field);
+    }
+
+    /** Puts results with error 89 at up to three places; returns the places. */
+    static List<Integer> refuse(int key, int version, Message body, Random random) throws ReflectiveOperationException {
+        String field = key == CREATE_TOPICS ? "topics" : key == DELETE_TOPICS ? "responses" : "results";
+        Collection<Object> collection = collection(body, field);
+        List<Object> results = new ArrayList<>(collection);
+        for (Iterator<Object> iterator = collection.iterator(); iterator.hasNext(); ) {
+            iterator.next();
+            iterator.remove();
+        }
+        TreeSet<Integer> places = new TreeSet<>();
+        int count = 1 + random.nextInt(3);
+        while (places.size() < count) {
+            places.add(random.nextInt(results.size() + count));
+        }
+        for (int place : places) {
+            Message refused = refused(key);
+            set(refused, "error_code", (short) 89);
+            set(refused, "error_message", null);
+            boolean byId = key == DELETE_TOPICS && version >= 6 && place % 2 == 1;
+            set(refused, "name", byId ? null : "refused-" + place);
+            if (byId) {
+                set(refused, "topic_id", new Uuid(place, place));
+            }
+            results.add(place, refused);
+        }
+        collection.addAll(results);
+        return new ArrayList<>(places);
+    }
+
+    static Message refused(int key) {
+        if (key == CREATE_TOPICS) {
+            return new CreateTopicsResponseData.CreatableTopicResult();
+        }
+        return key == DELETE_TOPICS
+                ? new DeleteTopicsResponseData.DeletableTopicResult()
+                : new CreatePartitionsResponseData.CreatePartitionsTopicResult();
     }
 
     static Line response(ApiMessageType api, short version, Schema schema, Variant variant, Random random)
@@ -661,6 +738,10 @@ public final class MessageVectors {
             FetchResponseData plain = fetch.duplicate();
             plain.setNodeEndpoints(new FetchResponseData.NodeEndpointCollection());
             line.put("charged_bytes", 4 + plain.size(new ObjectSerializationCache(), version));
+        }
+        if (STRICT_SINCE.getOrDefault(key, Integer.MAX_VALUE) <= version) {
+            line.put("refused_at", refuse(key, version, body, random));
+            line.putChanged("merged", serialised(header, headerVersion, body, version));
         }
         addresses.removeIf(address -> !mustBeRewritten(key, body, address));
         if (!addresses.isEmpty()) {

@@ -1,0 +1,123 @@
+"""Metadata requests of the proxy's own, about the partitions of some topics, and what their answers say.
+
+By name in version 4, which nodes since Kafka 1.0 serve; by topic id in version 12, since 3.1 (KIP-516). No topic is
+created by asking. Sources: `MetadataRequest.json`, `MetadataResponse.json`.
+"""
+
+from collections.abc import Collection
+from struct import Struct
+from typing import NamedTuple
+
+from protocol.errors import MalformedMessage
+from protocol.primitives import Reader, int16, int32, string, uvarint
+
+METADATA = 3
+BY_NAME_VERSION = 4
+BY_ID_VERSION = 12
+
+_CLIENT_ID = b"kafka-throttle"
+_FALSE = b"\0"
+_HEADER_BYTES = 8
+_BROKER_IDS = Struct(">i")
+_PARTITION_BYTES = 10
+_PARTITION_WITH_EPOCH_BYTES = 14
+
+
+class TopicPartitions(NamedTuple):
+    """A topic as a node knows it; 0 partitions where it does not know it, or may not tell."""
+
+    name: bytes | None
+    topic_id: bytes
+    partitions: int
+
+
+def partitions_by_name_request(names: Collection[bytes], correlation_id: int) -> bytes:
+    """The whole frame that asks for topics by their names."""
+    topics = int32(len(names)) + b"".join(map(string, names))
+    return _request(BY_NAME_VERSION, correlation_id, topics + _FALSE)
+
+
+def partitions_by_id_request(topic_ids: Collection[bytes], correlation_id: int) -> bytes:
+    """The whole frame that asks for topics by their ids, of 16 bytes each."""
+    no_name, no_tags = b"\0", b"\0"
+    topics = uvarint(len(topic_ids) + 1) + b"".join(topic_id + no_name + no_tags for topic_id in topic_ids)
+    return _request(BY_ID_VERSION, correlation_id, no_tags + topics + 2 * _FALSE + no_tags)
+
+
+def _request(api_version: int, correlation_id: int, body: bytes) -> bytes:
+    head = int16(METADATA) + int16(api_version) + int32(correlation_id) + string(_CLIENT_ID)
+    return int32(len(head) + len(body)) + head + body
+
+
+def read_topic_partitions(frame: bytes, api_version: int) -> list[TopicPartitions]:
+    """What the answer to one of these requests, a whole frame, says of each topic. Raises ProtocolError."""
+    if api_version == BY_NAME_VERSION:
+        return _read_by_name(Reader(frame, _HEADER_BYTES), frame)
+    return _read_by_id(Reader(frame, _HEADER_BYTES), frame)
+
+
+def _read_by_name(reader: Reader, frame: bytes) -> list[TopicPartitions]:
+    reader.skip(4)
+    for _ in range(_length(reader, compact=False)):
+        reader.skip(4)
+        reader.string()
+        reader.skip(4)
+        reader.string()
+    reader.string()
+    reader.skip(4)
+    topics = []
+    for _ in range(_length(reader, compact=False)):
+        reader.skip(2)
+        name = reader.string()
+        reader.skip(1)
+        partitions = _length(reader, compact=False)
+        for _ in range(partitions):
+            reader.skip(_PARTITION_BYTES)
+            _skip_broker_ids(reader)
+            _skip_broker_ids(reader)
+        topics.append(TopicPartitions(name, bytes(16), partitions))
+    _check_end(reader, frame)
+    return topics
+
+
+def _read_by_id(reader: Reader, frame: bytes) -> list[TopicPartitions]:
+    reader.tags()
+    reader.skip(4)
+    for _ in range(_length(reader, compact=True)):
+        reader.skip(4)
+        reader.compact_string()
+        reader.skip(4)
+        reader.compact_string()
+        reader.tags()
+    reader.compact_string()
+    reader.skip(4)
+    topics = []
+    for _ in range(_length(reader, compact=True)):
+        reader.skip(2)
+        name = reader.compact_string()
+        id_at = reader.skip(17)
+        partitions = _length(reader, compact=True)
+        for _ in range(partitions):
+            reader.skip(_PARTITION_WITH_EPOCH_BYTES)
+            for _ in range(3):
+                reader.skip(4 * _length(reader, compact=True))
+            reader.tags()
+        reader.skip(4)
+        reader.tags()
+        topics.append(TopicPartitions(name, frame[id_at : id_at + 16], partitions))
+    reader.tags()
+    _check_end(reader, frame)
+    return topics
+
+
+def _length(reader: Reader, compact: bool) -> int:
+    return max(reader.count(compact, 1), 0)
+
+
+def _skip_broker_ids(reader: Reader) -> None:
+    reader.skip(4 * _length(reader, compact=False))
+
+
+def _check_end(reader: Reader, frame: bytes) -> None:
+    if reader.offset != len(frame):
+        raise MalformedMessage(f"{len(frame) - reader.offset} bytes behind the last field")

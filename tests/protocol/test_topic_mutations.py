@@ -1,0 +1,211 @@
+"""Topics are taken out of requests, and put into answers, as Kafka's own message classes do it."""
+
+import random
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.errors import MalformedMessage, ProtocolError
+from protocol.splices import Splice, splice_frame
+from protocol.topic_mutations import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    MAX_ELEMENTS,
+    NO_TOPIC_ID,
+    STRICT_SINCE,
+    MutationRequest,
+    TooManyElements,
+    TopicItem,
+    read_mutation_answer,
+    read_mutation_request,
+    refusal,
+    refusals_answer,
+)
+from tests.message_vectors import KAFKA_VERSIONS, message_vectors
+from tests.topic_frames import (
+    create_partitions,
+    create_topics,
+    created,
+    delete_topics,
+    deleted,
+    grown,
+    grown_topic,
+    mutated,
+    new_topic,
+)
+
+every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
+
+STRICT = [(key, version) for key, since in STRICT_SINCE.items() for version in range(since, since + 2 - (key == 37))]
+REQUESTS = {CREATE_TOPICS: create_topics, DELETE_TOPICS: delete_topics, CREATE_PARTITIONS: create_partitions}
+TOPICS = {CREATE_TOPICS: new_topic, DELETE_TOPICS: lambda version, name: name}
+TOPICS[CREATE_PARTITIONS] = lambda version, name: grown_topic(version, name, 3)
+RESULTS = {CREATE_TOPICS: created, DELETE_TOPICS: deleted, CREATE_PARTITIONS: grown}
+
+
+def vectors(kafka_version, is_response):
+    found = [v for v in message_vectors(kafka_version) if v.key in STRICT_SINCE and v.is_response is is_response]
+    assert len({(v.key, v.version) for v in found}) == (16 if kafka_version.startswith("4") else 19)
+    return found
+
+
+def spliced(frame, splices):
+    return b"".join(splice_frame(frame, len(frame) - 4, splices))
+
+
+@every_kafka
+def test_any_topics_are_taken_out_of_a_request_as_kafka_does_it(kafka_version):
+    for vector in vectors(kafka_version, is_response=False):
+        request = read_mutation_request(vector.frame, vector.key, vector.version)
+        assert len(request.items) == vector.topics, vector
+        assert spliced(vector.frame, request.without(vector.left_out)) == vector.without, vector
+
+
+@every_kafka
+def test_results_of_ours_are_put_into_an_answer_as_kafka_does_it(kafka_version):
+    checked = 0
+    for vector in vectors(kafka_version, is_response=True):
+        answer = read_mutation_answer(vector.frame, vector.key, vector.version)
+        assert (answer.throttle_at < 0) == (vector.throttle is None), vector
+        if vector.throttle is not None:
+            assert vector.frame[answer.throttle_at :][:4] == pack(">i", vector.throttle), vector
+        if vector.merged is None:
+            continue
+        items = [TopicItem(0, 0, result.name, result.topic_id) for result in answer.results]
+        for place in vector.refused_at:
+            by_id = vector.key == DELETE_TOPICS and vector.version >= 6 and place % 2
+            item = TopicItem(0, 0, None, pack(">qq", place, place)) if by_id else TopicItem(0, 0, b"refused-%d" % place)
+            items.insert(place, item)
+        request = MutationRequest(vector.key, vector.version, tuple(items), 0, 0, False)
+        refusals = {place: refusal(request, items[place]) for place in vector.refused_at}
+        assert spliced(vector.frame, [answer.merged(vector.frame, items, refusals)]) == vector.merged, vector
+        checked += 1
+    assert checked > 50
+
+
+@pytest.mark.parametrize(("key", "version"), STRICT)
+def test_results_come_in_the_order_of_the_request_in_whichever_order_the_node_gave_them(key, version):
+    names = [b"topic-%d" % i for i in range(12)]
+    request = read_mutation_request(
+        REQUESTS[key](version, [TOPICS[key](version, name) for name in names]), key, version
+    )
+    refused = {1, 2, 7, 11}
+    results = {name: RESULTS[key](version, name, i % 3) for i, name in enumerate(names)}
+    kept = [results[name] for i, name in enumerate(names) if i not in refused]
+    random.Random(key).shuffle(kept)
+    frame = mutated(key, version, kept, corr=9)
+    refusals = {i: refusal(request, request.items[i]) for i in refused}
+    splice = read_mutation_answer(frame, key, version).merged(frame, request.items, refusals)
+    expected = [refusals.get(i, results[name]) for i, name in enumerate(names)]
+    assert spliced(frame, [splice]) == mutated(key, version, expected, corr=9)
+
+
+def test_what_was_named_twice_and_what_nobody_asked_for_comes_last():
+    request = read_mutation_request(delete_topics(6, [b"a", b"b", b"a", b"c"]), DELETE_TOPICS, 6)
+    results = [deleted(6, b"x", 1), deleted(6, b"c"), deleted(6, b"a", 42)]
+    frame = mutated(DELETE_TOPICS, 6, results)
+    answer = read_mutation_answer(frame, DELETE_TOPICS, 6)
+    refusals = {1: refusal(request, request.items[1])}
+    expected = [results[2], refusals[1], results[1], results[0]]
+    assert spliced(frame, [answer.merged(frame, request.items, refusals)]) == mutated(DELETE_TOPICS, 6, expected)
+
+
+def test_results_that_say_name_and_id_are_found_by_either():
+    topic_id = b"id-of-the-topic."
+    results = [deleted(6, b"b", 3), b"\x02a" + topic_id + b"\0\0\0\0", b"\0" + NO_TOPIC_ID + b"\0\x2a\0\0"]
+    answer = read_mutation_answer(mutated(DELETE_TOPICS, 6, results), DELETE_TOPICS, 6)
+    items = [TopicItem(0, 0, None, topic_id), TopicItem(0, 0, b"b"), TopicItem(0, 0, None), TopicItem(0, 0, b"c")]
+    errors = [None if result is None else result.error_code for result in answer.matched(items)]
+    assert errors == [0, 3, 42, None]
+    assert [result.error_code for result in answer.matched([TopicItem(0, 0, b"a", topic_id)])] == [0]
+
+
+@pytest.mark.parametrize(("key", "version"), STRICT)
+def test_an_answer_of_refusals_only_is_one_that_kafka_would_give(key, version):
+    request = read_mutation_request(REQUESTS[key](version, [TOPICS[key](version, b"t")] * 200), key, version)
+    refusals = [refusal(request, item) for item in request.items]
+    answer = refusals_answer(-7, refusals)
+    assert answer == mutated(key, version, [RESULTS[key](version, b"t", 89)] * 200, corr=-7)
+    assert all(result.error_code == 89 for result in read_mutation_answer(answer, key, version).results)
+
+
+def test_what_a_charge_depends_on_is_read():
+    topics = [
+        new_topic(7, b"plain", 12, 3),
+        new_topic(7, b"assigned", -1, -1, assigned=[1, 0], configs=[(b"a", None), (b"b", b"c" * 200)]),
+    ]
+    request = read_mutation_request(create_topics(7, topics, validate_only=True), CREATE_TOPICS, 7)
+    plain, assigned = request.items
+    assert (plain.name, plain.partitions, plain.replication_factor, plain.assigned) == (b"plain", 12, 3, ())
+    assert (assigned.name, assigned.partitions, assigned.assigned) == (b"assigned", -1, (1, 0))
+    assert request.validate_only
+    assert request.strict
+    request = read_mutation_request(create_topics(0, [new_topic(0, b"t", 5)]), CREATE_TOPICS, 0)
+    assert not request.validate_only
+    assert not request.strict
+    frame = create_partitions(3, [grown_topic(3, b"t", 5, 2), grown_topic(3, b"u", 6)])
+    request = read_mutation_request(frame, CREATE_PARTITIONS, 3)
+    assert [(item.partitions, item.assigned) for item in request.items] == [(5, (0, 1)), (6, None)]
+
+
+@pytest.mark.parametrize("version", [5, 4])
+def test_a_request_of_too_many_topics_is_refused_and_no_nonsense(version):
+    frame = delete_topics(version, [b""] * (MAX_ELEMENTS + 1))
+    with pytest.raises(TooManyElements):
+        read_mutation_request(frame, DELETE_TOPICS, version)
+    assert len(read_mutation_request(delete_topics(version, [b"t"] * 1000), DELETE_TOPICS, version).items) == 1000
+
+
+@pytest.mark.parametrize(("key", "since"), STRICT_SINCE.items())
+def test_nulls_that_kafka_does_not_take_are_malformed(key, since):
+    for version in (since - 3, since):
+        whole = REQUESTS[key](version, [])
+        compact = version >= since
+        count = b"\1" if compact else b"\0\0\0\0"
+        null = b"\0" if compact else b"\xff\xff\xff\xff"
+        at = whole.index(b"etl") + 3 + compact
+        assert whole[at : at + len(count)] == count
+        with pytest.raises(MalformedMessage, match="null"):
+            read_mutation_request(whole[:at] + null + whole[at + len(count) :], key, version)
+
+
+@every_kafka
+def test_bytes_too_few_or_too_many_are_malformed(kafka_version):
+    rng = random.Random(1)
+    for is_response, read in ((False, read_mutation_request), (True, read_mutation_answer)):
+        for vector in vectors(kafka_version, is_response):
+            for cut in {rng.randrange(8, len(vector.frame)) for _ in range(5)}:
+                with pytest.raises(ProtocolError):
+                    read(vector.frame[:cut], vector.key, vector.version)
+            with pytest.raises(MalformedMessage, match="behind the last field"):
+                read(vector.frame + b"\0", vector.key, vector.version)
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_changed_bytes_raise_nothing_but_protocol_errors(data):
+    is_response = data.draw(st.booleans())
+    vector = data.draw(st.sampled_from([v for v in vectors("4.3.1", is_response) if len(v.frame) < 500]))
+    frame = bytearray(vector.frame)
+    for _ in range(data.draw(st.integers(1, 4))):
+        frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
+    read = read_mutation_answer if is_response else read_mutation_request
+    try:
+        found = read(bytes(frame), vector.key, vector.version)
+    except ProtocolError:
+        return
+    if is_response:
+        items = [TopicItem(0, 0, result.name, result.topic_id) for result in found.results]
+        assert [result and result.start for result in found.matched(items)] == [r.start for r in found.results]
+    else:
+        cut = spliced(bytes(frame), found.without(range(len(found.items))))
+        assert read(cut, vector.key, vector.version).items == ()
+
+
+def test_a_splice_of_nothing_is_none():
+    request = read_mutation_request(delete_topics(5, [b"a"]), DELETE_TOPICS, 5)
+    assert request.without([]) == ()
+    assert request.without([0]) == (Splice(request.count_at, request.first_at, b"\1"), Splice(19, 21, b""))
