@@ -33,7 +33,7 @@ conntest:  ## account for every record while everything breaks, until Ctrl-C (AR
 conformance:  ## the same load at a broker's own quotas and through the proxy, side by side, 8 minutes on a quiet machine
 	@python=$$(deploy/setup.sh dev) && mkdir -p build/parity && \
 	"$$python" -m tests.parity --json build/parity/parity.json --plot build/parity/parity.svg $(ARGS) && \
-	"$$python" -m tests.parity --tiny
+	"$$python" -m tests.parity --tiny && "$$python" -m tests.parity --frames
 
 COLUMN ?= produce-1
 profile:  ## where the proxy's CPU time goes in one column of the benchmark (COLUMN=produce-1)

@@ -35,7 +35,8 @@ class ProxyProcess:
     """A proxy in front of `cluster` with a listener for nodes 1 to 3; use it as a context manager.
 
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "log", "metrics") or settings
-    of the only virtual cluster ("throttle", "upstream"). With `ready=False` it does not wait for the cluster.
+    of the only virtual cluster ("throttle", "upstream"; "source" for those of its quotas). With `ready=False` it does
+    not wait for the cluster.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class ProxyProcess:
                     "name": "main",
                     "upstream": upstream,
                     "listeners": [listener],
-                    "quotas": {"entries": list(quotas)},
+                    "quotas": {**({"entries": list(quotas)} if quotas else {}), **self._settings.get("source", {})},
                     "throttle": self._settings.get("throttle", {}),
                 }
             ],

@@ -2,12 +2,14 @@
 
     python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.svg]
     python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
+    python -m tests.parity --frames
 
 Every cell (see cells.py) has an entity of its own with a quota of `--rate` bytes/s and clients that always want more.
 The clients of a cell start together on both sides, the cells one after the other within 11 s; bytes count as the
 clients see them acknowledged or read, from their start to `--seconds` after it, so that the burst at the beginning
 counts on both sides. Prints a Markdown table and a verdict; the exit status is 1 if a cell's rate by its rate at the
 broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below one request, at the proxy alone (tiny.py).
+`--frames` compares single answers: the same frames at the same times at both (frames.py).
 """
 
 import argparse
@@ -19,7 +21,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-from tests.parity import clients, plot, report, tiny
+from tests.parity import clients, frames, plot, report, tiny
 from tests.parity.cells import Cell, chosen
 from tests.parity.pulse import Pulse
 from tests.parity.report import Comparison, Run, SideOfCell
@@ -63,6 +65,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--tiny", action="store_true", help="1 KB/s and requests of 1 MiB instead of the cells")
+    parser.add_argument("--frames", action="store_true", help="the same frames at both sides instead of the cells")
     parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")
     options = parser.parse_args(arguments)
     try:
@@ -95,9 +98,19 @@ def judge_tiny(options: argparse.Namespace) -> bool:
     return not problems
 
 
+def judge_frames(options: argparse.Namespace) -> bool:
+    """The same for single answers."""
+    pairs = frames.measure()
+    found = frames.problems(pairs)
+    words = "\n".join(found) or "Every throttle time and every mute within 25 ms or 2 % of the broker's."
+    print(f"{frames.table(pairs)}\n\n{words}")
+    return not found
+
+
 def main() -> int:
     options = parse_options()
-    return 0 if (judge_tiny if options.tiny else judge_cells)(options) else 1
+    judge = judge_frames if options.frames else judge_tiny if options.tiny else judge_cells
+    return 0 if judge(options) else 1
 
 
 if __name__ == "__main__":

@@ -8,12 +8,13 @@ from types import MappingProxyType
 import pytest
 
 from proxy.demo.kafka_cluster import KafkaCluster
-from tests.parity import clients, plot, report, sides, tiny
+from tests.parity import clients, frames, plot, report, sides, tiny
 from tests.parity.__main__ import compare
 from tests.parity.cells import ALL_CELLS, CONNECTIONS, QUOTAS, ROLES, USERS, VERSIONS, Cell, chosen
 from tests.parity.clients import Seen, Throttle
 from tests.parity.report import Comparison, Run, SideOfCell
 from tests.parity.tiny import EntityMoved, Moved
+from tests.quotas.windowed_rate import WindowedRate
 
 CELL = Cell("producer", "user", 2, "old")
 
@@ -220,3 +221,24 @@ class Versions(logging.Handler):
     def emit(self, record):
         if sent := re.search(r"Sent (?:Produce|Fetch)Request \(v(\d+),", record.getMessage()):
             self._found.add(int(sent[1]))
+
+
+def test_a_script_of_frames_is_planned_clear_of_whatever_a_millisecond_decides():
+    steps = frames.script(7, 100_000)
+    assert len(steps) == 30
+    assert any(step.early for step in steps)
+    assert [step.at_ms for step in steps] == sorted(step.at_ms for step in steps)
+    model = WindowedRate(100_000, 11, 1000)
+    free_ms = 0
+    for step in steps:
+        processed_ms = max(step.at_ms, free_ms)
+        ages = [processed_ms - time_ms for start, last, _ in model.ring for time_ms in (start, last)]
+        assert all(40 <= age % 1000 <= 960 for age in ages)
+        free_ms = processed_ms + model.charge(step.size_bytes, processed_ms)
+
+
+def test_times_agree_within_25_ms_or_2_percent():
+    assert frames.agree(100, 125)
+    assert not frames.agree(100, 126)
+    assert frames.agree(5000, 4900)
+    assert not frames.agree(5000, 4899)

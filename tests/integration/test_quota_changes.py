@@ -1,0 +1,85 @@
+"""How soon a change of a quota is felt on a connection that lives, from each place where quotas can be changed."""
+
+import threading
+import time
+
+from tests.integration.proxy_process import HOST
+from tests.integration.raw_client import RawClient
+from tests.parity.sides import alter_client_quotas
+
+_TRIALS = 8
+_PROBE_BYTES = 120
+_EVERY_S = 0.005
+_PATIENCE_S = 15.0
+_POLL_MS = 500
+
+
+class Feeler(threading.Thread):
+    """Sends a small request every 5 ms; `felt_s` is when the first throttle time came, in time.monotonic."""
+
+    def __init__(self, port, client_id):
+        super().__init__(daemon=True)
+        self.ready = threading.Event()
+        self.felt_s = None
+        self._client = RawClient((HOST, port), client_id)
+
+    def run(self):
+        with self._client as client:
+            until_s = time.monotonic() + _PATIENCE_S
+            while time.monotonic() < until_s:
+                answered = client.produce(_PROBE_BYTES)
+                self.ready.set()
+                if answered.throttle_time_ms:
+                    self.felt_s = answered.answered_s
+                    return
+                time.sleep(_EVERY_S)
+
+
+def delays_s(port, commit):
+    """For each trial: from the end of `commit(client_id)`, which sets a quota of 1 B/s, until it was felt."""
+    delays = []
+    for number in range(_TRIALS):
+        client_id = f"felt-{number}"
+        feeler = Feeler(port, client_id)
+        feeler.start()
+        assert feeler.ready.wait(10)
+        commit(client_id)
+        committed_s = time.monotonic()
+        feeler.join(_PATIENCE_S + 5)
+        assert feeler.felt_s is not None, f"trial {number}: not felt within {_PATIENCE_S} s"
+        delays.append(max(feeler.felt_s - committed_s, 0.0))
+    print(f"felt after {', '.join(f'{delay * 1000:.0f}' for delay in sorted(delays))} ms")
+    return delays
+
+
+def quota(client_id):
+    return {"client_id": client_id, "producer_byte_rate": 1}
+
+
+def is_soon(delays, bound_s=1.0):
+    """Within the bound, but for one trial that a busy machine held up."""
+    return sorted(delays)[-2] < bound_s
+
+
+def test_a_change_of_the_file_is_felt_within_a_second(start_proxy):
+    proxy = start_proxy()
+    entries = []
+
+    def commit(client_id):
+        entries.append(quota(client_id))
+        proxy.write_config(entries)
+
+    assert is_soon(delays_s(proxy.node_ports[1], commit))
+
+
+def test_a_change_through_kafkas_api_is_felt_within_a_second(start_proxy, tmp_path):
+    proxy = start_proxy(source={"state_file": str(tmp_path / "state.json"), "admin_listeners": ["plain"]})
+    port = proxy.node_ports[1]
+    assert is_soon(delays_s(port, lambda client_id: alter_client_quotas((HOST, port), [quota(client_id)])))
+
+
+def test_a_change_in_the_cluster_is_felt_within_the_interval_and_a_second(newest_kafka, start_proxy):
+    proxy = start_proxy(source={"source": "upstream", "poll_interval_ms": _POLL_MS})
+    at_cluster = newest_kafka.address(1)
+    delays = delays_s(proxy.node_ports[1], lambda client_id: alter_client_quotas(at_cluster, [quota(client_id)]))
+    assert is_soon(delays, 1 + _POLL_MS / 1000)
