@@ -1,14 +1,17 @@
-"""ApiVersions: offering clients only what the proxy can carry (KIP-35, KIP-511).
+"""ApiVersions: offering clients what the proxy can carry of what a node offers, and what it answers by itself.
+
+Sources: KIP-35, KIP-511.
 
 The answer's header is v0 in every version. An ApiVersions request of an unknown version is answered in body v0 with
 error 35 and the versions that are known.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
 
 from protocol.api_table import APIS
+from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.primitives import Reader, uvarint
 from protocol.splices import Splice
 
@@ -22,6 +25,13 @@ _BODY_AT = 8
 _FIRST_COMPACT_VERSION = 3
 
 VersionRange = tuple[int, int]
+Answered = tuple[tuple[int, VersionRange], ...]
+"""APIs, by ascending key, that the proxy answers by itself, and in which versions."""
+
+ANSWERED: Answered = tuple(
+    (key, (APIS[key].min_version, APIS[key].max_version)) for key in (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS)
+)
+
 Offer = Callable[[int], VersionRange | None]
 """api_key -> the lowest and highest version that may be offered, None to leave the API out."""
 
@@ -45,23 +55,29 @@ class Offered:
     throttle_at: int
 
 
-def intersect(frame: bytes | memoryview, api_version: int, offer: Offer = carried) -> Offered:
+def intersect(
+    frame: bytes | memoryview, api_version: int, offer: Offer = carried, answered: Answered = ANSWERED
+) -> Offered:
     """Intersect the entries of an ApiVersions answer with `offer`; no splice if nothing changes.
 
-    Order and all that stands behind the entries stay. Raises ProtocolError.
+    What is `answered` by the proxy is offered in any case, unless the answer is an error. Order and all that stands
+    behind the entries stay. Raises ProtocolError.
     """
     refused = is_unsupported_version(frame)
     compact = api_version >= _FIRST_COMPACT_VERSION and not refused
-    reader = Reader(frame, _BODY_AT + 2)
+    reader = Reader(frame, _BODY_AT)
+    error_code = reader.int16()
     start = reader.offset
     count = reader.uvarint() - 1 if compact else reader.int32()
-    kept: list[bytes] = []
+    ours = dict(answered) if not error_code else {}
+    kept: list[tuple[int, bytes]] = []
     for _ in range(count):
-        entry = _intersected(reader, frame, compact, offer)
+        api_key, entry = _intersected(reader, frame, compact, offer, ours)
         if entry is not None:
-            kept.append(entry)
+            kept.append((api_key, entry))
+    _add_missing(kept, ours, b"\0" if compact else b"")
     length = uvarint(len(kept) + 1) if compact else _COUNT.pack(len(kept))
-    entries = length + b"".join(kept)
+    entries = length + b"".join(entry for _, entry in kept)
     throttled = api_version >= APIS[API_VERSIONS].throttle_since and not refused
     throttle_at = reader.skip(4) if throttled else -1
     end = throttle_at if throttled else reader.offset
@@ -69,19 +85,34 @@ def intersect(frame: bytes | memoryview, api_version: int, offer: Offer = carrie
     return Offered(splices, throttle_at)
 
 
-def _intersected(reader: Reader, frame: bytes | memoryview, compact: bool, offer: Offer) -> bytes | None:
+def _intersected(
+    reader: Reader, frame: bytes | memoryview, compact: bool, offer: Offer, ours: Mapping[int, VersionRange]
+) -> tuple[int, bytes | None]:
+    """The key of the entry at the reader, and what becomes of it: None if it goes."""
     start = reader.skip(_ENTRY.size)
     api_key, lowest, highest = _ENTRY.unpack_from(frame, start)
     tags_at = reader.offset
     if compact:
         reader.tags()
     carries = offer(api_key)
-    if carries is None:
-        return None
-    lowest, highest = max(lowest, carries[0]), min(highest, carries[1])
+    if api_key in ours:
+        lowest, highest = ours[api_key]
+    elif carries is None:
+        return api_key, None
+    else:
+        lowest, highest = max(lowest, carries[0]), min(highest, carries[1])
     if lowest > highest:
-        return None
-    return _ENTRY.pack(api_key, lowest, highest) + bytes(frame[tags_at : reader.offset])
+        return api_key, None
+    return api_key, _ENTRY.pack(api_key, lowest, highest) + bytes(frame[tags_at : reader.offset])
+
+
+def _add_missing(kept: list[tuple[int, bytes]], ours: Mapping[int, VersionRange], end: bytes) -> None:
+    """Put each API of ours that the node did not name before the first one with a higher key."""
+    named = {api_key for api_key, _ in kept}
+    for api_key, versions in ours.items():
+        if api_key not in named:
+            at = next((i for i, (other, _) in enumerate(kept) if other > api_key), len(kept))
+            kept.insert(at, (api_key, _ENTRY.pack(api_key, *versions) + end))
 
 
 def is_unsupported_version(frame: bytes | memoryview) -> bool:

@@ -182,9 +182,9 @@ class _Body:
 
 
 def describe_answer(head: RequestHead, entities: Iterable[DescribedEntity]) -> bytes:
-    """The whole frame that answers a DescribeClientQuotas request with `entities`."""
+    """The whole frame that answers a DescribeClientQuotas request with `entities`. As in KRaft its message is empty."""
     writer = _Writer(head)
-    return writer.frame(int16(0), writer.text(None), writer.array(map(writer.described, entities)))
+    return writer.frame(int16(0), writer.text(""), writer.array(map(writer.described, entities)))
 
 
 def describe_refusal(head: RequestHead, error_code: int, error_message: str | None) -> bytes:

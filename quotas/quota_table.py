@@ -170,6 +170,6 @@ def _expected(quota_type: QuotaType, limit: float) -> str:
         fits = 1 <= limit <= UNLIMITED and limit % 1 <= WHOLE_WITHIN
         return "" if fits else "expected a whole number from 1 to 2^63-1"
     if quota_type is QuotaType.CONNECTION:
-        fits = 0 <= limit <= MAX_CONNECTION_RATE and limit % 1 <= WHOLE_WITHIN
+        fits = limit == 0 or (1 <= limit <= MAX_CONNECTION_RATE and limit % 1 <= WHOLE_WITHIN)
         return "" if fits else "expected a whole number from 0 to 2^31-1"
     return "" if 0 < limit < inf else "expected a number above 0"

@@ -5,6 +5,7 @@ from enum import Enum
 
 from protocol.api import THROTTLE, Api, Shape, request_header_version, response_header_version
 from protocol.api_table import APIS
+from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.primitives import Reader
 from protocol.walk import Walk
 from proxy.relay.actions import AskKind
@@ -15,8 +16,6 @@ METADATA = 3
 FIND_COORDINATOR = 10
 API_VERSIONS = 18
 DESCRIBE_CLUSTER = 60
-DESCRIBE_CLIENT_QUOTAS = 48
-ALTER_CLIENT_QUOTAS = 49
 
 _HEADER_BYTES = 8
 """Length prefix and correlation id of an answer."""
@@ -43,7 +42,10 @@ class AnswerKind(Enum):
 HEAD_ANSWERS = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
 """The ask list for answers: everything else is handled by the relay alone unless its tail names node endpoints."""
 
-ASKED_REQUESTS: dict[int, AskKind] = {}
+ASKED_REQUESTS = {
+    DESCRIBE_CLIENT_QUOTAS: AskKind.QUOTA_API,
+    ALTER_CLIENT_QUOTAS: AskKind.QUOTA_API,
+}
 """The ask list for requests: their whole frame is asked about."""
 
 

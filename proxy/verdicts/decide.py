@@ -6,10 +6,12 @@ from hashlib import sha256
 
 from protocol.addresses import address_splices, rewritable
 from protocol.api_versions import intersect
+from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, read_alter_request, read_describe_request
 from protocol.errors import MalformedMessage, ProtocolError
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
+from proxy.verdicts import quota_api
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
 
 _NO_HEADER = bytes(8)
@@ -49,11 +51,18 @@ def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
 
 
 def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
-    """Offer what the node offers and we can carry."""
+    """Offer what the node offers and we can carry, and what we answer."""
     frame = _NO_HEADER + ask.frame[len(_NO_HEADER) :]
     work_out = intersect if len(frame) > _LONGEST_REMEMBERED_BYTES else _remembered_intersect
-    offered = work_out(frame, ask.api_version, facts.offer)
+    offered = work_out(frame, ask.api_version, facts.offer, facts.answered)
     return Verdict(splices=offered.splices, throttle_at=offered.throttle_at)
+
+
+def _decide_quota_api(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+    """Describe or alter the quotas that are in force here."""
+    if ask.api_key == DESCRIBE_CLIENT_QUOTAS:
+        return Verdict(answer=quota_api.describe(read_describe_request(ask.frame, ask.api_version), facts))
+    return quota_api.alter(read_alter_request(ask.frame, ask.api_version), facts)
 
 
 _remembered_intersect = lru_cache(maxsize=64)(intersect)
@@ -63,4 +72,5 @@ _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand]
     AskKind.BINDING: _decide_binding,
     AskKind.ADDRESSES: _decide_addresses,
     AskKind.API_VERSIONS: _decide_api_versions,
+    AskKind.QUOTA_API: _decide_quota_api,
 }

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from protocol.api_versions import ANSWERED, Answered
 from quotas.ledger import Ledger
 from quotas.sources.source import Quotas
 
@@ -27,6 +28,7 @@ class ConnectionFacts:
     """Who is connected to what. `node_id` is known once the upstream connection stands.
 
     `quotas` are those that the source has now. `may_alter` and `may_describe` are about the quotas of others.
+    `answered` are the APIs that are offered in any case, as the proxy answers them.
     """
 
     virtual_cluster: str
@@ -38,3 +40,4 @@ class ConnectionFacts:
     quotas: Callable[[], Quotas] = dict
     may_alter: bool = False
     may_describe: bool = False
+    answered: Answered = ANSWERED

@@ -92,7 +92,7 @@ def _like(frame, answer, vector):
     error_code, message, entries = answer
     if entries is None:
         return frame[:at] + vector.frame[at : at + 4] + frame[at + 4 :]
-    no_error = pack(">h", 0) + text(vector.version, None)
+    no_error = pack(">h", 0) + text(vector.version, "")
     error = pack(">h", error_code) + text(vector.version, message)
     assert frame[at + 4 :].startswith(no_error)
     changed = frame[4:at] + vector.frame[at : at + 4] + error + frame[at + 4 + len(no_error) :]

@@ -84,6 +84,13 @@ def test_nonsense_is_refused(limit):
         QuotaTable({Entity("u"): {PRODUCE: limit}})
 
 
+@pytest.mark.parametrize("limit", [math.nan, math.inf, -1, 1e-9, 0.5, 2.0**31])
+def test_a_connection_rate_of_0_bans_and_nonsense_is_refused(limit):
+    QuotaTable({Entity(ip="10.0.0.1"): {QuotaType.CONNECTION: 0}})
+    with pytest.raises(InvalidQuota):
+        QuotaTable({Entity(ip="10.0.0.1"): {QuotaType.CONNECTION: limit}})
+
+
 def test_an_entity_has_a_part_and_no_empty_name():
     for parts in ((None, None), ("", None), ("u", "")):
         with pytest.raises(InvalidQuota):

@@ -14,6 +14,7 @@ import pytest
 from protocol.api_versions import UNSUPPORTED_VERSION
 from protocol.primitives import Reader
 from proxy.relay.actions import Side
+from proxy.relay.plans import ASKED_REQUESTS
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -62,6 +63,7 @@ def awaiting(make_relay, vector: Vector, nodes, ledger: Ledger | None = None, be
     """A relay that has sent on `before`, and the request that the vector answers."""
     script = Script(make_relay, ledger or UNLIMITED, nodes=nodes).connected()
     script.facts.offer = lambda api_key: (-(2**15), 2**15 - 1)
+    script.facts.answered = ()
     request = requests_by_api(vector.kafka_version)[vector.key, vector.version]
     request = request[:8] + pack(">i", vector.correlation_id) + request[12:]
     script.client(before + request)
@@ -165,7 +167,12 @@ def is_version_error(vector: Vector) -> bool:
 
 
 def means_something_else(vector: Vector) -> bool:
-    """Answers to ApiVersions that a proxy reads otherwise: with error 35, or offering an API of no version at all."""
+    """What a proxy answers by itself, and answers to ApiVersions that it reads otherwise.
+
+    Those are the ones with error 35, or that offer an API of no version at all.
+    """
+    if vector.key in ASKED_REQUESTS:
+        return True
     if vector.key != API_VERSIONS or not vector.is_response:
         return False
     if is_version_error(vector):

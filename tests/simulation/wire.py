@@ -11,6 +11,9 @@ from protocol.api_table import APIS
 from tests.simulation.plan import AnswerPlan, RequestPlan
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, HEARTBEAT, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 10, 12, 18, 60
+PROXYS_OWN = [(48, 0, 1), (49, 0, 1)]
+"""What the proxy answers by itself, whatever the node offers."""
+OWN_KEYS = {key for key, _, _ in PROXYS_OWN}
 HEAD_BYTES = 128 * 1024
 """How much of a frame may have to be seen before its fate is decided."""
 
@@ -542,14 +545,19 @@ def _api_versions_body(head: Head, plan: AnswerPlan, around: Surroundings, heade
     tag = tags(plan.tag_bytes % 60) if flexible else b""
     offered = [(key, 0, 3 + (key + plan.filler_bytes) % 14) for key in (*range(plan.filler_bytes % 80), 999)]
     carried = [entry for entry in map(_carried, offered) if entry is not None]
+    named = {key for key, _, _ in offered}
+    added = [entry for entry in PROXYS_OWN if entry[0] not in named]
 
-    def body(entries: list[tuple[int, int, int]]) -> bytes:
-        return pack(">h", 0) + count(len(entries), flexible) + b"".join(pack(">hhh", *entry) + tag for entry in entries)
+    def body(entries: list[tuple[int, int, int]], ours: list[tuple[int, int, int]]) -> bytes:
+        written = {entry: pack(">hhh", *entry) + tag for entry in entries}
+        written |= {entry: pack(">hhh", *entry) + (b"\0" if flexible else b"") for entry in ours}
+        in_order = sorted(written) if ours else written
+        return pack(">h", 0) + count(len(written), flexible) + b"".join(written[entry] for entry in in_order)
 
     rest = tags(plan.tag_bytes) if flexible else b""
     throttle = pack(">i", plan.throttle_ms) if version >= 1 else b""
-    ours = body(carried)
-    return _Body(body(offered) + throttle + rest, ours + throttle + rest, len(ours) if throttle else -1)
+    ours = body(carried, added)
+    return _Body(body(offered, []) + throttle + rest, ours + throttle + rest, len(ours) if throttle else -1)
 
 
 def _carried(entry: tuple[int, int, int]) -> tuple[int, int, int] | None:
@@ -572,6 +580,8 @@ _BODIES = {
 }
 
 OTHER_APIS = tuple(
-    key for key, api in APIS.items() if api.throttle_offset >= 0 and not any(api.shapes) and "broker" in api.listeners
+    key
+    for key, api in APIS.items()
+    if api.throttle_offset >= 0 and not any(api.shapes) and "broker" in api.listeners and key not in OWN_KEYS
 )
 """APIs whose answers are opaque but for a throttle time at a fixed place."""

@@ -1,0 +1,302 @@
+"""DescribeClientQuotas and AlterClientQuotas, answered by the proxy about the quotas that it enforces.
+
+Judged as a KRaft controller does, in its words, but for these: a connection rate of 0 is a ban and welcome; what is no
+number, infinite, or less than 1 where whole numbers are meant is refused; an ip is an address, host names are refused;
+two spellings of one address are one entity, which Describe tells in the shortest; of several problems of one entity
+the first is told. Shadow quotas are no part of Kafka's API: never described, their keys unknown.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import NamedTuple
+
+from protocol.client_quotas import (
+    ANY,
+    DEFAULT,
+    EXACT,
+    AlteredEntity,
+    AlterRequest,
+    DescribedEntity,
+    DescribeRequest,
+    EntityOperations,
+    EntityPart,
+    FilterComponent,
+    alter_answer,
+    describe_answer,
+    describe_refusal,
+)
+from proxy.relay.actions import Errand, Verdict
+from proxy.verdicts.facts import ConnectionFacts
+from quotas import entities
+from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, plain_ip
+from quotas.quota_table import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
+from quotas.sources.source import Alteration, AlterationRefused, Quotas
+
+USER, CLIENT_ID, IP = "user", "client-id", "ip"
+
+NONE = 0
+UNKNOWN_SERVER_ERROR = -1
+CLUSTER_AUTHORIZATION_FAILED = 31
+UNSUPPORTED_VERSION = 35
+INVALID_REQUEST = 42
+POLICY_VIOLATION = 44
+
+_ORDER = (CLIENT_ID, USER, IP)
+_IP_KEYS: dict[str, QuotaType] = {QuotaType.CONNECTION.value: QuotaType.CONNECTION}
+_CLIENT_KEYS: dict[str, QuotaType] = {
+    quota_type.value: quota_type for quota_type in QuotaType if quota_type is not QuotaType.CONNECTION
+}
+
+
+class Problem(NamedTuple):
+    """Kafka's error code and message."""
+
+    code: int
+    message: str | None
+
+
+_WELL = Problem(NONE, None)
+_NOT_AUTHORISED = Problem(CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+
+
+# -------------------------------------------------------------------- describe
+
+
+def describe(request: DescribeRequest, facts: ConnectionFacts) -> bytes:
+    """The answer to a DescribeClientQuotas request.
+
+    Who may not describe all quotas may describe their own: a filter that names their user.
+    """
+    if not facts.may_describe and not _asks_for_user(request, facts.user):
+        return describe_refusal(request.head, CLUSTER_AUTHORIZATION_FAILED, None)
+    problem = _problem_of_filter(request.components)
+    if problem is not None:
+        return describe_refusal(request.head, *problem)
+    return describe_answer(request.head, _described(facts.quotas(), request))
+
+
+def _asks_for_user(request: DescribeRequest, user: str) -> bool:
+    return any(component == (USER, EXACT, user) for component in request.components)
+
+
+def _problem_of_filter(components: Sequence[FilterComponent]) -> Problem | None:
+    seen: set[str] = set()
+    for component in components:
+        problem = _problem_of_component(component, seen)
+        if problem is not None:
+            return problem
+        seen.add(component.entity_type)
+    if IP in seen and len(seen) > 1:
+        return Problem(
+            INVALID_REQUEST,
+            "Invalid entity filter component combination. IP filter component should not be used with "
+            "user or clientId filter component.",
+        )
+    return None
+
+
+def _problem_of_component(component: FilterComponent, seen: set[str]) -> Problem | None:
+    entity_type, match_type, match = component
+    if not entity_type:
+        return Problem(INVALID_REQUEST, "Invalid empty entity type.")
+    if entity_type in seen:
+        return Problem(INVALID_REQUEST, f"Entity type {entity_type} cannot appear more than once in the filter.")
+    if entity_type not in (USER, CLIENT_ID, IP):
+        return Problem(UNSUPPORTED_VERSION, f"Unsupported entity type {entity_type}")
+    if match_type not in (EXACT, DEFAULT, ANY):
+        return Problem(INVALID_REQUEST, f"Unknown match type {match_type}")
+    if match_type == EXACT and match is None:
+        return Problem(INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null.")
+    if match_type != EXACT and match is not None:
+        name = "MATCH_TYPE_DEFAULT" if match_type == DEFAULT else "MATCH_TYPE_SPECIFIED"
+        return Problem(INVALID_REQUEST, f"Request specified {name}, but also specified a match string.")
+    return None
+
+
+def _described(quotas: Quotas, request: DescribeRequest) -> Iterator[DescribedEntity]:
+    matches = _matcher(request)
+    for entity, limits in quotas.items():
+        if matches(entity):
+            values = [(key.text, limit.value) for key, limit in limits.items() if not key.shadow]
+            if values:
+                yield DescribedEntity(_parts(entity), values)
+
+
+def _matcher(request: DescribeRequest) -> Callable[[Entity], bool]:
+    """Whether an entity is asked for: it has each part that the filter names and, if strict, no other."""
+    if request.strict and not request.components:
+        return lambda entity: False
+    named = {component.entity_type: _wanted(component) for component in request.components}
+    user, client_id, ip = (
+        named.get(part, _not_given if request.strict else _anything) for part in (USER, CLIENT_ID, IP)
+    )
+    return lambda entity: user(entity.user) and client_id(entity.client_id) and ip(entity.ip)
+
+
+def _wanted(component: FilterComponent) -> Callable[[entities.Name], bool]:
+    if component.match_type == ANY:
+        return lambda name: name is not None
+    if component.match_type == DEFAULT:
+        return lambda name: name is entities.DEFAULT
+    wanted = component.match
+    if component.entity_type == IP and wanted is not None:
+        wanted = plain_ip(wanted)
+    return lambda name: name == wanted
+
+
+def _not_given(name: entities.Name) -> bool:
+    return name is None
+
+
+def _anything(name: entities.Name) -> bool:
+    return True
+
+
+def _parts(entity: Entity) -> list[EntityPart]:
+    return [
+        EntityPart(part, None if name is entities.DEFAULT else name) for part, name in entity.parts if name is not None
+    ]
+
+
+# ----------------------------------------------------------------------- alter
+
+
+def alter(request: AlterRequest, facts: ConnectionFacts) -> Verdict | Errand:
+    """The answer to an AlterClientQuotas request, or what must be written first.
+
+    Entities are judged one by one, and each is changed whole or not at all.
+    """
+    if not facts.may_alter:
+        refused = (AlteredEntity(*_NOT_AUTHORISED, entry.parts) for entry in request.entries)
+        return Verdict(answer=alter_answer(request.head, refused))
+    judged = _judge(request.entries)
+    wanted = [entry for entry in judged if entry.alteration is not None and entry.alteration.limits]
+    if request.validate_only or not wanted:
+        return Verdict(answer=alter_answer(request.head, (entry.told() for entry in judged)))
+
+    def reply(results: Sequence[Exception | None]) -> Verdict:
+        for entry, result in zip(wanted, results, strict=True):
+            if result is not None and entry.problem is _WELL:
+                entry.problem = _problem_of_writing(result)
+        return Verdict(answer=alter_answer(request.head, (entry.told() for entry in judged)))
+
+    alterations = tuple(entry.alteration for entry in wanted if entry.alteration is not None)
+    return Errand(alterations, request.head.client_id or "", reply)
+
+
+@dataclass(slots=True)
+class _Judged:
+    """An entity of a request, what is wrong with it, and what is to be done: both, for one that is repeated."""
+
+    parts: tuple[EntityPart, ...]
+    problem: Problem = _WELL
+    alteration: Alteration | None = None
+
+    def told(self) -> AlteredEntity:
+        return AlteredEntity(self.problem.code, self.problem.message, self.parts)
+
+
+def _judge(entries: Sequence[EntityOperations]) -> list[_Judged]:
+    """One for each distinct entity. Of a repeated one the first occurrence is done, and its result says otherwise."""
+    judged: dict[frozenset[tuple[str, str | None]], _Judged] = {}
+    altered: set[Entity] = set()
+    for entry in entries:
+        names = dict(sorted(dict(entry.parts).items(), key=_in_kafkas_order))
+        known = judged.get(frozenset(names.items()))
+        if known is not None:
+            known.problem = _repeated(names)
+            continue
+        one = judged[frozenset(names.items())] = _judge_entry(names, entry)
+        if one.alteration is not None and one.alteration.entity in altered:
+            one.problem, one.alteration = _repeated(names), None
+        elif one.alteration is not None:
+            altered.add(one.alteration.entity)
+    return list(judged.values())
+
+
+def _in_kafkas_order(part: tuple[str, str | None]) -> int:
+    """Where a part stands in a broker's messages, and when it is looked at."""
+    return _ORDER.index(part[0]) if part[0] in _ORDER else len(_ORDER)
+
+
+def _judge_entry(names: dict[str, str | None], entry: EntityOperations) -> _Judged:
+    parts = tuple(EntityPart(*part) for part in names.items())
+    keys = [operation.key for operation in entry.operations]
+    if len(set(keys)) < len(keys):
+        return _Judged(parts, _repeated(names))
+    message = _problem_of_entity(names)
+    if message is not None:
+        return _Judged(parts, Problem(INVALID_REQUEST, message))
+    known = _IP_KEYS if IP in names else _CLIENT_KEYS
+    for operation in entry.operations:
+        message = None if operation.remove else _problem_of_value(known, operation.key, operation.value)
+        if message is not None:
+            return _Judged(parts, Problem(INVALID_REQUEST, message))
+    limits = {
+        QuotaKey(known[operation.key]): None if operation.remove else operation.value
+        for operation in entry.operations
+        if operation.key in known
+    }
+    try:
+        return _Judged(parts, alteration=Alteration(_entity(names), limits))
+    except InvalidQuota as error:
+        return _Judged(parts, Problem(INVALID_REQUEST, str(error)))
+
+
+def _problem_of_entity(names: dict[str, str | None]) -> str | None:
+    if not names:
+        return "Invalid empty client quota entity"
+    for entity_type, name in names.items():
+        if entity_type not in (USER, CLIENT_ID, IP):
+            return f"Unhandled client quota entity type: {entity_type}"
+        if name == "":
+            return f"Empty {entity_type} not supported"
+    if IP not in names:
+        return None
+    if len(names) > 1:
+        return "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId"
+    ip = names[IP]
+    return None if ip is None or _is_address(ip) else f"{ip} is not a valid IP or resolvable host."
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _problem_of_value(known: dict[str, QuotaType], key: str, value: float) -> str | None:
+    """What a KRaft controller says against a value; but for 0 where that is a ban."""
+    quota_type = known.get(key)
+    if quota_type is None:
+        return f"Invalid configuration key {key}"
+    if value < 0 or (value == 0 and quota_type is not QuotaType.CONNECTION):
+        return f"Quota {key} must be greater than 0"
+    kind, most = ("LONG", UNLIMITED) if quota_type in BYTE_RATES else ("INT", float(MAX_CONNECTION_RATE))
+    if quota_type in BYTE_RATES or quota_type is QuotaType.CONNECTION:
+        if value > most:
+            return f"Proposed value for {key} is too large for {'a' if kind == 'LONG' else 'an'} {kind}."
+        if value % 1 > WHOLE_WITHIN:
+            return f"{key} cannot be a fractional value."
+    return None
+
+
+def _entity(names: dict[str, str | None]) -> Entity:
+    user, client_id, ip = (
+        (names[part] if names[part] is not None else entities.DEFAULT) if part in names else None
+        for part in (USER, CLIENT_ID, IP)
+    )
+    return Entity(user, client_id, ip)
+
+
+def _repeated(names: dict[str, str | None]) -> Problem:
+    shown = ", ".join(f"{part}={'null' if name is None else name}" for part, name in names.items())
+    return Problem(INVALID_REQUEST, f"Ignoring duplicate entity ClientQuotaEntity(entries={{{shown}}})")
+
+
+def _problem_of_writing(error: Exception) -> Problem:
+    code = POLICY_VIOLATION if isinstance(error, AlterationRefused) else UNKNOWN_SERVER_ERROR
+    return Problem(code, str(error))

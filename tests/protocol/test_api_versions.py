@@ -1,0 +1,89 @@
+"""What the proxy answers by itself is offered, whatever the node says."""
+
+from struct import pack
+
+import pytest
+
+from protocol.api_versions import ANSWERED, carried, intersect
+from protocol.splices import splice_frame
+
+TAG = b"\x01\x05\x02hi"
+LAST = 4
+VERSIONS = range(LAST + 1)
+
+
+def answer(version, entries, error=0, throttle=77):
+    """An ApiVersions answer with entries (api key, lowest, highest, tags)."""
+    compact = version >= 3
+    count = bytes([len(entries) + 1]) if compact else pack(">i", len(entries))
+    listed = b"".join(pack(">hhh", *entry[:3]) + (entry[3] if compact else b"") for entry in entries)
+    body = pack(">ih", 9, error) + count + listed + (pack(">i", throttle) if version else b"")
+    message = body + (TAG if compact else b"")
+    return pack(">i", len(message)) + message
+
+
+def offered(version, entries, error=0, **how):
+    """The answer that a client is told; its throttle time has to be where the proxy says."""
+    frame = answer(version, entries, error)
+    intersected = intersect(frame, version, **how)
+    spliced = b"".join(splice_frame(frame, len(frame) - 4, intersected.splices))
+    if version:
+        grown = len(spliced) - len(frame)
+        assert spliced[intersected.throttle_at + grown :][:4] == pack(">i", 77)
+    return spliced
+
+
+PRODUCE = (0, 0, 9, TAG)
+METADATA = (3, 0, 12, b"\0")
+OFFSET_DELETE = (47, 0, 0, TAG)
+UPDATE_FEATURES = (57, 0, 1, b"\0")
+DESCRIBE, ALTER = (48, 0, 1, b"\0"), (49, 0, 1, b"\0")
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_quota_apis_that_the_node_does_not_offer_stand_in_their_place(version):
+    around = [PRODUCE, METADATA, OFFSET_DELETE, UPDATE_FEATURES]
+    expected = [(0, 0, 9, TAG), METADATA, OFFSET_DELETE, DESCRIBE, ALTER, UPDATE_FEATURES]
+    assert offered(version, around) == answer(version, expected)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_quota_apis_come_last_where_nothing_is_above_them(version):
+    assert offered(version, [PRODUCE]) == answer(version, [PRODUCE, DESCRIBE, ALTER])
+    assert offered(version, []) == answer(version, [DESCRIBE, ALTER])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_only_what_is_missing_is_added_and_the_order_of_the_node_stays(version):
+    entries = [UPDATE_FEATURES, (49, 0, 1, TAG), PRODUCE]
+    assert offered(version, entries) == answer(version, [DESCRIBE, *entries])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("theirs", [(0, 0), (1, 1), (0, 7), (5, 7)])
+def test_versions_of_what_the_proxy_answers_are_its_own(version, theirs):
+    entries = [PRODUCE, (48, *theirs, TAG), (49, *theirs, TAG)]
+    assert offered(version, entries) == answer(version, [PRODUCE, (48, 0, 1, TAG), (49, 0, 1, TAG)])
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_answer_that_need_not_change_does_not(version):
+    frame = answer(version, [PRODUCE, DESCRIBE, ALTER])
+    assert intersect(frame, version).splices == ()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_error_offers_nothing_of_ours(version):
+    assert offered(version, [], error=31) == answer(version, [], error=31)
+    refused = answer(0, [(18, 0, 4, b"")], error=35)
+    assert intersect(refused, version).splices == ()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_without_answers_of_its_own_the_proxy_only_takes_away(version):
+    assert offered(version, [PRODUCE, (4, 0, 9, TAG)], answered=()) == answer(version, [PRODUCE])
+    assert carried(4) is None
+
+
+def test_what_is_answered_is_told_by_ascending_key():
+    assert sorted(ANSWERED) == list(ANSWERED) == [(48, (0, 1)), (49, (0, 1))]

@@ -1,0 +1,435 @@
+"""Who may describe and alter which quotas, and what is said to the rest (quota semantics 11)."""
+
+from math import inf, nan
+
+import pytest
+
+from protocol.client_quotas import read_alter_request, read_describe_request
+from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict
+from proxy.verdicts.decide import decide
+from proxy.verdicts.facts import ConnectionFacts
+from quotas import entities
+from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
+from tests.quota_frames import ALTER, DESCRIBE, alter_request, altered, correlation_id, describe_request, described
+
+PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
+CONNECTION, MUTATION = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONTROLLER_MUTATION)
+P, F, C = PRODUCE.text, FETCH.text, CONNECTION.text
+D = entities.DEFAULT
+EXACT, DEFAULT, ANY = 0, 1, 2
+NOT_AUTHORISED = 31
+INVALID = 42
+
+QUOTAS = {
+    Entity("alice"): {PRODUCE: Limit(1.0, "file"), FETCH: Limit(2.0, "overlay")},
+    Entity("alice", "app"): {PRODUCE: Limit(3.0, "file")},
+    Entity("alice", D): {PRODUCE: Limit(4.0, "file")},
+    Entity(D): {PRODUCE: Limit(5.0, "file")},
+    Entity(D, "app"): {MUTATION: Limit(0.5, "file")},
+    Entity(D, D): {PRODUCE: Limit(6.0, "file")},
+    Entity("<default>"): {PRODUCE: Limit(7.0, "file")},
+    Entity(client_id="app"): {
+        PRODUCE: Limit(8.0, "file"),
+        QuotaKey(QuotaType.PRODUCE, shadow=True): Limit(9.0, "file"),
+    },
+    Entity(client_id=D): {PRODUCE: Limit(10.0, "file")},
+    Entity(ip="10.0.0.1"): {CONNECTION: Limit(0.0, "file")},
+    Entity(ip="::1"): {CONNECTION: Limit(11.0, "file")},
+    Entity(ip=D): {CONNECTION: Limit(12.0, "file")},
+    Entity("shadow"): {QuotaKey(QuotaType.FETCH, shadow=True): Limit(1.0, "file")},
+}
+USERS = [e for e in QUOTAS if e.user is not None and e.user != "shadow"]
+
+
+def facts(may_alter=True, may_describe=True, user="ANONYMOUS"):
+    return ConnectionFacts(
+        "main", None, None, 1, user, None, lambda: QUOTAS, may_alter=may_alter, may_describe=may_describe
+    )
+
+
+def decided(frame, version, **who):
+    ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
+    return decide(ask, facts(**who), 0)
+
+
+@pytest.fixture(params=[0, 1])
+def version(request):
+    return request.param
+
+
+# -------------------------------------------------------------------- describe
+
+
+def ask(components, strict=False, version=1, **who):
+    verdict = decided(describe_request(components, strict, version=version, corr=70), version, **who)
+    assert isinstance(verdict, Verdict)
+    assert correlation_id(verdict.answer) == 70
+    return described(verdict.answer, version)
+
+
+def found(components, strict=False, **who):
+    """Which entities are described."""
+    code, message, entries = ask(components, strict, **who)
+    assert (code, message) == (0, "")
+    for entity in QUOTAS:
+        values = {key.text: limit.value for key, limit in QUOTAS[entity].items() if not key.shadow}
+        assert entries.get(parts(entity), values) == values
+    return {entity for entity in QUOTAS if parts(entity) in entries}
+
+
+def parts(entity):
+    return frozenset((part, None if name is D else name) for part, name in entity.parts if name is not None)
+
+
+def test_an_empty_filter_describes_everything_or_if_strict_nothing(version):
+    assert found([], version=version) == set(QUOTAS) - {Entity("shadow")}
+    assert found([], strict=True, version=version) == set()
+
+
+@pytest.mark.parametrize(
+    ("components", "loosely", "strictly"),
+    [
+        (
+            [("user", EXACT, "alice")],
+            {Entity("alice"), Entity("alice", "app"), Entity("alice", D)},
+            {Entity("alice")},
+        ),
+        ([("user", EXACT, "<default>")], {Entity("<default>")}, {Entity("<default>")}),
+        ([("user", EXACT, "")], set(), set()),
+        ([("user", DEFAULT, None)], {Entity(D), Entity(D, "app"), Entity(D, D)}, {Entity(D)}),
+        ([("user", ANY, None)], set(USERS), {e for e in USERS if e.client_id is None}),
+        (
+            [("client-id", EXACT, "app")],
+            {e for e in QUOTAS if e.client_id == "app"},
+            {Entity(client_id="app")},
+        ),
+        ([("client-id", DEFAULT, None)], {e for e in QUOTAS if e.client_id is D}, {Entity(client_id=D)}),
+        ([("client-id", EXACT, "app"), ("user", DEFAULT, None)], {Entity(D, "app")}, {Entity(D, "app")}),
+        (
+            [("user", ANY, None), ("client-id", ANY, None)],
+            *[{e for e in USERS if e.client_id is not None}] * 2,
+        ),
+        ([("ip", EXACT, "10.0.0.1")], *[{Entity(ip="10.0.0.1")}] * 2),
+        ([("ip", EXACT, "::ffff:10.0.0.1")], *[{Entity(ip="10.0.0.1")}] * 2),
+        ([("ip", EXACT, "0:0::1")], *[{Entity(ip="::1")}] * 2),
+        ([("ip", EXACT, "no address")], set(), set()),
+        ([("ip", DEFAULT, None)], *[{Entity(ip=D)}] * 2),
+        ([("ip", ANY, None)], *[{e for e in QUOTAS if e.ip is not None}] * 2),
+    ],
+)
+def test_a_filter_chooses(components, loosely, strictly):
+    assert found(components) == loosely
+    assert found(components, strict=True) == strictly
+
+
+@pytest.mark.parametrize(
+    ("components", "code", "message"),
+    [
+        ([("", EXACT, "x")], INVALID, "Invalid empty entity type."),
+        ([("group", EXACT, "x")], 35, "Unsupported entity type group"),
+        (
+            [("user", EXACT, "a"), ("user", ANY, None)],
+            INVALID,
+            "Entity type user cannot appear more than once in the filter.",
+        ),
+        (
+            [("ip", ANY, None), ("client-id", EXACT, "a")],
+            INVALID,
+            "Invalid entity filter component combination. IP filter component should not be used with "
+            "user or clientId filter component.",
+        ),
+        ([("user", 3, None)], INVALID, "Unknown match type 3"),
+        ([("user", -1, None)], INVALID, "Unknown match type -1"),
+        (
+            [("user", EXACT, None)],
+            INVALID,
+            "Request specified MATCH_TYPE_EXACT, but set match string to null.",
+        ),
+        (
+            [("user", DEFAULT, "")],
+            INVALID,
+            "Request specified MATCH_TYPE_DEFAULT, but also specified a match string.",
+        ),
+        (
+            [("user", ANY, "a")],
+            INVALID,
+            "Request specified MATCH_TYPE_SPECIFIED, but also specified a match string.",
+        ),
+    ],
+)
+def test_a_filter_that_makes_no_sense_is_refused(components, code, message, version):
+    assert ask(components, version=version) == (code, message, None)
+
+
+def test_everybody_may_describe_their_own(version):
+    own = {"may_alter": False, "may_describe": False, "user": "alice", "version": version}
+    assert found([("user", EXACT, "alice")], **own) == {Entity("alice"), Entity("alice", "app"), Entity("alice", D)}
+    assert found([("client-id", EXACT, "app"), ("user", EXACT, "alice")], strict=True, **own) == {
+        Entity("alice", "app")
+    }
+    for components in (
+        [],
+        [("user", ANY, None)],
+        [("user", DEFAULT, None)],
+        [("user", DEFAULT, "alice")],
+        [("user", EXACT, "bob")],
+        [("client-id", EXACT, "alice")],
+        [("ip", EXACT, "alice")],
+        [("group", 9, None)],
+    ):
+        assert ask(components, **own) == (NOT_AUTHORISED, None, None)
+
+
+def test_who_may_describe_may_not_alter_for_that(version):
+    assert alter([(ALICE, [(P, 1.0, False)])], version=version, may_alter=False) == [refused(ALICE)]
+
+
+# ----------------------------------------------------------------------- alter
+
+ALICE = (("user", "alice"),)
+ADDRESS = (("ip", "10.0.0.9"),)
+APP = (("client-id", "app"),)
+
+
+def put(key, value):
+    return key, value, False
+
+
+def drop(key):
+    return key, nan, True
+
+
+def errand(entries, validate_only=False, version=1, **who):
+    frame = alter_request(entries, validate_only, version=version, corr=71, client_id="käufer".encode())
+    return decided(frame, version, **who)
+
+
+def alter(entries, validate_only=False, version=1, results=None, **who):
+    """The entries of the answer, when what had to be written was, or had these results."""
+    decision = errand(entries, validate_only, version, **who)
+    if isinstance(decision, Errand):
+        decision = decision.reply(results or [None] * len(decision.alterations))
+    assert correlation_id(decision.answer) == 71
+    return altered(decision.answer, version)
+
+
+def alterations(entries):
+    decision = errand(entries)
+    return list(decision.alterations) if isinstance(decision, Errand) else []
+
+
+def refused(entity):
+    return NOT_AUTHORISED, "Cluster authorization failed.", entity
+
+
+def test_changes_are_written_before_the_answer(version):
+    entries = [(ALICE, [put(P, 5), drop(F)]), ((("client-id", None),), [put(P, 1235.0000001)])]
+    decision = errand(entries, version=version)
+    assert isinstance(decision, Errand)
+    assert decision.alterations == (
+        Alteration(Entity("alice"), {PRODUCE: 5.0, FETCH: None}),
+        Alteration(Entity(client_id=D), {PRODUCE: 1235.0000001}),
+    )
+    assert decision.client_id == "käufer"
+    answer = altered(decision.reply([None, None]).answer, version)
+    assert answer == [(0, None, ALICE), (0, None, (("client-id", None),))]
+
+
+@pytest.mark.parametrize(
+    ("parts", "entity"),
+    [
+        ([("user", "a")], Entity("a")),
+        ([("user", None)], Entity(D)),
+        ([("client-id", "a")], Entity(client_id="a")),
+        ([("client-id", None)], Entity(client_id=D)),
+        ([("user", "a"), ("client-id", "b")], Entity("a", "b")),
+        ([("client-id", None), ("user", "a")], Entity("a", D)),
+        ([("user", None), ("client-id", None)], Entity(D, D)),
+        ([("user", "<default>")], Entity("<default>")),
+        ([("user", "a"), ("user", "b")], Entity("b")),
+        ([("ip", "10.1.2.3")], Entity(ip="10.1.2.3")),
+        ([("ip", None)], Entity(ip=D)),
+        ([("ip", "0:0::1")], Entity(ip="::1")),
+        ([("ip", "::ffff:10.1.2.3")], Entity(ip="10.1.2.3")),
+    ],
+)
+def test_every_kind_of_entity_is_altered_and_told_as_it_was_asked(parts, entity):
+    key = CONNECTION if entity.ip is not None else MUTATION
+    assert alterations([(parts, [put(key.text, 3)])]) == [Alteration(entity, {key: 3.0})]
+    [(code, message, told)] = alter([(parts, [put(key.text, 3)])])
+    assert (code, message, dict(told)) == (0, None, dict(parts))
+
+
+@pytest.mark.parametrize(
+    ("entity", "message"),
+    [
+        ((), "Invalid empty client quota entity"),
+        ((("group", "a"),), "Unhandled client quota entity type: group"),
+        ((("", "a"),), "Unhandled client quota entity type: "),
+        ((("user", ""),), "Empty user not supported"),
+        ((("user", "a"), ("client-id", "")), "Empty client-id not supported"),
+        ((("user", ""), ("client-id", "")), "Empty client-id not supported"),
+        ((("ip", ""),), "Empty ip not supported"),
+        (
+            (("ip", "10.0.0.1"), ("user", "a")),
+            "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId",
+        ),
+        ((("ip", "10.0.0.256"),), "10.0.0.256 is not a valid IP or resolvable host."),
+        ((("ip", "localhost"),), "localhost is not a valid IP or resolvable host."),
+    ],
+)
+@pytest.mark.parametrize("operations", [[put(P, 1)], [drop(C)], []])
+def test_what_is_no_entity_is_refused(entity, message, operations):
+    [(code, told, _)] = alter([(entity, operations)])
+    assert (code, told) == (INVALID, message)
+    assert alterations([(entity, operations)]) == []
+
+
+@pytest.mark.parametrize(
+    ("entity", "key"),
+    [
+        (ALICE, C),
+        (APP, C),
+        (ADDRESS, P),
+        (ALICE, "fast"),
+        (ALICE, ""),
+        (ALICE, "shadow_producer_byte_rate"),
+        (ALICE, "SCRAM-SHA-256"),
+    ],
+)
+def test_keys_that_an_entity_has_not_are_refused_but_may_be_removed(entity, key):
+    assert alter([(entity, [put(key, 1)])]) == [(INVALID, f"Invalid configuration key {key}", entity)]
+    assert alter([(entity, [drop(key)])]) == [(0, None, entity)]
+    assert alterations([(entity, [drop(key)])]) == []
+
+
+R, M = "request_percentage", "controller_mutation_rate"
+TOO_SMALL = [0.0, -0.0, -1.0, -1e-9, -inf]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        *((key, value, "Quota {} must be greater than 0") for key in (P, F, R, M) for value in TOO_SMALL),
+        *((C, value, "Quota {} must be greater than 0") for value in TOO_SMALL[2:]),
+        *((P, value, "Proposed value for {} is too large for a LONG.") for value in (2.0**63 + 2048, 1e300, inf)),
+        *((C, value, "Proposed value for {} is too large for an INT.") for value in (2.0**31, 2**31 - 0.5, inf)),
+        *(
+            (key, value, "{} cannot be a fractional value.")
+            for key in (P, C)
+            for value in (0.5, 1234.9999999, 1.000002)
+        ),
+        *((P, v, f"{{}} of user=alice: expected a whole number from 1 to 2^63-1, got {v}") for v in (1e-9, nan)),
+        *((C, v, f"{{}} of ip=10.0.0.9: expected a whole number from 0 to 2^31-1, got {v}") for v in (1e-9, nan)),
+        *((key, v, f"{{}} of user=alice: expected a number above 0, got {v}") for key in (R, M) for v in (inf, nan)),
+    ],
+)
+def test_values_that_are_no_quota_are_refused(key, value, message):
+    entity = ADDRESS if key == C else ALICE
+    assert alter([(entity, [put(key, value)])]) == [(INVALID, message.format(key), entity)]
+
+
+@pytest.mark.parametrize(
+    ("key", "values"),
+    [
+        (P, [1, 1235.0000001, 1.0000005, 2.0**63]),
+        (C, [0, 1, 1.0000005, 2.0**31 - 1]),
+        (R, [1e-9, 12.3, 1e300]),
+        (M, [0.1, 2.0**70]),
+    ],
+)
+def test_values_are_kept_as_they_are(key, values):
+    entity = ADDRESS if key == C else ALICE
+    for value in values:
+        [alteration] = alterations([(entity, [put(key, value)])])
+        assert list(alteration.limits.values()) == [value]
+
+
+def test_an_entity_is_changed_whole_or_not_at_all_and_the_others_are():
+    entries = [(ALICE, [put(P, 5), put(F, -1)]), (APP, [put(P, 6)]), ((("user", "b"),), [put("x", 1), put(P, 7)])]
+    assert alterations(entries) == [Alteration(Entity(client_id="app"), {PRODUCE: 6.0})]
+    assert [code for code, _, _ in alter(entries)] == [INVALID, 0, INVALID]
+
+
+def test_of_several_problems_the_first_is_told():
+    [(_, message, _)] = alter([(ALICE, [put(P, 5), put("one", 1), put("two", 1), put(F, -1)])])
+    assert message == "Invalid configuration key one"
+
+
+@pytest.mark.parametrize(
+    "operations", [[put(P, 5), put(P, 6)], [put(P, 5), drop(P)], [drop(P), drop(P)], [put("x", 5), put("x", 6)]]
+)
+def test_an_entity_with_the_same_key_twice_is_not_changed(operations):
+    message = "Ignoring duplicate entity ClientQuotaEntity(entries={user=alice})"
+    assert alter([(ALICE, operations)]) == [(INVALID, message, ALICE)]
+    assert alterations([(ALICE, operations)]) == []
+
+
+def test_of_a_repeated_entity_the_first_is_done_and_the_answer_says_otherwise():
+    turned = [(("user", "a"), ("client-id", None)), (("client-id", None), ("user", "a"))]
+    entries = [(turned[0], [put(P, 1)]), (turned[1], [put(P, 2)]), (turned[0], [put(F, 3)])]
+    assert alterations(entries) == [Alteration(Entity("a", D), {PRODUCE: 1.0})]
+    message = "Ignoring duplicate entity ClientQuotaEntity(entries={client-id=null, user=a})"
+    assert alter(entries) == [(INVALID, message, turned[1])]
+    assert alter(entries, results=[SourceUnavailable("away")]) == [(INVALID, message, turned[1])]
+
+
+def test_two_spellings_of_an_address_are_one_entity():
+    entries = [((("ip", "::1"),), [put(C, 1)]), ((("ip", "0::1"),), [put(C, 2)])]
+    assert alterations(entries) == [Alteration(Entity(ip="::1"), {CONNECTION: 1.0})]
+    message = "Ignoring duplicate entity ClientQuotaEntity(entries={ip=0::1})"
+    assert alter(entries) == [(0, None, (("ip", "::1"),)), (INVALID, message, (("ip", "0::1"),))]
+
+
+def test_validating_only_judges_and_changes_nothing(version):
+    entries = [(ALICE, [put(P, 5)]), (APP, [put(P, -5)])]
+    decision = errand(entries, validate_only=True, version=version)
+    assert isinstance(decision, Verdict)
+    assert altered(decision.answer, version) == [
+        (0, None, ALICE),
+        (INVALID, f"Quota {P} must be greater than 0", APP),
+    ]
+
+
+def test_nothing_to_do_is_done_at_once(version):
+    for entries in ([], [(ALICE, [])], [(ALICE, [drop("fast")])], [((), [])]):
+        decision = errand(entries, version=version)
+        assert isinstance(decision, Verdict)
+        assert len(altered(decision.answer, version)) == len(entries)
+
+
+def test_what_could_not_be_written_is_told():
+    entries = [(ALICE, [put(P, 5)]), (APP, [put(P, 0)]), (ADDRESS, [put(C, 5)]), ((("user", "b"),), [put(P, 5)])]
+    results = [AlterationRefused("not here"), SourceUnavailable("disk: full"), None]
+    assert alter(entries, results=results) == [
+        (44, "not here", ALICE),
+        (INVALID, f"Quota {P} must be greater than 0", APP),
+        (-1, "disk: full", ADDRESS),
+        (0, None, (("user", "b"),)),
+    ]
+
+
+def test_who_may_not_alter_is_told_so_for_every_entry_as_it_was_asked(version):
+    twice = (("user", "a"), ("user", "b"))
+    entries = [(ALICE, [put(P, 5)]), (ALICE, [put("x", nan)]), (twice, []), ((), [])]
+    for who in ({"may_alter": False}, {"may_alter": False, "may_describe": False, "user": "alice"}):
+        for validate_only in (False, True):
+            answer = alter(entries, validate_only, version, **who)
+            assert answer == [refused(ALICE), refused(ALICE), refused(twice), refused(())]
+
+
+# ------------------------------------------------------------------- bad bytes
+
+
+@pytest.mark.parametrize("frame", [describe_request([("user", 0, "a")]), alter_request([(ALICE, [put(P, 1)])])])
+def test_bytes_that_are_no_request_close_the_connection(frame):
+    verdict = decided(frame[:-3], 1)
+    assert verdict.close.reason is CloseReason.REQUEST_MALFORMED
+    assert verdict.answer is None
+
+
+def test_requests_are_what_the_frames_of_the_tests_say():
+    assert read_describe_request(describe_request([]), 1).head.client_id == "etl"
+    assert read_alter_request(alter_request([]), 1).entries == ()
+    assert (describe_request([])[5], alter_request([])[5]) == (DESCRIBE, ALTER)
