@@ -8,6 +8,7 @@ import click
 from proxy.config import (
     Config,
     ConfigErrors,
+    HostPort,
     ephemeral_ports,
     listener_ports,
     load_config,
@@ -94,7 +95,6 @@ def summary(config: Config) -> str:
         for listener in cluster.listeners:
             ports = ", ".join(show_range(claim.ports) for claim in listener_ports("", listener))
             lines.append(f"  listener {listener.name}: {listener.advertised_host}, ports {ports} of {listener.bind}")
-    metrics = config.metrics
-    host = f"[{metrics.bind}]" if ":" in metrics.bind else metrics.bind
-    lines.append(f"metrics: http://{host}:{metrics.port}/metrics")
+    lines.append(f"metrics: http://{HostPort(config.metrics.bind, config.metrics.port)}/metrics")
+    lines.append(f"admin: http://{HostPort(config.admin.bind, config.admin.port)}/api/v1")
     return "\n".join(lines)

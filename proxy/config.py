@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from ipaddress import ip_address
+from ipaddress import IPv6Address, ip_address
 from itertools import combinations
 from math import inf
 from pathlib import Path
@@ -19,6 +19,7 @@ from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_sc
 
 from proxy.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
+from quotas.explain import always_beaten_by
 from quotas.quota_table import valid_limit
 
 INT32_MAX = 2_147_483_647
@@ -193,6 +194,13 @@ def _is_ip(text: str, version: int = 0) -> bool:
 
 def _is_concrete_ip(text: str) -> bool:
     return _is_ip(text) and "%" not in text and not ip_address(text).is_unspecified
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches what listens at an IP address."""
+    ip = ip_address(address)
+    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
+    return (mapped or ip).is_loopback
 
 
 def _is_host(text: str) -> bool:
@@ -590,6 +598,25 @@ class MetricsConfig(Settings):
     """How many entities have series of their own, for each node and quota type; the rest are summed up."""
 
 
+class AdminConfig(Settings):
+    """The HTTP listener for operators: what `kafka-throttle explain` asks, as a JSON API."""
+
+    bind: Bind = "127.0.0.1"
+    """The local address of the API. One that is not loopback needs `token_file`; there is no TLS yet."""
+
+    port: Port = 9405
+    """The port of the API."""
+
+    token_file: FilePath = None
+    """A file, relative to this one, that holds the token which requests must bear; read at start and at each reload."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        if self.token_file is None and not is_loopback(self.bind):
+            return [f"expected token_file, as others than this machine reach {self.bind}, got nothing"]
+        return []
+
+
 class LimitsConfig(Settings):
     """Bounds of memory and sockets."""
 
@@ -632,7 +659,15 @@ class Config(Settings):
     """
 
     NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
-        {"virtual_clusters[].name", "virtual_clusters[].listeners", "metrics.bind", "metrics.port"}
+        {
+            "virtual_clusters[].name",
+            "virtual_clusters[].listeners",
+            "metrics.bind",
+            "metrics.port",
+            "admin.bind",
+            "admin.port",
+            "admin.token_file",
+        }
         | {f"virtual_clusters[].quotas.{name}" for name in ("source", "state_file", "zookeeper", "windows")}
         | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
         | {"limits.max_sensors", "log.format"}
@@ -643,6 +678,9 @@ class Config(Settings):
 
     metrics: MetricsConfig = MetricsConfig()
     """The HTTP listener for Prometheus and for health probes."""
+
+    admin: AdminConfig = AdminConfig()
+    """The HTTP listener for operators."""
 
     limits: LimitsConfig = LimitsConfig()
     """Bounds of memory and sockets."""
@@ -858,9 +896,14 @@ def listener_ports(path: str, listener: ListenerConfig) -> list[PortClaim]:
 
 def _claims(data: Any) -> list[PortClaim]:
     claims = [claim for path, listener in _listeners(data) for claim in listener_ports(path, listener)]
-    metrics = _valid(MetricsConfig, data.get("metrics", {})) if isinstance(data, Mapping) else None
-    if metrics:
-        claims.append(PortClaim("metrics.port", metrics.bind, range(metrics.port, metrics.port + 1)))
+    sections: tuple[tuple[str, type[MetricsConfig | AdminConfig]], ...] = (
+        ("metrics", MetricsConfig),
+        ("admin", AdminConfig),
+    )
+    for name, model in sections:
+        settings = _valid(model, data.get(name, {})) if isinstance(data, Mapping) else None
+        if settings:
+            claims.append(PortClaim(f"{name}.port", settings.bind, range(settings.port, settings.port + 1)))
     return claims
 
 
@@ -956,6 +999,12 @@ def _throttle_problems(data: Any) -> Iterator[ConfigError]:
             yield ConfigError(f"virtual_clusters[{i}].throttle.max_debt_ms", problem)
 
 
+def _admin_problems(data: Any) -> Iterator[ConfigError]:
+    admin = _valid(AdminConfig, data.get("admin", {})) if isinstance(data, Mapping) else None
+    for problem in admin.problems() if admin else ():
+        yield ConfigError("admin", problem)
+
+
 _CHECKS = (
     _name_problems,
     _node_id_problems,
@@ -964,6 +1013,7 @@ _CHECKS = (
     _loop_problems,
     _source_problems,
     _throttle_problems,
+    _admin_problems,
 )
 
 
@@ -989,7 +1039,10 @@ def ephemeral_ports() -> range:
 
 
 def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
-    """What is allowed but may surprise: ports that outgoing connections may take first, missing quotas."""
+    """What is allowed but may surprise.
+
+    That is: ports that outgoing connections may take first, no quotas, quotas that bind nobody, a token in plain text.
+    """
     warnings = []
     for i, cluster in enumerate(config.virtual_clusters):
         path = f"virtual_clusters[{i}]"
@@ -1000,7 +1053,27 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
                     warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
+        warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
+    if not is_loopback(config.admin.bind):
+        problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
+        warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
     return warnings
+
+
+def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:
+    """Quotas that bind nobody, or nearly nobody, because another entry always comes first."""
+    places: dict[QuotaKey, dict[Entity, int]] = {}
+    for i, entry in enumerate(entries):
+        for key in entry.limits():
+            places.setdefault(key, {})[entry.entity()] = i
+    for i, entry in enumerate(entries):
+        for key in entry.limits():
+            if first := always_beaten_by(entry.entity(), places[key]):
+                whom = "more than clients without a client-id" if first.but_for_empty else "somebody"
+                other = f"entries[{places[key][first.entity]}], {first.entity}, always comes before"
+                yield ConfigError(
+                    f"{path}[{i}].{key.text}", f"expected a quota that binds {whom}, got one that {other}"
+                )
 
 
 # -------------------------------------------------------------------- reload

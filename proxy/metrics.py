@@ -7,12 +7,12 @@ registers a source, and one collector reads all sources at scrape time.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
-from importlib.metadata import PackageNotFoundError, version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.installed import installed_version
 from proxy.logs import shown
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
@@ -47,7 +47,7 @@ class RelayTotals:
 class SensorTotals:
     """How full a table of sensors is; `overflows` counts bindings to a shared row because it was full.
 
-    `capped` counts throttles that were cut to `max_throttle_ms`.
+    `capped` counts throttles that were cut to `max_throttle_ms`. The table for shadow quotas is one of its own.
     """
 
     virtual_cluster: str
@@ -55,11 +55,27 @@ class SensorTotals:
     capacity: int
     overflows: int
     capped: int
+    shadow_used: int = 0
+    shadow_overflows: int = 0
+
+
+@dataclass(slots=True)
+class ShadowTotals:
+    """What the shadow quotas of one type would have throttled at one node: how often, the sum of single times."""
+
+    virtual_cluster: str
+    node_id: int
+    quota_type: str
+    throttles: int
+    throttled_ms: int
 
 
 @dataclass(slots=True)
 class EntityUse:
-    """What one entity uses of one quota at one node; rate and limit are in the quota's unit, per second."""
+    """What one entity uses of one quota, enforced or shadow, at one node.
+
+    Rate and limit are in the quota's unit, per second; there is no limit for who is only measured.
+    """
 
     virtual_cluster: str
     node_id: int
@@ -67,8 +83,9 @@ class EntityUse:
     user: str
     client_id: str
     rate: float
-    limit: float
+    limit: float | None
     throttled_ms: int
+    shadow: bool = False
 
 
 class Metrics:
@@ -111,7 +128,7 @@ class Metrics:
             "The longest that the event loop was late within the last 15 seconds.",
             registry=registry,
         )
-        Info("kafka_throttle_build", "The version that runs.", registry=registry).info({"version": _version()})
+        Info("kafka_throttle_build", "The version that runs.", registry=registry).info({"version": installed_version()})
         for result in ("applied", "rejected"):
             self.config_reloads.labels(result)
         ProcessCollector(registry=registry)
@@ -136,16 +153,13 @@ class Metrics:
         """Export what `source` returns at each scrape; several tables are added up."""
         self._counted.sensors.append(source)
 
+    def add_shadows(self, source: Callable[[], Iterable[ShadowTotals]]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.shadows.append(source)
+
     def add_entities(self, source: Callable[[], Iterable[EntityUse]]) -> None:
         """Export the top entities of what `source` returns at each scrape, and the sum of the others."""
         self._counted.entities.append(source)
-
-
-def _version() -> str:
-    try:
-        return version("kafka-throttle")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 class _Counted(Collector):
@@ -155,13 +169,17 @@ class _Counted(Collector):
         self.top_entities = top_entities
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
         self.sensors: list[Callable[[], SensorTotals]] = []
+        self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
         self.entities: list[Callable[[], Iterable[EntityUse]]] = []
 
     def collect(self) -> Iterator[Metric]:
         """The families, each of them even when it is empty."""
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from _sensor_families([source() for source in self.sensors])
-        yield from _entity_families([row for source in self.entities for row in source()], self.top_entities)
+        yield from _shadow_families([row for source in self.shadows for row in source()])
+        rows = [row for source in self.entities for row in source()]
+        yield from _entity_families([row for row in rows if not row.shadow], self.top_entities, "")
+        yield from _entity_families([row for row in rows if row.shadow], self.top_entities, "shadow_")
 
 
 class _Sums:
@@ -224,22 +242,45 @@ def _sensor_families(tables: list[SensorTotals]) -> Iterator[Metric]:
     capacity = _gauge("sensors_capacity", "Rows of the sensor table.", ("virtual_cluster",))
     overflows = _counter("sensor_overflows", "Bindings to a shared row, the table being full.", ("virtual_cluster",))
     capped = _counter("capped", "Throttles that were cut to max_throttle_ms.", ("virtual_cluster",))
+    shadow_used = _gauge("shadow_sensors", "Rows in use of the table for shadow quotas.", ("virtual_cluster",))
+    shadow_overflows = _counter(
+        "shadow_sensor_overflows", "Bindings to a shared row of that table.", ("virtual_cluster",)
+    )
     for table in tables:
         labels = (table.virtual_cluster,)
         used.add(labels, table.used)
         capacity.add(labels, table.capacity)
         overflows.add(labels, table.overflows)
         capped.add(labels, table.capped)
-    for sums in (used, capacity, overflows, capped):
+        shadow_used.add(labels, table.shadow_used)
+        shadow_overflows.add(labels, table.shadow_overflows)
+    for sums in (used, capacity, overflows, capped, shadow_used, shadow_overflows):
         yield sums.done()
 
 
-def _entity_families(rows: list[EntityUse], top: int) -> Iterator[Metric]:
-    rate = _gauge("entity_rate", "Use of a quota now, in the quota's unit, of the entities that use most.", _ENTITY)
-    limit = _gauge("entity_limit", "The limit of those entities, in the quota's unit.", _ENTITY)
-    throttled = _counter("entity_throttle_seconds", "Throttle time of those entities.", _ENTITY)
-    others = _gauge("other_entities", "How many further entities are measured.", _RULE)
-    other_rate = _gauge("other_entities_rate", "Their use of the quota together, in its unit.", _RULE)
+def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
+    throttles = _counter("shadow_throttles", "Throttles that shadow quotas would have made.", _RULE)
+    throttled = _counter("shadow_throttled_seconds", "Sum of the throttle times that they would have given.", _RULE)
+    for row in rows:
+        labels = (row.virtual_cluster, str(row.node_id), row.quota_type)
+        throttles.add(labels, row.throttles)
+        throttled.add(labels, row.throttled_ms / 1000)
+    yield throttles.done()
+    yield throttled.done()
+
+
+def _entity_families(rows: list[EntityUse], top: int, kind: str) -> Iterator[Metric]:
+    """`kind` is "" or "shadow_": the families of the two have names of their own."""
+    what = "a shadow quota" if kind else "a quota"
+    rate = _gauge(f"{kind}entity_rate", f"Use of {what} now, in its unit, of the entities that use most.", _ENTITY)
+    limit = _gauge(f"{kind}entity_limit", "The limit of those entities, if they have one, in its unit.", _ENTITY)
+    throttled = _counter(
+        f"{kind}entity_throttle_seconds",
+        f"Throttle time {'that would have been given to' if kind else 'of'} those entities.",
+        _ENTITY,
+    )
+    others = _gauge(f"{kind}other_entities", "How many further entities are measured.", _RULE)
+    other_rate = _gauge(f"{kind}other_entities_rate", "Their use of it together, in its unit.", _RULE)
     rows_of: dict[tuple[str, ...], list[EntityUse]] = {}
     for row in rows:
         rows_of.setdefault((row.virtual_cluster, str(row.node_id), row.quota_type), []).append(row)
@@ -247,7 +288,8 @@ def _entity_families(rows: list[EntityUse], top: int) -> Iterator[Metric]:
         shown_rows = _most_used(entities, top)
         for labels, row in shown_rows.items():
             rate.add((*rule, *labels), row.rate)
-            limit.add((*rule, *labels), row.limit)
+            if row.limit is not None:
+                limit.add((*rule, *labels), row.limit)
             throttled.add((*rule, *labels), row.throttled_ms / 1000)
         rest = sum(row.rate for row in entities) - sum(row.rate for row in shown_rows.values())
         others.add(rule, len(entities) - len(shown_rows))

@@ -15,7 +15,10 @@ from prometheus_client import CollectorRegistry
 from protocol.api_table import APIS
 from proxy import logs
 from proxy.acceptor.sockets import PortsTaken, bind_all
-from proxy.admin.http import AdminServer
+from proxy.admin.api import AdminApi
+from proxy.admin.http_listener import HttpListener
+from proxy.admin.metrics_site import MetricsSite
+from proxy.admin.token_file import read_token
 from proxy.clock import Clock, SystemClock
 from proxy.config import (
     Config,
@@ -27,22 +30,23 @@ from proxy.config import (
     changes_needing_restart,
     ephemeral_ports,
     load_config,
-    quota_entries,
     warnings_of,
 )
-from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals
+from proxy.explained import Origin
+from proxy.last_throttles import LastThrottles
+from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.net.connection import Connection
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
+from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
 from proxy.virtual_cluster import NodeDirectory
 from quotas.ledger import Ledger
-from quotas.quota_table import QuotaTable
+from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
-from quotas.sources.file import FileSource
-from quotas.token_buckets import TokenBuckets
+from quotas.sources.source import Quotas
 
 _SWEEP_S = 1.0
 _WATCH_S = 0.25
@@ -73,15 +77,9 @@ class VirtualCluster:
             throttle.max_throttle_ms,
             throttle.max_debt_ms,
         )
-        buckets = TokenBuckets(
-            max_sensors,
-            windows.controller_quota_window_num,
-            windows.controller_quota_window_size_seconds * 1000,
-            throttle.max_throttle_ms,
-        )
         self.name = config.name
-        self.ledger = Ledger(sensors, QuotaTable(), buckets=buckets)
-        self.source = _file_source(config, config_path)
+        self.ledger = Ledger(sensors, QuotaTable())
+        self.source = source_of(config, config_path)
         self.book = QuotaBook(
             config.name,
             self.source,
@@ -89,6 +87,7 @@ class VirtualCluster:
             clock,
             lambda source: metrics.quota_problems.labels(config.name, source).inc(),
         )
+        self.last_throttles = LastThrottles(self.ledger, clock)
         self.upstream = Upstream(
             config.name,
             config.upstream,
@@ -104,6 +103,7 @@ class VirtualCluster:
                 self.upstream,
                 self.ledger,
                 self.book,
+                self.last_throttles,
                 poller,
                 clock,
                 may_open,
@@ -119,6 +119,20 @@ class VirtualCluster:
             listener.set_admins(config.quotas)
 
     @property
+    def quotas(self) -> Quotas:
+        """The quotas in force."""
+        return self.book.quotas
+
+    @property
+    def origin(self) -> Origin:
+        """Where they come from."""
+        return Origin(self.name, self.source.name, self.book.problems)
+
+    def node_ids(self) -> set[int]:
+        """The nodes that clients may have been measured at."""
+        return set(self.upstream.directory.node_ids).union(*(listener.tallies for listener in self.listeners))
+
+    @property
     def connections(self) -> Iterator[Connection]:
         """Its living connections."""
         return (connection for listener in self.listeners for connection in list(listener.connections))
@@ -126,7 +140,20 @@ class VirtualCluster:
     def sensor_totals(self) -> SensorTotals:
         """How full its sensor table is."""
         sensors = self.ledger.sensors
-        return SensorTotals(self.name, sensors.used, sensors.capacity, self.ledger.overflowed, sensors.capped)
+        return SensorTotals(
+            self.name,
+            sensors.used,
+            sensors.capacity,
+            self.ledger.overflowed,
+            sensors.capped,
+            self.ledger.shadow_sensors.used,
+            self.ledger.shadow_overflowed,
+        )
+
+    def shadow_totals(self) -> Iterator[ShadowTotals]:
+        """What its shadow quotas would have throttled."""
+        for (_, node_id, quota_type), (throttles, throttled_ms) in self.ledger.shadow_throttles().items():
+            yield ShadowTotals(self.name, node_id, quota_type.name.lower(), throttles, throttled_ms)
 
     def entity_uses(self, clock: Clock) -> Iterator[EntityUse]:
         """What each measured entity uses now."""
@@ -138,8 +165,9 @@ class VirtualCluster:
                 key.tags.user,
                 key.tags.client_id,
                 reading.rate,
-                reading.limit,
+                reading.limit if reading.limit < UNLIMITED else None,
                 reading.throttled_ms,
+                key.shadow,
             )
 
 
@@ -161,11 +189,14 @@ class Service:
         self._stopping = False
         self._stop_asked = asyncio.Event()
         self._reload_asked = asyncio.Event()
-        self._admin = AdminServer(self._metrics, self.not_ready)
+        self._metrics_site = MetricsSite(self._metrics, self.not_ready)
+        self._api = AdminApi(self.clusters, clock)
+        self._api_listener = HttpListener(self._api.application(), "admin")
         self._apply_limits()
         self._metrics.add_relays(self._relay_totals)
         for cluster in self.clusters:
             self._metrics.add_sensors(cluster.sensor_totals)
+            self._metrics.add_shadows(cluster.shadow_totals)
             self._metrics.add_entities(partial(cluster.entity_uses, clock))
 
     # ------------------------------------------------------------ what is asked
@@ -194,8 +225,10 @@ class Service:
 
     async def start(self) -> None:
         """Bind every port, then accept. ConfigErrors with all ports that are not to be had."""
+        self._api.token = read_token(self.config.admin, self._config_path)
         bound = self._bind_all()
-        await self._admin.start(self.config.metrics.bind, self.config.metrics.port)
+        await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
+        await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
         for listener, sockets in bound:
             listener.serve(sockets)
@@ -249,7 +282,8 @@ class Service:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(cluster.book.stop() for cluster in self.clusters))
-        await self._admin.stop()
+        await self._api_listener.stop()
+        await self._metrics_site.stop()
         log.info("stopped")
 
     async def _drain(self, drain_s: float) -> None:
@@ -328,7 +362,7 @@ class Service:
         Returns False if the file could not be read: that may pass.
         """
         try:
-            config = await asyncio.to_thread(load_config, self._config_path)
+            config, token = await asyncio.to_thread(_load_with_token, self._config_path)
         except ConfigErrors as errors:
             self._refuse_reload([str(problem) for problem in errors.problems])
             return not isinstance(errors, ConfigUnreadable)
@@ -336,6 +370,7 @@ class Service:
             self._refuse_reload([f"{change} (needs a restart)" for change in fixed])
             return True
         self.config = config
+        self._api.token = token
         self._apply()
         self._warn()
         self._metrics.config_reloads.labels("applied").inc()
@@ -357,7 +392,7 @@ class Service:
             new = settings[cluster.name]
             cluster.upstream.reconfigure(new.upstream)
             cluster.ledger.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
-            cluster.source.replace(quota_entries(new))
+            renew(cluster.source, new)
             cluster.book.take_up()
             cluster.set_admins(new)
         logs.set_level(self.config.log.level)
@@ -379,13 +414,13 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
         log.error("background_task_failed", exc_info=error)
 
 
+def _load_with_token(path: Path) -> tuple[Config, str | None]:
+    config = load_config(path)
+    return config, read_token(config.admin, path)
+
+
 def _ports(config: ListenerConfig) -> list[int]:
     return [config.port, *config.ports().values(), *config.spares()]
-
-
-def _file_source(config: VirtualClusterConfig, config_path: Path) -> FileSource:
-    state_file = config.quotas.state_file
-    return FileSource(quota_entries(config), config_path.name, Path(state_file) if state_file else None)
 
 
 def _signature(path: Path) -> tuple[int, int, int] | None:

@@ -1,5 +1,7 @@
 """A Kafka cluster as its clients see it: who its nodes are, where they really are, and which port stands for which."""
 
+from collections.abc import KeysView
+
 from proxy.config import HostPort, ListenerConfig
 from proxy.verdicts.facts import NoPortForNode
 
@@ -19,6 +21,11 @@ class NodeDirectory:
     def reached(self) -> bool:
         """True once the cluster has named its nodes."""
         return bool(self._addresses)
+
+    @property
+    def node_ids(self) -> KeysView[int]:
+        """The nodes that it has named."""
+        return self._addresses.keys()
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Note where a node is; the latest word counts."""

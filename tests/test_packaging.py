@@ -63,7 +63,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path):
 
 
 def _serves(program: Path, tmp_path: Path) -> None:
-    ports = _free_ports(4)
+    ports = _free_ports(5)
     config = tmp_path / "proxy.yaml"
     config.write_text(
         json.dumps(
@@ -78,6 +78,7 @@ def _serves(program: Path, tmp_path: Path) -> None:
                     }
                 ],
                 "metrics": {"port": ports[2]},
+                "admin": {"port": ports[4]},
             }
         )
     )

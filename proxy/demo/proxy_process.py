@@ -33,7 +33,7 @@ class ProxyProcess:
         self, processes: KeptProcesses, bootstrap_servers: str, nodes: int, quotas: Sequence[dict[str, Any]]
     ) -> None:
         self._processes = processes
-        self.port, *_, self.metrics_port = free_port_run(nodes + 2)
+        self.port, *_, self.metrics_port, admin_port = free_port_run(nodes + 3)
         config = {
             "virtual_clusters": [
                 {
@@ -46,6 +46,7 @@ class ProxyProcess:
                 }
             ],
             "metrics": {"bind": HOST, "port": self.metrics_port},
+            "admin": {"bind": HOST, "port": admin_port},
         }
         path = processes.folder / "proxy.yaml"
         path.write_text(json.dumps(config, indent=1))  # JSON is YAML

@@ -60,6 +60,9 @@ Connect = Callable[[], Awaitable[NodeSocket]]
 RunErrand = Callable[[Errand, "FilteringBoundLogger"], Awaitable[Sequence[Exception | None]]]
 """Has the alterations of an errand written; says what became of each. It is carried on when the client is gone."""
 
+NoteThrottle = Callable[[Throttled, ConnectionFacts, int], None]
+"""Is told each throttle, whom it is about, and the monotonic time."""
+
 OpenStream = Callable[[socket.socket, Side, Owner], Stream]
 
 
@@ -75,6 +78,7 @@ class Connection:
         run_errand: RunErrand,
         clock: Clock,
         log: "FilteringBoundLogger",
+        note_throttle: NoteThrottle,
         on_closed: Callable[["Connection", CloseReason], None],
         on_gone: Callable[["Connection"], None],
     ) -> None:
@@ -89,6 +93,7 @@ class Connection:
         self._run_errand = run_errand
         self._now_ms = clock.now_ms
         self._log = log
+        self._tell_throttle = note_throttle
         self._on_closed = on_closed
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
@@ -239,6 +244,7 @@ class Connection:
         self._do(lambda: self.relay.on_time(self._now_ms()))
 
     def _note_throttle(self, throttled: Throttled, now_ms: int) -> None:
+        self._tell_throttle(throttled, self.facts, now_ms)
         if self.episode is None:
             self.episode = ThrottleEpisode.begin(throttled, now_ms)
             self._log.info("throttle_started", throttle_time_ms=throttled.throttle_time_ms, **self._why(throttled))

@@ -12,6 +12,7 @@ import structlog
 from protocol.api_versions import carried
 from proxy.clock import Clock
 from proxy.config import LimitsConfig, ListenerConfig, QuotasConfig
+from proxy.last_throttles import LastThrottles
 from proxy.net.connection import Connection
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
@@ -47,6 +48,7 @@ class Listener:
         upstream: Upstream,
         ledger: Ledger,
         book: QuotaBook,
+        last_throttles: LastThrottles,
         poller: Poller,
         clock: Clock,
         may_open: Callable[[], bool],
@@ -62,6 +64,7 @@ class Listener:
         self._upstream = upstream
         self._ledger = ledger
         self._book = book
+        self._last_throttles = last_throttles
         self._quotas = QuotasConfig()
         self._poller = poller
         self._clock = clock
@@ -147,6 +150,7 @@ class Listener:
             self._book.run_errand,
             self._clock,
             log,
+            partial(self._last_throttles.note, peer[0]),
             partial(self._let_linger, tally),
             self.lingering.discard,
         )

@@ -13,6 +13,7 @@ from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
 from proxy.verdicts import quota_api
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from quotas.quota_table import QuotaTable
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
@@ -28,11 +29,17 @@ def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
         return Verdict(close=Close(reason, str(error)))
 
 
+def measured_client_id(raw: bytes, table: QuotaTable) -> str:
+    """The name under which a client id is measured: a very long one under a digest, unless a quota names it."""
+    client_id = raw.decode(errors="replace")
+    if len(raw) <= LONG_CLIENT_ID_BYTES or any(entity.client_id == client_id for entity in table):
+        return client_id
+    return f"{client_id[:64]}… sha256 {sha256(raw).hexdigest()}"
+
+
 def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Which sensors measure this client id of this user at this node."""
-    client_id = ask.frame.decode(errors="replace")
-    if len(ask.frame) > LONG_CLIENT_ID_BYTES and all(entity.client_id != client_id for entity in facts.ledger.table):
-        client_id = f"{client_id[:64]}… sha256 {sha256(ask.frame).hexdigest()}"
+    client_id = measured_client_id(ask.frame, facts.ledger.table)
     return Verdict(binding=facts.ledger.bind(facts.virtual_cluster, facts.node_id, facts.user, client_id, now_ms))
 
 

@@ -91,7 +91,7 @@ def kafka_throttle(quotas: bool) -> Command:
         # Far above what can be reached here: charged, never exceeded.
         quota = {"default_client_id": True, "producer_byte_rate": 10**15, "consumer_byte_rate": 10**15}
         entries = [quota] if quotas else []
-        (metrics_port,) = free_port_run(1)
+        metrics_port, admin_port = free_port_run(2)
         listener = {"name": "clients", "bind": "127.0.0.1", "port": listen_port, "node_ids": ["1"]}
         configuration = {
             "virtual_clusters": [
@@ -103,6 +103,7 @@ def kafka_throttle(quotas: bool) -> Command:
                 }
             ],
             "metrics": {"bind": "127.0.0.1", "port": metrics_port},
+            "admin": {"bind": "127.0.0.1", "port": admin_port},
             "log": {"level": "warning"},
         }
         file = directory / "proxy.yaml"

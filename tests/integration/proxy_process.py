@@ -48,7 +48,7 @@ class ProxyProcess:
         **settings: Mapping[str, Any],
     ) -> None:
         servers = getattr(bootstrap_servers, "bootstrap_servers", bootstrap_servers)
-        self.port, self.metrics_port = free_port_run(5)[0::4]
+        self.port, *_, self.metrics_port, self.admin_port = free_port_run(6)
         self.node_ports = {node_id: self.port + node_id for node_id in (1, 2, 3)}
         self._ready = ready
         self._servers = servers.split(",")
@@ -169,6 +169,7 @@ class ProxyProcess:
                 }
             ],
             "metrics": {"port": self.metrics_port, **self._settings.get("metrics", {})},
+            "admin": {"port": self.admin_port},
             **sections,
         }
 

@@ -81,11 +81,16 @@ def run_to_its_end(config_path):
     return subprocess.run(command, capture_output=True, text=True, timeout=30, cwd=ROOT, check=False)
 
 
-@pytest.mark.parametrize("which", ["bootstrap", "node", "metrics"])
+@pytest.mark.parametrize("which", ["bootstrap", "node", "metrics", "admin"])
 def test_a_port_in_use_ends_the_start_with_its_place_in_the_configuration(which):
     proxy = ProxyProcess(f"{HOST}:9", ready=False)
-    port = {"bootstrap": proxy.port, "node": proxy.node_ports[2], "metrics": proxy.metrics_port}[which]
-    setting = "metrics.port" if which == "metrics" else "virtual_clusters[0].listeners[0].port"
+    clients = "virtual_clusters[0].listeners[0].port"
+    port, setting = {
+        "bootstrap": (proxy.port, clients),
+        "node": (proxy.node_ports[2], clients),
+        "metrics": (proxy.metrics_port, "metrics.port"),
+        "admin": (proxy.admin_port, "admin.port"),
+    }[which]
     with socket.socket() as taken:
         taken.bind((HOST, port))
         taken.listen()

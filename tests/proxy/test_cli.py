@@ -53,6 +53,7 @@ def test_check_says_what_a_valid_file_comes_to():
         " kafka-3.internal:9092\n"
         "  listener plain: kafka.example.com, ports 19092, 19093-19098, 19099-19104, 19110-19119 of 0.0.0.0\n"
         "metrics: http://127.0.0.1:9404/metrics\n"
+        "admin: http://127.0.0.1:9405/api/v1\n"
     )
 
 

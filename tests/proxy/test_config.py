@@ -140,7 +140,7 @@ BAD_VALUES = [
         1,
         "virtual_clusters[0].throttle.zzz: unknown key, expected mode, max_throttle_ms or max_debt_ms",
     ),
-    (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, limits or log"),
+    (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits or log"),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
     (listener("bind"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
     (listener("bind"), "::", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
@@ -177,6 +177,13 @@ BAD_VALUES = [
         f"metrics.port: expected ports that nothing else takes, got 19092, taken by {LISTENER}.port",
     ),
     (("metrics",), None, "metrics: expected a mapping, got nothing"),
+    (
+        ("admin", "bind"),
+        "0.0.0.0",
+        "admin: expected token_file, as others than this machine reach 0.0.0.0, got nothing",
+    ),
+    (("admin",), {"bind": "::"}, "admin: expected token_file, as others than this machine reach ::, got nothing"),
+    (("admin", "port"), 9404, "admin.port: expected ports that nothing else takes, got 9404, taken by metrics.port"),
     (("log", "level"), "loud", "log.level: expected 'debug', 'info', 'warning' or 'error', got 'loud'"),
     (("log",), "info", "log: expected a mapping, got 'info'"),
     (cluster("name"), "a b", f"virtual_clusters[0].name: {LABEL}, got 'a b'"),
@@ -553,6 +560,45 @@ def test_ports_in_the_ephemeral_range_and_missing_quotas_are_warned_about():
     assert warnings_of(config_of(MINIMAL), range(32_768, 61_000)) == []
 
 
+@pytest.mark.parametrize("bind", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
+def test_the_admin_listener_needs_no_token_where_only_this_machine_reaches_it(bind):
+    assert config_of(changed(("admin", "bind"), bind)).admin.token_file is None
+
+
+def test_an_admin_listener_for_other_machines_is_warned_about_as_there_is_no_tls():
+    config = config_of(changed(("admin",), {"bind": "10.0.0.1", "token_file": "token"}))
+    assert [str(warning) for warning in warnings_of(config, range(0))] == [
+        "admin.bind: expected a loopback address, as there is no TLS yet, got '10.0.0.1': the token and what is told"
+        " can be overheard"
+    ]
+
+
+def beaten(*entries):
+    config = config_of(changed(cluster("quotas", "entries"), list(entries)))
+    return [str(warning).removeprefix(ENTRIES) for warning in warnings_of(config, range(0))]
+
+
+def test_an_entry_that_another_one_always_beats_is_warned_about():
+    everybody = {"default_user": True, "producer_byte_rate": 5}
+    nobody = "expected a quota that binds somebody, got one that entries[1], user=<default>, always comes before"
+    assert beaten({"client_id": "etl", "producer_byte_rate": 1}, everybody) == [f"[0].producer_byte_rate: {nobody}"]
+    assert beaten({"default_client_id": True, "producer_byte_rate": 1}, everybody) == [
+        f"[0].producer_byte_rate: {nobody}"
+    ]
+    assert beaten({"client_id": "etl", "consumer_byte_rate": 1}, everybody) == []
+    assert beaten({"client_id": "etl", "shadow_producer_byte_rate": 1}, everybody) == []
+    assert beaten({"client_id": "etl", "producer_byte_rate": 1}, {"user": "a", "producer_byte_rate": 5}) == []
+    assert beaten({"default_ip": True, "connection_creation_rate": 1}, everybody) == []
+
+
+def test_an_entry_that_binds_only_clients_without_a_client_id_is_warned_about():
+    alice = {"user": "alice", "producer_byte_rate": 5}
+    assert beaten(alice, {"user": "alice", "default_client_id": True, "producer_byte_rate": 1}) == [
+        "[0].producer_byte_rate: expected a quota that binds more than clients without a client-id, got one that"
+        " entries[1], user=alice, client-id=<default>, always comes before"
+    ]
+
+
 def test_the_ephemeral_range_is_the_systems():
     ports = ephemeral_ports()
     assert 1 <= ports.start < ports.stop <= 65_536
@@ -580,7 +626,9 @@ FIXED = [
     (listener("name"), "other", [f"{LISTENER}: added", f"{LISTENER}: removed"]),
     (cluster("name"), "other", ["virtual_clusters[0]: added", "virtual_clusters[0]: removed"]),
     (("metrics", "bind"), "127.0.0.2", ["metrics.bind"]),
-    (("metrics", "port"), 9405, ["metrics.port"]),
+    (("metrics", "port"), 9406, ["metrics.port"]),
+    (("admin", "port"), 9406, ["admin.port"]),
+    (("admin", "token_file"), "token", ["admin.token_file"]),
     (("limits", "max_sensors"), 50, ["limits.max_sensors"]),
     (("log", "format"), "console", ["log.format"]),
 ]
@@ -602,6 +650,7 @@ def test_the_example_is_valid_and_shows_the_defaults():
     config = load_config(ROOT / "deploy" / "proxy.example.yaml")
     assert config.limits == Config.model_fields["limits"].default
     assert config.metrics == Config.model_fields["metrics"].default
+    assert config.admin == Config.model_fields["admin"].default
     assert config.log == Config.model_fields["log"].default
     assert len(config.virtual_clusters[0].listeners[0].ports()) == 12
 

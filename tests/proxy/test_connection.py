@@ -22,7 +22,7 @@ class Shell:
 
     def __init__(self, reachable=True, limits=None, **quota):
         self.client, self.node, self.clock = FakeStream(), FakeStream(), FakeClock()
-        self.ended = []
+        self.ended, self.throttles = [], []
         ledger = ledger_with(**quota)
         self.connection = Connection(
             Relay(ledger, Tally(), limits or RelayLimits()),
@@ -32,6 +32,7 @@ class Shell:
             self._alter,
             self.clock,
             structlog.get_logger(),
+            lambda throttled, facts, now_ms: self.throttles.append((throttled.client_id, facts.user, now_ms)),
             lambda connection, reason: self.ended.append(reason),
             lambda connection: self.ended.append("gone"),
         )

@@ -2,7 +2,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals
+from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 
 NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
 RULE = {"virtual_cluster": "main", "node_id": "3", "quota_type": "produce"}
@@ -17,8 +17,8 @@ def totals(**counts):
     return RelayTotals("main", "plain", 3, **counts)
 
 
-def use(client_id, rate, user="", throttled_ms=0, node_id=3):
-    return EntityUse("main", node_id, "produce", user, client_id, rate, 1000.0, throttled_ms)
+def use(client_id, rate, user="", throttled_ms=0, node_id=3, limit=1000.0, shadow=False):
+    return EntityUse("main", node_id, "produce", user, client_id, rate, limit, throttled_ms, shadow)
 
 
 def test_what_relays_counted_is_read_at_scrape_time(metrics):
@@ -70,6 +70,30 @@ def test_only_the_entities_that_use_most_have_series_of_their_own(metrics):
     assert value("kafka_throttle_other_entities_rate", RULE) == 15
 
 
+def test_who_has_no_quota_has_no_limit_to_show(metrics):
+    metrics.add_entities(lambda: [use("a", 10.0, limit=None)])
+    labels = {**RULE, "user": "", "client_id": "a"}
+    assert metrics.registry.get_sample_value("kafka_throttle_entity_rate", labels) == 10
+    assert metrics.registry.get_sample_value("kafka_throttle_entity_limit", labels) is None
+
+
+def test_shadow_quotas_have_families_of_their_own(metrics):
+    metrics.add_entities(lambda: [use("a", 10.0), use("a", 20.0, limit=5.0, throttled_ms=3000, shadow=True)])
+    metrics.add_shadows(lambda: [ShadowTotals("main", 3, "produce", throttles=4, throttled_ms=9500)])
+    metrics.add_sensors(lambda: SensorTotals("main", 1, 10, 0, 0, shadow_used=1, shadow_overflows=2))
+    value = metrics.registry.get_sample_value
+    a = {**RULE, "user": "", "client_id": "a"}
+    assert (value("kafka_throttle_entity_rate", a), value("kafka_throttle_shadow_entity_rate", a)) == (10, 20)
+    assert value("kafka_throttle_shadow_entity_limit", a) == 5
+    assert value("kafka_throttle_shadow_entity_throttle_seconds_total", a) == 3
+    assert value("kafka_throttle_other_entities", RULE) == value("kafka_throttle_shadow_other_entities", RULE) == 0
+    assert value("kafka_throttle_shadow_throttles_total", RULE) == 4
+    assert value("kafka_throttle_shadow_throttled_seconds_total", RULE) == 9.5
+    assert value("kafka_throttle_throttles_total", {**NODE, "quota_type": "produce"}) is None
+    assert value("kafka_throttle_shadow_sensors", {"virtual_cluster": "main"}) == 1
+    assert value("kafka_throttle_shadow_sensor_overflows_total", {"virtual_cluster": "main"}) == 2
+
+
 def test_the_bound_holds_for_each_node_and_can_be_moved(metrics):
     metrics.add_entities(lambda: [use(f"c{i}", float(i), node_id=i % 2) for i in range(100)])
     assert generate_latest(metrics.registry).count(b"kafka_throttle_entity_rate{") == 4
@@ -119,6 +143,15 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_sensor_overflows",
         "kafka_throttle_sensors",
         "kafka_throttle_sensors_capacity",
+        "kafka_throttle_shadow_entity_limit",
+        "kafka_throttle_shadow_entity_rate",
+        "kafka_throttle_shadow_entity_throttle_seconds",
+        "kafka_throttle_shadow_other_entities",
+        "kafka_throttle_shadow_other_entities_rate",
+        "kafka_throttle_shadow_sensor_overflows",
+        "kafka_throttle_shadow_sensors",
+        "kafka_throttle_shadow_throttled_seconds",
+        "kafka_throttle_shadow_throttles",
         "kafka_throttle_throttled_seconds",
         "kafka_throttle_throttles",
         "kafka_throttle_upstream_connect_failures",

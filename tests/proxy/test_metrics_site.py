@@ -6,7 +6,7 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from proxy.admin.http import AdminServer, measure_lag
+from proxy.admin.metrics_site import MetricsSite, measure_lag
 from proxy.config import ConfigErrors
 from proxy.metrics import Metrics
 
@@ -18,7 +18,7 @@ def reasons():
 
 @pytest.fixture
 async def get(reasons):
-    server = AdminServer(Metrics(CollectorRegistry()), lambda: reasons)
+    server = MetricsSite(Metrics(CollectorRegistry()), lambda: reasons)
     port = await server.start("127.0.0.1", 0)
 
     async def get(path, method="GET", **headers):
@@ -70,9 +70,9 @@ async def test_nothing_else_is_served(get):
 
 
 async def test_a_port_in_use_is_told_with_its_setting():
-    first = AdminServer(Metrics(CollectorRegistry()), list)
+    first = MetricsSite(Metrics(CollectorRegistry()), list)
     port = await first.start("127.0.0.1", 0)
-    second = AdminServer(Metrics(CollectorRegistry()), list)
+    second = MetricsSite(Metrics(CollectorRegistry()), list)
     with pytest.raises(ConfigErrors) as caught:
         await second.start("127.0.0.1", port)
     await second.stop()
@@ -82,7 +82,7 @@ async def test_a_port_in_use_is_told_with_its_setting():
 
 
 async def test_an_address_of_another_machine_is_told_with_its_setting():
-    server = AdminServer(Metrics(CollectorRegistry()), list)
+    server = MetricsSite(Metrics(CollectorRegistry()), list)
     with pytest.raises(ConfigErrors) as caught:
         await server.start("192.0.2.1", 0)
     assert str(caught.value) == "metrics.bind: expected an address of this machine, got '192.0.2.1'"

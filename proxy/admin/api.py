@@ -1,0 +1,200 @@
+"""The JSON API for operators: what quotas there are, and why a client may use how much."""
+
+import json
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from hmac import compare_digest
+from ipaddress import ip_address
+from typing import Protocol
+
+from aiohttp import hdrs, web
+
+from proxy.admin.http_listener import MAX_BODY_BYTES
+from proxy.clock import Clock
+from proxy.config import is_loopback
+from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, explained_form, quotas_form
+from proxy.last_throttles import LastThrottles
+from proxy.logs import shown
+from proxy.verdicts.decide import measured_client_id
+from quotas.explain import Client, Explanation, explain
+from quotas.ledger import Ledger, SensorKey
+from quotas.sources.source import Quotas, Tables
+
+MAX_QUOTAS = 5_000
+"""So many entities are in one answer at most."""
+
+_SOME_QUOTAS = 1_000
+_MAX_NODES = 1_000
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Cluster(Protocol):
+    """What the API knows of a virtual cluster."""
+
+    name: str
+    ledger: Ledger
+    last_throttles: LastThrottles
+
+    @property
+    def quotas(self) -> Quotas:
+        """The quotas in force."""
+
+    @property
+    def origin(self) -> Origin:
+        """Where they come from."""
+
+    def node_ids(self) -> Iterable[int]:
+        """The nodes that clients may have been measured at."""
+
+
+class BadParameter(Exception):
+    """A parameter of a request that is not as it should be. The text says which, and what was expected."""
+
+
+class AdminApi:
+    """Answers about `clusters`. With a `token`, only to those who bear it; without one, only to this machine."""
+
+    def __init__(self, clusters: Sequence[Cluster], clock: Clock) -> None:
+        self.token: str | None = None
+        self._clusters = {cluster.name: cluster for cluster in clusters}
+        self._clock = clock
+
+    def application(self) -> web.Application:
+        """All its pages."""
+        application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_json, self._admit])
+        application.router.add_get("/api/v1/explain", self._explain, allow_head=False)
+        application.router.add_get("/api/v1/quotas", self._quotas, allow_head=False)
+        return application
+
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Without a token it takes the name of this machine to get in: else a web page could have a browser ask."""
+        if self.token is None:
+            if not _names_this_machine(request.headers.get(hdrs.HOST, "")):
+                raise web.HTTPForbidden(text="Host: expected localhost or a loopback address, as there is no token")
+        elif not compare_digest(request.headers.get(hdrs.AUTHORIZATION, "").encode(), f"Bearer {self.token}".encode()):
+            raise web.HTTPUnauthorized(
+                text="Authorization: expected 'Bearer' and the token of admin.token_file",
+                headers={hdrs.WWW_AUTHENTICATE: 'Bearer realm="kafka-throttle"'},
+            )
+        return await handler(request)
+
+    async def _quotas(self, request: web.Request) -> web.Response:
+        parameters = _parameters(request, {"virtual_cluster", "offset", "limit"})
+        cluster = self._cluster(parameters)
+        offset = _whole(parameters, "offset", 0, 0, 2**31 - 1)
+        most = _whole(parameters, "limit", _SOME_QUOTAS, 1, MAX_QUOTAS)
+        return _answer(quotas_form(cluster.origin, cluster.quotas, offset, most))
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip"})
+        cluster = self._cluster(parameters)
+        return _answer(explained_by(cluster, _client(parameters, cluster.ledger), self._clock))
+
+    def _cluster(self, parameters: Mapping[str, str]) -> Cluster:
+        """The one that is asked about; the only one need not be named."""
+        name = parameters.get("virtual_cluster")
+        if name is None and len(self._clusters) == 1:
+            return next(iter(self._clusters.values()))
+        expected = f"virtual_cluster: expected one of {', '.join(self._clusters)}, got "
+        if name is None:
+            raise BadParameter(f"{expected}nothing")
+        if name not in self._clusters:
+            raise web.HTTPNotFound(text=f"{expected}{shown(name)!r}")
+        return self._clusters[name]
+
+
+def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
+    """What a virtual cluster at work says about a client."""
+    ledger, now_ms = cluster.ledger, clock.now_ms()
+    tables = Tables(ledger.table, ledger.shadow)
+    told = [
+        (explanation, _observed(cluster, explanation, now_ms))
+        for explanation in explain(cluster.quotas, tables, client)
+    ]
+    by_nodes = cluster.last_throttles.by_nodes(client.user, client.client_id, MAX_THROTTLES)
+    return explained_form(cluster.origin, client, told, by_nodes, clock.epoch_ms())
+
+
+def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observed:
+    key, tags, rule = explanation.key, explanation.tags, explanation.rule
+    if tags is None:
+        return Observed()
+    ledger, entity = cluster.ledger, None if rule is None else rule.entity
+    uses = []
+    for node_id in sorted(cluster.node_ids())[:_MAX_NODES]:
+        found = ledger.find(SensorKey(cluster.name, node_id, key.quota_type, tags, shadow=key.shadow), entity)
+        if found is not None and (reading := ledger.reading(found, now_ms)) is not None:
+            uses.append((found, reading))
+    throttles = [] if key.shadow else cluster.last_throttles.of_sensor(key.quota_type, tags, MAX_THROTTLES)
+    return Observed(uses, throttles)
+
+
+# ------------------------------------------------------------------ parameters
+
+
+def _parameters(request: web.Request, known: set[str]) -> dict[str, str]:
+    parameters = dict(request.query)
+    for name in parameters:
+        if name not in known:
+            raise BadParameter(f"{shown(name)}: unknown parameter, expected {', '.join(sorted(known))}")
+        if len(request.query.getall(name)) > 1:
+            raise BadParameter(f"{name}: expected once, got {len(request.query.getall(name))} times")
+    return parameters
+
+
+def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, high: int) -> int:
+    text = parameters.get(name, str(default))
+    if not (text.isascii() and text.isdigit() and len(text) <= 10 and low <= int(text) <= high):
+        raise BadParameter(f"{name}: expected a whole number from {low} to {high}, got {shown(text)!r}")
+    return int(text)
+
+
+def _client(parameters: Mapping[str, str], ledger: Ledger) -> Client:
+    """Who is asked about, under the name that is measured."""
+    user, client_id, ip = parameters.get("user", "ANONYMOUS"), parameters.get("client_id", ""), parameters.get("ip")
+    if not user:
+        raise BadParameter("user: expected a name, got an empty one")
+    if ip is not None:
+        try:
+            ip_address(ip)
+        except ValueError:
+            raise BadParameter(f"ip: expected an IP address, got {shown(ip)!r}") from None
+    return Client(user, measured_client_id(client_id.encode(errors="replace"), ledger.table), ip)
+
+
+def _names_this_machine(host: str) -> bool:
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    try:
+        return is_loopback(name)
+    except ValueError:
+        return name.lower() in ("localhost", "localhost.localdomain")
+
+
+# --------------------------------------------------------------------- answers
+
+
+def _answer(form: Form, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    text = json.dumps(form)
+    return web.Response(
+        text=text,
+        status=status,
+        content_type="application/json",
+        headers={**(headers or {}), hdrs.CACHE_CONTROL: "no-store", "X-Content-Type-Options": "nosniff"},
+    )
+
+
+@web.middleware
+async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors, too, are JSON: what was wrong, and where."""
+    try:
+        return await handler(request)
+    except BadParameter as error:
+        return _answer({"error": str(error)}, 400)
+    except web.HTTPException as error:
+        kept = (hdrs.WWW_AUTHENTICATE, hdrs.ALLOW)
+        headers = {str(name): error.headers[name] for name in kept if name in error.headers}
+        text = error.text or error.reason
+        if error.status == 404 and request.match_info.http_exception is not None:
+            text = "no such page; there are /api/v1/explain and /api/v1/quotas"
+        return _answer({"error": text}, error.status, headers)

@@ -1,0 +1,46 @@
+"""One HTTP listener of this process."""
+
+import errno
+
+from aiohttp import web
+
+from proxy.config import ConfigError, ConfigErrors
+
+MAX_BODY_BYTES = 1_024
+
+
+class HttpListener:
+    """Serves one application; `section` is where the configuration says at which address and port."""
+
+    def __init__(self, application: web.Application, section: str) -> None:
+        self._application = application
+        self._section = section
+        self._runner: web.AppRunner | None = None
+
+    async def start(self, bind: str, port: int) -> int:
+        """Listen; returns the port, one of the system's choice for 0. ConfigErrors if it cannot be had."""
+        runner = web.AppRunner(self._application, access_log=None, handle_signals=False, shutdown_timeout=1)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, bind, port).start()
+        except OSError as error:
+            await runner.cleanup()
+            raise ConfigErrors([self._bind_problem(error, bind, port)]) from error
+        self._runner = runner
+        address: tuple[str, int] = runner.addresses[0]
+        return address[1]
+
+    async def stop(self) -> None:
+        """Close the listener; answers under way have a second. May be called at any time, and twice."""
+        if self._runner is not None:
+            runner, self._runner = self._runner, None
+            await runner.cleanup()
+
+    def _bind_problem(self, error: OSError, bind: str, port: int) -> ConfigError:
+        section = self._section
+        if error.errno == errno.EADDRINUSE:
+            return ConfigError(f"{section}.port", f"expected a free port of {bind}, got {port}, which is in use")
+        if error.errno == errno.EADDRNOTAVAIL:
+            return ConfigError(f"{section}.bind", f"expected an address of this machine, got {bind!r}")
+        expected = f"expected a port of {bind} to listen on, got {port}"
+        return ConfigError(f"{section}.port", f"{expected}: {error.strerror}")

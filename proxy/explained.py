@@ -1,0 +1,161 @@
+"""What is told about quotas to people and programs, as plain data: by the admin API, and by the command line."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, NamedTuple
+
+from proxy.last_throttles import PastThrottle
+from proxy.logs import shown
+from quotas.entities import DEFAULT, Entity, SensorTags
+from quotas.explain import NOT_ENFORCED, UNIT, Client, Explanation, Rule
+from quotas.ledger import SensorKey
+from quotas.quota_table import UNLIMITED
+from quotas.sensors import SensorReading
+from quotas.sources.source import Limit, Quotas
+
+MAX_PROBLEMS = 100
+MAX_THROTTLES = 10
+"""Of one quota: so many of the latest throttles are told."""
+
+Form = dict[str, Any]
+"""What JSON writes."""
+
+
+class Observed(NamedTuple):
+    """What a running proxy knows about one explanation: its sensors, and who of its sharers was throttled last."""
+
+    uses: Sequence[tuple[SensorKey, SensorReading]] = ()
+    throttles: Sequence[PastThrottle] = ()
+
+
+class Origin(NamedTuple):
+    """Whose quotas these are: the virtual cluster, the name of its source, and what is wrong with that."""
+
+    virtual_cluster: str
+    source: str
+    problems: Mapping[str, str]
+
+    def form(self) -> Form:
+        """With at most MAX_PROBLEMS problems."""
+        problems = {shown(place): shown(problem, 1_000) for place, problem in self.problems.items()}
+        return {
+            "virtual_cluster": self.virtual_cluster,
+            "source": self.source,
+            "problems": dict(islice(problems.items(), MAX_PROBLEMS)),
+        }
+
+
+def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Form:
+    """A part of all quotas, in the order in which the source has them."""
+    part = islice(quotas.items(), offset, offset + most)
+    entries = [
+        {
+            "entity": entity_form(entity),
+            "limits": {key.text: limit_form(limit) for key, limit in limits.items()},
+        }
+        for entity, limits in part
+    ]
+    return {**origin.form(), "total": len(quotas), "offset": offset, "quotas": entries}
+
+
+def entity_form(entity: Entity) -> dict[str, str | None]:
+    """As Kafka's protocol has it: by entity type, null for the default."""
+    return {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
+
+
+def limit_form(limit: Limit) -> Form:
+    """A limit with the layer it comes from."""
+    return {"limit": number(limit.value), "layer": limit.layer}
+
+
+def number(value: float) -> int | float | None:
+    """Whole where it is; None for the absence of a limit."""
+    if value >= UNLIMITED:
+        return None
+    return int(value) if float(value).is_integer() else value
+
+
+def explained_form(
+    origin: Origin,
+    client: Client,
+    explanations: Iterable[tuple[Explanation, Observed]],
+    node_throttles: Iterable[PastThrottle],
+    now_epoch_ms: int | None,
+) -> Form:
+    """Everything that is told about one client. `now_epoch_ms` is None where no running proxy was asked."""
+    now = now_epoch_ms or 0
+    return {
+        **origin.form(),
+        "client": client._asdict(),
+        "live": now_epoch_ms is not None,
+        "quotas": [_explanation_form(explanation, observed, now) for explanation, observed in explanations],
+        "node_throttles": [throttle_form(past, now) for past in node_throttles],
+    }
+
+
+def _explanation_form(explanation: Explanation, observed: Observed, now_epoch_ms: int) -> Form:
+    key = explanation.key
+    return {
+        "quota": key.text,
+        "unit": UNIT[key.quota_type],
+        "enforced": not key.shadow and key.quota_type not in NOT_ENFORCED,
+        "rule": None if explanation.rule is None else _rule_form(explanation.rule),
+        "beaten": [{**_rule_form(beaten.rule), "why": beaten.why} for beaten in explanation.beaten],
+        "measured_as": None if explanation.tags is None else _tags_form(explanation.tags),
+        "shared_by": explanation.shared_by,
+        "notes": list(explanation.notes),
+        "use": [use_form(*use) for use in observed.uses],
+        "throttles": [throttle_form(past, now_epoch_ms) for past in observed.throttles],
+    }
+
+
+def _rule_form(rule: Rule) -> Form:
+    return {
+        "entity": entity_form(rule.entity),
+        "level": rule.level,
+        "limit": number(rule.limit),
+        "layer": rule.layer,
+    }
+
+
+def _tags_form(tags: SensorTags) -> Form:
+    return {"user": tags.user, "client_id": tags.client_id}
+
+
+def use_form(key: SensorKey, reading: SensorReading) -> Form:
+    """What one sensor measures now. `shared_by` tells whose newcomers share it, as the table of sensors was full."""
+    return {
+        "node_id": key.node_id,
+        "rate": reading.rate,
+        "limit": number(reading.limit),
+        "lent": reading.lent,
+        "debt_ms": round(reading.debt_ms),
+        "throttles": reading.throttles,
+        "throttled_ms": reading.throttled_ms,
+        "capped": reading.capped,
+        "shared_by": None if key.shared_by is None else entity_form(key.shared_by),
+    }
+
+
+def throttle_form(past: PastThrottle, now_epoch_ms: int) -> Form:
+    """One throttle; `left_ms` is for how long it still mutes the client, if that is connected."""
+    until_epoch_ms = past.at_epoch_ms + past.throttle_time_ms
+    return {
+        "at": _time(past.at_epoch_ms),
+        "left_ms": max(until_epoch_ms - now_epoch_ms, 0),
+        "throttle_time_ms": past.throttle_time_ms,
+        "user": past.user,
+        "client_id": past.client_id,
+        "ip": past.ip,
+        "node_id": past.node_id,
+        "entity": None if past.entity is None else entity_form(past.entity),
+        "rate": past.rate,
+        "limit": None if past.limit is None else number(past.limit),
+        "lent": past.lent,
+        "throttles": past.throttles,
+    }
+
+
+def _time(epoch_ms: int) -> str:
+    return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -1,0 +1,94 @@
+"""Who was throttled last, and why: a bounded memory of the latest throttle of each client, for `explain`."""
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from proxy.clock import Clock
+from proxy.relay.actions import Throttled
+from proxy.verdicts.decide import measured_client_id
+from proxy.verdicts.facts import ConnectionFacts
+from quotas.entities import Entity, QuotaType, SensorTags, plain_ip
+from quotas.ledger import Ledger, SensorKey
+
+MAX_CLIENTS = 1_000
+"""Of so many (client, node, quota type) the latest throttle is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class PastThrottle:
+    """The latest throttle of one client by one quota at one node.
+
+    `quota_type` is None for the node's own throttle; then there are no tags, no entity, and nothing was measured.
+    `rate` is what the sensor measured, in units/s; `lent` was over it and is to be charged later. `throttles` counts
+    those of this client since it was first noted.
+    """
+
+    at_epoch_ms: int
+    throttle_time_ms: int
+    user: str
+    client_id: str
+    ip: str
+    node_id: int
+    quota_type: QuotaType | None
+    tags: SensorTags | None
+    entity: Entity | None
+    rate: float | None
+    limit: float | None
+    lent: float
+    throttles: int
+
+
+class LastThrottles:
+    """The latest throttles of one virtual cluster; a client that is throttled all the time takes one place."""
+
+    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._latest: OrderedDict[tuple[str, str, str, int, QuotaType | None], PastThrottle] = OrderedDict()
+
+    def note(self, ip: str, throttled: Throttled, facts: ConnectionFacts, now_ms: int) -> None:
+        """A client at `ip` was throttled just now."""
+        quota_type = throttled.quota_type
+        client_id = measured_client_id(throttled.client_id, self._ledger.table)
+        who = (facts.user, client_id, ip, facts.node_id, quota_type)
+        before = self._latest.pop(who, None)
+        tags = entity = rate = limit = None
+        lent = 0.0
+        if quota_type is not None:
+            tags, limit, entity = self._ledger.table.tags_and_limit(quota_type, facts.user, client_id)
+            key = SensorKey(facts.virtual_cluster, facts.node_id, quota_type, tags)
+            found = self._ledger.find(key, entity)
+            if found is not None and (reading := self._ledger.reading(found, now_ms)) is not None:
+                rate, limit, lent = reading.rate, reading.limit, reading.lent
+        self._latest[who] = PastThrottle(
+            at_epoch_ms=self._clock.epoch_ms(),
+            throttle_time_ms=throttled.throttle_time_ms,
+            user=facts.user,
+            client_id=client_id,
+            ip=plain_ip(ip),
+            node_id=facts.node_id,
+            quota_type=quota_type,
+            tags=tags,
+            entity=entity,
+            rate=rate,
+            limit=limit,
+            lent=lent,
+            throttles=1 if before is None else before.throttles + 1,
+        )
+        if len(self._latest) > MAX_CLIENTS:
+            self._latest.popitem(last=False)
+
+    def of_sensor(self, quota_type: QuotaType, tags: SensorTags, most: int) -> list[PastThrottle]:
+        """Those of all who are measured under `tags`, the latest first."""
+        return list(islice(self._where(quota_type, tags), most))
+
+    def by_nodes(self, user: str, client_id: str, most: int) -> list[PastThrottle]:
+        """The throttles by nodes of one client, the latest first."""
+        own = (past for past in self._where(None, None) if (past.user, past.client_id) == (user, client_id))
+        return list(islice(own, most))
+
+    def _where(self, quota_type: QuotaType | None, tags: SensorTags | None) -> Iterator[PastThrottle]:
+        latest_first = reversed(self._latest.values())
+        return (past for past in latest_first if past.quota_type is quota_type and past.tags == tags)

@@ -1,0 +1,205 @@
+"""Why a client may use how much: which rule binds it, which rules that one beats, and with whom it is measured."""
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType, SensorTags, plain_ip
+from quotas.quota_table import QuotaTable
+from quotas.sources.source import Limit, Quotas, Tables
+
+NOT_ENFORCED: Final = frozenset({QuotaType.REQUEST, QuotaType.CONNECTION})
+"""Kept and described, but neither measured nor felt yet."""
+
+UNIT: Final[Mapping[QuotaType, str]] = {
+    QuotaType.PRODUCE: "bytes/s",
+    QuotaType.FETCH: "bytes/s",
+    QuotaType.REQUEST: "percent of a thread",
+    QuotaType.CONTROLLER_MUTATION: "partitions/s",
+    QuotaType.CONNECTION: "connections/s",
+}
+
+_NO_CLIENT_ID = "an empty client-id is covered by no default for client-ids"
+_KEPT_ONLY = "kept and described; this version neither enforces nor measures it"
+
+
+class Client(NamedTuple):
+    """Whom to explain; the client-id may be empty. Without an `ip`, quotas of addresses are left out."""
+
+    user: str
+    client_id: str
+    ip: str | None = None
+
+
+class Rule(NamedTuple):
+    """A quota that covers the client: on which of Kafka's levels it stands, its limit, the layer it comes from.
+
+    Of the eight levels for users and client-ids the first with a quota binds; addresses have two of their own.
+    """
+
+    entity: Entity
+    level: int
+    limit: float
+    layer: str
+
+
+class BeatenRule(NamedTuple):
+    """A rule that covers the client and does not bind it, and why not."""
+
+    rule: Rule
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """One quota type, enforced or shadow, for one client.
+
+    `rule` is None where no quota binds. `tags` are those it is measured under, None where it is not measured.
+    `shared_by` says in words who is measured together; `notes` what else is to be known.
+    """
+
+    key: QuotaKey
+    rule: Rule | None
+    beaten: tuple[BeatenRule, ...] = ()
+    tags: SensorTags | None = None
+    shared_by: str = ""
+    notes: tuple[str, ...] = ()
+
+
+def explain(quotas: Quotas, tables: Tables, client: Client) -> list[Explanation]:
+    """All quota types in force, and the shadows that anybody has. `tables` are those made of `quotas`.
+
+    A table remembers which kinds of entity ever had a quota: it decides where clients without one are measured.
+    """
+    explanations = []
+    for key in (QuotaKey(quota_type, shadow) for quota_type in QuotaType for shadow in (False, True)):
+        table = tables.shadow if key.shadow else tables.enforced
+        if key.quota_type is QuotaType.CONNECTION:
+            explanation = None if client.ip is None else _of_address(quotas, key, client.ip)
+        else:
+            explanation = _of_client(quotas, table, key, client)
+        if explanation is not None and (explanation.rule is not None or not key.shadow or table.is_on(key.quota_type)):
+            explanations.append(explanation)
+    return explanations
+
+
+def level_of(entity: Entity) -> int:
+    """Which of Kafka's levels an entity stands on: 1 to 8, or 1 to 2 for addresses."""
+    if entity.ip is not None:
+        return 2 if entity.ip is DEFAULT else 1
+    return _LEVELS[_kind(entity.user), _kind(entity.client_id)]
+
+
+def _kind(name: Name) -> str:
+    return "" if name is None else "default" if name is DEFAULT else "named"
+
+
+_LEVELS: Final = {
+    ("named", "named"): 1,
+    ("named", "default"): 2,
+    ("named", ""): 3,
+    ("default", "named"): 4,
+    ("default", "default"): 5,
+    ("default", ""): 6,
+    ("", "named"): 7,
+    ("", "default"): 8,
+}
+
+
+# --------------------------------------------------------------------- clients
+
+
+def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client) -> Explanation:
+    quota_type = key.quota_type
+    rules = [
+        Rule(entity, level_of(entity), limit.value, limit.layer)
+        for entity in _covering(client)
+        if (limit := _limit(quotas, entity, key)) is not None
+    ]
+    if not table.is_on(quota_type):
+        return Explanation(key, None, notes=("nobody has such a quota, so nothing is measured",))
+    tags, _, binding = table.tags_and_limit(quota_type, client.user, client.client_id)
+    rule = next((rule for rule in rules if rule.entity == binding), None)
+    beaten = tuple(BeatenRule(other, _why_beaten(other, rule)) for other in rules if other is not rule)
+    if quota_type in NOT_ENFORCED:
+        return Explanation(key, rule, beaten, notes=(_KEPT_ONLY,))
+    if rule is None and key.shadow:
+        return Explanation(key, None, beaten, notes=("no shadow quota covers this client, so none is measured",))
+    notes = () if rule is not None else ("no quota binds: measured without a limit, as in a broker",)
+    return Explanation(key, rule, beaten, tags, _sharers(tags, quota_type), notes)
+
+
+def _covering(client: Client) -> Iterator[Entity]:
+    """The entities that a client belongs to, on all eight levels in their order."""
+    users: tuple[Name, ...] = (client.user, DEFAULT)
+    client_ids: tuple[Name, ...] = (client.client_id, DEFAULT) if client.client_id else (DEFAULT,)
+    for user in users:
+        yield from (Entity(user, client_id) for client_id in client_ids)
+        yield Entity(user)
+    yield from (Entity(client_id=client_id) for client_id in client_ids)
+
+
+def _limit(quotas: Quotas, entity: Entity, key: QuotaKey) -> Limit | None:
+    limits: Mapping[QuotaKey, Limit] = quotas.get(entity, {})
+    return limits.get(key)
+
+
+def _why_beaten(beaten: Rule, binding: Rule | None) -> str:
+    """A rule that covers a client and does not bind it comes after the binding one, or is not for empty client-ids."""
+    if binding is None or binding.level > beaten.level:
+        return _NO_CLIENT_ID
+    return f"level {binding.level} comes before level {beaten.level}"
+
+
+def _sharers(tags: SensorTags, quota_type: QuotaType) -> str:
+    """Who is measured together under `tags`."""
+    if tags.user and tags.client_id:
+        who = f"only {Entity(tags.user, tags.client_id)}"
+    elif tags.user:
+        who = f"all client-ids of {Entity(tags.user)}"
+    elif tags.client_id:
+        who = f"{Entity(client_id=tags.client_id)} of all users"
+    else:
+        who = "all clients with an empty client-id"
+    return who if quota_type is QuotaType.CONTROLLER_MUTATION else f"{who}, at each node by itself"
+
+
+# ------------------------------------------------------------------- addresses
+
+
+def _of_address(quotas: Quotas, key: QuotaKey, address: str) -> Explanation:
+    ip = plain_ip(address)
+    rules = [
+        Rule(entity, level_of(entity), limit.value, limit.layer)
+        for entity in (Entity(ip=ip), Entity(ip=DEFAULT))
+        if (limit := _limit(quotas, entity, key)) is not None
+    ]
+    beaten = tuple(BeatenRule(other, "an address of its own comes before the default") for other in rules[1:])
+    notes = (_KEPT_ONLY,) if rules else ("no quota covers this address",)
+    return Explanation(key, rules[0] if rules else None, beaten, shared_by=f"all connections from {ip}", notes=notes)
+
+
+# ------------------------------------------------------------- never binding
+
+
+class Precedence(NamedTuple):
+    """An entity that always comes first; `but_for_empty`: clients with an empty client-id are left to the other."""
+
+    entity: Entity
+    but_for_empty: bool
+
+
+def always_beaten_by(entity: Entity, others: Container[Entity]) -> Precedence | None:
+    """Which of `others`, all with a quota of one type, binds every client that `entity` covers; None if none does."""
+    if entity.ip is not None:
+        return None
+    if entity.user is None:
+        stronger = [Entity(DEFAULT, DEFAULT), Entity(DEFAULT)]
+        if entity.client_id is not DEFAULT:
+            stronger.insert(0, Entity(DEFAULT, entity.client_id))
+    elif entity.client_id is None:
+        stronger = [Entity(entity.user, DEFAULT)]
+    else:
+        return None
+    found = next((other for other in stronger if other in others), None)
+    return None if found is None else Precedence(found, but_for_empty=entity.client_id is None)

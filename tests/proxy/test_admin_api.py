@@ -1,0 +1,292 @@
+"""The JSON API: what it answers, to whom, and what it says about bad questions."""
+
+import json
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+
+from proxy.admin.api import AdminApi
+from proxy.admin.http_listener import HttpListener
+from proxy.admin.token_file import read_token
+from proxy.config import AdminConfig, ConfigErrors
+from proxy.explained import Origin
+from proxy.last_throttles import LastThrottles
+from proxy.relay.actions import Throttled
+from proxy.verdicts.facts import ConnectionFacts
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from quotas.sources.source import Limit, tables_of
+from tests.fakes.clock import FakeClock
+
+TOKEN = "a-token-of-24-characters"
+PRODUCE, SHADOW_FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH, shadow=True)
+QUOTAS = {
+    Entity("alice"): {PRODUCE: Limit(100.0, "proxy.yaml"), SHADOW_FETCH: Limit(50.0, "state.json")},
+    Entity(client_id=DEFAULT): {PRODUCE: Limit(9.0, "proxy.yaml")},
+}
+
+
+class Cluster(SimpleNamespace):
+    """A virtual cluster with nodes 1 and 2, in which alice's etl has produced at node 2."""
+
+    def __init__(self, name, clock, quotas=QUOTAS, capacity=64):
+        ledger = Ledger(Sensors(capacity), QuotaTable())
+        tables = tables_of(quotas)
+        ledger.replace(tables.enforced, clock.now_ms(), tables.shadow)
+        throttles = LastThrottles(ledger, clock)
+        origin = Origin(name, "file", {"state.json": "cannot be read"})
+        super().__init__(name=name, ledger=ledger, last_throttles=throttles, quotas=quotas, origin=origin)
+
+    def node_ids(self):
+        return [2, 1]
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def clusters(clock):
+    return [Cluster("main", clock)]
+
+
+@pytest.fixture
+async def api(clusters, clock):
+    api = AdminApi(clusters, clock)
+    listener = HttpListener(api.application(), "admin")
+    port = await listener.start("127.0.0.1", 0)
+
+    async def get(path, method="GET", **headers):
+        async with session.request(method, f"http://127.0.0.1:{port}/api/v1/{path}", headers=headers) as answer:
+            assert answer.content_type == "application/json"
+            return answer.status, json.loads(await answer.read()), answer.headers
+
+    async with aiohttp.ClientSession() as session:
+        yield SimpleNamespace(get=get, server=api)
+    await listener.stop()
+
+
+def use_and_be_throttled(cluster, clock, user="alice", client_id=b"etl", node_id=2, value=1500):
+    facts = ConnectionFacts("main", None, cluster.ledger, node_id, user, None)
+    binding = cluster.ledger.bind("main", node_id, user, client_id.decode(), clock.now_ms())
+    throttle_ms = cluster.ledger.sensors.charge(binding.produce, value, clock.now_ms())
+    throttled = Throttled(QuotaType.PRODUCE, throttle_ms, client_id)
+    cluster.last_throttles.note("10.0.0.1", throttled, facts, clock.now_ms())
+    return binding
+
+
+async def quota(api, name, query):
+    status, body, _ = await api.get(f"explain?{query}")
+    assert status == 200
+    return next(told for told in body["quotas"] if told["quota"] == name)
+
+
+async def test_a_client_is_told_its_rule_what_it_beats_and_who_shares(api):
+    told = await quota(api, "producer_byte_rate", "user=alice&client_id=etl")
+    assert told == {
+        "quota": "producer_byte_rate",
+        "unit": "bytes/s",
+        "enforced": True,
+        "rule": {"entity": {"user": "alice"}, "level": 3, "limit": 100, "layer": "proxy.yaml"},
+        "beaten": [
+            {
+                "entity": {"client-id": None},
+                "level": 8,
+                "limit": 9,
+                "layer": "proxy.yaml",
+                "why": "level 3 comes before level 8",
+            }
+        ],
+        "measured_as": {"user": "alice", "client_id": ""},
+        "shared_by": "all client-ids of user=alice, at each node by itself",
+        "notes": [],
+        "use": [],
+        "throttles": [],
+    }
+
+
+async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told(api, clusters, clock):
+    use_and_be_throttled(clusters[0], clock)
+    use_and_be_throttled(clusters[0], clock, client_id=b"web", value=100)
+    clock.advance(1000)
+    told = await quota(api, "producer_byte_rate", "user=alice&client_id=other")
+    [use] = told["use"]
+    assert (use["node_id"], use["limit"], use["throttles"], use["throttled_ms"]) == (2, 100, 2, 11_000)
+    assert use["rate"] == 160.0
+    web, etl = told["throttles"]
+    assert (web["client_id"], etl["client_id"]) == ("web", "etl")
+    assert etl["at"].endswith("Z")
+    del etl["at"]
+    assert etl == {
+        "left_ms": 4000,
+        "throttle_time_ms": 5000,
+        "user": "alice",
+        "client_id": "etl",
+        "ip": "10.0.0.1",
+        "node_id": 2,
+        "entity": {"user": "alice"},
+        "rate": 150.0,
+        "limit": 100,
+        "lent": 0.0,
+        "throttles": 1,
+    }
+
+
+async def test_a_shadow_is_told_with_what_it_measures(api, clusters, clock):
+    binding = clusters[0].ledger.bind("main", 1, "alice", "etl", clock.now_ms())
+    clusters[0].ledger.shadow_sensors.charge(binding.shadow_fetch, 500, clock.now_ms())
+    told = await quota(api, "shadow_consumer_byte_rate", "user=alice&client_id=etl")
+    assert told["enforced"] is False
+    assert told["rule"]["limit"] == 50
+    assert told["rule"]["layer"] == "state.json"
+    assert [(use["node_id"], use["rate"]) for use in told["use"]] == [(1, 50.0)]
+
+
+async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):
+    facts = ConnectionFacts("main", None, clusters[0].ledger, 1, "alice", None)
+    clusters[0].last_throttles.note("::ffff:10.0.0.1", Throttled(None, 700, b"etl"), facts, clock.now_ms())
+    _, body, _ = await api.get("explain?user=alice&client_id=etl")
+    [past] = body["node_throttles"]
+    assert (past["throttle_time_ms"], past["rate"], past["ip"]) == (700, None, "10.0.0.1")
+    _, other, _ = await api.get("explain?user=alice&client_id=web")
+    assert other["node_throttles"] == []
+
+
+async def test_who_shares_the_sensor_of_newcomers_is_told_that(api, clock, clusters):
+    ledger = clusters[0].ledger
+    for number in range(80):
+        binding = ledger.bind("main", 1, "bob", f"c{number}", clock.now_ms())
+        ledger.sensors.charge(binding.produce, 1, clock.now_ms())
+    told = await quota(api, "producer_byte_rate", "user=bob&client_id=c79")
+    assert [(use["node_id"], use["shared_by"]) for use in told["use"]] == [(1, {"client-id": None})]
+
+
+async def test_a_client_that_says_nothing_about_itself_is_anonymous_and_has_no_client_id(api):
+    _, body, headers = await api.get("explain")
+    assert body["client"] == {"user": "ANONYMOUS", "client_id": "", "ip": None}
+    assert body["live"] is True
+    assert body["problems"] == {"state.json": "cannot be read"}
+    assert headers["Cache-Control"] == "no-store"
+    [told] = [told for told in body["quotas"] if told["quota"] == "producer_byte_rate"]
+    assert told["beaten"][0]["why"] == "an empty client-id is covered by no default for client-ids"
+
+
+async def test_hostile_names_are_carried_and_never_believed(api):
+    status, body, _ = await api.get("explain?client_id=%22%7D%0a%00%3Cscript%3E&user=%F0%9F%92%A9")
+    assert status == 200
+    assert body["client"]["client_id"] == '"}\n\x00<script>'
+    assert body["client"]["user"] == "💩"
+
+
+async def test_a_long_client_id_is_explained_under_the_name_it_is_measured_by(api):
+    _, body, _ = await api.get(f"explain?client_id={'x' * 2000}")
+    assert body["client"]["client_id"].startswith("x" * 64 + "… sha256 ")
+
+
+async def test_quotas_come_with_their_layers_in_parts(api):
+    _, body, _ = await api.get("quotas?limit=1")
+    assert body["quotas"] == [
+        {
+            "entity": {"user": "alice"},
+            "limits": {
+                "producer_byte_rate": {"limit": 100, "layer": "proxy.yaml"},
+                "shadow_consumer_byte_rate": {"limit": 50, "layer": "state.json"},
+            },
+        }
+    ]
+    assert (body["total"], body["offset"], body["source"]) == (2, 0, "file")
+    _, body, _ = await api.get("quotas?offset=1&virtual_cluster=main")
+    assert [entry["entity"] for entry in body["quotas"]] == [{"client-id": None}]
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        ("explain?user=", "user: expected a name, got an empty one"),
+        ("explain?ip=300.1.1.1", "ip: expected an IP address, got '300.1.1.1'"),
+        ("explain?usr=a", "usr: unknown parameter, expected client_id, ip, user, virtual_cluster"),
+        ("explain?user=a&user=b", "user: expected once, got 2 times"),
+        ("quotas?limit=0", "limit: expected a whole number from 1 to 5000, got '0'"),
+        ("quotas?limit=5001", "limit: expected a whole number from 1 to 5000, got '5001'"),
+        ("quotas?offset=-1", "offset: expected a whole number from 0 to 2147483647, got '-1'"),
+        ("quotas?offset=%D9%A3", "offset: expected a whole number from 0 to 2147483647, got '٣'"),
+        ("quotas?limit=99999999999999999999", "limit: expected a whole number from 1 to 5000, got '" + "9" * 20 + "'"),
+        ("quotas?%0a=1", r"\n: unknown parameter, expected limit, offset, virtual_cluster"),
+    ],
+)
+async def test_a_bad_question_is_told_what_is_wrong_with_it(api, path, error):
+    assert (await api.get(path))[:2] == (400, {"error": error})
+
+
+async def test_what_is_not_there_is_not_found(api):
+    assert (await api.get("explain?virtual_cluster=x"))[:2] == (
+        404,
+        {"error": "virtual_cluster: expected one of main, got 'x'"},
+    )
+    status, body, _ = await api.get("top")
+    assert (status, body["error"]) == (404, "no such page; there are /api/v1/explain and /api/v1/quotas")
+    status, body, headers = await api.get("quotas", method="POST")
+    assert (status, headers["Allow"]) == (405, "GET")
+    assert "error" in body
+
+
+async def test_one_of_several_virtual_clusters_has_to_be_named(clock, clusters, api):
+    api.server._clusters["other"] = Cluster("other", clock, {})
+    assert (await api.get("quotas"))[:2] == (
+        400,
+        {"error": "virtual_cluster: expected one of main, other, got nothing"},
+    )
+    _, body, _ = await api.get("quotas?virtual_cluster=other")
+    assert body["quotas"] == []
+
+
+async def test_with_a_token_only_who_bears_it_gets_an_answer(api):
+    api.server.token = TOKEN
+    refused = {"error": "Authorization: expected 'Bearer' and the token of admin.token_file"}
+    for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "é"}):
+        status, body, answered = await api.get("quotas", **headers)
+        assert (status, body) == (401, refused)
+        assert answered["WWW-Authenticate"].startswith("Bearer")
+    assert (await api.get("nothing"))[0] == 401
+    assert (await api.get("quotas", Authorization=f"Bearer {TOKEN}", Host="proxy.example"))[0] == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "10.0.0.1:9405", "127.0.0.1.evil.example", "[::2]:9405"])
+async def test_without_a_token_a_browser_that_was_led_here_gets_nothing(api, host):
+    status, body, _ = await api.get("quotas", Host=host)
+    assert status == 403
+    assert body["error"].startswith("Host: expected localhost or a loopback address")
+
+
+@pytest.mark.parametrize("host", ["localhost:9405", "LOCALHOST", "127.0.0.1", "[::1]:9405"])
+async def test_this_machine_is_known_by_its_names(api, host):
+    assert (await api.get("quotas", Host=host))[0] == 200
+
+
+def test_a_token_is_read_from_beside_the_configuration(tmp_path):
+    config = AdminConfig(token_file="token")
+    (tmp_path / "token").write_text(f"{TOKEN}\n")
+    assert read_token(config, tmp_path / "proxy.yaml") == TOKEN
+    assert read_token(AdminConfig(), tmp_path / "proxy.yaml") is None
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "expected a file that can be read, got {}: No such file or directory"),
+        (b"", "expected a token of at least 16 characters without spaces in {}, got 0 characters"),
+        (b"short", "expected a token of at least 16 characters without spaces in {}, got 5 characters"),
+        (b"with spaces in it, and long", "expected a token of at least 16 characters without spaces in {}, got 27 "),
+        (b"\xff" * 20, "expected a token of ASCII characters in {}, got others"),
+    ],
+)
+def test_a_token_that_is_none_is_told_with_its_setting(tmp_path, content, problem):
+    if content is not None:
+        (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ConfigErrors) as caught:
+        read_token(AdminConfig(token_file="token"), tmp_path / "proxy.yaml")
+    assert str(caught.value).startswith("admin.token_file: " + problem.format(tmp_path / "token"))

@@ -1,0 +1,69 @@
+"""Which source a configuration means, for the service and the command line alike."""
+
+import json
+
+import pytest
+
+from proxy.config import ConfigErrors, config_of
+from proxy.quota_sources import renew, source_of, unset
+from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources.source import Alteration, AlterationRefused, Limit
+
+PRODUCE = QuotaKey(QuotaType.PRODUCE)
+ALICE = Entity("alice")
+
+
+def cluster(rate=1000, **quotas):
+    entries = [{"user": "alice", "producer_byte_rate": rate}] if rate else []
+    config = {
+        "name": "main",
+        "upstream": {"bootstrap_servers": ["10.0.0.1:9092"]},
+        "listeners": [{"name": "plain", "bind": "127.0.0.1", "port": 19092, "node_ids": ["0-2"]}],
+        "quotas": {**({"entries": entries} if entries else {}), **quotas},
+    }
+    return config_of({"virtual_clusters": [config]}).virtual_clusters[0]
+
+
+def test_a_file_is_its_entries_under_a_state_file_beside_it(tmp_path):
+    source = source_of(cluster(state_file="state.json"), tmp_path / "proxy.yaml")
+    assert source.quotas == {ALICE: {PRODUCE: Limit(1000.0, "proxy.yaml")}}
+    assert source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
+    assert source.quotas == {ALICE: {PRODUCE: Limit(5.0, "state.json")}}
+    assert json.loads((tmp_path / "state.json").read_text())["version"] == 1
+    unset(source, ALICE, [PRODUCE])
+    assert source.quotas == {ALICE: {PRODUCE: Limit(1000.0, "proxy.yaml")}}
+
+
+def test_without_a_state_file_nothing_can_be_unset(tmp_path):
+    with pytest.raises(AlterationRefused):
+        unset(source_of(cluster(), tmp_path / "proxy.yaml"), ALICE, [PRODUCE])
+
+
+def test_a_changed_file_is_taken_up(tmp_path):
+    source = source_of(cluster(), tmp_path / "proxy.yaml")
+    renew(source, cluster(rate=7))
+    assert source.quotas == {ALICE: {PRODUCE: Limit(7.0, "proxy.yaml")}}
+
+
+class Layerless:
+    """A source in which a quota is there or not."""
+
+    def __init__(self, result):
+        self.result, self.altered = result, []
+
+    def alter(self, alterations):
+        self.altered += alterations
+        return [self.result for _ in alterations]
+
+
+def test_where_there_are_no_layers_unsetting_removes():
+    source = Layerless(None)
+    unset(source, ALICE, [PRODUCE])
+    assert source.altered == [Alteration(ALICE, {PRODUCE: None})]
+    with pytest.raises(AlterationRefused):
+        unset(Layerless(AlterationRefused("no")), ALICE, [PRODUCE])
+
+
+def test_a_source_that_is_not_there_is_told(tmp_path):
+    with pytest.raises(ConfigErrors, match=r"quotas\.source: expected 'file', got 'upstream'"):
+        source_of(cluster(rate=None, source="upstream"), tmp_path / "proxy.yaml")

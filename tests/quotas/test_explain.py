@@ -1,0 +1,179 @@
+"""Which rule binds a client, which ones it beats and why, and who shares."""
+
+from itertools import chain, combinations
+
+import pytest
+
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, SensorTags
+from quotas.explain import Client, Precedence, always_beaten_by, explain, level_of
+from quotas.quota_table import QuotaTable
+from quotas.sources.source import Limit, Tables, tables_of
+
+PRODUCE, SHADOW_PRODUCE = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.PRODUCE, shadow=True)
+EIGHT = [
+    Entity("alice", "etl"),
+    Entity("alice", DEFAULT),
+    Entity("alice"),
+    Entity(DEFAULT, "etl"),
+    Entity(DEFAULT, DEFAULT),
+    Entity(DEFAULT),
+    Entity(client_id="etl"),
+    Entity(client_id=DEFAULT),
+]
+SUBSETS = list(chain.from_iterable(combinations(EIGHT, count) for count in range(9)))
+CLIENTS = [Client(user, client_id) for user in ("alice", "bob") for client_id in ("etl", "web", "")]
+
+
+def quotas_of(*entities, key=PRODUCE):
+    return {entity: {key: Limit(1000.0 + level_of(entity), "proxy.yaml")} for entity in entities}
+
+
+def explained(quotas, client, key=PRODUCE):
+    [found] = [one for one in explain(quotas, tables_of(quotas), client) if one.key == key]
+    return found
+
+
+def test_the_levels_are_kafkas():
+    assert [level_of(entity) for entity in EIGHT] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [level_of(Entity(ip="10.0.0.1")), level_of(Entity(ip=DEFAULT))] == [1, 2]
+
+
+@pytest.mark.parametrize("key", [PRODUCE, SHADOW_PRODUCE])
+def test_the_rule_is_the_tables_and_every_other_one_that_covers_the_client_is_beaten_by_it(key):
+    for entities in SUBSETS:
+        quotas = quotas_of(*entities, key=key)
+        table = tables_of(quotas)[key.shadow]
+        for client in CLIENTS:
+            covering = {e for e in entities if covers(e, client)}
+            if key.shadow and not entities:
+                continue
+            found = explained(quotas, client, key)
+            standing = table.tags_and_limit(PRODUCE.quota_type, client.user, client.client_id)
+            assert (found.rule and found.rule.entity) == standing.entity
+            assert {beaten.rule.entity for beaten in found.beaten} == covering - {standing.entity}
+            if found.tags is not None:
+                assert found.tags == standing.tags
+            for beaten in found.beaten:
+                by_level = found.rule is not None and found.rule.level < beaten.rule.level
+                assert by_level == beaten.why.startswith("level")
+                assert by_level or client.client_id == ""
+
+
+def covers(entity, client):
+    users = (client.user, DEFAULT, None)
+    client_ids = (client.client_id or DEFAULT, DEFAULT, None)
+    return entity.user in users and entity.client_id in client_ids
+
+
+def test_what_always_comes_first_is_told_and_nothing_else():
+    """Held against all clients there can be: of a named user and another, with each client-id and with none."""
+    for entities in SUBSETS:
+        table = QuotaTable({entity: {PRODUCE.quota_type: 1.0} for entity in entities})
+        bound = [(c, table.tags_and_limit(PRODUCE.quota_type, c.user, c.client_id).entity) for c in CLIENTS]
+        for entity in entities:
+            binds = [client.client_id for client, binding in bound if binding == entity]
+            first = always_beaten_by(entity, entities)
+            if not binds:
+                assert first is not None
+                assert (entity.client_id is None) == first.but_for_empty
+            elif not any(binds):
+                assert first is not None
+                assert first.but_for_empty
+            else:
+                assert first is None
+
+
+def test_a_quota_of_a_client_id_beside_one_of_all_users_binds_nobody():
+    others = [Entity("alice"), Entity(DEFAULT)]
+    assert always_beaten_by(Entity(client_id="etl"), others) == Precedence(Entity(DEFAULT), but_for_empty=False)
+    assert always_beaten_by(Entity(client_id="etl"), others[:1]) is None
+    assert always_beaten_by(Entity(ip=DEFAULT), [Entity(ip="10.0.0.1")]) is None
+
+
+def test_a_rule_is_told_with_its_level_and_layer_and_who_shares_it():
+    quotas = {
+        Entity("alice"): {PRODUCE: Limit(5000.0, "state.yaml")},
+        Entity(client_id="etl"): {PRODUCE: Limit(10.0, "proxy.yaml")},
+    }
+    found = explained(quotas, Client("alice", "etl"))
+    assert found.rule == (Entity("alice"), 3, 5000.0, "state.yaml")
+    assert found.beaten == (((Entity(client_id="etl"), 7, 10.0, "proxy.yaml"), "level 3 comes before level 7"),)
+    assert found.tags == SensorTags("alice", "")
+    assert found.shared_by == "all client-ids of user=alice, at each node by itself"
+    assert found.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("entity", "client", "shared_by"),
+    [
+        (Entity(DEFAULT), Client("a", "b"), "all client-ids of user=a, at each node by itself"),
+        (Entity(DEFAULT, DEFAULT), Client("a", "b"), "only user=a, client-id=b, at each node by itself"),
+        (Entity(client_id=DEFAULT), Client("a", "b"), "client-id=b of all users, at each node by itself"),
+        (Entity(client_id="x"), Client("a", ""), "all clients with an empty client-id, at each node by itself"),
+    ],
+)
+def test_who_is_measured_together(entity, client, shared_by):
+    assert explained(quotas_of(entity), client).shared_by == shared_by
+
+
+def test_partitions_are_counted_for_the_cluster_as_a_whole():
+    key = QuotaKey(QuotaType.CONTROLLER_MUTATION)
+    assert explained(quotas_of(Entity("a"), key=key), Client("a", "b"), key).shared_by == "all client-ids of user=a"
+
+
+def test_an_empty_client_id_is_told_why_a_default_is_not_for_it():
+    quotas = quotas_of(Entity("alice", DEFAULT), Entity(DEFAULT), Entity(client_id=DEFAULT))
+    found = explained(quotas, Client("alice", ""))
+    assert found.rule.entity == Entity(DEFAULT)
+    assert [(beaten.rule.level, beaten.why) for beaten in found.beaten] == [
+        (2, "an empty client-id is covered by no default for client-ids"),
+        (8, "level 6 comes before level 8"),
+    ]
+    [unbound] = explained(quotas_of(Entity(client_id=DEFAULT)), Client("alice", "")).beaten
+    assert unbound.why == "an empty client-id is covered by no default for client-ids"
+
+
+def test_a_client_without_a_quota_is_measured_where_the_kinds_ever_in_use_say():
+    tables = tables_of(quotas_of(Entity(client_id="x")))
+    remembered = QuotaTable().succeeding(tables.enforced)
+    [found] = [e for e in explain({}, Tables(remembered, QuotaTable()), Client("a", "b")) if e.key == PRODUCE]
+    assert (found.rule, found.tags) == (None, SensorTags("", "b"))
+    assert found.notes == ("no quota binds: measured without a limit, as in a broker",)
+    [user] = [e for e in explain(*both(Entity("x")), Client("a", "b")) if e.key == PRODUCE]
+    assert user.tags == SensorTags("a", "")
+
+
+def both(*entities):
+    quotas = quotas_of(*entities)
+    return quotas, tables_of(quotas)
+
+
+def test_what_nobody_has_and_what_is_not_enforced_is_said_so():
+    found = {one.key.text: one for one in explain({}, tables_of({}), Client("a", "b", "10.0.0.1"))}
+    assert list(found) == [quota_type.value for quota_type in QuotaType]
+    assert found["producer_byte_rate"].notes == ("nobody has such a quota, so nothing is measured",)
+    assert found["connection_creation_rate"].notes == ("no quota covers this address",)
+    request = QuotaKey(QuotaType.REQUEST)
+    unenforced = explained(quotas_of(Entity("a"), key=request), Client("a", "b"), request)
+    assert unenforced.rule.limit == 1003
+    assert unenforced.tags is None
+    assert unenforced.notes == ("kept and described; this version neither enforces nor measures it",)
+
+
+def test_addresses_have_levels_of_their_own_and_one_spelling():
+    key = QuotaKey(QuotaType.CONNECTION)
+    quotas = quotas_of(Entity(ip="10.0.0.1"), Entity(ip=DEFAULT), key=key)
+    found = explained(quotas, Client("a", "b", "::ffff:10.0.0.1"), key)
+    assert found.rule[:2] == (Entity(ip="10.0.0.1"), 1)
+    assert [beaten.why for beaten in found.beaten] == ["an address of its own comes before the default"]
+    assert explained(quotas, Client("a", "b", "10.0.0.2"), key).rule[:2] == (Entity(ip=DEFAULT), 2)
+    assert all(one.key != key for one in explain(quotas, tables_of(quotas), Client("a", "b")))
+
+
+def test_a_shadow_is_looked_up_among_shadows_only():
+    quotas = {Entity("alice"): {PRODUCE: Limit(1.0, "x")}, Entity(client_id="etl"): {SHADOW_PRODUCE: Limit(2.0, "x")}}
+    found = explained(quotas, Client("alice", "etl"), SHADOW_PRODUCE)
+    assert (found.rule.entity, found.tags, found.beaten) == (Entity(client_id="etl"), SensorTags("", "etl"), ())
+    other = explained(quotas, Client("alice", "web"), SHADOW_PRODUCE)
+    assert (other.rule, other.tags) == (None, None)
+    assert other.notes == ("no shadow quota covers this client, so none is measured",)
