@@ -11,6 +11,7 @@ from proxy.verdicts.decide import measured_client_id
 from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import Entity, QuotaType, SensorTags, plain_ip
 from quotas.ledger import Ledger, SensorKey
+from quotas.sensors import SensorReading
 
 MAX_CLIENTS = 1_000
 """Of so many (client, node, quota type) the latest throttle is known."""
@@ -60,7 +61,8 @@ class LastThrottles:
             tags, limit, entity = self._ledger.table.tags_and_limit(quota_type, facts.user, client_id)
             key = SensorKey(facts.virtual_cluster, facts.node_id, quota_type, tags)
             found = self._ledger.find(key, entity)
-            if found is not None and (reading := self._ledger.reading(found, now_ms)) is not None:
+            reading = None if found is None else self._ledger.reading(found, now_ms)
+            if isinstance(reading, SensorReading):  # a token bucket has no rate
                 rate, limit, lent = reading.rate, reading.limit, reading.lent
         self._latest[who] = PastThrottle(
             at_epoch_ms=self._clock.epoch_ms(),

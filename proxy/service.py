@@ -47,6 +47,7 @@ from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
 from quotas.sources.source import Quotas
+from quotas.token_buckets import TokenBuckets
 
 _SWEEP_S = 1.0
 _WATCH_S = 0.25
@@ -77,8 +78,14 @@ class VirtualCluster:
             throttle.max_throttle_ms,
             throttle.max_debt_ms,
         )
+        buckets = TokenBuckets(
+            max_sensors,
+            windows.controller_quota_window_num,
+            windows.controller_quota_window_size_seconds * 1000,
+            throttle.max_throttle_ms,
+        )
         self.name = config.name
-        self.ledger = Ledger(sensors, QuotaTable())
+        self.ledger = Ledger(sensors, QuotaTable(), buckets=buckets)
         self.source = source_of(config, config_path)
         self.book = QuotaBook(
             config.name,

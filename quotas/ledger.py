@@ -8,6 +8,7 @@ from typing import NamedTuple
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import SensorReading, Sensors
+from quotas.token_buckets import BucketReading, TokenBuckets
 
 IDLE_MS = 3_600_000
 """A sensor that was not used for longer is closed, as in a broker."""
@@ -18,13 +19,17 @@ _MAX_BINDINGS = 10_000
 
 NO_CEILING_BYTES = 2**31 - 1
 
+WHOLE_CLUSTER = -2
+"""In place of a node's id: what is measured over all nodes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Binding:
     """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
-    It holds as long as `version` is the ledger's. `fetch_ceiling_bytes` is what one Fetch may ask for at most. What
-    the sensors of shadow quotas say is never felt.
+    It holds as long as `version` is the ledger's. `fetch_ceiling_bytes` is what one Fetch may ask for at most.
+    `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is never empty. What the
+    sensors of shadow quotas say is never felt.
     """
 
     version: int
@@ -33,6 +38,9 @@ class Binding:
     fetch_ceiling_bytes: int
     shadow_produce: int | None = None
     shadow_fetch: int | None = None
+    mutation: int | None = None
+    limits_mutations: bool = False
+    shadow_mutation: int | None = None
 
     @property
     def limits_fetches(self) -> bool:
@@ -43,6 +51,8 @@ class Binding:
 @dataclass(frozen=True, slots=True)
 class SensorKey:
     """What one sensor measures: a quota type under its tags at one node, for a quota that is enforced or a shadow.
+
+    Controller mutations are measured for the WHOLE_CLUSTER, as Kafka's bucket sits at the controller.
 
     `shared_by` is the entity whose newcomers share this sensor because the table was full; its tags then say
     `<overflow>` where each of them has a name of its own.
@@ -70,11 +80,23 @@ class Ledger:
     again. `overflowed` counts bindings that got no sensor of their own because the table of sensors was full; a
     sixteenth of its rows is kept back for those that such newcomers share.
 
-    Shadow quotas are measured in a table of sensors of their own, as large: they take no row from those in force.
+    Shadow quotas are measured in a table of sensors of their own, as large: they take no row from those in force. So
+    are the token buckets of controller mutations.
     """
 
-    def __init__(self, sensors: Sensors, table: QuotaTable, shadow: QuotaTable | None = None) -> None:
+    def __init__(
+        self,
+        sensors: Sensors,
+        table: QuotaTable,
+        shadow: QuotaTable | None = None,
+        buckets: TokenBuckets | None = None,
+    ) -> None:
+        """`buckets` are for controller mutations: as many as there are sensors, and with the same cap, if not given."""
         self.sensors = sensors
+        self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
+        self.shadow_buckets = TokenBuckets(
+            self.buckets.capacity, self.buckets.samples, self.buckets.window_ms, self.buckets.max_throttle_ms
+        )
         self.shadow_sensors = Sensors(
             sensors.capacity, sensors.samples, sensors.window_ms, sensors.max_throttle_ms, sensors.max_debt_ms
         )
@@ -90,7 +112,6 @@ class Ledger:
         """Sensors that the binding in the making holds already."""
         self._swept: Iterator[SensorKey] = iter(())
         self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
-        self._reserve = max(sensors.capacity // 16, 1)
         self._next_version()
 
     def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
@@ -108,14 +129,26 @@ class Ledger:
         self._spared.clear()
 
         def sensor(quota_type: QuotaType, shadow: bool = False) -> tuple[int | None, float]:
-            return self._sensor(virtual_cluster, node_id, quota_type, user, client_id, shadow, now_ms)
+            where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else node_id
+            return self._sensor(virtual_cluster, where, quota_type, user, client_id, shadow, now_ms)
 
         produce, _ = sensor(QuotaType.PRODUCE)
         fetch, fetch_limit = sensor(QuotaType.FETCH)
         shadow_produce, _ = sensor(QuotaType.PRODUCE, shadow=True)
         shadow_fetch, _ = sensor(QuotaType.FETCH, shadow=True)
-        ceiling_bytes = self._ceiling_bytes(fetch_limit)
-        return Binding(self.version, produce, fetch, ceiling_bytes, shadow_produce, shadow_fetch)
+        mutation, mutation_limit = sensor(QuotaType.CONTROLLER_MUTATION)
+        shadow_mutation, _ = sensor(QuotaType.CONTROLLER_MUTATION, shadow=True)
+        return Binding(
+            self.version,
+            produce,
+            fetch,
+            self._ceiling_bytes(fetch_limit),
+            shadow_produce,
+            shadow_fetch,
+            mutation,
+            mutation is not None and mutation_limit < UNLIMITED,
+            shadow_mutation,
+        )
 
     def replace(self, table: QuotaTable, now_ms: int, shadow: QuotaTable | None = None) -> None:
         """Put `table` in force for the next charge of every sensor, and have `shadow` measured beside it.
@@ -125,54 +158,57 @@ class Ledger:
         self.table = table.succeeding(self.table)
         self.shadow = shadow if shadow is not None else QuotaTable()
         for key, handle in list(self._handles.items()):
-            limit, sensors = self._limit(key), self._sensors_of(key)
+            limit, rows = self._limit(key), self._rows_of(key)
             if limit is None:
                 self._close(key)
-            elif limit != sensors.limit(handle):
-                sensors.set_limit(handle, limit, now_ms)
+            elif limit != rows.limit(handle):
+                rows.set_limit(handle, limit, now_ms)
         self._next_version()
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
         """From now on: no throttle is longer than the first, no debt reaches further ahead than the second."""
         self.sensors.set_caps(max_throttle_ms, max_debt_ms)
         self.shadow_sensors.set_caps(max_throttle_ms, max_debt_ms)
+        self.buckets.set_cap(max_throttle_ms)
+        self.shadow_buckets.set_cap(max_throttle_ms)
 
     def expire(self, now_ms: int) -> None:
         """Close sensors that nobody has used for more than an hour; called often, it looks at some each time.
 
-        When no row is left for newcomers, those go whose window is empty: a fresh sensor would measure the same.
+        When no row is left for newcomers, those go whose window is empty, or whose bucket is full: a fresh one would
+        measure the same.
         """
-        full = {shadow for shadow in (False, True) if not self._has_room(shadow)}
-        window_ms = self.sensors.samples * self.sensors.window_ms
         keys = list(islice(self._swept, KEYS_PER_SWEEP))
         if not keys:
             self._swept = iter(list(self._handles))
             keys = list(islice(self._swept, KEYS_PER_SWEEP))
-        idle = [key for key in keys if self._is_idle(key, now_ms, window_ms if key.shadow in full else IDLE_MS)]
+        idle = [key for key in keys if self._is_idle(key, now_ms)]
         for key in idle:
             self._close(key)
         if idle:
             self._next_version()
 
-    def _is_idle(self, key: SensorKey, now_ms: int, idle_ms: int) -> bool:
-        handle = self._handles.get(key)
-        sensors = self._sensors_of(key)
-        if handle is None or now_ms - sensors.idle_since_ms(handle) <= idle_ms:
+    def _is_idle(self, key: SensorKey, now_ms: int) -> bool:
+        handle, rows = self._handles.get(key), self._rows_of(key)
+        if handle is None:
             return False
-        reading = sensors.reading(handle, now_ms)
+        idle_ms = now_ms - rows.idle_since_ms(handle)
+        if idle_ms <= (IDLE_MS if _has_room(rows) else rows.samples * rows.window_ms):
+            return False
+        reading = rows.reading(handle, now_ms)
+        if isinstance(reading, BucketReading):
+            return idle_ms > IDLE_MS or reading.tokens == reading.burst
         return reading.debt_ms == 0 and reading.lent == 0
 
-    def _has_room(self, shadow: bool) -> bool:
-        sensors = self.shadow_sensors if shadow else self.sensors
-        return sensors.used < sensors.capacity - self._reserve
-
-    def _sensors_of(self, key: SensorKey) -> Sensors:
+    def _rows_of(self, key: SensorKey) -> Sensors | TokenBuckets:
+        if key.quota_type is QuotaType.CONTROLLER_MUTATION:
+            return self.shadow_buckets if key.shadow else self.buckets
         return self.shadow_sensors if key.shadow else self.sensors
 
-    def reading(self, key: SensorKey, now_ms: int) -> SensorReading | None:
+    def reading(self, key: SensorKey, now_ms: int) -> SensorReading | BucketReading | None:
         """One sensor as it stands, None if there is none."""
         handle = self._handles.get(key)
-        return None if handle is None else self._sensors_of(key).reading(handle, now_ms)
+        return None if handle is None else self._rows_of(key).reading(handle, now_ms)
 
     def find(self, key: SensorKey, entity: Entity | None) -> SensorKey | None:
         """The sensor that measures what `key` says, or else the one that newcomers of `entity` share; None: neither."""
@@ -180,9 +216,16 @@ class Ledger:
         return next((candidate for candidate in candidates if candidate in self._handles), None)
 
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
-        """What each sensor has measured."""
+        """What each sensor of a rate has measured."""
         for key, handle in list(self._handles.items()):
-            yield key, self._sensors_of(key).reading(handle, now_ms)
+            if key.quota_type is not QuotaType.CONTROLLER_MUTATION:
+                yield key, (self.shadow_sensors if key.shadow else self.sensors).reading(handle, now_ms)
+
+    def bucket_readings(self, now_ms: int) -> Iterator[tuple[SensorKey, BucketReading]]:
+        """What each token bucket holds."""
+        for key, handle in list(self._handles.items()):
+            if key.quota_type is QuotaType.CONTROLLER_MUTATION:
+                yield key, (self.shadow_buckets if key.shadow else self.buckets).reading(handle, now_ms)
 
     def shadow_throttles(self) -> dict[tuple[str, int, QuotaType], ShadowThrottles]:
         """By virtual cluster, node and quota type, of all shadow sensors that ever were."""
@@ -195,7 +238,8 @@ class Ledger:
     def _add_shadow_throttles(
         self, sums: dict[tuple[str, int, QuotaType], ShadowThrottles], key: SensorKey, handle: int
     ) -> None:
-        reading = self.shadow_sensors.reading(handle, self.shadow_sensors.idle_since_ms(handle))
+        rows = self._rows_of(key)
+        reading = rows.reading(handle, rows.idle_since_ms(handle))
         kind = (key.virtual_cluster, key.node_id, key.quota_type)
         throttles, throttled_ms = sums.get(kind, ShadowThrottles())
         sums[kind] = ShadowThrottles(throttles + reading.throttles, throttled_ms + reading.throttled_ms)
@@ -222,7 +266,7 @@ class Ledger:
             return None, UNLIMITED
         key = SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=shadow)
         handle = self._handles.get(key)
-        if handle is None and self._has_room(shadow):
+        if handle is None and _has_room(self._rows_of(key)):
             handle = self._open(key, limit, now_ms)
         if handle is None:
             return self._overflow(key, entity, limit, now_ms), limit
@@ -240,27 +284,27 @@ class Ledger:
         key = _shared_key(key, entity)
         handle = self._handles.get(key)
         if handle is None:
-            sensors = self._sensors_of(key)
-            if sensors.used == sensors.capacity:
-                self._close_longest_idle(sensors)
+            rows = self._rows_of(key)
+            if rows.used == rows.capacity:
+                self._close_longest_idle(rows)
             handle = self._open(key, limit, now_ms)
         self._spared.add(key)
         return handle
 
-    def _close_longest_idle(self, sensors: Sensors) -> None:
-        others = (key for key in self._handles if self._sensors_of(key) is sensors and key not in self._spared)
-        self._close(min(others, key=lambda key: sensors.idle_since_ms(self._handles[key])))
+    def _close_longest_idle(self, rows: Sensors | TokenBuckets) -> None:
+        others = (key for key in self._handles if self._rows_of(key) is rows and key not in self._spared)
+        self._close(min(others, key=lambda key: rows.idle_since_ms(self._handles[key])))
         self._next_version()
 
     def _open(self, key: SensorKey, limit: float, now_ms: int) -> int:
-        handle = self._handles[key] = self._sensors_of(key).open(limit, now_ms)
+        handle = self._handles[key] = self._rows_of(key).open(limit, now_ms)
         return handle
 
     def _close(self, key: SensorKey) -> None:
         handle = self._handles.pop(key)
         if key.shadow:
             self._add_shadow_throttles(self._closed_shadows, key, handle)
-        self._sensors_of(key).close(handle)
+        self._rows_of(key).close(handle)
 
     def _limit(self, key: SensorKey) -> float | None:
         """What the table says for a sensor that lives; None for a shared one whose entity has no quota any more."""
@@ -273,11 +317,17 @@ class Ledger:
     def _next_version(self) -> None:
         self.version += 1
         self._bindings.clear()
-        self.sensors.table_version = self.shadow_sensors.table_version = self.version
+        for rows in (self.sensors, self.shadow_sensors, self.buckets, self.shadow_buckets):
+            rows.table_version = self.version
 
     def _ceiling_bytes(self, limit: float) -> int:
         """What may be fetched at one instant from an idle start: whoever asks for more would never get it."""
         return int(min(self.sensors.burst(limit), NO_CEILING_BYTES))
+
+
+def _has_room(rows: Sensors | TokenBuckets) -> bool:
+    """Whether a newcomer gets a row of its own; a sixteenth is kept back for those that newcomers share."""
+    return rows.used < rows.capacity - max(rows.capacity // 16, 1)
 
 
 def _shared_key(key: SensorKey, entity: Entity) -> SensorKey:

@@ -17,6 +17,7 @@ from proxy.logs import shown
 from proxy.verdicts.decide import measured_client_id
 from quotas.explain import Client, Explanation, explain
 from quotas.ledger import Ledger, SensorKey
+from quotas.sensors import SensorReading
 from quotas.sources.source import Quotas, Tables
 
 MAX_QUOTAS = 5_000
@@ -124,7 +125,8 @@ def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observ
     uses = []
     for node_id in sorted(cluster.node_ids())[:_MAX_NODES]:
         found = ledger.find(SensorKey(cluster.name, node_id, key.quota_type, tags, shadow=key.shadow), entity)
-        if found is not None and (reading := ledger.reading(found, now_ms)) is not None:
+        reading = None if found is None else ledger.reading(found, now_ms)
+        if found is not None and isinstance(reading, SensorReading):  # a token bucket has no rate
             uses.append((found, reading))
     throttles = [] if key.shadow else cluster.last_throttles.of_sensor(key.quota_type, tags, MAX_THROTTLES)
     return Observed(uses, throttles)

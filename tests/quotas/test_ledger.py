@@ -1,11 +1,11 @@
 """Who is measured by which sensor, and what a change does to those that live."""
 
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import IDLE_MS, Ledger
+from quotas.ledger import IDLE_MS, WHOLE_CLUSTER, Ledger
 from quotas.quota_table import QuotaTable
 from quotas.sensors import Sensors
 
-PRODUCE, FETCH = QuotaType.PRODUCE, QuotaType.FETCH
+PRODUCE, FETCH, MUTATION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.CONTROLLER_MUTATION
 INT32_MAX = 2**31 - 1
 
 
@@ -160,3 +160,49 @@ def test_only_the_table_that_is_full_has_idle_sensors_make_place_early():
     assert (made.sensors.used, made.shadow_sensors.used) == (15, 1)
     made.expire(12_000)
     assert (made.sensors.used, made.shadow_sensors.used) == (0, 1)
+
+
+def test_all_nodes_share_the_bucket_of_controller_mutations():
+    made = ledger(quotas=table(10.0, MUTATION))
+    one, two = made.bind("main", 1, "u", "c", 0), made.bind("main", 2, "u", "c", 0)
+    assert one.limits_mutations
+    assert one.mutation == two.mutation is not None
+    assert one.mutation != made.bind("main", 1, "u", "d", 0).mutation
+    assert {key.node_id for key, _ in made.bucket_readings(0)} == {WHOLE_CLUSTER}
+    assert not list(made.readings(0))
+    assert one.produce is one.shadow_mutation is None
+
+
+def test_a_bucket_keeps_its_tokens_when_its_limit_changes_and_goes_with_nobody():
+    made = ledger(quotas=table(10.0, MUTATION))
+    bucket = made.bind("main", 1, "u", "c", 0).mutation
+    made.buckets.spend_permissively(bucket, 150, 0)
+    made.replace(table(20.0, MUTATION), 0)
+    binding = made.bind("main", 1, "u", "c", 0)
+    assert (binding.mutation, made.buckets.tokens(bucket, 1000)) == (bucket, -20.0)
+    made.replace(QuotaTable(), 1000)
+    binding = made.bind("main", 1, "u", "c", 1000)
+    assert (binding.mutation, binding.limits_mutations) == (bucket, False)
+    assert made.buckets.table_version == made.version
+
+
+def test_shadows_of_controller_mutations_have_buckets_of_their_own():
+    made = Ledger(Sensors(64), table(10.0, MUTATION), table(5.0, MUTATION))
+    binding = made.bind("main", 1, "u", "c", 0)
+    assert made.buckets.spend_permissively(binding.mutation, 110, 0) is None
+    assert made.shadow_buckets.spend_permissively(binding.shadow_mutation, 110, 0) == 11_000
+    assert made.shadow_throttles() == {("main", WHOLE_CLUSTER, MUTATION): (1, 11_000)}
+    made.set_caps(2000, 3000)
+    assert made.shadow_buckets.max_throttle_ms == made.buckets.max_throttle_ms == 2000
+
+
+def test_a_full_table_of_buckets_falls_to_one_that_newcomers_share_and_full_ones_make_place():
+    made = ledger(16, table(10.0, MUTATION))
+    bindings = [made.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
+    assert bindings[-1].mutation == bindings[-2].mutation != bindings[0].mutation
+    assert (made.buckets.used, made.overflowed, made.sensors.used) == (16, 5, 0)
+    made.buckets.spend_permissively(bindings[0].mutation, 200, 0)
+    made.expire(12_000)
+    assert [reading.total for _, reading in made.bucket_readings(12_000)] == [200]
+    made.expire(IDLE_MS + 1)
+    assert made.buckets.used == 0

@@ -1,0 +1,106 @@
+"""A connection of the proxy's own to one node of a Kafka cluster, made with kafka-python."""
+
+import contextlib
+import logging
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+from kafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaTimeoutError, RequestTimedOutError
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
+
+from quotas.sources.source import SourceUnavailable
+
+CLIENT_ID: Final = "kafka-throttle"
+MAX_ANSWER_BYTES: Final = 256 << 20
+
+for _tells_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser"):
+    logging.getLogger(_tells_sasl_bytes_at_debug).setLevel(logging.INFO)
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """Who the proxy is to the cluster, named and meant as kafka-python's settings of the same names; files are PEM."""
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    ssl_cafile: str | None = None
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    sasl_plain_username: str | None = None
+    sasl_plain_password: str | None = field(default=None, repr=False)
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files that have to be read before a connection can stand."""
+        return tuple(file for file in (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile) if file)
+
+
+class ClusterConnection:
+    """A connection to `server` (host:port). It is made by the first `ask`, and of no use after one that failed.
+
+    One thread at a time may use it; any may `interrupt`.
+    """
+
+    def __init__(self, server: str, credentials: Credentials, timeout_s: float) -> None:
+        self._server = server
+        self._credentials = credentials
+        self._timeout_s = timeout_s
+        self._net = NetworkSelector(client_id=CLIENT_ID)
+        self._manager = KafkaConnectionManager(
+            self._net,
+            bootstrap_servers=[server],
+            client_id=CLIENT_ID,
+            receive_message_max_bytes=MAX_ANSWER_BYTES,
+            request_timeout_ms=round(timeout_s * 1000),
+            socket_connection_setup_timeout_ms=round(timeout_s * 1000),
+            **asdict(credentials),
+        )
+        [node] = self._manager.cluster.bootstrap_brokers()
+        self._connection = self._manager.get_connection(node.node_id, refresh_metadata_on_err=False)
+
+    def ask(self, request: Any) -> Any:
+        """The answer to a request, of kafka-python's message classes, in the newest version that both sides know.
+
+        Raises SourceUnavailable, also when connection, TLS, SASL and answer together take longer than the time-out.
+        """
+        try:
+            self._wait_out_throttle()
+            future = self._connection.send_request(request)
+            self._net.poll(timeout_ms=self._timeout_s * 1000, future=future)
+        except Exception as error:  # a library that stumbles over a cluster is a cluster that cannot be read
+            raise SourceUnavailable(f"{self._server}: {error}") from error
+        if not future.is_done:
+            raise SourceUnavailable(f"{self._server}: {self._told(KafkaTimeoutError())}")
+        if future.exception is not None:
+            raise SourceUnavailable(f"{self._server}: {self._told(future.exception)}") from future.exception
+        return future.value
+
+    def _wait_out_throttle(self) -> None:
+        """A cluster with quotas may have throttled this connection at its last answer."""
+        while self._connection.connected and self._connection.paused:
+            self._net.poll(timeout_ms=100)
+
+    def _told(self, error: BaseException) -> str:
+        if isinstance(error, KafkaTimeoutError | RequestTimedOutError):
+            return f"no answer within {self._timeout_s:g} s"
+        if isinstance(error, IncompatibleBrokerVersion):
+            return f"the cluster has no API for quotas, Kafka 2.6 and later have ({error})"
+        text = str(error) or type(error).__name__
+        who = self._credentials
+        if isinstance(error, OSError) and who.files:
+            return f"{text}, with {', '.join(who.files)}"
+        if who.sasl_mechanism and self._connection.parser and not self._connection.init_future.succeeded():
+            # A node closes at once after it has said no, and kafka-python may lose the word before the end.
+            return f"{text}, before {who.sasl_plain_username!r} was authenticated with {who.sasl_mechanism}"
+        return text
+
+    def interrupt(self) -> None:
+        """Let the `ask` that is under way in another thread fail, and all later ones."""
+        with contextlib.suppress(RuntimeError):  # closed already
+            self._net.call_soon_threadsafe(lambda: self._connection.close(KafkaConnectionError("stopped")))
+
+    def close(self) -> None:
+        """Let go of the socket."""
+        self._manager.close()
+        self._net.close()

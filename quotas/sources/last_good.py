@@ -1,0 +1,233 @@
+"""The last good quotas on disk, so that a proxy which starts while its source is gone starts with them."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
+from quotas.quota_table import valid_limit
+from quotas.sources.source import NO_QUOTAS, Alteration, Limit, Quotas, Source
+
+VERSION: Final = 1
+MAX_BYTES: Final = 1 << 30
+"""A larger file is not ours: a million entities need a fifth of it."""
+
+_WRITE_EVERY_S = 1.0
+_LONGEST_RETRY_S = 60.0
+_STOP_S = 1.0
+
+
+class _Damaged(Exception):
+    """The file is none of ours; the text says why."""
+
+
+class LastGood:
+    """A source that remembers on disk what another one gave; otherwise that source.
+
+    The file is written by a thread of its own, whole or not at all, at most once a second, mode 0600. What goes wrong
+    with it is a problem and nothing more.
+    """
+
+    def __init__(self, source: Source, path: Path, write_every_s: float = _WRITE_EVERY_S) -> None:
+        self.name = source.name
+        self._source = source
+        self._path = path
+        self._write_every_s = write_every_s
+        self._written: Quotas = NO_QUOTAS
+        self._problems: Mapping[str, str] = {}
+        self._changed: Callable[[], None] = lambda: None
+        self._due = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep_writing, name="quotas-last-good", daemon=True)
+
+    @property
+    def quotas(self) -> Quotas:
+        """Those of the source."""
+        return self._source.quotas
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """Those of the source, and those of the file."""
+        return MappingProxyType({**self._source.problems, **self._problems})
+
+    def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
+        """Start the source with what the file holds, or `last_good` where it holds nothing."""
+        self._changed = changed
+        self._written = self._load()
+        self._source.start(self._on_change, self._written or last_good)
+        self._due.set()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the source, and write what is still to be written."""
+        self._source.stop()
+        self._stopped.set()
+        self._due.set()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+
+    def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
+        """As the source does."""
+        return self._source.alter(alterations)
+
+    def _on_change(self) -> None:
+        self._changed()
+        self._due.set()
+
+    def _note(self, place: Path, problem: str | None) -> None:
+        """Note what is wrong with `place` now."""
+        others = {where: what for where, what in self._problems.items() if where != str(place)}
+        problems = others if problem is None else {**others, str(place): problem}
+        if problems != self._problems:
+            self._problems = problems
+            if not self._stopped.is_set():
+                self._changed()
+
+    # --------------------------------------------------------------- reading
+
+    def _load(self) -> Quotas:
+        """What the file holds; nothing if it is not there, or not ours, which is a problem."""
+        try:
+            return parse(_read(self._path), self.name)
+        except FileNotFoundError:
+            return NO_QUOTAS
+        except OSError as error:
+            self._problems = {str(self._path): f"the last good quotas cannot be read: {_words(error)}"}
+        except _Damaged as error:
+            self._problems = self._put_aside(str(error))
+        return NO_QUOTAS
+
+    def _put_aside(self, why: str) -> Mapping[str, str]:
+        aside = self._path.with_name(f"{self._path.name}.damaged")
+        try:
+            self._path.replace(aside)
+        except OSError as error:
+            return {str(self._path): f"no last good quotas: {why}; cannot be kept as {aside.name}: {_words(error)}"}
+        return {str(aside): f"no last good quotas: {why}; kept from {self._path.name}"}
+
+    # --------------------------------------------------------------- writing
+
+    def _keep_writing(self) -> None:
+        pause_s = self._write_every_s
+        while not self._stopped.is_set():
+            self._due.wait()
+            self._due.clear()
+            if self._write():
+                pause_s = self._write_every_s
+            else:
+                self._due.set()
+                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+            self._stopped.wait(pause_s)
+        self._write()
+
+    def _write(self) -> bool:
+        """Bring the file up to date; False if that failed."""
+        quotas = self._source.quotas
+        if quotas == self._written:
+            return True
+        try:
+            write_whole(self._path, to_text(quotas, self.name))
+        except OSError as error:
+            self._note(self._path, f"the last good quotas cannot be written: {_words(error)}")
+            return False
+        self._written = quotas
+        self._note(self._path, None)
+        return True
+
+
+def _words(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+# ---------------------------------------------------------------------- the file
+
+
+def to_text(quotas: Quotas, source: str) -> Iterator[str]:
+    """The file's text, an entity a line: pieces, so that other threads have their turn in between.
+
+    An entity is an object of Kafka's entity types, with null as the name of the default.
+    """
+    yield f'{{"version": {VERSION}, "source": {json.dumps(source)}, "quotas": ['
+    separator = "\n"
+    for entity, limits in quotas.items():
+        names = {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
+        of_keys = {key.text: {"value": limit.value, "layer": limit.layer} for key, limit in limits.items()}
+        yield separator + json.dumps({"entity": names, "limits": of_keys})
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def parse(text: bytes, source: str) -> Quotas:
+    """The quotas in a file of this source. Raises _Damaged."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _Damaged(f"no JSON: {error}") from error
+    if not isinstance(found, dict) or found.get("version") != VERSION:
+        raise _Damaged(f"expected version {VERSION} of a file of last good quotas")
+    if found.get("source") != source:
+        raise _Damaged(f"expected quotas of the source {source!r}, got those of {found.get('source')!r}")
+    try:
+        return MappingProxyType(dict(map(_entry, found["quotas"])))
+    except InvalidQuota as error:
+        raise _Damaged(str(error)) from error
+    except (LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise _Damaged(f"not what was written: {error!r}") from error
+
+
+def _entry(entry: Any) -> tuple[Entity, Mapping[QuotaKey, Limit]]:
+    parts = entry["entity"].items()
+    entity = Entity(**{part.replace("-", "_"): DEFAULT if name is None else _string(name) for part, name in parts})
+    limits = {}
+    for text, limit in entry["limits"].items():
+        key = QuotaKey.parse(text)
+        limits[key] = Limit(valid_limit(entity, key.quota_type, limit["value"]), _string(limit["layer"]))
+    return entity, MappingProxyType(limits)
+
+
+def _string(found: Any) -> str:
+    if not isinstance(found, str):
+        raise TypeError(f"expected a string, got {found!r}")
+    return found
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        text = file.read(MAX_BYTES + 1)
+    if len(text) > MAX_BYTES:
+        raise _Damaged(f"more than {MAX_BYTES} bytes")
+    return text
+
+
+def write_whole(path: Path, pieces: Iterator[str]) -> None:
+    """Replace a file by one with this text, such that at any time, also after a crash, it is the old or the new.
+
+    Only its owner may read it. Raises OSError when it is not sure to be the new one.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="ascii") as file:
+            file.writelines(pieces)
+            file.flush()
+            os.fsync(descriptor)
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

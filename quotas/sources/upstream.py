@@ -1,0 +1,275 @@
+"""The quotas of the cluster itself, read and written with its own API by the proxy's own credentials."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final, Protocol
+
+from quotas.entities import Entity
+from quotas.sources.client_quotas import (
+    NOTHING_TOLD,
+    Told,
+    Verbatim,
+    alter_request,
+    altered,
+    describe_request,
+    shows,
+    told,
+)
+from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
+
+THE_CLUSTER: Final = "upstream cluster"
+"""The place of problems with the cluster as a whole."""
+
+_FIRST_RETRY_S = 0.25
+_LONGEST_RETRY_S = 5.0
+_LOOKS_EVERY_S = 0.05
+_STOP_S = 1.0
+_PAUSE_PER_CPU_S = 4
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamSettings:
+    """Where the cluster is, who the proxy is to it, and how often it is read.
+
+    `timeout_s` bounds the way to one server and its answer; `shown_within_s`, how long a quota that was written may
+    take to be told by the cluster.
+    """
+
+    bootstrap_servers: tuple[str, ...]
+    credentials: Credentials = field(default_factory=Credentials)
+    interval_s: float = 2.0
+    timeout_s: float = 10.0
+    shown_within_s: float = 5.0
+
+
+class Connection(Protocol):
+    """What is needed of a ClusterConnection."""
+
+    def ask(self, request: Any) -> Any:
+        """The answer. Raises SourceUnavailable."""
+
+    def interrupt(self) -> None:
+        """Let asking fail, from any thread."""
+
+    def close(self) -> None:
+        """Let go of it."""
+
+
+class UpstreamSource:
+    """Reads all quotas of a cluster at an interval, in a thread of its own, over one connection that stays open.
+
+    When it is lost, or not answered, the next bootstrap server is asked. A cluster that cannot be had is tried again
+    after 0.25 s, then twice as late each time, up to 5 s or the interval if that is longer. Reading takes at most a
+    fifth of a processor: very many quotas that keep changing are read less often than the interval says.
+    """
+
+    name = "upstream"
+
+    def __init__(
+        self,
+        settings: UpstreamSettings,
+        connect: Callable[[str, Credentials, float], Connection] = ClusterConnection,
+    ) -> None:
+        self._settings = settings
+        self._connect = connect
+        self._told = NOTHING_TOLD
+        self._answer: Verbatim | None = None
+        self._trouble: str | None = "not read yet"
+        self._changed: Callable[[], None] = lambda: None
+        self._asking = threading.Lock()
+        self._connection: Connection | None = None
+        self._turn = 0
+        self._retry_s = _FIRST_RETRY_S
+        self._attempted = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._keep_reading, name="quotas-upstream", daemon=True)
+
+    @property
+    def quotas(self) -> Quotas:
+        """What the cluster told last, but for the nonsense in it."""
+        return self._told.quotas
+
+    @property
+    def problems(self) -> Mapping[str, str]:
+        """By entity, and for THE_CLUSTER."""
+        of_cluster = {} if (trouble := self._trouble) is None else {THE_CLUSTER: trouble}
+        return MappingProxyType(of_cluster | dict(self._told.problems))
+
+    def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
+        """Read the quotas, and go on reading; returns after the first attempt, at the latest after the time-out."""
+        self._told = self._told._replace(quotas=last_good)
+        self._changed = changed
+        self._thread.start()
+        self._attempted.wait(self._settings.timeout_s)
+
+    def stop(self) -> None:
+        """End the thread, also one that waits for the cluster; that may take a second."""
+        self._stopped.set()
+        if connection := self._connection:
+            connection.interrupt()
+        if self._thread.is_alive():
+            self._thread.join(_STOP_S)
+        if self._asking.acquire(timeout=_STOP_S):  # else it looks up a name, and lets go by itself
+            self._disconnect()
+            self._asking.release()
+
+    # --------------------------------------------------------------- reading
+
+    def _keep_reading(self) -> None:
+        while not self._stopped.is_set():
+            began_s = time.thread_time()
+            read = self._try_to_read()
+            self._attempted.set()
+            if read:
+                self._retry_s = _FIRST_RETRY_S
+                pause_s = max(self._settings.interval_s, _PAUSE_PER_CPU_S * (time.thread_time() - began_s))
+            else:
+                pause_s = self._retry_s
+                self._retry_s = min(2 * self._retry_s, max(_LONGEST_RETRY_S, self._settings.interval_s))
+            self._stopped.wait(pause_s)
+        with self._asking:
+            self._disconnect()
+
+    def _try_to_read(self) -> bool:
+        try:
+            with self._asking:
+                self._read()
+        except SourceUnavailable:
+            return False
+        except Exception as error:  # our own bug: told once a time, but no end of reading
+            logging.getLogger(__name__).exception("quotas not read")
+            self._take_up(self._told, f"cannot be read: {error!r}")
+            return False
+        return True
+
+    def _read(self) -> None:
+        """Take up what the cluster tells now. SourceUnavailable, noted in the problems, if it cannot be had."""
+        try:
+            new = self._describe()
+        except SourceUnavailable as error:
+            self._take_up(self._told, str(error))
+            raise
+        self._take_up(new, None)
+
+    def _describe(self) -> Told:
+        answer: Verbatim = self._ask_anybody(describe_request)
+        if answer == self._answer:
+            return self._told
+        try:
+            new = told(answer, self._told.quotas)
+        except SourceUnavailable as error:
+            raise SourceUnavailable(f"{self._server}: {error}") from error
+        self._answer = answer
+        return new
+
+    def _take_up(self, new: Told, trouble: str | None) -> None:
+        before = self._told, self._trouble
+        same_quotas = new.quotas == self._told.quotas
+        self._told = new._replace(quotas=self._told.quotas) if same_quotas else new
+        self._trouble = trouble
+        if (self._told, trouble) != before and not self._stopped.is_set():
+            self._changed()
+
+    def _ask_anybody(self, request: Callable[[], Any]) -> Any:
+        """An answer over the open connection, or from the first server, in turn, that gives one."""
+        if self._connection:
+            try:
+                return self._connection.ask(request())
+            except SourceUnavailable:
+                self._disconnect()
+        failures = []
+        for _ in self._settings.bootstrap_servers:
+            try:
+                return self._reconnect().ask(request())
+            except SourceUnavailable as error:
+                self._disconnect()
+                failures.append(str(error))
+        raise SourceUnavailable("; ".join(failures))
+
+    @property
+    def _server(self) -> str:
+        servers = self._settings.bootstrap_servers
+        return servers[self._turn % len(servers)]
+
+    def _reconnect(self) -> Connection:
+        self._connection = self._connect(self._server, self._settings.credentials, self._settings.timeout_s)
+        if self._stopped.is_set():  # `stop` may have looked for a connection before there was one
+            raise SourceUnavailable("stopped")
+        return self._connection
+
+    def _disconnect(self) -> None:
+        """Let go of the connection; the next is to the next server."""
+        if self._connection:
+            self._connection.close()
+            self._connection = None
+            self._turn += 1
+
+    # --------------------------------------------------------------- writing
+
+    def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
+        """Write to the cluster, and wait until it tells what was written.
+
+        An alteration that it has taken but does not tell in time is SourceUnavailable, with a text that says so.
+        """
+        results: list[Exception | None] = [_shadow(alteration) for alteration in alterations]
+        waiting = [
+            i for i, one in enumerate(alterations) if not results[i] and not all(key.shadow for key in one.limits)
+        ]
+        with self._asking:
+            while waiting:
+                batch = _one_of_each_entity(waiting, alterations)
+                for index, result in zip(batch, self._write([alterations[index] for index in batch]), strict=True):
+                    results[index] = result
+                waiting = [index for index in waiting if index not in batch]
+        return results
+
+    def _write(self, alterations: Sequence[Alteration]) -> list[Exception | None]:
+        """What comes of alterations of different entities."""
+        try:
+            self._read()
+            assert self._connection
+            spellings = self._told.ip_spellings
+            answer = self._connection.ask(alter_request(alterations, spellings))
+        except SourceUnavailable as error:
+            return [error] * len(alterations)
+        results = altered(answer, alterations, spellings)
+        taken = [one for one, result in zip(alterations, results, strict=True) if result is None]
+        hidden = self._wait_until_shown(taken)
+        return [result or hidden.get(one.entity) for one, result in zip(alterations, results, strict=True)]
+
+    def _wait_until_shown(self, alterations: Sequence[Alteration]) -> dict[Entity, SourceUnavailable]:
+        """What the cluster has taken and still does not tell when the time is over; brokers lag behind (spec 11.1)."""
+        deadline_s = time.monotonic() + self._settings.shown_within_s
+        while True:
+            try:
+                self._read()
+            except SourceUnavailable as error:
+                return {one.entity: SourceUnavailable(f"written, but not read back: {error}") for one in alterations}
+            hidden = [one for one in alterations if not shows(self.quotas, one)]
+            if not hidden or time.monotonic() >= deadline_s or self._stopped.wait(_LOOKS_EVERY_S):
+                return {one.entity: self._still_hidden(one.entity) for one in hidden}
+
+    def _still_hidden(self, entity: Entity) -> SourceUnavailable:
+        why = self._told.problems.get(str(entity), "another client may have changed them since")
+        waited = f"{self._settings.shown_within_s:g} s"
+        return SourceUnavailable(f"written, but after {waited} the cluster tells other quotas of {entity}: {why}")
+
+
+def _shadow(alteration: Alteration) -> AlterationRefused | None:
+    keys = [key.text for key, limit in alteration.limits.items() if key.shadow and limit is not None]
+    if not keys:
+        return None
+    return AlterationRefused(f"a Kafka cluster cannot hold shadow quotas ({', '.join(keys)} of {alteration.entity})")
+
+
+def _one_of_each_entity(indexes: Iterable[int], alterations: Sequence[Alteration]) -> list[int]:
+    """Indexes of the first alteration of each entity: a request that names one twice is refused in part."""
+    first: dict[Entity, int] = {}
+    for index in indexes:
+        first.setdefault(alterations[index].entity, index)
+    return list(first.values())

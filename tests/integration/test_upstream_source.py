@@ -1,0 +1,354 @@
+"""Quotas of real clusters, read and written by the proxy's own source; and clusters that are none."""
+
+import contextlib
+import logging
+import socket
+import subprocess
+import threading
+
+import pytest
+
+from proxy.demo.kafka_cluster import KafkaCluster
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.sources.client_quotas import Verbatim, describe_request
+from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from quotas.sources.last_good import LastGood
+from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
+from quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
+from tests.integration.test_kafka_cluster import eventually, healed
+
+PRODUCE, FETCH, REQUEST, MUTATIONS, CONNECTIONS = (
+    QuotaKey(quota_type)
+    for quota_type in (
+        QuotaType.PRODUCE,
+        QuotaType.FETCH,
+        QuotaType.REQUEST,
+        QuotaType.CONTROLLER_MUTATION,
+        QuotaType.CONNECTION,
+    )
+)
+HUGE = 1e12
+"""No test that shares the cluster feels a limit as high as this."""
+
+
+@contextlib.contextmanager
+def source_of(servers, path=None, **settings):
+    """A source that is started, and for the time of a test the only one to set quotas."""
+    upstream = UpstreamSource(UpstreamSettings(tuple(servers), **{"interval_s": 0.2, **settings}))
+    source = LastGood(upstream, path) if path else upstream
+    source.start(lambda: None)
+    try:
+        yield source
+    finally:
+        source.stop()
+
+
+@contextlib.contextmanager
+def cleaned(source):
+    """Whatever a test sets, no quota of it is left."""
+    try:
+        yield source
+    finally:
+        left = [Alteration(entity, dict.fromkeys(limits)) for entity, limits in source.quotas.items()]
+        assert [result for result in source.alter(left) if result] == []
+        assert source.quotas == {}
+
+
+def servers_of(cluster):
+    return cluster.bootstrap_servers.split(",")
+
+
+def kafka_configs(cluster, *args):
+    return cluster.tool("kafka-configs", "--bootstrap-server", cluster.bootstrap_servers, *args)
+
+
+def values(source, entity):
+    return {key: limit.value for key, limit in source.quotas.get(entity, {}).items()}
+
+
+# ----------------------------------------------------------------- a cluster
+
+
+@pytest.mark.newest_first
+def test_what_kafka_configs_sets_is_read_and_what_is_written_kafka_configs_tells(kafka):
+    config = f"producer_byte_rate={HUGE:.0f},request_percentage=1234.5"
+    with source_of(servers_of(kafka)) as source, cleaned(source):
+        kafka_configs(
+            kafka, "--alter", "--add-config", config, "--entity-type", "users", "--entity-name", "mirror",
+            "--entity-type", "clients", "--entity-default",
+        )  # fmt: skip
+        eventually(lambda: values(source, Entity("mirror", DEFAULT)) == {PRODUCE: HUGE, REQUEST: 1234.5})
+        assert source.quotas[Entity("mirror", DEFAULT)][PRODUCE] == Limit(HUGE, "cluster")
+        limits = {FETCH: HUGE, MUTATIONS: 1e6, PRODUCE: None}
+        assert source.alter([Alteration(Entity("mirror", DEFAULT), limits)]) == [None]
+        assert values(source, Entity("mirror", DEFAULT)) == {FETCH: HUGE, MUTATIONS: 1e6, REQUEST: 1234.5}
+        described = kafka_configs(kafka, "--describe", "--entity-type", "users", "--entity-type", "clients")
+    assert "'mirror'" in described
+    assert "consumer_byte_rate" in described
+    assert "controller_mutation_rate" in described
+    assert "producer_byte_rate" not in described
+
+
+@pytest.mark.newest_first
+def test_every_kind_of_entity_is_written_and_read_back(kafka):
+    rates = {
+        Entity("ユーザー +/%~*\"'"): PRODUCE,
+        Entity("<default>"): PRODUCE,
+        Entity(DEFAULT): FETCH,
+        Entity(client_id="a b"): REQUEST,
+        Entity(client_id=DEFAULT): MUTATIONS,
+        Entity("u", "c"): PRODUCE,
+        Entity("u", DEFAULT): PRODUCE,
+        Entity(DEFAULT, "c"): FETCH,
+        Entity(DEFAULT, DEFAULT): FETCH,
+        Entity(ip="10.1.2.3"): CONNECTIONS,
+        Entity(ip=DEFAULT): CONNECTIONS,
+    }
+    alterations = [Alteration(entity, {key: 2_000_000.0}) for entity, key in rates.items()]
+    with source_of(servers_of(kafka)) as source, cleaned(source):
+        assert source.alter(alterations) == [None] * len(alterations)
+        assert source.quotas == {entity: {key: Limit(2_000_000.0, "cluster")} for entity, key in rates.items()}
+        with source_of(servers_of(kafka)) as another:
+            assert another.quotas == source.quotas
+            assert another.problems == {}
+
+
+@pytest.mark.newest_first
+def test_what_the_cluster_refuses_it_says_and_takes_the_rest(kafka):
+    with source_of(servers_of(kafka)) as source, cleaned(source):
+        unknown, taken = source.alter(
+            [
+                Alteration(Entity(ip="no-such-host.invalid"), {CONNECTIONS: 5.0}),
+                Alteration(Entity("taken"), {PRODUCE: HUGE}),
+            ]
+        )
+        assert isinstance(unknown, AlterationRefused)
+        assert "no-such-host.invalid" in str(unknown)
+        assert taken is None
+        assert list(source.quotas) == [Entity("taken")]
+
+
+@pytest.mark.newest_first
+def test_an_unchanged_answer_is_byte_for_byte_the_same(kafka):
+    """Else each read would cost what the first one does."""
+    entities = [Entity(f"user-{n}", f"client-{n}") for n in range(200)]
+    with source_of(servers_of(kafka)[:1]) as source, cleaned(source):
+        assert not any(source.alter([Alteration(entity, {PRODUCE: HUGE, FETCH: HUGE}) for entity in entities]))
+        connection = ClusterConnection(servers_of(kafka)[0], Credentials(), 10.0)
+        with contextlib.closing(connection):
+            answers = [connection.ask(describe_request()) for _ in range(5)]
+    assert isinstance(answers[0], Verbatim)
+    assert len(answers[0].body) > 200 * 20
+    assert answers[1:] == answers[:-1]
+
+
+def test_a_node_that_answers_no_more_is_left_for_the_next(newest_kafka):
+    first, second, _ = servers_of(newest_kafka)
+    with source_of([second]) as writer, cleaned(writer), source_of([first, second], timeout_s=1.0) as source:
+        with healed(newest_kafka):
+            newest_kafka.freeze(1)
+            assert writer.alter([Alteration(Entity("unfrozen"), {PRODUCE: HUGE})]) == [None]
+            eventually(lambda: source.quotas == writer.quotas)
+        assert source.problems == {}
+
+
+@pytest.mark.long
+def test_a_cluster_that_goes_and_comes_back_is_followed_again(newest_kafka, tmp_path):
+    path = tmp_path / "last-good.json"
+    [server] = servers_of(newest_kafka)[:1]
+    alice = Alteration(Entity("alice"), {PRODUCE: HUGE})
+    with source_of(servers_of(newest_kafka)[1:]) as writer, cleaned(writer):
+        assert writer.alter([alice]) == [None]
+        with source_of([server], path) as source, healed(newest_kafka):
+            eventually(lambda: source.quotas == writer.quotas)
+            newest_kafka.kill(1)
+            eventually(lambda: THE_CLUSTER in source.problems)
+            assert server in source.problems[THE_CLUSTER]
+            assert list(source.quotas) == [Entity("alice")]
+            assert writer.alter([Alteration(Entity("bob"), {FETCH: HUGE})]) == [None]
+            [refused] = source.alter([alice])
+            assert isinstance(refused, SourceUnavailable)
+            source.stop()
+            with source_of([server], path) as next_process:
+                assert list(next_process.quotas) == [Entity("alice")]
+                newest_kafka.restart(1)
+                eventually(lambda: next_process.problems == {})
+                eventually(lambda: next_process.quotas == writer.quotas)
+
+
+# --------------------------------------------------------------- credentials
+
+
+def certificate(folder, name):
+    """A key with a certificate that it has signed itself, in one PEM file."""
+    key, cert, both = (folder / f"{name}.{kind}" for kind in ("key", "crt", "pem"))
+    subjectful = ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-keyout", key, "-out", cert]
+    subprocess.run([*command, *subjectful], check=True, capture_output=True)
+    both.write_text(key.read_text() + cert.read_text())
+    return key, cert, both
+
+
+def with_logins(node_pem, client_cert):
+    """A node that knows `proxy` and `stranger` by password, the owner of a certificate, and what each may do."""
+    logins = 'username="x" password="x" user_proxy="sesame" user_stranger="sesame"'
+    modules = "org.apache.kafka.common.security"
+    tls = {"ssl.keystore.type": "PEM", "ssl.keystore.location": node_pem}
+    sasl = {
+        "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+        "plain.sasl.jaas.config": f"{modules}.plain.PlainLoginModule required {logins};",
+        "scram-sha-256.sasl.jaas.config": f"{modules}.scram.ScramLoginModule required;",
+    }
+    mutual = {"ssl.client.auth": "required", "ssl.truststore.type": "PEM", "ssl.truststore.location": client_cert}
+    return {
+        **{f"listener.name.logins.{key}": str(value) for key, value in {**tls, **sasl}.items()},
+        **{f"listener.name.plain.{key}": value for key, value in sasl.items()},
+        **{f"listener.name.certs.{key}": str(value) for key, value in {**tls, **mutual}.items()},
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:CN=client",
+    }
+
+
+@pytest.mark.long
+def test_credentials_of_every_kind_are_used_and_missing_permissions_are_named(tmp_path, caplog):
+    _, node_cert, node_pem = certificate(tmp_path, "node")
+    key, cert, _ = certificate(tmp_path, "client")
+    listeners = {"LOGINS": "SASL_SSL", "PLAIN": "SASL_PLAINTEXT", "CERTS": "SSL"}
+    with KafkaCluster(nodes=1, listeners=listeners, extra=lambda _: with_logins(node_pem, cert)) as cluster:
+        kafka_configs(
+            cluster, "--alter", "--add-config", "SCRAM-SHA-256=[password=sesame]", "--entity-type", "users",
+            "--entity-name", "proxy",
+        )  # fmt: skip
+        caplog.set_level(logging.DEBUG)
+        logins = [cluster.bootstrap("LOGINS")]
+        over_tls = Credentials("SASL_SSL", str(node_cert), None, None, "SCRAM-SHA-256", "proxy", "sesame")
+        produce = Alteration(Entity("alice"), {PRODUCE: 5.0})
+
+        stranger = Credentials("SASL_SSL", str(node_cert), None, None, "PLAIN", "stranger", "sesame")
+        with source_of(logins, credentials=stranger) as source:
+            assert "credentials need DescribeConfigs on the Cluster resource" in source.problems[THE_CLUSTER]
+
+        acls = (
+            "--bootstrap-server",
+            cluster.bootstrap_servers,
+            "--add",
+            "--allow-principal",
+            "User:proxy",
+            "--cluster",
+        )
+        cluster.tool("kafka-acls", *acls, "--operation", "DescribeConfigs")
+        with source_of(logins, credentials=over_tls) as source:
+            eventually(lambda: source.problems == {})
+            [refused] = source.alter([produce])
+            assert isinstance(refused, AlterationRefused)
+            assert "credentials need AlterConfigs on the Cluster resource" in str(refused)
+            cluster.tool("kafka-acls", *acls, "--operation", "AlterConfigs")
+            eventually(lambda: source.alter([produce]) == [None])
+            assert values(source, Entity("alice")) == {PRODUCE: 5.0}
+
+        in_plain = Credentials("SASL_PLAINTEXT", None, None, None, "PLAIN", "proxy", "sesame")
+        by_certificate = Credentials("SSL", str(node_cert), str(cert), str(key))
+        for listener, credentials in (("PLAIN", in_plain), ("CERTS", by_certificate)):
+            with source_of([cluster.bootstrap(listener)], credentials=credentials) as source:
+                assert values(source, Entity("alice")) == {PRODUCE: 5.0}
+
+        wrong = Credentials("SASL_PLAINTEXT", None, None, None, "PLAIN", "proxy", "open")
+        with source_of([cluster.bootstrap("PLAIN")], credentials=wrong) as source:
+            assert "before 'proxy' was authenticated with PLAIN" in source.problems[THE_CLUSTER]
+        unknown_ca = Credentials("SASL_SSL", None, None, None, "PLAIN", "proxy", "sesame")
+        with source_of(logins, credentials=unknown_ca) as source:
+            assert "certificate verify failed" in source.problems[THE_CLUSTER]
+        with source_of(logins, credentials=Credentials("SSL", str(tmp_path / "none.pem"))) as source:
+            assert "none.pem" in source.problems[THE_CLUSTER]
+    assert "sesame" not in caplog.text
+
+
+# --------------------------------------------------------- what is no cluster
+
+
+@contextlib.contextmanager
+def listening(serve=lambda connection: None):
+    """The address of a server that does with each connection what `serve` does, and keeps it."""
+    kept = []
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                kept.append(server.accept()[0])
+                serve(kept[-1])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.getsockname()[1]}"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for connection in kept:
+                connection.close()
+
+
+def problem_with(server, timeout_s=10.0):
+    with source_of([server], timeout_s=timeout_s) as source:
+        return (
+            eventually(lambda: source.problems.get(THE_CLUSTER, "not read yet") != "not read yet")
+            and (source.problems[THE_CLUSTER])
+        )
+
+
+def test_a_port_that_nobody_listens_on_is_named():
+    with listening() as server:
+        pass
+    assert problem_with(server) == f"{server}: KafkaConnectionError: 111 ECONNREFUSED"
+
+
+def test_a_host_that_is_not_known_is_named():
+    assert problem_with("no-such-host.invalid:9092").startswith("no-such-host.invalid:9092: ")
+
+
+def test_a_server_that_is_silent_is_named():
+    with listening() as server:
+        assert problem_with(server, timeout_s=0.3) == f"{server}: no answer within 0.3 s"
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x7f" * 100, b"\0\0\0\x05\0\0\0\1\0" * 9, b""]
+)
+def test_a_server_that_talks_nonsense_is_named(rubbish):
+    def talk(connection):
+        connection.sendall(rubbish)
+        connection.shutdown(socket.SHUT_WR)
+
+    with listening(talk) as server:
+        assert problem_with(server).startswith(f"{server}: ")
+
+
+def test_stop_and_alter_do_not_wait_for_a_server_that_is_silent():
+    asked = threading.Event()
+    with listening(lambda connection: asked.set()) as server:
+        source = UpstreamSource(UpstreamSettings((server,), timeout_s=600.0))
+        start = threading.Thread(target=source.start, args=(lambda: None,), daemon=True)
+        start.start()
+        results = []
+        alterations = [Alteration(Entity("alice"), {PRODUCE: 5.0})]
+        altering = threading.Thread(target=lambda: results.extend(source.alter(alterations)), daemon=True)
+        altering.start()
+        assert asked.wait(30)
+        source.stop()
+        for thread in (start, altering):
+            thread.join(30)
+            assert not thread.is_alive()
+        assert isinstance(results[0], SourceUnavailable)
+
+
+def test_a_connection_leaves_nothing_behind():
+    with listening() as server:
+        before = threading.active_count()
+        for _ in range(3):
+            connection = ClusterConnection(server, Credentials(), 0.05)
+            with pytest.raises(SourceUnavailable):
+                connection.ask(describe_request())
+            connection.close()
+            connection.interrupt()
+        assert threading.active_count() == before
