@@ -15,6 +15,9 @@ MAX_HEAD_BYTES = 128 * 1024
 MAX_ASKED_BYTES = 1024 * 1024
 """The largest request that is decided about as a whole: tens of thousands of quotas or topics."""
 
+MAX_HELD_BYTES = 32 * 1024 * 1024
+"""The largest answer that is decided about as a whole: what thousands of new topics, or 500,000 partitions, take."""
+
 INT32_MAX = 2**31 - 1
 
 _INT32 = Struct(">i")

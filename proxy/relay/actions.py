@@ -47,12 +47,15 @@ class AskKind(Enum):
     BINDING: `frame` is the raw client id of a request; the verdict carries a binding.
     ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices.
     QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
+    MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one.
+    The verdict carries what is to be enquired first, or splices or an answer and what that costs the client.
     """
 
     BINDING = "binding"
     ADDRESSES = "addresses"
     API_VERSIONS = "api_versions"
     QUOTA_API = "quota_api"
+    MUTATION = "mutation"
 
 
 @dataclass(slots=True)
@@ -68,7 +71,8 @@ class Ask:
     """Have somebody decide; that direction waits until `on_verdict(ticket, ...)`, the other goes on.
 
     The verdict is given after all actions of the same list have been carried out, or later. About a request,
-    `client_id` is the raw one of its header, and its body begins at `body_at` in `frame`.
+    `client_id` is the raw one of its header, its body begins at `body_at` in `frame`, and `enquired` are the answers
+    to what an earlier verdict wanted to know. About an answer, `note` is what the verdict on its request noted.
     """
 
     ticket: int
@@ -79,6 +83,8 @@ class Ask:
     frame: bytes
     client_id: bytes = b""
     body_at: int = 0
+    enquired: tuple[bytes, ...] = ()
+    note: object = None
 
 
 @dataclass(slots=True)
@@ -136,6 +142,10 @@ class Verdict:
 
     `throttle_at` is where the throttle time stands in the answer that was asked about, -1 if it has none. `answer` is
     the whole frame that answers the request that was asked about; it goes out when its turn comes.
+
+    `enquiries` are requests of the proxy's own, to be sent to the node first; their answers come with the same Ask
+    again. With a `note` the answer to the request is asked about, too. `throttle_time_ms` is for how long from now the
+    client is muted for its controller mutations, `refused` how many of them were.
     """
 
     splices: tuple[Splice, ...] = ()
@@ -143,6 +153,10 @@ class Verdict:
     binding: Binding | None = None
     answer: bytes | None = None
     close: Close | None = None
+    enquiries: tuple[bytes, ...] = ()
+    note: object = None
+    throttle_time_ms: int = 0
+    refused: int = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -7,6 +7,7 @@ from protocol.api import THROTTLE, Api, Shape, request_header_version, response_
 from protocol.api_table import APIS
 from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.primitives import Reader
+from protocol.topic_mutations import TOPIC_MUTATIONS
 from protocol.walk import Walk
 from proxy.relay.actions import AskKind
 
@@ -45,8 +46,9 @@ HEAD_ANSWERS = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLU
 ASKED_REQUESTS = {
     DESCRIBE_CLIENT_QUOTAS: AskKind.QUOTA_API,
     ALTER_CLIENT_QUOTAS: AskKind.QUOTA_API,
+    **dict.fromkeys(TOPIC_MUTATIONS, AskKind.MUTATION),
 }
-"""The ask list for requests: their whole frame is asked about."""
+"""The ask list for requests: their whole frame is asked about, those of MUTATION if a quota binds the client."""
 
 
 @dataclass(slots=True, frozen=True)

@@ -11,7 +11,7 @@ from protocol.api_versions import unsupported_version_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
-from protocol.requests import HEAD, INT32_MAX, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp
+from protocol.requests import HEAD, INT32_MAX, MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES, fetch_clamp
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
 from proxy.relay.actions import (
@@ -110,6 +110,7 @@ class Relay:
         self._charge_unthrottled = ledger.sensors.charge_unthrottled
         self._loans = Loans(ledger.sensors)
         self._shadows = ledger.shadow_sensors
+        self._buckets = ledger.buckets
         self._tally = tally
         self._closed = False
         self._ticket = 0
@@ -134,11 +135,18 @@ class Relay:
         self._node_blocked = False
         self._request_ticket = _NO_TICKET
         self._asked_client_id = b""
+        self._asked: Ask | None = None
         self._decided: Verdict | None = None
+        self._decided_ms = 0
 
         self._answers = b""
         self._answer_left = 0
         self._streamed: _StreamedAnswer | None = None
+        self._collecting: list[bytes] = []
+        self._to_collect = 0
+        self._enquired: list[bytes] = []
+        self._enquiries = 0
+        self._held_answer = b""
         self._answered_until_ms = 0
         self._node_paused = False
         self._client_blocked = False
@@ -158,7 +166,8 @@ class Relay:
     @property
     def held_bytes(self) -> int:
         """How many bytes the relay keeps by itself."""
-        return len(self._requests) + len(self._answers)
+        collected = sum(map(len, self._collecting)) + sum(map(len, self._enquired))
+        return len(self._requests) + len(self._answers) + collected + len(self._held_answer)
 
     @property
     def idle(self) -> bool:
@@ -167,7 +176,7 @@ class Relay:
 
     @property
     def _amid_answer(self) -> bool:
-        return self._answer_left > 0 or self._streamed is not None
+        return self._answer_left > 0 or self._streamed is not None or self._to_collect > 0
 
     # ------------------------------------------------------------------ inputs
 
@@ -214,9 +223,12 @@ class Relay:
             self._close(actions, verdict.close.reason, verdict.close.detail)
         elif ticket == self._request_ticket:
             self._request_ticket = _NO_TICKET
+            if verdict.enquiries:
+                self._enquire(verdict.enquiries, actions)
+                return actions
             self._mute &= ~_ASKING
             if verdict.binding is None:
-                self._decided = verdict
+                self._decided, self._decided_ms = verdict, now_ms
             else:
                 self._bind(verdict.binding)
             self._go_on_with_requests(actions, now_ms)
@@ -355,17 +367,20 @@ class Relay:
                 if self._mute:
                     self._open_upstream(after)
                     break
+                if self._decided is not None:
+                    _add_run(pieces, buf, run, at)
+                    run = at + frame_bytes
+                    pieces += self._carry_out(self._decided, request, memoryview(buf)[at:run], now_ms, after)
+                    at = run
+                    continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or binding.version != self._ledger.version:
                     self._ask_for_binding(request, after)
                     break
                 request.binding = binding
-                if request.plan.asked is not None:
-                    if not self._is_decided(request, buf, at, after):
-                        break
-                    _add_run(pieces, buf, run, at)
-                    at = run = at + frame_bytes
-                    continue
+                if request.plan.asked is not None and _is_asked(request, binding):
+                    self._ask_about_request(request, buf, at, after)
+                    break
                 if request.plan.api_key == FETCH and binding.limits_fetches:
                     if self._must_pay_first(request, binding, now_ms, after):
                         break
@@ -397,6 +412,8 @@ class Relay:
                 self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
         elif plan.api_key == FETCH and binding.limits_fetches:
             splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
+        elif plan.asked is AskKind.MUTATION and binding.mutation is not None:
+            self._buckets.spend_permissively(binding.mutation, 0, now_ms)
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
             self._await_answer(request)
@@ -531,14 +548,9 @@ class Relay:
         if not request.waiting:
             self._in_flight.popleft()
 
-    def _is_decided(self, request: Request, buf: bytes, at: int, after: list[Action]) -> bool:
-        """Answer the request at `at` as it was decided; ask about it, once it is here whole, if it is not yet."""
+    def _ask_about_request(self, request: Request, buf: bytes, at: int, after: list[Action]) -> None:
+        """Ask about the request at `at` once it is here whole."""
         plan, end = request.plan, at + 4 + request.size_bytes
-        if self._decided is not None:
-            verdict, self._decided = self._decided, None
-            assert verdict.answer is not None
-            self._answer(request, verdict.answer)
-            return True
         if request.size_bytes > MAX_ASKED_BYTES:
             detail = f"{plan.name}: {request.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
             raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
@@ -548,8 +560,43 @@ class Relay:
             self._request_ticket = self._next_ticket()
             ask = Ask(self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end])
             ask.client_id, ask.body_at = request.client_id, request.body_at - at
+            self._asked = ask
             after.append(ask)
-        return False
+
+    def _enquire(self, frames: Sequence[bytes], actions: list[Action]) -> None:
+        """Send requests of our own; with their answers the same is asked again, and no request is taken before."""
+        for frame in frames:
+            request = read_request(frame, 0, len(frame), INT32_MAX)
+            assert request is not None
+            request.held = request.enquiry = True
+            self._await_answer(request)
+        self._enquiries = len(frames)
+        actions.append(Send(_NODE, frames))
+
+    def _ask_again(self, after: list[Action]) -> None:
+        """All that was enquired is here."""
+        assert self._asked is not None
+        self._request_ticket = self._next_ticket()
+        after.append(replace(self._asked, ticket=self._request_ticket, enquired=tuple(self._enquired)))
+        self._enquired = []
+
+    def _carry_out(
+        self, verdict: Verdict, request: Request, frame: memoryview, now_ms: int, after: list[Action]
+    ) -> Sequence[Piece]:
+        """Do with a request as was decided; what goes to the node of its frame."""
+        self._asked = self._decided = None
+        self._tally.mutations_refused += verdict.refused
+        throttle_time_ms = self._decided_ms + verdict.throttle_time_ms - now_ms
+        if throttle_time_ms > 0:
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.CONTROLLER_MUTATION, request.client_id, after)
+        if verdict.answer is not None:
+            self._answer(request, verdict.answer)
+            return ()
+        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        request.note, request.held = verdict.note, verdict.note is not None
+        request.muted_until_ms = self._muted_until_ms
+        self._await_answer(request)
+        return splice_frame(frame, request.size_bytes, verdict.splices)
 
     def _answer(self, request: Request, answer: bytes) -> None:
         """Answer a request by ourselves, when its turn comes."""
@@ -639,6 +686,13 @@ class Relay:
                         _add_run(pieces, buf, run, at)
                         pieces += self._own_answers(now_ms)
                         run = at
+                    if self._in_flight and self._in_flight[0].held:
+                        _add_run(pieces, buf, run, at)
+                        run = self._collect(self._in_flight[0], buf, at, after)
+                        if run == at:
+                            break
+                        at = run
+                        continue
                     passed_to = self._pass_alike(buf, at, now_ms)
                     if passed_to != at:
                         at = passed_to
@@ -664,7 +718,7 @@ class Relay:
             return at
         request = self._in_flight[0]
         plan = request.plan
-        if not plan.quick or request.charged:
+        if not plan.quick or request.charged or request.held:
             return at
         if max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) > now_ms:
             return at
@@ -879,6 +933,37 @@ class Relay:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
 
+    def _collect(self, request: Request, buf: bytes, at: int, after: list[Action]) -> int:
+        """Take what is here of an answer that is wanted whole; return where that ends."""
+        if not self._to_collect:
+            self._to_collect = self._answer_bytes(buf, at)
+            if self._to_collect + sum(map(len, self._enquired)) > MAX_HELD_BYTES:
+                detail = f"{request.plan.name}: {self._to_collect} bytes announced, {MAX_HELD_BYTES} can be held"
+                raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
+        if self._to_collect:
+            part = buf[at : at + self._to_collect]
+            self._collecting.append(part)
+            self._to_collect -= len(part)
+            at += len(part)
+            if not self._to_collect:
+                frame, self._collecting = b"".join(self._collecting), []
+                self._take_collected(request, frame, after)
+        return at
+
+    def _take_collected(self, request: Request, frame: bytes, after: list[Action]) -> None:
+        plan = request.plan
+        if not request.enquiry:
+            self._held_answer = frame
+            self._answer_ticket = self._next_ticket()
+            ask = Ask(self._answer_ticket, AskKind.MUTATION, _NODE, plan.api_key, plan.api_version, frame)
+            ask.note = request.note
+            after.append(ask)
+            return
+        self._no_longer_await(request, 1)
+        self._enquired.append(frame)
+        if len(self._enquired) == self._enquiries:
+            self._ask_again(after)
+
     def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
         kind = AskKind.API_VERSIONS if plan.api_key == API_VERSIONS else AskKind.ADDRESSES
         self._answer_ticket = self._next_ticket()
@@ -886,18 +971,22 @@ class Relay:
         return _NOTHING
 
     def _send_decided_answer(self, verdict: Verdict, actions: list[Action], now_ms: int) -> None:
-        """Send the head that was asked about, spliced; the rest of its frame follows as it comes."""
-        buf = self._answers
-        frame_bytes = _INT32.unpack_from(buf, 0)[0] + 4
-        head = buf[: min(frame_bytes, MAX_HEAD_BYTES)]
+        """Send the head, or the whole, that was asked about, spliced; the rest of its frame follows as it comes."""
+        if self._held_answer:
+            head, self._held_answer = self._held_answer, b""
+            frame_bytes, rest = len(head), self._answers
+        else:
+            frame_bytes = _INT32.unpack_from(self._answers, 0)[0] + 4
+            head = self._answers[: min(frame_bytes, MAX_HEAD_BYTES)]
+            rest = self._answers[len(head) :]
         request = self._in_flight[0]
         after: list[Action] = []
-        _, throttle = self._pass_answer(request, buf, 0, verdict.throttle_at, frame_bytes, len(head), now_ms, after)
+        _, throttle = self._pass_answer(request, head, 0, verdict.throttle_at, frame_bytes, len(head), now_ms, after)
         splices = sorted((*verdict.splices, *throttle), key=lambda splice: splice.start)
         actions.append(Send(_CLIENT, splice_frame(head, frame_bytes - 4, splices)))
         actions += after
         self._answer_left = frame_bytes - len(head)
-        self._answers = buf[len(head) :]
+        self._answers = rest
 
     def _settle_node(self, actions: list[Action]) -> None:
         """Read the node or not, as things stand now; there is nothing to stop before it is connected."""
@@ -951,10 +1040,18 @@ class Relay:
 
     def _close(self, actions: list[Action], reason: CloseReason, detail: str = "") -> None:
         self._closed = True
-        self._requests = self._answers = b""
+        self._requests = self._answers = self._held_answer = b""
+        self._collecting, self._enquired = [], []
         self._in_flight.clear()
         self._loans.call_in()
         actions.append(Close(reason, detail))
+
+
+def _is_asked(request: Request, binding: Binding) -> bool:
+    """Whether a request of the ask list is asked about; a shadow quota alone never has one refused for its size."""
+    if request.plan.asked is not AskKind.MUTATION or binding.limits_mutations:
+        return True
+    return binding.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES
 
 
 def _add_run(pieces: list[Piece], buf: bytes, start: int, end: int) -> None:

@@ -39,7 +39,8 @@ class Request:
     `size_bytes` is the frame without its length prefix, `body_at` and `decided_at` are offsets in the bytes it was
     read from: where its body begins, and where what was read of it ends. `muted_until_ms` is the end of the mute as
     it stood when the request was taken; the answer reports what is left of it. `answer` is the whole frame where the
-    proxy answers by itself; it goes out when its turn comes.
+    proxy answers by itself; it goes out when its turn comes. With `held` the node's answer is collected whole: an
+    `enquiry` is the proxy's own, and its answer is for the proxy; others are asked about, with `note`.
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
     be answered.
@@ -56,6 +57,9 @@ class Request:
     muted_until_ms: int = 0
     charged: bool = False
     answer: bytes | None = None
+    held: bool = False
+    enquiry: bool = False
+    note: object = None
     waiting: int = 0
 
 

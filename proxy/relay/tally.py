@@ -12,7 +12,8 @@ class Tally:
     """Sums over the relays of one (virtual cluster, listener, node), living and gone.
 
     `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
-    than ours. `throttled_ms` adds up by how much each of our throttles prolonged a mute.
+    than ours. `throttled_ms` adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts
+    topics that were not to be created, deleted or extended.
     """
 
     connections_opened: int = 0
@@ -24,3 +25,4 @@ class Tally:
     throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttles_by_node: int = 0
+    mutations_refused: int = 0

@@ -11,8 +11,9 @@ from protocol.errors import MalformedMessage, ProtocolError
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
-from proxy.verdicts import quota_api
+from proxy.verdicts import mutations, quota_api
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from quotas.ledger import Binding
 from quotas.quota_table import QuotaTable
 
 _NO_HEADER = bytes(8)
@@ -39,8 +40,12 @@ def measured_client_id(raw: bytes, table: QuotaTable) -> str:
 
 def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Which sensors measure this client id of this user at this node."""
-    client_id = measured_client_id(ask.frame, facts.ledger.table)
-    return Verdict(binding=facts.ledger.bind(facts.virtual_cluster, facts.node_id, facts.user, client_id, now_ms))
+    return Verdict(binding=_binding(ask.frame, facts, now_ms))
+
+
+def _binding(raw_client_id: bytes, facts: ConnectionFacts, now_ms: int) -> Binding:
+    client_id = measured_client_id(raw_client_id, facts.ledger.table)
+    return facts.ledger.bind(facts.virtual_cluster, facts.node_id, facts.user, client_id, now_ms)
 
 
 def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
@@ -72,6 +77,13 @@ def _decide_quota_api(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict 
     return quota_api.alter(read_alter_request(ask.frame, ask.api_version), facts)
 
 
+def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """Which topics are created, deleted or extended, and what that costs; what came of it."""
+    if ask.side is Side.NODE:
+        return mutations.settle(ask, facts.ledger, now_ms)
+    return mutations.judge(ask, _binding(ask.client_id, facts, now_ms), facts, now_ms)
+
+
 _remembered_intersect = lru_cache(maxsize=64)(intersect)
 """The nodes of a cluster say the same to everybody, but for the correlation id."""
 
@@ -80,4 +92,5 @@ _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand]
     AskKind.ADDRESSES: _decide_addresses,
     AskKind.API_VERSIONS: _decide_api_versions,
     AskKind.QUOTA_API: _decide_quota_api,
+    AskKind.MUTATION: _decide_mutation,
 }

@@ -29,6 +29,8 @@ class ConnectionFacts:
 
     `quotas` are those that the source has now. `may_alter` and `may_describe` are about the quotas of others.
     `answered` are the APIs that are offered in any case, as the proxy answers them.
+    `default_partitions` says how many a topic gets that is created without a number; with `charge_validate_only` a
+    mutation that is only to be validated is charged and refused like any.
     """
 
     virtual_cluster: str
@@ -41,3 +43,5 @@ class ConnectionFacts:
     may_alter: bool = False
     may_describe: bool = False
     answered: Answered = ANSWERED
+    default_partitions: Callable[[], int] = lambda: 1
+    charge_validate_only: bool = False

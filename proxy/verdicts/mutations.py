@@ -1,0 +1,280 @@
+"""Controller mutations: which topics of a request pass, which are refused, and what that costs the client (KIP-599).
+
+A topic costs the partitions that a controller would charge for it, which is nothing where a controller is certain to
+refuse it before it looks at the quota. Strict versions have a topic refused when the bucket is overdrawn already; in
+permissive ones every topic passes, and an overdraft mutes the client.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from protocol.errors import ProtocolError
+from protocol.topic_mutations import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    NO_TOPIC_ID,
+    MutationRequest,
+    TooManyElements,
+    TopicItem,
+    TopicResult,
+    read_mutation_answer,
+    read_mutation_request,
+    refusal,
+    refusals_answer,
+)
+from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request, read_topic_partitions
+from proxy.relay.actions import Ask, Close, CloseReason, Verdict
+from proxy.verdicts.facts import ConnectionFacts
+from quotas.ledger import Binding, Ledger
+from quotas.rows import StaleSensor
+from quotas.token_buckets import TokenBuckets
+
+_ENQUIRY_ID = -0x6B74
+"""The correlation id of the proxy's own requests. It need not differ from a client's: answers keep their order."""
+
+_NO_ERROR = 0
+_REQUEST_TIMED_OUT = 7
+"""The node has not waited for the end: the topic may well come to be, or to go."""
+
+_TOPIC_KEY = tuple[bytes | None, bytes]
+_LONGEST_NAME_BYTES = 249
+_NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
+
+
+@dataclass(frozen=True, slots=True)
+class _Charge:
+    """What one topic was charged to the quota and to its shadow, and what it costs if it succeeds."""
+
+    spent: int
+    shadow: int
+    due: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Note:
+    """What the answer to a request needs: the topics that went to the node have charges, the others refusals."""
+
+    items: tuple[TopicItem, ...]
+    charges: dict[int, _Charge]
+    refusals: dict[int, bytes]
+    bucket: int | None
+    shadow_bucket: int | None
+
+
+class _Costs:
+    """What each topic of a request costs now, and what it costs if it succeeds although that seems impossible.
+
+    `same_as` is the number of an earlier item that names the same topic, where one may be carried out for both.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.now = [0] * count
+        self.due = [0] * count
+        self.same_as: dict[int, int] = {}
+
+
+def judge(ask: Ask, binding: Binding, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """The verdict on a request. Raises ProtocolError if it cannot be understood."""
+    try:
+        request = read_mutation_request(ask.frame, ask.api_key, ask.api_version)
+    except TooManyElements as error:
+        return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
+    if request.validate_only and not facts.charge_validate_only:
+        return Verdict()
+    wanted = _wanted(request)
+    enquiries = _enquiries(wanted)
+    if enquiries and not ask.enquired:
+        return Verdict(enquiries=enquiries)
+    try:
+        partitions = _partitions(enquiries, ask.enquired)
+    except ProtocolError as error:
+        return Verdict(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
+    return _decided(ask, request, _COSTS[ask.api_key](request.items, partitions, facts), binding, facts.ledger, now_ms)
+
+
+def _decided(
+    ask: Ask, request: MutationRequest, costs: _Costs, binding: Binding, ledger: Ledger, now_ms: int
+) -> Verdict:
+    refused, throttle_time_ms = _spend(request, costs, ledger.buckets, binding.mutation, now_ms)
+    passing = [0 if i in refused else cost for i, cost in enumerate(costs.now)]
+    in_shadow = _spend_in_shadow(request, passing, ledger.shadow_buckets, binding.shadow_mutation, now_ms)
+    refusals = {i: refusal(request, request.items[i]) for i in sorted(refused)}
+    if refused and len(refused) == len(request.items):
+        answer = refusals_answer(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
+        return Verdict(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
+    charges = {i: _Charge(cost, in_shadow[i], costs.due[i]) for i, cost in enumerate(passing) if i not in refused}
+    matters = refused or any(charge.due for charge in charges.values())
+    note = _Note(request.items, charges, refusals, binding.mutation, binding.shadow_mutation)
+    return Verdict(
+        splices=request.without(refused),
+        note=note if matters else None,
+        throttle_time_ms=throttle_time_ms,
+        refused=len(refused),
+    )
+
+
+def _spend(
+    request: MutationRequest, costs: _Costs, buckets: TokenBuckets, bucket: int | None, now_ms: int
+) -> tuple[set[int], int]:
+    """Charge topic by topic; the numbers of those refused, and the throttle time of the last that was too much."""
+    refused: set[int] = set()
+    throttle_time_ms = 0
+    if bucket is None:
+        return refused, 0
+    for i, cost in enumerate(costs.now):
+        if costs.same_as.get(i) in refused:
+            refused.add(i)
+        elif cost:
+            spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
+            told_ms = spend(bucket, cost, now_ms)
+            if told_ms is not None:
+                throttle_time_ms = told_ms
+                if request.strict:
+                    refused.add(i)
+    return refused, throttle_time_ms
+
+
+def _spend_in_shadow(
+    request: MutationRequest, passing: Sequence[int], buckets: TokenBuckets, bucket: int | None, now_ms: int
+) -> list[int]:
+    """What is charged to the shadow quota of what passes. It refuses nothing, and counts what it would have refused."""
+    charged = [0] * len(passing)
+    if bucket is None:
+        return charged
+    spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
+    for i, cost in enumerate(passing):
+        if cost:
+            told_ms = spend(bucket, cost, now_ms)
+            charged[i] = 0 if request.strict and told_ms is not None else cost
+    return charged
+
+
+# ------------------------------------------------------------------------------ the answer
+
+
+def settle(ask: Ask, ledger: Ledger, now_ms: int) -> Verdict:
+    """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError."""
+    note = ask.note
+    assert isinstance(note, _Note)
+    answer = read_mutation_answer(ask.frame, ask.api_key, ask.api_version)
+    results = answer.matched([note.items[i] for i in note.charges])
+    for charge, result in zip(note.charges.values(), results, strict=True):
+        if result is not None:
+            with suppress(StaleSensor):
+                _correct(ledger.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
+            with suppress(StaleSensor):
+                _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow, result, now_ms)
+    splices = (answer.merged(ask.frame, note.items, note.refusals),) if note.refusals else ()
+    return Verdict(splices=splices, throttle_at=answer.throttle_at)
+
+
+def _correct(buckets: TokenBuckets, bucket: int | None, spent: int, due: int, result: TopicResult, now_ms: int) -> None:
+    """Have a topic charged what it cost in the end."""
+    if bucket is None or result.error_code == _REQUEST_TIMED_OUT:
+        return
+    if result.error_code != _NO_ERROR:
+        cost = 0
+    elif result.partitions >= 0 and due:
+        cost = result.partitions
+    else:
+        cost = due
+    if cost < spent:
+        buckets.give_back(bucket, spent - cost, now_ms)
+    elif cost > spent:
+        buckets.spend_permissively(bucket, cost - spent, now_ms)
+
+
+# ------------------------------------------------------------------------------ counts
+
+
+def _wanted(request: MutationRequest) -> list[_TOPIC_KEY]:
+    """The topics whose partitions must be known, each once: by name or by id."""
+    return list(dict.fromkeys((item.name, item.topic_id) for item in request.items if _has_one_key(item)))
+
+
+def _has_one_key(item: TopicItem) -> bool:
+    """Whether it says which topic is meant, by a name that a topic may have or by an id."""
+    if item.name is None:
+        return item.topic_id != NO_TOPIC_ID
+    return item.topic_id == NO_TOPIC_ID and _is_topic_name(item.name)
+
+
+def _is_topic_name(name: bytes) -> bool:
+    """As Kafka's `Topic.validate` has it."""
+    return 0 < len(name) <= _LONGEST_NAME_BYTES and name not in (b".", b"..") and _NAME_BYTES.issuperset(name)
+
+
+def _enquiries(wanted: Sequence[_TOPIC_KEY]) -> tuple[bytes, ...]:
+    names = [name for name, _ in wanted if name is not None]
+    topic_ids = [topic_id for name, topic_id in wanted if name is None]
+    by_name = (partitions_by_name_request(names, _ENQUIRY_ID),) if names else ()
+    by_id = (partitions_by_id_request(topic_ids, _ENQUIRY_ID),) if topic_ids else ()
+    return by_name + by_id
+
+
+def _partitions(enquiries: Sequence[bytes], enquired: Sequence[bytes]) -> dict[_TOPIC_KEY, int]:
+    """How many partitions each topic has now; 0, or nothing, where the node does not know it or may not tell."""
+    found: dict[_TOPIC_KEY, int] = {}
+    for enquiry, answer in zip(enquiries, enquired, strict=True):
+        for topic in read_topic_partitions(answer, int.from_bytes(enquiry[6:8], "big")):
+            found[topic.name, NO_TOPIC_ID] = found[None, topic.topic_id] = topic.partitions
+    return found
+
+
+def _costs_of_creation(items: Sequence[TopicItem], partitions: dict[_TOPIC_KEY, int], facts: ConnectionFacts) -> _Costs:
+    costs = _Costs(len(items))
+    twice = _named_twice(items)
+    for i, item in enumerate(items):
+        if _has_one_key(item) and item.name not in twice:
+            costs.due[i] = _new_partitions(item, facts)
+            costs.now[i] = 0 if partitions.get((item.name, NO_TOPIC_ID)) else costs.due[i]
+    return costs
+
+
+def _new_partitions(item: TopicItem, facts: ConnectionFacts) -> int:
+    """How many partitions a new topic would have; 0 where it cannot be."""
+    if item.assigned:
+        indexes = set(item.assigned)
+        whole = indexes == set(range(len(indexes))) and item.partitions == item.replication_factor == -1
+        return len(indexes) if whole else 0
+    if item.replication_factor < -1 or item.replication_factor == 0:
+        return 0
+    return facts.default_partitions() if item.partitions == -1 else max(item.partitions, 0)
+
+
+def _costs_of_deletion(items: Sequence[TopicItem], partitions: dict[_TOPIC_KEY, int], facts: ConnectionFacts) -> _Costs:
+    """A topic named twice is deleted once by a node in ZooKeeper mode, and refused by others."""
+    costs = _Costs(len(items))
+    first: dict[_TOPIC_KEY, int] = {}
+    for i, item in enumerate(items):
+        if _has_one_key(item):
+            costs.same_as[i] = first.setdefault((item.name, item.topic_id), i)
+            if costs.same_as[i] == i:
+                costs.now[i] = costs.due[i] = partitions.get((item.name, item.topic_id), 0)
+    return costs
+
+
+def _costs_of_growth(items: Sequence[TopicItem], partitions: dict[_TOPIC_KEY, int], facts: ConnectionFacts) -> _Costs:
+    costs = _Costs(len(items))
+    twice = _named_twice(items)
+    for i, item in enumerate(items):
+        present = partitions.get((item.name, NO_TOPIC_ID), 0)
+        added = item.partitions - present
+        unfit = item.assigned and len(item.assigned) != added
+        if present and added > 0 and not unfit and item.name not in twice:
+            costs.now[i] = costs.due[i] = added
+    return costs
+
+
+def _named_twice(items: Sequence[TopicItem]) -> set[bytes | None]:
+    return {name for name, count in Counter(item.name for item in items).items() if count > 1}
+
+
+_COSTS: dict[int, Callable[[Sequence[TopicItem], dict[_TOPIC_KEY, int], ConnectionFacts], _Costs]] = {
+    CREATE_TOPICS: _costs_of_creation,
+    DELETE_TOPICS: _costs_of_deletion,
+    CREATE_PARTITIONS: _costs_of_growth,
+}

@@ -1,0 +1,528 @@
+"""What a relay makes of topic mutations of clients with a quota, as scripts of bytes and times."""
+
+from struct import pack
+
+import pytest
+
+from protocol.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_ELEMENTS
+from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request
+from proxy.relay.actions import CloseReason, Side
+from proxy.relay.relay import RelayLimits
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from tests.relay.frames import heartbeat, heartbeaten, produce, produced
+from tests.relay.script import NOW_MS, Script
+from tests.topic_frames import (
+    create_partitions,
+    create_topics,
+    created,
+    delete_topics,
+    deleted,
+    grown,
+    grown_topic,
+    metadata_by_id,
+    metadata_by_name,
+    mutated,
+    new_topic,
+)
+
+MUTATION = QuotaType.CONTROLLER_MUTATION
+OWN_ID = -0x6B74
+ID_A, ID_B = b"id-of-a-topic...", b"id-of-another..."
+
+
+def mutation_table(rate: float | None, client_id: str = "etl") -> QuotaTable:
+    return QuotaTable({} if rate is None else {Entity(client_id=client_id): {MUTATION: rate}})
+
+
+def mutation_ledger(rate: float | None = 1.0, shadow: float | None = None) -> Ledger:
+    return Ledger(Sensors(64), mutation_table(rate), mutation_table(shadow))
+
+
+def connected(make_relay, rate: float | None = 1.0, shadow: float | None = None, **how) -> Script:
+    return Script(make_relay, mutation_ledger(rate, shadow), **how).connected()
+
+
+def tokens(script: Script, now_ms: int = NOW_MS, shadow: bool = False) -> float:
+    [left] = [r.tokens for key, r in script.ledger.bucket_readings(now_ms) if key.shadow is shadow]
+    return left
+
+
+def ask(names, corr: int = OWN_ID) -> bytes:
+    return partitions_by_name_request(names, corr)
+
+
+def tell(script: Script, topics: dict[bytes, int], now_ms: int = NOW_MS) -> bytes:
+    """Answer what the relay enquired by name; what goes to the node then."""
+    before = len(script.sent[Side.NODE])
+    assert b"cluster" not in script.node(metadata_by_name(OWN_ID, topics), now_ms)
+    return bytes(script.sent[Side.NODE][before:])
+
+
+def create(*topics: tuple[bytes, int], version: int = 7, corr: int = 1, **how) -> bytes:
+    return create_topics(version, [new_topic(version, name, count) for name, count in topics], corr=corr, **how)
+
+
+def made(*results: bytes, corr: int = 1, version: int = 7, throttle_time_ms: int = 0) -> bytes:
+    return mutated(CREATE_TOPICS, version, results, corr=corr, throttle_time_ms=throttle_time_ms)
+
+
+def unknown(*names: bytes) -> dict[bytes, int]:
+    return dict.fromkeys(names, -1)
+
+
+def run_create(script: Script, *topics: tuple[bytes, int], corr: int = 1, now_ms: int = NOW_MS, version: int = 7):
+    """Send a creation of unknown topics through; what went to the node after the enquiry, and to the client."""
+    told = len(script.sent[Side.CLIENT])
+    names = [name for name, _ in topics]
+    assert script.client(create(*topics, corr=corr, version=version), now_ms) == ask(names)
+    sent = tell(script, unknown(*names), now_ms)
+    return sent, bytes(script.sent[Side.CLIENT][told:])
+
+
+# ------------------------------------------------------------------------------ untouched
+
+
+@pytest.mark.parametrize("version", range(8))
+def test_without_a_mutation_quota_nothing_changes(make_relay, version):
+    script = connected(make_relay, None)
+    request = create((b"t", 1000), version=version)
+    answer = made(created(version, b"t", 0, partitions=1000), version=version)
+    assert script.client(request + request) == request + request
+    assert script.node(answer + answer) == answer + answer
+
+
+def test_clients_without_a_quota_pass_untouched_where_others_have_one_and_their_bucket_is_looked_at(make_relay):
+    script = Script(make_relay, Ledger(Sensors(64), mutation_table(1.0, "other"))).connected()
+    request = create((b"t", 1000))
+    assert script.client(request) == request
+    assert script.node(made(created(7, b"t"))) == made(created(7, b"t"))
+    [reading] = [reading for _, reading in script.ledger.bucket_readings(NOW_MS)]
+    assert (reading.charges, reading.total) == (1, 0)
+
+
+def test_validation_alone_is_neither_charged_nor_refused_unless_that_is_wished(make_relay):
+    script = connected(make_relay)
+    assert run_create(script, (b"a", 12))[0] == create((b"a", 12))
+    only = create((b"t", 1000), validate_only=True, corr=2)
+    assert script.client(only) == only
+    assert tokens(script) == -1.0
+    assert script.node(made(created(7, b"a")) + made(created(7, b"t"), corr=2)) != b""
+    script.facts.charge_validate_only = True
+    script.client(create((b"t", 1000), validate_only=True, corr=3))
+    assert tell(script, unknown(b"t")) == b""
+    assert script.sent[Side.CLIENT].endswith(made(created(7, b"t", 89), corr=3, throttle_time_ms=1000))
+
+
+# ------------------------------------------------------------------------------ creation
+
+
+def test_a_topic_is_looked_up_first_then_charged_and_sent_on(make_relay):
+    script = connected(make_relay)
+    request = create((b"t", 5))
+    assert script.client(request) == ask([b"t"])
+    assert script.sent[Side.CLIENT] == b""
+    assert not script.relay.idle
+    assert tell(script, unknown(b"t")) == request
+    assert tokens(script) == 6.0
+    assert script.node(made(created(7, b"t"))) == made(created(7, b"t"))
+    assert script.relay.idle
+    assert (script.relay.requests, script.relay.answers) == (1, 1)
+    assert script.wake_at is None
+    assert tokens(script) == 6.0
+
+
+def test_the_request_that_overdraws_passes_and_the_next_is_refused_with_the_time_to_wait(make_relay):
+    script = connected(make_relay)
+    sent, told = run_create(script, (b"a", 14))
+    assert (sent, told, script.wake_at) == (create((b"a", 14)), b"", None)
+    script.node(made(created(7, b"a")))
+    sent, told = run_create(script, (b"b", 1), corr=2, now_ms=NOW_MS + 500)
+    assert (sent, told) == (b"", made(created(7, b"b", 89), corr=2, throttle_time_ms=2500))
+    assert script.wake_at == NOW_MS + 3000
+    assert script.tally.mutations_refused == 1
+    assert script.tally.throttles[MUTATION] == 1
+    assert [(t.quota_type, t.throttle_time_ms) for t in script.throttles] == [(MUTATION, 2500)]
+    assert script.client(create((b"b", 1), corr=3), NOW_MS + 600) == b""
+    assert script.time(NOW_MS + 3000) == ask([b"b"])
+    assert tell(script, unknown(b"b"), NOW_MS + 3000) == create((b"b", 1), corr=3)
+
+
+def test_topics_of_one_request_are_judged_one_by_one_and_answered_in_its_order(make_relay):
+    script = connected(make_relay)
+    names = [b"a", b"b", b"c", b"d"]
+    script.client(create((b"a", 12), (b"b", 1), (b"c", 0), (b"d", 3)))
+    sent = tell(script, unknown(*names))
+    assert sent == create((b"a", 12), (b"c", 0))
+    answer = made(created(7, b"c", 37, message=b"no"), created(7, b"a", partitions=12, configs=2))
+    merged = [
+        created(7, b"a", partitions=12, configs=2),
+        created(7, b"b", 89),
+        created(7, b"c", 37, message=b"no"),
+        created(7, b"d", 89),
+    ]
+    assert script.node(answer) == made(*merged, throttle_time_ms=1000)
+    assert tokens(script) == -1.0
+    assert script.tally.mutations_refused == 2
+    assert script.relay.idle
+
+
+def test_old_versions_pass_whole_are_charged_and_mute_the_client_at_once(make_relay):
+    script = connected(make_relay)
+    request = create((b"a", 12), (b"b", 3), version=5)
+    script.client(request + heartbeat(2))
+    assert tell(script, unknown(b"a", b"b")) == request
+    assert tokens(script) == -4.0
+    assert script.wake_at == NOW_MS + 4000
+    answer = made(created(5, b"a"), created(5, b"b"), version=5)
+    assert script.node(answer, NOW_MS + 100) == made(
+        created(5, b"a"), created(5, b"b"), version=5, throttle_time_ms=3900
+    )
+    assert script.time(NOW_MS + 4000) == heartbeat(2)
+
+
+def test_the_last_overdraft_counts_not_the_sum(make_relay):
+    script = connected(make_relay, 10.0)
+    script.client(create((b"a", 200), (b"b", 0), version=5))
+    tell(script, unknown(b"a", b"b"))
+    assert script.wake_at == NOW_MS + 9000
+
+
+def test_what_exists_or_cannot_be_costs_nothing_and_is_never_refused(make_relay):
+    script = connected(make_relay)
+    topics = [
+        new_topic(7, b"there", 1000),
+        new_topic(7, b"none", 0),
+        new_topic(7, b"fewer", -2),
+        new_topic(7, b"twice", 1000),
+        new_topic(7, b"twice", 1000),
+        new_topic(7, b"bad name", 1000),
+        new_topic(7, b"", 1000),
+        new_topic(7, b"..", 1000),
+        new_topic(7, b"n" * 250, 1000),
+        new_topic(7, b"both", 5, -1, assigned=[0, 1]),
+        new_topic(7, b"gap", -1, -1, assigned=[0, 2]),
+        new_topic(7, b"replicas", 1000, 0),
+    ]
+    request = create_topics(7, topics)
+    names = [b"there", b"none", b"fewer", b"twice", b"both", b"gap", b"replicas"]
+    assert script.client(request) == ask(names)
+    assert tell(script, {**unknown(*names), b"there": 3}) == request
+    assert tokens(script) == 11.0
+    script.node(made(created(7, b"there", 36)))
+    run_create(script, (b"a", 12), corr=2)
+    script.node(made(created(7, b"a"), corr=2))
+    assert script.client(request) == ask(names)
+    assert tell(script, {**unknown(*names), b"there": 3}) == request
+
+
+def test_assignments_and_the_default_of_the_cluster_are_counted(make_relay):
+    script = connected(make_relay)
+    script.facts.default_partitions = lambda: 4
+    topics = [new_topic(7, b"a", -1, -1, assigned=[2, 0, 1]), new_topic(7, b"b", -1), new_topic(7, b"c", 1, 3)]
+    script.client(create_topics(7, topics))
+    tell(script, unknown(b"a", b"b", b"c"))
+    assert tokens(script) == 11.0 - 3 - 4 - 1
+
+
+def test_the_answer_corrects_a_wrong_idea_of_the_default_and_of_what_exists(make_relay):
+    script = connected(make_relay)
+    script.client(create((b"a", -1), (b"b", -1), (b"c", 2)))
+    tell(script, {**unknown(b"a", b"b"), b"c": 2})
+    assert tokens(script) == 9.0
+    script.node(made(created(7, b"c", partitions=2), created(7, b"a", partitions=6), created(7, b"b")))
+    assert tokens(script) == 11.0 - 6 - 1 - 2
+
+
+@pytest.mark.parametrize("version", [4, 7])
+def test_what_fails_is_given_back_unless_it_may_still_happen(make_relay, version):
+    script = connected(make_relay, 1.0)
+    request = create((b"a", 1), (b"b", 2), (b"c", 3), version=version)
+    script.client(request)
+    assert tell(script, unknown(b"a", b"b", b"c")) == request
+    assert tokens(script) == 5.0
+    results = (created(version, b"b", 36), created(version, b"c", 7), created(version, b"a"))
+    assert script.node(made(*results, version=version)) == made(*results, version=version)
+    assert tokens(script) == 7.0
+
+
+def test_what_a_client_that_is_gone_has_spent_stays_spent(make_relay):
+    script = connected(make_relay)
+    run_create(script, (b"a", 5))
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
+    assert tokens(script) == 6.0
+
+
+# ------------------------------------------------------------------------------ deletion, growth
+
+
+def test_deletions_cost_the_partitions_there_are(make_relay):
+    script = connected(make_relay)
+    request = delete_topics(6, [b"a", b"nobody", b"b", ID_A])
+    assert script.client(request) == ask([b"a", b"nobody", b"b"]) + partitions_by_id_request([ID_A], OWN_ID)
+    assert tell(script, {b"a": 8, b"nobody": -1, b"b": 4}) == b""
+    before = len(script.sent[Side.NODE])
+    script.node(metadata_by_id(OWN_ID, {ID_A: 3}))
+    assert script.sent[Side.NODE][before:] == delete_topics(6, [b"a", b"nobody", b"b"])
+    results = [deleted(6, b"b"), deleted(6, b"a"), deleted(6, b"nobody", 3)]
+    merged = [deleted(6, b"a"), deleted(6, b"nobody", 3), deleted(6, b"b"), deleted(6, ID_A, 89)]
+    expected = mutated(DELETE_TOPICS, 6, merged, throttle_time_ms=1000)
+    assert script.node(mutated(DELETE_TOPICS, 6, results)) == expected
+    assert tokens(script) == -1.0
+
+
+def test_a_topic_named_twice_is_deleted_once_or_refused_twice(make_relay):
+    script = connected(make_relay)
+    script.client(delete_topics(5, [b"a", b"b", b"a"]))
+    assert tell(script, {b"a": 6, b"b": 7}) == delete_topics(5, [b"a", b"b", b"a"])
+    assert tokens(script) == -2.0
+    script.client(delete_topics(5, [b"a", b"b", b"a"], corr=2))
+    assert tell(script, {b"a": 6, b"b": 7}) == b""
+
+
+@pytest.mark.parametrize("version", range(5))
+def test_deletions_of_old_versions_all_pass(make_relay, version):
+    script = connected(make_relay)
+    request = delete_topics(version, [b"a", b"b"])
+    script.client(request)
+    assert tell(script, {b"a": 20, b"b": 1}) == request
+    assert script.wake_at == NOW_MS + 10_000
+
+
+def test_a_deletion_that_names_nothing_or_too_much_passes_for_nothing(make_relay):
+    script = connected(make_relay)
+    for i, names in enumerate(([], [b"\xff\xfe"], [b""])):
+        request = delete_topics(6, names, corr=i)
+        assert script.client(request) == request
+    assert tokens(script) == 11.0
+
+
+def test_added_partitions_are_charged(make_relay):
+    script = connected(make_relay)
+    topics = [
+        grown_topic(3, b"a", 5),
+        grown_topic(3, b"fewer", 2),
+        grown_topic(3, b"nobody", 9),
+        grown_topic(3, b"unfit", 9, 2),
+        grown_topic(3, b"fit", 6, 3),
+        grown_topic(3, b"twice", 100),
+        grown_topic(3, b"twice", 100),
+    ]
+    request = create_partitions(3, topics)
+    names = [b"a", b"fewer", b"nobody", b"unfit", b"fit", b"twice"]
+    assert script.client(request) == ask(names)
+    assert tell(script, {**dict.fromkeys(names, 3), b"nobody": -1}) == request
+    assert tokens(script) == 11.0 - 2 - 3
+
+
+@pytest.mark.parametrize(("version", "refuses"), [(1, False), (2, False), (3, True)])
+def test_growth_is_refused_from_version_3_on(make_relay, version, refuses):
+    script = connected(make_relay)
+    topics = [grown_topic(version, b"a", 13), grown_topic(version, b"b", 2), grown_topic(version, b"c", 1)]
+    script.client(create_partitions(version, topics))
+    kept = [topics[0], topics[2]] if refuses else topics
+    assert tell(script, {b"a": 1, b"b": 1, b"c": 1}) == create_partitions(version, kept)
+    results = [grown(version, b"c", 37), grown(version, b"a"), grown(version, b"b", 89)]
+    told = script.node(mutated(CREATE_PARTITIONS, version, results[: 3 - refuses]), NOW_MS + 10)
+    order = [results[1], results[2], results[0]] if refuses else results
+    expected = mutated(CREATE_PARTITIONS, version, order, throttle_time_ms=990 if refuses else 1990)
+    assert told == expected
+
+
+# ------------------------------------------------------------------------------ among other requests
+
+
+def test_requests_behind_a_mutation_wait_and_keep_their_order(make_relay):
+    script = connected(make_relay)
+    stream = heartbeat(1) + create((b"a", 1), corr=2) + heartbeat(3)
+    assert script.client(stream) == heartbeat(1) + ask([b"a"])
+    assert script.client(heartbeat(4)) == b""
+    before = len(script.sent[Side.NODE])
+    answers = heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a"))
+    assert script.node(answers) == heartbeaten(1)
+    assert script.sent[Side.NODE][before:] == create((b"a", 1), corr=2) + heartbeat(3) + heartbeat(4)
+    answers = made(created(7, b"a"), corr=2) + heartbeaten(3) + heartbeaten(4)
+    assert script.node(answers) == answers
+    assert script.relay.answers == 4
+
+
+@pytest.mark.parametrize("corr", [OWN_ID, 1])
+def test_ids_may_be_those_of_the_proxy_itself(make_relay, corr):
+    script = connected(make_relay)
+    request = create((b"a", 1), corr=corr)
+    assert script.client(heartbeat(corr) + request) == heartbeat(corr) + ask([b"a"])
+    answers = heartbeaten(corr) + metadata_by_name(OWN_ID, unknown(b"a"))
+    assert script.node(answers[:-5]) == heartbeaten(corr)
+    assert script.node(answers[-5:]) == b""
+    assert script.node(made(created(7, b"a"), corr=corr)) == made(created(7, b"a"), corr=corr)
+
+
+def test_our_own_answer_waits_for_those_before_it(make_relay):
+    script = connected(make_relay)
+    run_create(script, (b"a", 12))
+    script.client(produce(2) + create((b"b", 1), corr=3))
+    assert script.node(made(created(7, b"a"))) == made(created(7, b"a"))
+    told = script.node(produced(2) + metadata_by_name(OWN_ID, unknown(b"b")))
+    assert told == produced(2) + made(created(7, b"b", 89), corr=3, throttle_time_ms=1000)
+
+
+def test_connections_share_one_bucket(make_relay):
+    ledger = mutation_ledger()
+    one, two = Script(make_relay, ledger).connected(), Script(make_relay, ledger).connected()
+    one.client(create((b"a", 12)))
+    two.client(create((b"b", 12)))
+    assert tokens(one) == 11.0
+    assert tell(two, unknown(b"b")) == create((b"b", 12))
+    assert tell(one, unknown(b"a")) == b""
+    assert one.sent[Side.CLIENT] == made(created(7, b"a", 89), throttle_time_ms=1000)
+
+
+def test_a_quota_that_comes_or_goes_while_the_node_is_asked_counts(make_relay):
+    script = connected(make_relay)
+    run_create(script, (b"a", 12))
+    script.node(made(created(7, b"a")))
+    script.client(create((b"b", 1), corr=2))
+    script.ledger.replace(mutation_table(None), NOW_MS)
+    assert tell(script, unknown(b"b"), NOW_MS + 1) == create((b"b", 1), corr=2)
+    assert script.client(create((b"c", 1), corr=3), NOW_MS + 1) == create((b"c", 1), corr=3)
+    script.ledger.replace(mutation_table(1.0), NOW_MS + 1)
+    assert script.client(create((b"d", 1), corr=4), NOW_MS + 1) == ask([b"d"])
+
+
+def test_a_decision_made_while_the_client_was_muted_is_carried_out_when_that_is_over(make_relay):
+    """An answer before it brings the node's own throttle time; what is left of ours then is less."""
+    script = connected(make_relay)
+    run_create(script, (b"a", 13))
+    script.node(made(created(7, b"a")))
+    script.client(heartbeat(2) + create((b"b", 1), corr=3))
+    script.node(heartbeaten(2, throttle_time_ms=500))
+    script.node(metadata_by_name(OWN_ID, unknown(b"b")))
+    assert not script.sent[Side.CLIENT].endswith(made(created(7, b"b", 89), corr=3, throttle_time_ms=2000))
+    script.time(NOW_MS + 500)
+    assert script.sent[Side.CLIENT].endswith(made(created(7, b"b", 89), corr=3, throttle_time_ms=1500))
+    assert script.wake_at == NOW_MS + 2000
+
+
+def test_a_client_that_has_hung_up_meanwhile_has_its_request_carried(make_relay):
+    script = connected(make_relay)
+    script.client(create((b"a", 1)))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    assert script.closed is None
+    assert tell(script, unknown(b"a")) == create((b"a", 1))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+
+
+# ------------------------------------------------------------------------------ shadows
+
+
+def test_a_shadow_quota_refuses_nobody_and_counts_what_it_would_have(make_relay):
+    script = connected(make_relay, None, 1.0)
+    for i, expected in ((1, -1.0), (2, -1.0)):
+        sent, told = run_create(script, (b"t%d" % i, 12), corr=i)
+        assert (sent, told) == (create((b"t%d" % i, 12), corr=i), b"")
+        assert tokens(script, shadow=True) == expected
+        answer = made(created(7, b"t", 41 * (i - 1)), corr=i)
+        assert script.node(answer) == answer
+    [(key, reading)] = list(script.ledger.bucket_readings(NOW_MS))
+    assert (key.shadow, reading.refusals, reading.tokens) == (True, 1, -1.0)
+    assert script.wake_at is None
+    assert script.tally.mutations_refused == 0
+
+
+def test_a_shadow_beside_a_quota_is_charged_what_passes_and_given_back_what_fails(make_relay):
+    script = connected(make_relay, 1.0, 2.0)
+    script.client(create((b"a", 11), (b"b", 1), (b"c", 5)))
+    assert tell(script, unknown(b"a", b"b", b"c")) == create((b"a", 11), (b"b", 1))
+    assert (tokens(script), tokens(script, shadow=True)) == (-1.0, 10.0)
+    script.node(made(created(7, b"a", 41), created(7, b"b")))
+    assert (tokens(script), tokens(script, shadow=True)) == (10.0, 21.0)
+
+
+def test_a_request_too_large_to_judge_passes_a_shadow_and_is_refused_by_a_quota(make_relay):
+    large = create(*((b"t%040d" % i, 1) for i in range(25_000)))
+    script = connected(make_relay, None, 1.0)
+    assert script.client(large) == large
+    script = connected(make_relay, 1.0, 1.0)
+    script.client(large[:100])
+    assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
+
+
+# ------------------------------------------------------------------------------ bad bytes, bounds
+
+
+def test_what_cannot_be_understood_ends_the_connection(make_relay):
+    script = connected(make_relay)
+    request = create((b"a", 1))
+    script.client(pack(">i", len(request) - 3) + request[4:] + b"\0")
+    assert script.close_reason is CloseReason.REQUEST_MALFORMED
+    assert script.sent[Side.NODE] == b""
+
+
+def test_too_many_topics_end_the_connection(make_relay):
+    script = connected(make_relay)
+    script.client(delete_topics(4, [b""] * (MAX_ELEMENTS + 1)))
+    assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [metadata_by_name(OWN_ID, {b"a": 2})[:-1], made(created(7, b"a"), corr=OWN_ID)],
+    ids=["too short", "something else"],
+)
+def test_an_enquiry_whose_answer_is_nonsense_ends_the_connection(make_relay, answer):
+    script = connected(make_relay)
+    script.client(create((b"a", 1)))
+    script.node(pack(">i", len(answer) - 4) + answer[4:])
+    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.sent[Side.CLIENT] == b""
+
+
+def test_an_answer_that_is_nonsense_ends_the_connection(make_relay):
+    script = connected(make_relay)
+    run_create(script, (b"a", 1))
+    script.node(made(created(6, b"a")))
+    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.sent[Side.CLIENT] == b""
+
+
+def test_an_answer_too_large_to_be_held_ends_the_connection(make_relay):
+    script = connected(make_relay)
+    script.client(create((b"a", 1)))
+    script.node(pack(">ii", 33 * 1024 * 1024, OWN_ID))
+    assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
+
+
+@pytest.mark.parametrize("size", [1, 3, 8, 50])
+def test_everything_may_come_in_pieces(make_relay, size):
+    script = connected(make_relay)
+    requests = heartbeat(1) + create((b"a", 12), (b"b", 1), corr=2) + heartbeat(3)
+    expected = heartbeaten(1) + made(created(7, b"a"), created(7, b"b", 89), corr=2, throttle_time_ms=1000)
+    for i in range(0, len(requests), size):
+        script.client(requests[i : i + size])
+    for answers in (heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a", b"b")), made(created(7, b"a"), corr=2)):
+        for i in range(0, len(answers), size):
+            script.node(answers[i : i + size])
+    script.time(NOW_MS + 1000)
+    script.node(heartbeaten(3), NOW_MS + 1000)
+    assert script.sent[Side.CLIENT] == expected + heartbeaten(3)
+    assert script.sent[Side.NODE] == heartbeat(1) + ask([b"a", b"b"]) + create((b"a", 12), corr=2) + heartbeat(3)
+
+
+def test_a_full_queue_does_not_keep_the_proxy_from_enquiring(make_relay):
+    script = connected(make_relay, limits=RelayLimits(max_in_flight=1))
+    assert script.client(create((b"a", 1)) + heartbeat(2)) == ask([b"a"])
+    assert tell(script, unknown(b"a")) == create((b"a", 1))
+    before = len(script.sent[Side.NODE])
+    assert script.node(made(created(7, b"a"))) == made(created(7, b"a"))
+    assert script.sent[Side.NODE][before:] == heartbeat(2)
+
+
+def test_what_is_held_is_counted_and_a_slow_client_is_not_asked_for_more(make_relay):
+    script = connected(make_relay)
+    script.client(create((b"a", 1)))
+    script.node(metadata_by_name(OWN_ID, unknown(b"a"))[:40])
+    assert script.relay.held_bytes == len(create((b"a", 1))) + 40
+    script.do(script.relay.on_blocked(Side.CLIENT))
+    assert not script.reads[Side.NODE]
