@@ -28,6 +28,7 @@ from quotas.sources.overlay import (
     reverted,
 )
 from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
+from quotas.sources.whole_file import own_as, write_whole
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """No state file is larger, read or written: some 300,000 entities."""
@@ -136,7 +137,7 @@ class FileSource:
                 content = format_overlay(changed)
                 if len(content) > MAX_STATE_BYTES:
                     raise AlterationRefused(f"{path} would have more than {MAX_STATE_BYTES} bytes")
-                self._seen = _on_disk(path, "written", lambda: _write(path, content))
+                self._seen = _signature(_on_disk(path, "written", lambda: write_whole(path, [content])))
                 self._overlay = changed
         self._take_up()
 
@@ -241,7 +242,7 @@ def _exclusive(path: Path) -> Iterator[None]:
 def _open_lock(lock: Path) -> int:
     lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    _own_as(file, lock.parent)
+    own_as(file, lock.parent)
     return file
 
 
@@ -251,40 +252,3 @@ def _locked(file: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def _write(path: Path, content: bytes) -> _Signature:
-    """Replace the file whole; until that is done the old one stays. The caller has the lock."""
-    aside = path.with_name(f"{path.name}.new")
-    aside.unlink(missing_ok=True)
-    try:
-        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
-            _own_as(file.fileno(), path if path.exists() else path.parent)
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-            signature = _signature(os.fstat(file.fileno()))
-        aside.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-    return signature
-
-
-def _own_as(file: int, like: Path) -> None:
-    """Give a file that root makes, at a command line perhaps, to those whose folder it is in."""
-    if os.geteuid() == 0:
-        owner = like.stat()
-        os.fchown(file, owner.st_uid, owner.st_gid)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Have the renaming outlive a crash of the machine; some file systems do that by themselves and say EINVAL."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):
-            os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,8 +1,6 @@
 """The last good quotas on disk, so that a proxy which starts while its source is gone starts with them."""
 
-import contextlib
 import json
-import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Final
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
 from quotas.quota_table import valid_limit
 from quotas.sources.source import NO_QUOTAS, Alteration, Limit, Quotas, Source
+from quotas.sources.whole_file import write_whole
 
 VERSION: Final = 1
 MAX_BYTES: Final = 1 << 30
@@ -131,7 +130,7 @@ class LastGood:
         if quotas == self._written:
             return True
         try:
-            write_whole(self._path, to_text(quotas, self.name))
+            write_whole(self._path, content(quotas, self.name))
         except OSError as error:
             self._note(self._path, f"the last good quotas cannot be written: {_words(error)}")
             return False
@@ -147,19 +146,19 @@ def _words(error: OSError) -> str:
 # ---------------------------------------------------------------------- the file
 
 
-def to_text(quotas: Quotas, source: str) -> Iterator[str]:
-    """The file's text, an entity a line: pieces, so that other threads have their turn in between.
+def content(quotas: Quotas, source: str) -> Iterator[bytes]:
+    """What the file holds, an entity a line: in pieces, so that other threads have their turn in between.
 
     An entity is an object of Kafka's entity types, with null as the name of the default.
     """
-    yield f'{{"version": {VERSION}, "source": {json.dumps(source)}, "quotas": ['
-    separator = "\n"
+    yield f'{{"version": {VERSION}, "source": {json.dumps(source)}, "quotas": ['.encode()
+    separator = b"\n"
     for entity, limits in quotas.items():
         names = {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
         of_keys = {key.text: {"value": limit.value, "layer": limit.layer} for key, limit in limits.items()}
-        yield separator + json.dumps({"entity": names, "limits": of_keys})
-        separator = ",\n"
-    yield "\n]}\n"
+        yield separator + json.dumps({"entity": names, "limits": of_keys}).encode()
+        separator = b",\n"
+    yield b"\n]}\n"
 
 
 def parse(text: bytes, source: str) -> Quotas:
@@ -202,32 +201,3 @@ def _read(path: Path) -> bytes:
     if len(text) > MAX_BYTES:
         raise _Damaged(f"more than {MAX_BYTES} bytes")
     return text
-
-
-def write_whole(path: Path, pieces: Iterator[str]) -> None:
-    """Replace a file by one with this text, such that at any time, also after a crash, it is the old or the new.
-
-    Only its owner may read it. Raises OSError when it is not sure to be the new one.
-    """
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="ascii") as file:
-            file.writelines(pieces)
-            file.flush()
-            os.fsync(descriptor)
-        temporary.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -65,7 +65,7 @@ class UpstreamSource:
 
     When it is lost, or not answered, the next bootstrap server is asked. A cluster that cannot be had is tried again
     after 0.25 s, then twice as late each time, up to 5 s or the interval if that is longer. Reading takes at most a
-    fifth of a processor: very many quotas that keep changing are read less often than the interval says.
+    fifth of a processor of ours, and half the time of a node: very many quotas are read less often than that.
     """
 
     name = "upstream"
@@ -122,12 +122,13 @@ class UpstreamSource:
 
     def _keep_reading(self) -> None:
         while not self._stopped.is_set():
-            began_s = time.thread_time()
+            began_s, busy_s = time.monotonic(), time.thread_time()
             read = self._try_to_read()
+            took_s, busy_s = time.monotonic() - began_s, time.thread_time() - busy_s
             self._attempted.set()
             if read:
                 self._retry_s = _FIRST_RETRY_S
-                pause_s = max(self._settings.interval_s, _PAUSE_PER_CPU_S * (time.thread_time() - began_s))
+                pause_s = max(self._settings.interval_s, took_s, _PAUSE_PER_CPU_S * busy_s)
             else:
                 pause_s = self._retry_s
                 self._retry_s = min(2 * self._retry_s, max(_LONGEST_RETRY_S, self._settings.interval_s))

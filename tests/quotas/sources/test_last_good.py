@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.last_good import LastGood, parse, to_text
+from quotas.sources.last_good import LastGood, content, parse
 from quotas.sources.source import NO_QUOTAS, Limit
 
 ROOT = Path(__file__).parents[3]
@@ -181,7 +181,7 @@ def values(entity):
 @given(st.data())
 def test_all_quotas_of_all_entities_survive_bit_for_bit(data):
     quotas = {entity: data.draw(values(entity)) for entity in data.draw(st.sets(entities(), max_size=4))}
-    text = "".join(to_text(quotas, "upstream")).encode("ascii")
+    text = b"".join(content(quotas, "upstream"))
     assert parse(text, "upstream") == quotas
     json.loads(text)
 
@@ -296,28 +296,31 @@ def test_a_file_that_cannot_be_read_is_a_problem_and_stays(path):
 # ---------------------------------------------------- a disk that does not do
 
 
-def fail_once(name, error):
-    def failing(*_):
+def failing(name, error):
+    """The name of a function of `os`, one that fails in its place, and why it says so."""
+
+    def fail(*_):
         raise OSError(error, os.strerror(error))
 
-    return name, failing, os.strerror(error)
+    return name, fail, os.strerror(error)
 
 
 @pytest.mark.parametrize(
-    ("name", "failing", "why"),
+    ("name", "fail", "why"),
     [
-        fail_once("replace", errno.EACCES),
-        fail_once("fsync", errno.EIO),
-        fail_once("fsync", errno.ENOSPC),
-        fail_once("open", errno.EROFS),
+        failing("replace", errno.EACCES),
+        failing("fsync", errno.EIO),
+        failing("fstat", errno.EIO),
+        failing("fsync", errno.ENOSPC),
+        failing("open", errno.EROFS),
     ],
 )
-def test_a_disk_that_fails_is_a_problem_that_goes_with_it_and_quotas_stay(path, monkeypatch, name, failing, why):
+def test_a_disk_that_fails_is_a_problem_that_goes_with_it_and_quotas_stay(path, monkeypatch, name, fail, why):
     run_once(ALICE, path)
     inner, changes = Inner(), Changes()
     with started(inner, path, changes) as source:
         with monkeypatch.context() as broken:
-            broken.setattr(os, name, failing)
+            broken.setattr(os, name, fail)
             inner.give(BOB)
             changes.until(lambda: source.problems)
             assert source.problems == {str(path): f"the last good quotas cannot be written: {why}"}
@@ -353,8 +356,9 @@ WRITER = """
 import resource, signal, sys
 from pathlib import Path
 from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.last_good import to_text, write_whole
+from quotas.sources.last_good import content
 from quotas.sources.source import Limit
+from quotas.sources.whole_file import write_whole
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])
@@ -362,7 +366,7 @@ path = Path(sys.argv[1])
 for round in range({rounds}):
     limits = {{QuotaKey(QuotaType.PRODUCE): Limit(round + 1.0, "cluster")}}
     try:
-        write_whole(path, to_text({{Entity(f"user-{{n}}"): limits for n in range(300)}}, "upstream"))
+        write_whole(path, content({{Entity(f"user-{{n}}"): limits for n in range(300)}}, "upstream"))
         print("written", flush=True)
     except OSError as error:
         print("cannot be written:", error.strerror, flush=True)
