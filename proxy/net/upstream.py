@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar, cast
 
@@ -14,6 +15,7 @@ import structlog
 from kafka.admin import KafkaAdminClient
 
 from proxy.config import HostPort, UpstreamConfig
+from proxy.credentials import credentials_of
 from proxy.net.connection import NodeSocket, NodeUnknown, NodeUnreachable
 from proxy.net.poller import Poller
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
@@ -221,6 +223,7 @@ def _brokers(config: UpstreamConfig) -> list[dict[str, Any]]:
     admin = _Admin(
         bootstrap_servers=[str(server) for server in config.bootstrap_servers],
         client_id="kafka-throttle",
+        **asdict(credentials_of(config.admin)),
         request_timeout_ms=config.connect_timeout_ms,
         bootstrap_timeout_ms=config.connect_timeout_ms,
     )

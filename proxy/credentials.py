@@ -1,0 +1,40 @@
+"""The proxy's own credentials, from the configuration and the files that it names."""
+
+from pathlib import Path
+
+from proxy.config import ConfigError, ConfigErrors, CredentialsConfig
+from quotas.sources.cluster_connection import Credentials
+
+_MAX_SECRET_BYTES = 4096
+
+
+def credentials_of(config: CredentialsConfig) -> Credentials:
+    """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
+    return Credentials(
+        security_protocol=config.security_protocol,
+        ssl_cafile=config.ca_file,
+        ssl_certfile=config.certificate_file,
+        ssl_keyfile=config.key_file,
+        sasl_mechanism=config.sasl_mechanism,
+        sasl_plain_username=config.username,
+        sasl_plain_password=secret(config.password_file, "upstream.admin.password_file"),
+    )
+
+
+def secret(path: str | None, setting: str) -> str | None:
+    """What a file holds, without the line end behind it. ConfigErrors, naming the setting, if it cannot be read."""
+    if path is None:
+        return None
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_MAX_SECRET_BYTES + 1)
+        text = data.decode().rstrip("\r\n")
+    except OSError as error:
+        problem = f"{path} cannot be read: {error.strerror or error}"
+    except UnicodeDecodeError:
+        problem = f"{path}: expected UTF-8"
+    else:
+        if text and len(data) <= _MAX_SECRET_BYTES:
+            return text
+        problem = f"{path}: expected a secret of 1 to {_MAX_SECRET_BYTES} bytes, got {len(data)}"
+    raise ConfigErrors([ConfigError(setting, problem)])
