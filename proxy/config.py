@@ -13,7 +13,7 @@ from math import inf
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError, ValidationInfo, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
@@ -121,6 +121,24 @@ class _Rate(Kind):
         if type(value) not in (int, float) or not 0 < value < inf:
             raise ValueError
         return float(value)
+
+
+class _FilePath(Kind):
+    expected = "the path of a file, which counts from the folder of this one"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._validate_in)
+
+    def _validate_in(self, value: Any, info: ValidationInfo) -> str:
+        """The path, from the folder in the context of the validation."""
+        text: str = self._validate(value)
+        return str(Path((info.context or {}).get("folder", "")) / text)
+
+    def parse(self, value: Any) -> str:
+        """The path as it is written."""
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            raise ValueError
+        return value
 
 
 class HostPort(NamedTuple):
@@ -258,7 +276,7 @@ IpName = Annotated[str | None, Text("an IP address", _is_ip)]
 ByteRate = Annotated[int | None, Whole(1, INT64_MAX)]
 Rate = Annotated[float | None, _Rate()]
 ConnectionRate = Annotated[int | None, Whole(0, INT32_MAX)]
-FilePath = Annotated[str | None, Text("the path of a file", lambda text: bool(text.strip()) and "\0" not in text)]
+FilePath = Annotated[str | None, _FilePath()]
 Names = Many[Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]]
 
 
@@ -700,7 +718,7 @@ def load_config(path: Path) -> Config:
         raise ConfigUnreadable([ConfigError(error.place, error.problem)]) from error
     except YamlFileError as error:
         raise ConfigErrors([ConfigError(error.place, error.problem)]) from error
-    return config_of(data)
+    return config_of(data, path.absolute().parent)
 
 
 def parse_config(text: str) -> Config:
@@ -712,12 +730,15 @@ def parse_config(text: str) -> Config:
     return config_of(data)
 
 
-def config_of(data: Any) -> Config:
-    """The configuration that lists, dicts and scalars describe. ConfigErrors with every problem."""
+def config_of(data: Any, folder: Path | None = None) -> Config:
+    """The configuration that lists, dicts and scalars describe. ConfigErrors with every problem.
+
+    Paths of files count from `folder`.
+    """
     config = None
     problems: list[ConfigError] = []
     try:
-        config = Config.model_validate(data)
+        config = Config.model_validate(data, context={"folder": folder or ""})
     except ValidationError as error:
         problems = [_problem(details) for details in error.errors(include_url=False)]
     problems += [problem for check in _CHECKS for problem in check(data)]
@@ -1054,10 +1075,22 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
         warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
+        warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
     if not is_loopback(config.admin.bind):
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
         warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
     return warnings
+
+
+def _source_warnings(path: str, quotas: QuotasConfig) -> Iterator[ConfigError]:
+    if quotas.zookeeper.chroot == "/":
+        problem = "is Kafka's own root: brokers in ZooKeeper mode enforce the same quotas, clients are throttled twice"
+        yield ConfigError(f"{path}.zookeeper.chroot", problem)
+    admins = bool(quotas.admin_users or quotas.admin_listeners)
+    if quotas.state_file is None and (quotas.source != "file" or admins):
+        expected = "a file to keep changes in" if quotas.source == "file" else "a file for the last good quotas"
+        lost = "changes through Kafka's API are refused" if quotas.source == "file" else "a start needs the source"
+        yield ConfigError(f"{path}.state_file", f"expected {expected}, got nothing: {lost}")
 
 
 def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:

@@ -3,18 +3,38 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from proxy.config import ConfigError, ConfigErrors, VirtualClusterConfig, quota_entries
+from proxy.config import HostPort, VirtualClusterConfig, quota_entries
+from proxy.credentials import credentials_of
 from quotas.entities import Entity, QuotaKey
 from quotas.sources.file import FileSource
+from quotas.sources.last_good import LastGood
 from quotas.sources.source import Alteration, Source
+from quotas.sources.upstream import UpstreamSettings, UpstreamSource
 
 
 def source_of(config: VirtualClusterConfig, config_path: Path) -> Source:
-    """The source, not started yet. ConfigErrors if there is none such; paths are relative to the configuration file."""
-    if config.quotas.source != "file":
-        raise ConfigErrors([ConfigError("quotas.source", f"expected 'file', got {config.quotas.source!r}")])
-    state_file = config.quotas.state_file
-    return FileSource(quota_entries(config), config_path.name, config_path.parent / state_file if state_file else None)
+    """The source, not started yet. ConfigErrors if a file with a password cannot be read."""
+    quotas = config.quotas
+    state_file = Path(quotas.state_file) if quotas.state_file else None
+    if quotas.source == "file":
+        return FileSource(quota_entries(config), config_path.name, state_file)
+    source = UpstreamSource(upstream_settings(config))
+    return LastGood(source, state_file) if state_file else source
+
+
+def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
+    """How the cluster is asked for its quotas. ConfigErrors if a password cannot be read."""
+    upstream = config.upstream
+    return UpstreamSettings(
+        bootstrap_servers=_host_ports(upstream.bootstrap_servers),
+        credentials=credentials_of(upstream.admin),
+        interval_s=config.quotas.poll_interval_ms / 1000,
+        timeout_s=upstream.connect_timeout_ms / 1000,
+    )
+
+
+def _host_ports(servers: Collection[HostPort]) -> tuple[str, ...]:
+    return tuple(str(server) for server in servers)
 
 
 def renew(source: Source, config: VirtualClusterConfig) -> None:

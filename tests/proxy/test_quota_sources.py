@@ -1,16 +1,22 @@
 """Which source a configuration means, for the service and the command line alike."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from proxy.config import ConfigErrors, config_of
+from proxy.config import config_of
 from proxy.quota_sources import renew, source_of, unset
 from quotas.entities import Entity, QuotaKey, QuotaType
+from quotas.sources.last_good import LastGood
 from quotas.sources.source import Alteration, AlterationRefused, Limit
+from quotas.sources.upstream import UpstreamSource
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 ALICE = Entity("alice")
+
+
+FOLDER = Path("/etc/kafka-throttle")
 
 
 def cluster(rate=1000, **quotas):
@@ -21,11 +27,11 @@ def cluster(rate=1000, **quotas):
         "listeners": [{"name": "plain", "bind": "127.0.0.1", "port": 19092, "node_ids": ["0-2"]}],
         "quotas": {**({"entries": entries} if entries else {}), **quotas},
     }
-    return config_of({"virtual_clusters": [config]}).virtual_clusters[0]
+    return config_of({"virtual_clusters": [config]}, FOLDER).virtual_clusters[0]
 
 
 def test_a_file_is_its_entries_under_a_state_file_beside_it(tmp_path):
-    source = source_of(cluster(state_file="state.json"), tmp_path / "proxy.yaml")
+    source = source_of(cluster(state_file=str(tmp_path / "state.json")), tmp_path / "proxy.yaml")
     assert source.quotas == {ALICE: {PRODUCE: Limit(1000.0, "proxy.yaml")}}
     assert source.alter([Alteration(ALICE, {PRODUCE: 5.0})]) == [None]
     assert source.quotas == {ALICE: {PRODUCE: Limit(5.0, "state.json")}}
@@ -64,6 +70,9 @@ def test_where_there_are_no_layers_unsetting_removes():
         unset(Layerless(AlterationRefused("no")), ALICE, [PRODUCE])
 
 
-def test_a_source_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(ConfigErrors, match=r"quotas\.source: expected 'file', got 'upstream'"):
-        source_of(cluster(rate=None, source="upstream"), tmp_path / "proxy.yaml")
+def test_the_cluster_as_a_source_is_kept_on_disk_where_a_file_is_named(tmp_path):
+    state_file = str(tmp_path / "last-good.json")
+    assert isinstance(source_of(cluster(rate=None, source="upstream"), tmp_path / "proxy.yaml"), UpstreamSource)
+    kept = source_of(cluster(rate=None, source="upstream", state_file=state_file), tmp_path / "proxy.yaml")
+    assert isinstance(kept, LastGood)
+    assert kept.name == "upstream"
