@@ -5,53 +5,45 @@ from pathlib import Path
 
 import click
 
+from proxy.commands.config_file import config_option, load, refuse
+from proxy.commands.explain import explain
+from proxy.commands.quotas import quotas
 from proxy.config import (
     Config,
     ConfigErrors,
     HostPort,
     ephemeral_ports,
     listener_ports,
-    load_config,
     show_range,
     warnings_of,
 )
-
-CONFIG_PROBLEM = 2
-"""The exit status for a configuration that cannot be used, as for a wrong command line."""
-
-_config_option = click.option(
-    "-c",
-    "--config",
-    "path",
-    required=True,
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="The YAML file, see deploy/proxy.example.yaml.",
-)
+from proxy.installed import installed_version
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(installed_version(), prog_name="kafka-throttle")
 def main() -> None:
     """A Kafka proxy that enforces Kafka's own quotas in front of a cluster."""
 
 
 @main.command()
-@_config_option
+@config_option
 def run(path: Path) -> None:
     """Run the proxy."""
-    config = _load(path)
+    config = load(path)
     from proxy.service import run as run_service
 
     try:
         sys.exit(run_service(path, config))
     except ConfigErrors as problems:
-        _refuse(problems)
+        refuse(str(problems))
 
 
 @main.command()
-@_config_option
+@config_option
 def check(path: Path) -> None:
     """Validate a configuration file; tell every problem with its place."""
-    config = _load(path)
+    config = load(path)
     for warning in warnings_of(config, ephemeral_ports()):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{path} is valid\n{summary(config)}")
@@ -72,20 +64,6 @@ def demo(seconds: int, json_output: bool) -> None:
     sys.exit(run_demo(seconds, json_output))
 
 
-def _load(path: Path) -> Config:
-    """The configuration; ends the process with every problem on standard error if it cannot be used."""
-    try:
-        return load_config(path)
-    except ConfigErrors as problems:
-        _refuse(problems)
-        raise AssertionError("not reached") from problems
-
-
-def _refuse(problems: ConfigErrors) -> None:
-    click.echo(str(problems), err=True)
-    sys.exit(CONFIG_PROBLEM)
-
-
 def summary(config: Config) -> str:
     """What a configuration comes to, for people."""
     lines = []
@@ -98,3 +76,7 @@ def summary(config: Config) -> str:
     lines.append(f"metrics: http://{HostPort(config.metrics.bind, config.metrics.port)}/metrics")
     lines.append(f"admin: http://{HostPort(config.admin.bind, config.admin.port)}/api/v1")
     return "\n".join(lines)
+
+
+main.add_command(explain)
+main.add_command(quotas)

@@ -176,7 +176,7 @@ def _of_address(quotas: Quotas, key: QuotaKey, address: str) -> Explanation:
     ]
     beaten = tuple(BeatenRule(other, "an address of its own comes before the default") for other in rules[1:])
     notes = (_KEPT_ONLY,) if rules else ("no quota covers this address",)
-    return Explanation(key, rules[0] if rules else None, beaten, shared_by=f"all connections from {ip}", notes=notes)
+    return Explanation(key, rules[0] if rules else None, beaten, notes=notes)
 
 
 # ------------------------------------------------------------- never binding

@@ -1,0 +1,150 @@
+"""`kafka-throttle explain`: why a client may use how much, and what a running proxy has measured of it."""
+
+import json
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+
+import click
+
+from proxy.commands.admin_client import NoProxy, ProxyRefuses, address_of, ask
+from proxy.commands.config_file import (
+    REFUSED,
+    cluster_of,
+    config_option,
+    load,
+    refuse,
+    virtual_cluster_option,
+)
+from proxy.commands.quotas import opened_source, warn_of_problems
+from proxy.config import ConfigErrors, VirtualClusterConfig
+from proxy.explained import Form, Observed, Origin, explained_form
+from proxy.logs import shown
+from proxy.verdicts.decide import measured_client_id
+from quotas.entities import DEFAULT, Entity
+from quotas.explain import Client
+from quotas.explain import explain as explain_client
+from quotas.sources.source import tables_of
+
+
+@click.command()
+@config_option
+@virtual_cluster_option
+@click.option("--user", default="ANONYMOUS", show_default=True, help="Who the client is.")
+@click.option("--client-id", default="", help="What it calls itself; nothing, if left out.")
+@click.option("--ip", metavar="ADDRESS", help="Where it comes from.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, ip: str | None, as_json: bool) -> None:
+    """Tell which quotas bind a client, which they beat, who shares them, and what is used of them.
+
+    Asks the running proxy at the configured admin address. Where none answers, it tells what the source of the quotas
+    alone says.
+    """
+    config = load(path)
+    cluster = cluster_of(config, virtual_cluster)
+    client = _client(user, client_id, ip)
+    parameters = {"virtual_cluster": cluster.name, "user": user, "client_id": client_id}
+    try:
+        form = ask(config.admin, path, "explain", parameters if ip is None else {**parameters, "ip": ip})
+    except NoProxy as error:
+        click.echo(f"no proxy answers at {error}: told from the source alone, without what is measured", err=True)
+        form = _from_source(cluster, path, client)
+    except ProxyRefuses as error:
+        refuse(str(error), REFUSED)
+    except ConfigErrors as error:
+        refuse(str(error))
+    else:
+        click.echo(f"told by the proxy at {address_of(config.admin)}", err=True)
+    click.echo(json.dumps(form, indent=1) if as_json else "\n".join(_lines(form)))
+
+
+def _client(user: str, client_id: str, ip: str | None) -> Client:
+    if not user:
+        refuse("--user: expected a name, got an empty one")
+    if ip is not None:
+        try:
+            ip_address(ip)
+        except ValueError:
+            refuse(f"--ip: expected an IP address, got {ip!r}")
+    return Client(user, client_id, ip)
+
+
+def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> Form:
+    """What the quotas say by themselves; ends the process if they cannot be had."""
+    with opened_source(cluster, path) as source:
+        if warn_of_problems(source, cluster, path):
+            refuse(f"the quotas of {cluster.name} cannot be had now", REFUSED)
+        tables = tables_of(source.quotas)
+        measured = measured_client_id(client.client_id.encode(errors="surrogateescape"), tables.enforced)
+        client = client._replace(client_id=measured)
+        explanations = explain_client(source.quotas, tables, client)
+        origin = Origin(cluster.name, source.name, source.problems)
+    return explained_form(origin, client, [(explanation, Observed()) for explanation in explanations], (), None)
+
+
+# --------------------------------------------------------------------- as text
+
+
+def _lines(form: Form) -> Iterator[str]:
+    client = form["client"]
+    parts = [f"{part}={shown(repr(client[part]))}" for part in ("user", "client_id", "ip") if client[part] is not None]
+    yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}: {', '.join(parts)}"
+    for told in form["quotas"]:
+        yield ""
+        yield from _quota_lines(told)
+    for past in form["node_throttles"]:
+        yield ""
+        yield f"throttled by node {past['node_id']} itself {_when(past)}"
+
+
+def _quota_lines(told: Form) -> Iterator[str]:
+    rule, unit = told["rule"], told["unit"]
+    yield f"{told['quota']}: {'no limit' if rule is None else _amount(rule['limit'], unit)}"
+    if rule is not None:
+        yield f"  by {_entity(rule['entity'])}, level {rule['level']}, of {shown(rule['layer'])}"
+    for beaten in told["beaten"]:
+        which = f"{_entity(beaten['entity'])}, level {beaten['level']}, of {shown(beaten['layer'])}"
+        yield f"  not by {which} ({_amount(beaten['limit'], unit)}): {beaten['why']}"
+    if told["shared_by"]:
+        yield f"  measured together: {shown(told['shared_by'], 1_000)}"
+    yield from (f"  {note}" for note in told["notes"])
+    yield from (f"  node {use['node_id']}: {_use(use, unit)}" for use in told["use"])
+    for past in told["throttles"]:
+        who = f"user={shown(repr(past['user']))}, client_id={shown(repr(past['client_id']))} from {past['ip']}"
+        yield f"  throttled at node {past['node_id']} {_when(past)}: {who}{_measured(past, unit)}"
+
+
+def _entity(parts: dict[str, str | None]) -> str:
+    names = {part.replace("-", "_"): DEFAULT if name is None else name for part, name in parts.items()}
+    return shown(str(Entity(**names)), 1_000)
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:.17g} {unit}"
+
+
+def _use(use: Form, unit: str) -> str:
+    throttles = "1 throttle" if use["throttles"] == 1 else f"{use['throttles']} throttles"
+    words = [f"{use['rate']:.1f} {unit} used", f"{throttles}, {use['throttled_ms'] / 1000:.1f} s in all"]
+    if use["capped"]:
+        words.append(f"{use['capped']} cut to the cap")
+    if use["debt_ms"]:
+        words.append(f"a debt of {use['debt_ms'] / 1000:.1f} s")
+    if use["lent"]:
+        words.append(f"{use['lent']:.0f} lent")
+    if use["shared_by"] is not None:
+        words.append(f"shared by newcomers of {_entity(use['shared_by'])}, as the table of sensors was full")
+    return ", ".join(words)
+
+
+def _when(past: Form) -> str:
+    left = f", still for {past['left_ms'] / 1000:.1f} s" if past["left_ms"] else ""
+    times = f", {past['throttles']} times so far" if past["throttles"] > 1 else ""
+    return f"at {past['at']} for {past['throttle_time_ms'] / 1000:.1f} s{left}{times}"
+
+
+def _measured(past: Form, unit: str) -> str:
+    if past["rate"] is None or past["limit"] is None:
+        return ""
+    lent = f" and {past['lent']:.0f} lent" if past["lent"] else ""
+    return f", measured {past['rate']:.1f}{lent} of {_amount(past['limit'], unit)}"

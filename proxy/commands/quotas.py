@@ -1,0 +1,214 @@
+"""`kafka-throttle quotas`: read and change quotas in the source that is configured, whether a proxy runs or not."""
+
+import json
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxy.commands.config_file import (
+    REFUSED,
+    cluster_of,
+    config_option,
+    load,
+    refuse,
+    virtual_cluster_option,
+)
+from proxy.commands.entity_options import entity_of, entity_options, parts_of
+from proxy.config import ConfigErrors, VirtualClusterConfig
+from proxy.explained import Origin, number, quotas_form
+from proxy.logs import shown
+from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType
+from quotas.explain import always_beaten_by
+from quotas.sources.source import Alteration, AlterationRefused, Quotas, Source, SourceUnavailable
+
+_KEYS = [QuotaKey(quota_type, shadow).text for shadow in (False, True) for quota_type in QuotaType]
+
+
+@click.group()
+def quotas() -> None:
+    """Read and change quotas in the configured source.
+
+    KEYs are Kafka's (producer_byte_rate, consumer_byte_rate, request_percentage, controller_mutation_rate,
+    connection_creation_rate), or of a shadow quota (shadow_producer_byte_rate, ...), which is only measured.
+    """
+
+
+@quotas.command()
+@config_option
+@virtual_cluster_option
+@entity_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: Any) -> None:
+    """Show quotas and the layer each comes from; of all entities, or of those that have the parts given."""
+    config, parts = load(path), parts_of(options)
+    clusters = config.virtual_clusters if virtual_cluster is None else [cluster_of(config, virtual_cluster)]
+    forms, away = [], False
+    for cluster in clusters:
+        with opened_source(cluster, path) as source:
+            told = {entity: source.quotas[entity] for entity in _sorted(source.quotas, parts)}
+            forms.append(quotas_form(Origin(cluster.name, source.name, source.problems), told, 0, len(told)))
+            away |= warn_of_problems(source, cluster, path)
+            if not as_json:
+                click.echo(_listed(cluster.name, source.name, told))
+    if as_json:
+        click.echo(json.dumps({"virtual_clusters": forms}, indent=1))
+    if away:
+        raise SystemExit(REFUSED)
+
+
+@quotas.command("set")
+@config_option
+@virtual_cluster_option
+@entity_options
+@click.argument("settings", metavar="KEY=VALUE...", nargs=-1, required=True)
+def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...], **options: Any) -> None:
+    """Set quotas of one entity."""
+    entity = entity_of(options)
+    cluster = cluster_of(load(path), virtual_cluster)
+    try:
+        alteration = Alteration(entity, _limits(settings))
+    except InvalidQuota as error:
+        refuse(str(error))
+    with opened_source(cluster, path) as source:
+        [problem] = source.alter([alteration])
+        if problem is not None:
+            refuse(str(problem), REFUSED)
+        click.echo(_in_force(entity, source.quotas))
+        _warn_if_beaten(entity, alteration.limits, source.quotas)
+
+
+@quotas.command()
+@config_option
+@virtual_cluster_option
+@entity_options
+@click.argument("keys", metavar="KEY...", nargs=-1, required=True)
+def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **options: Any) -> None:
+    """Remove quotas of one entity; with the source `file`, changes of them: what the file says holds again."""
+    from proxy.quota_sources import unset as unset_in
+
+    entity = entity_of(options)
+    cluster = cluster_of(load(path), virtual_cluster)
+    gone = [_key(key) for key in keys]
+    with opened_source(cluster, path) as source:
+        before = source.quotas.get(entity, {})
+        try:
+            unset_in(source, entity, gone)
+        except (AlterationRefused, SourceUnavailable) as problem:
+            refuse(str(problem), REFUSED)
+        after = source.quotas.get(entity, {})
+        click.echo(_in_force(entity, source.quotas))
+    kept = [key for key in gone if key in after and after.get(key) == before.get(key)]
+    if kept:
+        layers = ", ".join(sorted({after[key].layer for key in kept}))
+        refuse(
+            f"{', '.join(key.text for key in kept)} of {entity}: stands in {layers} itself, take it out there", REFUSED
+        )
+
+
+# --------------------------------------------------------------------- source
+
+
+@contextmanager
+def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]:
+    """The source of a virtual cluster, read; ends the process if there is none such."""
+    from proxy.quota_sources import source_of
+
+    logging.getLogger().setLevel(logging.CRITICAL)  # what libraries say is in the problems of the source, too
+    try:
+        source = source_of(cluster, path)
+    except ConfigErrors as problems:
+        refuse(str(problems))
+    source.start(lambda: None)
+    try:
+        yield source
+    finally:
+        source.stop()
+
+
+def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) -> bool:
+    """Tell what is wrong with a source on standard error; True if what it holds may not be what is in force."""
+    state_file = cluster.quotas.state_file
+    itself = (source.name, str(path.parent / state_file)) if state_file else (source.name,)
+    for place, problem in source.problems.items():
+        click.echo(f"warning: {shown(place, 1_000)}: {shown(problem, 1_000)}", err=True)
+    return any(place.startswith(itself) for place in source.problems)
+
+
+# -------------------------------------------------------------------- reading
+
+
+def _limits(settings: Iterable[str]) -> dict[QuotaKey, float | None]:
+    """The limits that `key=value` pairs say; ends the process if one says none, or one a second time."""
+    limits: dict[QuotaKey, float | None] = {}
+    for setting in settings:
+        text, equals, value = setting.partition("=")
+        if not equals:
+            refuse(f"expected KEY=VALUE, got {setting!r}")
+        key = _key(text)
+        if key in limits:
+            refuse(f"{key.text}: expected once, got it again")
+        limits[key] = _number(key, value)
+    return limits
+
+
+def _key(text: str) -> QuotaKey:
+    try:
+        return QuotaKey.parse(text)
+    except InvalidQuota:
+        close = get_close_matches(text, _KEYS, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"expected {', '.join(_KEYS)}"
+        refuse(f"{text!r}: unknown quota, {hint}")
+
+
+def _number(key: QuotaKey, text: str) -> float:
+    try:
+        value = float(text) if "_" not in text else math.nan
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        refuse(f"{key.text}: expected a number, got {text!r}")
+    return value
+
+
+# -------------------------------------------------------------------- telling
+
+
+def _sorted(quotas: Quotas, parts: Mapping[str, Name]) -> list[Entity]:
+    """The entities that have these parts, in the order of their names."""
+    having = (entity for entity in quotas if all(getattr(entity, part) == name for part, name in parts.items()))
+    return sorted(having, key=str)
+
+
+def _listed(virtual_cluster: str, source: str, quotas: Quotas) -> str:
+    count = "1 entity" if len(quotas) == 1 else f"{len(quotas) or 'no'} entities"
+    lines = [f"virtual cluster {virtual_cluster}, source {source}: {count}"]
+    return "\n".join([*lines, *(_in_force(entity, quotas) for entity in quotas)])
+
+
+def _in_force(entity: Entity, quotas: Quotas) -> str:
+    """An entity with its quotas, a line each."""
+    limits = quotas.get(entity, {})
+    if not limits:
+        return f"{entity}\n  no quotas"
+    rows = [(key.text, str(number(limit.value)), limit.layer) for key, limit in sorted(limits.items(), key=_by_text)]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = (f"  {key:<{widths[0]}}  {limit:>{widths[1]}}  {layer}" for key, limit, layer in rows)
+    return "\n".join([str(entity), *lines])
+
+
+def _by_text(item: tuple[QuotaKey, Any]) -> tuple[bool, str]:
+    return item[0].shadow, item[0].text
+
+
+def _warn_if_beaten(entity: Entity, keys: Iterable[QuotaKey], quotas: Quotas) -> None:
+    """Tell if no client, or hardly any, will ever be bound by what was set."""
+    for key in keys:
+        if first := always_beaten_by(entity, {other for other, limits in quotas.items() if key in limits}):
+            whom = "only clients without a client-id" if first.but_for_empty else "nobody"
+            click.echo(f"warning: {key.text}: binds {whom}, as {first.entity} always comes before", err=True)

@@ -1,0 +1,239 @@
+"""`kafka-throttle explain`, with a proxy that answers, without one, and with something else at its port."""
+
+import asyncio
+import json
+import socket
+from types import SimpleNamespace
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner
+
+from proxy.admin.api import AdminApi
+from proxy.admin.http_listener import HttpListener
+from proxy.cli import main
+from proxy.commands.admin_client import address_of
+from proxy.config import AdminConfig
+from proxy.explained import Origin
+from proxy.last_throttles import LastThrottles
+from proxy.relay.actions import Throttled
+from proxy.verdicts.facts import ConnectionFacts
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from quotas.sources.source import Limit, tables_of
+from tests.fakes.clock import FakeClock
+
+TOKEN = "a-token-of-24-characters"
+PRODUCE, SHADOW = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.PRODUCE, shadow=True)
+
+
+def write_config(path, admin):
+    cluster = {
+        "name": "main",
+        "upstream": {"bootstrap_servers": ["127.0.0.1:9"]},
+        "listeners": [{"name": "plain", "bind": "127.0.0.1", "port": 19092, "node_ids": ["0-2"]}],
+        "quotas": {
+            "entries": [{"user": "alice", "producer_byte_rate": 1000}, {"client_id": "etl", "producer_byte_rate": 5}]
+        },
+    }
+    path.write_text(json.dumps({"virtual_clusters": [cluster], "admin": admin}))
+
+
+def explain(path, *arguments):
+    done = CliRunner().invoke(main, ["explain", "-c", str(path), *arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+@pytest.fixture
+def path(tmp_path, free_port):
+    path = tmp_path / "proxy.yaml"
+    write_config(path, {"port": free_port})
+    return path
+
+
+def test_without_a_proxy_the_source_is_explained_and_that_is_said(path, free_port):
+    status, out, err = explain(path, "--user", "alice", "--client-id", "etl", "--ip", "10.0.0.1")
+    assert status == 0
+    assert err == (
+        f"no proxy answers at 127.0.0.1:{free_port}: Connection refused: told from the source alone, without what is"
+        " measured\n"
+    )
+    assert out.startswith(
+        "virtual cluster main, source file: user='alice', client_id='etl', ip='10.0.0.1'\n"
+        "\n"
+        "producer_byte_rate: 1000 bytes/s\n"
+        "  by user=alice, level 3, of proxy.yaml\n"
+        "  not by client-id=etl, level 7, of proxy.yaml (5 bytes/s): level 3 comes before level 7\n"
+        "  measured together: all client-ids of user=alice, at each node by itself\n"
+        "\n"
+        "consumer_byte_rate: no limit\n"
+        "  nobody has such a quota, so nothing is measured\n"
+    )
+    assert out.endswith("connection_creation_rate: no limit\n  no quota covers this address\n")
+
+
+def test_json_says_that_it_is_not_from_a_proxy(path):
+    form = json.loads(explain(path, "--json")[1])
+    assert form["live"] is False
+    assert form["client"] == {"user": "ANONYMOUS", "client_id": "", "ip": None}
+    assert form["quotas"][0]["quota"] == "producer_byte_rate"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--user", ""], "--user: expected a name, got an empty one\n"),
+        (["--ip", "host"], "--ip: expected an IP address, got 'host'\n"),
+        (["--virtual-cluster", "x"], "--virtual-cluster: expected main, got 'x'\n"),
+    ],
+)
+def test_bad_input_ends_with_2(path, arguments, problem):
+    assert explain(path, *arguments) == (2, "", problem)
+
+
+def test_a_token_file_that_is_not_there_ends_with_2(path):
+    write_config(path, {"token_file": "token"})
+    status, _, err = explain(path)
+    assert (status, err.split(":")[0]) == (2, "admin.token_file")
+
+
+def test_a_source_that_cannot_be_read_ends_with_1(path):
+    path.write_text(path.read_text().replace('"quotas": {', '"quotas": {"state_file": "state.json", '))
+    path.with_name("state.json").write_text("{")
+    status, out, err = explain(path)
+    assert (status, out) == (1, "")
+    assert err.endswith("the quotas of main cannot be had now\n")
+
+
+# ------------------------------------------------------------- with a proxy
+
+
+@pytest.fixture
+async def proxy(path):
+    """A virtual cluster at work behind the admin API, in which alice was throttled."""
+    quotas = {
+        Entity("alice"): {PRODUCE: Limit(100.0, "proxy.yaml")},
+        Entity(client_id=DEFAULT): {SHADOW: Limit(70.0, "state.json")},
+    }
+    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), Ledger(Sensors(64), QuotaTable())
+    tables = tables_of(quotas)
+    ledger.replace(tables.enforced, 0, tables.shadow)
+    throttles = LastThrottles(ledger, clock)
+    facts = ConnectionFacts("main", None, ledger, 2, "alice", None)
+    binding = ledger.bind("main", 2, "alice", "etl", clock.now_ms())
+    ledger.sensors.charge(binding.produce, 1500, clock.now_ms())
+    ledger.shadow_sensors.charge(binding.shadow_produce, 1500, clock.now_ms())
+    throttles.note("10.0.0.1", Throttled(QuotaType.PRODUCE, 5000, b"etl"), facts, clock.now_ms())
+    throttles.note("10.0.0.1", Throttled(None, 250, b"etl"), facts, clock.now_ms())
+    clock.advance(1000)
+    cluster = SimpleNamespace(
+        name="main",
+        ledger=ledger,
+        last_throttles=throttles,
+        quotas=quotas,
+        origin=Origin("main", "file", {}),
+        node_ids=lambda: [2],
+    )
+    async with Serving(path, AdminApi([cluster], clock)) as api:
+        yield api
+
+
+class Serving:
+    """Serves an API, or any application, at the port that the configuration says."""
+
+    def __init__(self, path, api):
+        self.api, self.path = api, path
+        self.listener = HttpListener(getattr(api, "application", lambda: api)(), "admin")
+
+    async def __aenter__(self):
+        await self.listener.start("127.0.0.1", json.loads(self.path.read_text())["admin"]["port"])
+        return self.api
+
+    async def __aexit__(self, *failure):
+        await self.listener.stop()
+
+
+async def test_a_running_proxy_tells_what_it_measures(path, proxy):
+    status, out, err = await asyncio.to_thread(explain, path, "--user", "alice", "--client-id", "etl")
+    assert status == 0
+    assert err.startswith("told by the proxy at 127.0.0.1:")
+    assert out.startswith(
+        "virtual cluster main, source file: user='alice', client_id='etl'\n"
+        "\n"
+        "producer_byte_rate: 100 bytes/s\n"
+        "  by user=alice, level 3, of proxy.yaml\n"
+        "  measured together: all client-ids of user=alice, at each node by itself\n"
+        "  node 2: 150.0 bytes/s used, 1 throttle, 5.0 s in all\n"
+        "  throttled at node 2 at 2023-11-14T22:13:20.000Z for 5.0 s, still for 4.0 s: user='alice', client_id='etl'"
+        " from 10.0.0.1, measured 150.0 of 100 bytes/s\n"
+        "\n"
+        "shadow_producer_byte_rate: 70 bytes/s\n"
+        "  by client-id=<default>, level 8, of state.json\n"
+        "  measured together: client-id=etl of all users, at each node by itself\n"
+        "  node 2: 150.0 bytes/s used, 1 throttle, 11.4 s in all\n"
+    )
+    assert out.endswith("\n\nthrottled by node 2 itself at 2023-11-14T22:13:20.000Z for 0.2 s\n")
+
+
+async def test_its_json_is_passed_on(path, proxy):
+    _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice", "--ip", "10.0.0.1", "--json")
+    form = json.loads(out)
+    assert form["live"] is True
+    assert form["client"] == {"user": "alice", "client_id": "", "ip": "10.0.0.1"}
+    assert form["quotas"][0]["use"][0]["rate"] == 150.0
+
+
+async def test_the_token_is_shown(path, proxy):
+    proxy.token = TOKEN
+    status, out, err = await asyncio.to_thread(explain, path)
+    assert (status, out) == (1, "")
+    assert "status 401: Authorization: expected 'Bearer'" in err
+    write_config(path, {**json.loads(path.read_text())["admin"], "token_file": "token"})
+    path.with_name("token").write_text(TOKEN)
+    assert (await asyncio.to_thread(explain, path))[0] == 0
+
+
+async def test_a_proxy_that_does_not_know_the_virtual_cluster_refuses(path, proxy):
+    path.write_text(path.read_text().replace('"main"', '"new"'))
+    status, _, err = await asyncio.to_thread(explain, path)
+    assert (status, err.partition(": ")[2]) == (
+        1,
+        "status 404: virtual_cluster: expected one of main, got 'new'\n",
+    )
+
+
+async def test_something_else_at_the_port_is_told(path):
+    async with Serving(path, web.Application()):
+        status, _, err = await asyncio.to_thread(explain, path)
+    assert status == 1
+    assert err.endswith("answers, but not as kafka-throttle does: status 404\n")
+
+
+async def test_something_that_speaks_no_http_is_told(path):
+    async def answer(reader, writer):
+        writer.write(b"\0\0\0\x08nonsense\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", json.loads(path.read_text())["admin"]["port"])
+    status, _, err = await asyncio.to_thread(explain, path)
+    server.close()
+    assert status == 1
+    assert err.endswith("answers, but not in HTTP: BadStatusLine\n")
+
+
+@pytest.mark.parametrize(
+    ("bind", "reached"),
+    [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("10.1.1.1", "10.1.1.1:1"), ("::1", "[::1]:1")],
+)
+def test_it_is_reached_from_its_own_machine(bind, reached):
+    assert str(address_of(AdminConfig(bind=bind, port=1))) == reached
