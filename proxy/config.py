@@ -342,6 +342,10 @@ class UpstreamConfig(Settings):
     metadata_refresh_s: Annotated[int, Whole(1, 3_600)] = 30
     """How often the proxy asks the cluster on a connection of its own for node addresses, in seconds."""
 
+    default_partitions: Annotated[int | None, Whole(1, INT32_MAX)] = None
+    """What a topic that is created without a number of partitions counts for `controller_mutation_rate`. If not given,
+    the cluster is asked for its `num.partitions`, and 1 is taken where it does not tell."""
+
     admin: CredentialsConfig = CredentialsConfig()
     """Who the proxy is to the cluster on connections of its own."""
 
@@ -582,6 +586,9 @@ class ThrottleConfig(Settings):
 
     max_debt_ms: Annotated[int, Whole(1, INT32_MAX)] = 60_000
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`."""
+
+    charge_validate_only: bool = False
+    """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
 
 
 class VirtualClusterConfig(Settings):

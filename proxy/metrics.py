@@ -25,8 +25,8 @@ class RelayTotals:
     """What the relays of one (virtual cluster, listener, node) have counted, living and gone.
 
     `requests` is by the API's name; `throttles` and `throttled_ms` are by the quota type's name.
-    `node_throttles` are answers whose own throttle time was
-    larger than ours.
+    `node_throttles` are answers whose own throttle time was larger than ours, `mutations_refused` topics that were not
+    to be created, deleted or given partitions.
     """
 
     virtual_cluster: str
@@ -41,6 +41,7 @@ class RelayTotals:
     throttles: Mapping[str, int] = field(default_factory=dict)
     throttled_ms: Mapping[str, int] = field(default_factory=dict)
     node_throttles: int = 0
+    mutations_refused: int = 0
 
 
 @dataclass(slots=True)
@@ -217,6 +218,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
     throttles = _counter("throttles", "Throttles of a client by the proxy.", by_type)
     throttled = _counter("throttled_seconds", "Time for which clients were muted.", by_type)
     by_node = _counter("node_throttles", "Answers whose own throttle time was larger than the proxy's.", _RELAY)
+    refused = _counter("mutations_refused", "Topics that were refused creation, deletion or partitions.", _RELAY)
     for row in rows:
         labels = (row.virtual_cluster, row.listener, str(row.node_id))
         connections.add(labels, row.connections_open)
@@ -225,6 +227,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
         responses.add(labels, row.responses)
         response_bytes.add(labels, row.response_bytes)
         by_node.add(labels, row.node_throttles)
+        refused.add(labels, row.mutations_refused)
         for api, count in row.requests.items():
             requests.add((*labels, api), count)
         for quota_type, count in row.throttles.items():
@@ -233,7 +236,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
             throttled.add((*labels, quota_type), duration_ms / 1000)
     for sums in (connections, opened, requests, request_bytes, responses, response_bytes):
         yield sums.done()
-    for sums in (throttles, throttled, by_node):
+    for sums in (throttles, throttled, by_node, refused):
         yield sums.done()
 
 

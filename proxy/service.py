@@ -118,12 +118,12 @@ class VirtualCluster:
             )
             for listener in config.listeners
         ]
-        self.set_admins(config)
+        self.set_rules(config)
 
-    def set_admins(self, config: VirtualClusterConfig) -> None:
-        """Who may describe and alter quotas from now on."""
+    def set_rules(self, config: VirtualClusterConfig) -> None:
+        """Who may describe and alter quotas, and what counts, from now on."""
         for listener in self.listeners:
-            listener.set_admins(config.quotas)
+            listener.set_rules(config.quotas, config.throttle)
 
     @property
     def quotas(self) -> Quotas:
@@ -335,6 +335,7 @@ class Service:
                     {quota_type.name.lower(): count for quota_type, count in tally.throttles.items()},
                     {quota_type.name.lower(): count for quota_type, count in tally.throttled_ms.items()},
                     node_throttles=tally.throttles_by_node,
+                    mutations_refused=tally.mutations_refused,
                 )
 
     # ------------------------------------------------------------------ upkeep
@@ -401,7 +402,7 @@ class Service:
             cluster.ledger.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
             renew(cluster.source, new)
             cluster.book.take_up()
-            cluster.set_admins(new)
+            cluster.set_rules(new)
         logs.set_level(self.config.log.level)
         self._metrics.top_entities = self.config.metrics.top_entities
         self._apply_limits()

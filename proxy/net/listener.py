@@ -11,7 +11,7 @@ import structlog
 
 from protocol.api_versions import carried
 from proxy.clock import Clock
-from proxy.config import LimitsConfig, ListenerConfig, QuotasConfig
+from proxy.config import LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
 from proxy.last_throttles import LastThrottles
 from proxy.net.connection import Connection
 from proxy.net.poller import READABLE, Poller
@@ -66,6 +66,7 @@ class Listener:
         self._book = book
         self._last_throttles = last_throttles
         self._quotas = QuotasConfig()
+        self._charge_validate_only = False
         self._poller = poller
         self._clock = clock
         self._may_open = may_open
@@ -81,9 +82,10 @@ class Listener:
         self._relay_limits = RelayLimits(limits.max_frame_bytes, limits.max_answer_bytes, limits.max_in_flight)
         self._write_buffer_bytes = limits.write_buffer_bytes
 
-    def set_admins(self, quotas: QuotasConfig) -> None:
-        """Who may describe and alter quotas, on connections that come from now on."""
+    def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig) -> None:
+        """Who may describe and alter quotas, and what counts, on connections that come from now on."""
         self._quotas = quotas
+        self._charge_validate_only = throttle.charge_validate_only
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Accept on the bound sockets, by port."""
@@ -170,6 +172,8 @@ class Listener:
             lambda: self._book.quotas,
             may_alter=may_alter,
             may_describe=may_alter or ANONYMOUS in quotas.describe_users,
+            default_partitions=self._upstream.default_partitions,
+            charge_validate_only=self._charge_validate_only,
         )
 
     def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:

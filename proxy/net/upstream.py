@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeVar, cast
 
 import structlog
-from kafka.admin import KafkaAdminClient
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
 from proxy.config import HostPort, UpstreamConfig
 from proxy.credentials import credentials_of
@@ -50,6 +50,8 @@ class Upstream:
         self._answered = asyncio.Condition()
         self._failing = False
         self._nodes: list[int] = []
+        self._default_partitions: int | None = None
+        self._told_no_default = False
 
     # ---------------------------------------------------------------- connecting
 
@@ -125,7 +127,7 @@ class Upstream:
 
     async def _learn(self) -> bool:
         try:
-            brokers = await _in_daemon_thread(partial(_brokers, self.config))
+            brokers, default_partitions = await _in_daemon_thread(partial(_brokers, self.config))
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
             if not self._failing:
                 servers = [str(server) for server in self.config.bootstrap_servers]
@@ -139,6 +141,7 @@ class Upstream:
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
         self._failing, self._nodes = False, nodes
+        self._default_partitions = default_partitions or self._default_partitions
         async with self._answered:
             self._answered.notify_all()
         return True
@@ -146,6 +149,14 @@ class Upstream:
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers and times."""
         self.config = config
+
+    def default_partitions(self) -> int:
+        """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
+        known = self.config.default_partitions or self._default_partitions
+        if known is None and not self._told_no_default:
+            self._told_no_default = True
+            self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
+        return known or 1
 
 
 async def _connected(poller: Poller, address: HostPort) -> socket.socket:
@@ -218,8 +229,11 @@ class _Admin(KafkaAdminClient):  # type: ignore[misc]
             raise
 
 
-def _brokers(config: UpstreamConfig) -> list[dict[str, Any]]:
-    """The nodes that the cluster names: broker_id, host, port. Blocks; for a thread of its own."""
+def _brokers(config: UpstreamConfig) -> tuple[list[dict[str, Any]], int | None]:
+    """The nodes that the cluster names: broker_id, host, port; and its num.partitions, None where it does not tell.
+
+    Blocks; for a thread of its own.
+    """
     admin = _Admin(
         bootstrap_servers=[str(server) for server in config.bootstrap_servers],
         client_id="kafka-throttle",
@@ -229,6 +243,20 @@ def _brokers(config: UpstreamConfig) -> list[dict[str, Any]]:
     )
     try:
         brokers: list[dict[str, Any]] = admin.describe_cluster()["brokers"]
+        default_partitions = None if config.default_partitions else _num_partitions(admin, brokers)
     finally:
         admin.close()
-    return brokers
+    return brokers, default_partitions
+
+
+def _num_partitions(admin: KafkaAdminClient, brokers: list[dict[str, Any]]) -> int | None:
+    """What the first node says that tells it; whoever may not see configurations is told nothing."""
+    for broker in brokers:
+        name = str(broker["broker_id"])
+        resource = ConfigResource(ConfigResourceType.BROKER, name, {"num.partitions": None})
+        try:
+            described = admin.describe_configs([resource], config_filter="all")
+            return int(described["broker"][name]["num.partitions"]["value"])
+        except Exception:
+            continue
+    return None

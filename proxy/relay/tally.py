@@ -13,7 +13,7 @@ class Tally:
 
     `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
     than ours. `throttled_ms` adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts
-    topics that were not to be created, deleted or extended.
+    topics that were not to be created, deleted or given partitions.
     """
 
     connections_opened: int = 0

@@ -138,7 +138,8 @@ BAD_VALUES = [
     (
         cluster("throttle", "zzz"),
         1,
-        "virtual_clusters[0].throttle.zzz: unknown key, expected mode, max_throttle_ms or max_debt_ms",
+        "virtual_clusters[0].throttle.zzz: unknown key, "
+        "expected mode, max_throttle_ms, max_debt_ms or charge_validate_only",
     ),
     (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits or log"),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),

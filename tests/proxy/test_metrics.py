@@ -32,12 +32,14 @@ def test_what_relays_counted_is_read_at_scrape_time(metrics):
     row.connections_opened = 9
     row.request_bytes, row.response_bytes, row.responses = 100, 200, 6
     row.node_throttles = 2
+    row.mutations_refused = 3
     assert value("kafka_throttle_connections", NODE) == 7
     assert value("kafka_throttle_connections_opened_total", NODE) == 9
     assert value("kafka_throttle_request_bytes_total", NODE) == 100
     assert value("kafka_throttle_response_bytes_total", NODE) == 200
     assert value("kafka_throttle_responses_total", NODE) == 6
     assert value("kafka_throttle_node_throttles_total", NODE) == 2
+    assert value("kafka_throttle_mutations_refused_total", NODE) == 3
 
 
 def test_rows_with_equal_labels_are_added_up(metrics):
@@ -132,6 +134,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_entity_throttle_seconds",
         "kafka_throttle_event_loop_lag_seconds",
         "kafka_throttle_metadata_refresh_failures",
+        "kafka_throttle_mutations_refused",
         "kafka_throttle_node_throttles",
         "kafka_throttle_other_entities",
         "kafka_throttle_other_entities_rate",
