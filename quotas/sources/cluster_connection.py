@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from dataclasses import asdict, dataclass, field
+from traceback import clear_frames
 from typing import Any, Final, Literal
 
 from kafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaTimeoutError, RequestTimedOutError
@@ -73,6 +74,7 @@ class ClusterConnection:
         if not future.is_done:
             raise SourceUnavailable(f"{self._server}: {self._told(KafkaTimeoutError())}")
         if future.exception is not None:
+            _let_go_of_sockets(future.exception)
             raise SourceUnavailable(f"{self._server}: {self._told(future.exception)}") from future.exception
         return future.value
 
@@ -104,3 +106,10 @@ class ClusterConnection:
         """Let go of the socket."""
         self._manager.close()
         self._net.close()
+
+
+def _let_go_of_sockets(error: BaseException | None) -> None:
+    """Close those that did not come to be connections: frames hold them, the error the frames, and these the error."""
+    while error is not None:
+        clear_frames(error.__traceback__)
+        error = error.__context__

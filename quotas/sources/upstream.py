@@ -29,7 +29,7 @@ _FIRST_RETRY_S = 0.25
 _LONGEST_RETRY_S = 5.0
 _LOOKS_EVERY_S = 0.05
 _STOP_S = 1.0
-_PAUSE_PER_CPU_S = 4
+_PAUSE_PER_BUSY_S = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,33 @@ class Connection(Protocol):
         """Let go of it."""
 
 
+@dataclass(slots=True)
+class Pace:
+    """How long to wait, in seconds, before a cluster is read again.
+
+    Normally the interval. But reading takes at most a fifth of a processor of ours, and half the time of a node: very
+    many quotas are read less often. A cluster that cannot be had is tried again after 0.25 s, then twice as late each
+    time, up to 5 s, or the interval if that is longer.
+    """
+
+    interval_s: float
+    retry_s: float = _FIRST_RETRY_S
+
+    def after_read(self, took_s: float, busy_s: float) -> float:
+        """After a read that took so long, and so much processor time."""
+        self.retry_s = _FIRST_RETRY_S
+        return max(self.interval_s, took_s, _PAUSE_PER_BUSY_S * busy_s)
+
+    def after_failure(self) -> float:
+        """After an attempt in vain."""
+        pause_s, self.retry_s = self.retry_s, min(2 * self.retry_s, max(_LONGEST_RETRY_S, self.interval_s))
+        return pause_s
+
+
 class UpstreamSource:
     """Reads all quotas of a cluster at an interval, in a thread of its own, over one connection that stays open.
 
-    When it is lost, or not answered, the next bootstrap server is asked. A cluster that cannot be had is tried again
-    after 0.25 s, then twice as late each time, up to 5 s or the interval if that is longer. Reading takes at most a
-    fifth of a processor of ours, and half the time of a node: very many quotas are read less often than that.
+    When it is lost, or not answered, the next bootstrap server is asked.
     """
 
     name = "upstream"
@@ -84,7 +105,7 @@ class UpstreamSource:
         self._asking = threading.Lock()
         self._connection: Connection | None = None
         self._turn = 0
-        self._retry_s = _FIRST_RETRY_S
+        self._pace = Pace(settings.interval_s)
         self._attempted = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._keep_reading, name="quotas-upstream", daemon=True)
@@ -126,13 +147,7 @@ class UpstreamSource:
             read = self._try_to_read()
             took_s, busy_s = time.monotonic() - began_s, time.thread_time() - busy_s
             self._attempted.set()
-            if read:
-                self._retry_s = _FIRST_RETRY_S
-                pause_s = max(self._settings.interval_s, took_s, _PAUSE_PER_CPU_S * busy_s)
-            else:
-                pause_s = self._retry_s
-                self._retry_s = min(2 * self._retry_s, max(_LONGEST_RETRY_S, self._settings.interval_s))
-            self._stopped.wait(pause_s)
+            self._stopped.wait(self._pace.after_read(took_s, busy_s) if read else self._pace.after_failure())
         with self._asking:
             self._disconnect()
 

@@ -1,10 +1,12 @@
 """Quotas of real clusters, read and written by the proxy's own source; and clusters that are none."""
 
 import contextlib
+import gc
 import logging
 import socket
 import subprocess
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -342,13 +344,25 @@ def test_stop_and_alter_do_not_wait_for_a_server_that_is_silent():
         assert isinstance(results[0], SourceUnavailable)
 
 
-def test_a_connection_leaves_nothing_behind():
-    with listening() as server:
-        before = threading.active_count()
-        for _ in range(3):
-            connection = ClusterConnection(server, Credentials(), 0.05)
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
+def test_a_connection_that_failed_leaves_nothing_behind_also_before_garbage_is_collected(listens, protocol):
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(listening(lambda connection: connection.close()))
+        if not listens:
+            stack.close()
+        gc.collect()
+        gc.disable()
+        stack.callback(gc.enable)
+        before = threading.active_count(), open_files()
+        for _ in range(20):
+            connection = ClusterConnection(server, Credentials(protocol), 5.0)
             with pytest.raises(SourceUnavailable):
                 connection.ask(describe_request())
             connection.close()
             connection.interrupt()
-        assert threading.active_count() == before
+        eventually(lambda: (threading.active_count(), open_files()) == before)
+
+
+def open_files():
+    return len(list(Path("/proc/self/fd").iterdir()))

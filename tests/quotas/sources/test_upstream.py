@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
-from quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
+from quotas.sources.upstream import THE_CLUSTER, Pace, UpstreamSettings, UpstreamSource
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
@@ -171,6 +171,20 @@ def test_stop_ends_a_read_that_waits_and_nothing_is_told_after_it():
 
 def test_stop_before_start_is_no_error():
     UpstreamSource(UpstreamSettings(("a:9092",)), FakeCluster().connect).stop()
+
+
+def test_a_cluster_that_is_gone_is_asked_ever_less_often_and_one_that_answers_at_the_interval():
+    pace = Pace(2.0)
+    assert [pace.after_failure() for _ in range(7)] == [0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert pace.after_read(0.1, 0.01) == 2.0
+    assert pace.after_failure() == 0.25
+    slow = Pace(30.0)
+    assert [slow.after_failure() for _ in range(9)][-2:] == [30.0, 30.0]
+
+
+def test_a_slow_node_and_a_busy_processor_are_spared():
+    assert Pace(2.0).after_read(took_s=7.0, busy_s=0.5) == 7.0
+    assert Pace(2.0).after_read(took_s=3.0, busy_s=2.5) == 10.0
 
 
 # ----------------------------------------------------------------- writing
