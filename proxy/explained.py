@@ -9,10 +9,11 @@ from proxy.last_throttles import PastThrottle
 from proxy.logs import shown
 from quotas.entities import DEFAULT, Entity, SensorTags
 from quotas.explain import NOT_ENFORCED, UNIT, Client, Explanation, Rule
-from quotas.ledger import SensorKey
+from quotas.ledger import WHOLE_CLUSTER, SensorKey
 from quotas.quota_table import UNLIMITED
 from quotas.sensors import SensorReading
 from quotas.sources.source import Limit, Quotas
+from quotas.token_buckets import BucketReading
 
 MAX_PROBLEMS = 100
 MAX_THROTTLES = 10
@@ -25,7 +26,7 @@ Form = dict[str, Any]
 class Observed(NamedTuple):
     """What a running proxy knows about one explanation: its sensors, and who of its sharers was throttled last."""
 
-    uses: Sequence[tuple[SensorKey, SensorReading]] = ()
+    uses: Sequence[tuple[SensorKey, SensorReading | BucketReading]] = ()
     throttles: Sequence[PastThrottle] = ()
 
 
@@ -123,14 +124,20 @@ def _tags_form(tags: SensorTags) -> Form:
     return {"user": tags.user, "client_id": tags.client_id}
 
 
-def use_form(key: SensorKey, reading: SensorReading) -> Form:
-    """What one sensor measures now. `shared_by` tells whose newcomers share it, as the table of sensors was full."""
+def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> Form:
+    """What one sensor measures now; a token bucket has tokens instead of a rate. `node_id` is null for all nodes.
+
+    `shared_by` tells whose newcomers share it, as the table of sensors was full.
+    """
+    if isinstance(reading, BucketReading):
+        tokens = None if reading.limit >= UNLIMITED else {"tokens": reading.tokens, "burst": reading.burst}
+        measured: Form = {"bucket": tokens, "refusals": reading.refusals}
+    else:
+        measured = {"rate": reading.rate, "lent": reading.lent, "debt_ms": round(reading.debt_ms)}
     return {
-        "node_id": key.node_id,
-        "rate": reading.rate,
+        "node_id": None if key.node_id == WHOLE_CLUSTER else key.node_id,
         "limit": number(reading.limit),
-        "lent": reading.lent,
-        "debt_ms": round(reading.debt_ms),
+        **measured,
         "throttles": reading.throttles,
         "throttled_ms": reading.throttled_ms,
         "capped": reading.capped,
@@ -153,6 +160,7 @@ def throttle_form(past: PastThrottle, now_epoch_ms: int) -> Form:
         "rate": past.rate,
         "limit": None if past.limit is None else number(past.limit),
         "lent": past.lent,
+        "tokens": past.tokens,
         "throttles": past.throttles,
     }
 

@@ -10,7 +10,7 @@ from proxy.relay.actions import Throttled
 from proxy.verdicts.decide import measured_client_id
 from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import Entity, QuotaType, SensorTags, plain_ip
-from quotas.ledger import Ledger, SensorKey
+from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.sensors import SensorReading
 
 MAX_CLIENTS = 1_000
@@ -22,8 +22,8 @@ class PastThrottle:
     """The latest throttle of one client by one quota at one node.
 
     `quota_type` is None for the node's own throttle; then there are no tags, no entity, and nothing was measured.
-    `rate` is what the sensor measured, in units/s; `lent` was over it and is to be charged later. `throttles` counts
-    those of this client since it was first noted.
+    `rate` is what the sensor measured, in units/s; `lent` was over it and is to be charged later. A token bucket has no
+    rate; it had so many `tokens`. `throttles` counts those of this client since it was first noted.
     """
 
     at_epoch_ms: int
@@ -38,6 +38,7 @@ class PastThrottle:
     rate: float | None
     limit: float | None
     lent: float
+    tokens: float | None
     throttles: int
 
 
@@ -55,15 +56,17 @@ class LastThrottles:
         client_id = measured_client_id(throttled.client_id, self._ledger.table)
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
         before = self._latest.pop(who, None)
-        tags = entity = rate = limit = None
+        tags = entity = rate = limit = tokens = None
         lent = 0.0
         if quota_type is not None:
             tags, limit, entity = self._ledger.table.tags_and_limit(quota_type, facts.user, client_id)
-            key = SensorKey(facts.virtual_cluster, facts.node_id, quota_type, tags)
-            found = self._ledger.find(key, entity)
+            where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else facts.node_id
+            found = self._ledger.find(SensorKey(facts.virtual_cluster, where, quota_type, tags), entity)
             reading = None if found is None else self._ledger.reading(found, now_ms)
-            if isinstance(reading, SensorReading):  # a token bucket has no rate
+            if isinstance(reading, SensorReading):
                 rate, limit, lent = reading.rate, reading.limit, reading.lent
+            elif reading is not None:
+                limit, tokens = reading.limit, reading.tokens
         self._latest[who] = PastThrottle(
             at_epoch_ms=self._clock.epoch_ms(),
             throttle_time_ms=throttled.throttle_time_ms,
@@ -77,6 +80,7 @@ class LastThrottles:
             rate=rate,
             limit=limit,
             lent=lent,
+            tokens=tokens,
             throttles=1 if before is None else before.throttles + 1,
         )
         if len(self._latest) > MAX_CLIENTS:

@@ -62,10 +62,13 @@ class SensorTotals:
 
 @dataclass(slots=True)
 class ShadowTotals:
-    """What the shadow quotas of one type would have throttled at one node: how often, the sum of single times."""
+    """What the shadow quotas of one type would have throttled at one node: how often, the sum of single times.
+
+    Without a `node_id` it is about all nodes.
+    """
 
     virtual_cluster: str
-    node_id: int
+    node_id: int | None
     quota_type: str
     throttles: int
     throttled_ms: int
@@ -73,13 +76,14 @@ class ShadowTotals:
 
 @dataclass(slots=True)
 class EntityUse:
-    """What one entity uses of one quota, enforced or shadow, at one node.
+    """What one entity uses of one quota, enforced or shadow, at one node, or without a `node_id` at all of them.
 
-    Rate and limit are in the quota's unit, per second; there is no limit for who is only measured.
+    Rate and limit are in the quota's unit, per second; there is no limit for who is only measured. A token bucket has
+    `tokens`, and in place of the rate what is missing in it.
     """
 
     virtual_cluster: str
-    node_id: int
+    node_id: int | None
     quota_type: str
     user: str
     client_id: str
@@ -87,6 +91,7 @@ class EntityUse:
     limit: float | None
     throttled_ms: int
     shadow: bool = False
+    tokens: float | None = None
 
 
 class Metrics:
@@ -265,7 +270,7 @@ def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
     throttles = _counter("shadow_throttles", "Throttles that shadow quotas would have made.", _RULE)
     throttled = _counter("shadow_throttled_seconds", "Sum of the throttle times that they would have given.", _RULE)
     for row in rows:
-        labels = (row.virtual_cluster, str(row.node_id), row.quota_type)
+        labels = (row.virtual_cluster, _node(row.node_id), row.quota_type)
         throttles.add(labels, row.throttles)
         throttled.add(labels, row.throttled_ms / 1000)
     yield throttles.done()
@@ -276,6 +281,7 @@ def _entity_families(rows: list[EntityUse], top: int, kind: str) -> Iterator[Met
     """`kind` is "" or "shadow_": the families of the two have names of their own."""
     what = "a shadow quota" if kind else "a quota"
     rate = _gauge(f"{kind}entity_rate", f"Use of {what} now, in its unit, of the entities that use most.", _ENTITY)
+    tokens = _gauge(f"{kind}entity_tokens", f"What is left in the bucket of {what}; less than 0: overdrawn.", _ENTITY)
     limit = _gauge(f"{kind}entity_limit", "The limit of those entities, if they have one, in its unit.", _ENTITY)
     throttled = _counter(
         f"{kind}entity_throttle_seconds",
@@ -286,19 +292,27 @@ def _entity_families(rows: list[EntityUse], top: int, kind: str) -> Iterator[Met
     other_rate = _gauge(f"{kind}other_entities_rate", "Their use of it together, in its unit.", _RULE)
     rows_of: dict[tuple[str, ...], list[EntityUse]] = {}
     for row in rows:
-        rows_of.setdefault((row.virtual_cluster, str(row.node_id), row.quota_type), []).append(row)
+        rows_of.setdefault((row.virtual_cluster, _node(row.node_id), row.quota_type), []).append(row)
     for rule, entities in rows_of.items():
         shown_rows = _most_used(entities, top)
         for labels, row in shown_rows.items():
-            rate.add((*rule, *labels), row.rate)
+            if row.tokens is None:
+                rate.add((*rule, *labels), row.rate)
+            else:
+                tokens.add((*rule, *labels), row.tokens)
             if row.limit is not None:
                 limit.add((*rule, *labels), row.limit)
             throttled.add((*rule, *labels), row.throttled_ms / 1000)
-        rest = sum(row.rate for row in entities) - sum(row.rate for row in shown_rows.values())
         others.add(rule, len(entities) - len(shown_rows))
-        other_rate.add(rule, max(rest, 0.0))
-    for sums in (rate, limit, throttled, others, other_rate):
+        if all(row.tokens is None for row in entities):
+            rest = sum(row.rate for row in entities) - sum(row.rate for row in shown_rows.values())
+            other_rate.add(rule, max(rest, 0.0))
+    for sums in (rate, tokens, limit, throttled, others, other_rate):
         yield sums.done()
+
+
+def _node(node_id: int | None) -> str:
+    return "all" if node_id is None else str(node_id)
 
 
 def _most_used(entities: list[EntityUse], top: int) -> dict[tuple[str, str], EntityUse]:

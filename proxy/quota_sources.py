@@ -12,14 +12,17 @@ from quotas.sources.source import Alteration, Source
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
 
 
-def source_of(config: VirtualClusterConfig, config_path: Path) -> Source:
-    """The source, not started yet. ConfigErrors if a file with a password cannot be read."""
+def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: bool = True) -> Source:
+    """The source, not started yet. ConfigErrors if a file with a password cannot be read.
+
+    With `remembers` it keeps the last good quotas on disk: only one process may do that at a time.
+    """
     quotas = config.quotas
     state_file = Path(quotas.state_file) if quotas.state_file else None
     if quotas.source == "file":
         return FileSource(quota_entries(config), config_path.name, state_file)
     source = UpstreamSource(upstream_settings(config))
-    return LastGood(source, state_file) if state_file else source
+    return LastGood(source, state_file) if state_file and remembers else source
 
 
 def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:

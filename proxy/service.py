@@ -43,7 +43,7 @@ from proxy.quota_book import QuotaBook
 from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
 from proxy.virtual_cluster import NodeDirectory
-from quotas.ledger import Ledger
+from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
 from quotas.sources.source import Quotas
@@ -146,36 +146,48 @@ class VirtualCluster:
 
     def sensor_totals(self) -> SensorTotals:
         """How full its sensor table is."""
-        sensors = self.ledger.sensors
+        ledger = self.ledger
         return SensorTotals(
             self.name,
-            sensors.used,
-            sensors.capacity,
-            self.ledger.overflowed,
-            sensors.capped,
-            self.ledger.shadow_sensors.used,
-            self.ledger.shadow_overflowed,
+            ledger.sensors.used,
+            ledger.sensors.capacity,
+            ledger.overflowed,
+            ledger.sensors.capped + ledger.buckets.capped,
+            ledger.shadow_sensors.used,
+            ledger.shadow_overflowed,
         )
 
     def shadow_totals(self) -> Iterator[ShadowTotals]:
         """What its shadow quotas would have throttled."""
         for (_, node_id, quota_type), (throttles, throttled_ms) in self.ledger.shadow_throttles().items():
-            yield ShadowTotals(self.name, node_id, quota_type.name.lower(), throttles, throttled_ms)
+            yield ShadowTotals(self.name, _one_node(node_id), quota_type.name.lower(), throttles, throttled_ms)
 
     def entity_uses(self, clock: Clock) -> Iterator[EntityUse]:
         """What each measured entity uses now."""
-        for key, reading in self.ledger.readings(clock.now_ms()):
-            yield EntityUse(
-                self.name,
-                key.node_id,
-                key.quota_type.name.lower(),
-                key.tags.user,
-                key.tags.client_id,
-                reading.rate,
-                reading.limit if reading.limit < UNLIMITED else None,
-                reading.throttled_ms,
-                key.shadow,
-            )
+        now_ms = clock.now_ms()
+        for key, reading in self.ledger.readings(now_ms):
+            limit = reading.limit if reading.limit < UNLIMITED else None
+            yield self._entity_use(key, reading.rate, limit, reading.throttled_ms, None)
+        for key, bucket in self.ledger.bucket_readings(now_ms):
+            if bucket.limit < UNLIMITED:
+                missing = bucket.burst - bucket.tokens
+                yield self._entity_use(key, missing, bucket.limit, bucket.throttled_ms, bucket.tokens)
+
+    def _entity_use(
+        self, key: SensorKey, rate: float, limit: float | None, throttled_ms: int, tokens: float | None
+    ) -> EntityUse:
+        return EntityUse(
+            self.name,
+            _one_node(key.node_id),
+            key.quota_type.name.lower(),
+            key.tags.user,
+            key.tags.client_id,
+            rate,
+            limit,
+            throttled_ms,
+            key.shadow,
+            tokens,
+        )
 
 
 class Service:
@@ -415,6 +427,10 @@ class Service:
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(_tell_failure)
         self._tasks.append(task)
+
+
+def _one_node(node_id: int) -> int | None:
+    return None if node_id == WHOLE_CLUSTER else node_id
 
 
 def _tell_failure(task: asyncio.Task[None]) -> None:

@@ -15,9 +15,9 @@ from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, explained_for
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.verdicts.decide import measured_client_id
+from quotas.entities import QuotaType
 from quotas.explain import Client, Explanation, explain
-from quotas.ledger import Ledger, SensorKey
-from quotas.sensors import SensorReading
+from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.sources.source import Quotas, Tables
 
 MAX_QUOTAS = 5_000
@@ -122,11 +122,11 @@ def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observ
     if tags is None:
         return Observed()
     ledger, entity = cluster.ledger, None if rule is None else rule.entity
+    of_cluster = key.quota_type is QuotaType.CONTROLLER_MUTATION
     uses = []
-    for node_id in sorted(cluster.node_ids())[:_MAX_NODES]:
+    for node_id in [WHOLE_CLUSTER] if of_cluster else sorted(cluster.node_ids())[:_MAX_NODES]:
         found = ledger.find(SensorKey(cluster.name, node_id, key.quota_type, tags, shadow=key.shadow), entity)
-        reading = None if found is None else ledger.reading(found, now_ms)
-        if found is not None and isinstance(reading, SensorReading):  # a token bucket has no rate
+        if found is not None and (reading := ledger.reading(found, now_ms)) is not None:
             uses.append((found, reading))
     throttles = [] if key.shadow else cluster.last_throttles.of_sensor(key.quota_type, tags, MAX_THROTTLES)
     return Observed(uses, throttles)

@@ -108,7 +108,9 @@ def _quota_lines(told: Form) -> Iterator[str]:
     if told["shared_by"]:
         yield f"  measured together: {shown(told['shared_by'], 1_000)}"
     yield from (f"  {note}" for note in told["notes"])
-    yield from (f"  node {use['node_id']}: {_use(use, unit)}" for use in told["use"])
+    for use in told["use"]:
+        where = "all nodes" if use["node_id"] is None else f"node {use['node_id']}"
+        yield f"  {where}: {_use(use, unit)}"
     for past in told["throttles"]:
         who = f"user={shown(repr(past['user']))}, client_id={shown(repr(past['client_id']))} from {past['ip']}"
         yield f"  throttled at node {past['node_id']} {_when(past)}: {who}{_measured(past, unit)}"
@@ -125,16 +127,25 @@ def _amount(value: float, unit: str) -> str:
 
 def _use(use: Form, unit: str) -> str:
     throttles = "1 throttle" if use["throttles"] == 1 else f"{use['throttles']} throttles"
-    words = [f"{use['rate']:.1f} {unit} used", f"{throttles}, {use['throttled_ms'] / 1000:.1f} s in all"]
+    words = [_used(use, unit), f"{throttles}, {use['throttled_ms'] / 1000:.1f} s in all"]
     if use["capped"]:
         words.append(f"{use['capped']} cut to the cap")
-    if use["debt_ms"]:
+    if use.get("refusals"):
+        words.append("1 refusal" if use["refusals"] == 1 else f"{use['refusals']} refusals")
+    if use.get("debt_ms"):
         words.append(f"a debt of {use['debt_ms'] / 1000:.1f} s")
-    if use["lent"]:
+    if use.get("lent"):
         words.append(f"{use['lent']:.0f} lent")
     if use["shared_by"] is not None:
         words.append(f"shared by newcomers of {_entity(use['shared_by'])}, as the table of sensors was full")
     return ", ".join(words)
+
+
+def _used(use: Form, unit: str) -> str:
+    if "rate" in use:
+        return f"{use['rate']:.1f} {unit} used"
+    bucket = use["bucket"]
+    return "no limit" if bucket is None else f"{bucket['tokens']:.1f} of {bucket['burst']:.1f} tokens left"
 
 
 def _when(past: Form) -> str:
@@ -144,6 +155,8 @@ def _when(past: Form) -> str:
 
 
 def _measured(past: Form, unit: str) -> str:
+    if past["tokens"] is not None:
+        return f", with {past['tokens']:.1f} tokens"
     if past["rate"] is None or past["limit"] is None:
         return ""
     lent = f" and {past['lent']:.0f} lent" if past["lent"] else ""

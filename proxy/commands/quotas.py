@@ -121,7 +121,7 @@ def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]
 
     logging.getLogger().setLevel(logging.CRITICAL)  # what libraries say is in the problems of the source, too
     try:
-        source = source_of(cluster, path)
+        source = source_of(cluster, path, remembers=False)
     except ConfigErrors as problems:
         refuse(str(problems))
     source.start(lambda: None)

@@ -132,6 +132,7 @@ async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told
         "rate": 150.0,
         "limit": 100,
         "lent": 0.0,
+        "tokens": None,
         "throttles": 1,
     }
 
@@ -144,6 +145,25 @@ async def test_a_shadow_is_told_with_what_it_measures(api, clusters, clock):
     assert told["rule"]["limit"] == 50
     assert told["rule"]["layer"] == "state.json"
     assert [(use["node_id"], use["rate"]) for use in told["use"]] == [(1, 50.0)]
+
+
+async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, clusters, api):
+    quotas = {Entity("alice"): {QuotaKey(QuotaType.CONTROLLER_MUTATION): Limit(2.0, "proxy.yaml")}}
+    clusters[0].quotas = quotas
+    ledger = clusters[0].ledger
+    ledger.replace(tables_of(quotas).enforced, clock.now_ms())
+    bucket = ledger.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
+    ledger.buckets.spend_permissively(bucket, 30, clock.now_ms())
+    facts = ConnectionFacts("main", None, ledger, 1, "alice", None)
+    throttled = Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl")
+    clusters[0].last_throttles.note("10.0.0.1", throttled, facts, clock.now_ms())
+    told = await quota(api, "controller_mutation_rate", "user=alice&client_id=etl")
+    [use] = told["use"]
+    assert (use["node_id"], use["bucket"], use["limit"]) == (None, {"tokens": -8.0, "burst": 22.0}, 2)
+    [past] = told["throttles"]
+    assert (past["node_id"], past["rate"], past["tokens"]) == (1, None, -8.0)
+    unbound = await quota(api, "controller_mutation_rate", "user=bob")
+    assert (unbound["rule"], unbound["use"]) == (None, [])
 
 
 async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):

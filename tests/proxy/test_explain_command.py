@@ -237,3 +237,32 @@ async def test_something_that_speaks_no_http_is_told(path):
 )
 def test_it_is_reached_from_its_own_machine(bind, reached):
     assert str(address_of(AdminConfig(bind=bind, port=1))) == reached
+
+
+async def test_a_token_bucket_is_told_by_what_is_left_in_it(path):
+    quotas = {Entity("alice"): {QuotaKey(QuotaType.CONTROLLER_MUTATION): Limit(2.0, "proxy.yaml")}}
+    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), Ledger(Sensors(64), tables_of(quotas).enforced)
+    bucket = ledger.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
+    ledger.buckets.spend_strictly(bucket, 30, clock.now_ms())
+    ledger.buckets.spend_strictly(bucket, 1, clock.now_ms())
+    throttles = LastThrottles(ledger, clock)
+    facts = ConnectionFacts("main", None, ledger, 1, "alice", None)
+    throttles.note("10.0.0.1", Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl"), facts, clock.now_ms())
+    cluster = SimpleNamespace(
+        name="main",
+        ledger=ledger,
+        last_throttles=throttles,
+        quotas=quotas,
+        origin=Origin("main", "file", {}),
+        node_ids=lambda: [1, 2],
+    )
+    async with Serving(path, AdminApi([cluster], clock)):
+        _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice")
+    assert (
+        "controller_mutation_rate: 2 partitions/s\n"
+        "  by user=alice, level 3, of proxy.yaml\n"
+        "  measured together: all client-ids of user=alice\n"
+        "  all nodes: -8.0 of 22.0 tokens left, 1 throttle, 4.0 s in all, 1 refusal\n"
+        "  throttled at node 1 at 2023-11-14T22:13:20.000Z for 4.0 s, still for 4.0 s: user='alice', client_id='etl'"
+        " from 10.0.0.1, with -8.0 tokens\n"
+    ) in out

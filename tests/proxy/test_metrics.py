@@ -96,6 +96,24 @@ def test_shadow_quotas_have_families_of_their_own(metrics):
     assert value("kafka_throttle_shadow_sensor_overflows_total", {"virtual_cluster": "main"}) == 2
 
 
+def test_token_buckets_are_shown_by_what_is_left_in_them(metrics):
+    rows = [
+        EntityUse("main", None, "controller_mutation", "u", f"c{i}", 10.0 * i, 4.0, 500, tokens=20.0 - 10 * i)
+        for i in range(4)
+    ]
+    metrics.add_entities(lambda: rows)
+    value = metrics.registry.get_sample_value
+    rule = {"virtual_cluster": "main", "node_id": "all", "quota_type": "controller_mutation"}
+    c3 = {**rule, "user": "u", "client_id": "c3"}
+    assert value("kafka_throttle_entity_tokens", c3) == -10
+    assert value("kafka_throttle_entity_limit", c3) == 4
+    assert value("kafka_throttle_entity_throttle_seconds_total", c3) == 0.5
+    assert value("kafka_throttle_entity_rate", c3) is None
+    assert value("kafka_throttle_entity_tokens", {**c3, "client_id": "c1"}) is None
+    assert value("kafka_throttle_other_entities", rule) == 2
+    assert value("kafka_throttle_other_entities_rate", rule) is None
+
+
 def test_the_bound_holds_for_each_node_and_can_be_moved(metrics):
     metrics.add_entities(lambda: [use(f"c{i}", float(i), node_id=i % 2) for i in range(100)])
     assert generate_latest(metrics.registry).count(b"kafka_throttle_entity_rate{") == 4
@@ -132,6 +150,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_entity_limit",
         "kafka_throttle_entity_rate",
         "kafka_throttle_entity_throttle_seconds",
+        "kafka_throttle_entity_tokens",
         "kafka_throttle_event_loop_lag_seconds",
         "kafka_throttle_metadata_refresh_failures",
         "kafka_throttle_mutations_refused",
@@ -149,6 +168,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_shadow_entity_limit",
         "kafka_throttle_shadow_entity_rate",
         "kafka_throttle_shadow_entity_throttle_seconds",
+        "kafka_throttle_shadow_entity_tokens",
         "kafka_throttle_shadow_other_entities",
         "kafka_throttle_shadow_other_entities_rate",
         "kafka_throttle_shadow_sensor_overflows",

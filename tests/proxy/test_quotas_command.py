@@ -216,7 +216,7 @@ class AwaySource:
 
 
 def test_a_source_that_is_away_ends_with_1(path, monkeypatch):
-    monkeypatch.setattr("proxy.quota_sources.source_of", lambda config, path: AwaySource())
+    monkeypatch.setattr("proxy.quota_sources.source_of", lambda config, path, remembers: AwaySource())
     status, out, err = quotas(path, "describe")
     assert (status, err) == (1, "warning: zookeeper: 10.0.0.1:2181: no session\n")
     assert r"user='a\nb'" in out
