@@ -65,6 +65,8 @@ _TOOLS = {
 }
 """Command-line tools by the name of their script; the class that the jars hold is taken."""
 
+ZOOKEEPER_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
+
 _LOG4J = """\
 log4j.rootLogger={level}, stdout
 log4j.appender.stdout=org.apache.log4j.ConsoleAppender
@@ -126,8 +128,9 @@ class KafkaCluster:
         self._jvm_options = jvm_options if callable(jvm_options) else lambda node_id: jvm_options
         self._heap = heap
         self._say = say
-        self._java = need_program("java", "openjdk-17-jdk-headless")
+        need_program("java", "openjdk-17-jdk-headless")
         self._jars = kafka_jars(version, say)
+        self._zookeeper_port = 0
         self._cluster_id = _uuid()
         self._folder = Path()
         self._keeper: subprocess.Popen[str] | None = None
@@ -150,6 +153,11 @@ class KafkaCluster:
     def address(self, node_id: int, listener: str = "PLAINTEXT") -> tuple[str, int]:
         """Host and port of a node's listener."""
         return self.host, self._listener_ports[listener][node_id]
+
+    @property
+    def zookeeper(self) -> str:
+        """ZooKeeper as host:port, in ZooKeeper mode."""
+        return f"{self.host}:{self._zookeeper_port}"
 
     def __str__(self) -> str:
         return f"Kafka {self.version} {self.mode} with {len(self.node_ids)} nodes"
@@ -196,7 +204,9 @@ class KafkaCluster:
         self._log_begins.clear()
         self._keeper = keeper.start(self._folder)
         self._order(folder=True)
-        zookeeper_port, *ports = free_ports(1 + len(self.node_ids) * (1 + len(self._listener_protocols)), self.host)
+        self._zookeeper_port, *ports = free_ports(
+            1 + len(self.node_ids) * (1 + len(self._listener_protocols)), self.host
+        )
         controllers, *others = (
             dict(zip(self.node_ids, ports[first:], strict=False)) for first in range(0, len(ports), len(self.node_ids))
         )
@@ -204,11 +214,11 @@ class KafkaCluster:
         self.ports = self._listener_ports["PLAINTEXT"]
         self._write_logging()
         for node_id in self.node_ids:
-            properties = self._properties(node_id, controllers, zookeeper_port)
+            properties = self._properties(node_id, controllers)
             lines = [f"{key}={value}" for key, value in {**properties, **self._extra(node_id)}.items()]
             self._file(f"{node_id}.properties").write_text("\n".join(lines) + "\n")
         if self.mode == "zookeeper":
-            self._start_zookeeper(zookeeper_port)
+            self._start_zookeeper()
         else:
             self._format_storage()
         for node_id in self.node_ids:
@@ -221,7 +231,7 @@ class KafkaCluster:
         logs = (path.read_text(errors="replace") for path in self._folder.glob("*.log"))
         return any("Address already in use" in log for log in logs)
 
-    def _properties(self, node_id: int, controllers: Mapping[int, int], zookeeper_port: int) -> dict[str, str]:
+    def _properties(self, node_id: int, controllers: Mapping[int, int]) -> dict[str, str]:
         copies = str(min(3, len(self.node_ids)))
         listeners = ",".join(f"{name}://{self.host}:{ports[node_id]}" for name, ports in self._listener_ports.items())
         protocols = ",".join(f"{name}:{protocol}" for name, protocol in self._listener_protocols.items())
@@ -248,7 +258,7 @@ class KafkaCluster:
             return {
                 **common,
                 "broker.id": str(node_id),
-                "zookeeper.connect": f"{self.host}:{zookeeper_port}",
+                "zookeeper.connect": self.zookeeper,
                 "zookeeper.session.timeout.ms": str(_SESSION_MS),
             }
         return {
@@ -262,17 +272,11 @@ class KafkaCluster:
             "controller.quorum.voters": ",".join(f"{id_}@{self.host}:{port}" for id_, port in controllers.items()),
         }
 
-    def _start_zookeeper(self, port: int) -> None:
+    def _start_zookeeper(self) -> None:
         config = self._file("zookeeper.properties")
-        config.write_text(
-            f"dataDir={self._file('data-zookeeper')}\nclientPort={port}\nclientPortAddress={self.host}\n"
-            "tickTime=2000\nmaxClientCnxns=0\nadmin.enableServer=false\n"
-        )
-        argv = self.java_command(
-            "org.apache.zookeeper.server.quorum.QuorumPeerMain", str(config), heap="256m", log="server"
-        )
-        self._launch_logged("zookeeper", argv)
-        self._await(lambda: _accepts(self.host, port), "zookeeper")
+        config.write_text(zookeeper_properties(self._file("data-zookeeper"), self.host, self._zookeeper_port))
+        self._launch_logged("zookeeper", self.java_command(ZOOKEEPER_CLASS, str(config), heap="256m", log="server"))
+        self._await(lambda: accepts(self.host, self._zookeeper_port), "zookeeper")
 
     def _format_storage(self) -> None:
         """Format one node's storage with Kafka's tool, and give the others copies with ids of their own."""
@@ -442,19 +446,7 @@ class KafkaCluster:
     ) -> list[str]:
         """The command line that runs a class of these jars."""
         logging = self._file(f"{log}.log4j.properties")
-        return [
-            self._java,
-            f"-Xmx{heap}",
-            "-XX:+UseSerialGC",
-            "-Xshare:auto",
-            *options,
-            f"-Dlog4j.configuration=file:{logging}",
-            f"-Dlog4j2.configurationFile={logging}",
-            "-cp",
-            f"{self._jars}/*",
-            main_class,
-            *args,
-        ]
+        return java_argv(self._jars, main_class, *args, heap=heap, options=options, logging=logging)
 
     def tool_command(self, tool: str, *args: str) -> list[str]:
         """The command line of a Kafka tool, named as its script without .sh."""
@@ -498,13 +490,43 @@ class KafkaCluster:
         raise LookupError(f"{tool}: none of {_TOOLS[tool]} is in the jars of Kafka {self.version}")
 
     def _write_logging(self) -> None:
-        template = _LOG4J if self.version.startswith("3.") else _LOG4J2
         for name, level, target in (("server", "INFO", "OUT"), ("tool", "WARN", "ERR")):
-            stream = f"System.{target.lower()}" if self.version.startswith("3.") else f"SYSTEM_{target}"
-            self._file(f"{name}.log4j.properties").write_text(template.format(level=level, target=stream))
+            self._file(f"{name}.log4j.properties").write_text(logging_properties(self.version, level, target))
 
     def _file(self, name: str) -> Path:
         return self._folder / name
+
+
+def java_argv(jars: Path, main_class: str, *args: str, heap: str, options: Sequence[str], logging: Path) -> list[str]:
+    """The command line that runs a class of the jars in a folder."""
+    return [
+        need_program("java", "openjdk-17-jdk-headless"),
+        f"-Xmx{heap}",
+        "-XX:+UseSerialGC",
+        "-Xshare:auto",
+        *options,
+        f"-Dlog4j.configuration=file:{logging}",
+        f"-Dlog4j2.configurationFile={logging}",
+        "-cp",
+        f"{jars}/*",
+        main_class,
+        *args,
+    ]
+
+
+def logging_properties(version: str, level: str, target: str) -> str:
+    """What has a class of these jars log to stdout ("OUT") or stderr ("ERR")."""
+    is_old = version.startswith("3.")
+    stream = f"System.{target.lower()}" if is_old else f"SYSTEM_{target}"
+    return (_LOG4J if is_old else _LOG4J2).format(level=level, target=stream)
+
+
+def zookeeper_properties(data: Path, host: str, port: int) -> str:
+    """The configuration of a ZooKeeper by itself."""
+    return (
+        f"dataDir={data}\nclientPort={port}\nclientPortAddress={host}\n"
+        "tickTime=2000\nmaxClientCnxns=0\nadmin.enableServer=false\n"
+    )
 
 
 def _name(node_id: int) -> str:
@@ -530,7 +552,8 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
     raise OSError(f"no {count} free ports on {host}")
 
 
-def _accepts(host: str, port: int) -> bool:
+def accepts(host: str, port: int) -> bool:
+    """Whether somebody listens there."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:

@@ -14,6 +14,7 @@ CLUSTERS = {
     "4.3.1-kraft": ("4.3.1", "kraft"),
 }
 NEWEST = "4.3.1-kraft"
+ZOOKEEPER = "3.9.2-zookeeper"
 
 _running: list[KafkaCluster] = []
 _proxies: list[ProxyProcess] = []
@@ -37,9 +38,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_generate_tests(metafunc):
-    """`kafka` is each kind in turn; a test with `newest_kafka`, however it comes by it, runs with that kind only."""
+    """`kafka` is each kind in turn; with `newest_kafka` or `zookeeper_kafka`, come by however, it is that kind only."""
     if "kafka" in metafunc.fixturenames:
-        kinds = [NEWEST] if "newest_kafka" in metafunc.fixturenames else list(CLUSTERS)
+        of_one_kind = {"newest_kafka": NEWEST, "zookeeper_kafka": ZOOKEEPER}
+        kinds = [kind for name, kind in of_one_kind.items() if name in metafunc.fixturenames] or list(CLUSTERS)
         if metafunc.definition.get_closest_marker("newest_first"):
             kinds = [pytest.param(kind, marks=() if kind == NEWEST else pytest.mark.long) for kind in kinds]
         metafunc.parametrize("kafka", kinds, indirect=True, scope="session")
@@ -58,6 +60,12 @@ def kafka(request):
 @pytest.fixture(scope="session")
 def newest_kafka(kafka):
     """A cluster of three nodes of the newest version, for tests that need only one kind."""
+    return kafka
+
+
+@pytest.fixture(scope="session")
+def zookeeper_kafka(kafka):
+    """A cluster of three nodes that keeps its quotas in ZooKeeper."""
     return kafka
 
 

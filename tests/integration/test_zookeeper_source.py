@@ -1,0 +1,604 @@
+"""The zookeeper source with a real ZooKeeper, and with Kafka 3.9.2 on the same one."""
+
+import contextlib
+import itertools
+import subprocess
+import threading
+import time
+
+import pytest
+from confluent_kafka import Producer
+from kazoo.exceptions import NoAuthError
+from kazoo.security import OPEN_ACL_UNSAFE
+
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
+from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
+from quotas.znodes import keys_of, notification, written
+from tests.integration.test_kafka_cluster import eventually
+from tests.integration.topics import make_topic
+from tests.integration.zookeeper_process import ZooKeeper, client_of
+
+ALICE, BOB = Entity("alice"), Entity("bob")
+PRODUCE, FETCH, REQUEST, MUTATIONS = (QuotaKey(quota_type) for quota_type in list(QuotaType)[:4])
+SHADOW_PRODUCE = QuotaKey(QuotaType.PRODUCE, shadow=True)
+CONNECTIONS = QuotaKey(QuotaType.CONNECTION)
+
+EVERY_KIND = {
+    ALICE: "users/alice",
+    Entity(DEFAULT): "users/<default>",
+    Entity("alice", "a b"): "users/alice/clients/a%20b",
+    Entity("alice", DEFAULT): "users/alice/clients/<default>",
+    Entity(DEFAULT, "app"): "users/<default>/clients/app",
+    Entity(DEFAULT, DEFAULT): "users/<default>/clients/<default>",
+    Entity(client_id="<default>"): "clients/%3Cdefault%3E",
+    Entity(client_id=DEFAULT): "clients/<default>",
+    Entity(ip="10.1.2.3"): "ips/10.1.2.3",
+    Entity(ip="::1"): "ips/::1",
+    Entity(ip=DEFAULT): "ips/<default>",
+}
+
+_chroots = map("/kafka-throttle/test-{}".format, itertools.count())
+
+
+@pytest.fixture(scope="module")
+def zookeeper():
+    with ZooKeeper() as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def kazoo(zookeeper):
+    """A client that is not the one under test."""
+    with zookeeper.client() as client:
+        yield client
+
+
+@pytest.fixture
+def chroot():
+    """Of its own for each test; nobody has made it."""
+    return next(_chroots)
+
+
+@contextlib.contextmanager
+def source_at(address, chroot, last_good=NO_QUOTAS, epoch_ms=None, **settings):
+    """A source that has been started; `changes` counts what it told, and at the end it has told of no fault of ours."""
+    settings = ZooKeeperSettings([address], chroot, **settings)
+    source = ZooKeeperSource(settings, epoch_ms) if epoch_ms else ZooKeeperSource(settings)
+    told = []
+    source.start(lambda: told.append((source.quotas, source.problems)), last_good)
+    try:
+        yield source
+    finally:
+        source.stop()
+    assert not source._thread.is_alive()
+    assert not [text for _, problems in told for text in problems.values() if "Error:" in text], told
+
+
+def values(source):
+    return {entity: {key: limit.value for key, limit in limits.items()} for entity, limits in source.quotas.items()}
+
+
+def put(client, path, data):
+    """Write a node as any tool can, without a word to anybody."""
+    if client.exists(path):
+        client.set(path, data)
+    else:
+        client.create(path, data, makepath=True)
+
+
+def tell(client, chroot, path, data=None):
+    """A notification as brokers make it, or of any content."""
+    content = notification(path) if data is None else data
+    client.create(f"{chroot}/config/changes/config_change_", content, sequence=True)
+
+
+def set_and_tell(client, chroot, path, **config):
+    put(client, f"{chroot}/config/{path}", written({key: str(value) for key, value in config.items()}))
+    tell(client, chroot, path)
+
+
+def changes(client, chroot):
+    return sorted(client.get_children(f"{chroot}/config/changes"))
+
+
+# ------------------------------------------------------------ reading, writing
+
+
+def test_every_kind_of_entity_and_key_is_written_where_kafka_has_it_and_read_back(zookeeper, kazoo, chroot):
+    limits = {
+        entity: {key: 10.5 if key.quota_type in (REQUEST[0], MUTATIONS[0]) else 3.0 for key in keys_of(entity)}
+        for entity in EVERY_KIND
+    }
+    with source_at(zookeeper.address, chroot) as source:
+        assert source.quotas == {}
+        assert source.alter([Alteration(entity, of_it) for entity, of_it in limits.items()]) == [None] * len(limits)
+        assert values(source) == limits
+        for entity, path in EVERY_KIND.items():
+            assert {limit.layer for limit in source.quotas[entity].values()} == {f"{chroot}/config/{path}"}
+            assert kazoo.exists(f"{chroot}/config/{path}")
+        told = [kazoo.get(f"{chroot}/config/changes/{name}")[0] for name in changes(kazoo, chroot)]
+        assert told == [notification(path) for path in EVERY_KIND.values()]
+        with source_at(zookeeper.address, chroot) as another:
+            assert values(another) == limits
+        assert source.alter([Alteration(entity, dict.fromkeys(of_it)) for entity, of_it in limits.items()]) == [
+            None for _ in limits
+        ]
+        assert source.quotas == {}
+        assert source.problems == {}
+    assert {root: kazoo.get_children(f"{chroot}/config/{root}") for root in ("users", "clients", "ips")} == {
+        "users": [],
+        "clients": [],
+        "ips": [],
+    }
+
+
+def test_a_change_that_somebody_tells_of_is_in_force_at_once(zookeeper, kazoo, chroot, record_property):
+    with source_at(zookeeper.address, chroot, resync_ms=3_600_000) as source:
+        delays = []
+        for rate in range(1, 20):
+            set_and_tell(kazoo, chroot, "users/alice", producer_byte_rate=rate)
+            began = time.monotonic()
+            eventually(lambda rate=rate: values(source) == {ALICE: {PRODUCE: rate}}, 5)
+            delays.append(time.monotonic() - began)
+        record_property("seconds until in force", sorted(delays))
+        put(kazoo, f"{chroot}/config/clients/app", written({"consumer_byte_rate": "7"}))
+        tell(kazoo, chroot, "", b'{"version":1,"entity_type":"clients","entity_name":"app"}')
+        eventually(lambda: values(source).get(Entity(client_id="app")) == {FETCH: 7}, 5)
+        kazoo.delete(f"{chroot}/config/users/alice")
+        tell(kazoo, chroot, "users/alice")
+        eventually(lambda: ALICE not in source.quotas, 5)
+        for other in ("topics/t", "brokers/1"):
+            tell(kazoo, chroot, other)
+        assert source.problems == {}
+
+
+def test_what_nobody_tells_of_is_found_by_reading_again(zookeeper, kazoo, chroot):
+    with source_at(zookeeper.address, chroot, resync_ms=100) as source:
+        put(kazoo, f"{chroot}/config/users/alice/clients/app", written({"producer_byte_rate": "5"}))
+        eventually(lambda: values(source) == {Entity("alice", "app"): {PRODUCE: 5}}, 5)
+        kazoo.delete(f"{chroot}/config/users/alice/clients/app")
+        eventually(lambda: source.quotas == {}, 5)
+
+
+def test_a_notification_that_is_nonsense_has_everything_read_again(zookeeper, kazoo, chroot):
+    with source_at(zookeeper.address, chroot, resync_ms=3_600_000) as source:
+        put(kazoo, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
+        tell(kazoo, chroot, "", b"user alice has changed")
+        eventually(lambda: values(source) == {ALICE: {PRODUCE: 5}}, 5)
+        [name] = changes(kazoo, chroot)
+        eventually(lambda: list(source.problems) == [f"{chroot}/config/changes/{name}"], 5)
+        kazoo.delete(f"{chroot}/config/changes/{name}")
+        eventually(lambda: source.problems == {}, 5)
+
+
+def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_nobody(zookeeper, kazoo, chroot):
+    nonsense = {
+        "no-json": b"5",
+        "no-config": b'{"version":1}',
+        "number": b'{"version":1,"config":{"producer_byte_rate":5}}',
+        "zero": written({"producer_byte_rate": "0"}),
+        "word": written({"producer_byte_rate": "9", "request_percentage": "much"}),
+        "huge": b'{"version":1,"config":{"x":"' + b"y" * 1_000_000 + b'"}}',
+    }
+    good = {"producer_byte_rate": "1", "request_percentage": "2"}
+    for user in nonsense:
+        put(kazoo, f"{chroot}/config/users/{user}", written(good))
+    with source_at(zookeeper.address, chroot) as source:
+        before = values(source)
+        assert before == {Entity(user): {PRODUCE: 1, REQUEST: 2} for user in nonsense}
+        for user, data in nonsense.items():
+            put(kazoo, f"{chroot}/config/users/{user}", data)
+            tell(kazoo, chroot, f"users/{user}")
+        put(kazoo, f"{chroot}/config/clients/%", written(good))
+        tell(kazoo, chroot, "clients/%")
+        set_and_tell(kazoo, chroot, "users/bob", producer_byte_rate=3)
+        eventually(lambda: values(source) == {**before, BOB: {PRODUCE: 3}}, 5)
+        eventually(lambda: f"{chroot}/config/clients/%" in source.problems, 5)
+        of_entities = {path: text for path, text in source.problems.items() if "/changes/" not in path}
+        assert set(of_entities) == {f"{chroot}/config/users/{user}" for user in nonsense} | {
+            f"{chroot}/config/clients/%"
+        }
+        for user in nonsense:
+            assert of_entities[f"{chroot}/config/users/{user}"].endswith("the last good quota stays in force")
+        assert source.alter([Alteration(Entity(user), {FETCH: 4.0}) for user in nonsense]) == [None] * len(nonsense)
+        assert values(source) == {
+            BOB: {PRODUCE: 3},
+            **{Entity(user): {PRODUCE: 1, REQUEST: 2, FETCH: 4} for user in nonsense},
+        }
+        assert not any("/users/" in path for path in source.problems)
+        last_good = source.quotas
+    for user, data in nonsense.items():
+        put(kazoo, f"{chroot}/config/users/{user}", data)
+    with source_at(zookeeper.address, chroot, last_good) as restarted:
+        assert restarted.quotas == last_good
+        assert len([path for path in restarted.problems if "/users/" in path]) == len(nonsense)
+
+
+def test_secrets_and_strange_keys_survive_and_a_node_goes_with_its_last_key(zookeeper, kazoo, chroot):
+    scram = {"SCRAM-SHA-256": "salt=x,stored_key=y,server_key=z,iterations=4096"}
+    path = f"{chroot}/config/users/alice"
+    put(kazoo, path, written({**scram, "scope": "cluster"}))
+    with source_at(zookeeper.address, chroot) as source:
+        assert source.problems == {path: "ignored, for it is no quota of user=alice: 'scope'"}
+        assert source.alter([Alteration(ALICE, {PRODUCE: 5.0, SHADOW_PRODUCE: 4.0})]) == [None]
+        everything = {**scram, "scope": "cluster", "producer_byte_rate": "5", "shadow_producer_byte_rate": "4"}
+        assert kazoo.get(path)[0] == written(everything)
+        assert source.alter([Alteration(ALICE, {PRODUCE: None, SHADOW_PRODUCE: None, FETCH: None})]) == [None]
+        assert kazoo.get(path)[0] == written({**scram, "scope": "cluster"})
+        count = len(changes(kazoo, chroot))
+        assert source.alter([Alteration(ALICE, {PRODUCE: None})]) == [None]
+        assert len(changes(kazoo, chroot)) == count, "there was nothing to tell"
+
+
+def test_the_nodes_of_a_user_go_when_nobody_needs_them_any_more(zookeeper, kazoo, chroot):
+    pair = Entity("alice", "app")
+    users = f"{chroot}/config/users"
+    with source_at(zookeeper.address, chroot) as source:
+        source.alter([Alteration(ALICE, {PRODUCE: 1.0}), Alteration(pair, {PRODUCE: 2.0})])
+        source.alter([Alteration(ALICE, {PRODUCE: None})])
+        assert kazoo.get(f"{users}/alice")[0] == written({})
+        assert values(source) == {pair: {PRODUCE: 2}}
+        source.alter([Alteration(pair, {PRODUCE: None})])
+        assert kazoo.get_children(users) == []
+
+
+def test_what_has_no_node_is_refused_and_the_others_are_written(zookeeper, chroot):
+    with source_at(zookeeper.address, chroot) as source:
+        outcomes = source.alter([Alteration(Entity(name), {PRODUCE: 1.0}) for name in ("alice", "..", "bob")])
+        assert [type(outcome) for outcome in outcomes] == [type(None), AlterationRefused, type(None)]
+        assert "'..'" in str(outcomes[1])
+        assert set(source.quotas) == {ALICE, BOB}
+        assert source.alter([]) == []
+
+
+def test_many_alterations_at_once_are_all_written_in_their_order(zookeeper, chroot):
+    many = [Alteration(Entity(client_id=f"app-{i % 150}"), {PRODUCE: float(i + 1)}) for i in range(300)]
+    pairs = [Alteration(Entity("alice", f"app-{i}"), {FETCH: 1.0}) for i in range(20)]
+    with source_at(zookeeper.address, chroot) as source:
+        assert source.alter([*many, *pairs]) == [None] * 320
+        of_clients = {Entity(client_id=f"app-{i}"): {PRODUCE: i + 151.0} for i in range(150)}
+        expected = {**of_clients, **{alteration.entity: {FETCH: 1.0} for alteration in pairs}}
+        assert values(source) == expected
+        with source_at(zookeeper.address, chroot) as another:
+            assert values(another) == expected
+
+
+def test_two_proxies_that_write_the_same_entities_lose_no_key_of_each_other(zookeeper, chroot):
+    entities = [ALICE, Entity("alice", "app"), Entity(client_id="app")]
+    failures = []
+
+    def write(source, key, rounds):
+        for i in range(rounds):
+            outcomes = source.alter([Alteration(entity, {key: i + 1.0}) for entity in entities])
+            outcomes += source.alter([Alteration(entity, {key: None}) for entity in entities])
+            failures.extend(filter(None, outcomes))
+        failures.extend(filter(None, source.alter([Alteration(entity, {key: 7.0}) for entity in entities])))
+
+    with source_at(zookeeper.address, chroot) as one, source_at(zookeeper.address, chroot) as other:
+        keys = {PRODUCE: one, FETCH: other, REQUEST: one, MUTATIONS: other}
+        threads = [threading.Thread(target=write, args=(source, key, 20)) for key, source in keys.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert failures == []
+        expected = {entity: dict.fromkeys(keys, 7.0) for entity in entities}
+        for source in (one, other):
+            eventually(lambda source=source: values(source) == expected, 5)
+
+
+def test_old_notifications_are_purged_by_the_next_change_and_young_ones_stay(zookeeper, kazoo, chroot):
+    ahead_ms = [0]
+    with source_at(zookeeper.address, chroot, epoch_ms=lambda: time.time_ns() // 1_000_000 + ahead_ms[0]) as source:
+        source.alter([Alteration(Entity(client_id=f"app-{i}"), {PRODUCE: 1.0}) for i in range(100)])
+        kazoo.create(f"{chroot}/config/changes/not-a-notification", b"")
+        ahead_ms[0] = 14 * 60 * 1000
+        source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
+        eventually(lambda: len(changes(kazoo, chroot)) == 102)
+        ahead_ms[0] = 16 * 60 * 1000
+        set_and_tell(kazoo, chroot, "users/bob", producer_byte_rate=3)
+        eventually(lambda: changes(kazoo, chroot) == ["not-a-notification"])
+        eventually(lambda: BOB in source.quotas)
+        assert len(source.quotas) == 102
+
+
+# --------------------------------------------------------------------- loss
+
+
+def test_zookeeper_goes_away_and_returns_with_other_data(chroot, record_property):
+    with ZooKeeper() as zookeeper:
+        with zookeeper.client() as client:
+            put(client, f"{chroot}/config/users/bob", written({"producer_byte_rate": "2"}))
+            for i in range(10):  # transactions that the next life, on other data, has never seen
+                put(client, f"{chroot}/config/clients/app", written({"producer_byte_rate": str(i + 1)}))
+        with source_at(zookeeper.address, chroot) as source:
+            before = source.quotas
+            assert values(source) == {BOB: {PRODUCE: 2}, Entity(client_id="app"): {PRODUCE: 10}}
+            zookeeper.kill()
+            eventually(lambda: "zookeeper" in source.problems)
+            assert zookeeper.address in source.problems["zookeeper"]
+            began = time.monotonic()
+            [refused] = source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
+            assert isinstance(refused, SourceUnavailable)
+            assert "nothing is written" in str(refused)
+            record_property("seconds until refused", time.monotonic() - began)
+            assert source.quotas == before
+
+            # It is empty at first: what was below the roots stays in force until somebody has made these again.
+            zookeeper.start("other")
+            eventually(lambda: "zookeeper" not in source.problems)
+            gone = {f"{chroot}/config/{root}" for root in ("users", "clients")}
+            eventually(lambda: set(source.problems) == gone)
+            assert source.quotas == before
+            [refused] = source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
+            assert f"{chroot}/config/users is gone" in str(refused)
+            with zookeeper.client() as client:
+                put(client, f"{chroot}/config/clients", b"")
+                put(client, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
+            eventually(lambda: values(source) == {ALICE: {PRODUCE: 5}})
+            eventually(lambda: source.problems == {})
+
+            zookeeper.kill()
+            zookeeper.start()
+            began = time.monotonic()
+            eventually(lambda: source.quotas == before, 5)
+            record_property("seconds until the new data are in force", time.monotonic() - began)
+            eventually(lambda: source.problems == {})
+            assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
+
+
+def test_without_zookeeper_it_starts_on_the_last_good_quotas_and_tries_until_there_is_one(chroot):
+    zookeeper = ZooKeeper()
+    last_good = {ALICE: {PRODUCE: Limit(5.0, "a znode")}, BOB: {FETCH: Limit(6.0, "another")}}
+    with source_at(zookeeper.address, chroot, last_good) as source:
+        assert source.quotas == last_good
+        assert "Connection refused" in source.problems["zookeeper"]
+        with zookeeper:
+            with zookeeper.client() as client:
+                put(client, f"{chroot}/config/users/alice", written({"producer_byte_rate": "8"}))
+            eventually(lambda: values(source) == {ALICE: {PRODUCE: 8}})
+            eventually(lambda: source.problems == {})
+
+
+def test_a_zookeeper_that_does_not_answer_holds_up_nobody_for_ever(zookeeper, chroot):
+    with source_at(zookeeper.address, chroot, session_timeout_ms=4_000) as source:
+        assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
+        with zookeeper.frozen():
+            [outcome] = source.alter([Alteration(ALICE, {PRODUCE: 2.0})])
+            assert isinstance(outcome, SourceUnavailable)
+            eventually(lambda: "zookeeper" in source.problems)
+            assert values(source) == {ALICE: {PRODUCE: 1}}
+        eventually(lambda: source.problems == {}, 30)
+        assert source.alter([Alteration(ALICE, {PRODUCE: 3.0})]) == [None]
+        assert values(source) == {ALICE: {PRODUCE: 3}}
+
+
+def test_deleted_notifications_and_roots_are_made_again_and_quotas_stay(zookeeper, kazoo, chroot):
+    with source_at(zookeeper.address, chroot, resync_ms=100) as source:
+        source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
+        kazoo.delete(f"{chroot}/config/changes", recursive=True)
+        eventually(lambda: kazoo.exists(f"{chroot}/config/changes"))
+        eventually(lambda: source.problems == {})
+        kazoo.delete(f"{chroot}/config/ips")
+        eventually(lambda: kazoo.exists(f"{chroot}/config/ips"))
+        set_and_tell(kazoo, chroot, "users/bob", producer_byte_rate=3)
+        eventually(lambda: values(source) == {ALICE: {PRODUCE: 1}, BOB: {PRODUCE: 3}})
+
+
+def test_a_source_that_was_never_started_or_has_been_stopped_refuses(zookeeper, chroot):
+    source = ZooKeeperSource(ZooKeeperSettings([zookeeper.address], chroot))
+    for _ in range(2):
+        [refused] = source.alter([Alteration(ALICE, {PRODUCE: 1.0})])
+        assert isinstance(refused, SourceUnavailable)
+        source.stop()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:2181", "bad host:x"])
+def test_an_address_that_is_none_is_told_and_stops_nothing(address, chroot):
+    source = ZooKeeperSource(ZooKeeperSettings([address], chroot))
+    source.start(lambda: None)
+    try:
+        eventually(lambda: source.problems.get("zookeeper", "").startswith(f"{address}: "))
+    finally:
+        source.stop()
+
+
+# ----------------------------------------------------------------- identity
+
+
+def test_with_a_digest_what_is_made_belongs_to_its_creator(zookeeper, kazoo, chroot):
+    login = Login("proxy", "se:cret")
+    with source_at(zookeeper.address, chroot, digest=login, acl="creator") as source:
+        assert source.alter(
+            [Alteration(ALICE, {PRODUCE: 1.0}), Alteration(Entity(client_id="app"), {PRODUCE: 2.0})]
+        ) == [
+            None,
+            None,
+        ]
+        with pytest.raises(NoAuthError):
+            kazoo.get(f"{chroot}/config/users/alice")
+        assert kazoo.get(f"{chroot}/config/clients/app")[0] == written({"producer_byte_rate": "2"})
+        with pytest.raises(NoAuthError):
+            kazoo.set(f"{chroot}/config/clients/app", b"")
+        last_good = source.quotas
+        with source_at(zookeeper.address, chroot, last_good) as stranger:
+            assert stranger.quotas == last_good
+            [path] = stranger.problems
+            assert path == f"{chroot}/config/users"
+            assert "not allowed" in stranger.problems[path]
+            outcomes = stranger.alter(
+                [Alteration(Entity(client_id="app"), {FETCH: 3.0}), Alteration(BOB, {FETCH: 3.0})]
+            )
+            assert [type(outcome) for outcome in outcomes] == [AlterationRefused, AlterationRefused]
+        with source_at(zookeeper.address, chroot, digest=login) as itself:
+            assert itself.quotas == last_good
+
+
+def test_nodes_for_their_creator_need_somebody_to_be_that(zookeeper, chroot):
+    with source_at(zookeeper.address, chroot, acl="creator") as source:
+        eventually(lambda: "needs a login" in source.problems.get("zookeeper", ""))
+
+
+def test_sasl_names_the_proxy_and_a_wrong_password_is_told(tmp_path, chroot):
+    jaas = tmp_path / "jaas.conf"
+    jaas.write_text('Server { org.apache.zookeeper.server.auth.DigestLoginModule required user_proxy="secret"; };')
+    sasl = {
+        "authProvider.1": "org.apache.zookeeper.server.auth.SASLAuthenticationProvider",
+        "sessionRequireClientSASLAuth": "true",
+    }
+    with ZooKeeper(sasl, [f"-Djava.security.auth.login.config={jaas}"]) as zookeeper:
+        with source_at(zookeeper.address, chroot, sasl=Login("proxy", "secret"), acl="creator") as source:
+            assert source.problems == {}
+            assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
+            options = {"mechanism": "DIGEST-MD5", "username": "proxy", "password": "secret"}
+            with zookeeper.client(sasl_options=options) as client:
+                [acl] = client.get_acls(f"{chroot}/config/users/alice")[0]
+                assert (acl.id.scheme, acl.id.id) == ("sasl", "proxy")
+        with source_at(zookeeper.address, chroot, sasl=Login("proxy", "wrong")) as source:
+            eventually(lambda: "sasl" in source.problems.get("zookeeper", "").lower())
+            [refused] = source.alter([Alteration(ALICE, {PRODUCE: 2.0})])
+            assert isinstance(refused, SourceUnavailable)
+        assert "secret" not in str(source.problems)
+
+
+def openssl(*args):
+    subprocess.run(["openssl", *args], check=True, capture_output=True)
+
+
+def certificate(folder, name, signed_by=None, subject_alternative="IP:127.0.0.1"):
+    """A key and a certificate; the file `name.both` has both."""
+    key, found = folder / f"{name}.key", folder / f"{name}.pem"
+    by = ("-CA", folder / f"{signed_by}.pem", "-CAkey", folder / f"{signed_by}.key") if signed_by else ()
+    extension = f"subjectAltName={subject_alternative}" if signed_by else "basicConstraints=critical,CA:TRUE"
+    openssl(
+        "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={name}", "-addext", extension,
+        *by, "-keyout", key, "-out", found,
+    )  # fmt: skip
+    (folder / f"{name}.both").write_bytes(key.read_bytes() + found.read_bytes())
+
+
+def test_tls_with_certificates_on_both_sides(tmp_path, chroot):
+    certificate(tmp_path, "ca")
+    certificate(tmp_path, "server", "ca")
+    certificate(tmp_path, "proxy", "ca")
+    certificate(tmp_path, "elsewhere")
+    tls = {
+        "secureClientPort": "SECURE_PORT",
+        "secureClientPortAddress": "127.0.0.1",
+        "serverCnxnFactory": "org.apache.zookeeper.server.NettyServerCnxnFactory",
+        "authProvider.x509": "org.apache.zookeeper.server.auth.X509AuthenticationProvider",
+        "ssl.keyStore.location": str(tmp_path / "server.both"),
+        "ssl.keyStore.type": "PEM",
+        "ssl.trustStore.location": str(tmp_path / "ca.pem"),
+        "ssl.trustStore.type": "PEM",
+    }
+    ours = Tls(str(tmp_path / "ca.pem"), str(tmp_path / "proxy.pem"), str(tmp_path / "proxy.key"))
+    with ZooKeeper(tls) as zookeeper:
+        address = f"127.0.0.1:{zookeeper.secure_port}"
+        with source_at(address, chroot, tls=ours, acl="creator") as source:
+            assert source.problems == {}
+            assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
+            with zookeeper.client() as client, pytest.raises(NoAuthError):
+                client.get(f"{chroot}/config/users/alice")
+        distrustful = Tls(str(tmp_path / "elsewhere.pem"), ours.certificate, ours.key)
+        for settings, word in ((distrustful, "CERTIFICATE_VERIFY_FAILED"), (Tls(str(tmp_path / "ca.pem")), "")):
+            with source_at(address, chroot, tls=settings) as source:
+                eventually(lambda source=source, word=word: word in source.problems.get("zookeeper", "-"))
+        by_name = f"localhost:{zookeeper.secure_port}"
+        with source_at(by_name, chroot, tls=ours) as source:
+            eventually(lambda: "CERTIFICATE_VERIFY_FAILED" in source.problems.get("zookeeper", ""))
+        unnamed = Tls(ours.ca, ours.certificate, ours.key, verify_host_name=False)
+        with source_at(by_name, chroot, tls=unnamed) as source:
+            assert values(source) == {ALICE: {PRODUCE: 1}}
+
+
+# -------------------------------------------------------------- with a broker
+
+
+@pytest.fixture
+def shared(zookeeper_kafka):
+    """A source under Kafka's own root; no quota is left after the test."""
+    with source_at(zookeeper_kafka.zookeeper, "") as source:
+        yield source
+        left = [Alteration(entity, dict.fromkeys(limits)) for entity, limits in source.quotas.items()]
+        assert [outcome for outcome in source.alter(left) if outcome] == []
+
+
+def kafka_configs(cluster, *args):
+    return cluster.tool("kafka-configs", "--bootstrap-server", cluster.bootstrap_servers, *args)
+
+
+def test_a_broker_describes_and_enforces_what_is_written_under_its_own_root(zookeeper_kafka, shared):
+    limits = {
+        ALICE: {PRODUCE: 1024.0, REQUEST: 12.5},
+        Entity("alice", "a~b c"): {FETCH: 2048.0, MUTATIONS: 1e7},
+        Entity(DEFAULT): {PRODUCE: 4096.0},
+        Entity(client_id="throttled"): {PRODUCE: 500.0},
+        Entity(ip="10.9.8.7"): {CONNECTIONS: 3.0},
+    }
+    assert (
+        shared.alter([Alteration(entity, of_it) for entity, of_it in limits.items() if entity.user is not DEFAULT])
+        == [None] * 4
+    )
+    described = kafka_configs(zookeeper_kafka, "--describe", "--entity-type", "users")
+    assert "user-principal 'alice' are" in described
+    assert "producer_byte_rate=1024.0" in described
+    assert "request_percentage=12.5" in described
+    described = kafka_configs(
+        zookeeper_kafka, "--describe", "--entity-type", "users", "--entity-name", "alice", "--entity-type", "clients"
+    )
+    assert "client-id 'a~b c' are" in described
+    assert "consumer_byte_rate=2048.0" in described
+    assert "controller_mutation_rate=1.0E7" in described
+    assert "ip '10.9.8.7' are connection_creation_rate=3.0" in kafka_configs(
+        zookeeper_kafka, "--describe", "--entity-type", "ips"
+    )
+    make_topic(zookeeper_kafka.bootstrap_servers, "zookeeper-source", 1)
+    throttles = []
+    producer = Producer(
+        {
+            "bootstrap.servers": zookeeper_kafka.bootstrap_servers,
+            "client.id": "throttled",
+            "throttle_cb": lambda event: throttles.append(event.throttle_time),
+        }
+    )
+    producer.produce("zookeeper-source", b"x" * 10_000)
+    producer.flush(10)
+    eventually(lambda: producer.poll(0.1) or throttles)
+    assert throttles[0] == pytest.approx(10, rel=0.2), (
+        "20 times the quota: 10 s' worth is free, so about as much is owed"
+    )
+
+
+def test_what_kafka_configs_sets_is_in_force_here_and_neither_loses_the_others_keys(zookeeper_kafka, shared):
+    pair = ("--entity-type", "users", "--entity-name", "bob", "--entity-type", "clients", "--entity-default")
+    kafka_configs(zookeeper_kafka, "--alter", "--add-config", "producer_byte_rate=77,request_percentage=0.5", *pair)
+    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {PRODUCE: 77, REQUEST: 0.5}}, 5)
+    assert shared.alter([Alteration(Entity("bob", DEFAULT), {FETCH: 88.0, REQUEST: None})]) == [None]
+    kafka_configs(zookeeper_kafka, "--alter", "--delete-config", "producer_byte_rate", *pair)
+    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {FETCH: 88}}, 5)
+    with client_of(zookeeper_kafka.zookeeper) as client:
+        assert client.get("/config/users/bob")[0] is None, "the data of a node between are null when a broker makes it"
+        assert shared.alter([Alteration(Entity("bob", DEFAULT), {FETCH: None})]) == [None]
+        assert not client.exists("/config/users/bob")
+    assert shared.problems == {}
+
+
+def test_a_broker_enforces_a_node_with_strange_keys_but_takes_no_change_of_it_so_that_we_make_none(
+    zookeeper_kafka, shared
+):
+    [refused] = shared.alter([Alteration(Entity(client_id="app"), {SHADOW_PRODUCE: 5.0})])
+    assert isinstance(refused, AlterationRefused)
+    assert "/config/clients/app is a broker's too" in str(refused)
+    with client_of(zookeeper_kafka.zookeeper) as client:
+        set_and_tell(client, "", "clients/app", producer_byte_rate=5, shadow_producer_byte_rate=4)
+        eventually(lambda: values(shared) == {Entity(client_id="app"): {PRODUCE: 5, SHADOW_PRODUCE: 4}})
+        app = ("--entity-type", "clients", "--entity-name", "app")
+        assert "'app' are producer_byte_rate=5.0" in kafka_configs(zookeeper_kafka, "--describe", *app)
+        with pytest.raises(RuntimeError, match="UnknownServerException"):
+            kafka_configs(zookeeper_kafka, "--alter", "--add-config", "consumer_byte_rate=6", *app)
+        assert client.get("/config/clients/app")[0] == written(
+            {"producer_byte_rate": "5", "shadow_producer_byte_rate": "4"}
+        )
+        assert client.get_acls("/config/clients/app")[0] == OPEN_ACL_UNSAFE
