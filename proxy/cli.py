@@ -8,15 +8,11 @@ import click
 from proxy.commands.config_file import config_option, load, refuse
 from proxy.commands.explain import explain
 from proxy.commands.quotas import quotas
-from proxy.config import (
-    Config,
-    ConfigErrors,
-    HostPort,
-    ephemeral_ports,
-    listener_ports,
-    show_range,
-    warnings_of,
-)
+from proxy.config.checks import listener_ports
+from proxy.config.kinds import HostPort, show_range
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import Config
+from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.installed import installed_version
 
 

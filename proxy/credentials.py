@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from proxy.config import ConfigError, ConfigErrors, CredentialsConfig
+from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.settings import CredentialsConfig
 from quotas.sources.cluster_connection import Credentials
 
 _MAX_SECRET_BYTES = 4096

@@ -3,7 +3,8 @@
 from collections.abc import Collection
 from pathlib import Path
 
-from proxy.config import HostPort, VirtualClusterConfig, quota_entries
+from proxy.config.kinds import HostPort
+from proxy.config.settings import VirtualClusterConfig, quota_entries
 from proxy.credentials import credentials_of
 from quotas.entities import Entity, QuotaKey
 from quotas.sources.file import FileSource

@@ -20,18 +20,11 @@ from proxy.admin.http_listener import HttpListener
 from proxy.admin.metrics_site import MetricsSite
 from proxy.admin.token_file import read_token
 from proxy.clock import Clock, SystemClock
-from proxy.config import (
-    Config,
-    ConfigError,
-    ConfigErrors,
-    ConfigUnreadable,
-    ListenerConfig,
-    VirtualClusterConfig,
-    changes_needing_restart,
-    ephemeral_ports,
-    load_config,
-    warnings_of,
-)
+from proxy.config.load import load_config
+from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
+from proxy.config.reload import changes_needing_restart
+from proxy.config.settings import Config, ListenerConfig, VirtualClusterConfig
+from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals

@@ -2,7 +2,8 @@
 
 from collections.abc import KeysView
 
-from proxy.config import HostPort, ListenerConfig
+from proxy.config.kinds import HostPort
+from proxy.config.settings import ListenerConfig
 from proxy.verdicts.facts import NoPortForNode
 
 BOOTSTRAP_NODE_ID = -1

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 
 from proxy.admin.http_listener import MAX_BODY_BYTES
 from proxy.clock import Clock
-from proxy.config import is_loopback
+from proxy.config.kinds import is_loopback
 from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, explained_form, quotas_form
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown

@@ -4,7 +4,7 @@ import errno
 
 from aiohttp import web
 
-from proxy.config import ConfigError, ConfigErrors
+from proxy.config.problems import ConfigError, ConfigErrors
 
 MAX_BODY_BYTES = 1_024
 

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from proxy.config import AdminConfig, ConfigError, ConfigErrors
+from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.settings import AdminConfig
 
 MIN_TOKEN_CHARACTERS = 16
 MAX_TOKEN_BYTES = 4_096

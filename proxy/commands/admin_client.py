@@ -8,7 +8,8 @@ from typing import Any
 from urllib.parse import urlencode
 
 from proxy.admin.token_file import read_token
-from proxy.config import AdminConfig, HostPort
+from proxy.config.kinds import HostPort
+from proxy.config.settings import AdminConfig
 
 _TIMEOUT_S = 10
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024

@@ -6,7 +6,9 @@ from typing import NoReturn
 
 import click
 
-from proxy.config import Config, ConfigErrors, VirtualClusterConfig, load_config
+from proxy.config.load import load_config
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import Config, VirtualClusterConfig
 
 BAD_INPUT = 2
 """The exit status for a configuration or a command line that cannot be used."""

@@ -17,7 +17,8 @@ from proxy.commands.config_file import (
     virtual_cluster_option,
 )
 from proxy.commands.quotas import opened_source, warn_of_problems
-from proxy.config import ConfigErrors, VirtualClusterConfig
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import VirtualClusterConfig
 from proxy.explained import Form, Observed, Origin, explained_form
 from proxy.logs import shown
 from proxy.verdicts.decide import measured_client_id

@@ -20,7 +20,8 @@ from proxy.commands.config_file import (
     virtual_cluster_option,
 )
 from proxy.commands.entity_options import entity_of, entity_options, parts_of
-from proxy.config import ConfigErrors, VirtualClusterConfig
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import VirtualClusterConfig
 from proxy.explained import Origin, number, quotas_form
 from proxy.logs import shown
 from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType

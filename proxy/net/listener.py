@@ -11,7 +11,7 @@ import structlog
 
 from protocol.api_versions import carried
 from proxy.clock import Clock
-from proxy.config import LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
+from proxy.config.settings import LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
 from proxy.last_throttles import LastThrottles
 from proxy.net.connection import Connection
 from proxy.net.poller import READABLE, Poller

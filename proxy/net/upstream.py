@@ -14,7 +14,8 @@ from typing import Any, TypeVar, cast
 import structlog
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 
-from proxy.config import HostPort, UpstreamConfig
+from proxy.config.kinds import HostPort
+from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
 from proxy.net.connection import NodeSocket, NodeUnknown, NodeUnreachable
 from proxy.net.poller import Poller

@@ -9,7 +9,8 @@ import pytest
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
 from proxy.admin.token_file import read_token
-from proxy.config import AdminConfig, ConfigErrors
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import AdminConfig
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.relay.actions import Throttled

@@ -8,7 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
-from proxy.config import Config, ConfigError, ConfigErrors, load_config
+from proxy.config.load import load_config
+from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.settings import Config
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "deploy" / "proxy.example.yaml"

@@ -5,20 +5,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.config import (
-    Config,
-    ConfigErrors,
-    ConfigUnreadable,
-    HostPort,
-    changes_needing_restart,
-    config_of,
-    ephemeral_ports,
-    load_config,
-    parse_config,
-    quota_entries,
-    warnings_of,
-)
-from proxy.config_page import configuration_page
+from proxy.config.kinds import HostPort
+from proxy.config.load import config_of, load_config, parse_config
+from proxy.config.page import configuration_page
+from proxy.config.problems import ConfigErrors, ConfigUnreadable
+from proxy.config.reload import changes_needing_restart
+from proxy.config.settings import Config, quota_entries
+from proxy.config.warnings import ephemeral_ports, warnings_of
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 
@@ -658,7 +651,7 @@ def test_the_example_is_valid_and_shows_the_defaults():
 
 def test_the_page_about_the_configuration_is_in_step():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert page == configuration_page(), "run: python -m proxy.config_page > docs/configuration.md"
+    assert page == configuration_page(), "run: python -m proxy.config.page > docs/configuration.md"
 
 
 def test_every_setting_is_explained():

@@ -13,7 +13,7 @@ from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
 from proxy.cli import main
 from proxy.commands.admin_client import address_of
-from proxy.config import AdminConfig
+from proxy.config.settings import AdminConfig
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.relay.actions import Throttled

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
 from proxy.admin.metrics_site import MetricsSite, measure_lag
-from proxy.config import ConfigErrors
+from proxy.config.problems import ConfigErrors
 from proxy.metrics import Metrics
 
 

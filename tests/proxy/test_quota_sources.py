@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config import config_of
+from proxy.config.load import config_of
 from proxy.quota_sources import renew, source_of, unset
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood

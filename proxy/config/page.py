@@ -1,14 +1,17 @@
-"""docs/configuration.md, made from the models: python -m proxy.config_page > docs/configuration.md."""
+"""docs/configuration.md, made from the models: python -m proxy.config.page > docs/configuration.md."""
 
 from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from proxy.config import Config, Kind, expected_of, needs_restart
+from proxy.config.kinds import Kind
+from proxy.config.load import expected_of
+from proxy.config.reload import needs_restart
+from proxy.config.settings import Config
 
 _INTRODUCTION = """# Configuration
 
-Made from the models in `proxy/config.py`; a test keeps it in step. An example: `deploy/proxy.example.yaml`.
+Made from the models in `proxy/config/settings.py`; a test keeps it in step. An example: `deploy/proxy.example.yaml`.
 
 The file is YAML. Unknown keys are errors, no value is converted from another type, and `kafka-throttle check`
 tells all problems at once. A running proxy takes up a changed file within a second, or at SIGHUP: settings

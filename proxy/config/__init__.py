@@ -1,0 +1,1 @@
+"""The configuration file: models, checks, loading."""

@@ -1,0 +1,274 @@
+"""Kinds of value that the configuration file takes, each with words for what it expects."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from math import inf
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+from pydantic import BeforeValidator, ValidationInfo
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+INT32_MAX = 2_147_483_647
+
+
+INT64_MAX = 9_223_372_036_854_775_807
+
+
+MAX_PORT = 65_535
+
+
+Item = TypeVar("Item")
+
+
+def _expected(expected: str) -> PydanticCustomError:
+    return PydanticCustomError("expected", "{expected}", {"expected": expected})
+
+
+class Kind:
+    """Checks one scalar of the file; `expected` says in words what it takes."""
+
+    expected: str
+
+    def parse(self, value: Any) -> Any:
+        """What the model holds for `value`. ValueError if it is not of this kind."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._validate)
+
+    def _validate(self, value: Any) -> Any:
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            raise _expected(self.expected) from error
+
+
+@dataclass(frozen=True)
+class Whole(Kind):
+    """A whole number from `low` to `high`; True is none."""
+
+    low: int
+    high: int
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        """In words."""
+        return f"a whole number from {self.low} to {self.high}"
+
+    def parse(self, value: Any) -> int:
+        """The number itself."""
+        if type(value) is not int or not self.low <= value <= self.high:
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Text(Kind):
+    """A string that `accepts`."""
+
+    expected: str
+    accepts: Callable[[str], bool]
+
+    def parse(self, value: Any) -> str:
+        """The string itself."""
+        if not isinstance(value, str) or not self.accepts(value):
+            raise ValueError
+        return value
+
+
+class _Rate(Kind):
+    expected = "a number above 0"
+
+    def parse(self, value: Any) -> float:
+        """The number as a double."""
+        if type(value) not in (int, float) or not 0 < value < inf:
+            raise ValueError
+        return float(value)
+
+
+class _FilePath(Kind):
+    expected = "the path of a file, which counts from the folder of this one"
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
+        return core_schema.with_info_plain_validator_function(self._validate_in)
+
+    def _validate_in(self, value: Any, info: ValidationInfo) -> str:
+        """The path, from the folder in the context of the validation."""
+        text: str = self._validate(value)
+        return str(Path((info.context or {}).get("folder", "")) / text)
+
+    def parse(self, value: Any) -> str:
+        """The path as it is written."""
+        if not isinstance(value, str) or not value.strip() or "\0" in value:
+            raise ValueError
+        return value
+
+
+class HostPort(NamedTuple):
+    """An address to connect to; an IPv6 host stands here without brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class _Server(Kind):
+    expected = "host:port (IPv6 in brackets)"
+    _pattern = re.compile(r"(?:\[([^\[\]]+)\]|([^:\[\]]+)):([0-9]{1,5})")
+
+    def parse(self, value: Any) -> HostPort:
+        """The two parts of "host:port"."""
+        if isinstance(value, HostPort):
+            return value
+        match = self._pattern.fullmatch(value) if isinstance(value, str) else None
+        if match is None:
+            raise ValueError
+        bracketed, plain, digits = match.groups()
+        valid = _is_ip(bracketed, 6) if bracketed else _is_host(plain)
+        if not valid or not 1 <= int(digits) <= MAX_PORT:
+            raise ValueError
+        return HostPort(bracketed or plain, int(digits))
+
+
+@dataclass(frozen=True)
+class _Numbers(Kind):
+    """One number, or a range of them as "first-last"; held as a `range`."""
+
+    what: str
+    low: int
+    high: int
+
+    @property
+    def expected(self) -> str:  # type: ignore[override]
+        """In words."""
+        return f'a {self.what} or an ascending range "first-last" from {self.low} to {self.high}'
+
+    def parse(self, value: Any) -> range:
+        """The numbers, never none."""
+        if isinstance(value, range) and value.step == 1:
+            numbers = value
+        elif type(value) is int:
+            numbers = range(value, value + 1)
+        elif isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,10})(?:-([0-9]{1,10}))?", value)):
+            first = int(match[1])
+            numbers = range(first, int(match[2] or first) + 1)
+        else:
+            raise ValueError
+        if numbers.stop <= numbers.start or numbers.start < self.low or numbers.stop - 1 > self.high:
+            raise ValueError
+        return numbers
+
+
+def show_range(numbers: range) -> str:
+    """The range as the file writes it: "3" or "0-5"."""
+    return f"{numbers.start}-{numbers.stop - 1}" if len(numbers) > 1 else str(numbers.start)
+
+
+def _is_ip(text: str, version: int = 0) -> bool:
+    try:
+        return version in (0, ip_address(text).version)
+    except ValueError:
+        return False
+
+
+def _is_concrete_ip(text: str) -> bool:
+    return _is_ip(text) and "%" not in text and not ip_address(text).is_unspecified
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches what listens at an IP address."""
+    ip = ip_address(address)
+    mapped = ip.ipv4_mapped if isinstance(ip, IPv6Address) else None
+    return (mapped or ip).is_loopback
+
+
+def _is_host(text: str) -> bool:
+    """True for an IP address or a name; underscores are common in container networks."""
+    if _is_ip(text):
+        return True
+    labels = text.removesuffix(".").split(".")
+    named = all(re.fullmatch(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", label) for label in labels)
+    return named and len(text) <= 253 and not labels[-1].isdigit()
+
+
+def is_znode_path(text: str) -> bool:
+    """True for an absolute path without empty, "." or ".." steps."""
+    steps = text[1:].split("/") if text != "/" else []
+    plain = all(step not in ("", ".", "..") and step.isprintable() for step in steps)
+    return text.startswith("/") and plain and len(text) <= 1_000
+
+
+def is_advertisable(text: str) -> bool:
+    """True for a host that clients can be told: a name, or one address."""
+    return _is_host(text) and (not _is_ip(text) or _is_concrete_ip(text))
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(value)
+    raise _expected("a list")
+
+
+def _not_empty(value: Any) -> Any:
+    if not value:
+        raise _expected("a list with at least one entry")
+    return value
+
+
+Many = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
+
+
+Some = Annotated[tuple[Item, ...], BeforeValidator(_not_empty), BeforeValidator(_as_tuple)]
+
+
+Name = Annotated[
+    str,
+    Text(
+        "a name of 1 to 64 letters, digits, '.', '_' or '-'",
+        lambda text: re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None,
+    ),
+]
+
+
+EntityName = Annotated[
+    str | None,
+    Text("a string of 1 to 32767 bytes (numbers need quotes)", lambda text: 0 < len(text.encode()) <= 32_767),
+]
+
+
+Bind = Annotated[str, Text("an IP address", _is_ip)]
+
+
+Port = Annotated[int, Whole(1, MAX_PORT)]
+
+
+Server = Annotated[HostPort, _Server()]
+
+
+NodeIds = Annotated[range, _Numbers("node id", 0, INT32_MAX)]
+
+
+Ports = Annotated[range, _Numbers("port", 1, MAX_PORT)]
+
+
+IpName = Annotated[str | None, Text("an IP address", _is_ip)]
+
+
+ByteRate = Annotated[int | None, Whole(1, INT64_MAX)]
+
+
+Rate = Annotated[float | None, _Rate()]
+
+
+ConnectionRate = Annotated[int | None, Whole(0, INT32_MAX)]
+
+
+FilePath = Annotated[str | None, _FilePath()]
+
+
+Names = Many[Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]]

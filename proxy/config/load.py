@@ -1,0 +1,121 @@
+"""Loading the configuration file, with everything that is wrong with it told in one run."""
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from proxy.config.checks import CHECKS
+from proxy.config.kinds import Kind
+from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable, either, show
+from proxy.config.settings import Config, Settings
+from proxy.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
+
+
+def load_config(path: Path) -> Config:
+    """The configuration in the file. ConfigErrors with every problem; ConfigUnreadable if it cannot be read."""
+    try:
+        data = read_yaml_file(path)
+    except YamlFileUnreadable as error:
+        raise ConfigUnreadable([ConfigError(error.place, error.problem)]) from error
+    except YamlFileError as error:
+        raise ConfigErrors([ConfigError(error.place, error.problem)]) from error
+    return config_of(data, path.absolute().parent)
+
+
+def parse_config(text: str) -> Config:
+    """The configuration in a YAML text. ConfigErrors with every problem."""
+    try:
+        data = parse_yaml(text, "(file)")
+    except YamlFileError as error:
+        raise ConfigErrors([ConfigError(error.place, error.problem)]) from error
+    return config_of(data)
+
+
+def config_of(data: Any, folder: Path | None = None) -> Config:
+    """The configuration that lists, dicts and scalars describe. ConfigErrors with every problem.
+
+    Paths of files count from `folder`.
+    """
+    config = None
+    problems: list[ConfigError] = []
+    try:
+        config = Config.model_validate(data, context={"folder": folder or ""})
+    except ValidationError as error:
+        problems = [_problem(details) for details in error.errors(include_url=False)]
+    problems += [problem for check in CHECKS for problem in check(data)]
+    if config is None or problems:
+        raise ConfigErrors(problems)
+    return config
+
+
+def _problem(details: ErrorDetails) -> ConfigError:
+    loc, kind = details["loc"], details["type"]
+    if kind == "extra_forbidden":
+        return ConfigError(_path(loc), _unknown_key(loc))
+    got = "nothing" if kind == "missing" else show(details["input"])
+    if kind == "expected":
+        expected = details["msg"]
+    elif kind == "missing":
+        expected = expected_at(loc)
+    elif kind == "literal_error":
+        expected = str(details["ctx"]["expected"])
+    elif kind == "bool_type":
+        expected = "true or false"
+    else:
+        expected = "a mapping"
+    return ConfigError(_path(loc), f"expected {expected}, got {got}")
+
+
+def _unknown_key(loc: tuple[int | str, ...]) -> str:
+    key = str(loc[-1])
+    known = list(_model_at(loc[:-1]).model_fields)
+    close = get_close_matches(key, known, n=1)
+    return f"unknown key, did you mean {close[0]!r}?" if close else f"unknown key, expected {either(known)}"
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    path = ""
+    for step in loc:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif re.fullmatch(r"\w{1,64}", step, re.ASCII):
+            path += f".{step}" if path else step
+        else:
+            path += f"[{show(step)}]"
+    return path or "(file)"
+
+
+def _model_at(loc: Sequence[int | str]) -> type[Settings]:
+    """The model of the mapping at `loc`."""
+    annotation: Any = Config
+    for step in loc:
+        annotation = get_args(annotation)[0] if isinstance(step, int) else annotation.model_fields[step].annotation
+    model: type[Settings] = annotation
+    return model
+
+
+def expected_at(loc: Sequence[int | str]) -> str:
+    """What the setting at `loc` takes, in words."""
+    field = _model_at(loc[:-1]).model_fields[str(loc[-1])]
+    return expected_of(field)
+
+
+def expected_of(field: FieldInfo) -> str:
+    """What a setting takes, in words."""
+    for kind in field.metadata:
+        if isinstance(kind, Kind):
+            return kind.expected
+    annotation: Any = field.annotation
+    if annotation is bool:
+        return "true or false"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a mapping"
+    if get_args(annotation) and get_args(annotation)[-1] is Ellipsis:
+        return "a list"
+    return either([repr(choice) for choice in get_args(annotation)])

@@ -1,0 +1,471 @@
+"""The configuration file as frozen, strict models.
+
+A string literal below a setting is its documentation: docs/configuration.md is made from it.
+"""
+
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from proxy.config.kinds import (
+    INT32_MAX,
+    Bind,
+    ByteRate,
+    ConnectionRate,
+    EntityName,
+    FilePath,
+    IpName,
+    Many,
+    Name,
+    Names,
+    NodeIds,
+    Port,
+    Ports,
+    Rate,
+    Server,
+    Some,
+    Text,
+    Whole,
+    is_advertisable,
+    is_loopback,
+    is_znode_path,
+)
+from proxy.config.problems import either
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
+from quotas.quota_table import valid_limit
+
+
+class Settings(BaseModel):
+    """A mapping of the file: frozen, no unknown keys, no value converted from another type."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    def problems(self) -> list[str]:
+        """What is wrong with settings that are valid each."""
+        return []
+
+
+class CredentialsConfig(Settings):
+    """Who the proxy is to the cluster on connections of its own: when it learns nodes, and reads or writes quotas."""
+
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    """As in Kafka's clients. Connections of clients are carried in plain, whatever stands here."""
+
+    ca_file: FilePath = None
+    """PEM certificates that the nodes' certificates must go back to; the system's without it."""
+
+    certificate_file: FilePath = None
+    """The proxy's own certificate, as PEM."""
+
+    key_file: FilePath = None
+    """Its key, as PEM without a password."""
+
+    sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
+    """How the proxy proves who it is."""
+
+    username: Annotated[str | None, Text("a string that is not empty (numbers need quotes)", bool)] = None
+    """Its user name."""
+
+    password_file: FilePath = None
+    """A file that holds its password and nothing else."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        problems = []
+        needed = (self.sasl_mechanism, self.username, self.password_file)
+        if self.security_protocol.startswith("SASL") != any(needed):
+            problems.append("expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only")
+        elif any(needed) and not all(needed):
+            problems.append("expected sasl_mechanism, username and password_file together")
+        if (self.certificate_file is None) != (self.key_file is None):
+            problems.append("expected certificate_file and key_file together")
+        return problems
+
+
+class UpstreamConfig(Settings):
+    """The cluster behind a virtual cluster."""
+
+    bootstrap_servers: Some[Server]
+    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
+
+    connect_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
+    """How long a connection to a node may take to stand, in milliseconds."""
+
+    metadata_refresh_s: Annotated[int, Whole(1, 3_600)] = 30
+    """How often the proxy asks the cluster on a connection of its own for node addresses, in seconds."""
+
+    default_partitions: Annotated[int | None, Whole(1, INT32_MAX)] = None
+    """What a topic that is created without a number of partitions counts for `controller_mutation_rate`. If not given,
+    the cluster is asked for its `num.partitions`, and 1 is taken where it does not tell."""
+
+    admin: CredentialsConfig = CredentialsConfig()
+    """Who the proxy is to the cluster on connections of its own."""
+
+
+class ListenerConfig(Settings):
+    """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
+
+    name: Name
+    """What logs and metrics call this listener."""
+
+    bind: Bind = "0.0.0.0"
+    """The local address of all its ports."""
+
+    port: Port
+    """The bootstrap port."""
+
+    advertised_host: Annotated[str, Text("a host name or IP address that clients can reach", is_advertisable)]
+    """The host that clients are told for every node. May be left out where `bind` is one address."""
+
+    node_ids: Many[NodeIds] = ()
+    """Node ids, as numbers or ranges like "0-5"; in this order they take the ports after `port`, one each."""
+
+    spare_ports: Many[Ports] = ()
+    """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _advertise_bind(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "advertised_host" not in data:
+            bind = data.get("bind")
+            if isinstance(bind, str) and is_advertisable(bind):
+                return {**data, "advertised_host": bind}
+        return data
+
+    def ports(self) -> dict[int, int]:
+        """The port of each id in `node_ids`."""
+        ids = [node_id for ids in self.node_ids for node_id in ids]
+        return dict(zip(ids, range(self.port + 1, self.port + 1 + len(ids)), strict=True))
+
+    def spares(self) -> list[int]:
+        """The single ports of `spare_ports`, in order."""
+        return [port for ports in self.spare_ports for port in ports]
+
+
+class QuotaEntry(Settings):
+    """The quotas of one entity: of a user, of a client-id, of both together, or of an IP address."""
+
+    user: EntityName = None
+    """The name of a user. Clients on listeners without authentication are ANONYMOUS."""
+
+    default_user: bool = False
+    """`true`: for each user that has no quota of its own."""
+
+    client_id: EntityName = None
+    """What clients call themselves."""
+
+    default_client_id: bool = False
+    """`true`: for each client-id that has no quota of its own."""
+
+    ip: IpName = None
+    """The address of clients, by itself."""
+
+    default_ip: bool = False
+    """`true`: for each address that has no quota of its own."""
+
+    producer_byte_rate: ByteRate = None
+    """Bytes per second that may be produced to each node."""
+
+    consumer_byte_rate: ByteRate = None
+    """Bytes per second that may be fetched from each node."""
+
+    request_percentage: Rate = None
+    """Time of each node that requests may take, in percent of one thread. Kept and described, not enforced yet."""
+
+    controller_mutation_rate: Rate = None
+    """Partitions per second that may be created and deleted in the cluster."""
+
+    connection_creation_rate: ConnectionRate = None
+    """Connections per second from an address. Kept and described, not enforced yet."""
+
+    shadow_producer_byte_rate: ByteRate = None
+    """The same, only measured: clients never feel it."""
+
+    shadow_consumer_byte_rate: ByteRate = None
+    """The same, only measured."""
+
+    shadow_request_percentage: Rate = None
+    """The same, only measured."""
+
+    shadow_controller_mutation_rate: Rate = None
+    """The same, only measured."""
+
+    shadow_connection_creation_rate: ConnectionRate = None
+    """The same, only measured."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        problems = [
+            f"expected either {part} or default_{part}, got both"
+            for part in ("user", "client_id", "ip")
+            if getattr(self, part) is not None and getattr(self, f"default_{part}")
+        ]
+        limits = self.limits()
+        if not limits:
+            problems.append(f"expected {either([quota_type.value for quota_type in QuotaType])}, got nothing")
+        try:
+            entity = self.entity()
+            for key, limit in limits.items():
+                valid_limit(entity, key.quota_type, limit)
+        except InvalidQuota as error:
+            problems.append(str(error))
+        return problems
+
+    def entity(self) -> Entity:
+        """Whom the quotas are set on. InvalidQuota if there is no such entity."""
+        return Entity(
+            user=DEFAULT if self.default_user else self.user,
+            client_id=DEFAULT if self.default_client_id else self.client_id,
+            ip=DEFAULT if self.default_ip else self.ip,
+        )
+
+    def limits(self) -> dict[QuotaKey, float]:
+        """The quotas that are set."""
+        keys = (QuotaKey(quota_type, shadow) for quota_type in QuotaType for shadow in (False, True))
+        rates = {key: getattr(self, key.text) for key in keys}
+        return {key: float(rate) for key, rate in rates.items() if rate is not None}
+
+
+class WindowsConfig(Settings):
+    """Over which time use is measured; as the broker settings whose names are like these."""
+
+    quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
+    """Samples of the rates that byte and connection quotas bound."""
+
+    quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
+    """Their length in seconds."""
+
+    controller_quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
+    """For `controller_mutation_rate`: the bucket holds so many windows' worth."""
+
+    controller_quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
+    """The length of one of these in seconds."""
+
+
+class ZooKeeperConfig(Settings):
+    """An ensemble that holds quotas in Kafka's own layout."""
+
+    servers: Many[Server] = ()
+    """Its servers, each as host:port (IPv6 in brackets)."""
+
+    chroot: Annotated[str | None, Text("a path like /kafka-throttle/main", is_znode_path)] = None
+    """Where `config` stands; `/kafka-throttle/` and the virtual cluster's name without it, `/` for Kafka's own root."""
+
+    session_timeout_ms: Annotated[int, Whole(1_000, 120_000)] = 10_000
+    """How long the ensemble keeps a session that it does not hear of, in milliseconds."""
+
+    resync_s: Annotated[int, Whole(1, 3_600)] = 30
+    """How often all is read again, for changes that nobody gave notice of, in seconds."""
+
+    username: Annotated[str | None, Text("a string that is not empty (numbers need quotes)", bool)] = None
+    """The user of the scheme `digest`, or of SASL with `sasl`."""
+
+    password_file: FilePath = None
+    """A file that holds its password and nothing else."""
+
+    sasl: bool = False
+    """`true`: prove user and password by SASL DIGEST-MD5 instead of the scheme `digest`."""
+
+    creator_only: bool = False
+    """`true`: nodes that the proxy makes are for its own user only (users' nodes may hold SCRAM secrets)."""
+
+    tls: bool = False
+    """`true`: speak TLS."""
+
+    ca_file: FilePath = None
+    """PEM certificates that the servers' certificates must go back to."""
+
+    certificate_file: FilePath = None
+    """The proxy's own certificate, as PEM."""
+
+    key_file: FilePath = None
+    """Its key, as PEM without a password."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        problems = []
+        if (self.username is None) != (self.password_file is None):
+            problems.append("expected username and password_file together")
+        if (self.sasl or self.creator_only) and self.username is None:
+            problems.append("expected username and password_file with sasl or creator_only")
+        if (self.certificate_file is None) != (self.key_file is None):
+            problems.append("expected certificate_file and key_file together")
+        if not self.tls and (self.ca_file or self.certificate_file):
+            problems.append("expected tls: true with certificates")
+        return problems
+
+
+class QuotasConfig(Settings):
+    """Who may use how much of each node, and who may change that."""
+
+    source: Literal["file", "zookeeper", "upstream"] = "file"
+    """Where quotas come from: `file` is this file, overlaid by `state_file`; `upstream` is the cluster itself."""
+
+    entries: Many[QuotaEntry] = ()
+    """The quotas of source `file`, one entry for each entity. Kafka's order of precedence says which one binds."""
+
+    state_file: FilePath = None
+    """Of source `file`: keeps changes that come through Kafka's own API, without it they are refused. Of the others:
+    keeps the last good quotas, for a start while their source is away."""
+
+    zookeeper: ZooKeeperConfig = ZooKeeperConfig()
+    """The ensemble of source `zookeeper`."""
+
+    poll_interval_ms: Annotated[int, Whole(100, 3_600_000)] = 2_000
+    """How often source `upstream` is read, in milliseconds."""
+
+    windows: WindowsConfig = WindowsConfig()
+    """Over which time use is measured."""
+
+    admin_users: Names = ()
+    """Users who may describe and alter all quotas with Kafka's own tools."""
+
+    admin_listeners: Names = ()
+    """Names of listeners whose clients may do that, whoever they are."""
+
+    describe_users: Names = ()
+    """Users who may describe all quotas. Everybody may describe their own."""
+
+
+class ThrottleConfig(Settings):
+    """How a client that is over its quota is slowed down."""
+
+    mode: Literal["mute"] = "mute"
+    """`mute`: answer at once and tell the throttle time, then do not read until it is over."""
+
+    max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
+    """The longest single throttle in milliseconds; stay below the request timeout of the clients."""
+
+    max_debt_ms: Annotated[int, Whole(1, INT32_MAX)] = 60_000
+    """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`."""
+
+    charge_validate_only: bool = False
+    """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
+
+
+class VirtualClusterConfig(Settings):
+    """A Kafka cluster as clients of the proxy see it."""
+
+    name: Name
+    """What logs and metrics call this virtual cluster."""
+
+    upstream: UpstreamConfig
+    """The cluster behind it."""
+
+    listeners: Some[ListenerConfig]
+    """Where clients connect."""
+
+    quotas: QuotasConfig = QuotasConfig()
+    """Who may use how much of each node."""
+
+    throttle: ThrottleConfig = ThrottleConfig()
+    """How a client that is over its quota is slowed down."""
+
+
+class MetricsConfig(Settings):
+    """The HTTP listener for Prometheus and for health probes."""
+
+    bind: Bind = "127.0.0.1"
+    """The local address of /metrics, /livez and /readyz."""
+
+    port: Port = 9404
+    """Their port."""
+
+    top_entities: Annotated[int, Whole(0, 1_000)] = 20
+    """How many entities have series of their own, for each node and quota type; the rest are summed up."""
+
+
+class AdminConfig(Settings):
+    """The HTTP listener for operators: what `kafka-throttle explain` asks, as a JSON API."""
+
+    bind: Bind = "127.0.0.1"
+    """The local address of the API. One that is not loopback needs `token_file`; there is no TLS yet."""
+
+    port: Port = 9405
+    """The port of the API."""
+
+    token_file: FilePath = None
+    """A file, relative to this one, that holds the token which requests must bear; read at start and at each reload."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        if self.token_file is None and not is_loopback(self.bind):
+            return [f"expected token_file, as others than this machine reach {self.bind}, got nothing"]
+        return []
+
+
+class LimitsConfig(Settings):
+    """Bounds of memory and sockets."""
+
+    max_frame_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = 104_857_600
+    """The largest request in bytes, as a node's socket.request.max.bytes; a larger one is refused."""
+
+    max_answer_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = INT32_MAX
+    """The largest answer in bytes. Answers are streamed, so this guards against nonsense, not memory."""
+
+    max_in_flight: Annotated[int, Whole(1, 100_000)] = 1_000
+    """Unanswered requests of one connection; at this number no more are taken until one is answered."""
+
+    write_buffer_bytes: Annotated[int, Whole(4_096, 1_073_741_824)] = 262_144
+    """Bytes that may wait in one direction of one connection; above it the other side is not read."""
+
+    max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
+    """Client connections of this process; one more is closed at once. Each takes two file descriptors."""
+
+    max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
+    """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
+
+    drain_s: Annotated[int, Whole(0, 3_600)] = 10
+    """How long the closing of connections is spread out at the end of the process, in seconds."""
+
+
+class LogConfig(Settings):
+    """What is logged to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least grave level that is logged."""
+
+    format: Literal["json", "console"] = "json"
+    """`json`: one object a line; `console`: for people."""
+
+
+class Config(Settings):
+    """The whole file.
+
+    Checks over several settings are made by `load_config`, not by this model.
+    """
+
+    NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
+        {
+            "virtual_clusters[].name",
+            "virtual_clusters[].listeners",
+            "metrics.bind",
+            "metrics.port",
+            "admin.bind",
+            "admin.port",
+            "admin.token_file",
+        }
+        | {f"virtual_clusters[].quotas.{name}" for name in ("source", "state_file", "zookeeper", "windows")}
+        | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
+        | {"limits.max_sensors", "log.format"}
+    )
+
+    virtual_clusters: Some[VirtualClusterConfig]
+    """The clusters that this proxy serves."""
+
+    metrics: MetricsConfig = MetricsConfig()
+    """The HTTP listener for Prometheus and for health probes."""
+
+    admin: AdminConfig = AdminConfig()
+    """The HTTP listener for operators."""
+
+    limits: LimitsConfig = LimitsConfig()
+    """Bounds of memory and sockets."""
+
+    log: LogConfig = LogConfig()
+    """What is logged to standard error."""
+
+
+def quota_entries(cluster: VirtualClusterConfig) -> dict[Entity, dict[QuotaKey, float]]:
+    """The quotas in the file for a virtual cluster that was loaded by `load_config`."""
+    return {entry.entity(): entry.limits() for entry in cluster.quotas.entries}

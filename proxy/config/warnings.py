@@ -1,0 +1,71 @@
+"""What is allowed in a configuration but hardly meant."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from proxy.config.checks import common, listener_ports
+from proxy.config.kinds import is_loopback, show_range
+from proxy.config.problems import ConfigError
+from proxy.config.settings import Config, QuotaEntry, QuotasConfig
+from quotas.entities import Entity, QuotaKey
+from quotas.explain import always_beaten_by
+
+
+def ephemeral_ports() -> range:
+    """The ports that this system gives to outgoing connections; Linux's default where it does not say."""
+    try:
+        text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii")
+        first, last = map(int, text.split())
+    except (OSError, ValueError):
+        first, last = 32_768, 60_999
+    return range(first, last + 1)
+
+
+def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
+    """What is allowed but may surprise.
+
+    That is: ports that outgoing connections may take first, no quotas, quotas that bind nobody, a token in plain text.
+    """
+    warnings = []
+    for i, cluster in enumerate(config.virtual_clusters):
+        path = f"virtual_clusters[{i}]"
+        for k, listener in enumerate(cluster.listeners):
+            for claim in listener_ports(f"{path}.listeners[{k}]", listener):
+                if both := common(claim.ports, ephemeral):
+                    problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
+                    warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
+        if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
+            warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
+        warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
+        warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
+    if not is_loopback(config.admin.bind):
+        problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
+        warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
+    return warnings
+
+
+def _source_warnings(path: str, quotas: QuotasConfig) -> Iterator[ConfigError]:
+    if quotas.zookeeper.chroot == "/":
+        problem = "is Kafka's own root: brokers in ZooKeeper mode enforce the same quotas, clients are throttled twice"
+        yield ConfigError(f"{path}.zookeeper.chroot", problem)
+    admins = bool(quotas.admin_users or quotas.admin_listeners)
+    if quotas.state_file is None and (quotas.source != "file" or admins):
+        expected = "a file to keep changes in" if quotas.source == "file" else "a file for the last good quotas"
+        lost = "changes through Kafka's API are refused" if quotas.source == "file" else "a start needs the source"
+        yield ConfigError(f"{path}.state_file", f"expected {expected}, got nothing: {lost}")
+
+
+def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:
+    """Quotas that bind nobody, or nearly nobody, because another entry always comes first."""
+    places: dict[QuotaKey, dict[Entity, int]] = {}
+    for i, entry in enumerate(entries):
+        for key in entry.limits():
+            places.setdefault(key, {})[entry.entity()] = i
+    for i, entry in enumerate(entries):
+        for key in entry.limits():
+            if first := always_beaten_by(entry.entity(), places[key]):
+                whom = "more than clients without a client-id" if first.but_for_empty else "somebody"
+                other = f"entries[{places[key][first.entity]}], {first.entity}, always comes before"
+                yield ConfigError(
+                    f"{path}[{i}].{key.text}", f"expected a quota that binds {whom}, got one that {other}"
+                )
