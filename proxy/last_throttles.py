@@ -9,7 +9,7 @@ from proxy.clock import Clock
 from proxy.relay.actions import Throttled
 from proxy.verdicts.decide import measured_client_id
 from proxy.verdicts.facts import ConnectionFacts
-from quotas.entities import Entity, QuotaType, SensorTags, plain_ip
+from quotas.entities import Entity, QuotaType, SensorTags
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.sensors import SensorReading
 
@@ -17,7 +17,7 @@ MAX_CLIENTS = 1_000
 """Of so many (client, node, quota type) the latest throttle is known."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PastThrottle:
     """The latest throttle of one client by one quota at one node.
 
@@ -51,7 +51,7 @@ class LastThrottles:
         self._latest: OrderedDict[tuple[str, str, str, int, QuotaType | None], PastThrottle] = OrderedDict()
 
     def note(self, ip: str, throttled: Throttled, facts: ConnectionFacts, now_ms: int) -> None:
-        """A client at `ip` was throttled just now."""
+        """A client at `ip`, in its plain spelling, was throttled just now."""
         quota_type = throttled.quota_type
         client_id = measured_client_id(throttled.client_id, self._ledger.table)
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
@@ -72,7 +72,7 @@ class LastThrottles:
             throttle_time_ms=throttled.throttle_time_ms,
             user=facts.user,
             client_id=client_id,
-            ip=plain_ip(ip),
+            ip=ip,
             node_id=facts.node_id,
             quota_type=quota_type,
             tags=tags,

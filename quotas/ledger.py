@@ -212,8 +212,10 @@ class Ledger:
 
     def find(self, key: SensorKey, entity: Entity | None) -> SensorKey | None:
         """The sensor that measures what `key` says, or else the one that newcomers of `entity` share; None: neither."""
-        candidates = (key,) if entity is None else (key, _shared_key(key, entity))
-        return next((candidate for candidate in candidates if candidate in self._handles), None)
+        if key in self._handles:
+            return key
+        shared = key if entity is None else _shared_key(key, entity)
+        return shared if shared in self._handles else None
 
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
         """What each sensor of a rate has measured."""
@@ -274,7 +276,11 @@ class Ledger:
         return handle, limit
 
     def _overflow(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int | None:
-        """A sensor from the reserve: one for all newcomers of a default, its own for whoever has a quota by name."""
+        """A sensor from the reserve: one for all newcomers of a default, its own for whoever has a quota by name.
+
+        When that is used up, a quota in force gets the row that was idle longest. A shadow gets none: to close a row
+        has all clients ask for their bindings again.
+        """
         if key.shadow:
             self.shadow_overflowed += 1
         else:
@@ -286,6 +292,8 @@ class Ledger:
         if handle is None:
             rows = self._rows_of(key)
             if rows.used == rows.capacity:
+                if key.shadow:
+                    return None
                 self._close_longest_idle(rows)
             handle = self._open(key, limit, now_ms)
         self._spared.add(key)

@@ -23,6 +23,7 @@ from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.virtual_cluster import ListenerPorts
+from quotas.entities import plain_ip
 from quotas.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ class Listener:
             self._book.run_errand,
             self._clock,
             log,
-            partial(self._last_throttles.note, peer[0]),
+            partial(self._last_throttles.note, plain_ip(peer[0])),
             partial(self._let_linger, tally),
             self.lingering.discard,
         )

@@ -169,7 +169,7 @@ async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, c
 
 async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):
     facts = ConnectionFacts("main", None, clusters[0].ledger, 1, "alice", None)
-    clusters[0].last_throttles.note("::ffff:10.0.0.1", Throttled(None, 700, b"etl"), facts, clock.now_ms())
+    clusters[0].last_throttles.note("10.0.0.1", Throttled(None, 700, b"etl"), facts, clock.now_ms())
     _, body, _ = await api.get("explain?user=alice&client_id=etl")
     [past] = body["node_throttles"]
     assert (past["throttle_time_ms"], past["rate"], past["ip"]) == (700, None, "10.0.0.1")

@@ -47,7 +47,7 @@ def test_the_client_that_was_throttled_longest_ago_is_forgotten_first(ledger, th
 
 def test_each_address_node_and_quota_type_stands_by_itself_the_latest_first(ledger, throttles):
     note(throttles, ledger)
-    note(throttles, ledger, ip="::ffff:10.0.0.2")
+    note(throttles, ledger, ip="10.0.0.2")
     note(throttles, ledger, node_id=2)
     note(throttles, ledger, quota_type=None)
     told = throttles.of_sensor(PRODUCE, SensorTags("", "etl"), 2)

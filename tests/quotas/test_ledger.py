@@ -131,6 +131,16 @@ def test_shadows_take_no_row_from_quotas_in_force():
     assert made.shadow_overflowed == made.overflowed > 0
 
 
+def test_a_shadow_takes_no_row_from_another_as_all_clients_would_be_bound_anew():
+    limits = {Entity(f"u{i}"): {PRODUCE: 100.0} for i in range(20)}
+    made = Ledger(Sensors(16), QuotaTable(), QuotaTable(limits))
+    version = made.version
+    bound = [made.bind("main", 1, f"u{i}", "c", 0).shadow_produce for i in range(20)]
+    assert None not in bound[:16]
+    assert bound[16:] == [None] * 4
+    assert (made.version, made.shadow_overflowed) == (version, 5)
+
+
 def test_what_shadows_would_have_throttled_is_counted_beyond_the_life_of_their_sensors():
     made = shadowed()
     sensor = made.bind("main", 1, "u", "c", 0).shadow_produce

@@ -162,6 +162,7 @@ class WorldPlan:
     seed: int
     connections: list[ConnectionPlan]
     quotas: tuple[QuotaPlan, ...] = ()
+    shadows: tuple[QuotaPlan, ...] = ()
     changes: list[Change] = field(default_factory=list)
     max_throttle_ms: int = MAX_THROTTLE_MS
     max_debt_ms: int = MAX_THROTTLE_MS

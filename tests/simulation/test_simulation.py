@@ -3,12 +3,15 @@
 `python -m tests.simulation --seconds 600` is the long one.
 """
 
+from dataclasses import replace
+
 import pytest
 
 from proxy.relay.relay import Relay
 from tests.simulation.__main__ import main
 from tests.simulation.generate import world_of
 from tests.simulation.mutants import MUTANTS, AnswersOutOfOrder, EndlessMute, LostPartialFrame
+from tests.simulation.plan import QuotaPlan
 from tests.simulation.shrink import described, kind_of, shrink
 from tests.simulation.world import Outcome, run_world
 
@@ -32,6 +35,15 @@ def test_a_seed_is_a_world():
     first, second = (run_world(world_of(7)) for _ in range(2))
     assert first == second
     assert first.trace_hash != run_world(world_of(8)).trace_hash
+
+
+SHADOWS = (QuotaPlan(None, "*", 1, 1), QuotaPlan("ANONYMOUS", "etl", 100, 2000))
+
+
+def test_nobody_feels_shadow_quotas(outcomes):
+    """All that anybody is sent, and when, is the same with them."""
+    for seed in range(0, SEEDS, 3):
+        assert run_world(replace(world_of(seed), shadows=SHADOWS)) == outcomes[seed]
 
 
 def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):

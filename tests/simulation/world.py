@@ -250,9 +250,8 @@ class _World:
         self.trace = trace
         self.outcome = Outcome(worlds=1)
         self.events = Events(BEGIN_MS)
-        self.ledger = Ledger(
-            WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms), quota_table(plan.quotas)
-        )
+        sensors = WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms)
+        self.ledger = Ledger(sensors, quota_table(plan.quotas), quota_table(plan.shadows))
         self.tally = Tally()
         self.counts = Counts()
         host = (b"proxy.example" + b"h" * 200)[: plan.advertised_host_bytes]
@@ -290,7 +289,7 @@ class _World:
         self.outcome.faults[f"operator_{change.kind}"] += 1
         match change.kind:
             case "quotas":
-                self.ledger.replace(quota_table(change.quotas), now_ms)
+                self.ledger.replace(quota_table(change.quotas), now_ms, quota_table(self.plan.shadows))
             case "caps":
                 self.ledger.sensors.set_caps(change.max_throttle_ms, change.max_debt_ms)
             case "sweep":
