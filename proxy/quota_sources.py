@@ -5,12 +5,13 @@ from pathlib import Path
 
 from proxy.config.kinds import HostPort
 from proxy.config.settings import VirtualClusterConfig, quota_entries
-from proxy.credentials import credentials_of
+from proxy.credentials import credentials_of, secret
 from quotas.entities import Entity, QuotaKey
 from quotas.sources.file import FileSource
 from quotas.sources.last_good import LastGood
 from quotas.sources.source import Alteration, Source
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
+from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
 
 
 def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: bool = True) -> Source:
@@ -22,7 +23,11 @@ def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: boo
     state_file = Path(quotas.state_file) if quotas.state_file else None
     if quotas.source == "file":
         return FileSource(quota_entries(config), config_path.name, state_file)
-    source = UpstreamSource(upstream_settings(config))
+    source: Source
+    if quotas.source == "zookeeper":
+        source = ZooKeeperSource(zookeeper_settings(config))
+    else:
+        source = UpstreamSource(upstream_settings(config))
     return LastGood(source, state_file) if state_file and remembers else source
 
 
@@ -34,6 +39,24 @@ def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
         credentials=credentials_of(upstream.admin),
         interval_s=config.quotas.poll_interval_ms / 1000,
         timeout_s=upstream.connect_timeout_ms / 1000,
+    )
+
+
+def zookeeper_settings(config: VirtualClusterConfig) -> ZooKeeperSettings:
+    """Where quotas stand in ZooKeeper. ConfigErrors if a password cannot be read."""
+    found = config.quotas.zookeeper
+    password = secret(found.password_file, "quotas.zookeeper.password_file")
+    login = Login(found.username, password) if found.username and password else None
+    chroot = f"/kafka-throttle/{config.name}" if found.chroot is None else found.chroot
+    return ZooKeeperSettings(
+        servers=_host_ports(found.servers),
+        chroot=chroot.rstrip("/"),
+        session_timeout_ms=found.session_timeout_ms,
+        resync_ms=found.resync_s * 1000,
+        digest=None if found.sasl else login,
+        sasl=login if found.sasl else None,
+        tls=Tls(found.ca_file, found.certificate_file, found.key_file) if found.tls else None,
+        acl="creator" if found.creator_only else "open",
     )
 
 

@@ -6,11 +6,13 @@ from pathlib import Path
 import pytest
 
 from proxy.config.load import config_of
-from proxy.quota_sources import renew, source_of, unset
+from proxy.config.problems import ConfigErrors
+from proxy.quota_sources import renew, source_of, unset, zookeeper_settings
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood
 from quotas.sources.source import Alteration, AlterationRefused, Limit
 from quotas.sources.upstream import UpstreamSource
+from quotas.sources.zookeeper import Login
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 ALICE = Entity("alice")
@@ -76,3 +78,23 @@ def test_the_cluster_as_a_source_is_kept_on_disk_where_a_file_is_named(tmp_path)
     kept = source_of(cluster(rate=None, source="upstream", state_file=state_file), tmp_path / "proxy.yaml")
     assert isinstance(kept, LastGood)
     assert kept.name == "upstream"
+
+
+def test_zookeeper_is_asked_under_a_root_of_our_own_unless_another_is_named(tmp_path):
+    (tmp_path / "password").write_text("secret\n")
+    login = {"username": "kt", "password_file": str(tmp_path / "password")}
+    for settings, chroot in (({}, "/kafka-throttle/main"), ({"chroot": "/"}, ""), ({"chroot": "/a/b"}, "/a/b")):
+        zookeeper = {"servers": ["10.0.0.1:2181", "[::1]:2181"], **login, **settings}
+        found = zookeeper_settings(cluster(rate=None, source="zookeeper", zookeeper=zookeeper))
+        assert found.servers == ("10.0.0.1:2181", "[::1]:2181")
+        assert found.chroot == chroot
+        assert found.digest == Login("kt", "secret")
+        assert found.sasl is found.tls is None
+
+
+def test_a_password_that_cannot_be_read_is_told_with_its_setting(tmp_path):
+    zookeeper = {"servers": ["10.0.0.1:2181"], "username": "kt", "password_file": "password"}
+    with pytest.raises(ConfigErrors) as caught:
+        source_of(cluster(rate=None, source="zookeeper", zookeeper=zookeeper), tmp_path / "proxy.yaml")
+    expected = "/etc/kafka-throttle/password cannot be read: No such file or directory"
+    assert str(caught.value) == f"quotas.zookeeper.password_file: {expected}"

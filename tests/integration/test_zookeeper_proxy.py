@@ -1,0 +1,96 @@
+"""A proxy with its quotas in ZooKeeper: a change there is felt, and quotas hold while ZooKeeper is gone."""
+
+import threading
+import time
+
+import pytest
+
+from quotas.znodes import notification
+from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.raw_client import RawClient
+from tests.integration.test_quota_changes import delays_s, is_soon
+from tests.integration.zookeeper_process import ZooKeeper
+
+CHROOT = "/kafka-throttle/main"
+RATE = 20_000
+_REQUEST_BYTES = 10_000
+_HELD = 1.35
+"""By how much two windows may exceed the rate: the burst from rest, the request that is too much."""
+
+
+@pytest.fixture
+def zookeeper():
+    with ZooKeeper() as process:
+        yield process
+
+
+def write(client, client_id, rate):
+    """As kafka-configs does: the node, then the notification."""
+    path = f"{CHROOT}/config/clients/{client_id}"
+    client.ensure_path(path)
+    client.set(path, b'{"version":1,"config":{"producer_byte_rate":"%d"}}' % rate)
+    client.create(f"{CHROOT}/config/changes/config_change_", notification(f"clients/{client_id}"), sequence=True)
+
+
+class Load(threading.Thread):
+    """Sends requests as fast as it is let, and counts what was answered; a lost connection is made again."""
+
+    def __init__(self, port):
+        super().__init__(daemon=True)
+        self.answered_bytes = 0
+        self._port = port
+        self._ended = threading.Event()
+
+    def run(self):
+        while not self._ended.is_set():
+            try:
+                with RawClient((HOST, self._port), "noisy") as client:
+                    while not self._ended.is_set():
+                        client.produce(_REQUEST_BYTES)
+                        self.answered_bytes += _REQUEST_BYTES
+            except (OSError, AssertionError):
+                time.sleep(0.1)
+
+    def end(self):
+        self._ended.set()
+
+    def rate_over(self, seconds):
+        began, before = time.monotonic(), self.answered_bytes
+        time.sleep(seconds)
+        return (self.answered_bytes - before) / (time.monotonic() - began)
+
+
+def test_a_change_in_zookeeper_is_felt_within_a_second(zookeeper, newest_kafka):
+    source = {"source": "zookeeper", "zookeeper": {"servers": [zookeeper.address]}}
+    with ProxyProcess(newest_kafka, source=source) as proxy, zookeeper.client() as client:
+        assert is_soon(delays_s(proxy.node_ports[1], lambda client_id: write(client, client_id, 1)))
+
+
+@pytest.mark.long
+def test_quotas_hold_while_zookeeper_is_gone_also_over_a_restart_of_the_proxy(zookeeper, newest_kafka, tmp_path):
+    source = {
+        "source": "zookeeper",
+        "zookeeper": {"servers": [zookeeper.address], "session_timeout_ms": 4000},
+        "state_file": str(tmp_path / "last-good.json"),
+    }
+    with ProxyProcess(newest_kafka, source=source, limits={"drain_s": 1}) as proxy:
+        with zookeeper.client() as client:
+            write(client, "noisy", RATE)
+        load = Load(proxy.node_ports[1])
+        load.start()
+        time.sleep(11)  # the burst from rest
+        assert load.rate_over(11) < RATE * _HELD
+        zookeeper.kill()
+        proxy.wait_for(lambda: proxy.events("quota_problem"), 20, "word that ZooKeeper is gone")
+        assert load.rate_over(11) < RATE * _HELD
+        proxy.stop()
+        proxy.start()
+        time.sleep(11)  # a restart forgets what was measured
+        assert load.rate_over(11) < RATE * _HELD
+        assert proxy.events("quota_problem")
+        zookeeper.start()
+        with zookeeper.client() as client:
+            client.delete(f"{CHROOT}/config/clients/noisy")
+            client.create(f"{CHROOT}/config/changes/config_change_", notification("clients/noisy"), sequence=True)
+            assert proxy.wait_for(lambda: load.rate_over(1) > 10 * RATE, 60, "the end of the quota")
+        load.end()
