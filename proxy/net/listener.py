@@ -173,6 +173,7 @@ class Listener:
             lambda: self._book.quotas,
             may_alter=may_alter,
             may_describe=may_alter or ANONYMOUS in quotas.describe_users,
+            recent_topics=self._upstream.recent_topics,
             default_partitions=self._upstream.default_partitions,
             charge_validate_only=self._charge_validate_only,
         )

@@ -19,6 +19,7 @@ from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
 from proxy.net.connection import NodeSocket, NodeUnknown, NodeUnreachable
 from proxy.net.poller import Poller
+from proxy.verdicts.recent_topics import RecentTopics
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 
 _FIRST_RETRY_S = 0.5
@@ -51,6 +52,7 @@ class Upstream:
         self._answered = asyncio.Condition()
         self._failing = False
         self._nodes: list[int] = []
+        self.recent_topics = RecentTopics()
         self._default_partitions: int | None = None
         self._told_no_default = False
 

@@ -80,7 +80,7 @@ def _decide_quota_api(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict 
 def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Which topics are created, deleted or extended, and what that costs; what came of it."""
     if ask.side is Side.NODE:
-        return mutations.settle(ask, facts.ledger, now_ms)
+        return mutations.settle(ask, facts, now_ms)
     return mutations.judge(ask, _binding(ask.client_id, facts, now_ms), facts, now_ms)
 
 

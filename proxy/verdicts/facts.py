@@ -1,10 +1,11 @@
 """What a verdict may know of the connection it is about."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.api_versions import ANSWERED, Answered
+from proxy.verdicts.recent_topics import RecentTopics
 from quotas.ledger import Ledger
 from quotas.sources.source import Quotas
 
@@ -29,8 +30,9 @@ class ConnectionFacts:
 
     `quotas` are those that the source has now. `may_alter` and `may_describe` are about the quotas of others.
     `answered` are the APIs that are offered in any case, as the proxy answers them.
-    `default_partitions` says how many a topic gets that is created without a number; with `charge_validate_only` a
-    mutation that is only to be validated is charged and refused like any.
+    `recent_topics` is what was just done to topics of this cluster; `default_partitions` says how many a topic gets
+    that is created without a number; with `charge_validate_only` a mutation that is only to be validated is charged and
+    refused like any.
     """
 
     virtual_cluster: str
@@ -43,5 +45,6 @@ class ConnectionFacts:
     may_alter: bool = False
     may_describe: bool = False
     answered: Answered = ANSWERED
+    recent_topics: RecentTopics = field(default_factory=RecentTopics)
     default_partitions: Callable[[], int] = lambda: 1
     charge_validate_only: bool = False

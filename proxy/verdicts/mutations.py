@@ -28,6 +28,7 @@ from protocol.topic_mutations import (
 from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request, read_topic_partitions
 from proxy.relay.actions import Ask, Close, CloseReason, Verdict
 from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.recent_topics import TopicKey
 from quotas.ledger import Binding, Ledger
 from quotas.rows import StaleSensor
 from quotas.token_buckets import TokenBuckets
@@ -39,7 +40,6 @@ _NO_ERROR = 0
 _REQUEST_TIMED_OUT = 7
 """The node has not waited for the end: the topic may well come to be, or to go."""
 
-_TOPIC_KEY = tuple[bytes | None, bytes]
 _LONGEST_NAME_BYTES = 249
 _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
@@ -62,6 +62,7 @@ class _Note:
     refusals: dict[int, bytes]
     bucket: int | None
     shadow_bucket: int | None
+    validate_only: bool
 
 
 class _Costs:
@@ -89,10 +90,10 @@ def judge(ask: Ask, binding: Binding, facts: ConnectionFacts, now_ms: int) -> Ve
     if enquiries and not ask.enquired:
         return Verdict(enquiries=enquiries)
     try:
-        partitions = _partitions(enquiries, ask.enquired)
+        known = _Known(enquiries, ask.enquired, facts, now_ms)
     except ProtocolError as error:
         return Verdict(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
-    return _decided(ask, request, _COSTS[ask.api_key](request.items, partitions, facts), binding, facts.ledger, now_ms)
+    return _decided(ask, request, _COSTS[ask.api_key](request.items, known), binding, facts.ledger, now_ms)
 
 
 def _decided(
@@ -107,7 +108,7 @@ def _decided(
         return Verdict(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
     charges = {i: _Charge(cost, in_shadow[i], costs.due[i]) for i, cost in enumerate(passing) if i not in refused}
     matters = refused or any(charge.due for charge in charges.values())
-    note = _Note(request.items, charges, refusals, binding.mutation, binding.shadow_mutation)
+    note = _Note(request.items, charges, refusals, binding.mutation, binding.shadow_mutation, request.validate_only)
     return Verdict(
         splices=request.without(refused),
         note=note if matters else None,
@@ -155,20 +156,32 @@ def _spend_in_shadow(
 # ------------------------------------------------------------------------------ the answer
 
 
-def settle(ask: Ask, ledger: Ledger, now_ms: int) -> Verdict:
+def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError."""
-    note = ask.note
+    note, ledger = ask.note, facts.ledger
     assert isinstance(note, _Note)
     answer = read_mutation_answer(ask.frame, ask.api_key, ask.api_version)
-    results = answer.matched([note.items[i] for i in note.charges])
-    for charge, result in zip(note.charges.values(), results, strict=True):
+    items = [note.items[i] for i in note.charges]
+    for item, charge, result in zip(items, note.charges.values(), answer.matched(items), strict=True):
         if result is not None:
+            if result.error_code == _NO_ERROR and not note.validate_only:
+                left = _left(ask, item, charge, result)
+                facts.recent_topics.note(item.name or result.name, result.topic_id, left, now_ms)
             with suppress(StaleSensor):
                 _correct(ledger.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
             with suppress(StaleSensor):
                 _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow, result, now_ms)
     splices = (answer.merged(ask.frame, note.items, note.refusals),) if note.refusals else ()
     return Verdict(splices=splices, throttle_at=answer.throttle_at)
+
+
+def _left(ask: Ask, item: TopicItem, charge: _Charge, result: TopicResult) -> int:
+    """How many partitions a topic has after what was done to it."""
+    if ask.api_key == DELETE_TOPICS:
+        return 0
+    if ask.api_key == CREATE_PARTITIONS:
+        return item.partitions
+    return result.partitions if result.partitions >= 0 else charge.due
 
 
 def _correct(buckets: TokenBuckets, bucket: int | None, spent: int, due: int, result: TopicResult, now_ms: int) -> None:
@@ -190,7 +203,7 @@ def _correct(buckets: TokenBuckets, bucket: int | None, spent: int, due: int, re
 # ------------------------------------------------------------------------------ counts
 
 
-def _wanted(request: MutationRequest) -> list[_TOPIC_KEY]:
+def _wanted(request: MutationRequest) -> list[TopicKey]:
     """The topics whose partitions must be known, each once: by name or by id."""
     return list(dict.fromkeys((item.name, item.topic_id) for item in request.items if _has_one_key(item)))
 
@@ -207,7 +220,7 @@ def _is_topic_name(name: bytes) -> bool:
     return 0 < len(name) <= _LONGEST_NAME_BYTES and name not in (b".", b"..") and _NAME_BYTES.issuperset(name)
 
 
-def _enquiries(wanted: Sequence[_TOPIC_KEY]) -> tuple[bytes, ...]:
+def _enquiries(wanted: Sequence[TopicKey]) -> tuple[bytes, ...]:
     names = [name for name, _ in wanted if name is not None]
     topic_ids = [topic_id for name, topic_id in wanted if name is None]
     by_name = (partitions_by_name_request(names, _ENQUIRY_ID),) if names else ()
@@ -215,26 +228,42 @@ def _enquiries(wanted: Sequence[_TOPIC_KEY]) -> tuple[bytes, ...]:
     return by_name + by_id
 
 
-def _partitions(enquiries: Sequence[bytes], enquired: Sequence[bytes]) -> dict[_TOPIC_KEY, int]:
-    """How many partitions each topic has now; 0, or nothing, where the node does not know it or may not tell."""
-    found: dict[_TOPIC_KEY, int] = {}
-    for enquiry, answer in zip(enquiries, enquired, strict=True):
-        for topic in read_topic_partitions(answer, int.from_bytes(enquiry[6:8], "big")):
-            found[topic.name, NO_TOPIC_ID] = found[None, topic.topic_id] = topic.partitions
-    return found
+class _Known:
+    """What is known of the cluster's topics. Raises ProtocolError where a node's answer cannot be understood."""
+
+    def __init__(
+        self, enquiries: Sequence[bytes], enquired: Sequence[bytes], facts: ConnectionFacts, now_ms: int
+    ) -> None:
+        self.default_partitions = facts.default_partitions
+        self._facts, self._now_ms = facts, now_ms
+        self._found: dict[TopicKey, int] = {}
+        for enquiry, answer in zip(enquiries, enquired, strict=True):
+            for topic in read_topic_partitions(answer, int.from_bytes(enquiry[6:8], "big")):
+                self._found[topic.name, NO_TOPIC_ID] = self._found[None, topic.topic_id] = topic.partitions
+
+    def partitions(self, item: TopicItem) -> int:
+        """How many partitions a topic has; 0 where the node does not know it, or may not tell."""
+        key = (item.name, item.topic_id)
+        return max(self._found.get(key, 0), self._facts.recent_topics.partitions(key, self._now_ms) or 0)
+
+    def exists(self, item: TopicItem) -> bool:
+        """Whether a topic is there already."""
+        key = (item.name, item.topic_id)
+        recent = self._facts.recent_topics.partitions(key, self._now_ms)
+        return bool(self._found.get(key, 0) if recent is None else recent)
 
 
-def _costs_of_creation(items: Sequence[TopicItem], partitions: dict[_TOPIC_KEY, int], facts: ConnectionFacts) -> _Costs:
+def _costs_of_creation(items: Sequence[TopicItem], known: _Known) -> _Costs:
     costs = _Costs(len(items))
     twice = _named_twice(items)
     for i, item in enumerate(items):
         if _has_one_key(item) and item.name not in twice:
-            costs.due[i] = _new_partitions(item, facts)
-            costs.now[i] = 0 if partitions.get((item.name, NO_TOPIC_ID)) else costs.due[i]
+            costs.due[i] = _new_partitions(item, known)
+            costs.now[i] = 0 if known.exists(item) else costs.due[i]
     return costs
 
 
-def _new_partitions(item: TopicItem, facts: ConnectionFacts) -> int:
+def _new_partitions(item: TopicItem, known: _Known) -> int:
     """How many partitions a new topic would have; 0 where it cannot be."""
     if item.assigned:
         indexes = set(item.assigned)
@@ -242,26 +271,26 @@ def _new_partitions(item: TopicItem, facts: ConnectionFacts) -> int:
         return len(indexes) if whole else 0
     if item.replication_factor < -1 or item.replication_factor == 0:
         return 0
-    return facts.default_partitions() if item.partitions == -1 else max(item.partitions, 0)
+    return known.default_partitions() if item.partitions == -1 else max(item.partitions, 0)
 
 
-def _costs_of_deletion(items: Sequence[TopicItem], partitions: dict[_TOPIC_KEY, int], facts: ConnectionFacts) -> _Costs:
+def _costs_of_deletion(items: Sequence[TopicItem], known: _Known) -> _Costs:
     """A topic named twice is deleted once by a node in ZooKeeper mode, and refused by others."""
     costs = _Costs(len(items))
-    first: dict[_TOPIC_KEY, int] = {}
+    first: dict[TopicKey, int] = {}
     for i, item in enumerate(items):
         if _has_one_key(item):
             costs.same_as[i] = first.setdefault((item.name, item.topic_id), i)
             if costs.same_as[i] == i:
-                costs.now[i] = costs.due[i] = partitions.get((item.name, item.topic_id), 0)
+                costs.now[i] = costs.due[i] = known.partitions(item)
     return costs
 
 
-def _costs_of_growth(items: Sequence[TopicItem], partitions: dict[_TOPIC_KEY, int], facts: ConnectionFacts) -> _Costs:
+def _costs_of_growth(items: Sequence[TopicItem], known: _Known) -> _Costs:
     costs = _Costs(len(items))
     twice = _named_twice(items)
     for i, item in enumerate(items):
-        present = partitions.get((item.name, NO_TOPIC_ID), 0)
+        present = known.partitions(item)
         added = item.partitions - present
         unfit = item.assigned and len(item.assigned) != added
         if present and added > 0 and not unfit and item.name not in twice:
@@ -273,7 +302,7 @@ def _named_twice(items: Sequence[TopicItem]) -> set[bytes | None]:
     return {name for name, count in Counter(item.name for item in items).items() if count > 1}
 
 
-_COSTS: dict[int, Callable[[Sequence[TopicItem], dict[_TOPIC_KEY, int], ConnectionFacts], _Costs]] = {
+_COSTS: dict[int, Callable[[Sequence[TopicItem], _Known], _Costs]] = {
     CREATE_TOPICS: _costs_of_creation,
     DELETE_TOPICS: _costs_of_deletion,
     CREATE_PARTITIONS: _costs_of_growth,

@@ -4,10 +4,11 @@ from struct import pack
 
 import pytest
 
-from protocol.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_ELEMENTS
+from protocol.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_ELEMENTS, NO_TOPIC_ID
 from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from proxy.relay.actions import CloseReason, Side
 from proxy.relay.relay import RelayLimits
+from proxy.verdicts.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -329,6 +330,71 @@ def test_growth_is_refused_from_version_3_on(make_relay, version, refuses):
     order = [results[1], results[2], results[0]] if refuses else results
     expected = mutated(CREATE_PARTITIONS, version, order, throttle_time_ms=990 if refuses else 1990)
     assert told == expected
+
+
+# ------------------------------------------------------------------------------ nodes that lag behind
+
+
+def test_partitions_that_a_node_does_not_know_of_yet_are_charged(make_relay):
+    """A node answers before its own view of the cluster has what it has just had done."""
+    script = connected(make_relay, 10.0)
+    run_create(script, (b"t", 5))
+    grow = create_partitions(3, [grown_topic(3, b"t", 100)], corr=2)
+    assert script.client(grow) == ask([b"t"])
+    script.node(made(created(7, b"t", partitions=5)) + metadata_by_name(OWN_ID, unknown(b"t")))
+    assert script.sent[Side.NODE].endswith(grow)
+    assert tokens(script) == 110.0 - 5 - 95
+    script.node(mutated(CREATE_PARTITIONS, 3, [grown(3, b"t")], corr=2))
+    script.client(delete_topics(6, [b"t"], corr=3))
+    tell(script, {b"t": 5})
+    assert tokens(script) == 10.0 - 100
+
+
+def test_a_topic_that_a_node_does_not_know_of_yet_costs_its_partitions_by_its_id_too(make_relay):
+    script = connected(make_relay)
+    run_create(script, (b"t", 5))
+    topic_id = b"idt" + b"." * 13
+    assert created(7, b"t").count(topic_id) == 1
+    script.node(made(created(7, b"t")))
+    script.client(delete_topics(6, [topic_id], corr=2))
+    script.node(metadata_by_id(OWN_ID, {topic_id: -1}))
+    assert tokens(script) == 1.0
+
+
+def test_a_topic_that_is_gone_may_be_created_anew_and_is_charged(make_relay):
+    script = connected(make_relay)
+    script.client(delete_topics(5, [b"t"]))
+    tell(script, {b"t": 12})
+    script.node(mutated(DELETE_TOPICS, 5, [deleted(5, b"t")]))
+    script.client(create((b"t", 12), corr=2))
+    assert tell(script, {b"t": 12}) == b""
+    assert script.sent[Side.CLIENT].endswith(made(created(7, b"t", 89), corr=2, throttle_time_ms=1000))
+    script.time(NOW_MS + 11_000)
+    script.client(create((b"t", 12), corr=3), NOW_MS + 11_000)
+    assert tell(script, {b"t": 12}, NOW_MS + 11_000) == create((b"t", 12), corr=3)
+    assert tokens(script, NOW_MS + 11_000) == 10.0
+
+
+def test_what_was_only_validated_has_changed_nothing(make_relay):
+    script = connected(make_relay)
+    script.facts.charge_validate_only = True
+    script.client(create((b"t", 3), validate_only=True))
+    tell(script, unknown(b"t"))
+    script.node(made(created(7, b"t", partitions=3)))
+    assert tokens(script) == 8.0
+    script.client(delete_topics(5, [b"t"], corr=2))
+    tell(script, unknown(b"t"))
+    assert tokens(script) == 8.0
+
+
+def test_only_the_latest_changes_are_remembered():
+    recent = RecentTopics()
+    for i in range(MAX_TOPICS + 5):
+        recent.note(b"%d" % i, NO_TOPIC_ID, i, NOW_MS)
+    assert recent.partitions((b"4", NO_TOPIC_ID), NOW_MS) is None
+    assert recent.partitions((b"5", NO_TOPIC_ID), NOW_MS + REMEMBERED_MS - 1) == 5
+    assert recent.partitions((b"5", NO_TOPIC_ID), NOW_MS + REMEMBERED_MS) is None
+    assert recent.partitions((None, NO_TOPIC_ID), NOW_MS) is None
 
 
 # ------------------------------------------------------------------------------ among other requests

@@ -1,0 +1,257 @@
+"""Controller mutation quotas before a real cluster: the same frames at brokers with the quota, and clients' rates."""
+
+import socket
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from struct import unpack
+
+import pytest
+from confluent_kafka import KafkaError
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from protocol.topic_mutations import STRICT_SINCE, read_mutation_answer
+from protocol.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
+from proxy.demo.kafka_cluster import KafkaCluster
+from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.topics import make_topic
+from tests.quota_frames import alter_request, altered
+from tests.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
+
+RATE = 2.0
+BURST = 11 * RATE
+REFUSED = 89
+DIRECT, PROXIED = "mutations-direct", "mutations-proxied"
+KINDS = ("create", "grow", "delete")
+_TIMEOUT_S = 30.0
+
+
+class Connection:
+    """Single frames on one connection; use it as a context manager."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._socket = socket.create_connection(address, timeout=_TIMEOUT_S)
+        self._stream = self._socket.makefile("rb")
+
+    def __enter__(self) -> "Connection":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+        self._socket.close()
+
+    def exchange(self, frame: bytes) -> bytes:
+        """The whole frame that answers."""
+        self._socket.sendall(frame)
+        prefix = self._stream.read(4)
+        assert len(prefix) == 4, "the connection was closed"
+        return prefix + self._stream.read(unpack(">i", prefix)[0])
+
+
+@dataclass
+class Bucket:
+    """Between which numbers of tokens the bucket must be, given when requests were sent and answered."""
+
+    low: float = BURST
+    high: float = BURST
+    sent_s: float = field(default_factory=time.monotonic)
+    answered_s: float = field(default_factory=time.monotonic)
+
+    def refill(self, sent_s: float, answered_s: float) -> None:
+        self.low = min(BURST, self.low + RATE * max(sent_s - self.answered_s, 0))
+        self.high = min(BURST, self.high + RATE * (answered_s - self.sent_s))
+        self.sent_s, self.answered_s = sent_s, answered_s
+
+    def spend(self, partitions: int) -> None:
+        self.low -= partitions
+        self.high -= partitions
+
+    def may_tell(self, throttle_time_ms: int, slack_s: float) -> bool:
+        """Whether that can be the rest of the time until it is full to 0, told some time within `slack_s`."""
+        least, most = -self.high / RATE - slack_s, -self.low / RATE
+        return least * 1000 - 2 <= throttle_time_ms <= max(most, 0) * 1000 + 2
+
+
+class Side:
+    """One client, at a broker that has its quota or at the proxy, which has it; each request on a new connection."""
+
+    def __init__(self, address: tuple[str, int], client_id: str) -> None:
+        self.address = address
+        self.client_id = client_id.encode()
+        self.prefix = client_id.encode()
+        self.bucket = Bucket()
+
+    def name(self, topic: str) -> bytes:
+        return self.prefix + b"-" + topic.encode()
+
+    def mutate(self, frame: bytes, spends: int) -> dict[bytes, int]:
+        """The error code by the end of each topic's name, or by its id; the throttle time is checked."""
+        key, version = unpack(">hh", frame[4:8])
+        with Connection(self.address) as connection:
+            sent_s = time.monotonic()
+            frame = connection.exchange(frame)
+            answered_s = time.monotonic()
+        answer = read_mutation_answer(frame, key, version)
+        told_ms = unpack(">i", frame[answer.throttle_at :][:4])[0]
+        codes = {(r.name or r.topic_id).removeprefix(self.prefix + b"-"): r.error_code for r in answer.results}
+        self.bucket.refill(sent_s, answered_s)
+        self.bucket.spend(spends)
+        if REFUSED in codes.values() or (version < STRICT_SINCE[key] and self.bucket.high < 0):
+            assert told_ms > 0
+            assert self.bucket.may_tell(told_ms, answered_s - sent_s), (codes, told_ms, self.bucket)
+        else:
+            assert told_ms == 0, (codes, told_ms)
+        return codes
+
+    def create(self, *topics: tuple[str, int], version: int = 7, spends: int = 0, **how) -> dict[bytes, int]:
+        listed = [new_topic(version, self.name(topic), count, 1) for topic, count in topics]
+        return self.mutate(create_topics(version, listed, client_id=self.client_id, **how), spends)
+
+    def delete(self, *topics: bytes, version: int = 6, spends: int = 0) -> dict[bytes, int]:
+        return self.mutate(delete_topics(version, topics, client_id=self.client_id), spends)
+
+    def grow(self, *topics: tuple[str, int], version: int = 3, spends: int = 0) -> dict[bytes, int]:
+        listed = [grown_topic(version, self.name(topic), count) for topic, count in topics]
+        return self.mutate(create_partitions(version, listed, client_id=self.client_id), spends)
+
+    def wait_for_tokens(self, tokens: float) -> None:
+        """Until there are certainly so many, or more."""
+        time.sleep(max(self.bucket.answered_s + (tokens - self.bucket.low) / RATE - time.monotonic(), 0) + 0.1)
+
+    def wait_until_known(self, *topics: str) -> None:
+        """Until the node that is asked knows these topics."""
+        frame = partitions_by_name_request([self.name(topic) for topic in topics], 1)
+        with Connection(self.address) as connection:
+            deadline = time.monotonic() + _TIMEOUT_S
+            while not all(t.partitions for t in read_topic_partitions(connection.exchange(frame), BY_NAME_VERSION)):
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+
+
+def script(side: Side, validate_only: bool) -> list[dict[bytes, int]]:
+    """What both kinds of broker must say alike, request by request."""
+    said = [side.create(("a", 10), ("b", 11), ("e", -1), spends=22), side.create(("f", 3), spends=3)]
+    side.wait_until_known("a", "b")
+    said += [
+        side.create(("c", 1), ("none", 0), ("a", 5), ("twice", 1), ("twice", 1), ("bad name", 1), ("d", 2)),
+        side.delete(side.name("a"), side.name("nobody"), b"\0\1" * 8),
+        side.grow(("a", 12), ("b", 3), ("nobody", 5)),
+        side.create(("p", 2), version=5, spends=2),
+        side.grow(("a", 11), version=2, spends=1),
+    ]
+    if validate_only:
+        said.append(side.create(("v", 1), validate_only=True))
+    side.wait_until_known("p")
+    said.append(side.delete(side.name("p"), version=4, spends=2))
+    side.wait_for_tokens(1)
+    said += [side.grow(("a", 12), spends=1), side.delete(side.name("b"), spends=11), side.delete(side.name("a"))]
+    return said
+
+
+def set_broker_quota(address: tuple[str, int], client_id: str, rate: float) -> None:
+    operation = ("controller_mutation_rate", rate, False)
+    with Connection(address) as connection:
+        answer = connection.exchange(alter_request([([("client-id", client_id)], [operation])]))
+    assert [entry.error_code for entry in altered(answer)] == [0]
+
+
+def controller_of(cluster: KafkaCluster) -> int:
+    """The node that changes topics; with KRaft any does."""
+    if cluster.mode == "kraft":
+        return 1
+    return int(AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics().controller_id)
+
+
+@pytest.mark.newest_first
+def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka):
+    quotas = [{"client_id": PROXIED, "controller_mutation_rate": RATE}]
+    validate_only = kafka.mode == "kraft"
+    node_id = controller_of(kafka)
+    set_broker_quota(kafka.address(node_id), DIRECT, RATE)
+    with ProxyProcess(kafka, quotas, throttle={"charge_validate_only": validate_only}) as proxy:
+        direct = script(Side(kafka.address(node_id), DIRECT), validate_only)
+        proxied = script(Side((HOST, proxy.node_ports[node_id]), PROXIED), validate_only)
+        assert proxied == direct
+        refused = sum(code == REFUSED for said in proxied for code in said.values())
+        assert proxy.metric("mutations_refused_total", node_id=str(node_id)) == refused > 3
+
+
+# ------------------------------------------------------------------------------ rates
+
+FAST = 10.0
+AT_ONCE = 5
+
+
+def rate_after_burst(done: list[tuple[float, int]], rate: float) -> float:
+    """Partitions per second from where the burst is used up to the end; `done` has seconds and partitions."""
+    total = 0
+    for i, (at_s, partitions) in enumerate(done):
+        total += partitions
+        if total > (11 + at_s) * rate:
+            began, ended = done[i][0], done[-1][0]
+            after = sum(count for _, count in done[i + 1 :])
+            print(f"{after} partitions in {ended - began:.2f} s: {after / (ended - began) / rate:.3f} of the quota")
+            return after / (ended - began)
+    raise AssertionError(f"{total} partitions are no burst")
+
+
+def create_with_librdkafka(bootstrap: str, client_id: str, prefix: str, seconds: float) -> list[tuple[float, int]]:
+    """Create topics one by one for so long; a refusal is tried again at once, as the proxy does not read that yet."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": client_id})
+    done: list[tuple[float, int]] = []
+    begin = time.monotonic()
+    while time.monotonic() < begin + seconds:
+        topic = NewTopic(f"{prefix}-{len(done)}", AT_ONCE, 1)
+        [future] = admin.create_topics([topic], request_timeout=60).values()
+        error = future.exception()
+        if error is None:
+            done.append((time.monotonic() - begin, AT_ONCE))
+        elif error.args[0].code() != KafkaError.THROTTLING_QUOTA_EXCEEDED:
+            raise error
+    return done
+
+
+def delete_directly(cluster: KafkaCluster, topics: list[str]) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for future in admin.delete_topics(topics).values():
+        future.result()
+
+
+def test_librdkafka_creates_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
+    proxy = start_proxy([{"client_id": "librdkafka", "controller_mutation_rate": FAST}])
+    done = create_with_librdkafka(proxy.bootstrap, "librdkafka", "rate-rdkafka", 12)
+    delete_directly(newest_kafka, [f"rate-rdkafka-{i}" for i in range(len(done))])
+    assert rate_after_burst(done, FAST) == pytest.approx(FAST, rel=0.05)
+    assert proxy.metric("throttles_total", quota_type="controller_mutation") > 5
+
+
+@pytest.mark.long
+def test_the_java_client_creates_grows_and_deletes_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
+    proxy = start_proxy([{"client_id": "java-" + kind, "controller_mutation_rate": FAST} for kind in KINDS])
+    make_topic(newest_kafka.bootstrap_servers, "rate-grow")
+    rates, created = {}, 0
+    for kind, topics, seconds in (
+        ("create", "rate-java-", 30),
+        ("grow", "rate-grow", 30),
+        ("delete", "rate-java-", 60),
+    ):
+        arguments = (kind, topics, str(AT_ONCE), str(seconds), str(created))
+        source = str(Path(__file__).parents[1] / "java" / "MutationRate.java")
+        command = newest_kafka.java_command(source, proxy.bootstrap, f"java-{kind}", *arguments)
+        printed = newest_kafka.run(command, timeout_s=200)
+        assert printed.returncode == 0, printed.stderr
+        done = [(int(at) / 1000, int(count)) for at, count in map(str.split, printed.stdout.splitlines())]
+        created = created or len(done)
+        rates[kind] = rate_after_burst(done, FAST)
+    assert rates == pytest.approx(dict.fromkeys(KINDS, FAST), rel=0.05)
+
+
+@pytest.mark.long
+def test_the_cluster_is_asked_what_a_topic_without_a_number_of_partitions_gets():
+    with KafkaCluster(nodes=1, extra=lambda node_id: {"num.partitions": "4"}) as cluster:
+        quotas = [{"client_id": PROXIED, "controller_mutation_rate": RATE}]
+        with ProxyProcess(cluster, quotas) as proxy:
+            side = Side((HOST, proxy.node_ports[1]), PROXIED)
+            assert side.create(*((f"t{i}", -1) for i in range(6)), spends=24) == {b"t%d" % i: 0 for i in range(6)}
+            assert side.create(("t6", -1)) == {b"t6": REFUSED}
+            assert not proxy.events("default_partitions_unknown")
