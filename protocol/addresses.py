@@ -27,6 +27,16 @@ def rewritable(walk: Walk) -> list[Endpoint]:
     return [endpoint for endpoint in walk.endpoints if endpoint.node_id >= 0 and endpoint.host]
 
 
+def hints_bytes(walk: Walk, frame_end: int) -> int:
+    """How many bytes NodeEndpoints take: what a Fetch or ShareFetch answer would be shorter by without them.
+
+    The plain array of ShareFetch, in [tail_at, frame_end - 1), leaves the one byte of its length.
+    """
+    if walk.endpoint_tag is not None:
+        return walk.endpoint_tag.end - walk.endpoint_tag.at
+    return frame_end - walk.tail_at - 2 if walk.endpoints else 0
+
+
 def address_splices(walk: Walk, advertised: Callable[[int], Address]) -> list[Splice]:
     """The splices that put `advertised(node_id)` in place of each node's address, ascending."""
     splices = [_address_splice(endpoint, advertised(endpoint.node_id)) for endpoint in rewritable(walk)]

@@ -22,6 +22,8 @@ INT32_MAX = 2**31 - 1
 
 _INT32 = Struct(">i")
 _LIMITS = Struct(">ii")
+LIMITS_BYTES = _LIMITS.size
+"""min_bytes and max_bytes, one behind the other."""
 
 _PRODUCE_TRANSACTIONAL_SINCE = 3
 _PRODUCE_FLEXIBLE_SINCE = 9
@@ -51,13 +53,29 @@ def fetch_clamp(frame: bytes | memoryview, body_at: int, api_version: int, ceili
     `min_bytes` never exceeds the new `max_bytes`; versions below 3 have no `max_bytes`. Source: quota-semantics of
     Kafka 2.5 and later. Raises TruncatedMessage when the fields are not in `frame` yet.
     """
-    reader = Reader(frame, body_at)
-    reader.skip(4 if api_version >= _FETCH_WITHOUT_REPLICA_ID_SINCE else 8)
-    start = reader.offset
-    min_bytes = reader.int32()
+    start = body_at + (4 if api_version >= _FETCH_WITHOUT_REPLICA_ID_SINCE else 8)
     if api_version < _FETCH_MAX_BYTES_SINCE:
+        min_bytes = Reader(frame, start).int32()
         return None if min_bytes <= ceiling_bytes else Splice(start, start + 4, _INT32.pack(ceiling_bytes))
-    max_bytes = reader.int32()
+    return limits_clamp(frame, start, ceiling_bytes)
+
+
+def share_fetch_limits_at(frame: bytes | memoryview, body_at: int) -> int:
+    """Where min_bytes and max_bytes stand in a ShareFetch request. Source: `ShareFetchRequest.json`, 0+.
+
+    Raises TruncatedMessage when what comes before them is not in `frame` yet.
+    """
+    reader = Reader(frame, body_at)
+    for _ in range(2):
+        reader.skip(max(reader.uvarint() - 1, 0))
+    reader.skip(8)
+    return reader.offset
+
+
+def limits_clamp(frame: bytes | memoryview, start: int, ceiling_bytes: int) -> Splice | None:
+    """The splice that holds max_bytes, and with it min_bytes, to `ceiling_bytes`; they stand at `start`."""
+    reader = Reader(frame, start)
+    min_bytes, max_bytes = reader.int32(), reader.int32()
     clamped = min(max_bytes, ceiling_bytes)
     if clamped == max_bytes and min_bytes <= max_bytes:
         return None

@@ -52,10 +52,10 @@ class Vector:
     acks: int | None
     """Of Produce requests."""
     max_bytes: int | None
-    """Of Fetch requests, from v3 on."""
+    """Of Fetch requests, from v3 on, and of ShareFetch requests."""
     min_bytes: int | None
     clamped: bytes | None
-    """The Fetch request with max_bytes at most CEILING_BYTES and min_bytes at most max_bytes (v0-2: the ceiling)."""
+    """That request with max_bytes at most CEILING_BYTES and min_bytes at most max_bytes (Fetch v0-2: the ceiling)."""
     throttle: int | None
     """throttle_time_ms of the response, None if the version has none."""
     throttled: bytes | None
@@ -67,7 +67,7 @@ class Vector:
     readdressed_long: bytes | None
     """The same at LONG_HOST, whose compact length takes two bytes."""
     charged_bytes: int | None
-    """What a broker charges to the fetch quota for this Fetch response."""
+    """What a broker charges to the fetch quota for this Fetch or ShareFetch response."""
     topics: int | None
     """How many topics a CreateTopics, DeleteTopics or CreatePartitions request names."""
     left_out: tuple[int, ...]

@@ -17,6 +17,7 @@ METADATA = 3
 FIND_COORDINATOR = 10
 API_VERSIONS = 18
 DESCRIBE_CLUSTER = 60
+SHARE_FETCH = 78
 
 _HEADER_BYTES = 8
 """Length prefix and correlation id of an answer."""
@@ -56,7 +57,7 @@ class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
     `asked` says as what the whole request is asked about, if it is. `quick`: a whole small answer without a throttle
-    time is recognised at a glance.
+    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers.
     """
 
     api_key: int
@@ -70,6 +71,7 @@ class Plan:
     shape: Shape | None
     asked: AskKind | None = None
     quick: bool = False
+    fetches: bool = False
 
 
 def _plan(api: Api, api_version: int) -> Plan:
@@ -93,6 +95,7 @@ def _plan(api: Api, api_version: int) -> Plan:
         shape=shape,
         asked=ASKED_REQUESTS.get(api.key),
         quick=_is_quick(api, answer, throttle_at),
+        fetches=api.key in (FETCH, SHARE_FETCH),
     )
 
 

@@ -6,12 +6,21 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 
-from protocol.addresses import hiding_splices, rewritable
+from protocol.addresses import hiding_splices, hints_bytes, rewritable
 from protocol.api_versions import unsupported_version_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
-from protocol.requests import HEAD, INT32_MAX, MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES, fetch_clamp
+from protocol.requests import (
+    HEAD,
+    INT32_MAX,
+    LIMITS_BYTES,
+    MAX_ASKED_BYTES,
+    MAX_HEAD_BYTES,
+    MAX_HELD_BYTES,
+    fetch_clamp,
+    limits_clamp,
+)
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
 from proxy.relay.actions import (
@@ -381,7 +390,7 @@ class Relay:
                 if request.plan.asked is not None and _is_asked(request, binding):
                     self._ask_about_request(request, buf, at, after)
                     break
-                if request.plan.api_key == FETCH and binding.limits_fetches:
+                if request.plan.fetches and binding.limits_fetches:
                     if self._must_pay_first(request, binding, now_ms, after):
                         break
                     self._mute |= _FETCHING
@@ -410,8 +419,11 @@ class Relay:
                     self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after)
             if binding.shadow_produce is not None:
                 self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
-        elif plan.api_key == FETCH and binding.limits_fetches:
-            splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
+        elif plan.fetches and binding.limits_fetches:
+            if plan.api_key == FETCH:
+                splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
+            else:
+                splice = limits_clamp(buf, request.decided_at - LIMITS_BYTES, binding.fetch_ceiling_bytes)
         elif plan.asked is AskKind.MUTATION and binding.mutation is not None:
             self._buckets.spend_permissively(binding.mutation, 0, now_ms)
         if request.answered:
@@ -766,7 +778,7 @@ class Relay:
             body_at = 9 if not buf[at + 8] else _after_header_tags(buf[at : at + available], frame_bytes)
             if not body_at:
                 return _NOTHING
-        if plan.api_key == FETCH and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
+        if plan.fetches and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
             self._charge_fetch(request, frame_bytes - (body_at - 4), now_ms, after)
         if plan.answer is _PLAIN:
             return self._start_plain(request, buf, at, frame_bytes, body_at, now_ms, after)
@@ -812,10 +824,8 @@ class Relay:
             return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
         if not walk.fits(frame_bytes):
             return _too_short(plan, frame_bytes)
-        if plan.api_key == FETCH:
-            hints = walk.endpoint_tag
-            hints_bytes = 0 if hints is None else hints.end - hints.at
-            self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes, now_ms, after)
+        if plan.fetches:
+            self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes(walk, frame_bytes), now_ms, after)
         if walk.endpoints and rewritable(walk):
             return self._ask_about_answer(plan, bytes(here), after)
         return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
@@ -917,8 +927,8 @@ class Relay:
         return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
 
     def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
-        """Charge the answer of a Fetch: its size without length prefix, header tags and (where it is here whole)
-        NodeEndpoints, as a broker counts it.
+        """Charge the answer of a Fetch or ShareFetch: its size without length prefix, header tags and, where it is
+        here whole, NodeEndpoints, as a broker counts it.
         """
         request.charged = True
         binding = request.binding

@@ -8,7 +8,7 @@ from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader
 from protocol.requests import HEAD, MAX_HEAD_BYTES
 from proxy.relay.actions import CloseReason
-from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, UNKNOWN_API_VERSIONS, Plan
+from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import looks_like
 from quotas.ledger import Binding
 
@@ -114,6 +114,11 @@ def _read_rest(request: Request, buf: bytes, id_end: int, end: int) -> None:
         request.decided_at = body_at + _FETCH_LIMITS_BYTES
         if request.decided_at > end:
             raise TruncatedMessage(body_at, _FETCH_LIMITS_BYTES, end)
+    elif plan.api_key == SHARE_FETCH:
+        limits_at = requests.share_fetch_limits_at(memoryview(buf)[:end], body_at)
+        request.decided_at = limits_at + requests.LIMITS_BYTES
+        if request.decided_at > end:
+            raise TruncatedMessage(limits_at, requests.LIMITS_BYTES, end)
     elif plan is UNKNOWN_API_VERSIONS and request.size_bytes > MAX_HEAD_BYTES:
         raise MalformedMessage(f"an ApiVersions request of {request.size_bytes} bytes")
 

@@ -179,7 +179,7 @@ def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka)
 # ------------------------------------------------------------------------------ rates
 
 FAST = 10.0
-AT_ONCE = 5
+AT_ONCE = 3
 
 
 def rate_after_burst(done: list[tuple[float, int]], rate: float) -> float:
@@ -219,7 +219,7 @@ def delete_directly(cluster: KafkaCluster, topics: list[str]) -> None:
 
 def test_librdkafka_creates_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
     proxy = start_proxy([{"client_id": "librdkafka", "controller_mutation_rate": FAST}])
-    done = create_with_librdkafka(proxy.bootstrap, "librdkafka", "rate-rdkafka", 12)
+    done = create_with_librdkafka(proxy.bootstrap, "librdkafka", "rate-rdkafka", 11)
     delete_directly(newest_kafka, [f"rate-rdkafka-{i}" for i in range(len(done))])
     assert rate_after_burst(done, FAST) == pytest.approx(FAST, rel=0.05)
     assert proxy.metric("throttles_total", quota_type="controller_mutation") > 5

@@ -29,6 +29,8 @@ import org.apache.kafka.common.message.FetchResponseData;
 import org.apache.kafka.common.message.ProduceRequestData;
 import org.apache.kafka.common.message.RequestHeaderData;
 import org.apache.kafka.common.message.ResponseHeaderData;
+import org.apache.kafka.common.message.ShareFetchRequestData;
+import org.apache.kafka.common.message.ShareFetchResponseData;
 import org.apache.kafka.common.protocol.ApiMessage;
 import org.apache.kafka.common.protocol.ByteBufferAccessor;
 import org.apache.kafka.common.protocol.Message;
@@ -640,6 +642,12 @@ public final class MessageVectors {
             fetch.setMinBytes(Math.min(fetch.minBytes(), fetch.maxBytes()));
             line.putChanged("clamped", serialised(header, headerVersion, body, version));
         }
+        if (body instanceof ShareFetchRequestData fetch) {
+            line.put("max_bytes", fetch.maxBytes()).put("min_bytes", fetch.minBytes());
+            fetch.setMaxBytes(Math.min(fetch.maxBytes(), CEILING_BYTES));
+            fetch.setMinBytes(Math.min(fetch.minBytes(), fetch.maxBytes()));
+            line.putChanged("clamped", serialised(header, headerVersion, body, version));
+        }
         if (STRICT_SINCE.containsKey((int) api.apiKey())) {
             boolean names = api.apiKey() == DELETE_TOPICS && version < 6;
             Collection<Object> topics = collection(body, names ? "topicNames" : "topics");
@@ -737,6 +745,11 @@ public final class MessageVectors {
         if (body instanceof FetchResponseData fetch) {
             FetchResponseData plain = fetch.duplicate();
             plain.setNodeEndpoints(new FetchResponseData.NodeEndpointCollection());
+            line.put("charged_bytes", 4 + plain.size(new ObjectSerializationCache(), version));
+        }
+        if (body instanceof ShareFetchResponseData fetch) {
+            ShareFetchResponseData plain = fetch.duplicate();
+            plain.setNodeEndpoints(new ShareFetchResponseData.NodeEndpointCollection());
             line.put("charged_bytes", 4 + plain.size(new ObjectSerializationCache(), version));
         }
         if (STRICT_SINCE.getOrDefault(key, Integer.MAX_VALUE) <= version) {
