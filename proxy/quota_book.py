@@ -97,16 +97,14 @@ def _audit(
     client_id: str,
     log: "FilteringBoundLogger",
 ) -> None:
-    """One line for each entity: who, old, new."""
-    changes = {
-        key.text: {"old": before[key].value if key in before else None, "new": limit}
-        for key, limit in alteration.limits.items()
-    }
-    told = {"entity": shown(str(alteration.entity)), "changes": changes, "client_id": shown(client_id)}
-    if result is None:
-        log.info("quota_altered", **told)
-    else:
-        log.warning("quota_alteration_refused", problem=shown(str(result)), **told)
+    """One line for each quota: who, old, new."""
+    log = log.bind(entity=shown(str(alteration.entity)), client_id=shown(client_id))
+    for key, new in alteration.limits.items():
+        told = {"quota": key.text, "old": before[key].value if key in before else None, "new": new}
+        if result is None:
+            log.info("quota_altered", **told)
+        else:
+            log.warning("quota_alteration_refused", problem=shown(str(result)), **told)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

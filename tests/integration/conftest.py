@@ -22,6 +22,7 @@ _proxies: list[ProxyProcess] = []
 
 def pytest_configure(config):
     config.addinivalue_line("markers", "newest_first: on older kinds of cluster too long for `make test`")
+    config.addinivalue_line("markers", "kraft: not with ZooKeeper, whose brokers do it otherwise")
 
 
 def pytest_itemcollected(item):
@@ -42,6 +43,8 @@ def pytest_generate_tests(metafunc):
     if "kafka" in metafunc.fixturenames:
         of_one_kind = {"newest_kafka": NEWEST, "zookeeper_kafka": ZOOKEEPER}
         kinds = [kind for name, kind in of_one_kind.items() if name in metafunc.fixturenames] or list(CLUSTERS)
+        if metafunc.definition.get_closest_marker("kraft"):
+            kinds = [kind for kind in kinds if CLUSTERS[kind][1] == "kraft"]
         if metafunc.definition.get_closest_marker("newest_first"):
             kinds = [pytest.param(kind, marks=() if kind == NEWEST else pytest.mark.long) for kind in kinds]
         metafunc.parametrize("kafka", kinds, indirect=True, scope="session")

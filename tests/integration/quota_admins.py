@@ -1,0 +1,163 @@
+"""Admin clients that describe and alter quotas: the same requests through each, their answers in one form.
+
+A request is {"alter": [{"entity": {type: name}, "ops": {key: value}}], "validate_only": bool} or {"describe": [{"type":
+type, "match": "exact"|"default"|"any", "name": name}], "strict": bool}; a name None is the default entity, a value None
+removes the key.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
+
+from proxy.demo.jars import ToolMissing, cache_dir, kafka_jars, need_program
+from quotas.sources.cluster_connection import ClusterConnection, Credentials
+
+Entity = frozenset[tuple[str, str | None]]
+Request = Mapping[str, Any]
+
+_TESTS = Path(__file__).parents[1]
+_TIMEOUT_S = 120
+_MATCH_TYPES = {"exact": 0, "default": 1, "any": 2}
+
+
+class Altered(NamedTuple):
+    """What became of each entity: error code and message."""
+
+    results: dict[Entity, tuple[int, str | None]]
+
+
+class Described(NamedTuple):
+    """The quotas of each entity, or an error code."""
+
+    code: int
+    entries: dict[Entity, dict[str, float]]
+
+
+Answer = Altered | Described
+Ask = Callable[[str, Sequence[Request]], list[Answer]]
+"""(bootstrap server, requests) -> their answers."""
+
+
+def altering(entries: Mapping[Entity, Mapping[str, float | None]], validate_only: bool = False) -> Request:
+    """The request that does this."""
+    listed = [{"entity": dict(entity), "ops": dict(ops)} for entity, ops in entries.items()]
+    return {"alter": listed, "validate_only": validate_only}
+
+
+def describing(*components: tuple[str, str, str | None], strict: bool = False) -> Request:
+    """The request that asks for (type, match, name)."""
+    return {"describe": [dict(zip(("type", "match", "name"), c, strict=True)) for c in components], "strict": strict}
+
+
+# ------------------------------------------------------------------ the clients
+
+
+def ask_with_kafka_python(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
+    """Message by message, in kafka-python's own classes."""
+    connection = ClusterConnection(bootstrap, Credentials(), _TIMEOUT_S)
+    try:
+        return [_ask_in_messages(connection, request) for request in requests]
+    finally:
+        connection.close()
+
+
+def ask_with_java(kafka_version: str) -> Ask:
+    """Kafka's Admin client of that version."""
+
+    def ask(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
+        java = need_program("java", "openjdk-17-jdk-headless")
+        source = _TESTS / "java" / "QuotaAdmin.java"
+        classpath = f"{kafka_jars(kafka_version)}/*"
+        return _ask_program([java, "-XX:TieredStopAtLevel=1", "-cp", classpath, str(source), bootstrap], requests)
+
+    return ask
+
+
+def ask_with_kadm(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
+    """franz-go's kadm."""
+    return _ask_program([str(_kadm_program()), bootstrap], requests)
+
+
+def _ask_program(command: Sequence[str], requests: Sequence[Request]) -> list[Answer]:
+    lines = "".join(json.dumps(request) + "\n" for request in requests)
+    run = subprocess.run(command, input=lines, capture_output=True, encoding="utf-8", timeout=_TIMEOUT_S)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return [_answer(json.loads(line)) for line in run.stdout.splitlines()]
+
+
+def _answer(told: Any) -> Answer:
+    if isinstance(told, list):
+        return Altered({_entity(one["entity"]): (one["code"], one["message"]) for one in told})
+    return Described(told["code"], {_entity(one["entity"]): one["values"] for one in told["entries"]})
+
+
+def _entity(names: Mapping[str, str | None]) -> Entity:
+    return frozenset(names.items())
+
+
+def _kadm_program() -> Path:
+    """The path of the built program; the first call on a machine fetches franz-go and builds it, some 20 s."""
+    folder = _TESTS / "go" / "quotas"
+    source = b"".join((folder / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
+    program = cache_dir() / f"kadm-{hashlib.sha256(source).hexdigest()[:16]}"
+    if not program.exists():
+        unfinished = program.with_suffix(f".{os.getpid()}")
+        program.parent.mkdir(parents=True, exist_ok=True)
+        settings = {**os.environ, "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"}
+        command = [_go(), "build", "-buildvcs=false", "-mod=readonly", "-o", str(unfinished), "."]
+        built = subprocess.run(command, cwd=folder, env=settings, capture_output=True, text=True, timeout=240)
+        assert built.returncode == 0, built.stderr
+        unfinished.rename(program)
+    return program
+
+
+def _go() -> str:
+    go = shutil.which("go") or shutil.which("go", path="/usr/local/go/bin")
+    if go is None:
+        raise ToolMissing("go is missing. Install it with: apt-get install -y golang-go")
+    return go
+
+
+def _ask_in_messages(connection: ClusterConnection, request: Request) -> Answer:
+    if "alter" in request:
+        answer = connection.ask(_alter_message(request))
+        return Altered({_parts(e.entity): (e.error_code, e.error_message) for e in answer.entries})
+    answer = connection.ask(_describe_message(request))
+    entries = {_parts(e.entity): {value.key: value.value for value in e.values} for e in answer.entries or ()}
+    return Described(answer.error_code, entries)
+
+
+def _parts(entity: Any) -> Entity:
+    return frozenset((part.entity_type, part.entity_name) for part in entity)
+
+
+def _alter_message(request: Request) -> Any:
+    data = AlterClientQuotasRequest.EntryData
+    entries = [
+        data(
+            entity=[data.EntityData(entity_type=part, entity_name=name) for part, name in entry["entity"].items()],
+            ops=[
+                data.OpData(key=key, value=0.0 if value is None else value, remove=value is None)
+                for key, value in entry["ops"].items()
+            ],
+        )
+        for entry in request["alter"]
+    ]
+    return AlterClientQuotasRequest(entries=entries, validate_only=request["validate_only"])
+
+
+def _describe_message(request: Request) -> Any:
+    components = [
+        DescribeClientQuotasRequest.ComponentData(
+            entity_type=component["type"], match_type=_MATCH_TYPES[component["match"]], match=component["name"]
+        )
+        for component in request["describe"]
+    ]
+    return DescribeClientQuotasRequest(components=components, strict=request["strict"])
