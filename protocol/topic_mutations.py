@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.errors import MalformedMessage, ProtocolError
+from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import Reader, compact_string, int16, int32, uvarint
 from protocol.splices import Splice
 
@@ -307,16 +307,33 @@ class _Fields(Reader):
         if self._key == CREATE_TOPICS and self._version >= _DETAILS_SINCE:
             partitions = self.int32()
             self.skip(2)
-            for _ in range(self.nullable_length()):
-                self._config()
+            self._skip_configs(self.nullable_length())
         self.tags()
         return TopicResult(start, self.offset, name, topic_id, error_code, partitions)
 
-    def _config(self) -> None:
-        self.skip(self.uvarint() - 1)
-        self.skip(max(self.uvarint() - 1, 0))
-        self.skip(3)
-        self.tags()
+    def _skip_configs(self, count: int) -> None:
+        """Step over configurations: name, value, three bytes, tags. There may be hundreds of thousands."""
+        frame, at = self._frame, self.offset
+        try:
+            for _ in range(count):
+                for _ in range(2):
+                    size = frame[at]
+                    if size < 0x80:
+                        at += size or 1
+                    else:
+                        self.offset = at
+                        size = self.uvarint()
+                        at = self.offset + size - 1
+                at += 3
+                self.offset = at
+                if frame[at]:
+                    self.tags()
+                    at = self.offset
+                else:
+                    at += 1
+        except IndexError:
+            raise TruncatedMessage(at, 1, self._end) from None
+        self.offset = at
 
 
 # ------------------------------------------------------------------------------ writing

@@ -4,11 +4,11 @@ By name in version 4, which nodes since Kafka 1.0 serve; by topic id in version 
 created by asking. Sources: `MetadataRequest.json`, `MetadataResponse.json`.
 """
 
+import struct
 from collections.abc import Collection
-from struct import Struct
 from typing import NamedTuple
 
-from protocol.errors import MalformedMessage
+from protocol.errors import MalformedMessage, TruncatedMessage
 from protocol.primitives import Reader, int16, int32, string, uvarint
 
 METADATA = 3
@@ -18,7 +18,7 @@ BY_ID_VERSION = 12
 _CLIENT_ID = b"kafka-throttle"
 _FALSE = b"\0"
 _HEADER_BYTES = 8
-_BROKER_IDS = Struct(">i")
+_BROKER_IDS = struct.Struct(">i")
 _PARTITION_BYTES = 10
 _PARTITION_WITH_EPOCH_BYTES = 14
 
@@ -71,10 +71,7 @@ def _read_by_name(reader: Reader, frame: bytes) -> list[TopicPartitions]:
         name = reader.string()
         reader.skip(1)
         partitions = _length(reader, compact=False)
-        for _ in range(partitions):
-            reader.skip(_PARTITION_BYTES)
-            _skip_broker_ids(reader)
-            _skip_broker_ids(reader)
+        _skip_partitions(reader, frame, partitions)
         topics.append(TopicPartitions(name, bytes(16), partitions))
     _check_end(reader, frame)
     return topics
@@ -114,8 +111,17 @@ def _length(reader: Reader, compact: bool) -> int:
     return max(reader.count(compact, 1), 0)
 
 
-def _skip_broker_ids(reader: Reader) -> None:
-    reader.skip(4 * _length(reader, compact=False))
+def _skip_partitions(reader: Reader, frame: bytes, count: int) -> None:
+    """Step over partitions of version 4, each with its replicas and those in sync, up to hundreds of thousands."""
+    at, length_at = reader.offset, _BROKER_IDS.unpack_from
+    try:
+        for _ in range(count):
+            at += _PARTITION_BYTES
+            at += 4 + 4 * max(length_at(frame, at)[0], 0)
+            at += 4 + 4 * max(length_at(frame, at)[0], 0)
+    except struct.error:
+        raise TruncatedMessage(at, 4, len(frame)) from None
+    reader.skip(at - reader.offset)
 
 
 def _check_end(reader: Reader, frame: bytes) -> None:

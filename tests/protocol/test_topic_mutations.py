@@ -184,7 +184,7 @@ def test_bytes_too_few_or_too_many_are_malformed(kafka_version):
                 read(vector.frame + b"\0", vector.key, vector.version)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_changed_bytes_raise_nothing_but_protocol_errors(data):
     is_response = data.draw(st.booleans())
