@@ -18,6 +18,9 @@ _CHATTY = {"kafka": logging.CRITICAL, "aiohttp.access": logging.ERROR, "asyncio"
 kafka-python calls each attempt to connect an error; what comes of them is in our own `cluster_unreachable`.
 """
 
+_INDISCREET = ("kafka.admin.client", "kafka.net.connection", "kafka.protocol.parser")
+"""Loggers that tell passwords at DEBUG."""
+
 _threshold = logging.INFO
 
 
@@ -50,6 +53,8 @@ def set_level(level: str) -> None:
     logging.getLogger().setLevel(_threshold)
     for name, least in _CHATTY.items():
         logging.getLogger(name).setLevel(_threshold if _threshold == logging.DEBUG else max(_threshold, least))
+    for name in _INDISCREET:
+        logging.getLogger(name).setLevel(logging.INFO if _threshold == logging.DEBUG else logging.NOTSET)
 
 
 def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:

@@ -96,6 +96,13 @@ def test_debug_lets_chatty_libraries_through(capsys):
     assert [line["event"] for line in lines(capsys)] == ["chatter"]
 
 
+def test_even_debug_tells_no_password_of_the_proxys_own(capsys):
+    logs.configure("debug", "json")
+    logging.getLogger("kafka.admin.client").debug("Starting with %s", {"sasl_plain_password": "secret"})
+    logging.getLogger("kafka.admin.client").info("started")
+    assert [line["event"] for line in lines(capsys)] == ["started"]
+
+
 def test_configuring_twice_logs_once(capsys):
     logs.configure("info", "json")
     logs.configure("info", "json")
