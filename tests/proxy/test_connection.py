@@ -13,6 +13,7 @@ from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
+from tests.quota_frames import alter_request, altered
 from tests.relay.frames import heartbeat, heartbeaten, produce
 from tests.relay.script import FixedNodes, ledger_with
 
@@ -23,6 +24,7 @@ class Shell:
     def __init__(self, reachable=True, limits=None, **quota):
         self.client, self.node, self.clock = FakeStream(), FakeStream(), FakeClock()
         self.ended, self.throttles = [], []
+        self.written, self.altered = asyncio.Event(), 0
         ledger = ledger_with(**quota)
         self.connection = Connection(
             Relay(ledger, Tally(), limits or RelayLimits()),
@@ -39,6 +41,8 @@ class Shell:
         self.connection.client_connected(None)
 
     async def _alter(self, errand, log):
+        await self.written.wait()
+        self.altered += len(errand.alterations)
         return [None for _ in errand.alterations]
 
     async def _reach(self):
@@ -68,6 +72,35 @@ async def test_a_node_that_cannot_be_reached_ends_the_connection_with_what_was_t
     assert shell.ended == [CloseReason.NODE_UNREACHABLE]
     assert shell.client.closed
     assert logs[-1]["detail"] == "10.0.0.1:9092: Connection refused"
+
+
+ETL = (("client-id", "etl"),)
+SET_ETL = alter_request([(ETL, [("producer_byte_rate", 7.0, False)])])
+
+
+async def test_an_alteration_is_answered_when_it_is_written():
+    shell = Shell()
+    shell.connection.facts.may_alter = True
+    shell.written = asyncio.Event()
+    await shell.client_sends(SET_ETL + heartbeat(2))
+    assert (shell.client.written, shell.node.written) == (b"", b"")
+    shell.written.set()
+    await asyncio.sleep(0.01)
+    assert altered(bytes(shell.client.written)) == [(0, None, ETL)]
+    assert shell.node.written == heartbeat(2)
+
+
+async def test_an_alteration_is_written_though_its_client_is_gone():
+    shell = Shell()
+    shell.connection.facts.may_alter = True
+    shell.written = asyncio.Event()
+    await shell.client_sends(SET_ETL)
+    shell.connection.lost(Side.CLIENT, None)
+    shell.written.set()
+    await asyncio.sleep(0.01)
+    assert shell.altered == 1
+    assert shell.ended[0] is CloseReason.CLIENT_LOST
+    assert CloseReason.INTERNAL_ERROR not in shell.ended
 
 
 async def test_when_one_side_ends_both_are_closed():
