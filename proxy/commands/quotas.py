@@ -197,7 +197,10 @@ def _in_force(entity: Entity, quotas: Quotas) -> str:
     limits = quotas.get(entity, {})
     if not limits:
         return f"{entity}\n  no quotas"
-    rows = [(key.text, str(number(limit.value)), limit.layer) for key, limit in sorted(limits.items(), key=_by_text)]
+    rows = [
+        (key.text, str(number(limit.value)), shown(limit.layer, 1_000))
+        for key, limit in sorted(limits.items(), key=_by_text)
+    ]
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = (f"  {key:<{widths[0]}}  {limit:>{widths[1]}}  {layer}" for key, limit, layer in rows)
     return "\n".join([str(entity), *lines])

@@ -1,0 +1,77 @@
+"""The command line beside a proxy at work: what it explains, what it changes, and shadow quotas that nobody feels."""
+
+import json
+
+from click.testing import CliRunner
+from confluent_kafka import Producer
+
+from proxy.cli import main
+from tests.integration.proxy_process import ProxyProcess
+from tests.integration.topics import make_topic
+
+RATE = 200_000
+MESSAGES, MESSAGE = 250, b"x" * 10_000
+"""A quarter more than a quota of RATE allows at one instant."""
+
+
+def kafka_throttle(*arguments):
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def write_all(bootstrap, topic, client_id):
+    """Produce 2.5 MB as fast as may be; the longest throttle in ms that the client was told."""
+    told = [0.0]
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": client_id,
+            "batch.num.messages": 20,
+            "throttle_cb": lambda event: told.append(event.throttle_time * 1000),
+        }
+    )
+    errors = []
+    for _ in range(MESSAGES):
+        producer.produce(topic, MESSAGE, partition=0, on_delivery=lambda error, _: error and errors.append(error))
+    assert producer.flush(60) == 0
+    assert errors == []
+    return max(told)
+
+
+def explained(proxy, client_id, quota):
+    form = json.loads(kafka_throttle("explain", "-c", proxy.config_path, "--client-id", client_id, "--json"))
+    assert form["live"] is True
+    return next(told for told in form["quotas"] if told["quota"] == quota)
+
+
+def test_a_shadow_quota_is_measured_and_not_felt_until_it_is_put_in_force(newest_kafka):
+    topic = "explained"
+    make_topic(newest_kafka.bootstrap_servers, topic)
+    shadow = {"client_id": "loader", "shadow_producer_byte_rate": RATE}
+    with ProxyProcess(newest_kafka, [shadow], source={"state_file": "state.json"}) as proxy:
+        config = ("-c", proxy.config_path)
+        assert write_all(proxy.bootstrap, topic, "loader") == 0
+        told = explained(proxy, "loader", "shadow_producer_byte_rate")
+        assert (told["rule"]["entity"], told["rule"]["layer"]) == ({"client-id": "loader"}, "proxy.yaml")
+        [use] = [use for use in told["use"] if use["throttles"]]
+        assert use["rate"] > RATE
+        labels = {"quota_type": "produce", "node_id": str(use["node_id"])}
+        assert proxy.metric("shadow_throttles_total", **labels) == use["throttles"]
+        assert proxy.metric("shadow_throttled_seconds_total", **labels) == use["throttled_ms"] / 1000
+        assert proxy.metric("throttles_total", quota_type="produce") == 0
+        assert not proxy.events("throttle_started")
+
+        kafka_throttle("quotas", "set", *config, "--client-id", "loader", f"producer_byte_rate={RATE}")
+        proxy.wait_for(lambda: explained(proxy, "loader", "producer_byte_rate")["rule"] is not None, 5, "the quota")
+        assert write_all(proxy.bootstrap, topic, "loader") > 1000
+        told = explained(proxy, "loader", "producer_byte_rate")
+        assert (told["rule"]["limit"], told["rule"]["layer"]) == (RATE, "state.json")
+        past = told["throttles"][0]
+        assert (past["client_id"], past["ip"], past["limit"]) == ("loader", "127.0.0.1", RATE)
+        assert past["rate"] > RATE
+
+        kafka_throttle("quotas", "unset", *config, "--client-id", "loader", "producer_byte_rate")
+        proxy.wait_for(lambda: explained(proxy, "loader", "producer_byte_rate")["rule"] is None, 5, "its end")
+        described = kafka_throttle("quotas", "describe", *config)
+        assert described.endswith(f"client-id=loader\n  shadow_producer_byte_rate  {RATE}  proxy.yaml\n")
