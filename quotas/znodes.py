@@ -422,8 +422,9 @@ class EntityNodes:
         return self._nodes.keys() | self._problems.keys()
 
     def holds_below(self, root: str) -> bool:
-        """Whether any quota below a root is in force."""
-        return any(path.startswith(f"{root}/") for path in self._nodes)
+        """Whether any quota that came from below a root is in force."""
+        layers = (limit.layer for node in self._nodes.values() for limit in node.limits.values())
+        return any(layer.startswith(f"{self.full(root)}/") for layer in layers)
 
     def full(self, path: str) -> str:
         """The path as ZooKeeper has it."""

@@ -7,8 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from math import inf
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from kazoo import exceptions, security
@@ -16,34 +15,10 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 
-from quotas.entities import Entity, InvalidQuota
-from quotas.sources.source import (
-    NO_QUOTAS,
-    Alteration,
-    AlterationRefused,
-    Quotas,
-    SourceUnavailable,
-)
-from quotas.znodes import (
-    CHANGE_PREFIX,
-    CHANGES,
-    ROOTS,
-    Create,
-    Delete,
-    EntityNodes,
-    Replace,
-    Seen,
-    Step,
-    change_number,
-    notification,
-    notified_path,
-    pairs_of,
-    parents_of,
-    steps_to,
-)
+from quotas.sources.source import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
+from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
+from quotas.znodes import CHANGE_PREFIX, CHANGES, Create, Delete, EntityNodes, Replace, Seen, Step
 
-_BATCH = 64
-"""Requests under way at once, and alterations: what else is to be done waits for no more than these."""
 _RETRY_S = 0.2
 """Between two attempts to connect. It is short because what ZooKeeper returns with has to be in force in a second."""
 _REFUSED_S = 1.0
@@ -52,7 +27,6 @@ _GIVEN_UP_S = 1.0
 """After that long kazoo's thread has begun to connect, unless it has ended already."""
 _REQUEST_S = 5.0
 """How long an answer may take; then the connection is given up."""
-_WRITE_ATTEMPTS = 100
 _ALTER_S = 10.0
 _START_S = 5.0
 _PUBLISH_S = 0.5
@@ -60,19 +34,7 @@ _PUBLISH_S = 0.5
 _TOLD_TROUBLES = 15
 _STOP_S = 3.0
 _CLOSE_S = 1.0
-_MISSING_ROOT_S = 1.0
-"""How soon it is looked again for a root that is gone."""
-_RESYNC_REST = 5
-"""A re-sync rests this many times as long as it works, for it shares its processor with the traffic."""
-_KEPT_MS = 15 * 60 * 1000
-"""How old a notification may become, as in brokers."""
 
-_CONFLICTS = (
-    exceptions.BadVersionError,
-    exceptions.NodeExistsError,
-    exceptions.NoNodeError,
-    exceptions.NotEmptyError,
-)
 _LOST = (
     exceptions.ConnectionLoss,
     exceptions.SessionExpiredError,
@@ -80,7 +42,6 @@ _LOST = (
     KazooTimeoutError,
 )
 _IN_THE_WAKE_OF_ANOTHER = (exceptions.RolledBackError, exceptions.RuntimeInconsistency)
-_DONE = object()
 _ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED, KeeperState.EXPIRED_SESSION)
 
 
@@ -97,7 +58,10 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM files: whom to trust (None: whom the system trusts), and our own certificate and key, if asked for them."""
+    """PEM files: whom to trust (None: whom the system trusts), and our own certificate and key, if asked for them.
+
+    Without `key` it is in the file of the certificate.
+    """
 
     ca: str | None = None
     certificate: str | None = None
@@ -117,24 +81,24 @@ class ZooKeeperSettings:
 
     servers: Sequence[str]
     chroot: str = ""
-    session_timeout_ms: int = 18_000
+    session_timeout_ms: int = 10_000
     resync_ms: int = 30_000
     digest: Login | None = None
     sasl: Login | None = None
     tls: Tls | None = None
     acl: Literal["open", "creator"] = "open"
 
+    def __post_init__(self) -> None:
+        if self.chroot and not (self.chroot.startswith("/") and not self.chroot.endswith("/")):
+            raise ValueError(f"chroot: expected nothing or a path like /kafka, got {self.chroot!r}")
+
     @property
     def place(self) -> str:
         """The path of `/config`."""
-        return f"{self.chroot.rstrip('/')}/config"
+        return f"{self.chroot}/config"
 
 
 # --------------------------------------------------------------- connection
-
-
-class _Lost(Exception):
-    """This connection is of no use any more; the text says why."""
 
 
 class _LastWords(logging.Handler):
@@ -151,7 +115,7 @@ class _LastWords(logging.Handler):
         text = record.getMessage()
         if not text.startswith(self._CONSEQUENCES):
             error = record.exc_info[1] if record.exc_info else None
-            self.text = f"{text}: {_words_for(error)}" if isinstance(error, Exception) else text
+            self.text = f"{text}: {_words_for(error)}" if error else text
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
@@ -168,11 +132,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Connection:
-    """One session of kazoo's, from the first attempt to connect to the first loss of the connection.
+    """A Connection for a Follower: one session of kazoo's, from the first attempt to connect to the first loss.
 
     A session that is resumed on another connection gains us nothing, and one that saw a later transaction than a server
-    which lost its data is refused for ever. Requests wait for their answers, `_REQUEST_S` at most, and raise _Lost.
-    `wake` is called from kazoo's threads when the connection comes up and when it is lost.
+    which lost its data is refused for ever. `wake` is called from kazoo's threads when it comes up and when it is lost.
     """
 
     def __init__(self, settings: ZooKeeperSettings, wake: Callable[[], None]) -> None:
@@ -197,6 +160,7 @@ class _Connection:
 
     def _on_state(self, state: KazooState) -> None:
         if state == KazooState.CONNECTED:
+            self._words.text = ""
             self.is_up = True
         else:
             self._is_lost = True
@@ -208,12 +172,12 @@ class _Connection:
         return self._words.text
 
     def check(self) -> None:
-        """Raise _Lost if the connection was lost, or kazoo has given up."""
+        """Raise ConnectionLost if the connection was lost, or kazoo has given up."""
         if self._is_lost:
-            raise _Lost(self.trouble or "the session has ended")
+            raise ConnectionLost(self.trouble or "the session has ended")
         is_under_way = self.is_up or time.monotonic() - self._began_at < _GIVEN_UP_S
         if not is_under_way and self._client.client_state in _ENDED:
-            raise _Lost(self.trouble or "kazoo has given up")
+            raise ConnectionLost(self.trouble or "kazoo has given up")
 
     def close(self) -> None:
         """Let go of session, socket and threads."""
@@ -223,45 +187,46 @@ class _Connection:
         except (exceptions.KazooException, OSError):
             pass  # a server that does not answer ends the session on its own
 
-    # The paths of requests are full.
-
     def sync(self, path: str) -> None:
         """Have this server catch up with the leader."""
         self._answers([self._client.sync_async(path)])
 
-    def read(self, paths: Iterable[str]) -> list[Seen | Exception | None]:
-        """Each node, None if it is not there, or why it cannot be read."""
+    def read(self, paths: Iterable[str]) -> list[Seen | Failure | None]:
+        """Each node, None if it is not there. Data are null where a broker has made a node between."""
         answers = self._answers([self._client.get_async(path) for path in paths])
-        return [_seen(answer) for answer in answers]
+        return [
+            _or_none(answer) if isinstance(answer, Failure)
+            else Seen(answer[0] or b"", answer[1].version, answer[1].numChildren)
+            for answer in answers
+        ]  # fmt: skip
 
     def made_ms(self, paths: Iterable[str]) -> list[int | None]:
-        """When each node was made, in ms since 1970; None if it is not there, or not to be seen."""
+        """When each node was made, in ms since 1970; None if it is not there."""
         answers = self._answers([self._client.exists_async(path) for path in paths])
-        return [None if stat is None or isinstance(stat, Exception) else stat.ctime for stat in answers]
+        return [None if stat is None or isinstance(stat, Failure) else stat.ctime for stat in answers]
 
     def children(
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
-    ) -> list[list[str] | Exception | None]:
-        """The names below each node, None if it is not there, or why it cannot be read."""
+    ) -> list[list[str] | Failure | None]:
+        """The names below each node, None if it is not there; `watch` is called once when they change."""
         answers = self._answers([self._client.get_children_async(path, watch=watch) for path in paths])
-        return [None if isinstance(answer, exceptions.NoNodeError) else answer for answer in answers]
+        return [_or_none(answer) if isinstance(answer, Failure) else answer for answer in answers]
 
-    def make(self, paths: Sequence[str]) -> None:
-        """Make empty nodes, in this order, where there are none."""
+    def make(self, paths: Sequence[str]) -> dict[str, Failure]:
+        """Make empty nodes, in this order, where there are none; those that could not be made."""
         missing = [path for path, made in zip(paths, self.made_ms(paths), strict=True) if made is None]
         answers = self._answers([self._client.create_async(path, b"", acl=self._acl(path)) for path in missing])
-        for path, answer in zip(missing, answers, strict=True):
-            if isinstance(answer, Exception) and not isinstance(answer, exceptions.NodeExistsError):
-                raise _Lost(f"cannot make {path}: {_words_for(answer)}")
+        failures = {path: answer for path, answer in zip(missing, answers, strict=True) if isinstance(answer, Failure)}
+        return {path: failure for path, failure in failures.items() if not isinstance(failure, _Exists)}
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete nodes as far as they are there and we may."""
         self._answers([self._client.delete_async(path) for path in paths])
 
-    def commit(self, transactions: Iterable[Sequence[Step]]) -> list[Exception | None]:
-        """Carry out each list of steps, whole or not at all; a Create of a notification has its number appended."""
+    def commit(self, transactions: Iterable[Sequence[Step]]) -> list[Failure | None]:
+        """Carry out each list of steps, whole or not at all; the Create of a notification has its number appended."""
         answers = self._answers([self._transaction(steps).commit_async() for steps in transactions])
-        return [answer if isinstance(answer, Exception) else _failure(answer) for answer in answers]
+        return [answer if isinstance(answer, Failure) else _cause(answer) for answer in answers]
 
     def _transaction(self, steps: Sequence[Step]) -> Any:
         transaction = self._client.transaction()
@@ -283,7 +248,7 @@ class _Connection:
         return [*security.CREATOR_ALL_ACL, *([] if is_secret else security.READ_ACL_UNSAFE)]
 
     def _answers(self, pending: Sequence[Any]) -> list[Any]:
-        """What came of each request: its result, or what is wrong with its node."""
+        """What came of each request: its result or a Failure."""
         answers: list[Any] = []
         if pending:
             pending[-1].wait(_REQUEST_S)  # answers come in order, so that one wait does for all
@@ -291,18 +256,51 @@ class _Connection:
             try:
                 answers.append(request.get(timeout=0))
             except _LOST as error:
-                raise _Lost(self.trouble or _words_for(error)) from None
+                raise ConnectionLost(self.trouble or _words_for(error)) from None
             except exceptions.KazooException as error:
-                answers.append(error)
+                answers.append(_failure(error))
         return answers
 
 
-def _seen(answer: Any) -> Seen | Exception | None:
-    """What came of a get; the data of a node between are null, as brokers make it."""
-    if isinstance(answer, Exception):
-        return None if isinstance(answer, exceptions.NoNodeError) else answer
-    data, stat = answer
-    return Seen(data or b"", stat.version, stat.numChildren)
+class _Missing(Conflict):
+    """There is no such node."""
+
+
+class _Exists(Conflict):
+    """There is such a node."""
+
+
+def _failure(error: Exception) -> Failure:
+    """What kazoo raises, as a Follower knows it."""
+    kinds = {
+        exceptions.NoNodeError: _Missing,
+        exceptions.NodeExistsError: _Exists,
+        exceptions.BadVersionError: Conflict,
+        exceptions.NotEmptyError: Conflict,
+        exceptions.NoAuthError: Forbidden,
+        exceptions.InvalidACLError: Forbidden,
+    }
+    return kinds.get(type(error), Failure)(_words_for(error))
+
+
+def _words_for(error: BaseException) -> str:
+    known: dict[type[BaseException], str] = {
+        exceptions.NoAuthError: "not allowed",
+        exceptions.InvalidACLError: "an ACL for its creator needs a login",
+        KazooTimeoutError: f"no answer within {_REQUEST_S:g} s",
+    }
+    return known.get(type(error)) or str(error) or type(error).__name__
+
+
+def _or_none(failure: Failure) -> Failure | None:
+    return None if isinstance(failure, _Missing) else failure
+
+
+def _cause(results: Sequence[Any]) -> Failure | None:
+    """Why a transaction was not carried out: one step has failed, and with it the others."""
+    errors = [result for result in results if isinstance(result, Exception)]
+    causes = [error for error in errors if not isinstance(error, _IN_THE_WAKE_OF_ANOTHER)]
+    return _failure((causes or errors)[0]) if errors else None
 
 
 def _credentials(settings: ZooKeeperSettings) -> dict[str, Any]:
@@ -318,301 +316,11 @@ def _credentials(settings: ZooKeeperSettings) -> dict[str, Any]:
             use_ssl=True,
             ca=tls.ca,
             certfile=tls.certificate,
-            keyfile=tls.key,
+            keyfile=tls.key or tls.certificate,
             keyfile_password=tls.key_password,
             check_hostname=tls.verify_host_name,
         )
     return told
-
-
-def _failure(results: Sequence[Any]) -> Exception | None:
-    """Why a transaction was not carried out."""
-    errors = [result for result in results if isinstance(result, Exception)]
-    causes = [error for error in errors if not isinstance(error, _IN_THE_WAKE_OF_ANOTHER)]
-    return next(iter(causes or errors), None)
-
-
-def _words_for(error: Exception) -> str:
-    known = {
-        exceptions.NoAuthError: "not allowed",
-        exceptions.InvalidACLError: "an ACL for its creator needs a login",
-        KazooTimeoutError: f"no answer within {_REQUEST_S:g} s",
-    }
-    return known.get(type(error)) or str(error) or type(error).__name__
-
-
-# ---------------------------------------------------------------- following
-
-
-class _Follower:
-    """Keeps `nodes` in step with ZooKeeper while one connection lasts; in one thread, but for `_on_watch`."""
-
-    def __init__(
-        self,
-        connection: _Connection,
-        settings: ZooKeeperSettings,
-        nodes: EntityNodes,
-        epoch_ms: Callable[[], int],
-        wake: Callable[[], None],
-    ) -> None:
-        self.is_loaded = False
-        self._connection = connection
-        self._resync_s = settings.resync_ms / 1000
-        self._brokers = f"{settings.chroot.rstrip('/')}/brokers"
-        self._is_kafkas = False
-        self._nodes = nodes
-        self._epoch_ms = epoch_ms
-        self._wake = wake
-        self._was_told = False
-        self._load: Iterator[None] = iter(())
-        self._load_at = -inf
-        self._highest: int | None = None
-        self._roots: dict[str, str] = {}
-        self._bad_changes: dict[str, str] = {}
-
-    @property
-    def problems(self) -> dict[str, str]:
-        """What is wrong with other nodes than those of entities, by their full path."""
-        return {**self._roots, **self._bad_changes}
-
-    def go_on(self) -> float:
-        """Read what is due: notified changes, and a batch of the load under way. Returns s until more is due."""
-        if self._highest is None:
-            self._begin()
-        if self._was_told:
-            self._take_changes()
-        began = time.monotonic()
-        if began >= self._load_at:
-            if next(self._load, _DONE) is _DONE:
-                self.is_loaded = True
-                self._load_again_in(_MISSING_ROOT_S if self._roots else self._resync_s)
-            elif self.is_loaded:
-                now = time.monotonic()
-                self._load_at = now + _RESYNC_REST * (now - began)
-        return max(0.0, self._load_at - time.monotonic())
-
-    def _begin(self) -> None:
-        """Make what is missing above the roots, and have kazoo tell of notifications from now on."""
-        self._connection.sync("/")
-        changes = self._nodes.full(CHANGES)
-        parts = changes.split("/")
-        self._connection.make(["/".join(parts[:count]) for count in range(2, len(parts) + 1)])
-        self._is_kafkas = self._connection.made_ms([self._brokers]) != [None]
-        self._highest = max((number for number, _ in self._notifications()), default=-1)
-        self._load_again_in(0)
-
-    def _load_again_in(self, delay_s: float) -> None:
-        self._load, self._load_at = self._batches_to_load(), time.monotonic() + delay_s
-
-    def _batches_to_load(self) -> Iterator[None]:
-        """Read every entity, a batch each step; those that are known of and not there any more come last."""
-        unseen = self._nodes.paths
-        waiting: list[str] = []
-        for root in ROOTS:
-            names = self._names_below(root)
-            if names is None:
-                unseen = {path for path in unseen if not path.startswith(f"{root}/")}
-            waiting += [f"{root}/{name}" for name in names or ()]
-        while waiting:
-            batch: Sequence[str] = waiting[-_BATCH:]
-            del waiting[-_BATCH:]
-            unseen.difference_update(batch)
-            waiting += self._pairs_below(self._read(batch))
-            yield
-        for batch in _batches(sorted(unseen)):
-            self._read(batch)
-            yield
-
-    def _take_changes(self) -> None:
-        """Read the entities that notifications since the last time are about, and purge old notifications."""
-        self._was_told = False
-        notifications = self._notifications()
-        new = [name for number, name in notifications if self._highest is None or number > self._highest]
-        for batch in _batches(new):
-            self._read(self._paths_in(batch))
-        self._highest = max((number for number, _ in notifications), default=self._highest)
-        names = {self._change(name) for _, name in notifications}
-        self._bad_changes = {path: why for path, why in self._bad_changes.items() if path in names}
-        self._purge([name for _, name in notifications])
-
-    def write(self, alterations: Sequence[Alteration], deadline: float) -> list[Exception | None]:
-        """Write alterations, no two of which are of the same user; for each, None or what went wrong."""
-        outcomes: list[Exception | None] = [SourceUnavailable("others keep changing it")] * len(alterations)
-        waiting = dict(enumerate(alterations))
-        for _ in range(_WRITE_ATTEMPTS):
-            results = self._try_to_write(list(waiting.values()))
-            for i, result in zip(list(waiting), results, strict=True):
-                if not isinstance(result, _CONFLICTS):
-                    outcomes[i] = result
-                    del waiting[i]
-            if not waiting or time.monotonic() > deadline:
-                break
-        return outcomes
-
-    # -------------------------------------------------------------- reading
-
-    def _read(self, paths: Sequence[str]) -> dict[str, Seen]:
-        """Read entity nodes; those that are there."""
-        found: dict[str, Seen] = {}
-        for path, seen in zip(paths, self._connection.read(map(self._nodes.full, paths)), strict=True):
-            if isinstance(seen, Exception):
-                self._nodes.cannot_read(path, f"cannot be read: {_words_for(seen)}")
-                continue
-            self._nodes.take(path, seen and seen.data)
-            if seen:
-                found[path] = seen
-        return found
-
-    def _names_below(self, root: str) -> list[str] | None:
-        """The names below a root, which is made if it is missing; None where what was below it has to stay in force.
-
-        A root that is gone is not one that is empty: somebody has deleted it, or ZooKeeper has lost its data.
-        """
-        full = self._nodes.full(root)
-        [names] = self._connection.children([full])
-        self._roots.pop(full, None)
-        if isinstance(names, Exception):
-            self._roots[full] = f"cannot be read: {_words_for(names)}; the last good quotas below it stay in force"
-            return None
-        if names is None and self._nodes.holds_below(root):
-            self._roots[full] = "is gone; the last good quotas below it stay in force until it is made again"
-            return None
-        if names is None:
-            self._connection.make([full])
-        return names or []
-
-    def _pairs_below(self, seen: Mapping[str, Seen]) -> list[str]:
-        """The paths of the pairs that these users have."""
-        parents = [pairs_of(path) for path, node in seen.items() if node.children and parents_of(path) == ("users",)]
-        found = self._connection.children(map(self._nodes.full, parents))
-        return [
-            f"{parent}/{name}"
-            for parent, names in zip(parents, found, strict=True)
-            if isinstance(names, list)
-            for name in names
-        ]
-
-    def _notifications(self) -> list[tuple[int, str]]:
-        """The numbers and names of all notifications, the oldest first; kazoo will tell of the next one."""
-        changes = self._nodes.full(CHANGES)
-        [names] = self._connection.children([changes], self._on_watch)
-        if not isinstance(names, list):
-            raise _Lost(f"{changes} {f'cannot be read: {_words_for(names)}' if names else 'is gone'}")
-        return sorted((number, name) for name in names if (number := change_number(name)) is not None)
-
-    def _on_watch(self, event: object) -> None:
-        self._was_told = True
-        self._wake()
-
-    def _paths_in(self, names: Sequence[str]) -> list[str]:
-        """The entities that notifications are about. After one that is nonsense all have to be read."""
-        paths: set[str] = set()
-        changes = [self._change(name) for name in names]
-        for change, seen in zip(changes, self._connection.read(changes), strict=True):
-            if not isinstance(seen, Seen):
-                continue
-            try:
-                if path := notified_path(seen.data):
-                    paths.add(path)
-            except InvalidQuota as error:
-                self._bad_changes[change] = f"{error}; all entities are read again"
-                self._load_again_in(0)
-        return sorted(paths)
-
-    def _purge(self, names: Sequence[str]) -> None:
-        """Delete notifications that are too old; of names in order, so that one that is not ends the search."""
-        oldest_ms = self._epoch_ms() - _KEPT_MS
-        for batch in (names[:1], *_batches(names[1:])):
-            changes = [self._change(name) for name in batch]
-            made_ms = self._connection.made_ms(changes)
-            old = [change for change, made in zip(changes, made_ms, strict=True) if made is None or made < oldest_ms]
-            self._connection.delete(old)
-            if len(old) < len(batch):
-                return
-
-    def _change(self, name: str) -> str:
-        return f"{self._nodes.full(CHANGES)}/{name}"
-
-    # -------------------------------------------------------------- writing
-
-    def _try_to_write(self, alterations: Sequence[Alteration]) -> list[Exception | None]:
-        """One attempt at each. What somebody else was faster with has a conflict as its result."""
-        plans = self._plans(alterations)
-        to_commit = [plan for plan in plans if isinstance(plan, _Plan) and plan.steps]
-        failures = iter(self._connection.commit([plan.steps for plan in to_commit]))
-        results: list[Exception | None] = []
-        for plan in plans:
-            if isinstance(plan, Exception):
-                results.append(plan)
-                continue
-            failure = next(failures) if plan.steps else None
-            if failure is None:
-                self._nodes.take(plan.path, plan.data)
-            results.append(_told(failure, self._nodes.full(plan.path)))
-        return results
-
-    def _plans(self, alterations: Sequence[Alteration]) -> list["_Plan | Exception"]:
-        """What to write for each alteration, by what is there now."""
-        paths = [self._path_of(alteration.entity) for alteration in alterations]
-        around = {
-            near: None for path in paths if isinstance(path, str) for near in (*parents_of(path), path)
-        }  # each once, in order
-        seen = dict(zip(around, self._connection.read(map(self._nodes.full, around)), strict=True))
-        return [
-            path if isinstance(path, Exception) else self._plan(path, alteration, seen)
-            for path, alteration in zip(paths, alterations, strict=True)
-        ]
-
-    def _path_of(self, entity: Entity) -> str | AlterationRefused:
-        try:
-            return self._nodes.path_of(entity)
-        except InvalidQuota as error:
-            return AlterationRefused(str(error))
-
-    def _plan(
-        self, path: str, alteration: Alteration, seen: Mapping[str, Seen | Exception | None]
-    ) -> "_Plan | Exception":
-        root, *_ = parents = parents_of(path)
-        near: dict[str, Seen | None] = {}
-        for each in (*parents, path):
-            if isinstance(found := seen[each], Exception):
-                return _told(found, self._nodes.full(each)) or found
-            near[each] = found
-        if near[root] is None:
-            return SourceUnavailable(f"{self._nodes.full(root)} is gone; make it again first")
-        if self._is_kafkas and any(key.shadow and limit is not None for key, limit in alteration.limits.items()):
-            # Measured: it answers each with UNKNOWN_SERVER_ERROR, for it checks all keys of the node, not the new ones.
-            return AlterationRefused(
-                f"{self._nodes.full(path)} is a broker's too, which takes no changes of a node with shadow quotas"
-            )
-        node = near[path]
-        data = self._nodes.changes_to(path, node.data if node else b"", alteration.limits)
-        steps = steps_to(path, data, near)
-        told = [Create(f"{CHANGES}/{CHANGE_PREFIX}", notification(path))] if steps else []
-        return _Plan(path, data, [self._placed(step) for step in (*steps, *told)])
-
-    def _placed(self, step: Step) -> Step:
-        return replace(step, path=self._nodes.full(step.path))
-
-
-class _Plan(NamedTuple):
-    """The content that a node shall have, and what to do for that; the paths in the steps are full."""
-
-    path: str
-    data: bytes
-    steps: Sequence[Step]
-
-
-def _told(failure: Exception | None, path: str) -> Exception | None:
-    """A failure as the caller is told it; a conflict as it is."""
-    if failure is None or isinstance(failure, _CONFLICTS):
-        return failure
-    refused = isinstance(failure, (exceptions.NoAuthError, exceptions.InvalidACLError))
-    return (AlterationRefused if refused else SourceUnavailable)(f"{path}: {_words_for(failure)}")
-
-
-def _batches(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (items[i : i + _BATCH] for i in range(0, len(items), _BATCH))
 
 
 # ------------------------------------------------------------------- source
@@ -706,7 +414,7 @@ class ZooKeeperSource:
             try:
                 connection = _Connection(self._settings, self._wake.set)
                 self._follow(connection)
-            except _Lost as lost:
+            except ConnectionLost as lost:
                 self._note(str(lost))
             except Exception as error:
                 # A fault of ours or kazoo's must not freeze the quotas of this moment for good.
@@ -719,8 +427,9 @@ class ZooKeeperSource:
         self._refuse_jobs()
 
     def _follow(self, connection: _Connection) -> None:
-        """Do what there is to be done until this source is stopped. Raises _Lost with the connection."""
-        follower = _Follower(connection, self._settings, self._nodes, self._epoch_ms, self._wake.set)
+        """Do what there is to be done until this source is stopped. Raises ConnectionLost with the connection."""
+        chroot, resync_s = self._settings.chroot, self._settings.resync_ms / 1000
+        follower = Follower(connection, chroot, self._nodes, resync_s, self._epoch_ms, self._wake.set)
         rest_s = 0.0
         while not self._stopping.is_set():
             self._wake.wait(rest_s)
@@ -736,7 +445,7 @@ class ZooKeeperSource:
             self._do_jobs(follower)
             self._take_over(follower)
 
-    def _do_jobs(self, follower: _Follower) -> None:
+    def _do_jobs(self, follower: Follower) -> None:
         for job in self._waiting_jobs():
             try:
                 outcomes = follower.write(job.alterations, job.deadline)
@@ -774,7 +483,7 @@ class ZooKeeperSource:
         self._publish()
         self._tried.set()
 
-    def _take_over(self, follower: _Follower) -> None:
+    def _take_over(self, follower: Follower) -> None:
         """Publish what has been read: a first load when it is done, for each time costs as much as there are quotas."""
         self._other_problems = follower.problems
         if follower.is_loaded:
@@ -811,7 +520,7 @@ def _independent(alterations: Sequence[Alteration]) -> Iterator[Sequence[Alterat
     taken: set[object] = set()
     for alteration in alterations:
         owner = alteration.entity.user or alteration.entity
-        if owner in taken or len(group) == _BATCH:
+        if owner in taken or len(group) == BATCH:
             yield group
             group, taken = [], set()
         group.append(alteration)

@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import random
 import subprocess
 import threading
 import time
@@ -9,7 +10,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 from kazoo.exceptions import NoAuthError
-from kazoo.security import OPEN_ACL_UNSAFE
+from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
@@ -303,6 +304,61 @@ def test_old_notifications_are_purged_by_the_next_change_and_young_ones_stay(zoo
         assert len(source.quotas) == 102
 
 
+def random_walk(rng, sources, client, chroot, seconds):
+    """Everybody changes the same few entities, each his own keys: the sources, and a tool that may be silent."""
+    entities = [ALICE, Entity("alice", "app"), Entity("alice", DEFAULT), Entity(client_id="app"), Entity(DEFAULT)]
+    keys = dict(zip((PRODUCE, FETCH), sources, strict=True))
+    wanted = {}
+    ends_at = time.monotonic() + seconds
+    while time.monotonic() < ends_at:
+        chosen = rng.sample(entities, rng.randrange(1, 4))
+        key, source = rng.choice(list(keys.items()))
+        limit = rng.choice([None, float(rng.randrange(1, 1000))])
+        assert source.alter([Alteration(entity, {key: limit}) for entity in chosen]) == [None] * len(chosen)
+        wanted.update({(entity, key): limit for entity in chosen})
+        for entity in chosen:
+            assert values(source).get(entity, {}).get(key) == limit, "what is written is not in force on return"
+        rate = rng.randrange(1, 1000)
+        put(client, f"{chroot}/config/users/bob", written({"producer_byte_rate": str(rate)}))
+        wanted[BOB, PRODUCE] = rate
+        if rng.random() < 0.5:
+            tell(client, chroot, "users/bob")
+    result = {}
+    for (entity, key), limit in wanted.items():
+        if limit is not None:
+            result.setdefault(entity, {})[key] = limit
+    return result
+
+
+def test_whatever_happens_in_whatever_order_all_see_the_same_in_the_end(zookeeper, kazoo, chroot):
+    with (
+        source_at(zookeeper.address, chroot, resync_ms=20) as one,
+        source_at(zookeeper.address, chroot, resync_ms=50) as other,
+    ):
+        expected = random_walk(random.Random(5), (one, other), kazoo, chroot, seconds=3)
+        for source in (one, other):
+            eventually(lambda source=source: values(source) == expected, 5)
+        assert kazoo.get_children(f"{chroot}/config/users") != []
+        left = [Alteration(entity, dict.fromkeys(limits)) for entity, limits in expected.items()]
+        assert one.alter(left) == [None] * len(left)
+        assert kazoo.get_children(f"{chroot}/config/users") == []
+
+
+def test_who_may_only_read_reads_and_is_told_what_he_may_not(zookeeper, kazoo, chroot):
+    for root in ("users", "clients", "changes"):
+        kazoo.create(f"{chroot}/config/{root}", makepath=True)
+    put(kazoo, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
+    for path in ("", "/users", "/users/alice", "/clients", "/changes"):
+        kazoo.set_acls(f"{chroot}/config{path}", READ_ACL_UNSAFE)
+    with source_at(zookeeper.address, chroot) as source:
+        assert values(source) == {ALICE: {PRODUCE: 5}}
+        assert source.problems == {f"{chroot}/config/ips": "is missing and cannot be made: not allowed"}
+        outcomes = source.alter([Alteration(entity, {FETCH: 1.0}) for entity in (ALICE, BOB, Entity(client_id="app"))])
+        assert [type(outcome) for outcome in outcomes] == [AlterationRefused] * 3
+        assert str(outcomes[0]) == f"{chroot}/config/users/alice: not allowed"
+        assert values(source) == {ALICE: {PRODUCE: 5}}
+
+
 # --------------------------------------------------------------------- loss
 
 
@@ -359,6 +415,38 @@ def test_without_zookeeper_it_starts_on_the_last_good_quotas_and_tries_until_the
                 put(client, f"{chroot}/config/users/alice", written({"producer_byte_rate": "8"}))
             eventually(lambda: values(source) == {ALICE: {PRODUCE: 8}})
             eventually(lambda: source.problems == {})
+
+
+@pytest.mark.long
+def test_what_was_acknowledged_stands_however_often_zookeeper_is_killed(chroot):
+    with ZooKeeper() as zookeeper, source_at(zookeeper.address, chroot, resync_ms=50) as source:
+        outcomes, surprises, done = [], [], threading.Event()
+
+        def write():
+            while not done.is_set():
+                outcomes.append(source.alter([Alteration(ALICE, {PRODUCE: float(len(outcomes) + 1)})])[0])
+                if outcomes[-1] is None and values(source)[ALICE] != {PRODUCE: len(outcomes)}:
+                    surprises.append((len(outcomes), values(source)))
+                if "nothing is written" in str(outcomes[-1]):
+                    time.sleep(0.01)  # so that the log of refusals stays short
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        for _ in range(5):
+            before = outcomes.count(None)
+            eventually(lambda before=before: outcomes.count(None) > before + 20)
+            zookeeper.kill()
+            eventually(lambda: source.problems)
+            zookeeper.start()
+        eventually(lambda: outcomes[-1] is None)
+        done.set()
+        writer.join(15)
+        assert surprises == []
+        assert values(source) == {ALICE: {PRODUCE: len(outcomes)}}
+        refused = {str(outcome).rpartition("; ")[2] for outcome in outcomes if outcome}
+        assert refused <= {"nothing is written", "it may be written"}
+        with zookeeper.client() as client:
+            assert client.get(f"{chroot}/config/users/alice")[0] == written({"producer_byte_rate": str(len(outcomes))})
 
 
 def test_a_zookeeper_that_does_not_answer_holds_up_nobody_for_ever(zookeeper, chroot):

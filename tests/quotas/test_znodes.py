@@ -527,6 +527,14 @@ def test_last_good_quotas_hold_until_their_node_has_been_read_and_where_it_is_no
     assert nodes.quotas == {}
 
 
+def test_what_came_from_elsewhere_does_not_speak_for_a_root_that_is_gone():
+    nodes = EntityNodes(PLACE, {ALICE: {PRODUCE: Limit(5.0, "/other/config/users/alice")}})
+    assert set(nodes.quotas) == {ALICE}
+    assert not nodes.holds_below("users")
+    nodes.take(PAIR, node(producer_byte_rate="1"))
+    assert nodes.holds_below("users")
+
+
 def test_of_two_nodes_for_one_entity_the_one_with_kafkas_name_counts():
     ab = Entity("a b")
     nodes = EntityNodes(PLACE)
