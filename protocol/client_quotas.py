@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from protocol.errors import MalformedMessage
+from protocol.errors import MalformedMessage, TooManyElements
 from protocol.primitives import Reader, compact_string, float64, int16, int32, string, uvarint
 
 DESCRIBE_CLIENT_QUOTAS = 48
@@ -23,6 +23,11 @@ ANY = 2
 """Match type: every entity of the type, named or default."""
 
 MAX_STRING_BYTES = 32_767
+
+MAX_ELEMENTS = 10_000
+"""How many entities, parts, operations, filters and tagged fields one request may have, together: all are read at one
+go. A KRaft controller, too, takes no more than 10,000 changes at a time.
+"""
 
 _FIRST_COMPACT_VERSION = 1
 _CORRELATION_ID_AT = 8
@@ -124,6 +129,7 @@ class _Body:
 
     def __init__(self, frame: bytes | memoryview, api_version: int) -> None:
         self.compact = api_version >= _FIRST_COMPACT_VERSION
+        self._left = MAX_ELEMENTS
         self._reader = Reader(frame, _CORRELATION_ID_AT)
         correlation_id, client_id = self._reader.int32(), self._reader.string()
         self.end()
@@ -134,6 +140,9 @@ class _Body:
         count = self._reader.count(self.compact, least_bytes)
         if count < 0:
             raise MalformedMessage(f"null in place of an array, before offset {self._reader.offset}")
+        self._left -= count
+        if self._left < 0:
+            raise TooManyElements(f"more than {MAX_ELEMENTS} entities, quotas and filters in one request")
         return tuple(element() for _ in range(count))
 
     def component(self) -> FilterComponent:
@@ -153,7 +162,7 @@ class _Body:
     def end(self) -> None:
         """Step over the tagged fields that end every structure of a flexible version."""
         if self.compact:
-            self._reader.tags()
+            self._left -= self._reader.tags(self._left)
 
     def _part(self) -> EntityPart:
         part = EntityPart(self._text(), self._nullable_text())

@@ -84,14 +84,15 @@ class Reader:
             raise MalformedMessage(f"{count} elements in {self._end - self.offset} bytes at offset {self.offset}")
         return count
 
-    def tags(self, most: int = 0xFFFF_FFFF) -> None:
-        """Step over a tag buffer of at most `most` tags; more are malformed."""
+    def tags(self, most: int = 0xFFFF_FFFF) -> int:
+        """Step over a tag buffer of at most `most` tags, and return how many there were; more are malformed."""
         count = self.uvarint()
         if count > most:
             raise MalformedMessage(f"{count} tagged fields, {most} allowed")
         for _ in range(count):
             self.uvarint()
             self.skip(self.uvarint())
+        return count
 
     def _text(self, length: int) -> bytes | None:
         if length < 0:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from protocol.errors import MalformedMessage, TooManyElements, TruncatedMessage
 from protocol.primitives import Reader, compact_string, int16, int32, uvarint
 from protocol.splices import Splice
 
@@ -25,8 +25,10 @@ STRICT_SINCE = {CREATE_TOPICS: 6, DELETE_TOPICS: 5, CREATE_PARTITIONS: 3}
 
 THROTTLING_QUOTA_EXCEEDED = 89
 
-MAX_ELEMENTS = 100_000
-"""How many topics, assignments and configurations one request may have, together."""
+MAX_ELEMENTS = 10_000
+"""How many topics, assignments, configurations and tagged fields one request may have, together: all are read at one
+go. A KRaft controller, too, takes no more than 10,000 changes at a time.
+"""
 
 NO_TOPIC_ID = bytes(16)
 
@@ -44,10 +46,6 @@ _MAX_STRING_BYTES = 32_767
 _NO_MESSAGE = b"\0"
 _NO_DETAILS = int32(-1) + int16(-1) + uvarint(1)
 """num_partitions and replication_factor that nobody knows, no configurations."""
-
-
-class TooManyElements(ProtocolError):
-    """A request that may be sound, but is longer than MAX_ELEMENTS allows."""
 
 
 class TopicItem(NamedTuple):
@@ -229,10 +227,11 @@ class _Fields(Reader):
             raise TooManyElements(f"more than {MAX_ELEMENTS} topics, assignments and configurations in one request")
         return length
 
-    def tags(self, most: int = 0xFFFF_FFFF) -> None:
+    def tags(self, most: int = 0xFFFF_FFFF) -> int:
         """The tagged fields that end every structure of a flexible version."""
-        if self._compact:
-            super().tags(most)
+        count = super().tags(min(most, self._left)) if self._compact else 0
+        self._left -= count
+        return count
 
     def end_of_message(self) -> None:
         self.tags()

@@ -73,7 +73,10 @@ class AdminApi:
         if self.token is None:
             if not _names_this_machine(request.headers.get(hdrs.HOST, "")):
                 raise web.HTTPForbidden(text="Host: expected localhost or a loopback address, as there is no token")
-        elif not compare_digest(request.headers.get(hdrs.AUTHORIZATION, "").encode(), f"Bearer {self.token}".encode()):
+        elif not compare_digest(
+            request.headers.get(hdrs.AUTHORIZATION, "").encode(errors="surrogateescape"),
+            f"Bearer {self.token}".encode(),
+        ):
             raise web.HTTPUnauthorized(
                 text="Authorization: expected 'Bearer' and the token of admin.token_file",
                 headers={hdrs.WWW_AUTHENTICATE: 'Bearer realm="kafka-throttle"'},

@@ -35,9 +35,20 @@ def parts_of(options: dict[str, Any]) -> dict[str, Name]:
         flag = part.replace("_", "-")
         if name is not None and is_default:
             refuse(f"expected either --{flag} or --default-{flag}, got both")
+        if name is not None and not _is_utf8(name):
+            refuse(f"--{flag}: expected UTF-8, got {name!r}")
         if name is not None or is_default:
             parts[part] = DEFAULT if is_default else name
     return parts
+
+
+def _is_utf8(argument: str) -> bool:
+    """False for an argument whose bytes the system could not read as text."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def entity_of(options: dict[str, Any]) -> Entity:

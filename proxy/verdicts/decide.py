@@ -7,7 +7,7 @@ from hashlib import sha256
 from protocol.addresses import address_splices, rewritable
 from protocol.api_versions import intersect
 from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, read_alter_request, read_describe_request
-from protocol.errors import MalformedMessage, ProtocolError
+from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
@@ -24,6 +24,8 @@ def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
     """The verdict on `ask`, or what must be done first. Bytes that cannot be understood close their connection."""
     try:
         return _DECIDERS[ask.kind](ask, facts, now_ms)
+    except TooManyElements as error:
+        return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
     except ProtocolError as error:
         from_client = ask.side is Side.CLIENT
         reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED

@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, TooManyElements
 from protocol.topic_mutations import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     NO_TOPIC_ID,
     MutationRequest,
-    TooManyElements,
     TopicItem,
     TopicResult,
     read_mutation_answer,
@@ -82,6 +81,8 @@ def judge(ask: Ask, binding: Binding, facts: ConnectionFacts, now_ms: int) -> Ve
     try:
         request = read_mutation_request(ask.frame, ask.api_key, ask.api_version)
     except TooManyElements as error:
+        if not binding.limits_mutations:
+            return Verdict()
         return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
     if request.validate_only and not facts.charge_validate_only:
         return Verdict()

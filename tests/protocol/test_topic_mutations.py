@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import MalformedMessage, ProtocolError
+from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
 from protocol.splices import Splice, splice_frame
 from protocol.topic_mutations import (
     CREATE_PARTITIONS,
@@ -17,7 +17,6 @@ from protocol.topic_mutations import (
     NO_TOPIC_ID,
     STRICT_SINCE,
     MutationRequest,
-    TooManyElements,
     TopicItem,
     read_mutation_answer,
     read_mutation_request,

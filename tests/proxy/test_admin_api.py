@@ -1,5 +1,6 @@
 """The JSON API: what it answers, to whom, and what it says about bad questions."""
 
+import asyncio
 import json
 from types import SimpleNamespace
 
@@ -67,7 +68,7 @@ async def api(clusters, clock):
             return answer.status, json.loads(await answer.read()), answer.headers
 
     async with aiohttp.ClientSession() as session:
-        yield SimpleNamespace(get=get, server=api)
+        yield SimpleNamespace(get=get, server=api, port=port)
     await listener.stop()
 
 
@@ -263,6 +264,14 @@ async def test_one_of_several_virtual_clusters_has_to_be_named(clock, clusters, 
     )
     _, body, _ = await api.get("quotas?virtual_cluster=other")
     assert body["quotas"] == []
+
+
+async def test_a_token_that_is_no_text_is_refused(api):
+    api.server.token = TOKEN
+    reader, writer = await asyncio.open_connection("127.0.0.1", api.port)
+    writer.write(b"GET /api/v1/quotas HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\r\nConnection: close\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 401 ")
+    writer.close()
 
 
 async def test_with_a_token_only_who_bears_it_gets_an_answer(api):

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from protocol.client_quotas import read_alter_request, read_describe_request
+from protocol.client_quotas import MAX_ELEMENTS, read_alter_request, read_describe_request
 from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts
@@ -426,6 +426,21 @@ def test_who_may_not_alter_is_told_so_for_every_entry_as_it_was_asked(version):
 def test_bytes_that_are_no_request_close_the_connection(frame):
     verdict = decided(frame[:-3], 1)
     assert verdict.close.reason is CloseReason.REQUEST_MALFORMED
+    assert verdict.answer is None
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        alter_request([((), ())] * (MAX_ELEMENTS + 1)),
+        alter_request([([("user", "a")] * MAX_ELEMENTS, [])]),
+        alter_request([((), [put(P, 1)] * MAX_ELEMENTS)]),
+        describe_request([("user", 0, "a")] * (MAX_ELEMENTS + 1)),
+    ],
+)
+def test_more_than_can_be_read_at_one_go_closes_the_connection(frame):
+    verdict = decided(frame, 1, may_alter=False)
+    assert verdict.close.reason is CloseReason.REQUEST_TOO_LARGE
     assert verdict.answer is None
 
 

@@ -140,6 +140,7 @@ def test_a_quota_that_will_bind_nobody_is_warned_about(path):
             ["--user", "a", "producer_byte_rate=1", "producer_byte_rate=2"],
             "producer_byte_rate: expected once, got it again",
         ),
+        (["--user", "\udcff", "producer_byte_rate=1"], "--user: expected UTF-8, got '\\udcff'"),
         (["--user", "a", "--default-user", "x=1"], "expected either --user or --default-user, got both"),
         (
             ["--user", "a", "--ip", "1.1.1.1", "x=1"],

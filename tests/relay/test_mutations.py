@@ -532,6 +532,12 @@ def test_too_many_topics_end_the_connection(make_relay):
     assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
 
 
+def test_too_many_topics_pass_a_shadow(make_relay):
+    script = connected(make_relay, None, 1.0)
+    request = delete_topics(4, [b""] * (MAX_ELEMENTS + 1))
+    assert script.client(request) == request
+
+
 @pytest.mark.parametrize(
     "answer",
     [metadata_by_name(OWN_ID, {b"a": 2})[:-1], made(created(7, b"a"), corr=OWN_ID)],
