@@ -187,7 +187,7 @@ def rate_after_burst(done: list[tuple[float, int]], rate: float) -> float:
     total = 0
     for i, (at_s, partitions) in enumerate(done):
         total += partitions
-        if total > (11 + at_s) * rate:
+        if total > (11 + at_s - done[0][0]) * rate:
             began, ended = done[i][0], done[-1][0]
             after = sum(count for _, count in done[i + 1 :])
             print(f"{after} partitions in {ended - began:.2f} s: {after / (ended - began) / rate:.3f} of the quota")
