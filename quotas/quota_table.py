@@ -1,6 +1,7 @@
 """All quotas in force, and which of them binds whom."""
 
 from collections.abc import Iterator, Mapping
+from copy import copy
 from enum import Flag, auto
 from functools import reduce
 from math import inf
@@ -51,16 +52,14 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
             entity: MappingProxyType({t: valid_limit(entity, t, limit) for t, limit in limits.items()})
             for entity, limits in (quotas or {}).items()
         }
-        self._limits: dict[QuotaType, dict[tuple[Name, Name], float]] = {
-            quota_type: {
-                (entity.user, entity.client_id): limits[quota_type]
-                for entity, limits in self._quotas.items()
-                if quota_type in limits and entity.ip is None
-            }
-            for quota_type in QuotaType
-        }
+        self._limits: dict[QuotaType, dict[tuple[Name, Name], float]] = {quota_type: {} for quota_type in QuotaType}
+        for entity, limits in self._quotas.items():
+            if entity.ip is None:
+                names = entity.user, entity.client_id
+                for quota_type, limit in limits.items():
+                    self._limits[quota_type][names] = limit
         self._kinds = {
-            quota_type: reduce(or_, (_kind(*names) for names in limits), _OFF)
+            quota_type: reduce(or_, {_kind(*names) for names in limits}, _OFF)
             for quota_type, limits in self._limits.items()
         }
 
@@ -75,7 +74,7 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
 
     def succeeding(self, predecessor: "QuotaTable") -> "QuotaTable":
         """The same quotas, with the memory of which kinds of entity were ever in use."""
-        table = QuotaTable(self._quotas)
+        table = copy(self)
         table._kinds = {t: self._kinds[t] | predecessor._kinds[t] for t in QuotaType}
         return table
 

@@ -91,15 +91,15 @@ class Tables(NamedTuple):
 
 def tables_of(quotas: Quotas) -> Tables:
     """The quotas without their layers, by what is done about them."""
-    enforced, shadow = (
-        {
-            entity: {key.quota_type: limit.value for key, limit in limits.items() if key.shadow == is_shadow}
-            for entity, limits in quotas.items()
-        }
-        for is_shadow in (False, True)
-    )
-    return Tables(_table(enforced), _table(shadow))
-
-
-def _table(quotas: Mapping[Entity, Mapping[QuotaType, float]]) -> QuotaTable:
-    return QuotaTable({entity: limits for entity, limits in quotas.items() if limits})
+    enforced: dict[Entity, dict[QuotaType, float]] = {}
+    shadow: dict[Entity, dict[QuotaType, float]] = {}
+    for entity, limits in quotas.items():
+        enforced_here: dict[QuotaType, float] = {}
+        shadow_here: dict[QuotaType, float] = {}
+        for key, limit in limits.items():
+            (shadow_here if key.shadow else enforced_here)[key.quota_type] = limit.value
+        if enforced_here:
+            enforced[entity] = enforced_here
+        if shadow_here:
+            shadow[entity] = shadow_here
+    return Tables(QuotaTable(enforced), QuotaTable(shadow))
