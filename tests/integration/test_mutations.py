@@ -162,7 +162,7 @@ def controller_of(cluster: KafkaCluster) -> int:
     return int(AdminClient({"bootstrap.servers": cluster.bootstrap_servers}).list_topics().controller_id)
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka):
     quotas = [{"client_id": PROXIED, "controller_mutation_rate": RATE}]
     validate_only = kafka.mode == "kraft"
