@@ -2,7 +2,8 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
@@ -15,6 +16,11 @@ from quotas.sources.source import Alteration, Limit, Quotas, Source, tables_of
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
+
+
+Result = TypeVar("Result")
+
+_THREADS = 4
 
 
 class QuotaBook:
@@ -38,19 +44,25 @@ class QuotaBook:
         self._clock = clock
         self._note_problem = note_problem
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, source=source.name)
+        self._threads = ThreadPoolExecutor(_THREADS, "quotas")
         self._errands: set[asyncio.Task[Sequence[Exception | None]]] = set()
 
     async def start(self) -> None:
         """Read the quotas and put them in force; from now on they follow their source."""
         loop = asyncio.get_running_loop()
-        await asyncio.to_thread(self.source.start, lambda: _call_soon(loop, self.take_up))
+        await self._in_thread(self.source.start, lambda: _call_soon(loop, self.take_up))
         self.take_up()
 
     async def stop(self) -> None:
         """Let what is being written be written, then let go of the source."""
         if self._errands:
             await asyncio.wait(self._errands)
-        await asyncio.to_thread(self.source.stop)
+        await self._in_thread(self.source.stop)
+        self._threads.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
+        """What may block, in threads that nobody else waits for."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def take_up(self) -> None:
         """Put in force what the source has now; throttles that are running stay as they are."""
@@ -83,7 +95,7 @@ class QuotaBook:
 
     async def _alter(self, errand: Errand, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
         before = self.source.quotas
-        results = await asyncio.to_thread(self.source.alter, errand.alterations)
+        results = await self._in_thread(self.source.alter, errand.alterations)
         self.take_up()
         for alteration, result in zip(errand.alterations, results, strict=True):
             _audit(alteration, result, before.get(alteration.entity, {}), errand.client_id, log)
