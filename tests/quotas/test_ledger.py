@@ -95,6 +95,17 @@ def test_an_exhausted_reserve_takes_the_row_that_was_idle_longest():
     assert "c0" not in {key.tags.client_id for key, _ in made.readings(30)}
 
 
+def test_a_large_table_makes_room_for_several_at_once():
+    ledger = Ledger(
+        Sensors(256), QuotaTable({Entity(client_id=f"c{i}"): {QuotaType.PRODUCE: 100.0} for i in range(300)})
+    )
+    for i in range(300):
+        ledger.bind("main", 1, "u", f"c{i}", i)
+    assert ledger.sensors.used == 256
+    assert ledger.version == 1 + (300 - 256) / 4
+    assert {key.tags.client_id for key, _ in ledger.readings(300)} == {f"c{i}" for i in range(44, 300)}
+
+
 def test_a_binding_never_holds_a_sensor_that_was_closed_for_its_other_half():
     limits = {QuotaType.PRODUCE: 100.0, QuotaType.FETCH: 100.0}
     ledger = Ledger(Sensors(16), QuotaTable({Entity(client_id=f"c{i}"): limits for i in range(12)}))
