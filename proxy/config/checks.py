@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from proxy.config.kinds import MAX_PORT, is_advertisable, show_range
-from proxy.config.problems import ConfigError, show
+from proxy.config.problems import ConfigError, either, show
 from proxy.config.settings import (
     AdminConfig,
     CredentialsConfig,
@@ -201,6 +201,17 @@ def _settings_of_other_sources(path: str, quotas: Mapping[str, Any]) -> Iterator
         yield ConfigError(f"{path}.zookeeper", f"expected nothing with the source {source!r}, got a mapping")
 
 
+def _admin_listener_problems(data: Any) -> Iterator[ConfigError]:
+    """Listeners whose clients may alter quotas have to be there."""
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        names = [item.get("name") for item in _items(cluster, "listeners") if isinstance(item, Mapping)]
+        quotas = cluster.get("quotas") if isinstance(cluster, Mapping) else None
+        for k, name in enumerate(_items(quotas, "admin_listeners")):
+            if isinstance(name, str) and name not in names:
+                path = f"virtual_clusters[{i}].quotas.admin_listeners[{k}]"
+                yield ConfigError(path, f"expected {either([show(known) for known in names])}, got {show(name)}")
+
+
 def _throttle_problems(data: Any) -> Iterator[ConfigError]:
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
         throttle = _valid(ThrottleConfig, cluster.get("throttle")) if isinstance(cluster, Mapping) else None
@@ -223,6 +234,7 @@ CHECKS = (
     _entry_problems,
     _loop_problems,
     _source_problems,
+    _admin_listener_problems,
     _throttle_problems,
     _admin_problems,
 )

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from types import NoneType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -118,4 +119,6 @@ def expected_of(field: FieldInfo) -> str:
         return "a mapping"
     if get_args(annotation) and get_args(annotation)[-1] is Ellipsis:
         return "a list"
-    return either([repr(choice) for choice in get_args(annotation)])
+    choices = [part for part in get_args(annotation) if part is not NoneType]
+    literal = get_args(choices[0]) if len(choices) == 1 and get_args(choices[0]) else choices
+    return either([repr(choice) for choice in literal])

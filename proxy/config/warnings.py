@@ -7,8 +7,8 @@ from proxy.config.checks import common, listener_ports
 from proxy.config.kinds import is_loopback, show_range
 from proxy.config.problems import ConfigError
 from proxy.config.settings import Config, QuotaEntry, QuotasConfig
-from quotas.entities import Entity, QuotaKey
-from quotas.explain import always_beaten_by
+from quotas.entities import DEFAULT, Entity, QuotaKey
+from quotas.explain import NOT_ENFORCED, always_beaten_by
 
 
 def ephemeral_ports() -> range:
@@ -37,11 +37,24 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
         warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
+        warnings += _entry_warnings(f"{path}.quotas.entries", cluster.quotas.entries)
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
     if not is_loopback(config.admin.bind):
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
         warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
     return warnings
+
+
+def _entry_warnings(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:
+    """Quotas that nothing comes of yet, and names that look like a default."""
+    for i, entry in enumerate(entries):
+        for key in entry.limits():
+            if key.quota_type in NOT_ENFORCED:
+                yield ConfigError(f"{path}[{i}].{key.text}", "is kept and described, this version does not enforce it")
+        for part in ("user", "client_id"):
+            if getattr(entry, part) == DEFAULT.value:
+                problem = f"is the {part} of that name, for all others it is default_{part}: true"
+                yield ConfigError(f"{path}[{i}].{part}", problem)
 
 
 def _source_warnings(path: str, quotas: QuotasConfig) -> Iterator[ConfigError]:

@@ -19,10 +19,16 @@ MAX_BYTES: Final = 1 << 30
 _WRITE_EVERY_S = 1.0
 _LONGEST_RETRY_S = 60.0
 _STOP_S = 1.0
+_MOST_ASIDE = 9
+"""So many damaged files are kept beside each other; then the last is replaced."""
 
 
 class _Damaged(Exception):
     """The file is none of ours; the text says why."""
+
+
+class _OfAnother(Exception):
+    """The file is another source's; the text says whose."""
 
 
 class LastGood:
@@ -38,6 +44,7 @@ class LastGood:
         self._path = path
         self._write_every_s = write_every_s
         self._written: Quotas = NO_QUOTAS
+        self._may_write = True
         self._problems: Mapping[str, str] = {}
         self._changed: Callable[[], None] = lambda: None
         self._due = threading.Event()
@@ -97,12 +104,19 @@ class LastGood:
             return NO_QUOTAS
         except OSError as error:
             self._problems = {str(self._path): f"the last good quotas cannot be read: {_words(error)}"}
+        except _OfAnother as error:
+            self._may_write = False
+            problem = f"{error}: it is left alone, and no last good quotas are kept; expected another state_file"
+            self._problems = {str(self._path): problem}
         except _Damaged as error:
             self._problems = self._put_aside(str(error))
         return NO_QUOTAS
 
     def _put_aside(self, why: str) -> Mapping[str, str]:
         aside = self._path.with_name(f"{self._path.name}.damaged")
+        for number in range(2, _MOST_ASIDE + 1):
+            if aside.exists():
+                aside = self._path.with_name(f"{self._path.name}.damaged-{number}")
         try:
             self._path.replace(aside)
         except OSError as error:
@@ -127,7 +141,7 @@ class LastGood:
     def _write(self) -> bool:
         """Bring the file up to date; False if that failed."""
         quotas = self._source.quotas
-        if quotas == self._written:
+        if quotas == self._written or not self._may_write:
             return True
         try:
             write_whole(self._path, content(quotas, self.name))
@@ -167,10 +181,12 @@ def parse(text: bytes, source: str) -> Quotas:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _Damaged(f"no JSON: {error}") from error
+    if isinstance(found, dict) and "overlay" in found:
+        raise _OfAnother("holds changes of the source 'file'")
     if not isinstance(found, dict) or found.get("version") != VERSION:
         raise _Damaged(f"expected version {VERSION} of a file of last good quotas")
     if found.get("source") != source:
-        raise _Damaged(f"expected quotas of the source {source!r}, got those of {found.get('source')!r}")
+        raise _OfAnother(f"holds the last good quotas of the source {found.get('source')!r}")
     try:
         return MappingProxyType(dict(map(_entry, found["quotas"])))
     except InvalidQuota as error:

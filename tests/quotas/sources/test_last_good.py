@@ -246,7 +246,6 @@ DAMAGED = [
     (b"[" * 100_000, "no JSON"),
     (b"[]", "expected version 1"),
     (b'{"version": 2, "source": "upstream", "quotas": []}', "expected version 1"),
-    (b'{"version": 1, "source": "zookeeper", "quotas": []}', "got those of 'zookeeper'"),
     (b'{"version": 1, "source": "upstream"}', "KeyError"),
     (b'{"version": 1, "source": "upstream", "quotas": 5}', "TypeError"),
     (b'{"version": 1, "source": "upstream", "quotas": [{"entity": {"group": "g"}, "limits": {}}]}', "group"),
@@ -276,6 +275,31 @@ def test_a_file_that_is_not_ours_is_kept_aside_and_named(path, text, why):
         assert why in source.problems[str(aside)]
     assert aside.read_bytes() == text
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'{"version": 1, "source": "zookeeper", "quotas": []}',
+        b'{"version": 1, "overlay": []}',
+    ],
+)
+def test_a_file_of_another_source_is_left_alone(path, text):
+    path.write_bytes(text)
+    run_once(ALICE, path)
+    assert path.read_bytes() == text
+    with started(Inner(), path) as source:
+        assert "expected another state_file" in source.problems[str(path)]
+    assert [found.name for found in path.parent.iterdir()] == [path.name]
+
+
+def test_damaged_files_are_kept_beside_each_other(path):
+    for text in (b"one", b"two"):
+        path.write_bytes(text)
+        run_once(ALICE, path)
+    aside = path.with_name(f"{path.name}.damaged")
+    assert aside.read_bytes() == b"one"
+    assert aside.with_name(f"{aside.name}-2").read_bytes() == b"two"
 
 
 def test_after_a_damaged_file_a_good_one_is_written(path):
