@@ -13,6 +13,7 @@ from proxy.relay.actions import (
     Action,
     Ask,
     Close,
+    CloseReason,
     OpenUpstream,
     Pause,
     Resume,
@@ -38,6 +39,14 @@ MOST_ASKS_IN_A_ROW = 50
 
 INT32_MAX = 2**31 - 1
 VIRTUAL_CLUSTER, NODE_ID, USER = "main", 1, "ANONYMOUS"
+
+_BAD_ANSWERS = {
+    CloseReason.ANSWER_UNEXPECTED,
+    CloseReason.ANSWER_MALFORMED,
+    CloseReason.ANSWER_NOT_KAFKA,
+    CloseReason.ANSWER_TOO_LARGE,
+}
+"""They end the connection before further requests are taken up."""
 
 
 @dataclass(slots=True)
@@ -268,7 +277,8 @@ class Model:
                 case Throttled():
                     throttled.append(action)
                 case Close():
-                    self._take_own(now_ms)
+                    if action.reason not in _BAD_ANSWERS:
+                        self._take_own(now_ms)
                     if len(self._charges) > sum(self._sensors.is_open(loan.handle) for loan in self._loans):
                         self._charge_early(now_ms)
                     self._check_close(action)
