@@ -31,8 +31,9 @@ simulate:  ## relays on fake time among simulated clients, nodes and networks, n
 conntest:  ## account for every record while everything breaks, until Ctrl-C (ARGS="--records 1000000")
 	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.conservation $(ARGS)
 
-conformance:  ## the same load at a broker's own quotas and through the proxy, side by side, 8 minutes on a quiet machine
+conformance:  ## Kafka's own quota classes beside ours, and a broker's quotas beside the proxy's, 25 minutes on a quiet machine
 	@python=$$(deploy/setup.sh dev) && mkdir -p build/parity && \
+	"$$python" -m tests.conformance && \
 	"$$python" -m tests.parity --json build/parity/parity.json --plot build/parity/parity.svg $(ARGS) && \
 	"$$python" -m tests.parity --tiny && "$$python" -m tests.parity --frames
 

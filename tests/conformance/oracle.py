@@ -1,0 +1,98 @@
+"""Runs Kafka's own classes on a script, and compares what they answer with what we do, line by line."""
+
+import subprocess
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from struct import pack
+from typing import NamedTuple, TextIO
+
+from proxy.demo.jars import kafka_jars, need_program
+
+JAVA = Path(__file__).parents[1] / "java"
+
+_TOLD = 5
+"""So many differences are told in words."""
+
+
+class Step(NamedTuple):
+    """One line of a script, our answer to it, and whether that throttles, refuses, or makes somebody wait."""
+
+    line: str
+    answer: str
+    throttles: bool = False
+
+
+class Reply(NamedTuple):
+    """One line of a script, and both answers."""
+
+    line: str
+    ours: str
+    kafkas: str
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """How many events were compared, how many of them throttled, and how many were answered differently.
+
+    `told` says the first of these in words.
+    """
+
+    events: int
+    throttles: int
+    differences: int
+    told: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "\n  ".join((f"{self.differences} of {self.events} events differ", *self.told))
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A script that Kafka's classes and ours have answered, in the files of a folder."""
+
+    folder: Path
+    throttles: int
+
+    def replies(self) -> Iterator[Reply]:
+        """All lines, in their order."""
+        with self._open("script") as lines, self._open("ours") as ours, self._open("kafkas") as kafkas:
+            for line, our, kafka in zip(lines, ours, kafkas, strict=True):
+                yield Reply(line.rstrip("\n"), our.rstrip("\n"), kafka.rstrip("\n"))
+
+    def _open(self, name: str) -> TextIO:
+        return (self.folder / name).open()
+
+    def comparison(self) -> Comparison:
+        """How far they agree."""
+        events, differences, told = 0, 0, []
+        for line, ours, kafkas in self.replies():
+            events += 1
+            if ours != kafkas:
+                differences += 1
+                if differences <= _TOLD:
+                    told.append(f"line {events}, {line!r}: Kafka {kafkas!r}, we {ours!r}")
+        return Comparison(events, self.throttles, differences, tuple(told))
+
+
+def run(program: str, version: str, steps: Iterable[Step], folder: Path, *arguments: object) -> Run:
+    """Give the script to one of our Java programs, with the jars of a Kafka version."""
+    throttles = 0
+    with (folder / "script").open("w") as lines, (folder / "ours").open("w") as answers:
+        for step in steps:
+            lines.write(step.line + "\n")
+            answers.write(step.answer + "\n")
+            throttles += step.throttles
+    java = need_program("java", "openjdk-17-jdk-headless")
+    command = [java, "-cp", f"{kafka_jars(version)}/*", str(JAVA / program)]
+    files = [str(folder / name) for name in ("script", "kafkas")]
+    done = subprocess.run(
+        [*command, *files, *map(str, arguments)], capture_output=True, text=True, timeout=900, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return Run(folder, throttles)
+
+
+def bits(value: float) -> str:
+    """A double as Java's Long.toHexString prints its bits."""
+    return f"{int.from_bytes(pack('>d', value)):x}"
