@@ -82,9 +82,9 @@ class ByTags:
 class ByLedger(ByTags):
     """The same by the product's own ledger, for the types that it binds."""
 
-    def __init__(self, quota_type: QuotaType, sensors: Sensors) -> None:
-        super().__init__(quota_type, sensors)
-        self._ledger = Ledger(sensors, self.table)
+    def __init__(self, quota_type: QuotaType, ledger: Ledger, rows: Rows) -> None:
+        super().__init__(quota_type, rows)
+        self._ledger = ledger
 
     def _replace(self, table: QuotaTable, now_ms: int) -> None:
         self.table = table
@@ -92,7 +92,11 @@ class ByLedger(ByTags):
 
     def _handle(self, user: str, client_id: str, tags: SensorTags, limit: float, now_ms: int) -> int | None:
         binding = self._ledger.bind("main", 1, user, client_id, now_ms)
-        return binding.produce if self.quota_type is QuotaType.PRODUCE else binding.fetch
+        return {
+            QuotaType.PRODUCE: binding.produce,
+            QuotaType.FETCH: binding.fetch,
+            QuotaType.CONTROLLER_MUTATION: binding.mutation,
+        }[self.quota_type]
 
 
 # -------------------------------------------------------- produce, fetch, request
@@ -202,6 +206,8 @@ def client_script(
         side = ByTags(quota_type, sensors, remembers_kinds)
         return ClientScript(side, sensors, percent_limit, percent_of_a_request, "CCU")
     sensors = Sensors(ROWS, samples, window_ms, max_throttle_ms=MAX_THROTTLE_MS)
-    side = ByLedger(quota_type, sensors) if remembers_kinds else ByTags(quota_type, sensors, remembers_kinds=False)
+    side = ByTags(quota_type, sensors, remembers_kinds=False)
+    if remembers_kinds:
+        side = ByLedger(quota_type, Ledger(sensors, QuotaTable()), sensors)
     kinds = "C" if quota_type is QuotaType.PRODUCE else "FFFFFFFFFUM"
     return ClientScript(side, sensors, byte_limit, bytes_of_a_request, kinds)

@@ -5,9 +5,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from quotas.entities import QuotaType, SensorTags
-from quotas.sensors import MAX_THROTTLE_MS
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import MAX_THROTTLE_MS, Sensors
 from quotas.token_buckets import TokenBuckets, remaining_ms
-from tests.conformance.client_quotas import BEGIN_MS, ROWS, ByTags, quota_step, state
+from tests.conformance.client_quotas import BEGIN_MS, ROWS, ByLedger, ByTags, quota_step, state
 from tests.conformance.entities import EVENTS_BETWEEN_CHANGES, USERS, RandomQuotas, random_client, random_step_ms
 from tests.conformance.oracle import Step
 
@@ -118,5 +120,7 @@ class MutationScript:
 def mutation_script(seed: int, samples: int = 11, window_s: int = 1, remembers_kinds: bool = True) -> MutationScript:
     """With the cap lifted out of the way."""
     buckets = TokenBuckets(ROWS, samples, window_s * 1000, max_throttle_ms=MAX_THROTTLE_MS)
-    side = ByTags(QuotaType.CONTROLLER_MUTATION, buckets, remembers_kinds)
+    side = ByTags(QuotaType.CONTROLLER_MUTATION, buckets, remembers_kinds=False)
+    if remembers_kinds:
+        side = ByLedger(QuotaType.CONTROLLER_MUTATION, Ledger(Sensors(1), QuotaTable(), buckets=buckets), buckets)
     return MutationScript(buckets, side, random.Random(seed))

