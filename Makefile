@@ -11,11 +11,11 @@ lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
-test: lint  ## set everything up, then the tests that a change needs (10 minutes)
+test: lint  ## set everything up, then the tests that a change needs (12 minutes)
 	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m "not long" $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
-check: test  ## all of it, what CI runs (about half an hour)
+check: test  ## all of it, what CI runs (about an hour)
 	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream) && exec "$$python" -m pytest -m long $(ARGS)
 
 bench:  ## speed and memory beside HAProxy and nginx, then with a real Kafka, about 15 minutes
