@@ -333,7 +333,12 @@ class Ledger:
             rows.table_version = self.version
 
     def _ceiling_bytes(self, limit: float) -> int:
-        """What may be fetched at one instant from an idle start: whoever asks for more would never get it."""
+        """What may be fetched at one instant from an idle start: whoever asks for more would never get it.
+
+        With a single window that is nothing, but for clients without a quota: as in a broker, they have no ceiling.
+        """
+        if limit >= UNLIMITED:
+            return NO_CEILING_BYTES
         return int(min(self.sensors.burst(limit), NO_CEILING_BYTES))
 
 

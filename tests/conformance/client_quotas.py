@@ -23,8 +23,6 @@ BEGIN_MS = 1_000_000
 
 ROWS = 10_000
 
-_MOST_FETCHED = 2**31 - 1
-
 
 # ------------------------------------------------------------------- our side
 
@@ -89,6 +87,10 @@ class ByLedger(ByTags):
     def _replace(self, table: QuotaTable, now_ms: int) -> None:
         self.table = table
         self._ledger.replace(table, now_ms)
+
+    def most_fetched(self, user: str, client_id: str, now_ms: int) -> int:
+        """What the client may ask for in one fetch."""
+        return self._ledger.bind("main", 1, user, client_id, now_ms).fetch_ceiling_bytes
 
     def _handle(self, user: str, client_id: str, tags: SensorTags, limit: float, now_ms: int) -> int | None:
         binding = self._ledger.bind("main", 1, user, client_id, now_ms)
@@ -158,8 +160,8 @@ class ClientScript:
         value = self._value(rng, handle)
         line = f"{kind}\t{now_ms}\t{user}\t{client_id}\t{value!r}"
         if kind == "M":
-            most = _MOST_FETCHED if handle is None else self._sensors.burst(self._sensors.limit(handle))
-            return Step(line, str(int(min(most, _MOST_FETCHED))))
+            assert isinstance(self.side, ByLedger)
+            return Step(line, str(self.side.most_fetched(user, client_id, now_ms)))
         if kind == "U":
             if handle is not None:
                 self._sensors.give_back(handle, -value, now_ms)

@@ -40,6 +40,11 @@ def test_a_fetch_may_ask_for_what_an_idle_client_may_use():
     assert ledger().bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
 
 
+def test_who_has_no_quota_has_no_ceiling_even_with_a_single_window():
+    made = ledger(quotas=table(2000.0, FETCH, Entity("alice")), samples=1)
+    assert made.bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
+
+
 def test_a_change_reaches_living_sensors_and_keeps_their_use():
     made = ledger()
     before = made.bind("main", 1, "u", "c", 0)
