@@ -116,7 +116,7 @@ def test_a_node_can_be_stopped_while_it_is_frozen(kafka):
         kafka.freeze(2)
         kafka.stop(2)
         assert not kafka.is_running(2)
-        log = kafka.log_tail(2, 1000)
+        log = kafka.log_tail(2, 100_000)
         assert "Terminating process due to signal SIGTERM" in log
         assert "shut down completed" in log or "from SHUTTING_DOWN to SHUTDOWN" in log
 

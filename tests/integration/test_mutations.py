@@ -217,6 +217,7 @@ def delete_directly(cluster: KafkaCluster, topics: list[str]) -> None:
         future.result()
 
 
+@pytest.mark.long
 def test_librdkafka_creates_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
     proxy = start_proxy([{"client_id": "librdkafka", "controller_mutation_rate": FAST}])
     done = create_with_librdkafka(proxy.bootstrap, "librdkafka", "rate-rdkafka", 11)

@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
 from tests.parity.sides import alter_client_quotas
@@ -78,6 +80,7 @@ def test_a_change_through_kafkas_api_is_felt_within_a_second(start_proxy, tmp_pa
     assert is_soon(delays_s(port, lambda client_id: alter_client_quotas((HOST, port), [quota(client_id)])))
 
 
+@pytest.mark.long
 def test_a_change_in_the_cluster_is_in_force_within_the_interval_and_a_second(newest_kafka, start_proxy):
     """The cluster enforces it, too, and sooner: so the proxy's own word counts here."""
     proxy = start_proxy(source={"source": "upstream", "poll_interval_ms": _POLL_MS})

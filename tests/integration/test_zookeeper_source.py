@@ -566,6 +566,7 @@ def certificate(folder, name, signed_by=None, subject_alternative="IP:127.0.0.1"
     (folder / f"{name}.both").write_bytes(key.read_bytes() + found.read_bytes())
 
 
+@pytest.mark.long
 def test_tls_with_certificates_on_both_sides(tmp_path, chroot):
     certificate(tmp_path, "ca")
     certificate(tmp_path, "server", "ca")

@@ -724,11 +724,19 @@ class Model:
         """Why an open connection rests, empty if it has no reason: for a node's answer, or for the client's bytes."""
         if self._throttled or self._asks or any(self._blocked.values()):
             return ""
-        if self._request_left or (self._requests and self._next() is None):
+        if self._request_left or (self._requests and not self._next_is_here):
             return "client"
         if self._in_flight:
             return "node"
         return "" if self._requests else "idle"
+
+    @property
+    def _next_is_here(self) -> bool:
+        """Whether as much of the next request has come as it is judged by: all of one that the proxy answers."""
+        head = self._next()
+        if isinstance(head, wire.Head) and head.answered_by_proxy:
+            return len(self._requests) >= head.frame_bytes
+        return head is not None
 
     def has_ended(self, side: Side) -> bool:
         """Whether this side has said that it sends no more."""
