@@ -94,6 +94,15 @@ class Entity:
         return ", ".join(f"{part}={_shown(name)}" for part, name in self.parts if name is not None)
 
 
+def is_ip(text: str) -> bool:
+    """Whether `text` is an IP address, in whatever spelling."""
+    try:
+        ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
 def plain_ip(text: str) -> str:
     """The one spelling of an address; what is no address, such as a host name, as it is."""
     try:

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from hmac import compare_digest
-from ipaddress import ip_address
 from typing import Protocol
 
 from aiohttp import hdrs, web
@@ -15,7 +14,7 @@ from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, explained_for
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.verdicts.decide import measured_client_id
-from quotas.entities import QuotaType
+from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.sources.source import Quotas, Tables
@@ -160,11 +159,8 @@ def _client(parameters: Mapping[str, str], ledger: Ledger) -> Client:
     user, client_id, ip = parameters.get("user", "ANONYMOUS"), parameters.get("client_id", ""), parameters.get("ip")
     if not user:
         raise BadParameter("user: expected a name, got an empty one")
-    if ip is not None:
-        try:
-            ip_address(ip)
-        except ValueError:
-            raise BadParameter(f"ip: expected an IP address, got {shown(ip)!r}") from None
+    if ip is not None and not is_ip(ip):
+        raise BadParameter(f"ip: expected an IP address, got {shown(ip)!r}")
     return Client(user, measured_client_id(client_id.encode(errors="replace"), ledger.table), ip)
 
 

@@ -1,13 +1,12 @@
 """Entities on the command line: --user NAME or --default-user, and so on."""
 
 from collections.abc import Callable
-from ipaddress import ip_address
 from typing import Any, TypeVar
 
 import click
 
 from proxy.commands.config_file import refuse
-from quotas.entities import DEFAULT, Entity, InvalidQuota, Name
+from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, is_ip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -38,19 +37,11 @@ def parts_of(options: dict[str, Any]) -> dict[str, Name]:
             refuse(f"expected either --{flag} or --default-{flag}, got both")
         if name is not None and not _is_utf8(name):
             refuse(f"--{flag}: expected UTF-8, got {name!r}")
-        if part == "ip" and name is not None and not _is_ip(name):
+        if part == "ip" and name is not None and not is_ip(name):
             refuse(f"--ip: expected an IP address, got {name!r}")
         if name is not None or is_default:
             parts[part] = DEFAULT if is_default else name
     return parts
-
-
-def _is_ip(argument: str) -> bool:
-    try:
-        ip_address(argument)
-    except ValueError:
-        return False
-    return True
 
 
 def _is_utf8(argument: str) -> bool:

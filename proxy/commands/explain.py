@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from ipaddress import ip_address
 from pathlib import Path
 
 import click
@@ -22,7 +21,7 @@ from proxy.config.settings import VirtualClusterConfig
 from proxy.explained import Form, Observed, Origin, explained_form
 from proxy.logs import shown
 from proxy.verdicts.decide import measured_client_id
-from quotas.entities import DEFAULT, Entity
+from quotas.entities import DEFAULT, Entity, is_ip
 from quotas.explain import Client
 from quotas.explain import explain as explain_client
 from quotas.sources.source import tables_of
@@ -62,11 +61,8 @@ def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, 
 def _client(user: str, client_id: str, ip: str | None) -> Client:
     if not user:
         refuse("--user: expected a name, got an empty one")
-    if ip is not None:
-        try:
-            ip_address(ip)
-        except ValueError:
-            refuse(f"--ip: expected an IP address, got {ip!r}")
+    if ip is not None and not is_ip(ip):
+        refuse(f"--ip: expected an IP address, got {ip!r}")
     return Client(user, client_id, ip)
 
 

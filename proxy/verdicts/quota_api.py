@@ -8,7 +8,6 @@ the first is told. Shadow quotas are no part of Kafka's API: never described, th
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import NamedTuple
 
 from protocol.client_quotas import (
@@ -29,7 +28,7 @@ from protocol.client_quotas import (
 from proxy.relay.actions import Errand, Verdict
 from proxy.verdicts.facts import ConnectionFacts
 from quotas import entities
-from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, plain_ip
+from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
 from quotas.quota_table import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
 from quotas.sources.source import Alteration, AlterationRefused, Quotas
 
@@ -257,15 +256,7 @@ def _problem_of_entity(names: dict[str, str | None]) -> str | None:
     if len(names) > 1:
         return "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId"
     ip = names[IP]
-    return None if ip is None or _is_address(ip) else f"{ip} is not a valid IP or resolvable host."
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
+    return None if ip is None or is_ip(ip) else f"{ip} is not a valid IP or resolvable host."
 
 
 def _problem_of_value(known: dict[str, QuotaType], key: str, value: float) -> str | None:
