@@ -92,6 +92,7 @@ class Connection:
         self._open_stream = open_stream
         self._run_errand = run_errand
         self._now_ms = clock.now_ms
+        self._now_us = clock.now_us
         self._log = log
         self._tell_throttle = note_throttle
         self._on_closed = on_closed
@@ -113,19 +114,19 @@ class Connection:
 
     def bytes_came(self, side: Side, data: bytes) -> None:
         """Bytes were read from one side."""
-        now_ms = self._now_ms()
+        now_us = self._now_us()
         try:
-            actions = self.relay.on_bytes(side, data, now_ms)
+            actions = self.relay.on_bytes(side, data, now_us)
             if len(actions) == 1 and type(send := actions[0]) is Send:  # what nearly always comes of it
                 self._send(send)
             else:
-                self._carry_out(actions, now_ms)
+                self._carry_out(actions, now_us)
         except Exception:
             self._fail()
 
     def eof_came(self, side: Side) -> None:
         """One side will send no more."""
-        self._do(lambda: self.relay.on_eof(side, self._now_ms()))
+        self._do(lambda: self.relay.on_eof(side, self._now_us()))
 
     def lost(self, side: Side, error: Exception | None) -> None:
         """One stream is closed."""
@@ -152,7 +153,7 @@ class Connection:
     def writing_resumed(self, side: Side) -> None:
         """One side's write buffer has room again."""
         if not self.closing:
-            self._do(lambda: self.relay.on_writable(side, self._now_ms()))
+            self._do(lambda: self.relay.on_writable(side, self._now_us()))
 
     def give_up(self, reason: CloseReason, detail: str = "") -> None:
         """Close for a reason that is not on the wire."""
@@ -171,45 +172,45 @@ class Connection:
             self._steps.append(step)
             return
         try:
-            self._carry_out(step(), self._now_ms())
+            self._carry_out(step(), self._now_us())
         except Exception:
             self._fail()
 
-    def _carry_out(self, actions: list[Action], now_ms: int) -> None:
+    def _carry_out(self, actions: list[Action], now_us: int) -> None:
         self._busy = True
         try:
-            self._carry_out_all(actions, now_ms)
+            self._carry_out_all(actions, now_us)
             while self._steps:
-                self._carry_out_all(self._steps.popleft()(), now_ms)
+                self._carry_out_all(self._steps.popleft()(), now_us)
         finally:
             self._busy = False
 
-    def _carry_out_all(self, actions: list[Action], now_ms: int) -> None:
+    def _carry_out_all(self, actions: list[Action], now_us: int) -> None:
         for action in actions:
             match action:
                 case Send():
                     self._send(action)
                 case Ask():
-                    self._steps.append(partial(self._decide, action, now_ms))
+                    self._steps.append(partial(self._decide, action, now_us))
                 case Pause():
                     self._stream(action.side).pause_reading()
                 case Resume():
                     self._stream(action.side).resume_reading()
                 case WakeAt():
-                    self._wake_at(action.at_ms, now_ms)
+                    self._wake_at(action.at_ms, now_us // 1000)
                 case Throttled():
-                    self._note_throttle(action, now_ms)
+                    self._note_throttle(action, now_us // 1000)
                 case OpenUpstream():
                     self._connecting = self._loop.create_task(self._open_upstream())
                 case Close():
                     self._close(action)
 
-    def _decide(self, ask: Ask, now_ms: int) -> list[Action]:
-        decision = decide(ask, self.facts, now_ms)
+    def _decide(self, ask: Ask, now_us: int) -> list[Action]:
+        decision = decide(ask, self.facts, now_us // 1000)
         if isinstance(decision, Errand):
             self._errand = self._loop.create_task(self._do_errand(ask.ticket, decision))
             return []
-        return self.relay.on_verdict(ask.ticket, decision, now_ms)
+        return self.relay.on_verdict(ask.ticket, decision, now_us)
 
     async def _do_errand(self, ticket: int, errand: Errand) -> None:
         """Have something written, then give the verdict; a relay that is closed by then takes no notice."""
@@ -218,7 +219,7 @@ class Connection:
         except Exception:
             self._fail()
         else:
-            self._do(lambda: self.relay.on_verdict(ticket, verdict, self._now_ms()))
+            self._do(lambda: self.relay.on_verdict(ticket, verdict, self._now_us()))
 
     def _send(self, send: Send) -> None:
         stream = self._node if send.side is Side.NODE else self._client
@@ -241,7 +242,7 @@ class Connection:
 
     def _wake_up(self) -> None:
         self._timer = None
-        self._do(lambda: self.relay.on_time(self._now_ms()))
+        self._do(lambda: self.relay.on_time(self._now_us()))
 
     def _note_throttle(self, throttled: Throttled, now_ms: int) -> None:
         self._tell_throttle(throttled, self.facts, now_ms)
@@ -290,7 +291,7 @@ class Connection:
             return
         self._node = self._open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
-        self._do(lambda: self.relay.on_writable(Side.NODE, self._now_ms()))
+        self._do(lambda: self.relay.on_writable(Side.NODE, self._now_us()))
 
     # ----------------------------------------------------------------- closing
 
@@ -338,7 +339,7 @@ class Connection:
         self._steps.clear()
         if not self.closing:
             self.closing = True
-            self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_ms())
+            self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_us())
 
 
 _ORDINARY = frozenset(

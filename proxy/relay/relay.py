@@ -109,7 +109,8 @@ class _StreamedAnswer:
 class Relay:
     """One client connection with its upstream connection. Does no I/O and reads no clock.
 
-    Each `on_*` method takes what happened and returns what to do, in order; after a Close it returns nothing.
+    Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order; after a
+    Close it returns nothing.
     Requests and answers keep their order, and a frame that is not understood is not sent on.
     """
 
@@ -122,6 +123,7 @@ class Relay:
         self._buckets = ledger.buckets
         self._tally = tally
         self._closed = False
+        self._now_us = 0
         self._ticket = 0
         self._bindings: dict[bytes, Binding] = {}
         self._in_flight: deque[Request] = deque()
@@ -189,13 +191,14 @@ class Relay:
 
     # ------------------------------------------------------------------ inputs
 
-    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
+    def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         """Bytes from the client or the node."""
         if self._closed:
             return []
+        self._now_us = now_us
         if side is _NODE:
-            return self._answers_came(data, now_ms)
-        return self._requests_came(data, now_ms)
+            return self._answers_came(data, now_us // 1000)
+        return self._requests_came(data, now_us // 1000)
 
     def _requests_came(self, data: bytes, now_ms: int) -> list[Action]:
         at = 0
@@ -223,9 +226,10 @@ class Relay:
         self._go_on_with_answers(actions, now_ms, at=at)
         return actions
 
-    def on_verdict(self, ticket: int, verdict: Verdict, now_ms: int) -> list[Action]:
+    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
         """The answer to an Ask; one that is no longer waited for is dropped."""
         actions: list[Action] = []
+        now_ms = self._at(now_us)
         if self._closed or ticket not in (self._request_ticket, self._answer_ticket):
             return actions
         if verdict.close is not None:
@@ -246,9 +250,10 @@ class Relay:
             self._go_on_with_answers(actions, now_ms, verdict)
         return actions
 
-    def on_time(self, now_ms: int) -> list[Action]:
+    def on_time(self, now_us: int) -> list[Action]:
         """A wake-up that was asked for: the throttle is over, unless it has grown meanwhile."""
         actions: list[Action] = []
+        now_ms = self._at(now_us)
         if self._closed or not self._mute & _THROTTLED:
             return actions
         if now_ms < self._muted_until_ms:
@@ -263,9 +268,10 @@ class Relay:
             self._mute_until(now_ms, wait_ms, QuotaType.FETCH, loan.client_id, actions)
         return actions
 
-    def on_writable(self, side: Side, now_ms: int) -> list[Action]:
+    def on_writable(self, side: Side, now_us: int) -> list[Action]:
         """A side takes bytes (again); for the node, the first time: the connection stands."""
         actions: list[Action] = []
+        now_ms = self._at(now_us)
         if self._closed:
             return actions
         if side is _NODE:
@@ -293,9 +299,10 @@ class Relay:
             self._settle_client(actions)
         return actions
 
-    def on_eof(self, side: Side, now_ms: int) -> list[Action]:
+    def on_eof(self, side: Side, now_us: int) -> list[Action]:
         """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
         actions: list[Action] = []
+        now_ms = self._at(now_us)
         if self._closed:
             return actions
         if side is _NODE:
@@ -316,6 +323,11 @@ class Relay:
         if not self._closed:
             self._close(actions, reason, detail)
         return actions
+
+    def _at(self, now_us: int) -> int:
+        """Note the time of this step; return it in ms."""
+        self._now_us = now_us
+        return now_us // 1000
 
     # ---------------------------------------------------------------- requests
 

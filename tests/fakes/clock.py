@@ -11,6 +11,9 @@ class FakeClock:
     def now_ms(self) -> int:
         return self._now_ms
 
+    def now_us(self) -> int:
+        return self._now_ms * 1000
+
     def epoch_ms(self) -> int:
         return self._epoch_ms
 

@@ -26,6 +26,7 @@ from quotas.quota_table import QuotaTable
 from quotas.sensors import Sensors
 
 NOW_MS = 1_000_000
+NOW_US = 1000 * NOW_MS
 
 
 class FixedNodes:
@@ -83,26 +84,26 @@ class Script:
 
     def connected(self) -> "Script":
         """Open the upstream connection as the first request would, and drop that request's traces."""
-        self.do(self.relay.on_writable(Side.NODE, NOW_MS))
+        self.do(self.relay.on_writable(Side.NODE, NOW_US))
         return self
 
     def client(self, data: bytes, now_ms: int = NOW_MS) -> bytes:
         """Bytes from the client; what went to the node meanwhile."""
-        return self._during(Side.NODE, lambda: self.relay.on_bytes(Side.CLIENT, data, now_ms), now_ms)
+        return self._during(Side.NODE, lambda: self.relay.on_bytes(Side.CLIENT, data, 1000 * now_ms), now_ms)
 
     def node(self, data: bytes, now_ms: int = NOW_MS) -> bytes:
         """Bytes from the node; what went to the client meanwhile."""
-        return self._during(Side.CLIENT, lambda: self.relay.on_bytes(Side.NODE, data, now_ms), now_ms)
+        return self._during(Side.CLIENT, lambda: self.relay.on_bytes(Side.NODE, data, 1000 * now_ms), now_ms)
 
     def time(self, now_ms: int) -> bytes:
         """A wake-up; what went to the node."""
-        return self._during(Side.NODE, lambda: self.relay.on_time(now_ms), now_ms)
+        return self._during(Side.NODE, lambda: self.relay.on_time(1000 * now_ms), now_ms)
 
     def answer_asks(self, now_ms: int = NOW_MS) -> None:
         """Give the verdicts that were held."""
         held, self.asks = self.asks, []
         for ask in held:
-            self.do(self.relay.on_verdict(ask.ticket, decide(ask, self.facts, now_ms), now_ms), now_ms)
+            self.do(self.relay.on_verdict(ask.ticket, decide(ask, self.facts, now_ms), 1000 * now_ms), now_ms)
 
     def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: int) -> bytes:
         before = len(self.sent[side])

@@ -11,7 +11,7 @@ from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.source import Alteration, Limit
 from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, Script, ledger_with
+from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 ETL = (("client-id", "etl"),)
@@ -73,7 +73,7 @@ def test_what_follows_waits_for_what_has_to_be_written_and_the_nodes_answers_do_
     assert errand.alterations == (Alteration(Entity(client_id="etl"), {PRODUCE: 7.0}),)
     assert script.node(heartbeaten(1)) == heartbeaten(1)
     script.asks.clear()
-    script.do(script.relay.on_verdict(ask.ticket, errand.reply([None]), NOW_MS + 50), NOW_MS + 50)
+    script.do(script.relay.on_verdict(ask.ticket, errand.reply([None]), NOW_US + 50_000), NOW_MS + 50)
     *_, answer = split(script.sent[Side.CLIENT])
     assert altered(answer) == [(0, None, ETL)]
     assert script.sent[Side.NODE] == heartbeat(1) + heartbeat(3)
@@ -88,7 +88,7 @@ def test_an_answer_that_comes_after_the_end_of_its_connection_is_dropped(make_re
     [ask] = script.asks
     script.asks.clear()
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "reset"))
-    assert script.relay.on_verdict(ask.ticket, Verdict(answer=b"late"), NOW_MS + 50) == []
+    assert script.relay.on_verdict(ask.ticket, Verdict(answer=b"late"), NOW_US + 50_000) == []
 
 
 def test_a_throttled_client_waits_and_is_told_how_long(make_relay):

@@ -14,7 +14,7 @@ from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.sensors import Sensors
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, Script
+from tests.relay.script import NOW_MS, NOW_US, Script
 from tests.topic_frames import (
     create_partitions,
     create_topics,
@@ -474,7 +474,7 @@ def test_a_decision_made_while_the_client_was_muted_is_carried_out_when_that_is_
 def test_a_client_that_has_hung_up_meanwhile_has_its_request_carried(make_relay):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
-    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
     assert script.closed is None
     assert tell(script, unknown(b"a")) == create((b"a", 1))
     assert script.close_reason is CloseReason.CLIENT_CLOSED

@@ -22,7 +22,7 @@ from tests.relay.frames import (
     produced,
     request,
 )
-from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with, table_with
+from tests.relay.script import NOW_MS, NOW_US, FixedNodes, Script, ledger_with, table_with
 
 
 def test_nothing_is_opened_for_a_client_that_has_sent_no_whole_header(make_relay):
@@ -170,7 +170,7 @@ def test_a_verdict_with_a_stale_ticket_is_dropped(make_relay):
     script = Script(make_relay).connected()
     script.hold_verdicts = True
     script.client(heartbeat(1))
-    assert script.relay.on_verdict(99, Verdict(), NOW_MS) == []
+    assert script.relay.on_verdict(99, Verdict(), NOW_US) == []
     script.answer_asks()
     assert script.sent[Side.NODE] == heartbeat(1)
 
@@ -202,11 +202,11 @@ def test_a_blocked_side_stops_the_reading_of_the_other(make_relay):
     script.client(heartbeat(1))
     script.do(script.relay.on_blocked(Side.CLIENT))
     assert not script.reads[Side.NODE]
-    script.do(script.relay.on_writable(Side.CLIENT, NOW_MS))
+    script.do(script.relay.on_writable(Side.CLIENT, NOW_US))
     assert script.reads[Side.NODE]
     script.do(script.relay.on_blocked(Side.NODE))
     assert not script.reads[Side.CLIENT]
-    script.do(script.relay.on_writable(Side.NODE, NOW_MS))
+    script.do(script.relay.on_writable(Side.NODE, NOW_US))
     assert script.reads[Side.CLIENT]
 
 
@@ -220,7 +220,7 @@ def test_too_many_unanswered_requests_wait_for_answers(make_relay):
 def test_what_a_client_sent_before_it_hung_up_is_carried_when_the_mute_ends(make_relay):
     script = Script(make_relay, ledger_with(produce=100)).connected()
     script.client(produce(1, size=1500, acks=0) + produce(2, acks=0))
-    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS + 10), NOW_MS + 10)
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_US + 10_000), NOW_MS + 10)
     assert script.closed is None
     assert script.time(NOW_MS + 5000).startswith(produce(2, acks=0))
 
@@ -228,14 +228,14 @@ def test_what_a_client_sent_before_it_hung_up_is_carried_when_the_mute_ends(make
 def test_a_client_that_hangs_up_closes_its_connection(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1))
-    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
     assert script.close_reason is CloseReason.CLIENT_CLOSED
 
 
 def test_a_client_that_hangs_up_without_a_word_closes_its_connection(make_relay):
     script = Script(make_relay)
     script.client(b"\0\0")
-    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
     assert script.close_reason is CloseReason.CLIENT_CLOSED
     assert script.opened == 0
 
@@ -243,14 +243,14 @@ def test_a_client_that_hangs_up_without_a_word_closes_its_connection(make_relay)
 def test_a_muted_client_with_nothing_left_to_send_is_let_go_at_once(make_relay):
     script = Script(make_relay, ledger_with(produce=100)).connected()
     script.client(produce(1, size=1500))
-    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
     assert script.close_reason is CloseReason.CLIENT_CLOSED
 
 
 def test_what_a_client_sent_before_it_hung_up_waits_for_the_connection(make_relay):
     script = Script(make_relay)
     script.client(produce(1, acks=0))
-    script.do(script.relay.on_eof(Side.CLIENT, NOW_MS))
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
     assert script.closed is None
     script.connected()
     assert script.sent[Side.NODE] == produce(1, acks=0)
@@ -261,7 +261,7 @@ def test_a_node_that_hangs_up_closes_the_connection(make_relay):
     script = Script(make_relay).connected()
     script.client(fetch(1))
     script.node(fetched(1)[:50])
-    script.do(script.relay.on_eof(Side.NODE, NOW_MS))
+    script.do(script.relay.on_eof(Side.NODE, NOW_US))
     assert script.close_reason is CloseReason.NODE_CLOSED
     assert "middle of an answer" in script.closed.detail
 
@@ -334,7 +334,7 @@ def test_a_node_that_hangs_up_after_a_tls_alert_is_named(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1))
     assert script.node(bytes.fromhex("15030300020228")) == b""
-    script.do(script.relay.on_eof(Side.NODE, NOW_MS))
+    script.do(script.relay.on_eof(Side.NODE, NOW_US))
     assert script.close_reason is CloseReason.ANSWER_NOT_KAFKA
     assert "TLS alert" in script.closed.detail
 
@@ -412,7 +412,7 @@ def _cut(stream, data):
 def test_whatever_arrives_a_relay_returns_actions_and_raises_nothing(make_relay, garbage, side):
     script = Script(make_relay, ledger_with(produce=100, fetch=100)).connected()
     script.client(fetch(1) + heartbeat(2))
-    script.do(script.relay.on_bytes(side, garbage, NOW_MS))
+    script.do(script.relay.on_bytes(side, garbage, NOW_US))
 
 
 def test_own_answers_take_their_turn_between_two_answers_that_come_at_once(make_relay):
@@ -438,7 +438,7 @@ def test_a_client_that_does_not_read_gets_no_further_answers_of_ours(make_relay)
     script.client(request(API_VERSIONS, 99, tags=True) * 2)
     assert script.sent[Side.CLIENT] == b""
     assert not script.reads[Side.CLIENT]
-    script.do(script.relay.on_writable(Side.CLIENT, NOW_MS))
+    script.do(script.relay.on_writable(Side.CLIENT, NOW_US))
     assert len(script.sent[Side.CLIENT]) == 2 * 20
     assert script.reads[Side.CLIENT]
 

@@ -28,26 +28,26 @@ class Mutant:
     def seen_ledger(self, ledger: Ledger) -> Any:
         return ledger
 
-    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         return actions
 
-    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
-        return self.changed(self.sound.on_bytes(side, data, now_ms), now_ms)
+    def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
+        return self.changed(self.sound.on_bytes(side, data, now_us), now_us)
 
-    def on_verdict(self, ticket: int, verdict: Verdict, now_ms: int) -> list[Action]:
-        return self.changed(self.sound.on_verdict(ticket, verdict, now_ms), now_ms)
+    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+        return self.changed(self.sound.on_verdict(ticket, verdict, now_us), now_us)
 
-    def on_time(self, now_ms: int) -> list[Action]:
-        return self.changed(self.sound.on_time(now_ms), now_ms)
+    def on_time(self, now_us: int) -> list[Action]:
+        return self.changed(self.sound.on_time(now_us), now_us)
 
-    def on_writable(self, side: Side, now_ms: int) -> list[Action]:
-        return self.changed(self.sound.on_writable(side, now_ms), now_ms)
+    def on_writable(self, side: Side, now_us: int) -> list[Action]:
+        return self.changed(self.sound.on_writable(side, now_us), now_us)
 
     def on_blocked(self, side: Side) -> list[Action]:
         return self.changed(self.sound.on_blocked(side), 0)
 
-    def on_eof(self, side: Side, now_ms: int) -> list[Action]:
-        return self.changed(self.sound.on_eof(side, now_ms), now_ms)
+    def on_eof(self, side: Side, now_us: int) -> list[Action]:
+        return self.changed(self.sound.on_eof(side, now_us), now_us)
 
 
 def _frames(pieces: Sequence[Piece]) -> list[bytes] | None:
@@ -65,7 +65,7 @@ def _frames(pieces: Sequence[Piece]) -> list[bytes] | None:
 class AnswersOutOfOrder(Mutant):
     """Of two answers that come at once the second goes out first."""
 
-    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         for action in actions:
             if isinstance(action, Send) and action.side is CLIENT:
                 frames = _frames(action.pieces)
@@ -77,17 +77,17 @@ class AnswersOutOfOrder(Mutant):
 class EndlessMute(Mutant):
     """The wish to be woken gets lost when other actions come with it."""
 
-    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         return [action for action in actions if not isinstance(action, WakeAt)]
 
 
 class LostPartialFrame(Mutant):
     """The beginning of a request is forgotten if it is too short to be judged."""
 
-    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
+    def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         if side is CLIENT and len(data) < 4 and not self.sound.held_bytes and self.sound.idle:
             return []
-        return super().on_bytes(side, data, now_ms)
+        return super().on_bytes(side, data, now_us)
 
 
 class _Changed:
@@ -124,7 +124,7 @@ class StaleQuota(Mutant):
 class ThrottleOnlyInTheFirstAnswer(Mutant):
     """Of several answers that go out together only the first gets its throttle time."""
 
-    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         for action in actions:
             if isinstance(action, Send) and action.side is CLIENT:
                 patches = [i for i, piece in enumerate(action.pieces) if len(piece) == 4]
@@ -138,8 +138,8 @@ class ThrottleOnlyInTheFirstAnswer(Mutant):
 class ResumeLostAfterABlock(Mutant):
     """The node is not read again once the client has caught up."""
 
-    def on_writable(self, side: Side, now_ms: int) -> list[Action]:
-        actions = super().on_writable(side, now_ms)
+    def on_writable(self, side: Side, now_us: int) -> list[Action]:
+        actions = super().on_writable(side, now_us)
         return [action for action in actions if not (isinstance(action, Resume) and side is CLIENT)]
 
 
@@ -154,7 +154,7 @@ class UnboundedBuffer(Mutant):
 class OwnAnswerTooEarly(Mutant):
     """An answer of the proxy's own overtakes what came with it."""
 
-    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         for action in actions:
             if isinstance(action, Send) and action.side is CLIENT:
                 pieces = list(action.pieces)
@@ -169,7 +169,7 @@ class OneByteShort(Mutant):
         super().__init__(ledger, tally, limits)
         self._kept = b""
 
-    def changed(self, actions: list[Action], now_ms: int) -> list[Action]:
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         for action in actions:
             if isinstance(action, Send) and action.side is NODE:
                 data = self._kept + b"".join(action.pieces)
@@ -183,18 +183,18 @@ class OneByteShort(Mutant):
 class AnyCorrelationId(Mutant):
     """An answer is taken for the one that is due, whatever id it has."""
 
-    def on_bytes(self, side: Side, data: bytes, now_ms: int) -> list[Action]:
+    def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         in_flight = self.sound._in_flight
         if side is NODE and len(data) >= 8 and in_flight and not self.sound.held_bytes and not self.sound._amid_answer:
             in_flight[0].correlation_id = int.from_bytes(data[4:8], "big", signed=True)
-        return super().on_bytes(side, data, now_ms)
+        return super().on_bytes(side, data, now_us)
 
 
 class HangUpForgetsTheRest(Mutant):
     """What a muted client sent before it hung up is not carried."""
 
-    def on_eof(self, side: Side, now_ms: int) -> list[Action]:
-        actions = super().on_eof(side, now_ms)
+    def on_eof(self, side: Side, now_us: int) -> list[Action]:
+        actions = super().on_eof(side, now_us)
         closed = any(isinstance(action, Close) for action in actions)
         return actions if side is NODE or closed else [*actions, *self.sound.on_lost(CloseReason.CLIENT_CLOSED)]
 

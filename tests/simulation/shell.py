@@ -134,7 +134,7 @@ class Shell:
     def bytes_came(self, side: Side, data: bytes) -> None:
         def step(now_ms: int) -> list[Action]:
             self._model.bytes_came(side, data)
-            return self.relay.on_bytes(side, data, now_ms)
+            return self.relay.on_bytes(side, data, 1000 * now_ms)
 
         if not self.closing:
             self._do(f"bytes of {side.value}", step, data)
@@ -142,7 +142,7 @@ class Shell:
     def eof_came(self, side: Side) -> None:
         def step(now_ms: int) -> list[Action]:
             self._model.eof_came(side)
-            return self.relay.on_eof(side, now_ms)
+            return self.relay.on_eof(side, 1000 * now_ms)
 
         if not self.closing:
             self._do(f"end of {side.value}", step)
@@ -172,7 +172,7 @@ class Shell:
     def _writable(self, side: Side) -> Callable[[int], list[Action]]:
         def step(now_ms: int) -> list[Action]:
             self._model.writable(side)
-            return self.relay.on_writable(side, now_ms)
+            return self.relay.on_writable(side, 1000 * now_ms)
 
         return step
 
@@ -229,7 +229,7 @@ class Shell:
         def step(now_ms: int) -> list[Action]:
             verdict = decide(ask, self._facts, now_ms)
             self._model.verdict_given(ask.ticket)
-            return self.relay.on_verdict(ask.ticket, verdict, now_ms)
+            return self.relay.on_verdict(ask.ticket, verdict, 1000 * now_ms)
 
         return step
 
@@ -303,7 +303,7 @@ class Shell:
     def _wake_up(self) -> None:
         def step(now_ms: int) -> list[Action]:
             self._model.time_came(now_ms)
-            return self.relay.on_time(now_ms)
+            return self.relay.on_time(1000 * now_ms)
 
         self._timer = None
         self._do("time", step)
@@ -311,9 +311,13 @@ class Shell:
     def _check_silence(self) -> None:
         """Whatever a closed relay is told, it does nothing."""
         relay, now_ms = self.relay, self._events.now_ms
-        done = [relay.on_bytes(side, b"\0\0\0\1", now_ms) + relay.on_blocked(side) for side in Side]
-        done += [relay.on_writable(side, now_ms) + relay.on_eof(side, now_ms) for side in Side]
-        done += [relay.on_time(now_ms), relay.on_verdict(1, Verdict(), now_ms), relay.on_lost(CloseReason.SHUTDOWN)]
+        done = [relay.on_bytes(side, b"\0\0\0\1", 1000 * now_ms) + relay.on_blocked(side) for side in Side]
+        done += [relay.on_writable(side, 1000 * now_ms) + relay.on_eof(side, 1000 * now_ms) for side in Side]
+        done += [
+            relay.on_time(1000 * now_ms),
+            relay.on_verdict(1, Verdict(), 1000 * now_ms),
+            relay.on_lost(CloseReason.SHUTDOWN),
+        ]
         if any(done):
             raise Violation(f"actions after the end: {done}")
 
