@@ -4,7 +4,7 @@ import time
 from functools import partial
 from typing import Any
 
-from confluent_kafka import KafkaError, Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from tests.conservation.orders import Orders, tell
 from tests.conservation.pace import Plan, Sender
@@ -65,6 +65,9 @@ class ConfluentProducer:
                 self._producer.produce(self.sender.plan.topic, value, partition=partition, on_delivery=settle)
             except BufferError:
                 break
+            except KafkaException as error:
+                self._on_refusal(error.args[0])
+                break
             self._waiting[partition, sequence] = time.monotonic()
             self.sender.accepted()
         self._producer.poll(0)
@@ -92,6 +95,18 @@ class ConfluentProducer:
         if error.fatal():
             tell(trouble=f"{self.sender.plan.client_id}: {error}")
             self._fatal = True
+
+    def _on_refusal(self, error: KafkaError) -> None:
+        """The client has not taken a record, which is to be sent later. Raises what no later time would mend.
+
+        librdkafka turns fatal in a thread of its own and refuses from then on, while the error waits for the next
+        poll to be told. It knows no topic any more when a node was asked that has just come back and has yet to hear
+        of it.
+        """
+        if error.code() == KafkaError._FATAL:
+            self._fatal = True
+        elif error.code() not in (KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION):
+            raise KafkaException(error)
 
     def _on_throttle(self, event: Any) -> None:
         self.throttles += 1

@@ -40,14 +40,25 @@ def ends_of(bootstrap: str, partitions: Mapping[str, int]) -> dict[str, list[int
     consumer = make_consumer(bootstrap, "conservation-ends")
     try:
         return {
-            topic: [
-                consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30, cached=False)[1]
-                for partition in range(count)
-            ]
+            topic: [_end_of(consumer, TopicPartition(topic, partition)) for partition in range(count)]
             for topic, count in partitions.items()
         }
     finally:
         consumer.close()
+
+
+def _end_of(consumer: Consumer, partition: TopicPartition) -> int:
+    """Asked again while the answer is that another node leads by now, or that none can be reached; for 60 s."""
+    deadline = time.monotonic() + _IDLE_S
+    while True:
+        try:
+            end: int = consumer.get_watermark_offsets(partition, timeout=30, cached=False)[1]
+        except KafkaException:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+        else:
+            return end
 
 
 def scan(bootstrap: str, ends: Mapping[str, Sequence[int]]) -> Logs:

@@ -30,13 +30,9 @@ class PythonProducer:
             if not self.sender.due:
                 time.sleep(0.02)
             elif not self._send(producer):
-                producer.close(timeout=FLUSH_S)
+                self._close(producer)
                 producer = self._make()
-        try:
-            producer.flush(FLUSH_S)
-        except KafkaError as error:
-            tell(trouble=repr(error))
-        producer.close(timeout=FLUSH_S)
+        self._close(producer)
         self.sender.sent.save(orders.folder)
 
     def _send(self, producer: KafkaProducer) -> bool:
@@ -47,11 +43,25 @@ class PythonProducer:
             self.sender.accepted()
             self.sender.sent.settle(partition, sequence, error)
             return False
+        except (ValueError, KeyError) as error:
+            # Between two looks of `send` at what it knows of the topic, its other thread has heard from a node that
+            # has just come back, and has yet to hear of the topic. Nothing was taken: the same record comes again.
+            tell(trouble=repr(error))
+            time.sleep(0.1)
+            return True
         self.sender.accepted()
         settle = self.sender.sent.settle
         future.add_callback(lambda metadata: settle(partition, sequence, None))
         future.add_errback(partial(settle, partition, sequence))
         return True
+
+    def _close(self, producer: KafkaProducer) -> None:
+        """Wait for what is under way, then end it; what has no answer by then has none in the account either."""
+        for end in (partial(producer.flush, FLUSH_S), partial(producer.close, timeout=FLUSH_S)):
+            try:
+                end()
+            except KafkaError as error:
+                tell(trouble=repr(error))
 
     def _make(self) -> KafkaProducer:
         self.made += 1
