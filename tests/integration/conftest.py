@@ -1,5 +1,6 @@
 """Real clusters, started once for all tests that need the same one; a failed test shows their logs."""
 
+import time
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from proxy.demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import ProxyProcess
+from tests.integration.quota_client import QuotaClient
 
 CLUSTERS = {
     "3.9.2-zookeeper": ("3.9.2", "zookeeper"),
@@ -15,6 +17,8 @@ CLUSTERS = {
 }
 NEWEST = "4.3.1-kraft"
 ZOOKEEPER = "3.9.2-zookeeper"
+
+_FORGET_S = 30.0
 
 _running: list[KafkaCluster] = []
 _proxies: list[ProxyProcess] = []
@@ -93,6 +97,24 @@ def start_proxy(newest_kafka):
             return stack.enter_context(process)
 
         yield start
+
+
+@pytest.fixture(autouse=True)
+def no_quota_left(request):
+    """Whatever a test has set in a cluster that others share is gone after it: they would find it there, or feel it."""
+    cluster = request.getfixturevalue("kafka") if "kafka" in request.fixturenames else None
+    yield
+    if cluster is not None:
+        _remove_quotas(cluster)
+
+
+def _remove_quotas(cluster):
+    address = next(cluster.address(node_id) for node_id in cluster.node_ids if cluster.is_running(node_id))
+    deadline = time.monotonic() + _FORGET_S
+    with QuotaClient(address) as client:
+        while left := client.describe().entries:
+            assert time.monotonic() < deadline, f"{cluster} does not let go of {left}"
+            client.clear()
 
 
 def _run(version, mode):

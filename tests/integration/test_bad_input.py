@@ -182,6 +182,7 @@ def test_a_frame_cut_short_by_the_client_is_told(proxy, bystander):
 
 @pytest.mark.parametrize("at", ["bootstrap", "node 1"])
 def test_a_request_may_come_byte_by_byte(proxy, at):
+    closings = len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.port if at == "bootstrap" else proxy.node_ports[1])) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.settimeout(5)
@@ -193,6 +194,8 @@ def test_a_request_may_come_byte_by_byte(proxy, at):
             size, found = struct.unpack(">ii", read_exactly(sock, 8))
             assert found == correlation_id
             read_exactly(sock, size - 4)
+        client = "{}:{}".format(*sock.getsockname())
+    assert proxy.closing_line(client, closings)["reason"] == "client_closed"  # else the next test would count it
 
 
 _LONG_NAMED = request(_METADATA, 1, struct.pack(">i", 0), b"a client with a long name")
@@ -213,10 +216,13 @@ def test_a_client_that_goes_away_is_noticed_however_much_it_has_sent(proxy, sent
 
 
 def test_a_good_request_before_the_bad_one_is_answered(proxy):
+    closings = len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.node_ports[3])) as sock:
         ask(sock, 5)
         sock.sendall(request(_METADATA, 99))
         assert read_to_end(sock) == b""
+        client = "{}:{}".format(*sock.getsockname())
+    assert proxy.closing_line(client, closings)["reason"] == "unsupported_version"
 
 
 def test_garbage_never_hurts_anyone_else(proxy, bystander):

@@ -47,13 +47,18 @@ def source_of(servers, path=None, **settings):
 
 @contextlib.contextmanager
 def cleaned(source):
-    """Whatever a test sets, no quota of it is left."""
+    """Without any quota at first, whoever has set it, and in the end."""
+    remove_all(source)
     try:
         yield source
     finally:
-        left = [Alteration(entity, dict.fromkeys(limits)) for entity, limits in source.quotas.items()]
-        assert [result for result in source.alter(left) if result] == []
-        assert source.quotas == {}
+        remove_all(source)
+
+
+def remove_all(source):
+    left = [Alteration(entity, dict.fromkeys(limits)) for entity, limits in source.quotas.items()]
+    assert [result for result in source.alter(left) if result] == []
+    assert source.quotas == {}
 
 
 def servers_of(cluster):
