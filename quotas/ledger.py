@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.request_costs import NodeCosts, RequestCosts
 from quotas.sensors import SensorReading, Sensors
 from quotas.token_buckets import BucketReading, TokenBuckets
 
@@ -29,8 +30,9 @@ class Binding:
     """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
     It holds as long as `version` is the ledger's. `fetch_ceiling_bytes` is what one Fetch may ask for at most.
-    `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is never empty. What the
-    sensors of shadow quotas say is never felt.
+    `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is never empty. `costs` tell
+    what requests cost this node, where their time is measured: for `request` or `shadow_request`. What the sensors of
+    shadow quotas say is never felt.
     """
 
     version: int
@@ -42,6 +44,9 @@ class Binding:
     mutation: int | None = None
     limits_mutations: bool = False
     shadow_mutation: int | None = None
+    request: int | None = None
+    shadow_request: int | None = None
+    costs: NodeCosts | None = None
 
     @property
     def limits_fetches(self) -> bool:
@@ -82,7 +87,7 @@ class Ledger:
     sixteenth of its rows is kept back for those that such newcomers share.
 
     Shadow quotas are measured in a table of sensors of their own, as large: they take no row from those in force. So
-    are the token buckets of controller mutations.
+    are the token buckets of controller mutations, and request time, whose throttles Kafka cuts to one window.
     """
 
     def __init__(
@@ -91,9 +96,16 @@ class Ledger:
         table: QuotaTable,
         shadow: QuotaTable | None = None,
         buckets: TokenBuckets | None = None,
+        costs: RequestCosts | None = None,
     ) -> None:
-        """`buckets` are for controller mutations: as many as there are sensors, and with the same cap, if not given."""
+        """`buckets` are for controller mutations: as many as there are sensors, and with the same cap, if not given.
+
+        `costs` tell what requests cost the nodes.
+        """
         self.sensors = sensors
+        self.request_sensors = _of_request_time(sensors)
+        self.shadow_request_sensors = _of_request_time(sensors)
+        self.costs = costs or RequestCosts()
         self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
         self.shadow_buckets = TokenBuckets(
             self.buckets.capacity, self.buckets.samples, self.buckets.window_ms, self.buckets.max_throttle_ms
@@ -101,6 +113,16 @@ class Ledger:
         self.shadow_sensors = Sensors(
             sensors.capacity, sensors.samples, sensors.window_ms, sensors.max_throttle_ms, sensors.max_debt_ms
         )
+        self._rows: dict[tuple[QuotaType, bool], Sensors | TokenBuckets] = {
+            (QuotaType.PRODUCE, False): self.sensors,
+            (QuotaType.PRODUCE, True): self.shadow_sensors,
+            (QuotaType.FETCH, False): self.sensors,
+            (QuotaType.FETCH, True): self.shadow_sensors,
+            (QuotaType.REQUEST, False): self.request_sensors,
+            (QuotaType.REQUEST, True): self.shadow_request_sensors,
+            (QuotaType.CONTROLLER_MUTATION, False): self.buckets,
+            (QuotaType.CONTROLLER_MUTATION, True): self.shadow_buckets,
+        }
         self.table = table
         self.shadow = shadow if shadow is not None else QuotaTable()
         self.version = 0
@@ -139,6 +161,9 @@ class Ledger:
         shadow_fetch, _ = sensor(QuotaType.FETCH, shadow=True)
         mutation, mutation_limit = sensor(QuotaType.CONTROLLER_MUTATION)
         shadow_mutation, _ = sensor(QuotaType.CONTROLLER_MUTATION, shadow=True)
+        request, _ = sensor(QuotaType.REQUEST)
+        shadow_request, _ = sensor(QuotaType.REQUEST, shadow=True)
+        timed = request is not None or shadow_request is not None
         return Binding(
             self.version,
             produce,
@@ -149,6 +174,9 @@ class Ledger:
             mutation,
             mutation is not None and mutation_limit < UNLIMITED,
             shadow_mutation,
+            request,
+            shadow_request,
+            self.costs.of_node(node_id) if timed else None,
         )
 
     def replace(self, table: QuotaTable, now_ms: int, shadow: QuotaTable | None = None) -> None:
@@ -202,9 +230,7 @@ class Ledger:
         return reading.debt_ms == 0 and reading.lent == 0
 
     def _rows_of(self, key: SensorKey) -> Sensors | TokenBuckets:
-        if key.quota_type is QuotaType.CONTROLLER_MUTATION:
-            return self.shadow_buckets if key.shadow else self.buckets
-        return self.shadow_sensors if key.shadow else self.sensors
+        return self._rows[key.quota_type, key.shadow]
 
     def reading(self, key: SensorKey, now_ms: int) -> SensorReading | BucketReading | None:
         """One sensor as it stands, None if there is none."""
@@ -221,14 +247,16 @@ class Ledger:
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
         """What each sensor of a rate has measured."""
         for key, handle in list(self._handles.items()):
-            if key.quota_type is not QuotaType.CONTROLLER_MUTATION:
-                yield key, (self.shadow_sensors if key.shadow else self.sensors).reading(handle, now_ms)
+            rows = self._rows_of(key)
+            if isinstance(rows, Sensors):
+                yield key, rows.reading(handle, now_ms)
 
     def bucket_readings(self, now_ms: int) -> Iterator[tuple[SensorKey, BucketReading]]:
         """What each token bucket holds."""
         for key, handle in list(self._handles.items()):
-            if key.quota_type is QuotaType.CONTROLLER_MUTATION:
-                yield key, (self.shadow_buckets if key.shadow else self.buckets).reading(handle, now_ms)
+            rows = self._rows_of(key)
+            if isinstance(rows, TokenBuckets):
+                yield key, rows.reading(handle, now_ms)
 
     def shadow_throttles(self) -> dict[tuple[str, int, QuotaType], ShadowThrottles]:
         """By virtual cluster, node and quota type, of all shadow sensors that ever were."""
@@ -329,7 +357,7 @@ class Ledger:
     def _next_version(self) -> None:
         self.version += 1
         self._bindings.clear()
-        for rows in (self.sensors, self.shadow_sensors, self.buckets, self.shadow_buckets):
+        for rows in self._rows.values():
             rows.table_version = self.version
 
     def _ceiling_bytes(self, limit: float) -> int:
@@ -340,6 +368,11 @@ class Ledger:
         if limit >= UNLIMITED:
             return NO_CEILING_BYTES
         return int(min(self.sensors.burst(limit), NO_CEILING_BYTES))
+
+
+def _of_request_time(sensors: Sensors) -> Sensors:
+    """As many rows for request time; no throttle is longer than one window (KIP-124), so there is no debt."""
+    return Sensors(sensors.capacity, sensors.samples, sensors.window_ms, sensors.window_ms, max_debt_ms=0)
 
 
 def _has_room(rows: Sensors | TokenBuckets) -> bool:
