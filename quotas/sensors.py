@@ -175,6 +175,15 @@ class Sensors(Rows):
         floats[row + _LENT] += value
         return throttle_ms, True
 
+    def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
+        """Charge what is only given out while the quota holds: else it is taken back at once, as a broker does for a
+        fetch that it answers without data. The throttle time in ms.
+        """
+        throttle_ms = self.charge(handle, value, now_ms)
+        if throttle_ms:
+            self.give_back(handle, value, now_ms)
+        return throttle_ms
+
     def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         """Charge what was lent: it is paid, or, as `charge_or_lend` says, it stands or is lent once more."""
         self._floats[self._row(handle) + _LENT] -= value

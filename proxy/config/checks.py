@@ -215,8 +215,8 @@ def _admin_listener_problems(data: Any) -> Iterator[ConfigError]:
 def _throttle_problems(data: Any) -> Iterator[ConfigError]:
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
         throttle = _valid(ThrottleConfig, cluster.get("throttle")) if isinstance(cluster, Mapping) else None
-        if throttle and throttle.max_debt_ms < throttle.max_throttle_ms:
-            expected = f"at least max_throttle_ms, {throttle.max_throttle_ms}"
+        if throttle and 0 < throttle.max_debt_ms < throttle.max_throttle_ms:
+            expected = f"0 or at least max_throttle_ms, {throttle.max_throttle_ms}"
             problem = f"expected {expected}, got {throttle.max_debt_ms}"
             yield ConfigError(f"virtual_clusters[{i}].throttle.max_debt_ms", problem)
 

@@ -336,8 +336,12 @@ class ThrottleConfig(Settings):
     max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
     """The longest single throttle in milliseconds; stay below the request timeout of the clients."""
 
-    max_debt_ms: Annotated[int, Whole(1, INT32_MAX)] = 60_000
-    """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`."""
+    max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
+    """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
+
+    fetch: Literal["deliver", "empty"] = "deliver"
+    """What comes of a fetch over quota: `deliver`: its data, then the client waits; `empty`: an answer without data, as
+    from a broker, for comparisons with one. Connections keep what they began with."""
 
     charge_validate_only: bool = False
     """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""

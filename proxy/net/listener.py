@@ -67,26 +67,26 @@ class Listener:
         self._book = book
         self._last_throttles = last_throttles
         self._quotas = QuotasConfig()
-        self._charge_validate_only = False
+        self._throttle = ThrottleConfig()
         self._poller = poller
         self._clock = clock
         self._may_open = may_open
         self._note_closed = partial(note_closed, virtual_cluster, config.name)
         self._sockets: list[socket] = []
         self._resting: set[socket] = set()
-        self._relay_limits = RelayLimits()
+        self._limits = LimitsConfig()
         self._write_buffer_bytes = 0
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
 
     def set_limits(self, limits: LimitsConfig) -> None:
         """Bounds for connections that come from now on."""
-        self._relay_limits = RelayLimits(limits.max_frame_bytes, limits.max_answer_bytes, limits.max_in_flight)
+        self._limits = limits
         self._write_buffer_bytes = limits.write_buffer_bytes
 
     def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig) -> None:
-        """Who may describe and alter quotas, and what counts, on connections that come from now on."""
+        """Who may describe and alter quotas, what counts, and how clients are throttled, on connections from now on."""
         self._quotas = quotas
-        self._charge_validate_only = throttle.charge_validate_only
+        self._throttle = throttle
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Accept on the bound sockets, by port."""
@@ -146,7 +146,7 @@ class Listener:
         tally.connections_open += 1
         facts = self._facts(node_id)
         connection = Connection(
-            Relay(self._ledger, tally, self._relay_limits),
+            Relay(self._ledger, tally, self._relay_limits()),
             facts,
             partial(self._upstream.connect, node_id),
             partial(self._open_stream, self._write_buffer_bytes),
@@ -159,6 +159,15 @@ class Listener:
         )
         self.connections.add(connection)
         connection.client_connected(client)
+
+    def _relay_limits(self) -> RelayLimits:
+        limits = self._limits
+        return RelayLimits(
+            limits.max_frame_bytes,
+            limits.max_answer_bytes,
+            limits.max_in_flight,
+            withholds=self._throttle.fetch == "empty",
+        )
 
     def _facts(self, node_id: int) -> ConnectionFacts:
         quotas = self._quotas
@@ -175,7 +184,7 @@ class Listener:
             may_describe=may_alter or ANONYMOUS in quotas.describe_users,
             recent_topics=self._upstream.recent_topics,
             default_partitions=self._upstream.default_partitions,
-            charge_validate_only=self._charge_validate_only,
+            charge_validate_only=self._throttle.charge_validate_only,
         )
 
     def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:

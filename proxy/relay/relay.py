@@ -8,6 +8,7 @@ from struct import Struct
 
 from protocol.addresses import hiding_splices, hints_bytes, rewritable
 from protocol.api_versions import unsupported_version_answer
+from protocol.empty_fetch import is_incremental
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
@@ -53,6 +54,7 @@ from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
+from proxy.relay.withheld import decisive_bytes, empty_answer
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
 from quotas.sensors import StaleSensor
@@ -89,11 +91,15 @@ _MAX_BINDINGS = 64
 
 @dataclass(slots=True, frozen=True)
 class RelayLimits:
-    """Bounds of one relay: frames in bytes, and requests whose answers are still to come."""
+    """Bounds of one relay: frames in bytes, and requests whose answers are still to come; and how it throttles.
+
+    With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker.
+    """
 
     max_frame_bytes: int = 104_857_600
     max_answer_bytes: int = INT32_MAX
     max_in_flight: int = 1000
+    withholds: bool = False
 
 
 @dataclass(slots=True)
@@ -134,6 +140,7 @@ class Relay:
         self._max_in_flight = limits.max_in_flight
         self._max_answer_bytes = limits.max_answer_bytes
         self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
+        self._withholds = limits.withholds
 
         self._requests = b""
         self._request_left = 0
@@ -153,6 +160,8 @@ class Relay:
         self._answers = b""
         self._answer_left = 0
         self._streamed: _StreamedAnswer | None = None
+        self._instead = b""
+        self._to_drop = 0
         self._collecting: list[bytes] = []
         self._to_collect = 0
         self._enquired: list[bytes] = []
@@ -187,7 +196,7 @@ class Relay:
 
     @property
     def _amid_answer(self) -> bool:
-        return self._answer_left > 0 or self._streamed is not None or self._to_collect > 0
+        return self._answer_left > 0 or self._streamed is not None or self._to_collect > 0 or self._to_drop > 0
 
     # ------------------------------------------------------------------ inputs
 
@@ -402,13 +411,15 @@ class Relay:
                 if request.plan.asked is not None and _is_asked(request, binding):
                     self._ask_about_request(request, buf, at, after)
                     break
+                if self._withholds and request.plan.fetches and not _note_session(request, buf, at, end):
+                    break
                 if request.plan.fetches and binding.limits_fetches:
                     if self._must_pay_first(request, binding, now_ms, after):
                         break
                     self._mute |= _FETCHING
                 splice = self._take(request, binding, buf, now_ms, after)
                 if splice is None:
-                    if not self._mute & _FETCHING:
+                    if not (self._mute & _FETCHING or (self._withholds and request.plan.fetches)):
                         self._likeness = likeness_of(request, binding, buf, at)
                 else:
                     _add_run(pieces, buf, run, splice.start)
@@ -445,7 +456,7 @@ class Relay:
 
     def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
         """Whether an entity's first Fetch on this connection waits: else hanging up were a way around a throttle."""
-        if binding.fetch is None or binding.fetch in self._fetched_from:
+        if binding.fetch is None or self._withholds or binding.fetch in self._fetched_from:
             return False
         if len(self._fetched_from) >= _MAX_BINDINGS:
             self._fetched_from.clear()
@@ -701,6 +712,9 @@ class Relay:
                     step = min(self._answer_left, end - at)
                     self._answer_left -= step
                     at += step
+                elif self._to_drop:
+                    _add_run(pieces, buf, run, at)
+                    at = run = self._drop(pieces, at, end)
                 if at == end or self._answer_ticket != _NO_TICKET:
                     break
                 if self._streamed is not None:
@@ -722,6 +736,8 @@ class Relay:
                         at = passed_to
                         continue
                     passed, splices = self._start_answer(buf, at, now_ms, after)
+                if self._to_drop:
+                    continue
                 if not passed:
                     break
                 for splice in splices:
@@ -791,7 +807,11 @@ class Relay:
             if not body_at:
                 return _NOTHING
         if plan.fetches and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
+            if self._withholds and available < min(frame_bytes, body_at + decisive_bytes(plan)):
+                return _NOTHING
             self._charge_fetch(request, frame_bytes - (body_at - 4), now_ms, after)
+            if request.withheld:
+                return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
         if plan.answer is _PLAIN:
             return self._start_plain(request, buf, at, frame_bytes, body_at, now_ms, after)
         if available < min(frame_bytes, MAX_HEAD_BYTES):
@@ -838,6 +858,8 @@ class Relay:
             return _too_short(plan, frame_bytes)
         if plan.fetches:
             self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes(walk, frame_bytes), now_ms, after)
+            if request.withheld:
+                return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
         if walk.endpoints and rewritable(walk):
             return self._ask_about_answer(plan, bytes(here), after)
         return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
@@ -946,14 +968,48 @@ class Relay:
         binding = request.binding
         if binding is None:
             return
-        if binding.shadow_fetch is not None:
+        throttle_time_ms = 0
+        if binding.fetch is not None:
+            if self._withholds:
+                with suppress(StaleSensor):
+                    throttle_time_ms = self._ledger.sensors.charge_if_within(binding.fetch, value, now_ms)
+                request.withheld = throttle_time_ms > 0
+            else:
+                throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
+        if binding.shadow_fetch is not None and not request.withheld:
             self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
-        if binding.fetch is None:
-            return
-        throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
+
+    def _withhold(
+        self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
+    ) -> Passing:
+        """The answer to a Fetch over quota does not go out, however large; an empty one takes its place."""
+        plan = request.plan
+        if frame_bytes < body_at + decisive_bytes(plan):
+            return _too_short(plan, frame_bytes)
+        request.withheld = False
+        self._no_longer_await(request, 1)
+        throttle_at, told_ms = plan.throttle_at, 0
+        if throttle_at >= 0:
+            told_ms = _INT32.unpack_from(buf, at + body_at)[0]
+            if splices := self._throttle_splices(request, throttle_at, told_ms, now_ms, after):
+                told_ms = _INT32.unpack(splices[0].data)[0]
+        head = memoryview(buf)[at : at + body_at + decisive_bytes(plan)]
+        self._instead = empty_answer(plan, head, body_at, request.incremental, told_ms)
+        self._to_drop = frame_bytes
+        self._count_answers(1, len(self._instead))
+        return _NOTHING
+
+    def _drop(self, pieces: list[Piece], at: int, end: int) -> int:
+        """Drop what is here of an answer that is withheld; return where that ends."""
+        if self._instead:
+            pieces.append(self._instead)
+            self._instead = b""
+        step = min(self._to_drop, end - at)
+        self._to_drop -= step
+        return at + step
 
     def _collect(self, request: Request, buf: bytes, at: int, after: list[Action]) -> int:
         """Take what is here of an answer that is wanted whole; return where that ends."""
@@ -1067,6 +1123,21 @@ class Relay:
         self._in_flight.clear()
         self._loans.call_in()
         actions.append(Close(reason, detail))
+
+
+def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
+    """Note whether a Fetch goes on with a session; False while that is not here yet."""
+    if request.plan.api_key != FETCH:
+        return True
+    frame_end = at + 4 + request.size_bytes
+    here = memoryview(buf)[: min(end, frame_end)]
+    try:
+        request.incremental = is_incremental(here, request.body_at, request.plan.api_version)
+    except TruncatedMessage:
+        if end >= frame_end:
+            raise
+        return False
+    return True
 
 
 def _is_asked(request: Request, binding: Binding) -> bool:

@@ -40,7 +40,8 @@ class Request:
     read from: where its body begins, and where what was read of it ends. `muted_until_ms` is the end of the mute as
     it stood when the request was taken; the answer reports what is left of it. `answer` is the whole frame where the
     proxy answers by itself; it goes out when its turn comes. With `held` the node's answer is collected whole: an
-    `enquiry` is the proxy's own, and its answer is for the proxy; others are asked about, with `note`.
+    `enquiry` is the proxy's own, and its answer is for the proxy; others are asked about, with `note`. `incremental`
+    is a Fetch that goes on with a session; it is only found out where its answer may be withheld. `withheld`: it is.
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
     be answered.
@@ -60,6 +61,8 @@ class Request:
     held: bool = False
     enquiry: bool = False
     note: object = None
+    incremental: bool = False
+    withheld: bool = False
     waiting: int = 0
 
 

@@ -132,7 +132,7 @@ BAD_VALUES = [
         cluster("throttle", "zzz"),
         1,
         "virtual_clusters[0].throttle.zzz: unknown key, "
-        "expected mode, max_throttle_ms, max_debt_ms or charge_validate_only",
+        "expected mode, max_throttle_ms, max_debt_ms, fetch or charge_validate_only",
     ),
     (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits or log"),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
@@ -198,7 +198,7 @@ BAD_VALUES = [
     (
         cluster("throttle", "max_throttle_ms"),
         90_000,
-        "virtual_clusters[0].throttle.max_debt_ms: expected at least max_throttle_ms, 90000, got 60000",
+        "virtual_clusters[0].throttle.max_debt_ms: expected 0 or at least max_throttle_ms, 90000, got 60000",
     ),
 ]
 

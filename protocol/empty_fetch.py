@@ -1,0 +1,77 @@
+"""The empty answers that a broker gives to Fetch and ShareFetch over quota, and what they depend on.
+
+Sources: `FetchRequest.json`, `FetchResponse.json`, `ShareFetchResponse.json`; KIP-227 for sessions.
+"""
+
+from struct import Struct
+
+from protocol.primitives import Reader, int32
+
+_SESSIONS_SINCE = 7
+_FLEXIBLE_SINCE = 12
+_WITHOUT_REPLICA_ID_SINCE = 15
+_THROTTLE_SINCE = 1
+
+_ERROR_AND_SESSION = Struct(">hi")
+_NO_ARRAY = b"\0\0\0\0"
+_NO_COMPACT_ARRAY = b"\x01"
+_NO_TAGS = b"\0"
+
+_INVALID_FETCH_SESSION_EPOCH = 71
+_THROTTLE_BYTES = 4
+_SHARED_BYTES = 6
+_NO_LOCK = b"\0\0\0\0"
+_NULL = b"\0"
+
+
+def is_incremental(request: bytes | memoryview, body_at: int, api_version: int) -> bool:
+    """Whether a Fetch request goes on with a session: its epoch is above 0. Its body begins at `body_at`.
+
+    Raises TruncatedMessage when the epoch is not in `request` yet.
+    """
+    if api_version < _SESSIONS_SINCE:
+        return False
+    return Reader(request, body_at + (17 if api_version >= _WITHOUT_REPLICA_ID_SINCE else 21)).int32() > 0
+
+
+def decisive_bytes(api_version: int, shared: bool) -> int:
+    """How much of the body of an answer must be seen before `empty_answer` can be made of it."""
+    if shared:
+        return _SHARED_BYTES
+    if api_version >= _SESSIONS_SINCE:
+        return _THROTTLE_BYTES + _ERROR_AND_SESSION.size
+    return _THROTTLE_BYTES if api_version >= _THROTTLE_SINCE else 0
+
+
+def empty_fetch_answer(
+    answer: bytes | memoryview, body_at: int, api_version: int, incremental: bool, throttle_time_ms: int
+) -> bytes:
+    """The frame in place of the `answer` of a node, of which the head is here; its body begins at `body_at`.
+
+    A full fetch is told of no session, even where the node has made one, and of no error. An incremental one keeps
+    its session; that its epoch does not fit any more (71) is told as long as the session lives, other errors are not.
+    """
+    correlation_id = bytes(answer[4:8])
+    throttle = int32(throttle_time_ms)
+    if api_version < _SESSIONS_SINCE:
+        return _framed(correlation_id + (throttle if api_version >= _THROTTLE_SINCE else b"") + _NO_ARRAY)
+    error, session_id = 0, 0
+    if incremental:
+        error, session_id = _ERROR_AND_SESSION.unpack_from(answer, body_at + _THROTTLE_BYTES)
+        if error != _INVALID_FETCH_SESSION_EPOCH or not session_id:
+            error = 0
+    head = throttle + _ERROR_AND_SESSION.pack(error, session_id)
+    if api_version < _FLEXIBLE_SINCE:
+        return _framed(correlation_id + head + _NO_ARRAY)
+    return _framed(correlation_id + _NO_TAGS + head + _NO_COMPACT_ARRAY + _NO_TAGS)
+
+
+def empty_share_fetch_answer(answer: bytes | memoryview, body_at: int, throttle_time_ms: int) -> bytes:
+    """The same for ShareFetch, 1+: no records, no nodes, no lock time; the node's error, without its words."""
+    error = bytes(answer[body_at + _THROTTLE_BYTES : body_at + _SHARED_BYTES])
+    head = bytes(answer[4:8]) + _NO_TAGS + int32(throttle_time_ms) + error + _NULL
+    return _framed(head + _NO_LOCK + _NO_COMPACT_ARRAY + _NO_COMPACT_ARRAY + _NO_TAGS)
+
+
+def _framed(payload: bytes) -> bytes:
+    return int32(len(payload)) + payload

@@ -1,0 +1,227 @@
+"""With the fetch policy `empty` whoever is over quota gets a broker's empty answer, whatever the node has sent."""
+
+from struct import pack
+
+import pytest
+from kafka.protocol.consumer import FetchResponse
+
+from proxy.relay.actions import CloseReason, Side, Throttled
+from proxy.relay.relay import RelayLimits
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from tests.relay.frames import FETCH, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.script import NOW_MS, Script, ledger_with, table_with
+from tests.relay.test_share_fetch import share_fetch, share_fetched
+
+WITHHOLDS = RelayLimits(withholds=True)
+SESSION = 77
+
+
+def withholding(make_relay, fetch=100, **caps):
+    return Script(make_relay, ledger_with(fetch=fetch, **caps), WITHHOLDS).connected()
+
+
+def versioned_fetch(version, epoch, session_id=0, corr=1):
+    """A Fetch request of any version, without topics."""
+    body = b"" if version >= 15 else pack(">i", -1)
+    body += pack(">ii", 500, 1) + (pack(">i", 1000) if version >= 3 else b"") + (b"\0" if version >= 4 else b"")
+    body += pack(">ii", session_id, epoch) if version >= 7 else b""
+    rest = b"\1\1\1\0" if version >= 12 else bytes(4)
+    return request(FETCH, version, body + rest + bytes(20), corr=corr, tags=version >= 12)
+
+
+def versioned_answer(version, corr=1, *, size, throttle_ms=0, error=0, session_id=0, data=b"f"):
+    """An answer of `size` bytes without its length prefix."""
+    head = pack(">i", corr) + (b"\0" if version >= 12 else b"") + (pack(">i", throttle_ms) if version else b"")
+    head += pack(">hi", error, session_id) if version >= 7 else b""
+    if version < 16:
+        return frame(head + data * (size - len(head)))
+    records = size - len(head) - 58
+    assert 126 < records < 16_383
+    partition = bytes(30) + b"\1" + pack(">i", -1) + bytes([(records + 1) & 127 | 128, (records + 1) >> 7])
+    return frame(head + b"\2" + bytes(16) + b"\2" + partition + data * records + b"\0\0\0")
+
+
+def empty(version, corr=1, *, throttle_ms, error=0, session_id=0):
+    """Kafka's empty answer: protocol-surface 5.3."""
+    if version == 0:
+        return frame(pack(">ii", corr, 0))
+    if version < 7:
+        return frame(pack(">iii", corr, throttle_ms, 0))
+    if version < 12:
+        return frame(pack(">iihii", corr, throttle_ms, error, session_id, 0))
+    return frame(pack(">ibihi", corr, 0, throttle_ms, error, session_id) + b"\1\0")
+
+
+@pytest.mark.parametrize("version", range(19))
+def test_each_version_has_its_empty_answer(make_relay, version):
+    script = withholding(make_relay)
+    script.client(versioned_fetch(version, epoch=-1))
+    charged = 1500 + (version >= 12)
+    told = script.node(versioned_answer(version, size=charged, session_id=SESSION))
+    assert told == empty(version, throttle_ms=5000)
+    assert script.throttles == [Throttled(QuotaType.FETCH, 5000, b"etl")]
+    assert script.relay.answers == 1
+    assert script.relay.answer_bytes == len(told)
+    assert script.client(heartbeat(2), NOW_MS + 10) == b""
+    assert script.time(NOW_MS + 5000) == heartbeat(2)
+
+
+@pytest.mark.parametrize("version", range(4, 18))
+def test_clients_understand_it(make_relay, version):
+    script = withholding(make_relay)
+    script.client(versioned_fetch(version, epoch=3, session_id=SESSION))
+    told = script.node(versioned_answer(version, size=1500 + (version >= 12), session_id=SESSION))
+    answer = FetchResponse.decode(told[4:], version=version, header=True)
+    assert answer.throttle_time_ms == 5000
+    assert not answer.responses
+    if version >= 7:
+        assert (answer.error_code, answer.session_id) == (0, SESSION)
+
+
+@pytest.mark.parametrize("version", [7, 11, 12, 15, 18])
+@pytest.mark.parametrize(
+    ("epoch", "nodes_error", "nodes_session", "told_error", "told_session"),
+    [
+        (0, 0, SESSION, 0, 0),
+        (-1, 0, 0, 0, 0),
+        (0, 70, 0, 0, 0),
+        (5, 0, SESSION, 0, SESSION),
+        (5, 71, SESSION, 71, SESSION),
+        (5, 71, 0, 0, 0),
+        (5, 70, 0, 0, 0),
+    ],
+)
+def test_what_is_told_of_sessions(make_relay, version, epoch, nodes_error, nodes_session, told_error, told_session):
+    script = withholding(make_relay)
+    script.client(versioned_fetch(version, epoch, session_id=SESSION if epoch else 0))
+    size = 1500 + (version >= 12)
+    told = script.node(versioned_answer(version, size=size, error=nodes_error, session_id=nodes_session))
+    assert told == empty(version, throttle_ms=5000, error=told_error, session_id=told_session)
+
+
+def test_what_is_withheld_is_taken_back_but_leaves_a_sample(make_relay):
+    script = withholding(make_relay)
+    for corr, now_ms in ((1, NOW_MS), (2, NOW_MS + 5000)):
+        script.client(fetch(corr), now_ms)
+        script.node(fetched(corr, size=1500), now_ms)
+        [(_, reading)] = list(script.ledger.readings(now_ms))
+        assert (reading.total, reading.throttles, reading.debt_ms) == (0, corr, 0)
+        script.time(now_ms + 5000)
+    assert len(script.throttles) == 2
+
+
+def test_what_is_within_the_quota_is_delivered_and_charged(make_relay):
+    script = withholding(make_relay)
+    script.client(fetch(1))
+    assert script.node(fetched(1, size=1000)) == fetched(1, size=1000)
+    script.client(fetch(2))
+    assert script.node(fetched(2, size=100)) == empty(11, 2, throttle_ms=1000)
+    [(_, reading)] = list(script.ledger.readings(NOW_MS))
+    assert reading.total == 1000
+
+
+def test_a_large_answer_is_dropped_as_it_comes(make_relay):
+    script = withholding(make_relay)
+    script.client(fetch(1))
+    whole = fetched(1, size=3_000_000)
+    assert script.node(whole[:17]) == b""
+    assert script.node(whole[17:100_000]) == empty(11, throttle_ms=20_000)
+    for at in range(100_000, len(whole), 100_000):
+        assert not script.relay.idle
+        assert script.node(whole[at : at + 100_000]) == b""
+        assert script.relay.held_bytes == 0
+        assert script.reads[Side.NODE]
+    assert script.relay.idle
+
+
+@pytest.mark.parametrize("version", [4, 11, 12, 17])
+def test_it_does_not_matter_how_an_answer_is_cut(make_relay, version):
+    whole = versioned_answer(version, size=1500 + (version >= 12), session_id=SESSION)
+    for cut in range(1, 60):
+        script = withholding(make_relay)
+        asked = versioned_fetch(version, epoch=4, session_id=SESSION)
+        script.client(asked[:cut])
+        script.client(asked[cut:])
+        session_id = SESSION if version >= 7 else 0
+        told = script.node(whole[:cut]) + script.node(whole[cut:])
+        assert told == empty(version, throttle_ms=5000, session_id=session_id)
+        assert script.relay.idle
+
+
+def test_what_comes_before_and_behind_keeps_its_order(make_relay):
+    script = withholding(make_relay)
+    script.client(heartbeat(1) + produce(2) + fetch(3) + heartbeat(4))
+    answers = heartbeaten(1) + produced(2) + fetched(3, size=1500)
+    assert script.node(answers) == heartbeaten(1) + produced(2) + empty(11, 3, throttle_ms=5000)
+    assert script.time(NOW_MS + 5000) == heartbeat(4)
+    assert script.node(heartbeaten(4), NOW_MS + 5000) == heartbeaten(4)
+
+
+def test_a_new_connection_begins_unthrottled_as_at_a_broker(make_relay):
+    ledger = ledger_with(fetch=100)
+    for corr in (1, 2):
+        script = Script(make_relay, ledger, WITHHOLDS).connected()
+        assert script.client(fetch(corr, max_bytes=900)) == fetch(corr, max_bytes=900)
+        assert script.node(fetched(corr, size=1500)) == empty(11, corr, throttle_ms=5000)
+
+
+def test_the_larger_of_our_throttle_time_and_the_nodes_is_told(make_relay):
+    script = withholding(make_relay)
+    script.client(fetch(1))
+    assert script.node(fetched(1, size=1500, throttle_time_ms=9000)) == empty(11, throttle_ms=9000)
+    assert script.wake_at == NOW_MS + 9000
+    assert script.tally.throttles_by_node == 1
+
+
+def test_no_debt_is_left_where_none_is_kept(make_relay):
+    script = withholding(make_relay, max_throttle_ms=1000, max_debt_ms=0)
+    script.client(fetch(1))
+    assert script.node(fetched(1, size=100_000)) == empty(11, throttle_ms=1000)
+    [(_, reading)] = list(script.ledger.readings(NOW_MS))
+    assert (reading.debt_ms, reading.capped) == (0, 1)
+    script.time(NOW_MS + 1000)
+    script.client(fetch(2), NOW_MS + 1000)
+    assert script.node(fetched(2, size=900), NOW_MS + 1000) == fetched(2, size=900)
+
+
+def test_only_what_is_delivered_counts_for_a_shadow_quota(make_relay):
+    shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.FETCH: 10.0}})
+    ledger = Ledger(Sensors(64), table_with(fetch=100), shadow)
+    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    script.client(fetch(1))
+    script.node(fetched(1, size=1500))
+    totals = {key.shadow: reading.total for key, reading in ledger.readings(NOW_MS)}
+    assert totals == {False: 0, True: 0}
+
+
+def test_a_quota_that_comes_while_a_fetch_is_under_way_keeps_the_session(make_relay):
+    ledger = Ledger(Sensors(64), table_with(fetch=2**62))
+    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    script.client(versioned_fetch(12, 4, SESSION, 1) + versioned_fetch(12, 0, 0, 2))
+    ledger.replace(table_with(fetch=100), NOW_MS)
+    answers = [versioned_answer(12, corr, size=1501, session_id=SESSION) for corr in (1, 2)]
+    told = empty(12, 1, throttle_ms=5000, session_id=SESSION) + empty(12, 2, throttle_ms=5000)
+    assert script.node(b"".join(answers)) == told
+
+
+def test_a_shared_fetch_over_quota_is_empty_too(make_relay):
+    script = withholding(make_relay)
+    script.client(share_fetch(max_bytes=900))
+    told = script.node(share_fetched(size=1501))
+    assert told == frame(pack(">ibih", 1, 0, 5000, 0) + b"\0" + pack(">i", 0) + b"\1\1\0")
+
+
+def test_an_answer_too_short_for_its_session_ends_the_connection(make_relay):
+    script = withholding(make_relay, fetch=1, max_throttle_ms=1000)
+    script.client(fetch(1))
+    script.node(frame(pack(">iih", 1, 0, 0)) + bytes(100))
+    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+
+
+def test_a_fetch_too_short_for_its_session_ends_the_connection(make_relay):
+    script = withholding(make_relay)
+    script.client(request(FETCH, 11, pack(">iiiib", -1, 500, 1, 1000, 0)))
+    assert script.close_reason is CloseReason.REQUEST_MALFORMED
