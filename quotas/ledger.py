@@ -1,14 +1,15 @@
 """The one owner of the quota table, and of which sensor measures whom."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from itertools import islice
+from itertools import chain, islice
 from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.request_costs import NodeCosts, RequestCosts
+from quotas.rows import Rows
 from quotas.sensors import SensorReading, Sensors
 from quotas.token_buckets import BucketReading, TokenBuckets
 
@@ -16,6 +17,12 @@ IDLE_MS = 3_600_000
 """A sensor that was not used for longer is closed, as in a broker."""
 
 KEYS_PER_SWEEP = 5_000
+
+KEYS_PER_STEP = 2_000
+"""So many sensors are looked at in one step of a change of quotas."""
+
+_LOOKED_AT_FOR_ROOM = 512
+_TOUCHED_KEPT = 10_000
 
 _MAX_BINDINGS = 10_000
 
@@ -25,14 +32,15 @@ WHOLE_CLUSTER = -2
 """In place of a node's id: what is measured over all nodes."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Binding:
     """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
-    It holds as long as `version` is the ledger's. `fetch_ceiling_bytes` is what one Fetch may ask for at most.
-    `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is never empty. `costs` tell
-    what requests cost this node, where their time is measured: for `request` or `shadow_request`. What the sensors of
-    shadow quotas say is never felt.
+    It holds as long as `version` is the ledger's, or the ledger `renews` it. `fetch_ceiling_bytes` is what one Fetch
+    may ask for at most. `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is
+    never empty. `costs` tell what requests cost this node, where their time is measured: for `request` or
+    `shadow_request`. What the sensors of shadow quotas say is never felt. `crowded` are the tables that were full when
+    it was made.
     """
 
     version: int
@@ -47,6 +55,9 @@ class Binding:
     request: int | None = None
     shadow_request: int | None = None
     costs: NodeCosts | None = None
+    user: str = ""
+    client_id: str = ""
+    crowded: tuple[Rows, ...] = ()
 
     @property
     def limits_fetches(self) -> bool:
@@ -82,9 +93,10 @@ class ShadowThrottles(NamedTuple):
 class Ledger:
     """Hands out bindings, and keeps the limits of all sensors at what the quota table says.
 
-    `version` goes up when the table is replaced and when sensors are closed: bindings made before are to be asked for
-    again. `overflowed` counts bindings that got no sensor of their own because the table of sensors was full; a
-    sixteenth of its rows is kept back for those that such newcomers share.
+    `version` goes up when the table is replaced and when sensors are closed: a binding made before holds on if the
+    ledger `renews` it, which it does unless its client is concerned. `overflowed` counts bindings that got no sensor of
+    their own because the table of sensors was full; a sixteenth of its rows is kept back for those that such newcomers
+    share.
 
     Shadow quotas are measured in a table of sensors of their own, as large: they take no row from those in force. So
     are the token buckets of controller mutations, and request time, whose throttles Kafka cuts to one window.
@@ -130,10 +142,21 @@ class Ledger:
         self.shadow_overflowed = 0
         self._handles: dict[SensorKey, int] = {}
         self._bindings: dict[tuple[str, int, str, str], Binding] = {}
-        """Those of the present version."""
+        self._touched: dict[tuple[str, str], int] = {}
+        """The version that made bindings stale: of a user and client-id, or of all with this user, or client-id."""
+        self._touched_before: dict[tuple[str, str], int] = {}
+        self._begin_of_touched = 0
+        self._all_touched = 0
+        """Bindings of an earlier version are stale, whoever they are for."""
+        self._shared_closed = 0
+        """Bindings of an earlier version that hold a shared sensor may be stale."""
+        self._places: set[tuple[str, int]] = set()
         self._spared: set[SensorKey] = set()
         """Sensors that the binding in the making holds already."""
+        self._crowded: list[Rows] = []
+        """Tables in which it got no sensor of its own."""
         self._swept: Iterator[SensorKey] = iter(())
+        self._in_turn: Iterator[SensorKey] = iter(())
         self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
         self._next_version()
 
@@ -141,15 +164,41 @@ class Ledger:
         """The sensors for this client, opened where they are missing."""
         who = (virtual_cluster, node_id, user, client_id)
         binding = self._bindings.get(who)
-        if binding is None:
-            overflowed = self.overflowed + self.shadow_overflowed
+        if binding is None or not self.renews(binding):
             binding = self._make_binding(virtual_cluster, node_id, user, client_id, now_ms)
-            if overflowed == self.overflowed + self.shadow_overflowed and len(self._bindings) < _MAX_BINDINGS:
-                self._bindings[who] = binding
+            self._remember(who, binding)
         return binding
+
+    def _remember(self, who: tuple[str, int, str, str], binding: Binding) -> None:
+        self._bindings.pop(who, None)
+        if not binding.crowded:
+            if len(self._bindings) == _MAX_BINDINGS:
+                del self._bindings[next(iter(self._bindings))]
+            self._bindings[who] = binding
+
+    def renews(self, binding: Binding) -> bool:
+        """Whether a binding still is what `bind` would give; then its version is the present one from now on.
+
+        It is if nothing that has happened since concerns its client. One that was crowded out of a full table holds
+        while that has no room.
+        """
+        since = binding.version
+        if since == self.version:
+            return True
+        if since < self._all_touched:
+            return False
+        if binding.crowded and (since < self._shared_closed or any(map(_has_room, binding.crowded))):
+            return False
+        user, client_id = binding.user, binding.client_id
+        for name in ((user, client_id), (user, ""), ("", client_id)):
+            if self._touched.get(name, 0) > since or self._touched_before.get(name, 0) > since:
+                return False
+        binding.version = self.version
+        return True
 
     def _make_binding(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
         self._spared.clear()
+        self._crowded.clear()
 
         def sensor(quota_type: QuotaType, shadow: bool = False) -> tuple[int | None, float]:
             where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else node_id
@@ -177,22 +226,109 @@ class Ledger:
             request,
             shadow_request,
             self.costs.of_node(node_id) if timed else None,
+            user=user,
+            client_id=client_id,
+            crowded=tuple(self._crowded),
         )
 
-    def replace(self, table: QuotaTable, now_ms: int, shadow: QuotaTable | None = None) -> None:
+    def replace(
+        self,
+        table: QuotaTable,
+        now_ms: int,
+        shadow: QuotaTable | None = None,
+        changed: Collection[Entity] | None = None,
+    ) -> None:
         """Put `table` in force for the next charge of every sensor, and have `shadow` measured beside it.
 
-        Throttles that are running stay as they are.
+        Throttles that are running stay as they are. With `changed`, the tables differ from those before in the quotas
+        of these entities only, and what they do not bind is not looked at.
         """
-        self.table = table.succeeding(self.table)
-        self.shadow = shadow if shadow is not None else QuotaTable()
-        for key, handle in list(self._handles.items()):
-            limit, rows = self._limit(key), self._rows_of(key)
-            if limit is None:
-                self._close(key)
-            elif limit != rows.limit(handle):
-                rows.set_limit(handle, limit, now_ms)
+        for _ in self.replacing(table, now_ms, shadow, changed):
+            pass
+
+    def replacing(
+        self,
+        table: QuotaTable,
+        now_ms: int,
+        shadow: QuotaTable | None = None,
+        changed: Collection[Entity] | None = None,
+    ) -> Iterator[None]:
+        """As `replace`, in steps of a few ms between which anything may be done but another change.
+
+        With the first step bindings are made by the new tables; until the last some sensors have their old limits.
+        """
+        table, shadow = table.succeeding(self.table), shadow if shadow is not None else QuotaTable()
+        same_tags = table.measures_as(self.table) and shadow.measures_as(self.shadow)
+        self.table, self.shadow = table, shadow
+        if changed is None or not same_tags or len(changed) > _TOUCHED_KEPT:
+            self._all_touched = self.version + 1
+        else:
+            for entity in changed:
+                self._touch_clients_of(entity)
         self._next_version()
+        for keys in self._keys_under(changed):
+            for key in keys:
+                self._adjust(key, now_ms)
+            yield
+
+    def _adjust(self, key: SensorKey, now_ms: int) -> None:
+        """Give a sensor the limit that the table has for it, or close it if there is none any more."""
+        handle = self._handles.get(key)
+        if handle is None:
+            return
+        limit, rows = self._limit(key), self._rows_of(key)
+        if limit is None:
+            self._close(key)
+        elif limit != rows.limit(handle):
+            rows.set_limit(handle, limit, now_ms)
+
+    def _keys_under(self, changed: Collection[Entity] | None) -> Iterator[Iterable[SensorKey]]:
+        """The sensors that quotas of these entities can bind, and perhaps others, or keys without one; bit by bit."""
+        clients = [entity for entity in changed or () if entity.ip is None]
+        named = [entity for entity in clients if DEFAULT not in (entity.user, entity.client_id)]
+        keys_of_named = len(named) * len(self._places) * len(QuotaType) * 2
+        if changed is None or keys_of_named > len(self._handles):
+            return _batches(list(self._handles))
+        templates = [entity for entity in clients if DEFAULT in (entity.user, entity.client_id)]
+        return chain(_batches(self._keys_of(named)), self._keys_like(templates) if templates else ())
+
+    def _keys_of(self, entities: Iterable[Entity]) -> Iterator[SensorKey]:
+        """What may be measured for entities that are called by name."""
+        places = list(self._places)
+        for entity in entities:
+            tags = SensorTags(_named(entity.user), _named(entity.client_id))
+            for virtual_cluster, node_id in places:
+                for quota_type in QuotaType:
+                    yield SensorKey(virtual_cluster, node_id, quota_type, tags)
+                    yield SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=True)
+
+    def _keys_like(self, templates: Iterable[Entity]) -> Iterator[Iterable[SensorKey]]:
+        """The sensors that defaults can bind: those with the one name that is given beside the default, if any is."""
+        names = {(_named(entity.user), _named(entity.client_id)) for entity in templates}
+        users, client_ids = {user for user, _ in names if user}, {client_id for _, client_id in names if client_id}
+        for keys in _batches(list(self._handles)):
+            if ("", "") in names:
+                yield keys
+            else:
+                yield [key for key in keys if key.tags.user in users or key.tags.client_id in client_ids]
+
+    def _touch_clients_of(self, entity: Entity) -> None:
+        """From the next version on, bindings of clients that this entity's quotas can bind are stale."""
+        if entity.ip is not None:
+            return
+        user, client_id = _named(entity.user), _named(entity.client_id)
+        if user or client_id:
+            self._touch(user, client_id)
+        else:
+            self._all_touched = self.version + 1
+
+    def _touch(self, user: str, client_id: str) -> None:
+        """From the next version on, bindings of this client are stale; "" for any user, or any client-id."""
+        if len(self._touched) >= _TOUCHED_KEPT:
+            self._all_touched = max(self._all_touched, self._begin_of_touched)
+            self._touched_before, self._touched = self._touched, {}
+            self._begin_of_touched = self.version + 1
+        self._touched[user, client_id] = self.version + 1
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
         """From now on: no throttle is longer than the first, no debt reaches further ahead than the second."""
@@ -212,10 +348,8 @@ class Ledger:
             self._swept = iter(list(self._handles))
             keys = list(islice(self._swept, KEYS_PER_SWEEP))
         idle = [key for key in keys if self._is_idle(key, now_ms)]
-        for key in idle:
-            self._close(key)
         if idle:
-            self._next_version()
+            self._close_unused(idle)
 
     def _is_idle(self, key: SensorKey, now_ms: int) -> bool:
         handle, rows = self._handles.get(key), self._rows_of(key)
@@ -310,6 +444,7 @@ class Ledger:
         When that is used up, a quota in force gets the row that was idle longest. A shadow gets none: to close a row
         has all clients ask for their bindings again.
         """
+        self._crowded.append(self._rows_of(key))
         if key.shadow:
             self.shadow_overflowed += 1
         else:
@@ -329,15 +464,37 @@ class Ledger:
         return handle
 
     def _close_longest_idle(self, rows: Sensors | TokenBuckets) -> None:
-        """Make room: of a large table a 64th at once, for it takes a look at every row, and all clients ask anew."""
-        others = (key for key in self._handles if self._rows_of(key) is rows and key not in self._spared)
-        count = max(rows.capacity // 64, 1)
-        for key in nsmallest(count, others, key=lambda key: rows.idle_since_ms(self._handles[key])):
+        """Make room: of the next rows in turn (all of a small table), a 64th at once, those that are idle longest."""
+        count = max(min(rows.capacity, _LOOKED_AT_FOR_ROOM) // 64, 1)
+        some = self._some_in_turn(rows)
+        self._close_unused(nsmallest(count, some, key=lambda key: rows.idle_since_ms(self._handles[key])))
+
+    def _some_in_turn(self, rows: Sensors | TokenBuckets) -> Collection[SensorKey]:
+        """Sensors that may be closed, others each time."""
+        found: dict[SensorKey, None] = {}
+        rounds = 0
+        while len(found) < _LOOKED_AT_FOR_ROOM and rounds < 2:
+            key = next(self._in_turn, None)
+            if key is None:
+                rounds += 1
+                self._in_turn = iter(list(self._handles))
+            elif key in self._handles and self._rows_of(key) is rows and key not in self._spared:
+                found[key] = None
+        return found
+
+    def _close_unused(self, keys: Iterable[SensorKey]) -> None:
+        """Close sensors whose quotas are in force: their clients get new ones when they come back."""
+        for key in keys:
             self._close(key)
+            if key.shared_by is None:
+                self._touch(key.tags.user, key.tags.client_id)
+            else:
+                self._shared_closed = self.version + 1
         self._next_version()
 
     def _open(self, key: SensorKey, limit: float, now_ms: int) -> int:
         handle = self._handles[key] = self._rows_of(key).open(limit, now_ms)
+        self._places.add((key.virtual_cluster, key.node_id))
         return handle
 
     def _close(self, key: SensorKey) -> None:
@@ -356,7 +513,6 @@ class Ledger:
 
     def _next_version(self) -> None:
         self.version += 1
-        self._bindings.clear()
         for rows in self._rows.values():
             rows.table_version = self.version
 
@@ -375,7 +531,7 @@ def _of_request_time(sensors: Sensors) -> Sensors:
     return Sensors(sensors.capacity, sensors.samples, sensors.window_ms, sensors.window_ms, max_debt_ms=0)
 
 
-def _has_room(rows: Sensors | TokenBuckets) -> bool:
+def _has_room(rows: Rows) -> bool:
     """Whether a newcomer gets a row of its own; a sixteenth is kept back for those that newcomers share."""
     return rows.used < rows.capacity - max(rows.capacity // 16, 1)
 
@@ -385,6 +541,17 @@ def _shared_key(key: SensorKey, entity: Entity) -> SensorKey:
     if entity.user is not DEFAULT and entity.client_id is not DEFAULT:
         return key
     return replace(key, tags=SensorTags(_shared(entity.user), _shared(entity.client_id)), shared_by=entity)
+
+
+def _batches(keys: Iterable[SensorKey]) -> Iterator[Iterable[SensorKey]]:
+    left = iter(keys)
+    while batch := list(islice(left, KEYS_PER_STEP)):
+        yield batch
+
+
+def _named(name: Name) -> str:
+    """The name; "" for the default, or if there is none."""
+    return name if isinstance(name, str) else ""
 
 
 def _shared(name: Name) -> str:

@@ -3,13 +3,12 @@
 from collections.abc import Iterator, Mapping
 from copy import copy
 from enum import Flag, auto
-from functools import reduce
 from math import inf
-from operator import or_
 from types import MappingProxyType
 from typing import NamedTuple
 
 from quotas.entities import BYTE_RATES, DEFAULT, Entity, InvalidQuota, Name, QuotaType, SensorTags
+from quotas.shared_map import SharedMap
 
 UNLIMITED = 2.0**63 - 1
 """Kafka's bound for a client without a quota: 2^63-1 as a double."""
@@ -36,32 +35,70 @@ class _Kind(Flag):
 
 _OFF = _Kind(0)
 
+_LONG_CLIENT_ID = 256
+"""Names of so many characters are counted, for `names_long_client_id`."""
+
 
 class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
-    """The quotas of all entities; immutable. Limits are in the unit of their type.
+    """The quotas of all entities; immutable, in no order. Limits are in the unit of their type.
 
     Raises InvalidQuota for a limit that `valid_limit` refuses. Those of addresses are looked up by `ip_limit`.
 
     A quota type is off until an entity has a quota of it. Then clients without a quota are measured too, and under
     which tags depends on the kinds of entity (user, client-id, pair) that the type has ever been set on: a broker
-    remembers them until it restarts, a table takes them over from its predecessor by `succeeding`.
+    remembers them until it restarts, a table takes them over from its predecessor by `succeeding` or `changed`.
     """
 
     def __init__(self, quotas: Mapping[Entity, Mapping[QuotaType, float]] | None = None) -> None:
-        self._quotas = {
-            entity: MappingProxyType({t: valid_limit(entity, t, limit) for t, limit in limits.items()})
-            for entity, limits in (quotas or {}).items()
-        }
-        self._limits: dict[QuotaType, dict[tuple[Name, Name], float]] = {quota_type: {} for quota_type in QuotaType}
-        for entity, limits in self._quotas.items():
+        self._quotas: SharedMap[Entity, Mapping[QuotaType, float]] = SharedMap()
+        self._limits: dict[QuotaType, SharedMap[tuple[Name, Name], float]] = {t: SharedMap() for t in QuotaType}
+        self._kinds = dict.fromkeys(QuotaType, _OFF)
+        self._long_client_ids: Mapping[str, int] = {}
+        self._put(quotas or {})
+
+    def changed(self, changes: Mapping[Entity, Mapping[QuotaType, float]]) -> "QuotaTable":
+        """A successor in which these entities have these quotas, and no others; nothing in place of all: none.
+
+        Costs what is changed, not what there is.
+        """
+        table = copy(self)
+        table._limits, table._kinds = dict(self._limits), dict(self._kinds)
+        table._put(changes)
+        return table
+
+    def _put(self, changes: Mapping[Entity, Mapping[QuotaType, float]]) -> None:
+        quotas: dict[Entity, Mapping[QuotaType, float] | None] = {}
+        limits_of: dict[QuotaType, dict[tuple[Name, Name], float | None]] = {t: {} for t in QuotaType}
+        kinds: set[tuple[QuotaType, _Kind]] = set()
+        for entity, limits in changes.items():
+            valid = {t: valid_limit(entity, t, limit) for t, limit in limits.items()}
+            quotas[entity] = MappingProxyType(valid) if valid else None
             if entity.ip is None:
                 names = entity.user, entity.client_id
-                for quota_type, limit in limits.items():
-                    self._limits[quota_type][names] = limit
-        self._kinds = {
-            quota_type: reduce(or_, {_kind(*names) for names in limits}, _OFF)
-            for quota_type, limits in self._limits.items()
-        }
+                for quota_type in self._quotas.get(entity, ()):
+                    limits_of[quota_type][names] = None
+                for quota_type, limit in valid.items():
+                    limits_of[quota_type][names] = limit
+                    kinds.add((quota_type, _kind(*names)))
+        for quota_type, kind in kinds:
+            self._kinds[quota_type] |= kind
+        self._long_client_ids = self._counted_long_client_ids(quotas)
+        self._quotas = self._quotas.changed(quotas)
+        for quota_type, changed_limits in limits_of.items():
+            if changed_limits:
+                self._limits[quota_type] = self._limits[quota_type].changed(changed_limits)
+
+    def _counted_long_client_ids(self, changes: Mapping[Entity, Mapping[QuotaType, float] | None]) -> Mapping[str, int]:
+        counts: dict[str, int] = {}
+        for entity, limits in changes.items():
+            client_id = entity.client_id
+            if isinstance(client_id, str) and len(client_id) >= _LONG_CLIENT_ID and client_id not in counts:
+                counts[client_id] = self._long_client_ids.get(client_id, 0)
+            if client_id in counts:
+                counts[client_id] += (limits is not None) - (entity in self._quotas)
+        if not counts:
+            return self._long_client_ids
+        return {name: count for name, count in {**self._long_client_ids, **counts}.items() if count}
 
     def __getitem__(self, entity: Entity) -> Mapping[QuotaType, float]:
         return self._quotas[entity]
@@ -77,6 +114,14 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         table = copy(self)
         table._kinds = {t: self._kinds[t] | predecessor._kinds[t] for t in QuotaType}
         return table
+
+    def measures_as(self, other: "QuotaTable") -> bool:
+        """Whether clients without a quota are measured under the same tags as by `other`."""
+        return self._kinds == other._kinds
+
+    def names_long_client_id(self, client_id: str) -> bool:
+        """Whether some entity is called this, which has at least 256 characters."""
+        return client_id in self._long_client_ids
 
     def is_on(self, quota_type: QuotaType) -> bool:
         """Whether clients are measured at all: true from the first quota of this type on."""

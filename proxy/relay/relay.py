@@ -404,7 +404,7 @@ class Relay:
                     at = run
                     continue
                 binding = self._bindings.get(request.client_id)
-                if binding is None or binding.version != self._ledger.version:
+                if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
                     self._ask_for_binding(request, after)
                     break
                 request.binding = binding
@@ -473,7 +473,10 @@ class Relay:
         when a throttle is near: to look at the same bytes again would be in vain.
         """
         likeness = self._likeness
-        if likeness is None or likeness.binding.version != self._ledger.version:
+        if likeness is None:
+            return at, True
+        binding = likeness.binding
+        if binding.version != self._ledger.version and not self._ledger.renews(binding):
             return at, True
         while True:
             room = self._max_in_flight - self._waiting - 1

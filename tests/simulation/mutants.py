@@ -118,7 +118,7 @@ class StaleQuota(Mutant):
     """A quota change is not noticed by clients that are bound already."""
 
     def seen_ledger(self, ledger: Ledger) -> Any:
-        return _Changed(ledger, version=ledger.version)
+        return _Changed(ledger, renews=lambda binding: True)
 
 
 class ThrottleOnlyInTheFirstAnswer(Mutant):

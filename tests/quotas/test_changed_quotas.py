@@ -1,0 +1,180 @@
+"""A change of a few quotas comes to the same as putting all of them in force anew."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.ledger import KEYS_PER_STEP, Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+
+PRODUCE, FETCH, REQUEST = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST
+MUTATION = QuotaType.CONTROLLER_MUTATION
+USERS, CLIENT_IDS, NODES = ("u", "v"), ("c", "d", ""), (1, 2)
+NAMED = st.sampled_from(["u", "v", DEFAULT, None]), st.sampled_from(["c", "d", DEFAULT, None])
+ENTITIES = st.one_of(
+    st.tuples(*NAMED).filter(any).map(lambda names: Entity(*names)),
+    st.just(Entity(ip="10.0.0.1")),
+)
+LIMITS = st.dictionaries(st.sampled_from([PRODUCE, FETCH, REQUEST, MUTATION]), st.integers(1, 3).map(float), max_size=2)
+
+
+def _of_kind(entity, limits):
+    return {QuotaType.CONNECTION: 1.0} if entity.ip is not None and limits else limits
+
+
+CHANGES = st.dictionaries(ENTITIES, LIMITS, max_size=3).map(
+    lambda changes: {entity: _of_kind(entity, limits) for entity, limits in changes.items()}
+)
+CLIENTS = st.tuples(st.sampled_from(NODES), st.sampled_from(USERS), st.sampled_from(CLIENT_IDS))
+STEPS = st.lists(st.one_of(st.tuples(CHANGES, CHANGES), CLIENTS, st.just("an hour")), max_size=12)
+
+
+class Both:
+    """The same quotas and clients, with a table that is changed, and with one that is made anew each time."""
+
+    def __init__(self, capacity):
+        self.quotas, self.shadows = {}, {}
+        self.plain, self.changed = (Ledger(Sensors(capacity), QuotaTable()) for _ in range(2))
+        self.now_ms = 0
+        self.given = []
+
+    def change(self, quotas, shadows):
+        self.quotas = {e: limits for e, limits in {**self.quotas, **quotas}.items() if limits}
+        self.shadows = {e: limits for e, limits in {**self.shadows, **shadows}.items() if limits}
+        self.plain.replace(QuotaTable(self.quotas), self.now_ms, QuotaTable(self.shadows))
+        tables = self.changed.table.changed(quotas), self.changed.shadow.changed(shadows)
+        self.changed.replace(tables[0], self.now_ms, tables[1], quotas.keys() | shadows.keys())
+
+    def bind(self, node_id, user, client_id):
+        who = ("main", node_id, user, client_id)
+        self.plain.bind(*who, self.now_ms)
+        self.given.append((who, self.changed.bind(*who, self.now_ms)))
+
+    def pass_time(self):
+        self.now_ms += 4_000_000
+        for ledger in (self.plain, self.changed):
+            ledger.expire(self.now_ms)
+
+    def take(self, step):
+        if step == "an hour":
+            self.pass_time()
+        elif len(step) == 2:
+            self.change(*step)
+        else:
+            self.bind(*step)
+
+    def check_tables(self):
+        for table, plain in ((self.changed.table, self.plain.table), (self.changed.shadow, self.plain.shadow)):
+            assert table == plain
+            for quota_type in (PRODUCE, FETCH, REQUEST, MUTATION):
+                for user in USERS:
+                    for client_id in CLIENT_IDS:
+                        who = quota_type, user, client_id
+                        found, expected = table.tags_and_limit(*who), plain.tags_and_limit(*who)
+                        assert found[1:] == expected[1:]
+                        assert found == expected or (table is self.changed.shadow and found.entity is None)
+        assert self.changed.table.measures_as(self.plain.table)
+
+    def check_sensors(self):
+        assert _limits(self.changed, self.now_ms) == _limits(self.plain, self.now_ms)
+
+    def check_bindings(self):
+        """What holds on is what would be made anew."""
+        ledger = self.changed
+        for who, binding in self.given:
+            if ledger.renews(binding):
+                anew = ledger._make_binding(*who, self.now_ms)
+                assert binding == anew, who
+
+
+def _limits(ledger, now_ms):
+    readings = [*ledger.readings(now_ms), *ledger.bucket_readings(now_ms)]
+    return {key: reading.limit for key, reading in readings}
+
+
+@given(STEPS)
+def test_limits_sensors_and_bindings_are_those_of_a_table_made_anew(steps):
+    both = Both(capacity=512)
+    for step in steps:
+        both.take(step)
+        both.check_tables()
+        both.check_sensors()
+        both.check_bindings()
+
+
+@given(STEPS)
+def test_a_binding_that_holds_is_right_where_tables_are_full(steps):
+    both = Both(capacity=3)
+    for step in steps:
+        both.take(step)
+        before = both.changed.version
+        for who, binding in both.given:
+            if both.changed.renews(binding):
+                handles = (binding.produce, binding.fetch)
+                for handle in handles:
+                    assert handle is None or both.changed.sensors.limit(handle) == _limit_of(both.changed, handle)
+                assert who[2:] == (binding.user, binding.client_id)
+        assert both.changed.version == before
+
+
+def _limit_of(ledger, handle):
+    [key] = [
+        key
+        for key, found in ledger._handles.items()
+        if found == handle and key.quota_type in (PRODUCE, FETCH) and not key.shadow
+    ]
+    return ledger._limit(key)
+
+
+def test_a_change_of_one_entity_looks_at_its_own_sensors_only():
+    ledger = Ledger(Sensors(30_000), QuotaTable({Entity(client_id=f"c{i}"): {PRODUCE: 1.0} for i in range(20_000)}))
+    bindings = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(20_000)]
+    looked_at = []
+    ledger._adjust = lambda key, now_ms: looked_at.append(key)
+    entity = Entity(client_id="c5")
+    ledger.replace(ledger.table.changed({entity: {PRODUCE: 2.0}}), 0, changed=[entity])
+    assert len(looked_at) < 50
+    assert [i for i, binding in enumerate(bindings) if not ledger.renews(binding)] == [5]
+
+
+def test_a_change_of_everything_comes_in_steps():
+    ledger = Ledger(Sensors(30_000), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    for i in range(20_000):
+        ledger.bind("main", 1, "u", f"c{i}", 0)
+    steps = ledger.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0)
+    assert sum(1 for _ in steps) == 20_000 / KEYS_PER_STEP
+    assert {reading.limit for _, reading in ledger.readings(0)} == {2.0}
+
+
+def test_with_a_full_table_only_clients_whose_sensors_were_closed_ask_again():
+    names = {Entity(client_id=f"c{i}"): {PRODUCE: 100.0} for i in range(1300)}
+    ledger = Ledger(Sensors(1024), QuotaTable(names))
+    bindings = [ledger.bind("main", 1, "u", f"c{i}", i) for i in range(1024)]
+    ledger.bind("main", 1, "u", "c1024", 1024)
+    stale = [i for i, binding in enumerate(bindings) if not ledger.renews(binding)]
+    assert stale == list(range(8))
+    assert ledger.sensors.used == 1024 - 8 + 1
+
+
+def test_who_shares_a_sensor_asks_again_when_there_is_room_and_not_before():
+    ledger = Ledger(Sensors(16), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
+    first, *_, shared = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
+    ledger.replace(ledger.table.changed({Entity(client_id="x"): {PRODUCE: 1.0}}), 0, changed=[Entity(client_id="x")])
+    assert ledger.renews(shared)
+    ledger.sensors.charge(shared.produce, 1.0, 11_001)
+    ledger.expire(11_002)
+    assert not ledger.renews(shared)
+    assert not ledger.renews(first)
+    assert ledger.bind("main", 1, "u", "c19", 11_002).crowded == ()
+
+
+def test_very_many_changes_are_forgotten_and_who_was_away_asks_again():
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    away, here = ledger.bind("main", 1, "u", "a", 0), ledger.bind("main", 1, "u", "b", 0)
+    for i in range(3):
+        entities = {Entity(client_id=f"x{i}-{k}"): {PRODUCE: 1.0} for k in range(9_000)}
+        ledger.replace(ledger.table.changed(entities), 0, changed=entities)
+        assert ledger.renews(here)
+    assert not ledger.renews(away)
+    assert len(ledger._touched) + len(ledger._touched_before) <= 20_000
