@@ -5,12 +5,14 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
+from protocol.api_table import APIS
 from proxy.last_throttles import PastThrottle
 from proxy.logs import shown
 from quotas.entities import DEFAULT, Entity, SensorTags
 from quotas.explain import NOT_ENFORCED, UNIT, Client, Explanation, Rule
 from quotas.ledger import WHOLE_CLUSTER, SensorKey
 from quotas.quota_table import UNLIMITED
+from quotas.request_costs import CostReading, RequestCosts
 from quotas.sensors import SensorReading
 from quotas.sources.source import Limit, Quotas
 from quotas.token_buckets import BucketReading
@@ -58,6 +60,34 @@ def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Form:
         for entity, limits in part
     ]
     return {**origin.form(), "total": len(quotas), "offset": offset, "quotas": entries}
+
+
+def costs_form(virtual_cluster: str, costs: RequestCosts) -> Form:
+    """What requests cost each node by the model that bounds their time, in us of thread time."""
+    nodes = [
+        {
+            "node_id": node_id,
+            "floor_us": round(of_node.floor_us, 1),
+            "apis": {_api_name(reading.kind): _cost_form(reading) for reading in of_node.readings()},
+        }
+        for node_id, of_node in sorted(costs.by_node().items())
+    ]
+    return {"virtual_cluster": virtual_cluster, "nodes": nodes}
+
+
+def _api_name(kind: int) -> str:
+    return APIS[kind].name
+
+
+def _cost_form(reading: CostReading) -> Form:
+    origin = "pinned" if reading.pinned else "learned" if reading.samples else "shipped"
+    cost = reading.cost
+    return {
+        "base_us": round(cost.base_us, 1),
+        "per_kib_us": round(cost.per_kib_us, 2),
+        "origin": origin,
+        "samples": reading.samples,
+    }
 
 
 def entity_form(entity: Entity) -> dict[str, str | None]:

@@ -23,7 +23,7 @@ from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import Config, ListenerConfig, VirtualClusterConfig
+from proxy.config.settings import Config, ListenerConfig, VirtualClusterConfig, pinned_costs
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
@@ -35,9 +35,11 @@ from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
 from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
+from proxy.relay.costs import SHIPPED
 from proxy.virtual_cluster import NodeDirectory
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.request_costs import RequestCosts
 from quotas.sensors import Sensors
 from quotas.sources.source import Quotas
 from quotas.token_buckets import TokenBuckets
@@ -78,7 +80,7 @@ class VirtualCluster:
             throttle.max_throttle_ms,
         )
         self.name = config.name
-        self.ledger = Ledger(sensors, QuotaTable(), buckets=buckets)
+        self.ledger = Ledger(sensors, QuotaTable(), buckets=buckets, costs=RequestCosts(SHIPPED))
         self.source = source_of(config, config_path)
         self.book = QuotaBook(
             config.name,
@@ -114,7 +116,8 @@ class VirtualCluster:
         self.set_rules(config)
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
-        """Who may describe and alter quotas, and what counts, from now on."""
+        """Who may describe and alter quotas, what counts, and how much, from now on."""
+        self.ledger.costs.pin(pinned_costs(config.quotas))
         for listener in self.listeners:
             listener.set_rules(config.quotas, config.throttle)
 
@@ -341,6 +344,7 @@ class Service:
                     {quota_type.name.lower(): count for quota_type, count in tally.throttled_ms.items()},
                     node_throttles=tally.throttles_by_node,
                     mutations_refused=tally.mutations_refused,
+                    exempt_us=tally.exempt_us,
                 )
 
     # ------------------------------------------------------------------ upkeep

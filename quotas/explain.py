@@ -8,7 +8,7 @@ from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType, SensorTa
 from quotas.quota_table import QuotaTable
 from quotas.sources.source import Limit, Quotas, Tables
 
-NOT_ENFORCED: Final = frozenset({QuotaType.REQUEST, QuotaType.CONNECTION})
+NOT_ENFORCED: Final = frozenset({QuotaType.CONNECTION})
 """Kept and described, but neither measured nor felt yet."""
 
 UNIT: Final[Mapping[QuotaType, str]] = {

@@ -51,15 +51,28 @@ class NodeCosts:
     """What requests cost one node, by their kind: a small number that the caller has given a meaning."""
 
     def __init__(self, shipped: Mapping[int, Cost], pinned: Mapping[int, Cost]) -> None:
+        self._shipped = shipped
         self._costs = {**shipped, **pinned}
         self._pinned = frozenset(pinned)
         self._samples: dict[int, list[tuple[int, float]]] = {}
         self._learned: dict[int, int] = {}
+        self.floor_us = 0.0
+        """What an answer takes that costs no time: the way to the node and back, and from thread to thread there."""
 
-    def us(self, kind: int, size_bytes: int) -> float:
-        """What a request costs that has so many bytes with its answer, as things stand."""
+    def us(self, kind: int, size_bytes: int, count: int = 1) -> float:
+        """What `count` requests cost, with so many bytes in all and with their answers, as things stand."""
         cost = self._costs.get(kind, UNKNOWN)
-        return cost.base_us + cost.per_kib_us * size_bytes / KIB
+        return cost.base_us * count + cost.per_kib_us * size_bytes / KIB
+
+    def pin(self, pinned: Mapping[int, Cost]) -> None:
+        """From now on these hold, and only these are not learned."""
+        for kind in self._pinned - pinned.keys():
+            self._costs[kind] = self._shipped.get(kind, UNKNOWN)
+        for kind in pinned:
+            self._samples.pop(kind, None)
+            self._learned.pop(kind, None)
+        self._costs.update(pinned)
+        self._pinned = frozenset(pinned)
 
     def learn(self, kind: int, size_bytes: int, service_us: float) -> None:
         """Note how long a request took that had its connection for itself and waited for nothing."""
@@ -87,6 +100,16 @@ class RequestCosts:
         self._shipped = shipped or {}
         self._pinned = pinned or {}
         self._nodes: dict[int, NodeCosts] = {}
+
+    def pin(self, pinned: Mapping[int, Cost]) -> None:
+        """From now on these hold for every node, and only these are not learned."""
+        self._pinned = pinned
+        for costs in self._nodes.values():
+            costs.pin(pinned)
+
+    def by_node(self) -> dict[int, NodeCosts]:
+        """Those of all nodes whose request time was ever measured."""
+        return dict(self._nodes)
 
     def of_node(self, node_id: int) -> NodeCosts:
         """Those of one node."""

@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 from proxy.admin.http_listener import MAX_BODY_BYTES
 from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
-from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, explained_form, quotas_form
+from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, costs_form, explained_form, quotas_form
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.verdicts.decide import measured_client_id
@@ -64,6 +64,7 @@ class AdminApi:
         application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_json, self._admit])
         application.router.add_get("/api/v1/explain", self._explain, allow_head=False)
         application.router.add_get("/api/v1/quotas", self._quotas, allow_head=False)
+        application.router.add_get("/api/v1/request-costs", self._request_costs, allow_head=False)
         return application
 
     @web.middleware
@@ -88,6 +89,10 @@ class AdminApi:
         offset = _whole(parameters, "offset", 0, 0, 2**31 - 1)
         most = _whole(parameters, "limit", _SOME_QUOTAS, 1, MAX_QUOTAS)
         return _answer(quotas_form(cluster.origin, cluster.quotas, offset, most))
+
+    async def _request_costs(self, request: web.Request) -> web.Response:
+        cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
+        return _answer(costs_form(cluster.name, cluster.ledger.costs))
 
     async def _explain(self, request: web.Request) -> web.Response:
         parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip"})
@@ -197,5 +202,5 @@ async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse
         headers = {str(name): error.headers[name] for name in kept if name in error.headers}
         text = error.text or error.reason
         if error.status == 404 and request.match_info.http_exception is not None:
-            text = "no such page; there are /api/v1/explain and /api/v1/quotas"
+            text = "no such page; there are /api/v1/explain, /api/v1/quotas and /api/v1/request-costs"
         return _answer({"error": text}, error.status, headers)

@@ -191,6 +191,19 @@ def _source_problems(data: Any) -> Iterator[ConfigError]:
                 yield ConfigError(f"{path}.{where}", problem)
 
 
+def _request_cost_problems(data: Any) -> Iterator[ConfigError]:
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        quotas = cluster.get("quotas") if isinstance(cluster, Mapping) else None
+        path = f"virtual_clusters[{i}].quotas.request_costs"
+        seen: dict[str, int] = {}
+        for k, pinned in enumerate(_items(quotas, "request_costs")):
+            api = pinned.get("api") if isinstance(pinned, Mapping) else None
+            if isinstance(api, str) and seen.setdefault(api, k) != k:
+                yield ConfigError(
+                    f"{path}[{k}].api", f"expected one cost for each API, got that of {path}[{seen[api]}]"
+                )
+
+
 def _settings_of_other_sources(path: str, quotas: Mapping[str, Any]) -> Iterator[ConfigError]:
     source = quotas.get("source", "file")
     if source != "file" and quotas.get("entries"):
@@ -229,6 +242,7 @@ def _admin_problems(data: Any) -> Iterator[ConfigError]:
 
 CHECKS = (
     _name_problems,
+    _request_cost_problems,
     _node_id_problems,
     _port_problems,
     _entry_problems,

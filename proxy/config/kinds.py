@@ -89,6 +89,16 @@ class _Rate(Kind):
         return float(value)
 
 
+class _Microseconds(Kind):
+    expected = "a number of microseconds from 0 to 10000000"
+
+    def parse(self, value: Any) -> float:
+        """The number as a double."""
+        if type(value) not in (int, float) or not 0 <= value <= 10_000_000:
+            raise ValueError
+        return float(value)
+
+
 class _FilePath(Kind):
     expected = "the path of a file, which counts from the folder of this one"
 
@@ -263,6 +273,9 @@ ByteRate = Annotated[int | None, Whole(1, INT64_MAX)]
 
 
 Rate = Annotated[float | None, _Rate()]
+
+
+Microseconds = Annotated[float, _Microseconds()]
 
 
 ConnectionRate = Annotated[int | None, Whole(0, INT32_MAX)]

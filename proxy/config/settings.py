@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from protocol.api_table import APIS
 from proxy.config.kinds import (
     INT32_MAX,
     Bind,
@@ -16,6 +17,7 @@ from proxy.config.kinds import (
     FilePath,
     IpName,
     Many,
+    Microseconds,
     Name,
     Names,
     NodeIds,
@@ -33,6 +35,9 @@ from proxy.config.kinds import (
 from proxy.config.problems import either
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
 from quotas.quota_table import valid_limit
+from quotas.request_costs import Cost
+
+API_KEYS = {api.name: api.key for api in APIS.values()}
 
 
 class Settings(BaseModel):
@@ -170,7 +175,7 @@ class QuotaEntry(Settings):
     """Bytes per second that may be fetched from each node."""
 
     request_percentage: Rate = None
-    """Time of each node that requests may take, in percent of one thread. Kept and described, not enforced yet."""
+    """Time of each node that requests may take, in percent of one thread."""
 
     controller_mutation_rate: Rate = None
     """Partitions per second that may be created and deleted in the cluster."""
@@ -224,6 +229,19 @@ class QuotaEntry(Settings):
         keys = (QuotaKey(quota_type, shadow) for quota_type in QuotaType for shadow in (False, True))
         rates = {key: getattr(self, key.text) for key in keys}
         return {key: float(rate) for key, rate in rates.items() if rate is not None}
+
+
+class RequestCost(Settings):
+    """What one kind of request costs a node, for `request_percentage`."""
+
+    api: Annotated[str, Text("the name of a Kafka API, like Produce", lambda name: name in API_KEYS)]
+    """The API, by the name that Kafka's message schemas give it."""
+
+    base_us: Microseconds
+    """Thread time of each request in microseconds."""
+
+    per_kib_us: Microseconds = 0.0
+    """Thread time of each KiB of the request and its answer, in microseconds."""
 
 
 class WindowsConfig(Settings):
@@ -316,6 +334,9 @@ class QuotasConfig(Settings):
 
     windows: WindowsConfig = WindowsConfig()
     """Over which time use is measured."""
+
+    request_costs: Many[RequestCost] = ()
+    """What requests cost at most, pinned; for the other APIs it is learned from how fast each node answers."""
 
     admin_users: Names = ()
     """Users who may describe and alter all quotas with Kafka's own tools."""
@@ -468,6 +489,11 @@ class Config(Settings):
 
     log: LogConfig = LogConfig()
     """What is logged to standard error."""
+
+
+def pinned_costs(quotas: QuotasConfig) -> dict[int, Cost]:
+    """The costs of requests that are not to be learned, by API key."""
+    return {API_KEYS[pinned.api]: Cost(pinned.base_us, pinned.per_kib_us) for pinned in quotas.request_costs}
 
 
 def quota_entries(cluster: VirtualClusterConfig) -> dict[Entity, dict[QuotaKey, float]]:

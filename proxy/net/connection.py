@@ -121,6 +121,8 @@ class Connection:
                 self._send(send)
             else:
                 self._carry_out(actions, now_us)
+            if self.relay.timed:
+                self.relay.on_handled(self._now_us() - now_us)
         except Exception:
             self._fail()
 

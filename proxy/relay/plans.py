@@ -10,6 +10,7 @@ from protocol.primitives import Reader
 from protocol.topic_mutations import TOPIC_MUTATIONS
 from protocol.walk import Walk
 from proxy.relay.actions import AskKind
+from proxy.relay.costs import cost_kind, least_telling_bytes
 
 PRODUCE = 0
 FETCH = 1
@@ -18,6 +19,8 @@ FIND_COORDINATOR = 10
 API_VERSIONS = 18
 DESCRIBE_CLUSTER = 60
 SHARE_FETCH = 78
+SASL_HANDSHAKE = 17
+SASL_AUTHENTICATE = 36
 
 _HEADER_BYTES = 8
 """Length prefix and correlation id of an answer."""
@@ -57,7 +60,9 @@ class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
     `asked` says as what the whole request is asked about, if it is. `quick`: a whole small answer without a throttle
-    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers.
+    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `cost_kind` is under
+    which kind it stands among the costs of requests; only what is `charged` counts there. An answer of `telling_bytes`
+    or more tells by its time what such requests cost; None: no answer does.
     """
 
     api_key: int
@@ -72,6 +77,9 @@ class Plan:
     asked: AskKind | None = None
     quick: bool = False
     fetches: bool = False
+    charged: bool = True
+    cost_kind: int = 0
+    telling_bytes: int | None = None
 
 
 def _plan(api: Api, api_version: int) -> Plan:
@@ -96,6 +104,9 @@ def _plan(api: Api, api_version: int) -> Plan:
         asked=ASKED_REQUESTS.get(api.key),
         quick=_is_quick(api, answer, throttle_at),
         fetches=api.key in (FETCH, SHARE_FETCH),
+        charged=api.key not in (SASL_HANDSHAKE, SASL_AUTHENTICATE),
+        cost_kind=cost_kind(api.key),
+        telling_bytes=least_telling_bytes(api.key),
     )
 
 

@@ -53,6 +53,7 @@ from proxy.relay.plans import (
 from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
+from proxy.relay.service_times import ServiceTimes
 from proxy.relay.tally import Tally
 from proxy.relay.withheld import decisive_bytes, empty_answer
 from quotas.entities import QuotaType
@@ -125,6 +126,9 @@ class Relay:
         self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
         self._charge_unthrottled = ledger.sensors.charge_unthrottled
         self._loans = Loans(ledger.sensors)
+        self._times = ServiceTimes(ledger)
+        self._timed = False
+        self._slow_us = -1
         self._shadows = ledger.shadow_sensors
         self._buckets = ledger.buckets
         self._tally = tally
@@ -198,7 +202,16 @@ class Relay:
     def _amid_answer(self) -> bool:
         return self._answer_left > 0 or self._streamed is not None or self._to_collect > 0 or self._to_drop > 0
 
+    @property
+    def timed(self) -> bool:
+        """Whether request time is measured: then `on_handled` wants to be told after each step."""
+        return self._timed
+
     # ------------------------------------------------------------------ inputs
+
+    def on_handled(self, spent_us: int) -> None:
+        """How long the last step took with all that came of it."""
+        self._times.own_us += spent_us
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         """Bytes from the client or the node."""
@@ -224,6 +237,8 @@ class Relay:
 
     def _answers_came(self, data: bytes, now_ms: int) -> list[Action]:
         at = 0
+        if self._timed and not self._answers:
+            self._times.came(self._now_us)
         if self._answers or self._amid_answer or self._answer_ticket != _NO_TICKET:
             self._answers += data
         else:
@@ -304,6 +319,7 @@ class Relay:
             self._settle_client(actions)
         else:
             self._client_blocked = True
+            self._times.held_up()
             self._settle_node(actions)
             self._settle_client(actions)
         return actions
@@ -407,7 +423,7 @@ class Relay:
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
                     self._ask_for_binding(request, after)
                     break
-                request.binding = binding
+                request.binding = binding if request.plan.charged else None
                 if request.plan.asked is not None and _is_asked(request, binding):
                     self._ask_about_request(request, buf, at, after)
                     break
@@ -452,6 +468,8 @@ class Relay:
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
             self._await_answer(request)
+        elif binding.costs is not None:
+            self._tally.exempt_us += self._times.exempt_us(request, binding.costs, request.size_bytes)
         return splice
 
     def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
@@ -495,13 +513,17 @@ class Relay:
         """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
         request, binding = likeness.request, likeness.binding
         api_key = request.plan.api_key
-        if api_key == PRODUCE and binding.produce is not None:
-            sizes = frames_bytes - 4 * count
-            if not self._charge_unthrottled(binding.produce, sizes, count, now_ms):
-                return False
+        sizes = frames_bytes - 4 * count
+        sensor = binding.produce if api_key == PRODUCE else None
+        if sensor is not None and not self._charge_unthrottled(sensor, sizes, count, now_ms):
+            return False
         self._count_requests(api_key, count, frames_bytes)
         if not request.answered:
+            if binding.costs is not None:
+                self._tally.exempt_us += self._times.exempt_us(request, binding.costs, sizes, count)
             return True
+        if not self._waiting:
+            self._times.sent(self._now_us)
         self._waiting += count
         if not request.waiting:
             if self._streamed is not None:
@@ -510,6 +532,7 @@ class Relay:
             request.muted_until_ms = self._muted_until_ms
             request.charged = False
             request.waiting = count
+            request.waiting_bytes = sizes
             self._in_flight.append(request)
         elif (
             self._in_flight[-1] is request
@@ -517,9 +540,15 @@ class Relay:
             and request.muted_until_ms == self._muted_until_ms
         ):
             request.waiting += count
+            request.waiting_bytes += sizes
         else:
             likeness.request = replace(
-                request, correlation_id=first_id, muted_until_ms=self._muted_until_ms, charged=False, waiting=count
+                request,
+                correlation_id=first_id,
+                muted_until_ms=self._muted_until_ms,
+                charged=False,
+                waiting=count,
+                waiting_bytes=sizes,
             )
             self._in_flight.append(likeness.request)
         return True
@@ -558,6 +587,7 @@ class Relay:
         if len(self._bindings) >= _MAX_BINDINGS or len(self._asked_client_id) > LONG_CLIENT_ID_BYTES:
             self._bindings.clear()
         self._bindings[self._asked_client_id] = binding
+        self._timed |= binding.costs is not None
 
     def _take_up_again(self) -> bool:
         """True, once, when what is in flight no longer keeps further requests from being taken."""
@@ -571,8 +601,11 @@ class Relay:
         return over != 0
 
     def _await_answer(self, request: Request) -> None:
+        if not self._waiting:
+            self._times.sent(self._now_us)
         self._in_flight.append(request)
         request.waiting = 1
+        request.waiting_bytes = request.size_bytes
         self._waiting += 1
         if self._waiting >= self._max_in_flight:
             self._mute |= _IN_FLIGHT_FULL
@@ -580,6 +613,7 @@ class Relay:
     def _no_longer_await(self, request: Request, count: int) -> None:
         """The oldest `count` of the queue, all of `request`, are answered."""
         self._waiting -= count
+        request.waiting_bytes -= request.waiting_bytes * count // request.waiting
         request.waiting -= count
         request.correlation_id += count
         request.charged = False
@@ -632,6 +666,7 @@ class Relay:
             return ()
         self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
         request.note, request.held = verdict.note, verdict.note is not None
+        request.binding = self._bindings.get(request.client_id)
         request.muted_until_ms = self._muted_until_ms
         self._await_answer(request)
         return splice_frame(frame, request.size_bytes, verdict.splices)
@@ -639,20 +674,25 @@ class Relay:
     def _answer(self, request: Request, answer: bytes) -> None:
         """Answer a request by ourselves, when its turn comes."""
         self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        request.binding = self._bindings.get(request.client_id)
         request.answer = answer
         request.muted_until_ms = self._muted_until_ms
         self._await_answer(request)
 
     def _send_own_answers(self, actions: list[Action], now_ms: int) -> None:
         """Send the answers of our own whose turn it is."""
-        if not self._amid_answer and (answers := self._own_answers(now_ms)):
+        after: list[Action] = []
+        if not self._amid_answer and (answers := self._own_answers(now_ms, after)):
             actions.append(Send(_CLIENT, answers))
+            actions += after
 
-    def _own_answers(self, now_ms: int) -> list[Piece]:
+    def _own_answers(self, now_ms: int, after: list[Action]) -> list[Piece]:
         """The answers of our own that come before the next one of the node, taken off the queue."""
         answers: list[Piece] = []
         while self._in_flight and (answer := self._in_flight[0].answer) is not None:
             request = self._in_flight[0]
+            if (binding := request.binding) is not None and binding.costs is not None:
+                self._mute_for_time(self._times.charge_own(binding, now_ms), request, now_ms, after)
             self._no_longer_await(request, 1)
             self._count_answers(1, len(answer))
             left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
@@ -725,7 +765,7 @@ class Relay:
                 else:
                     if self._in_flight and self._in_flight[0].answer is not None:
                         _add_run(pieces, buf, run, at)
-                        pieces += self._own_answers(now_ms)
+                        pieces += self._own_answers(now_ms, after)
                         run = at
                     if self._in_flight and self._in_flight[0].held:
                         _add_run(pieces, buf, run, at)
@@ -765,9 +805,14 @@ class Relay:
             return at
         if max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) > now_ms:
             return at
+        if self._slow_us == self._now_us:
+            return at
         most = 1 if plan.api_key == FETCH else request.waiting
         count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
         if not count or (plan.api_key == FETCH and not self._charge_quick_fetch(request, end - at, now_ms)):
+            return at
+        if self._timed and not self._charge_quick_time(request, count, end - at, now_ms):
+            request.charged = plan.api_key == FETCH
             return at
         self._no_longer_await(request, count)
         self._count_answers(count, end - at)
@@ -788,6 +833,17 @@ class Relay:
         if binding.shadow_fetch is not None:
             self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
         return True
+
+    def _charge_quick_time(self, request: Request, count: int, frames_bytes: int, now_ms: int) -> bool:
+        """Charge the time of `count` requests if it is plain that none is throttled; else the whole step is slow."""
+        binding = request.binding
+        if binding is None or binding.costs is None:
+            return True
+        answer_bytes = frames_bytes - 4 * count
+        if self._times.charge_unthrottled(request, binding, count, answer_bytes, now_ms, self._now_us):
+            return True
+        self._slow_us = self._now_us
+        return False
 
     def _charge_shadow_fetch(self, sensor: int, value: int, now_ms: int) -> None:
         """Charge the answer of a Fetch to a shadow quota, if it is measured still."""
@@ -878,13 +934,22 @@ class Relay:
         now_ms: int,
         after: list[Action],
     ) -> Passing:
-        """The answer goes out: take its request off the queue, count it, and put the throttle time in."""
+        """The answer goes out: take its request off the queue, count and time it, and put the throttle time in."""
+        if (binding := request.binding) is not None and binding.costs is not None:
+            throttle_time_ms = self._times.charge(request, binding, frame_bytes - 4, now_ms, self._now_us)
+            self._mute_for_time(throttle_time_ms, request, now_ms, after)
         self._no_longer_await(request, 1)
         self._count_answers(1, frame_bytes)
         if throttle_at < 0:
             return passed, ()
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
         return passed, self._throttle_splices(request, throttle_at, node_ms, now_ms, after)
+
+    def _mute_for_time(self, throttle_time_ms: int, request: Request, now_ms: int, after: list[Action]) -> None:
+        """Mute the client for its request time, and have all answers say so until that is over."""
+        if throttle_time_ms:
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.REQUEST, request.client_id, after)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
 
     def _throttle_splices(
         self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]

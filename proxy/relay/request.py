@@ -19,6 +19,7 @@ _FETCH_LIMITS_BYTES = 16
 """How far into the body of a Fetch request its byte limits reach at most."""
 
 _NO_ACKS = b"\0\0"
+_ONE_ACK = b"\0\1"
 
 _SMALLEST_REQUEST = 8
 """An api key, a version and a correlation id: what header v0 holds, without the length prefix."""
@@ -44,7 +45,8 @@ class Request:
     is a Fetch that goes on with a session; it is only found out where its answer may be withheld. `withheld`: it is.
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
-    be answered.
+    be answered; `waiting_bytes` are their sizes together. Of what is `learned_from` the time of an answer tells what
+    it cost.
     """
 
     plan: Plan
@@ -64,6 +66,8 @@ class Request:
     incremental: bool = False
     withheld: bool = False
     waiting: int = 0
+    waiting_bytes: int = 0
+    learned_from: bool = True
 
 
 def read_request(buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request | None:
@@ -112,7 +116,9 @@ def _read_rest(request: Request, buf: bytes, id_end: int, end: int) -> None:
     if plan.api_key == PRODUCE:
         acks_at = requests.acks_at(buf, body_at, plan.api_version, end)
         request.decided_at = acks_at + 2
-        request.answered = buf[acks_at : acks_at + 2] != _NO_ACKS
+        acks = buf[acks_at : acks_at + 2]
+        request.answered = acks != _NO_ACKS
+        request.learned_from = acks == _ONE_ACK
     elif plan.api_key == FETCH:
         request.decided_at = body_at + _FETCH_LIMITS_BYTES
         if request.decided_at > end:

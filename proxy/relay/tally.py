@@ -13,7 +13,8 @@ class Tally:
 
     `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
     than ours. `throttled_ms` adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts
-    topics that were not to be created, deleted or given partitions.
+    topics that were not to be created, deleted or given partitions. `exempt_us` is the request time, in us, of what no
+    request quota is charged for.
     """
 
     connections_opened: int = 0
@@ -26,3 +27,4 @@ class Tally:
     throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttles_by_node: int = 0
     mutations_refused: int = 0
+    exempt_us: float = 0.0

@@ -19,6 +19,7 @@ from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
+from quotas.request_costs import SAMPLES, Cost
 from quotas.sensors import Sensors
 from quotas.sources.source import Limit, tables_of
 from tests.fakes.clock import FakeClock
@@ -244,13 +245,30 @@ async def test_a_bad_question_is_told_what_is_wrong_with_it(api, path, error):
     assert (await api.get(path))[:2] == (400, {"error": error})
 
 
+async def test_what_requests_are_taken_to_cost_is_told(api, clusters):
+    costs = clusters[0].ledger.costs
+    assert (await api.get("request-costs?virtual_cluster=main"))[1] == {"virtual_cluster": "main", "nodes": []}
+    costs.pin({3: Cost(40.0, 0.25)})
+    node = costs.of_node(7)
+    for _ in range(SAMPLES):
+        node.learn(0, 1024, 88.0)
+    [told] = (await api.get("request-costs?virtual_cluster=main"))[1]["nodes"]
+    assert told["node_id"] == 7
+    assert told["apis"]["Metadata"] == {"base_us": 40.0, "per_kib_us": 0.25, "origin": "pinned", "samples": 0}
+    assert told["apis"]["Produce"]["origin"] == "learned"
+    assert told["apis"]["Produce"]["samples"] == SAMPLES
+
+
 async def test_what_is_not_there_is_not_found(api):
     assert (await api.get("explain?virtual_cluster=x"))[:2] == (
         404,
         {"error": "virtual_cluster: expected one of main, got 'x'"},
     )
     status, body, _ = await api.get("top")
-    assert (status, body["error"]) == (404, "no such page; there are /api/v1/explain and /api/v1/quotas")
+    assert (status, body["error"]) == (
+        404,
+        "no such page; there are /api/v1/explain, /api/v1/quotas and /api/v1/request-costs",
+    )
     status, body, headers = await api.get("quotas", method="POST")
     assert (status, headers["Allow"]) == (405, "GET")
     assert "error" in body

@@ -10,10 +10,11 @@ from proxy.config.load import config_of, load_config, parse_config
 from proxy.config.page import configuration_page
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import Config, quota_entries
+from proxy.config.settings import Config, pinned_costs, quota_entries
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
+from quotas.request_costs import Cost
 
 ROOT = Path(__file__).parents[2]
 
@@ -680,3 +681,30 @@ def test_a_file_that_cannot_be_read_is_told_from_one_that_is_wrong(tmp_path):
     with pytest.raises(ConfigErrors) as raised:
         load_config(tmp_path / "proxy.yaml")
     assert not isinstance(raised.value, ConfigUnreadable)
+
+
+COSTS = "virtual_clusters[0].quotas.request_costs"
+
+
+@pytest.mark.parametrize(
+    ("cost", "problem"),
+    [
+        ({"api": "Produces", "base_us": 1}, f"{COSTS}[0].api: expected the name of a Kafka API, like Produce"),
+        ({"api": "Produce"}, f"{COSTS}[0].base_us: expected a number of microseconds from 0 to 10000000, got nothing"),
+        ({"api": "Produce", "base_us": -1}, f"{COSTS}[0].base_us: expected a number of microseconds from 0"),
+        ({"api": "Produce", "base_us": 1, "per_kib_us": True}, f"{COSTS}[0].per_kib_us: expected a number of micro"),
+        ({"api": "Produce", "base_us": float("nan")}, f"{COSTS}[0].base_us: expected a number of microseconds from 0"),
+    ],
+)
+def test_a_cost_that_makes_no_sense_is_refused(cost, problem):
+    [found] = problems(changed(cluster("quotas", "request_costs"), [cost]))
+    assert found.startswith(problem)
+
+
+def test_an_api_has_one_pinned_cost():
+    costs = [{"api": "Fetch", "base_us": 80, "per_kib_us": 0.5}, {"api": "Produce", "base_us": 60.5}]
+    config = config_of(changed(cluster("quotas", "request_costs"), costs))
+    assert pinned_costs(config.virtual_clusters[0].quotas) == {0: Cost(60.5, 0.0), 1: Cost(80.0, 0.5)}
+    assert problems(changed(cluster("quotas", "request_costs"), [*costs, costs[0]])) == [
+        f"{COSTS}[2].api: expected one cost for each API, got that of {COSTS}[0]"
+    ]

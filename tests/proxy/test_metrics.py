@@ -33,6 +33,8 @@ def test_what_relays_counted_is_read_at_scrape_time(metrics):
     row.request_bytes, row.response_bytes, row.responses = 100, 200, 6
     row.node_throttles = 2
     row.mutations_refused = 3
+    row.exempt_us = 1_500_000.0
+    assert value("kafka_throttle_exempt_request_seconds_total", NODE) == 1.5
     assert value("kafka_throttle_connections", NODE) == 7
     assert value("kafka_throttle_connections_opened_total", NODE) == 9
     assert value("kafka_throttle_request_bytes_total", NODE) == 100
@@ -153,6 +155,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_entity_tokens",
         "kafka_throttle_event_loop_lag_seconds",
         "kafka_throttle_metadata_refresh_failures",
+        "kafka_throttle_exempt_request_seconds",
         "kafka_throttle_mutations_refused",
         "kafka_throttle_node_throttles",
         "kafka_throttle_other_entities",

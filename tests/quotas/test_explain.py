@@ -153,9 +153,9 @@ def test_what_nobody_has_and_what_is_not_enforced_is_said_so():
     assert list(found) == [quota_type.value for quota_type in QuotaType]
     assert found["producer_byte_rate"].notes == ("nobody has such a quota, so nothing is measured",)
     assert found["connection_creation_rate"].notes == ("no quota covers this address",)
-    request = QuotaKey(QuotaType.REQUEST)
-    unenforced = explained(quotas_of(Entity("a"), key=request), Client("a", "b"), request)
-    assert unenforced.rule.limit == 1003
+    connections = QuotaKey(QuotaType.CONNECTION)
+    unenforced = explained(quotas_of(Entity(ip="10.0.0.1"), key=connections), Client("a", "b", "10.0.0.1"), connections)
+    assert unenforced.rule.limit == 1001
     assert unenforced.tags is None
     assert unenforced.notes == ("kept and described; this version neither enforces nor measures it",)
 

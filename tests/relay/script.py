@@ -29,6 +29,11 @@ NOW_MS = 1_000_000
 NOW_US = 1000 * NOW_MS
 
 
+def us(now_ms: float) -> int:
+    """A time in ms as a relay wants it."""
+    return round(1000 * now_ms)
+
+
 class FixedNodes:
     """Advertises proxy.example with port 20000 + node id, but for the ids in `portless`."""
 
@@ -87,30 +92,30 @@ class Script:
         self.do(self.relay.on_writable(Side.NODE, NOW_US))
         return self
 
-    def client(self, data: bytes, now_ms: int = NOW_MS) -> bytes:
+    def client(self, data: bytes, now_ms: float = NOW_MS) -> bytes:
         """Bytes from the client; what went to the node meanwhile."""
-        return self._during(Side.NODE, lambda: self.relay.on_bytes(Side.CLIENT, data, 1000 * now_ms), now_ms)
+        return self._during(Side.NODE, lambda: self.relay.on_bytes(Side.CLIENT, data, us(now_ms)), now_ms)
 
-    def node(self, data: bytes, now_ms: int = NOW_MS) -> bytes:
+    def node(self, data: bytes, now_ms: float = NOW_MS) -> bytes:
         """Bytes from the node; what went to the client meanwhile."""
-        return self._during(Side.CLIENT, lambda: self.relay.on_bytes(Side.NODE, data, 1000 * now_ms), now_ms)
+        return self._during(Side.CLIENT, lambda: self.relay.on_bytes(Side.NODE, data, us(now_ms)), now_ms)
 
-    def time(self, now_ms: int) -> bytes:
+    def time(self, now_ms: float) -> bytes:
         """A wake-up; what went to the node."""
-        return self._during(Side.NODE, lambda: self.relay.on_time(1000 * now_ms), now_ms)
+        return self._during(Side.NODE, lambda: self.relay.on_time(us(now_ms)), now_ms)
 
-    def answer_asks(self, now_ms: int = NOW_MS) -> None:
+    def answer_asks(self, now_ms: float = NOW_MS) -> None:
         """Give the verdicts that were held."""
         held, self.asks = self.asks, []
         for ask in held:
-            self.do(self.relay.on_verdict(ask.ticket, decide(ask, self.facts, now_ms), 1000 * now_ms), now_ms)
+            self.do(self.relay.on_verdict(ask.ticket, decide(ask, self.facts, int(now_ms)), us(now_ms)), now_ms)
 
-    def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: int) -> bytes:
+    def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: float) -> bytes:
         before = len(self.sent[side])
         self.do(step(), now_ms)
         return bytes(self.sent[side][before:])
 
-    def do(self, actions: list[Action], now_ms: int = NOW_MS) -> None:
+    def do(self, actions: list[Action], now_ms: float = NOW_MS) -> None:
         """Carry the actions out."""
         for action in actions:
             assert self.closed is None, f"{action} after {self.closed}"

@@ -1,0 +1,115 @@
+"""Request time of one connection: what its requests cost the node, and their handling costs the proxy."""
+
+from contextlib import suppress
+
+from proxy.relay.request import Request
+from quotas.ledger import Binding, Ledger
+from quotas.request_costs import PERCENT_PER_US, NodeCosts
+from quotas.sensors import StaleSensor
+
+
+class ServiceTimes:
+    """Charges each answer with the smaller of the time that it took and of what such requests cost the node.
+
+    The time of a request begins when it is sent, or, where another one is in flight, when that one's answer is here: a
+    node has one request of a connection at a time. Answers that come in one piece share the time before it.
+
+    `own_us` is how long the proxy was busy with this connection; as a broker's network thread time it is recorded with
+    the next answer, and what it exceeds is felt by a later one.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._sensors = ledger.request_sensors
+        self._shadows = ledger.shadow_request_sensors
+        self.own_us = 0
+        self._since_us = 0
+        self._came_us = 0
+        self._charged_us = 0
+        self._alone = False
+
+    def sent(self, now_us: int) -> None:
+        """A request is sent while none is in flight."""
+        self._since_us = now_us
+        self._alone = True
+
+    def came(self, now_us: int) -> None:
+        """The node's bytes begin with a new answer, or go on with one that is charged already."""
+        self._came_us = now_us
+        if self._charged_us > self._since_us:
+            self._since_us = self._charged_us
+
+    def held_up(self) -> None:
+        """Something but the node makes answers wait."""
+        self._alone = False
+
+    def charge_unthrottled(
+        self, request: Request, binding: Binding, count: int, answer_bytes: int, now_ms: int, now_us: int
+    ) -> bool:
+        """Charge `count` answers of `answer_bytes` in all if it is plain that none is throttled; else do nothing."""
+        cost_us = self._cost_us(request, binding, count, answer_bytes)
+        percent = (cost_us + self.own_us) * PERCENT_PER_US
+        if binding.request is not None:
+            try:
+                if not self._sensors.charge_unthrottled(binding.request, percent, count, now_ms):
+                    return False
+            except StaleSensor:
+                return False
+        self.own_us = 0
+        self._charge_shadow(binding, percent, now_ms)
+        self._settle(request, binding, count, answer_bytes, cost_us, now_us)
+        return True
+
+    def charge(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int, now_us: int) -> int:
+        """Charge one answer; the throttle time in ms."""
+        cost_us = self._cost_us(request, binding, 1, answer_bytes)
+        throttle_ms = self.charge_own(binding, now_ms, cost_us)
+        self._settle(request, binding, 1, answer_bytes, cost_us, now_us)
+        return throttle_ms
+
+    def charge_own(self, binding: Binding, now_ms: int, cost_us: float = 0.0) -> int:
+        """Charge an answer that is the proxy's own, or costs the node `cost_us`; the throttle time in ms."""
+        own, self.own_us = self.own_us * PERCENT_PER_US, 0
+        cost = cost_us * PERCENT_PER_US
+        self._charge_shadow(binding, own + cost, now_ms)
+        if binding.request is None:
+            return 0
+        with suppress(StaleSensor):
+            self._sensors.record(binding.request, own, now_ms)
+            return self._sensors.charge(binding.request, cost, now_ms)
+        return 0
+
+    def exempt_us(self, request: Request, costs: NodeCosts, size_bytes: int, count: int = 1) -> float:
+        """What `count` requests without an answer, of `size_bytes` in all, cost node and proxy; nobody pays for it."""
+        own_us, self.own_us = self.own_us, 0
+        return costs.us(request.plan.cost_kind, size_bytes, count) + own_us
+
+    def _charge_shadow(self, binding: Binding, percent: float, now_ms: int) -> None:
+        if binding.shadow_request is not None:
+            with suppress(StaleSensor):
+                self._shadows.charge(binding.shadow_request, percent, now_ms)
+
+    def _cost_us(self, request: Request, binding: Binding, count: int, answer_bytes: int) -> float:
+        costs = binding.costs
+        assert costs is not None
+        size_bytes = request.waiting_bytes * count // request.waiting + answer_bytes
+        modelled_us = costs.us(request.plan.cost_kind, size_bytes, count)
+        observed_us: float = self._came_us - self._since_us
+        if self._alone:
+            observed_us -= costs.floor_us
+        return min(max(observed_us, 0), modelled_us)
+
+    def _settle(
+        self, request: Request, binding: Binding, count: int, answer_bytes: int, cost_us: float, now_us: int
+    ) -> None:
+        """The answers are charged; further ones that came with them have the time that these did not take."""
+        costs = binding.costs
+        assert costs is not None
+        floor_us = costs.floor_us if self._alone else 0.0
+        least_bytes = request.plan.telling_bytes
+        telling = least_bytes is not None and answer_bytes >= least_bytes and request.learned_from
+        if telling and self._alone and request.waiting == 1:
+            size_bytes = request.waiting_bytes + answer_bytes
+            costs.learn(request.plan.cost_kind, size_bytes, self._came_us - self._since_us)
+        self._alone = False
+        self._since_us = min(self._since_us + round(cost_us + floor_us), now_us)
+        self._came_us = self._charged_us = now_us

@@ -1,0 +1,322 @@
+"""Request time (KIP-124): what a request is charged, who feels it, and that a node which stalls charges nobody."""
+
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.relay.actions import Side
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.request_costs import SAMPLES, Cost, RequestCosts
+from quotas.sensors import Sensors
+from tests.relay.frames import (
+    API_VERSIONS,
+    FETCH,
+    HEARTBEAT,
+    PRODUCE,
+    fetch,
+    fetched,
+    frame,
+    heartbeat,
+    heartbeaten,
+    produce,
+    produced,
+    request,
+)
+from tests.relay.script import NOW_MS, Script, us
+
+MODEL = {
+    PRODUCE: Cost(100.0, 10.0),
+    FETCH: Cost(200.0, 1.0),
+    HEARTBEAT: Cost(50.0),
+    API_VERSIONS: Cost(30.0),
+}
+HUGE = 1e9
+
+
+def timed(make_relay, percent=HUGE, *, pinned=True, **others):
+    """A connected relay whose client has a request quota, and its ledger."""
+    limits = {QuotaType.REQUEST: float(percent)} | {QuotaType[name]: float(rate) for name, rate in others.items()}
+    costs = RequestCosts({} if pinned else MODEL, MODEL if pinned else {})
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    return Script(make_relay, ledger).connected()
+
+
+def charged_us(script):
+    """What the client was charged so far."""
+    binding = script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    return script.ledger.request_sensors.reading(binding.request, NOW_MS).total * 10_000
+
+
+class Exchanges:
+    """Requests and their answers, one right after another."""
+
+    def __init__(self, script):
+        self._script = script
+        self.now_ms = NOW_MS
+
+    def __call__(self, corr=1, *, took_us, ask=heartbeat, answer=heartbeaten):
+        """What the client gets."""
+        self._script.client(ask(corr), self.now_ms)
+        self.now_ms += took_us / 1000
+        return self._script.node(answer(corr), self.now_ms)
+
+
+# ------------------------------------------------------------------------ cost
+
+
+@pytest.mark.parametrize(("took_us", "cost_us"), [(0, 0), (20, 20), (50, 50), (80, 50), (500_000, 50)])
+def test_a_request_costs_what_it_took_and_never_more_than_such_requests_cost(make_relay, took_us, cost_us):
+    script = timed(make_relay)
+    exchange = Exchanges(script)
+    exchange(took_us=took_us)
+    assert charged_us(script) == pytest.approx(cost_us)
+
+
+def test_size_counts_of_the_request_and_of_its_answer(make_relay):
+    script = timed(make_relay)
+    exchange = Exchanges(script)
+    exchange(took_us=10_000, ask=lambda corr: produce(corr, size=10_240), answer=produced)
+    assert charged_us(script) == pytest.approx(100 + 10 * (10_240 + len(produced()) - 4) / 1024)
+    before = charged_us(script)
+    exchange(2, took_us=10_000, ask=fetch, answer=lambda corr: fetched(corr, size=102_400))
+    assert charged_us(script) - before == pytest.approx(200 + (len(fetch()) - 4 + 102_400) / 1024)
+
+
+def test_the_way_to_the_node_and_back_costs_nothing(make_relay):
+    script = timed(make_relay)
+    exchange = Exchanges(script)
+    script.ledger.costs.of_node(1).floor_us = 15.0
+    exchange(took_us=40)
+    assert charged_us(script) == pytest.approx(25)
+
+
+def test_a_request_behind_another_begins_with_that_ones_answer(make_relay):
+    script = timed(make_relay)
+    script.client(b"".join(map(heartbeat, (1, 2, 3))))
+    script.node(heartbeaten(1), NOW_MS + 0.040)
+    assert charged_us(script) == pytest.approx(40)
+    script.node(heartbeaten(2), NOW_MS + 0.050)
+    assert charged_us(script) == pytest.approx(50)
+    script.node(heartbeaten(3), NOW_MS + 400)
+    assert charged_us(script) == pytest.approx(100)
+
+
+def test_answers_in_one_piece_share_the_time_before_it(make_relay):
+    script = timed(make_relay)
+    script.client(b"".join(map(heartbeat, range(1, 7))))
+    script.node(heartbeaten(1) + heartbeaten(2) + heartbeaten(3), NOW_MS + 0.120)
+    assert charged_us(script) == pytest.approx(120)
+    script.node(heartbeaten(4) + heartbeaten(5) + heartbeaten(6), NOW_MS + 5)
+    assert charged_us(script) == pytest.approx(120 + 150)
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_however_it_is_cut_a_train_is_never_charged_more_than_its_time_or_its_model(make_relay, data):
+    script = timed(make_relay)
+    count = data.draw(st.integers(1, 12), label="requests")
+    script.client(b"".join(map(heartbeat, range(1, count + 1))))
+    answers = b"".join(map(heartbeaten, range(1, count + 1)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answers)), max_size=6), label="cuts"))
+    now_us = us(NOW_MS)
+    for start, end in zip([0, *cuts], [*cuts, len(answers)], strict=True):
+        now_us += data.draw(st.integers(0, 300), label="wait")
+        script.node(answers[start:end], now_us / 1000)
+    assert charged_us(script) <= min(now_us - us(NOW_MS), 50 * count) + 1e-6
+    assert bytes(script.sent[Side.CLIENT]) == answers
+
+
+def test_own_handling_is_recorded_with_the_next_answer_and_felt_by_a_later_one(make_relay):
+    script = timed(make_relay, percent=1)
+    exchange = Exchanges(script)
+    exchange(took_us=10)
+    script.relay.on_handled(200_000)
+    assert script.relay.timed
+    assert exchange(2, took_us=10)[8:12] == pack(">i", 1000)
+    assert charged_us(script) == pytest.approx(200_020)
+
+
+def test_without_a_request_quota_nothing_is_timed(make_relay):
+    script = Script(make_relay, Ledger(Sensors(64), QuotaTable())).connected()
+    exchange = Exchanges(script)
+    exchange(took_us=1000)
+    assert not script.relay.timed
+    assert script.ledger.costs.by_node() == {}
+
+
+# -------------------------------------------------------------------- throttle
+
+
+def test_a_throttle_is_in_the_answer_mutes_the_client_and_is_one_window_at_most(make_relay):
+    script = timed(make_relay, percent=1e-4)
+    exchange = Exchanges(script)
+    got = exchange(took_us=50)
+    assert got == heartbeaten(1, 1000)
+    [throttled] = script.throttles
+    assert (throttled.quota_type, throttled.throttle_time_ms) == (QuotaType.REQUEST, 1000)
+    assert script.wake_at == NOW_MS + 1000
+    assert script.client(heartbeat(2), NOW_MS + 500) == b""
+    assert script.time(NOW_MS + 1000) == heartbeat(2)
+
+
+def test_kafkas_arithmetic_gives_the_throttle_time(make_relay):
+    script = timed(make_relay, percent=0.05)  # 10 windows hold 5,000 us
+    exchange = Exchanges(script)
+    for corr in range(1, 101):
+        assert exchange(corr, took_us=50) == heartbeaten(corr)
+    # 5,050 us in 10.005 s are 0.95 % more than the quota allows: 0.0095 * 10,005 ms
+    assert exchange(101, took_us=50) == heartbeaten(101, 95)
+
+
+def test_a_train_over_the_quota_is_throttled_at_its_first_answer_too_many(make_relay):
+    script = timed(make_relay, percent=0.05)
+    count = 120
+    script.client(b"".join(map(heartbeat, range(count))))
+    got = script.node(b"".join(map(heartbeaten, range(count))), NOW_MS + 60_000)
+    throttles = [int.from_bytes(got[at + 8 : at + 12]) for at in range(0, len(got), len(heartbeaten()))]
+    assert throttles[:100] == [0] * 100
+    assert 90 <= throttles[100] <= 110
+    assert throttles[100:] == sorted(throttles[100:])
+    assert throttles[-1] <= 1000
+
+
+def test_the_larger_of_two_throttle_times_counts(make_relay):
+    script = timed(make_relay, percent=1e-4, PRODUCE=100)
+    exchange = Exchanges(script)
+    got = exchange(took_us=0, ask=lambda corr: produce(corr, size=1100), answer=produced)
+    assert got == produced(1, 1000)
+    script = timed(make_relay, percent=1e-4, PRODUCE=100)
+    exchange = Exchanges(script)
+    got = exchange(took_us=100, ask=lambda corr: produce(corr, size=6000), answer=produced)
+    assert got == produced(1, 20_000)
+    assert script.wake_at == NOW_MS + 20_000
+
+
+def test_a_fetch_that_is_both_too_large_and_too_slow_is_charged_once(make_relay):
+    script = timed(make_relay, percent=1e-4, FETCH=100)
+    exchange = Exchanges(script)
+    got = exchange(took_us=200, ask=fetch, answer=lambda corr: fetched(corr, size=900))
+    assert got[8:12] == pack(">i", 1000)
+    binding = script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert script.ledger.sensors.reading(binding.fetch, NOW_MS).total == 900
+
+
+def test_what_the_proxy_answers_is_charged_its_own_time(make_relay):
+    script = timed(make_relay, percent=1e-4)
+    exchange = Exchanges(script)
+    exchange(took_us=0)
+    script.relay.on_handled(10_000)
+    unknown = request(API_VERSIONS, 99, b"\1\1\0", corr=7, tags=True)
+    script.client(unknown, NOW_MS + 1)
+    assert charged_us(script) == pytest.approx(10_000)
+    assert script.client(heartbeat(8), NOW_MS + 2) == b""
+
+
+def test_an_answer_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
+    script = timed(make_relay, percent=1e-4)
+    offered = frame(pack(">ihi", 1, 0, 1) + pack(">hhh", HEARTBEAT, 0, 4) + pack(">i", 0))
+    script.client(request(API_VERSIONS, 1))
+    got = script.node(offered, NOW_MS + 0.03)
+    assert got[-4:] == pack(">i", 1000)
+    assert charged_us(script) == pytest.approx(30)
+
+
+# ---------------------------------------------------------------------- exempt
+
+
+@pytest.mark.parametrize("train", [1, 5])
+def test_produce_without_acks_is_exempt_with_its_handling(make_relay, train):
+    script = timed(make_relay, percent=1e-4)
+    exchange = Exchanges(script)
+    exchange(took_us=0)
+    script.relay.on_handled(70)
+    script.client(produce(2, size=1024, acks=0))
+    for _ in range(2):
+        script.client(produce(3, size=1024, acks=0) * train)
+    assert charged_us(script) == 0
+    assert script.tally.exempt_us == pytest.approx(70 + (1 + 2 * train) * 110)
+    assert not script.throttles
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(17, 1), (36, 1)])
+def test_an_authentication_in_progress_is_neither_charged_nor_delayed(make_relay, api_key, version):
+    script = timed(make_relay, percent=1e-4)
+    script.client(request(api_key, version, pack(">h", 5) + b"PLAIN"))
+    got = script.node(frame(pack(">ih", 1, 0) + pack(">i", 0)), NOW_MS + 3)
+    assert got
+    assert charged_us(script) == 0
+    assert not script.throttles
+
+
+def test_a_shadow_quota_is_charged_and_never_felt(make_relay):
+    shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 0.001}})
+    ledger = Ledger(Sensors(64), QuotaTable(), shadow, costs=RequestCosts({}, MODEL))
+    script = Script(make_relay, ledger).connected()
+    exchange = Exchanges(script)
+    for corr in range(1, 4):
+        assert exchange(corr, took_us=50) == heartbeaten(corr)
+    sensor = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS).shadow_request
+    reading = ledger.shadow_request_sensors.reading(sensor, NOW_MS)
+    assert reading.total * 10_000 == pytest.approx(150)
+    assert reading.throttles == 1
+    assert not script.throttles
+
+
+# -------------------------------------------------------------------- learning
+
+
+def learned(script, api_key):
+    [reading] = [one for one in script.ledger.costs.of_node(1).readings() if one.kind == api_key]
+    return reading
+
+
+def test_costs_are_learned_from_requests_that_had_their_connection_for_themselves(make_relay):
+    script = timed(make_relay, pinned=False)
+    exchange = Exchanges(script)
+    for corr in range(SAMPLES - 1):
+        exchange(corr, took_us=30 if corr % 2 else 900)
+    assert learned(script, HEARTBEAT).samples == 0
+    exchange(SAMPLES, took_us=30)
+    assert learned(script, HEARTBEAT).samples == SAMPLES
+    assert learned(script, HEARTBEAT).cost.base_us == pytest.approx(30)
+
+
+@pytest.mark.parametrize("acks", [-1, 1])
+def test_what_waits_by_design_teaches_nothing(make_relay, acks):
+    script = timed(make_relay, pinned=False)
+    exchange = Exchanges(script)
+    for corr in range(SAMPLES):
+        exchange(corr, took_us=5, ask=lambda corr: produce(corr, acks=acks), answer=produced)
+        exchange(corr, took_us=5, ask=fetch, answer=lambda corr: fetched(corr, size=100))
+    assert learned(script, PRODUCE).samples == (SAMPLES if acks == 1 else 0)
+    assert learned(script, FETCH).samples == 0
+
+
+def test_pipelined_requests_and_a_client_that_does_not_read_teach_nothing(make_relay):
+    script = timed(make_relay, pinned=False)
+    for corr in range(0, 2 * SAMPLES, 2):
+        script.client(heartbeat(corr) + heartbeat(corr + 1))
+        script.node(heartbeaten(corr) + heartbeaten(corr + 1), NOW_MS + 1)
+    assert learned(script, HEARTBEAT).samples == 0
+    for corr in range(SAMPLES):
+        script.client(heartbeat(corr))
+        script.do(script.relay.on_blocked(Side.CLIENT))
+        script.do(script.relay.on_writable(Side.CLIENT, us(NOW_MS)))
+        script.node(heartbeaten(corr), NOW_MS + 1)
+    assert learned(script, HEARTBEAT).samples == 0
+
+
+def test_pinned_costs_are_not_learned_until_they_are_let_go(make_relay):
+    script = timed(make_relay)
+    exchange = Exchanges(script)
+    for corr in range(SAMPLES):
+        exchange(corr, took_us=5)
+    assert learned(script, HEARTBEAT).cost == MODEL[HEARTBEAT]
+    script.ledger.costs.pin({})
+    for corr in range(SAMPLES):
+        exchange(corr, took_us=5)
+    assert learned(script, HEARTBEAT).cost.base_us == pytest.approx(5, abs=0.1)
