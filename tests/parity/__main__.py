@@ -9,7 +9,7 @@ The clients of a cell start together on both sides, the cells one after the othe
 clients see them acknowledged or read, from their start to `--seconds` after it, so that the burst at the beginning
 counts on both sides. Prints a Markdown table and a verdict; the exit status is 1 if a cell's rate by its rate at the
 broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below one request, at the proxy alone (tiny.py).
-`--frames` compares single answers: the same frames at the same times at both (frames.py).
+`--frames` compares single answers: the same frames at the same times at both (frames.py, fetch_frames.py).
 """
 
 import argparse
@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-from tests.parity import clients, frames, plot, report, tiny
+from tests.parity import clients, fetch_frames, frames, plot, report, tiny
 from tests.parity.cells import Cell, chosen
 from tests.parity.pulse import Pulse
 from tests.parity.report import Comparison, Run, SideOfCell
@@ -48,6 +48,12 @@ def compare(cells: Sequence[Cell], rate: int, seconds: int, fetch_bytes: int) ->
         for cell, pair in zip(cells, pairs, strict=True)
     ]
     return Run(comparisons, rate, seconds, fetch_bytes, {place: pulse.took_ms for place, pulse in pulses.items()})
+
+
+_FRAMES_AGREE = (
+    "Every throttle time and every mute within 25 ms or 2 % of the broker's; "
+    "each fetch has the same data, error and session."
+)
 
 
 def say(line: str) -> None:
@@ -100,10 +106,10 @@ def judge_tiny(options: argparse.Namespace) -> bool:
 
 def judge_frames(options: argparse.Namespace) -> bool:
     """The same for single answers."""
-    pairs = frames.measure()
-    found = frames.problems(pairs)
-    words = "\n".join(found) or "Every throttle time and every mute within 25 ms or 2 % of the broker's."
-    print(f"{frames.table(pairs)}\n\n{words}")
+    pairs, fetches = frames.measure(), fetch_frames.measure()
+    found = frames.problems(pairs) + fetch_frames.problems(fetches)
+    words = "\n".join(found) or _FRAMES_AGREE
+    print(f"{frames.table(pairs)}\n\n{fetch_frames.table(fetches)}\n\n{words}")
     return not found
 
 

@@ -83,7 +83,7 @@ def script(seed: int, rate: int) -> list[Step]:
     while len(steps) < _REQUESTS:
         size = max(int(rate * rng.choice((0.3, 1.0, 2.5, 4.0))), 200)
         muted_ms = free_ms - steps[-1].at_ms if steps else 0
-        early = muted_ms > 2 * _INTO_THE_MUTE_MS and rng.random() < 0.7 and not _is_critical(model, free_ms)
+        early = muted_ms > 2 * _INTO_THE_MUTE_MS and rng.random() < 0.7 and not is_critical(model, free_ms)
         processed_ms = free_ms if early else _next_quiet(model, free_ms + rng.randrange(60, 600))
         at_ms = free_ms - _INTO_THE_MUTE_MS if early else processed_ms
         steps.append(Step(at_ms, size, early))
@@ -92,12 +92,12 @@ def script(seed: int, rate: int) -> list[Step]:
 
 
 def _next_quiet(model: WindowedRate, at_ms: int) -> int:
-    while _is_critical(model, at_ms):
+    while is_critical(model, at_ms):
         at_ms += 10
     return at_ms
 
 
-def _is_critical(model: WindowedRate, at_ms: int) -> bool:
+def is_critical(model: WindowedRate, at_ms: int) -> bool:
     """Whether some ms more or less would change more than some ms."""
     ages = [at_ms - time_ms for start, last, _ in model.ring for time_ms in (start, last)]
     return any(min(age % 1000, -age % 1000) < _CRITICAL_MS for age in ages)

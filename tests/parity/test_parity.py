@@ -3,12 +3,14 @@
 import json
 import logging
 import re
+from copy import deepcopy
+from dataclasses import replace
 from types import MappingProxyType
 
 import pytest
 
 from proxy.demo.kafka_cluster import KafkaCluster
-from tests.parity import clients, frames, plot, report, sides, tiny
+from tests.parity import clients, fetch_frames, frames, plot, report, sides, tiny
 from tests.parity.__main__ import compare
 from tests.parity.cells import ALL_CELLS, CONNECTIONS, QUOTAS, ROLES, USERS, VERSIONS, Cell, chosen
 from tests.parity.clients import Seen, Throttle
@@ -235,6 +237,38 @@ def test_a_script_of_frames_is_planned_clear_of_whatever_a_millisecond_decides()
         ages = [processed_ms - time_ms for start, last, _ in model.ring for time_ms in (start, last)]
         assert all(40 <= age % 1000 <= 960 for age in ages)
         free_ms = processed_ms + model.charge(step.size_bytes, processed_ms)
+
+
+def test_fetches_are_planned_clear_of_whatever_a_few_milliseconds_or_bytes_decide():
+    for plan in fetch_frames.plans():
+        if plan.rate == 1:
+            continue
+        model = WindowedRate(plan.rate, 11, 1000)
+        free_ms, throttled = 0, 0
+        for step in plan.steps:
+            processed_ms = max(step.at_ms, free_ms)
+            size = step.size_bytes + (30 if step.wrong else 120)
+            for around in (size, 1.02 * size + 100):
+                assert not 0 < deepcopy(model).charge(around, processed_ms) < 70
+            if delay_ms := model.charge(size, processed_ms):
+                model.record(-size, processed_ms)
+                throttled += 1
+            free_ms = processed_ms + delay_ms
+        assert len(plan.steps) == 30
+        assert throttled > 2
+        assert any(step.wrong for step in plan.steps) == plan.kind.sessions
+
+
+def test_a_fetch_that_is_answered_otherwise_is_told():
+    plan = fetch_frames.Plan("c", fetch_frames.Kind(12), 1000, [])
+    step = fetch_frames.Step(0, 500)
+    broker = fetch_frames.Exchange(1000, 0, "none", 0, 0.0, 1000.0)
+    same = fetch_frames.Pair(plan, step, broker, replace(broker, throttle_time_ms=1020, mute_ms=990.0))
+    other = fetch_frames.Pair(plan, step, broker, replace(broker, session="new", record_bytes=500, mute_ms=900.0))
+    assert fetch_frames.problems([same]) == []
+    [problem] = fetch_frames.problems([other])
+    assert "session, record_bytes, mute_ms" in problem
+    assert "| v12, single | 2 | 2 | 0 | 0 | 20 | 2 | 100 |" in fetch_frames.table([same, other])
 
 
 def test_times_agree_within_25_ms_or_2_percent():
