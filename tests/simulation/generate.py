@@ -60,7 +60,16 @@ def world_of(seed: int) -> WorldPlan:
         plan.changes = sorted((_change(rng) for _ in range(rng.randint(1, 4))), key=lambda change: change.at_ms)
     if rng.random() < 0.1:
         plan.changes.append(Change(rng.choice((5, 100, 3000)), "drain", drain_ms=rng.choice((0, 50, 10_000))))
+    _choose_modes(rng, plan)
     return plan
+
+
+def _choose_modes(rng: Random, plan: WorldPlan) -> None:
+    """How clients over quota are treated; drawn last, so that all else in a world is the same whatever it says."""
+    if rng.random() < 0.2:
+        plan.withholds = True
+        if rng.random() < 0.5:
+            plan.max_debt_ms = 0
 
 
 def _choose_limits(rng: Random, plan: WorldPlan, tame: bool) -> None:
@@ -272,6 +281,7 @@ def _request(draw: _Drawing) -> RequestPlan:
         request.min_bytes = rng.choice((0, 1, 1, 100_000))
         request.max_bytes = rng.choice((1, 1000, 1_000_000, 52_428_800, 2**31 - 1))
         request.filler_bytes = rng.choice((0, 30, 300))
+        request.epoch = request.correlation_id % 5 - 1
     else:
         request.filler_bytes = rng.choice((4, 20, 20, 100, 3000))
     request.answer = _answer(rng, request, draw.large)

@@ -75,6 +75,8 @@ class _Written:
     sent_bytes: int = 0
     expected: bytes = b""
     reported: bool = False
+    withheld: bool = False
+    dropped: bool = False
 
     @property
     def all_fed(self) -> bool:
@@ -114,6 +116,7 @@ class Counts:
     throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttles_by_node: int = 0
+    withheld: int = 0
 
 
 def measured_as(client_id: bytes) -> str:
@@ -145,6 +148,8 @@ class Model:
         self.for_client: deque[ForClient] = deque()
         """Answers sent on, for the client to take off."""
         self.requests = 0
+        self.withheld_wrong = False
+        """Whether an answer that was wrong was not looked at, as it was withheld."""
         self.learned: dict[int, tuple[str, int]] = {}
         self._plan = plan
         self._relay = relay
@@ -209,6 +214,8 @@ class Model:
             left -= step
             if written.all_fed:
                 self._unfed.popleft()
+            if written.dropped:
+                self._drop(written)
 
     def verdict_given(self, ticket: int) -> None:
         self._asks.pop(ticket, None)
@@ -298,7 +305,7 @@ class Model:
     # ------------------------------------------------------------------ requests
 
     def _next(self) -> wire.Head | wire.Bad | None:
-        return wire.judge(self._requests, self._plan.max_frame_bytes)
+        return wire.judge(self._requests, self._plan.max_frame_bytes, self._plan.withholds)
 
     @property
     def _full(self) -> bool:
@@ -407,7 +414,8 @@ class Model:
             return None
         ceiling_bytes = self._ceiling_bytes(limit)
         if ceiling_bytes < INT32_MAX:
-            require(handle in self._looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
+            looked = handle in self._looked or self._plan.withholds
+            require(looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
             start = bytes(self._requests[: head.body_at + 16])
             self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
         return handle
@@ -433,6 +441,8 @@ class Model:
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
         require(handle in (-1, charge.handle), f"charged to another sensor: {charge.handle} instead of {handle}")
         if charge.throttle_ms:
+            withheld = self._plan.withholds and quota_type is QuotaType.FETCH
+            require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
             self._count_throttle(now_ms, charge.throttle_ms, quota_type, head)
             if charge.lent:
                 if not self._loans:
@@ -513,7 +523,10 @@ class Model:
             assert written is not None
             if not written.sent_bytes:
                 self._begin_answer(written, now_ms)
-            at += self._compare(written, data, at, now_ms)
+            if written.withheld:
+                at += self._withhold(written, data, at, now_ms)
+            else:
+                at += self._compare(written, data, at, now_ms)
 
     def _own_answer(self, now_ms: int) -> bytes | None:
         if not self._in_flight:
@@ -545,7 +558,32 @@ class Model:
         if request.fetch_handle is not None and not written.charged:
             self._charge_fetch(written, request, now_ms)
         written.expected = answer.for_client
-        self._count_answer(self._announced(answer))
+        if not written.withheld:
+            self._count_answer(self._announced(answer))
+
+    def _withhold(self, written: _Written, data: bytes, at: int, now_ms: int) -> int:
+        """Instead of an answer over quota goes an empty one, at once and whole; what comes of the node's is dropped."""
+        request, answer = written.request, written.answer
+        assert request is not None
+        told_ms = answer.throttle_ms
+        if answer.throttle_at >= 0:
+            told = self._with_throttle(written, now_ms)
+            told_ms = int.from_bytes(told[answer.throttle_at : answer.throttle_at + 4], "big", signed=True)
+        empty = wire.empty_fetch_answer(request.head, answer.frame, told_ms)
+        if data[at : at + len(empty)] != empty:
+            raise Violation(f"in place of what is over quota goes {_difference(data[at:], empty)}")
+        self._count_answer(len(empty))
+        self._counts.withheld += 1
+        self.for_client.append(ForClient(len(empty), max(told_ms, 0)))
+        written.dropped = True
+        self.withheld_wrong = self.withheld_wrong or bool(answer.reason)
+        self._drop(written)
+        return len(empty)
+
+    def _drop(self, written: _Written) -> None:
+        written.sent_bytes = written.fed_bytes
+        if written.all_fed and not written.answer.ending:
+            self._answers.remove(written)
 
     def _announced(self, answer: wire.Answer) -> int:
         return int.from_bytes(answer.frame[:4], "big") + 4 if len(answer.frame) >= 4 else 0
@@ -560,6 +598,7 @@ class Model:
         elif not self._sensors.is_open(request.fetch_handle):
             return
         if throttle_ms := self._charge(value, request.fetch_handle, QuotaType.FETCH, request.head, now_ms):
+            written.withheld = self._plan.withholds
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_ms)
 
     def _charge_early(self, now_ms: int, but_for: int = -1) -> None:
@@ -633,7 +672,11 @@ class Model:
                 require(not self._may_take(head), f"held back for no reason: {head}")
                 if not self._connected and not head.answered_by_proxy and not self._throttled and not self._full:
                     require(self._opened, "nobody opens the upstream connection")
-            elif isinstance(head, wire.Bad) and not (self._throttled or self._full or self._asking(CLIENT)):
+            elif (
+                isinstance(head, wire.Bad)
+                and not (head.late and not self._connected)
+                and not (self._throttled or self._full or self._asking(CLIENT))
+            ):
                 raise Violation(f"does not close for {head.reason}")
         if self._eof[CLIENT]:
             require(self._waits_with_requests, "a client that hung up is kept though nothing waits")

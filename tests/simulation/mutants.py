@@ -121,6 +121,13 @@ class StaleQuota(Mutant):
         return _Changed(ledger, renews=lambda binding: True)
 
 
+class WithheldAndCharged(Mutant):
+    """What a client over its quota is not given is charged all the same."""
+
+    def seen_ledger(self, ledger: Ledger) -> Any:
+        return _Changed(ledger, sensors=_Changed(ledger.sensors, charge_if_within=ledger.sensors.charge))
+
+
 class ThrottleOnlyInTheFirstAnswer(Mutant):
     """Of several answers that go out together only the first gets its throttle time."""
 
@@ -205,6 +212,7 @@ MUTANTS = {
     LostPartialFrame: "",
     UnchargedFrameOfATrain: "charge",
     StaleQuota: "",
+    WithheldAndCharged: "taken back",
     ThrottleOnlyInTheFirstAnswer: "other bytes to the client",
     ResumeLostAfterABlock: "the node is not read",
     UnboundedBuffer: "the client is read though the node takes nothing",

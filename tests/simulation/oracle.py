@@ -17,7 +17,8 @@ class Violation(AssertionError):
 class Charge:
     """One charge that a relay has made, or `charges` of them, `value` in all, and what came of it.
 
-    What was `lent` has been given back at once, and is paid after so many ms if nothing comes between.
+    What was `lent` has been given back at once, and is paid after so many ms if nothing comes between. What was
+    `taken_back` never is.
     """
 
     handle: int
@@ -26,6 +27,7 @@ class Charge:
     charges: int = 1
     lent: bool = False
     paid_after_ms: int = 0
+    taken_back: bool = False
 
 
 class _Row:
@@ -89,6 +91,7 @@ class WatchedSensors(Sensors):
     def __init__(self, capacity: int, max_throttle_ms: int, max_debt_ms: int) -> None:
         super().__init__(capacity, max_throttle_ms=max_throttle_ms, max_debt_ms=max_debt_ms)
         self.charges: list[Charge] = []
+        self._within = False
         self.owed: list[tuple[int, int]] = []
         self._rows: dict[int, _Row] = {}
 
@@ -144,6 +147,12 @@ class WatchedSensors(Sensors):
             row.lent += value
         return throttle_ms, lent
 
+    def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
+        self._within = True
+        throttle_ms = super().charge_if_within(handle, value, now_ms)
+        self._within = False
+        return throttle_ms
+
     def payable_after_ms(self, handle: int, now_ms: int) -> int:
         after_ms = super().payable_after_ms(handle, now_ms)
         row, charge = self._rows[handle], self.charges[-1]
@@ -164,8 +173,11 @@ class WatchedSensors(Sensors):
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         if handle in self._rows:
             row, charge = self._rows[handle], self.charges[-1]
-            charge.lent = charge.handle == handle and row.may_lend(value, charge.throttle_ms, self)
-            _require_equal(f"{value} bytes may be given back", charge.lent and charge.value == value, True)
+            if not self._within:
+                charge.lent = charge.handle == handle and row.may_lend(value, charge.throttle_ms, self)
+            charge.taken_back = self._within and charge.throttle_ms > 0
+            lawful = charge.taken_back or charge.lent
+            _require_equal(f"{value} bytes may be given back", lawful and charge.value == value, True)
             row.give_back(value, now_ms)
         super().give_back(handle, value, now_ms)
 

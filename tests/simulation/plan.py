@@ -38,6 +38,7 @@ class RequestPlan:
     transactional_id_bytes: int = -1
     min_bytes: int = 1
     max_bytes: int = 52_428_800
+    epoch: int = -1
     tag_bytes: int = 0
     flipped_bit: int = -1
     answer: AnswerPlan = field(default_factory=AnswerPlan)
@@ -157,7 +158,10 @@ class Change:
 
 @dataclass(slots=True)
 class WorldPlan:
-    """One proxy before one node, with all who use it. `seed` is where it came from; nothing is drawn from it again."""
+    """One proxy before one node, with all who use it. `seed` is where it came from; nothing is drawn from it again.
+
+    With `withholds` fetches over quota are answered without data.
+    """
 
     seed: int
     connections: list[ConnectionPlan]
@@ -174,3 +178,4 @@ class WorldPlan:
     advertised_host_bytes: int = 13
     portless: tuple[int, ...] = ()
     timers_early: bool = False
+    withholds: bool = False

@@ -71,6 +71,7 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
     assert {"client_reset", "node_reset", "node_end", "client_hold", "node_stall", "babbles"} <= set(total.faults)
     assert {"operator_quotas", "operator_caps", "operator_sweep", "operator_drain"} <= set(total.faults)
     assert total.throttles > 100
+    assert total.withheld > 4
     assert total.worst_held_bytes > 100_000
 
 

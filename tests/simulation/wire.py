@@ -112,6 +112,8 @@ def _fields(plan: RequestPlan, flexible: bool) -> bytes:
     if plan.api_key == FETCH:
         replica = b"" if plan.version >= 15 else pack(">i", -1)
         fields = replica + pack(">iii", 500, plan.min_bytes, plan.max_bytes)
+        if plan.version >= 7:
+            return fields + b"\0" + pack(">ii", 77, plan.epoch)
         return fields + bytes(max(16 - len(fields), 0))
     return b""
 
@@ -127,6 +129,7 @@ class Head:
     client_id: bytes
     body_at: int
     acks: int
+    incremental: bool = False
 
     @property
     def answered(self) -> bool:
@@ -140,9 +143,10 @@ class Head:
 
 @dataclass(slots=True)
 class Bad:
-    """Bytes that are no request, and the reason to close for."""
+    """Bytes that are no request, and the reason to close for; `late` where it is found when it would be sent on."""
 
     reason: str
+    late: bool = False
 
 
 class _Short(Exception):
@@ -159,8 +163,21 @@ def is_other_protocol(start: bytes) -> bool:
     return tls or start[:4] in _OTHER_PROTOCOLS or start[:4] == b"\r\n\r\n"
 
 
-def judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
-    """The request that `data` begins with, None while its decisive bytes are not there."""
+def judge(data: bytes | bytearray, max_frame_bytes: int, withholds: bool = False) -> Head | Bad | None:
+    """The request that `data` begins with, None while its decisive bytes are not there: for one that `withholds` the
+    session of a Fetch is one of them.
+    """
+    head = _judge(data, max_frame_bytes)
+    if not (withholds and isinstance(head, Head) and head.api_key == FETCH and head.version >= 7):
+        return head
+    at = head.body_at + (17 if head.version >= 15 else 21)
+    if at + 4 > min(len(data), head.frame_bytes):
+        return Bad("request_malformed", late=True) if len(data) >= head.frame_bytes else None
+    head.incremental = int.from_bytes(data[at : at + 4], "big", signed=True) > 0
+    return head
+
+
+def _judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
     if len(data) < 4:
         return None
     size = int.from_bytes(data[:4], "big", signed=True)
@@ -251,6 +268,25 @@ def clamped(frame: bytes, head: Head, ceiling_bytes: int) -> bytes:
         return frame[:at] + pack(">i", min(least, ceiling_bytes)) + frame[at + 4 :]
     most = min(most, ceiling_bytes)
     return frame[:at] + pack(">ii", min(least, most), most) + frame[at + 8 :]
+
+
+def empty_fetch_answer(head: Head, answer: bytes, throttle_ms: int) -> bytes:
+    """What a broker says to a Fetch over quota in place of `answer`."""
+    error, session_id = 0, 0
+    if head.version >= 7 and head.incremental:
+        at = 8 + _header_tags_bytes(head, answer) + 4
+        error, session_id = (int.from_bytes(answer[i:j], "big") for i, j in ((at, at + 2), (at + 2, at + 6)))
+        error = 71 if error == 71 and session_id else 0
+    if head.version >= 12:
+        return framed(pack(">ibihi", head.correlation_id, 0, throttle_ms, error, session_id) + b"\x01\0")
+    if head.version >= 7:
+        return framed(pack(">iihii", head.correlation_id, throttle_ms, error, session_id, 0))
+    throttle = pack(">i", throttle_ms) if head.version else b""
+    return framed(pack(">i", head.correlation_id) + throttle + bytes(4))
+
+
+def _header_tags_bytes(head: Head, answer: bytes) -> int:
+    return _skip_tags(answer, 8, len(answer)) - 8 if _has_header_tags(head) else 0
 
 
 def unsupported_version_answer(correlation_id: int) -> bytes:
@@ -476,8 +512,13 @@ def _produce_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end
 
 
 def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
-    if head.version < 16:
+    if head.version < 7:
         return _plain_body(head, plan, around, header_end)
+    error, session_id = (71 if plan.filler_bytes % 7 == 3 else 0), (0 if plan.filler_bytes % 11 == 5 else 4711)
+    start = pack(">ihi", plan.throttle_ms, error, session_id)
+    if head.version < 16:
+        body = start + filler(plan.filler_bytes + 2, head.correlation_id + 1)
+        return _Body(body, body, 0)
     partitions = 1 + plan.filler_bytes % 3
     records = filler(plan.filler_bytes // partitions, head.correlation_id)
     aborted = uvarint(2) + filler(16, 3) + b"\0" if plan.filler_bytes % 5 == 1 else b"\x01"
@@ -485,7 +526,7 @@ def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: 
         filler(30, 4) + aborted + pack(">i", -1) + uvarint(len(records) + 1) + records + tags(plan.tag_bytes % 50)
     )
     topics = uvarint(2) + filler(16, 6) + uvarint(partitions + 1) + partition * partitions + b"\0"
-    start = pack(">ihi", plan.throttle_ms, 0, 0) + topics
+    start += topics
     node_tags, our_tags, uncharged, ids = _endpoint_tags(plan, around, header_end + len(start))
     return _Body(start + node_tags, start + our_tags, 0, uncharged, ids, tail_at=len(start))
 

@@ -39,6 +39,7 @@ class Outcome:
     request_bytes: int = 0
     answer_bytes: int = 0
     throttles: int = 0
+    withheld: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     closes: Counter[str] = field(default_factory=Counter)
     worst_held_bytes: int = 0
@@ -67,6 +68,7 @@ _SUMS = (
     "request_bytes",
     "answer_bytes",
     "throttles",
+    "withheld",
 )
 
 
@@ -123,7 +125,12 @@ class _Party:
         """The client connects."""
         world, plan = self._world, self.plan
         self.began = True
-        limits = RelayLimits(world.plan.max_frame_bytes, world.plan.max_answer_bytes, world.plan.max_in_flight)
+        limits = RelayLimits(
+            world.plan.max_frame_bytes,
+            world.plan.max_answer_bytes,
+            world.plan.max_in_flight,
+            withholds=world.plan.withholds,
+        )
         self.relay = world.make_relay(world.ledger, world.tally, limits)
         exact_keys = world.plan.sensors >= AMPLE_SENSORS
         self.model = Model(world.plan, self.relay, world.ledger, world.around, world.counts, exact_keys)
@@ -208,7 +215,8 @@ class _Party:
         waits_for = self.model.waits_for
         if not waits_for:
             raise Violation("a relay rests with something to do")
-        if waits_for == "node" and (self.node is None or self.node.silent != "never"):
+        silent = self.node.silent if self.node is not None else ""
+        if waits_for == "node" and silent != "never" and not (silent == "wrong" and self.model.withheld_wrong):
             raise Violation("a request waits for an answer that was given")
         if waits_for == "client" and self.client.endpoint.unsent:
             raise Violation("a client cannot write though it is waited for")
@@ -323,6 +331,7 @@ class _World:
         outcome.request_bytes = counts.request_bytes
         outcome.answers, outcome.answer_bytes = counts.answers, counts.answer_bytes
         outcome.throttles = sum(counts.throttles.values()) + counts.throttles_by_node
+        outcome.withheld = counts.withheld
         outcome.trace_hash = self.trace.hash
         for party in self.parties:
             if party.began:
