@@ -1,9 +1,9 @@
 """The one owner of a virtual cluster's quotas: has them from their source, puts them in force, has changes written."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 
@@ -12,7 +12,17 @@ from proxy.logs import shown
 from proxy.relay.actions import Errand
 from quotas.entities import QuotaKey
 from quotas.ledger import Ledger
-from quotas.sources.source import Alteration, Limit, Quotas, Source, tables_of
+from quotas.sources.source import (
+    NO_QUOTAS,
+    Alteration,
+    Changes,
+    Limit,
+    Quotas,
+    Source,
+    Tables,
+    changes_between,
+    tables_of,
+)
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -38,20 +48,24 @@ class QuotaBook:
         note_problem: Callable[[str], None],
     ) -> None:
         self.source = source
-        self.quotas: Quotas = {}
+        self.quotas = NO_QUOTAS
         self.problems: Mapping[str, str] = {}
         self._ledger = ledger
         self._clock = clock
         self._note_problem = note_problem
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, source=source.name)
         self._threads = ThreadPoolExecutor(_THREADS, "quotas")
-        self._errands: set[asyncio.Task[Sequence[Exception | None]]] = set()
+        self._tables = tables_of(NO_QUOTAS)
+        self._preparing = ThreadPoolExecutor(1, "quota-tables")
+        """Apart from the threads that may wait for a source."""
+        self._taking_up = asyncio.Lock()
+        self._errands: set[asyncio.Task[object]] = set()
 
     async def start(self) -> None:
         """Read the quotas and put them in force; from now on they follow their source."""
         loop = asyncio.get_running_loop()
-        await self._in_thread(self.source.start, lambda: _call_soon(loop, self.take_up))
-        self.take_up()
+        await self._in_thread(self.source.start, lambda: _call_soon(loop, self._on_change))
+        await self.take_up()
 
     async def stop(self) -> None:
         """Let what is being written be written, then let go of the source."""
@@ -59,23 +73,44 @@ class QuotaBook:
             await asyncio.wait(self._errands)
         await self._in_thread(self.source.stop)
         self._threads.shutdown(wait=False)
+        self._preparing.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
         """What may block, in threads that nobody else waits for."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
-    def take_up(self) -> None:
-        """Put in force what the source has now; throttles that are running stay as they are."""
-        self._tell_problems(self.source.problems)
-        quotas = self.source.quotas
-        if quotas is self.quotas:
-            return
-        changed = sum(self.quotas.get(entity) != quotas.get(entity) for entity in self.quotas.keys() | quotas.keys())
-        self.quotas = quotas
-        tables = tables_of(quotas)
-        self._ledger.replace(tables.enforced, self._clock.now_ms(), tables.shadow)
-        if changed:
-            self._log.info("quotas_changed", entities=len(quotas), changed=changed)
+    def _on_change(self) -> None:
+        """The source has something new."""
+        self._spawn(self.take_up()).add_done_callback(self._tell_failure)
+
+    def _spawn(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
+        task = asyncio.get_running_loop().create_task(work)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
+        return task
+
+    def _tell_failure(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._log.error("quotas_not_taken_up", exc_info=error)
+
+    async def take_up(self) -> None:
+        """Put in force what the source has now; throttles that are running stay as they are.
+
+        What changes is worked out in a thread, and put in force in steps of a few ms.
+        """
+        async with self._taking_up:
+            self._tell_problems(self.source.problems)
+            quotas = self.source.quotas
+            if quotas is self.quotas:
+                return
+            loop = asyncio.get_running_loop()
+            news = await loop.run_in_executor(self._preparing, _news, self._tables, self.quotas, quotas)
+            self._tables, self.quotas = news.tables, quotas
+            if news.changes:
+                now_ms, changed = self._clock.now_ms(), news.changes.keys()
+                for _ in self._ledger.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
+                    await asyncio.sleep(0)
+                self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
 
     def _tell_problems(self, problems: Mapping[str, str]) -> None:
         for place, problem in problems.items():
@@ -88,18 +123,27 @@ class QuotaBook:
 
     async def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
         """Have the source write alterations, and put them in force; what became of each. Each is audited in `log`."""
-        task = asyncio.get_running_loop().create_task(self._alter(errand, log))
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._spawn(self._alter(errand, log)))
 
     async def _alter(self, errand: Errand, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
         before = self.source.quotas
         results = await self._in_thread(self.source.alter, errand.alterations)
-        self.take_up()
+        await self.take_up()
         for alteration, result in zip(errand.alterations, results, strict=True):
             _audit(alteration, result, before.get(alteration.entity, {}), errand.client_id, log)
         return results
+
+
+class _News(NamedTuple):
+    """What has changed, and the tables with that."""
+
+    changes: Changes
+    tables: Tables
+
+
+def _news(tables: Tables, before: Quotas, now: Quotas) -> _News:
+    changes = changes_between(before, now)
+    return _News(changes, tables.changed(changes))
 
 
 def _audit(

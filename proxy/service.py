@@ -388,7 +388,7 @@ class Service:
             return True
         self.config = config
         self._api.token = token
-        self._apply()
+        await self._apply()
         self._warn()
         self._metrics.config_reloads.labels("applied").inc()
         log.info("config_reloaded")
@@ -403,14 +403,14 @@ class Service:
         self._metrics.config_reloads.labels("rejected").inc()
         log.error("config_rejected", problems=problems)
 
-    def _apply(self) -> None:
+    async def _apply(self) -> None:
         settings = {cluster.name: cluster for cluster in self.config.virtual_clusters}
         for cluster in self.clusters:
             new = settings[cluster.name]
             cluster.upstream.reconfigure(new.upstream)
             cluster.ledger.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
-            renew(cluster.source, new)
-            cluster.book.take_up()
+            await asyncio.to_thread(renew, cluster.source, new)
+            await cluster.book.take_up()
             cluster.set_rules(new)
         logs.set_level(self.config.log.level)
         self._metrics.top_entities = self.config.metrics.top_entities

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from ipaddress import ip_address
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey, QuotaType
 from quotas.quota_table import MAX_CONNECTION_RATE, valid_limit
+from quotas.shared_map import SharedMap
 from quotas.sources.source import NO_QUOTAS, Limit, Quotas
 
 ROOTS: Final = ("users", "clients", "ips")
@@ -400,7 +400,9 @@ class EntityNodes:
         self._place = place
         self._nodes: dict[str, _Node] = {}
         self._paths: dict[Entity, list[str]] = {}
-        self._quotas: dict[Entity, Mapping[QuotaKey, Limit]] = {}
+        self._quotas: SharedMap[Entity, Mapping[QuotaKey, Limit]] = SharedMap()
+        self._settled: dict[Entity, Mapping[QuotaKey, Limit] | None] = {}
+        """What has changed since `_quotas` was brought up to date."""
         self._problems: dict[str, str] = {}
         for entity, limits in last_good.items():
             with suppress(InvalidQuota):  # what no node can stand for came from elsewhere
@@ -409,7 +411,9 @@ class EntityNodes:
     @property
     def quotas(self) -> Quotas:
         """The quotas of all entities that have any."""
-        return MappingProxyType(self._quotas.copy())
+        if self._settled:
+            self._quotas, self._settled = self._quotas.changed(self._settled), {}
+        return self._quotas
 
     @property
     def problems(self) -> dict[str, str]:
@@ -492,11 +496,11 @@ class EntityNodes:
 
     def _settle(self, entity: Entity) -> None:
         counting = self._counting(entity)
-        self._quotas.pop(entity, None)
+        self._settled[entity] = None
         for path in self._paths.get(entity, ()):
             node = self._nodes[path]
             if path == counting and node.limits:
-                self._quotas[entity] = node.limits
+                self._settled[entity] = node.limits
             doubled = "" if path == counting else f"ignored, for {self.full(counting or '')} stands for {entity} too"
             self._complain(path, node.problem or doubled)
 

@@ -10,7 +10,15 @@ from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasR
 
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
 from quotas.quota_table import WHOLE_WITHIN, valid_limit
-from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable
+from quotas.sources.source import (
+    NO_QUOTAS,
+    Alteration,
+    AlterationRefused,
+    Limit,
+    Quotas,
+    SourceUnavailable,
+    following,
+)
 
 LAYER: Final = "cluster"
 """Where all quotas of this source stand."""
@@ -107,7 +115,7 @@ def told(verbatim: Verbatim, last_good: Quotas) -> Told:
     kept = {entity: last_good.get(entity, {}) for entity in bad}
     problems |= {str(entity): problem for entity, problem in bad.items()}
     in_force = {entity: limits for entity, limits in (quotas | kept).items() if limits}
-    return Told(MappingProxyType(in_force), MappingProxyType(problems), MappingProxyType(spellings))
+    return Told(following(last_good, in_force), MappingProxyType(problems), MappingProxyType(spellings))
 
 
 def _entity(parts: Sequence[Any]) -> Entity:

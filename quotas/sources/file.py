@@ -16,18 +16,27 @@ from pathlib import Path
 from typing import TypeVar
 
 from quotas.entities import Entity, QuotaKey
+from quotas.shared_map import SharedMap
 from quotas.sources.overlay import (
     DamagedOverlay,
     Entries,
+    Layers,
     Overlay,
+    OverlayText,
     altered,
-    edits,
-    format_overlay,
     merged,
     parse_overlay,
     reverted,
 )
-from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
+from quotas.sources.source import (
+    NO_QUOTAS,
+    Alteration,
+    AlterationRefused,
+    Limit,
+    Quotas,
+    SourceUnavailable,
+    changes_between,
+)
 from quotas.sources.whole_file import own_as, write_whole
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
@@ -57,12 +66,14 @@ class FileSource:
 
     def __init__(self, entries: Entries, layer: str, state_file: Path | None = None, *, instances: int = 1) -> None:
         self.problems: Mapping[str, str] = {}
-        self.quotas: Quotas = {}
+        self.quotas: SharedMap[Entity, Mapping[QuotaKey, Limit]] = SharedMap()
+        self._edits: dict[Entity, Mapping[str, str]] = {}
         self._entries: Entries = {}
         self._layer = layer
         self._state_file = state_file
         self._instances = instances
         self._overlay: Overlay = {}
+        self._text = OverlayText()
         self._state_problem = ""
         self._seen = _UNREAD
         self._missed = False
@@ -109,7 +120,8 @@ class FileSource:
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
         """Write them all into the state file, at once; what it says then is in force. One fate for all."""
         try:
-            self._change(lambda overlay, entries: altered(overlay, entries, alterations))
+            entities = {alteration.entity for alteration in alterations}
+            self._change(lambda overlay, entries: altered(overlay, entries, alterations), entities)
         except (AlterationRefused, SourceUnavailable) as error:
             return [error for _ in alterations]
         return [None for _ in alterations]
@@ -119,13 +131,16 @@ class FileSource:
 
         Raises AlterationRefused or SourceUnavailable; then nothing has changed.
         """
-        self._change(lambda overlay, entries: reverted(overlay, entity, keys))
+        self._change(lambda overlay, entries: reverted(overlay, entity, keys), {entity})
 
-    def _change(self, change: Callable[[Overlay, Entries], Overlay]) -> None:
+    def _change(self, change: Callable[[Overlay, Entries], Overlay], entities: Collection[Entity]) -> None:
+        """Change the overlay of these entities, on disk first."""
         path = self._writable()
         with self._disk, _exclusive(path):
             before = self._overlay
-            self._read(path)
+            if not self._is_known(path):
+                self._read(path)
+            as_known = self._overlay is before
             if before and self._seen is None:
                 self._overlay = before
                 raise SourceUnavailable(f"{path}: is gone; it is made anew as soon as that is certain")
@@ -134,12 +149,12 @@ class FileSource:
             overlay, entries = self._overlay, self._entries
             changed = change(overlay, entries)
             if changed != overlay:
-                content = format_overlay(changed)
+                content = self._text.of(changed)
                 if len(content) > MAX_STATE_BYTES:
                     raise AlterationRefused(f"{path} would have more than {MAX_STATE_BYTES} bytes")
                 self._seen = _signature(_on_disk(path, "written", lambda: write_whole(path, [content])))
                 self._overlay = changed
-        self._take_up()
+        self._take_up(entities if as_known else None)
 
     def _writable(self) -> Path:
         if self._state_file is None:
@@ -152,11 +167,19 @@ class FileSource:
 
     # --------------------------------------------------------------- reading
 
-    def _take_up(self) -> None:
-        """Put together what is in force, and tell if that is something else than before."""
+    def _take_up(self, entities: Collection[Entity] | None = None) -> None:
+        """Put together what is in force, and tell if that is something else than before.
+
+        With `entities`, nothing but their changes is new.
+        """
         with self._memory:
-            layers = self._entries, self._layer, self._overlay, self._overlay_layer
-            quotas, problems = merged(*layers), dict(edits(*layers))
+            layers = Layers(self._entries, self._layer, self._overlay, self._overlay_layer)
+            if entities is None:
+                quotas = self.quotas.changed(changes_between(self.quotas, merged(*layers)))
+                self._edits = {entity: edits for entity in self._overlay if (edits := layers.edits_of(entity))}
+            else:
+                quotas = self._with_changes_of(entities, layers)
+            problems = {place: problem for edits in self._edits.values() for place, problem in edits.items()}
             if self._state_problem:
                 problems[str(self._state_file)] = self._state_problem
             if quotas == self.quotas and problems == self.problems:
@@ -165,6 +188,14 @@ class FileSource:
             if quotas != self.quotas:
                 self.quotas = quotas
         self._changed()
+
+    def _with_changes_of(
+        self, entities: Collection[Entity], layers: Layers
+    ) -> SharedMap[Entity, Mapping[QuotaKey, Limit]]:
+        """What is in force, with these entities as the layers say."""
+        self._edits = {entity: edits for entity, edits in self._edits.items() if entity not in entities}
+        self._edits |= {entity: edits for entity in entities if (edits := layers.edits_of(entity))}
+        return self.quotas.changed({entity: layers.limits_of(entity) or None for entity in entities})
 
     @property
     def _overlay_layer(self) -> str:
@@ -189,6 +220,15 @@ class FileSource:
             return True
         missed, self._missed = self._missed, signature is None
         return signature != self._seen and (signature is not None or missed)
+
+    def _is_known(self, path: Path) -> bool:
+        """Whether the file is there, well, and as it was read or written last."""
+        if self._state_problem or self._seen in (None, _UNREAD):
+            return False
+        try:
+            return _signature(path.stat()) == self._seen
+        except OSError:
+            return False
 
     def _read(self, path: Path) -> None:
         """Take the overlay from the file; keep the last good one, and say why, where there is none to be had."""

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
 from quotas.quota_table import valid_limit
-from quotas.sources.source import NO_QUOTAS, Alteration, Limit, Quotas, Source
+from quotas.sources.source import NO_QUOTAS, Alteration, Limit, Quotas, Source, following
 from quotas.sources.whole_file import write_whole
 
 VERSION: Final = 1
@@ -188,7 +188,7 @@ def parse(text: bytes, source: str) -> Quotas:
     if found.get("source") != source:
         raise _OfAnother(f"holds the last good quotas of the source {found.get('source')!r}")
     try:
-        return MappingProxyType(dict(map(_entry, found["quotas"])))
+        return following(NO_QUOTAS, dict(map(_entry, found["quotas"])))
     except InvalidQuota as error:
         raise _Damaged(str(error)) from error
     except (LookupError, TypeError, AttributeError, ArithmeticError) as error:

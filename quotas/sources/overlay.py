@@ -10,7 +10,7 @@ for the default. `limit` is what was set, null where the key was removed; `over`
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey
@@ -81,33 +81,37 @@ def _put(overlay: dict[Entity, Mapping[QuotaKey, Change]], entity: Entity, chang
 
 def merged(entries: Entries, entries_layer: str, overlay: Overlay, overlay_layer: str) -> Quotas:
     """What is in force: the overlay, and under it the operator's file."""
-    quotas: dict[Entity, Mapping[QuotaKey, Limit]] = {
-        entity: {key: Limit(limit, entries_layer) for key, limit in limits.items()}
-        for entity, limits in entries.items()
-        if limits
-    }
-    for entity, changes in overlay.items():
-        limits = {key: limit for key, limit in quotas.get(entity, {}).items() if key not in changes}
-        limits |= {k: Limit(change.limit, overlay_layer) for k, change in changes.items() if change.limit is not None}
-        if limits:
-            quotas[entity] = limits
-        else:
-            quotas.pop(entity, None)
-    return quotas
+    layers = Layers(entries, entries_layer, overlay, overlay_layer)
+    limits_of = ((entity, layers.limits_of(entity)) for entity in dict.fromkeys([*entries, *overlay]))
+    return {entity: limits for entity, limits in limits_of if limits}
 
 
-def edits(entries: Entries, entries_layer: str, overlay: Overlay, overlay_layer: str) -> Mapping[str, str]:
-    """Each key that the operator has edited in vain since it was changed: its place, and what to do."""
-    return {
-        f"{entity}: {key.text}": f"{_said(said)} in {entries_layer} now, and {_said(change.limit)} in {overlay_layer}, "
-        "which stands over it until `kafka-throttle quotas unset`"
-        for entity, key, change in _changes(overlay)
-        if (said := entries.get(entity, {}).get(key)) not in (change.over, change.limit)
-    }
+class Layers(NamedTuple):
+    """The operator's file and, over it, the overlay; each with the name of its layer."""
 
+    entries: Entries
+    entries_layer: str
+    overlay: Overlay
+    overlay_layer: str
 
-def _changes(overlay: Overlay) -> Iterator[tuple[Entity, QuotaKey, Change]]:
-    return ((entity, key, change) for entity, changes in overlay.items() for key, change in changes.items())
+    def limits_of(self, entity: Entity) -> Mapping[QuotaKey, Limit]:
+        """What is in force for an entity."""
+        said, changes = self.entries.get(entity, {}), self.overlay.get(entity, {})
+        limits = {key: Limit(limit, self.entries_layer) for key, limit in said.items() if key not in changes}
+        for key, change in changes.items():
+            if change.limit is not None:
+                limits[key] = Limit(change.limit, self.overlay_layer)
+        return limits
+
+    def edits_of(self, entity: Entity) -> Mapping[str, str]:
+        """Each key that the operator has edited in vain since it was changed: its place, and what to do."""
+        entries = self.entries.get(entity, {})
+        return {
+            f"{entity}: {key.text}": f"{_said(said)} in {self.entries_layer} now, and {_said(change.limit)} in "
+            f"{self.overlay_layer}, which stands over it until `kafka-throttle quotas unset`"
+            for key, change in self.overlay.get(entity, {}).items()
+            if (said := entries.get(key)) not in (change.over, change.limit)
+        }
 
 
 def _said(limit: float | None) -> str:
@@ -119,9 +123,26 @@ def _said(limit: float | None) -> str:
 
 def format_overlay(overlay: Overlay) -> bytes:
     """The content of a state file, with one line for each entity."""
-    lines = (json.dumps(_entry(entity, changes), ensure_ascii=False) for entity, changes in overlay.items())
-    text = ",\n ".join(lines)
-    return f'{{"version": {_VERSION}, "overlay": [\n {text}\n]}}\n'.encode()
+    return OverlayText().of(overlay)
+
+
+class OverlayText:
+    """The content of a state file, with one line for each entity. Lines are remembered: most are as they were."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Entity, tuple[Mapping[QuotaKey, Change], str]] = {}
+
+    def of(self, overlay: Overlay) -> bytes:
+        """The file for this overlay."""
+        lines: dict[Entity, tuple[Mapping[QuotaKey, Change], str]] = {}
+        for entity, changes in overlay.items():
+            known = self._lines.get(entity)
+            if known is None or known[0] is not changes:
+                known = changes, json.dumps(_entry(entity, changes), ensure_ascii=False)
+            lines[entity] = known
+        self._lines = lines
+        text = ",\n ".join([line for _, line in lines.values()])
+        return f'{{"version": {_VERSION}, "overlay": [\n {text}\n]}}\n'.encode()
 
 
 def _entry(entity: Entity, changes: Mapping[QuotaKey, Change]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Final, NamedTuple, Protocol
 
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable, valid_limit
+from quotas.shared_map import SharedMap
 
 
 class Limit(NamedTuple):
@@ -19,7 +19,10 @@ class Limit(NamedTuple):
 Quotas = Mapping[Entity, Mapping[QuotaKey, Limit]]
 """All quotas of a virtual cluster, valid each; an entity without any is not in it."""
 
-NO_QUOTAS: Final[Quotas] = MappingProxyType({})
+NO_QUOTAS: Final[Quotas] = SharedMap()
+
+Changes = Mapping[Entity, Mapping[QuotaKey, Limit] | None]
+"""The quotas that entities have from now on; None: no more."""
 
 
 class SourceUnavailable(Exception):
@@ -58,7 +61,10 @@ class Source(Protocol):
 
     @property
     def quotas(self) -> Quotas:
-        """The last good quotas; a snapshot that is never changed."""
+        """The last good quotas; a snapshot that is never changed.
+
+        It should be `following` the one before: then what has changed is found without a look at the rest.
+        """
 
     @property
     def problems(self) -> Mapping[str, str]:
@@ -82,24 +88,39 @@ class Source(Protocol):
         """
 
 
+def changes_between(before: Quotas, now: Quotas) -> Changes:
+    """What makes `before` equal to `now`."""
+    if isinstance(before, SharedMap) and isinstance(now, SharedMap):
+        return now.changes_since(before)
+    changes: dict[Entity, Mapping[QuotaKey, Limit] | None] = {
+        entity: limits for entity, limits in now.items() if before.get(entity) != limits
+    }
+    changes.update((entity, None) for entity in before if entity not in now)
+    return changes
+
+
+def following(before: Quotas, now: Quotas) -> Quotas:
+    """The same as `now`, sharing with `before` what is equal."""
+    shared = before if isinstance(before, SharedMap) else SharedMap(before)
+    return shared.changed(changes_between(shared, now))
+
+
 class Tables(NamedTuple):
     """The quotas that are enforced, and those that are only measured."""
 
     enforced: QuotaTable
     shadow: QuotaTable
 
+    def changed(self, changes: Changes) -> "Tables":
+        """Their successors; costs what is changed."""
+        enforced: dict[Entity, dict[QuotaType, float]] = {}
+        shadow: dict[Entity, dict[QuotaType, float]] = {}
+        for entity, limits in changes.items():
+            enforced[entity] = {key.quota_type: limit.value for key, limit in (limits or {}).items() if not key.shadow}
+            shadow[entity] = {key.quota_type: limit.value for key, limit in (limits or {}).items() if key.shadow}
+        return Tables(self.enforced.changed(enforced), self.shadow.changed(shadow))
+
 
 def tables_of(quotas: Quotas) -> Tables:
     """The quotas without their layers, by what is done about them."""
-    enforced: dict[Entity, dict[QuotaType, float]] = {}
-    shadow: dict[Entity, dict[QuotaType, float]] = {}
-    for entity, limits in quotas.items():
-        enforced_here: dict[QuotaType, float] = {}
-        shadow_here: dict[QuotaType, float] = {}
-        for key, limit in limits.items():
-            (shadow_here if key.shadow else enforced_here)[key.quota_type] = limit.value
-        if enforced_here:
-            enforced[entity] = enforced_here
-        if shadow_here:
-            shadow[entity] = shadow_here
-    return Tables(QuotaTable(enforced), QuotaTable(shadow))
+    return Tables(QuotaTable(), QuotaTable()).changed(quotas)

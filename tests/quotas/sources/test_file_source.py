@@ -12,6 +12,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources import file as file_source
@@ -356,3 +358,39 @@ def test_a_state_file_that_is_being_replaced_by_an_editor_is_not_taken_for_empty
     state.with_name("aside").rename(state)
     altered(source, Alteration(ALICE, {PRODUCE: 1.0}))
     assert entities(state) == [("bob",), ("alice",)]
+
+
+ENTITIES = (ALICE, BOB, Entity(client_id="c"), Entity(ip="10.0.0.1"))
+ALTERATIONS = st.tuples(st.sampled_from(ENTITIES[:3]), st.sampled_from([PRODUCE, FETCH]), st.sampled_from([None, 1.0]))
+FILES = st.dictionaries(st.sampled_from(ENTITIES[:3]), st.dictionaries(st.just(PRODUCE), st.just(5.0)))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.one_of(st.lists(ALTERATIONS, min_size=1, max_size=2), FILES), max_size=6))
+def test_what_is_in_force_after_changes_is_what_would_be_read_anew(tmp_path_factory, steps):
+    path = tmp_path_factory.mktemp("state") / "state.json"
+    source, entries = FileSource(FILE, "proxy.yaml", path), FILE
+    source.start(lambda: None)
+    try:
+        for step in steps:
+            if isinstance(step, dict):
+                entries = step
+                source.replace(entries)
+            else:
+                altered(source, *(Alteration(entity, {key: limit}) for entity, key, limit in step))
+            anew = FileSource(entries, "proxy.yaml", path)
+            with anew._disk:
+                anew._read(path)
+            anew._take_up()
+            assert (source.quotas, source.problems) == (anew.quotas, anew.problems)
+    finally:
+        source.stop()
+
+
+def test_a_file_that_nobody_else_has_changed_is_not_read_again(watched, state, monkeypatch):
+    altered(watched.source, SET_BOB)
+    read = []
+    monkeypatch.setattr(file_source, "parse_overlay", lambda content: read.append(content) or {})
+    altered(watched.source, Alteration(ALICE, {PRODUCE: 3.0}))
+    assert read == []
+    assert watched.source.quotas[BOB] == {PRODUCE: Limit(7.0, "state.json")}

@@ -11,8 +11,8 @@ from quotas.quota_table import valid_limit
 from quotas.sources.overlay import (
     Change,
     DamagedOverlay,
+    Layers,
     altered,
-    edits,
     format_overlay,
     merged,
     parse_overlay,
@@ -27,6 +27,11 @@ FILE = {ALICE: {PRODUCE: 10.0, FETCH: 20.0}}
 names = st.one_of(st.none(), st.just(DEFAULT), st.text(st.characters(exclude_categories=["Cs"]), min_size=1))
 keys = st.builds(QuotaKey, st.sampled_from(QuotaType), st.booleans())
 numbers = st.one_of(st.none(), st.floats(min_value=0), st.integers(0, 2**63).map(float))
+
+
+def edits(*layers):
+    """By place, what the operator has edited in vain."""
+    return {place: problem for entity in layers[2] for place, problem in Layers(*layers).edits_of(entity).items()}
 
 
 @st.composite

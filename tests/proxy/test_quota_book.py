@@ -1,0 +1,95 @@
+"""The one owner of a virtual cluster's quotas: what its source has is in force, without holding the event loop."""
+
+import asyncio
+
+import pytest
+import structlog
+
+from proxy.quota_book import QuotaBook
+from proxy.relay.actions import Errand, Verdict
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.ledger import KEYS_PER_STEP, Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from quotas.sources.file import FileSource
+from quotas.sources.source import Alteration, tables_of
+from tests.fakes.clock import FakeClock
+
+PRODUCE = QuotaKey(QuotaType.PRODUCE)
+EVERYBODY = Entity(client_id=DEFAULT)
+LOG = structlog.get_logger()
+
+
+class Bound:
+    """A book over a file with these entries, and sensors of some clients."""
+
+    def __init__(self, state_file, entries, clients=0):
+        self.source = FileSource(entries, "proxy.yaml", state_file)
+        self.ledger = Ledger(Sensors(2 * clients + 16), QuotaTable())
+        self.problems = []
+        self.book = QuotaBook("main", self.source, self.ledger, FakeClock(), self.problems.append)
+        self.clients = clients
+
+    async def __aenter__(self):
+        await self.book.start()
+        for i in range(self.clients):
+            self.bind(i)
+        return self
+
+    async def __aexit__(self, *raised):
+        await self.book.stop()
+
+    def bind(self, i):
+        return self.ledger.bind("main", 1, "u", f"c{i}", 0)
+
+    async def alter(self, entity, limit):
+        errand = Errand((Alteration(entity, {PRODUCE: limit}),), "admin", lambda results: Verdict())
+        return await self.book.run_errand(errand, LOG)
+
+
+@pytest.fixture
+def state(tmp_path):
+    return tmp_path / "state.json"
+
+
+async def test_what_is_altered_is_in_force_when_the_answer_comes(state):
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=3) as bound:
+        before = [bound.bind(i) for i in range(3)]
+        assert await bound.alter(Entity(client_id="c1"), 7.0) == [None]
+        assert [bound.ledger.renews(binding) for binding in before] == [True, False, True]
+        assert bound.ledger.sensors.limit(bound.bind(1).produce) == 7.0
+        assert bound.book.quotas == bound.source.quotas
+        assert await bound.alter(Entity(client_id="c1"), None) == [None]
+        assert bound.ledger.sensors.limit(bound.bind(1).produce) == 10.0
+
+
+async def test_a_file_that_has_changed_is_taken_up_whoever_tells(state):
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
+        await asyncio.to_thread(bound.source.replace, {EVERYBODY: {PRODUCE: 11.0}, Entity("v"): {PRODUCE: 1.0}})
+        await bound.book.take_up()
+        assert bound.ledger.table == tables_of(bound.source.quotas).enforced
+        assert bound.ledger.sensors.limit(bound.bind(0).produce) == 11.0
+
+
+async def test_alterations_at_the_same_time_are_all_in_force(state):
+    async with Bound(state, {}, clients=5) as bound:
+        await asyncio.gather(*(bound.alter(Entity(client_id=f"c{i}"), i + 1.0) for i in range(5)))
+        assert [bound.ledger.sensors.limit(bound.bind(i).produce) for i in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+async def test_others_have_their_turn_while_a_change_of_all_is_put_in_force(state):
+    clients = 10 * KEYS_PER_STEP
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients) as bound:
+        limits_seen = set()
+
+        async def look():
+            while True:
+                old = sum(bound.ledger.sensors.limit(bound.bind(i).produce) == 10.0 for i in range(0, clients, 1999))
+                limits_seen.add(old)
+                await asyncio.sleep(0)
+
+        looking = asyncio.create_task(look())
+        assert await bound.alter(EVERYBODY, 20.0) == [None]
+        looking.cancel()
+        assert len(limits_seen) >= 10
+        assert all(reading.limit == 20.0 for _, reading in bound.ledger.readings(0))
