@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 KIB = 1024
+MAX_KINDS = 128
 SAMPLES = 200
 """How many service times are looked at together. Until there are so many of a kind the shipped cost holds."""
 
@@ -48,42 +49,51 @@ UNKNOWN = Cost(100.0, 1.0)
 
 
 class NodeCosts:
-    """What requests cost one node, by their kind: a small number that the caller has given a meaning."""
+    """What requests cost one node, by their kind: a number below MAX_KINDS that the caller has given a meaning.
+
+    `base_us` and `per_byte_us` are what holds, by kind.
+    """
 
     def __init__(self, shipped: Mapping[int, Cost], pinned: Mapping[int, Cost]) -> None:
+        self.base_us = [UNKNOWN.base_us] * MAX_KINDS
+        self.per_byte_us = [UNKNOWN.per_kib_us / KIB] * MAX_KINDS
         self._shipped = shipped
-        self._costs = {**shipped, **pinned}
+        self._costs: dict[int, Cost] = {}
         self._pinned = frozenset(pinned)
-        self._samples: dict[int, list[tuple[int, float]]] = {}
+        self._samples: list[list[tuple[int, float]]] = [[] for _ in range(MAX_KINDS)]
         self._learned: dict[int, int] = {}
         self.floor_us = 0.0
         """What an answer takes that costs no time: the way to the node and back, and from thread to thread there."""
+        for kind, cost in {**shipped, **pinned}.items():
+            self._set(kind, cost)
 
     def us(self, kind: int, size_bytes: int, count: int = 1) -> float:
         """What `count` requests cost, with so many bytes in all and with their answers, as things stand."""
-        cost = self._costs.get(kind, UNKNOWN)
-        return cost.base_us * count + cost.per_kib_us * size_bytes / KIB
+        return self.base_us[kind] * count + self.per_byte_us[kind] * size_bytes
 
     def pin(self, pinned: Mapping[int, Cost]) -> None:
         """From now on these hold, and only these are not learned."""
         for kind in self._pinned - pinned.keys():
-            self._costs[kind] = self._shipped.get(kind, UNKNOWN)
-        for kind in pinned:
-            self._samples.pop(kind, None)
+            self._set(kind, self._shipped.get(kind, UNKNOWN))
+        for kind, cost in pinned.items():
+            self._set(kind, cost)
             self._learned.pop(kind, None)
-        self._costs.update(pinned)
         self._pinned = frozenset(pinned)
 
     def learn(self, kind: int, size_bytes: int, service_us: float) -> None:
         """Note how long a request took that had its connection for itself and waited for nothing."""
-        if kind in self._pinned:
-            return
-        samples = self._samples.setdefault(kind, [])
+        samples = self._samples[kind]
         samples.append((size_bytes, service_us))
-        if len(samples) == SAMPLES:
-            self._costs[kind] = _fitted(samples, self._costs.get(kind, UNKNOWN))
-            self._learned[kind] = self._learned.get(kind, 0) + SAMPLES
+        if len(samples) >= SAMPLES:
+            if kind not in self._pinned:
+                self._set(kind, _fitted(samples, self._costs.get(kind, UNKNOWN)))
+                self._learned[kind] = self._learned.get(kind, 0) + SAMPLES
             samples.clear()
+
+    def _set(self, kind: int, cost: Cost) -> None:
+        self._costs[kind] = cost
+        self.base_us[kind] = cost.base_us
+        self.per_byte_us[kind] = cost.per_kib_us / KIB
 
     def readings(self) -> list[CostReading]:
         """All that hold, by kind."""

@@ -811,9 +811,13 @@ class Relay:
         count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
         if not count or (plan.api_key == FETCH and not self._charge_quick_fetch(request, end - at, now_ms)):
             return at
-        if self._timed and not self._charge_quick_time(request, count, end - at, now_ms):
-            request.charged = plan.api_key == FETCH
-            return at
+        binding = request.binding
+        if binding is not None and binding.costs is not None:
+            answer_bytes = end - at - 4 * count
+            if not self._times.charge_unthrottled(request, binding, count, answer_bytes, now_ms, self._now_us):
+                self._slow_us = self._now_us
+                request.charged = plan.api_key == FETCH
+                return at
         self._no_longer_await(request, count)
         self._count_answers(count, end - at)
         return end
@@ -833,17 +837,6 @@ class Relay:
         if binding.shadow_fetch is not None:
             self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
         return True
-
-    def _charge_quick_time(self, request: Request, count: int, frames_bytes: int, now_ms: int) -> bool:
-        """Charge the time of `count` requests if it is plain that none is throttled; else the whole step is slow."""
-        binding = request.binding
-        if binding is None or binding.costs is None:
-            return True
-        answer_bytes = frames_bytes - 4 * count
-        if self._times.charge_unthrottled(request, binding, count, answer_bytes, now_ms, self._now_us):
-            return True
-        self._slow_us = self._now_us
-        return False
 
     def _charge_shadow_fetch(self, sensor: int, value: int, now_ms: int) -> None:
         """Charge the answer of a Fetch to a shadow quota, if it is measured still."""

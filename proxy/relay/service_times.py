@@ -20,6 +20,7 @@ class ServiceTimes:
 
     def __init__(self, ledger: Ledger) -> None:
         self._sensors = ledger.request_sensors
+        self._charge_unthrottled = ledger.request_sensors.charge_unthrottled
         self._shadows = ledger.shadow_request_sensors
         self.own_us = 0
         self._since_us = 0
@@ -48,14 +49,12 @@ class ServiceTimes:
         """Charge `count` answers of `answer_bytes` in all if it is plain that none is throttled; else do nothing."""
         cost_us = self._cost_us(request, binding, count, answer_bytes)
         percent = (cost_us + self.own_us) * PERCENT_PER_US
-        if binding.request is not None:
-            try:
-                if not self._sensors.charge_unthrottled(binding.request, percent, count, now_ms):
-                    return False
-            except StaleSensor:
-                return False
+        sensor = binding.request
+        if sensor is not None and not self._charge_unthrottled(sensor, percent, count, now_ms):
+            return False
         self.own_us = 0
-        self._charge_shadow(binding, percent, now_ms)
+        if binding.shadow_request is not None:
+            self._charge_shadow(binding.shadow_request, percent, now_ms)
         self._settle(request, binding, count, answer_bytes, cost_us, now_us)
         return True
 
@@ -70,7 +69,8 @@ class ServiceTimes:
         """Charge an answer that is the proxy's own, or costs the node `cost_us`; the throttle time in ms."""
         own, self.own_us = self.own_us * PERCENT_PER_US, 0
         cost = cost_us * PERCENT_PER_US
-        self._charge_shadow(binding, own + cost, now_ms)
+        if binding.shadow_request is not None:
+            self._charge_shadow(binding.shadow_request, own + cost, now_ms)
         if binding.request is None:
             return 0
         with suppress(StaleSensor):
@@ -83,20 +83,22 @@ class ServiceTimes:
         own_us, self.own_us = self.own_us, 0
         return costs.us(request.plan.cost_kind, size_bytes, count) + own_us
 
-    def _charge_shadow(self, binding: Binding, percent: float, now_ms: int) -> None:
-        if binding.shadow_request is not None:
-            with suppress(StaleSensor):
-                self._shadows.charge(binding.shadow_request, percent, now_ms)
+    def _charge_shadow(self, sensor: int, percent: float, now_ms: int) -> None:
+        with suppress(StaleSensor):
+            self._shadows.charge(sensor, percent, now_ms)
 
     def _cost_us(self, request: Request, binding: Binding, count: int, answer_bytes: int) -> float:
         costs = binding.costs
         assert costs is not None
-        size_bytes = request.waiting_bytes * count // request.waiting + answer_bytes
-        modelled_us = costs.us(request.plan.cost_kind, size_bytes, count)
+        kind, waiting = request.plan.cost_kind, request.waiting
+        size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
+        modelled_us = costs.base_us[kind] * count + costs.per_byte_us[kind] * (size_bytes + answer_bytes)
         observed_us: float = self._came_us - self._since_us
         if self._alone:
             observed_us -= costs.floor_us
-        return min(max(observed_us, 0), modelled_us)
+        if observed_us >= modelled_us:
+            return modelled_us
+        return observed_us if observed_us > 0 else 0.0
 
     def _settle(
         self, request: Request, binding: Binding, count: int, answer_bytes: int, cost_us: float, now_us: int
@@ -104,12 +106,15 @@ class ServiceTimes:
         """The answers are charged; further ones that came with them have the time that these did not take."""
         costs = binding.costs
         assert costs is not None
-        floor_us = costs.floor_us if self._alone else 0.0
-        least_bytes = request.plan.telling_bytes
-        telling = least_bytes is not None and answer_bytes >= least_bytes and request.learned_from
-        if telling and self._alone and request.waiting == 1:
-            size_bytes = request.waiting_bytes + answer_bytes
-            costs.learn(request.plan.cost_kind, size_bytes, self._came_us - self._since_us)
-        self._alone = False
-        self._since_us = min(self._since_us + round(cost_us + floor_us), now_us)
+        since_us = self._since_us
+        if self._alone:
+            least_bytes = request.plan.telling_bytes
+            telling = least_bytes is not None and answer_bytes >= least_bytes and request.learned_from
+            if telling and request.waiting == 1:
+                size_bytes = request.waiting_bytes + answer_bytes
+                costs.learn(request.plan.cost_kind, size_bytes, self._came_us - since_us)
+            self._alone = False
+            cost_us += costs.floor_us
+        since_us += int(cost_us)
+        self._since_us = since_us if since_us < now_us else now_us
         self._came_us = self._charged_us = now_us
