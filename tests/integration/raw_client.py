@@ -62,8 +62,8 @@ class RawClient:
     def _produce_request(self, size_bytes: int) -> bytes:
         head = pack(">hhi", _PRODUCE, _VERSION, self._correlation_id) + _string(self._client_id)
         before = head + pack(">hhi", -1, 1, 30_000) + _ONE + _string(_NO_SUCH_TOPIC) + _ONE + pack(">i", 0)
-        records = _records(size_bytes - len(before) - 4)
-        return before + pack(">i", len(records)) + records
+        batch = records(size_bytes - len(before) - 4)
+        return before + pack(">i", len(batch)) + batch
 
     def exchange(self, request: bytes, throttle_at: int) -> Answered:
         """Send a request and read its answer, whose throttle time stands at an offset behind its length prefix."""
@@ -80,7 +80,7 @@ class RawClient:
 
 
 @lru_cache(maxsize=1000)
-def _records(size_bytes: int) -> bytes:
+def records(size_bytes: int) -> bytes:
     """A batch of one record, as large as that but for what its lengths cannot express."""
     builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, size_bytes + 100)
     overhead = 61 + 7 + 3 * (size_bytes > 100) + (size_bytes > 8000)

@@ -1,0 +1,96 @@
+"""The broker that is measured: one of two nodes, the one that is not the active controller, with JMX and topics."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from proxy.demo.kafka_cluster import KafkaCluster, free_ports
+from tests.fidelity import frames, sensors
+from tests.fidelity.clients import Connection
+from tests.fidelity.frames import Call
+from tests.fidelity.loads import EMPTY, KIB, PARTITIONS, READ, REPLICATED, SIZES, WRITTEN
+from tests.quota_frames import alter_request, altered
+
+_LIMIT_PERCENT = 100_000.0
+"""So high that it throttles nobody: the sensors exist only where there is a quota."""
+_TOPIC = {"segment.bytes": "16000000", "retention.bytes": "64000000", "file.delete.delay.ms": "1000"}
+_KEPT = {"retention.ms": "-1"}
+"""The records of `frames` are of 1970."""
+_PROPERTIES = {"log.retention.check.interval.ms": "5000", "num.io.threads": "8", "num.network.threads": "3"}
+_READY_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """A node of a cluster, and its sensors."""
+
+    cluster: KafkaCluster
+    node_id: int
+    sensors: sensors.BrokerSensors
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.cluster.address(self.node_id)
+
+
+@contextmanager
+def start(version: str) -> Iterator[Broker]:
+    """A cluster with a node to measure; its quotas let everybody through."""
+    jmx_ports = dict(zip((1, 2), free_ports(2), strict=True))
+    with (
+        KafkaCluster(
+            version,
+            nodes=2,
+            extra=lambda node_id: _PROPERTIES,
+            jvm_options=lambda node_id: sensors.jvm_options(jmx_ports[node_id]),
+        ) as cluster,
+        ExitStack() as stack,
+    ):
+        read = {id_: stack.enter_context(sensors.BrokerSensors(port)) for id_, port in jmx_ports.items()}
+        node_id = next(id_ for id_, of_node in read.items() if not of_node.is_active_controller())
+        _make_topics(cluster, node_id)
+        set_request_quota(cluster.address(node_id), _LIMIT_PERCENT)
+        broker = Broker(cluster, node_id, read[node_id])
+        _fill(broker)
+        yield broker
+
+
+def set_request_quota(address: tuple[str, int], percent: float) -> None:
+    """Set `request_percentage` for each client-id that has none of its own."""
+    entry = ((("client-id", None),), (("request_percentage", percent, False),))
+    request = alter_request([entry])
+    with Connection(address) as connection:
+        [answer] = altered(bytes(4) + connection.ask(request))
+    assert answer.error_code == 0, answer
+
+
+def _make_topics(cluster: KafkaCluster, node_id: int) -> None:
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    other = next(id_ for id_ in cluster.node_ids if id_ != node_id)
+    copies = {WRITTEN: [node_id], READ: [node_id], EMPTY: [node_id], REPLICATED: [node_id, other]}
+    configs = {READ: {**_TOPIC, **_KEPT}}
+    topics = [
+        NewTopic(name, PARTITIONS, replica_assignment=[on] * PARTITIONS, config=configs.get(name, _TOPIC))
+        for name, on in copies.items()
+    ]
+    for made in admin.create_topics(topics).values():
+        made.result(30)
+
+
+def _fill(broker: Broker) -> None:
+    """For each size a partition with a batch of that size to fetch; every other partition serves when this is done."""
+    written = [frames.produce(topic, number, 1, KIB) for topic in (WRITTEN, REPLICATED) for number in range(PARTITIONS)]
+    read = [frames.produce(READ, number, 1, size_bytes) for number, size_bytes in enumerate(SIZES)]
+    with Connection(broker.address) as connection:
+        for call in (*written, *read, frames.fetch(EMPTY, 0, KIB, 0)):
+            _until_accepted(connection, call)
+
+
+def _until_accepted(connection: Connection, call: Call) -> None:
+    deadline = time.monotonic() + _READY_S
+    while error := call.error_code(connection.exchange(call)):
+        assert time.monotonic() < deadline, f"API {call.api_key} is still answered with error {error}"
+        time.sleep(0.1)
