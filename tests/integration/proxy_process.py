@@ -209,6 +209,11 @@ class ProxyProcess:
             if not line.startswith("#") and (match := _SERIES.match(line)):
                 yield match["name"], dict(_LABEL.findall(match["labels"] or "")), float(match["value"])
 
+    def admin(self, page: str) -> Any:
+        """What the admin API says."""
+        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=10) as answer:
+            return json.load(answer)
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the series of `name` (without kafka_throttle_) that have these labels."""
         return sum(

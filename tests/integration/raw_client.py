@@ -39,6 +39,7 @@ class RawClient:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream = self._socket.makefile("rb")
         self._correlation_id = 0
+        self._sent_s = 0.0
 
     def __enter__(self) -> Self:
         return self
@@ -54,6 +55,10 @@ class RawClient:
         """
         return self.exchange(self._produce_request(size_bytes), throttle_at=-4)
 
+    def send_produce(self, size_bytes: int) -> None:
+        """Send such a request; `receive` is due."""
+        self._send(self._produce_request(size_bytes))
+
     def prepare(self, sizes_bytes: Iterable[int]) -> None:
         """Make the records for requests of these sizes, so that sending takes no time."""
         for size_bytes in sizes_bytes:
@@ -67,8 +72,15 @@ class RawClient:
 
     def exchange(self, request: bytes, throttle_at: int) -> Answered:
         """Send a request and read its answer, whose throttle time stands at an offset behind its length prefix."""
-        sent_s = time.monotonic()
+        self._send(request)
+        return self.receive(throttle_at)
+
+    def _send(self, request: bytes) -> None:
+        self._sent_s = time.monotonic()
         self._socket.sendall(pack(">i", len(request)) + request)
+
+    def receive(self, throttle_at: int) -> Answered:
+        """Read the answer to what was sent."""
         size = int.from_bytes(self._stream.read(4), "big")
         answer = self._stream.read(size)
         answered_s = time.monotonic()
@@ -76,7 +88,7 @@ class RawClient:
         assert int.from_bytes(answer[:4], "big") == self._correlation_id
         self._correlation_id += 1
         begin = throttle_at % size
-        return Answered(sent_s, answered_s, unpack(">i", answer[begin : begin + 4])[0])
+        return Answered(self._sent_s, answered_s, unpack(">i", answer[begin : begin + 4])[0])
 
 
 @lru_cache(maxsize=1000)
