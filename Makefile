@@ -18,10 +18,11 @@ GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
 check: test  ## all of it, what CI runs (about an hour)
 	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream) && exec "$$python" -m pytest -m long $(ARGS)
 
-bench:  ## speed and memory beside HAProxy and nginx, then with a real Kafka, about 15 minutes
+bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then with a real Kafka, about 25 minutes
 	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy nginx libnginx-mod-stream) && mkdir -p build/bench && \
 	"$$python" tests/bench/speed.py --json build/bench/speed.json --plot build/bench/speed.svg $(ARGS) && \
 	"$$python" tests/bench/memory.py --json build/bench/memory.json && \
+	"$$python" tests/bench/quota_cost.py --json build/bench/quota_cost.json && \
 	"$$python" tests/bench/real_kafka.py --json build/bench/real_kafka.json
 
 SECONDS ?= 600
