@@ -5,7 +5,7 @@ what is none. Fields that nobody has defined yet are stepped over. Sources: `Des
 three neighbours.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -117,11 +117,26 @@ def read_describe_request(frame: bytes | memoryview, api_version: int) -> Descri
 
 def read_alter_request(frame: bytes | memoryview, api_version: int) -> AlterRequest:
     """The AlterClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError."""
-    body = _Body(frame, api_version)
-    entries = body.array(body.entry, 3 if body.compact else 8)
-    validate_only = body.boolean()
-    body.end()
-    return AlterRequest(body.head, entries, validate_only)
+    reader = AlterReader(frame, api_version)
+    return reader.request(tuple(reader.entries()))
+
+
+class AlterReader:
+    """Reads an AlterClientQuotas request entry by entry: first all `entries`, then the rest. Raises ProtocolError."""
+
+    def __init__(self, frame: bytes | memoryview, api_version: int) -> None:
+        self._body = _Body(frame, api_version)
+
+    def entries(self) -> Iterator[EntityOperations]:
+        """The entities, one by one."""
+        body = self._body
+        return (body.entry() for _ in range(body.count(3 if body.compact else 8)))
+
+    def request(self, entries: tuple[EntityOperations, ...]) -> AlterRequest:
+        """The request with all its entries."""
+        validate_only = self._body.boolean()
+        self._body.end()
+        return AlterRequest(self._body.head, entries, validate_only)
 
 
 class _Body:
@@ -137,13 +152,17 @@ class _Body:
         self.head = RequestHead(api_version, correlation_id, name)
 
     def array(self, element: Callable[[], _Element], least_bytes: int) -> tuple[_Element, ...]:
+        return tuple(element() for _ in range(self.count(least_bytes)))
+
+    def count(self, least_bytes: int) -> int:
+        """How many elements of so many bytes at least an array has; they follow."""
         count = self._reader.count(self.compact, least_bytes)
         if count < 0:
             raise MalformedMessage(f"null in place of an array, before offset {self._reader.offset}")
         self._left -= count
         if self._left < 0:
             raise TooManyElements(f"more than {MAX_ELEMENTS} entities, quotas and filters in one request")
-        return tuple(element() for _ in range(count))
+        return count
 
     def component(self) -> FilterComponent:
         component = FilterComponent(self._text(), self._reader.int8(), self._nullable_text())
@@ -192,8 +211,22 @@ class _Body:
 
 def describe_answer(head: RequestHead, entities: Iterable[DescribedEntity]) -> bytes:
     """The whole frame that answers a DescribeClientQuotas request with `entities`. As in KRaft its message is empty."""
-    writer = _Writer(head)
-    return writer.frame(int16(0), writer.text(""), writer.array(map(writer.described, entities)))
+    return DescribeWriter(head).answer(map(DescribeWriter(head).entity, entities))
+
+
+class DescribeWriter:
+    """Writes the answer to a DescribeClientQuotas request entity by entity. As in KRaft its message is empty."""
+
+    def __init__(self, head: RequestHead) -> None:
+        self._writer = _Writer(head)
+
+    def entity(self, entity: DescribedEntity) -> bytes:
+        """The bytes of one of them."""
+        return self._writer.described(entity)
+
+    def answer(self, entities: Iterable[bytes]) -> bytes:
+        """The whole frame."""
+        return self._writer.frame(int16(0), self._writer.text(""), self._writer.array(entities))
 
 
 def describe_refusal(head: RequestHead, error_code: int, error_message: str | None) -> bytes:
@@ -204,8 +237,22 @@ def describe_refusal(head: RequestHead, error_code: int, error_message: str | No
 
 def alter_answer(head: RequestHead, entities: Iterable[AlteredEntity]) -> bytes:
     """The whole frame that answers an AlterClientQuotas request. Messages too long are cut."""
-    writer = _Writer(head)
-    return writer.frame(writer.array(map(writer.altered, entities)))
+    return AlterWriter(head).answer(map(AlterWriter(head).entity, entities))
+
+
+class AlterWriter:
+    """Writes the answer to an AlterClientQuotas request entity by entity. Messages too long are cut."""
+
+    def __init__(self, head: RequestHead) -> None:
+        self._writer = _Writer(head)
+
+    def entity(self, entity: AlteredEntity) -> bytes:
+        """The bytes of one of them."""
+        return self._writer.altered(entity)
+
+    def answer(self, entities: Iterable[bytes]) -> bytes:
+        """The whole frame."""
+        return self._writer.frame(self._writer.array(entities))
 
 
 class _Writer:

@@ -50,7 +50,7 @@ class Origin(NamedTuple):
 
 
 def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Form:
-    """A part of all quotas, in the order in which the source has them."""
+    """A part of all quotas, in no order, which stays the same while they do."""
     part = islice(quotas.items(), offset, offset + most)
     entries = [
         {

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 _THREADS = 4
+_AUDITED_PER_STEP = 50
 
 
 class QuotaBook:
@@ -129,7 +130,9 @@ class QuotaBook:
         before = self.source.quotas
         results = await self._in_thread(self.source.alter, errand.alterations)
         await self.take_up()
-        for alteration, result in zip(errand.alterations, results, strict=True):
+        for number, (alteration, result) in enumerate(zip(errand.alterations, results, strict=True), 1):
+            if not number % _AUDITED_PER_STEP:
+                await asyncio.sleep(0)
             _audit(alteration, result, before.get(alteration.entity, {}), errand.client_id, log)
         return results
 

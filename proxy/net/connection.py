@@ -12,6 +12,7 @@ from proxy.clock import Clock
 from proxy.logs import shown
 from proxy.net.episode import ThrottleEpisode
 from proxy.net.stream import READ_BYTES, Owner, Stream
+from proxy.net.turns import finish_in_turns
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -25,6 +26,7 @@ from proxy.relay.actions import (
     Side,
     Throttled,
     WakeAt,
+    Work,
 )
 from proxy.relay.relay import Relay
 from proxy.verdicts.decide import decide
@@ -209,15 +211,21 @@ class Connection:
 
     def _decide(self, ask: Ask, now_us: int) -> list[Action]:
         decision = decide(ask, self.facts, now_us // 1000)
-        if isinstance(decision, Errand):
-            self._errand = self._loop.create_task(self._do_errand(ask.ticket, decision))
+        if isinstance(decision, Errand | Work):
+            self._errand = self._loop.create_task(self._work_out(ask.ticket, decision))
             return []
         return self.relay.on_verdict(ask.ticket, decision, now_us)
 
-    async def _do_errand(self, ticket: int, errand: Errand) -> None:
-        """Have something written, then give the verdict; a relay that is closed by then takes no notice."""
+    async def _work_out(self, ticket: int, decision: Errand | Work) -> None:
+        """Decide in turns with others, have written what must be, then give the verdict.
+
+        A relay that is closed by then takes no notice.
+        """
         try:
-            verdict = errand.reply(await self._run_errand(errand, self._log.bind(user=self.facts.user)))
+            verdict = await finish_in_turns(decision.steps) if isinstance(decision, Work) else decision
+            if isinstance(verdict, Errand):
+                results = await self._run_errand(verdict, self._log.bind(user=self.facts.user))
+                verdict = await finish_in_turns(verdict.reply(results))
         except Exception:
             self._fail()
         else:

@@ -1,6 +1,6 @@
 """What goes into a relay and what comes out: plain data, so that a relay of another make can take its place."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -161,8 +161,15 @@ class Verdict:
 
 @dataclass(slots=True, frozen=True)
 class Errand:
-    """What must be written before an Ask can be answered: `reply` makes the verdict of what became of each."""
+    """What must be written before an Ask can be answered; `reply` makes the verdict of what came of it."""
 
     alterations: tuple[Alteration, ...]
     client_id: str
-    reply: Callable[[Sequence[Exception | None]], Verdict]
+    reply: Callable[[Sequence[Exception | None]], Generator[None, None, Verdict]]
+
+
+@dataclass(slots=True, frozen=True)
+class Work:
+    """An Ask that takes long to answer: steps of a few ms, that yield in between and return what is decided."""
+
+    steps: Generator[None, None, Verdict | Errand]

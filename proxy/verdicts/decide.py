@@ -6,13 +6,14 @@ from hashlib import sha256
 
 from protocol.addresses import address_splices, rewritable
 from protocol.api_versions import intersect
-from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, read_alter_request, read_describe_request
+from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
 from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
-from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict
+from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.relay.request import LONG_CLIENT_ID_BYTES
 from proxy.verdicts import mutations, quota_api
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from proxy.verdicts.steps import Steps, collected
 from quotas.ledger import Binding
 from quotas.quota_table import QuotaTable
 
@@ -20,16 +21,20 @@ _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
 
 
-def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
     """The verdict on `ask`, or what must be done first. Bytes that cannot be understood close their connection."""
     try:
         return _DECIDERS[ask.kind](ask, facts, now_ms)
-    except TooManyElements as error:
-        return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
     except ProtocolError as error:
-        from_client = ask.side is Side.CLIENT
-        reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED
-        return Verdict(close=Close(reason, str(error)))
+        return _close(ask, error)
+
+
+def _close(ask: Ask, error: ProtocolError) -> Verdict:
+    if isinstance(error, TooManyElements):
+        return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
+    from_client = ask.side is Side.CLIENT
+    reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED
+    return Verdict(close=Close(reason, str(error)))
 
 
 def measured_client_id(raw: bytes, table: QuotaTable) -> str:
@@ -72,11 +77,31 @@ def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdi
     return Verdict(splices=offered.splices, throttle_at=offered.throttle_at)
 
 
-def _decide_quota_api(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
-    """Describe or alter the quotas that are in force here."""
+def _decide_quota_api(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
+    """Describe or alter the quotas that are in force here. What takes more than one step is Work."""
+    steps = _steps_of_quota_api(ask, facts)
+    try:
+        next(steps)
+    except StopIteration as end:
+        decision: Verdict | Errand = end.value
+        return decision
+    return Work(_rest(ask, steps))
+
+
+def _rest(ask: Ask, steps: Steps[Verdict | Errand]) -> Steps[Verdict | Errand]:
+    try:
+        return (yield from steps)
+    except ProtocolError as error:
+        return _close(ask, error)
+
+
+def _steps_of_quota_api(ask: Ask, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
     if ask.api_key == DESCRIBE_CLIENT_QUOTAS:
-        return Verdict(answer=quota_api.describe(read_describe_request(ask.frame, ask.api_version), facts))
-    return quota_api.alter(read_alter_request(ask.frame, ask.api_version), facts)
+        answer = yield from quota_api.describe(read_describe_request(ask.frame, ask.api_version), facts)
+        return Verdict(answer=answer)
+    reader = AlterReader(ask.frame, ask.api_version)
+    entries = yield from collected(reader.entries())
+    return (yield from quota_api.alter(reader.request(tuple(entries)), facts))
 
 
 def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
@@ -89,7 +114,7 @@ def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
 _remembered_intersect = lru_cache(maxsize=64)(intersect)
 """The nodes of a cluster say the same to everybody, but for the correlation id."""
 
-_DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand]] = {
+_DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand | Work]] = {
     AskKind.BINDING: _decide_binding,
     AskKind.ADDRESSES: _decide_addresses,
     AskKind.API_VERSIONS: _decide_api_versions,

@@ -6,7 +6,7 @@ two spellings of one address are one entity, which Describe tells in the shortes
 the first is told. Shadow quotas are no part of Kafka's API: never described, their keys unknown.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,21 +16,22 @@ from protocol.client_quotas import (
     EXACT,
     AlteredEntity,
     AlterRequest,
+    AlterWriter,
     DescribedEntity,
     DescribeRequest,
+    DescribeWriter,
     EntityOperations,
     EntityPart,
     FilterComponent,
-    alter_answer,
-    describe_answer,
     describe_refusal,
 )
 from proxy.relay.actions import Errand, Verdict
 from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.steps import ITEMS_PER_STEP, Steps, collected
 from quotas import entities
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
 from quotas.quota_table import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
-from quotas.sources.source import Alteration, AlterationRefused, Quotas
+from quotas.sources.source import Alteration, AlterationRefused, Limit, Quotas
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 
@@ -62,7 +63,7 @@ _NOT_AUTHORISED = Problem(CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization f
 # -------------------------------------------------------------------- describe
 
 
-def describe(request: DescribeRequest, facts: ConnectionFacts) -> bytes:
+def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
     """The answer to a DescribeClientQuotas request.
 
     Who may not describe all quotas may describe their own: a filter that names their user.
@@ -72,7 +73,9 @@ def describe(request: DescribeRequest, facts: ConnectionFacts) -> bytes:
     problem = _problem_of_filter(request.components)
     if problem is not None:
         return describe_refusal(request.head, *problem)
-    return describe_answer(request.head, _described(facts.quotas(), request))
+    writer = DescribeWriter(request.head)
+    found = yield from collected(_described(facts.quotas(), request, writer))
+    return writer.answer(entity for entity in found if entity)
 
 
 def _asks_for_user(request: DescribeRequest, user: str) -> bool:
@@ -113,13 +116,23 @@ def _problem_of_component(component: FilterComponent, seen: set[str]) -> Problem
     return None
 
 
-def _described(quotas: Quotas, request: DescribeRequest) -> Iterator[DescribedEntity]:
+def _described(quotas: Quotas, request: DescribeRequest, writer: DescribeWriter) -> Iterator[bytes]:
+    """One for each entity that is looked at: nothing where it is not asked for, or has shadow quotas only."""
     matches = _matcher(request)
-    for entity, limits in quotas.items():
-        if matches(entity):
-            values = [(key.text, limit.value) for key, limit in limits.items() if not key.shadow]
-            if values:
-                yield DescribedEntity(_parts(entity), values)
+    for entity, limits in _candidates(quotas, request):
+        values = [(key.text, limit.value) for key, limit in limits.items() if not key.shadow] if matches(entity) else ()
+        yield writer.entity(DescribedEntity(_parts(entity), values)) if values else b""
+
+
+def _candidates(quotas: Quotas, request: DescribeRequest) -> Iterable[tuple[Entity, Mapping[QuotaKey, Limit]]]:
+    """All entities that a filter can match: one, where it is strict and says the name of each part."""
+    names = {component.entity_type: component for component in request.components}
+    if not request.strict or not names or any(component.match_type == ANY for component in request.components):
+        return quotas.items()
+    if any(component.match_type == EXACT and not component.match for component in request.components):
+        return ()
+    entity = _entity({part: component.match for part, component in names.items()})
+    return ((entity, quotas[entity]),) if entity in quotas else ()
 
 
 def _matcher(request: DescribeRequest) -> Callable[[Entity], bool]:
@@ -161,27 +174,33 @@ def _parts(entity: Entity) -> list[EntityPart]:
 # ----------------------------------------------------------------------- alter
 
 
-def alter(request: AlterRequest, facts: ConnectionFacts) -> Verdict | Errand:
+def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
     """The answer to an AlterClientQuotas request, or what must be written first.
 
     Entities are judged one by one, and each is changed whole or not at all.
     """
     if not facts.may_alter:
         refused = (AlteredEntity(*_NOT_AUTHORISED, entry.parts) for entry in request.entries)
-        return Verdict(answer=alter_answer(request.head, refused))
-    judged = _judge(request.entries)
+        return (yield from _answer(request, refused))
+    judged = yield from _judge(request.entries)
     wanted = [entry for entry in judged if entry.alteration is not None and entry.alteration.limits]
     if request.validate_only or not wanted:
-        return Verdict(answer=alter_answer(request.head, (entry.told() for entry in judged)))
+        return (yield from _answer(request, (entry.told() for entry in judged)))
 
-    def reply(results: Sequence[Exception | None]) -> Verdict:
+    def reply(results: Sequence[Exception | None]) -> Steps[Verdict]:
         for entry, result in zip(wanted, results, strict=True):
             if result is not None and entry.problem is _WELL:
                 entry.problem = _problem_of_writing(result)
-        return Verdict(answer=alter_answer(request.head, (entry.told() for entry in judged)))
+        return (yield from _answer(request, (entry.told() for entry in judged)))
 
     alterations = tuple(entry.alteration for entry in wanted if entry.alteration is not None)
     return Errand(alterations, request.head.client_id or "", reply)
+
+
+def _answer(request: AlterRequest, entities: Iterable[AlteredEntity]) -> Steps[Verdict]:
+    writer = AlterWriter(request.head)
+    found = yield from collected(map(writer.entity, entities))
+    return Verdict(answer=writer.answer(found))
 
 
 @dataclass(slots=True)
@@ -196,11 +215,13 @@ class _Judged:
         return AlteredEntity(self.problem.code, self.problem.message, self.parts)
 
 
-def _judge(entries: Sequence[EntityOperations]) -> list[_Judged]:
+def _judge(entries: Sequence[EntityOperations]) -> Steps[list[_Judged]]:
     """One for each distinct entity. Of a repeated one the first occurrence is done, and its result says otherwise."""
     judged: dict[frozenset[tuple[str, str | None]], _Judged] = {}
     altered: set[Entity] = set()
-    for entry in entries:
+    for number, entry in enumerate(entries, 1):
+        if not number % ITEMS_PER_STEP:
+            yield
         names = dict(sorted(dict(entry.parts).items(), key=_in_kafkas_order))
         known = judged.get(frozenset(names.items()))
         if known is not None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.api_versions import carried
-from proxy.relay.actions import Action, Ask, Close, Errand, Send, Side, Throttled
+from proxy.relay.actions import Action, Ask, Close, Send, Side, Throttled, Verdict
 from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
@@ -141,7 +141,7 @@ class Client:
             assert not isinstance(action, Close | Throttled), action
             if isinstance(action, Ask):
                 verdict = decide(action, self._facts, now_us // 1000)
-                assert not isinstance(verdict, Errand)
+                assert isinstance(verdict, Verdict)
                 self._carry_out(self._relay.on_verdict(action.ticket, verdict, now_us), now_us)
 
 

@@ -5,9 +5,10 @@ from math import inf, nan
 import pytest
 
 from protocol.client_quotas import MAX_ELEMENTS, read_alter_request, read_describe_request
-from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict
+from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict, Work
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.steps import ITEMS_PER_STEP, finish
 from quotas import entities
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
@@ -50,7 +51,8 @@ def facts(may_alter=True, may_describe=True, user="ANONYMOUS"):
 
 def decided(frame, version, **who):
     ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
-    return decide(ask, facts(**who), 0)
+    decision = decide(ask, facts(**who), 0)
+    return finish(decision.steps) if isinstance(decision, Work) else decision
 
 
 @pytest.fixture(params=[0, 1])
@@ -209,7 +211,7 @@ def alter(entries, validate_only=False, version=1, results=None, **who):
     """The entries of the answer, when what had to be written was, or had these results."""
     decision = errand(entries, validate_only, version, **who)
     if isinstance(decision, Errand):
-        decision = decision.reply(results or [None] * len(decision.alterations))
+        decision = finish(decision.reply(results or [None] * len(decision.alterations)))
     assert correlation_id(decision.answer) == 71
     return altered(decision.answer, version)
 
@@ -232,7 +234,7 @@ def test_changes_are_written_before_the_answer(version):
         Alteration(Entity(client_id=D), {PRODUCE: 1235.0000001}),
     )
     assert decision.client_id == "käufer"
-    answer = altered(decision.reply([None, None]).answer, version)
+    answer = altered(finish(decision.reply([None, None])).answer, version)
     assert answer == [(0, None, ALICE), (0, None, (("client-id", None),))]
 
 
@@ -448,3 +450,52 @@ def test_requests_are_what_the_frames_of_the_tests_say():
     assert read_describe_request(describe_request([]), 1).head.client_id == "etl"
     assert read_alter_request(alter_request([]), 1).entries == ()
     assert (describe_request([])[5], alter_request([])[5]) == (DESCRIBE, ALTER)
+
+
+# -------------------------------------------------------------- in small steps
+
+
+def steps_of(frame, of_quotas=QUOTAS, version=1):
+    """What is decided, and in how many steps."""
+    ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
+    of_all = ConnectionFacts("main", None, None, 1, "u", None, lambda: of_quotas, may_alter=True, may_describe=True)
+    decision = decide(ask, of_all, 0)
+    if not isinstance(decision, Work):
+        return decision, 1
+    count, steps = 1, decision.steps
+    try:
+        while True:
+            count += 1
+            next(steps)
+    except StopIteration as end:
+        return end.value, count
+
+
+def test_describing_very_many_is_done_in_steps():
+    many = {Entity(f"u{i}"): {PRODUCE: Limit(1.0 + i, "file")} for i in range(5 * ITEMS_PER_STEP)}
+    verdict, steps = steps_of(describe_request([], False, version=1, corr=70), many)
+    assert steps >= 5
+    code, _, entries = described(verdict.answer, 1)
+    assert (code, len(entries)) == (0, len(many))
+
+
+def test_of_very_many_one_is_found_in_one_step():
+    many = {Entity(f"u{i}"): {PRODUCE: Limit(1.0 + i, "file")} for i in range(5 * ITEMS_PER_STEP)}
+    verdict, steps = steps_of(describe_request([("user", EXACT, "u7")], True, version=1, corr=70), many)
+    assert steps == 1
+    assert len(described(verdict.answer, 1)[2]) == 1
+
+
+def test_altering_very_many_is_done_in_steps():
+    entries = [((("user", f"u{i}"),), [put(P, 5)]) for i in range(3 * ITEMS_PER_STEP)]
+    decision, steps = steps_of(alter_request(entries, corr=71))
+    assert isinstance(decision, Errand)
+    assert (len(decision.alterations), steps) == (len(entries), 7)
+    results = decision.reply([None] * len(entries))
+    assert sum(1 for _ in results) == 3
+
+
+def test_a_long_request_that_ends_badly_closes_its_connection():
+    entries = [((("user", f"u{i}"),), [put(P, 5)]) for i in range(2 * ITEMS_PER_STEP)]
+    verdict, steps = steps_of(alter_request(entries, corr=71)[:-4])
+    assert (verdict.close.reason, steps > 1) == (CloseReason.REQUEST_MALFORMED, True)

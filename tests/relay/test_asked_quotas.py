@@ -7,6 +7,7 @@ import pytest
 from protocol.requests import MAX_ASKED_BYTES
 from proxy.relay.actions import AskKind, CloseReason, Errand, Side, Verdict
 from proxy.verdicts.decide import decide
+from proxy.verdicts.steps import finish
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.source import Alteration, Limit
 from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described
@@ -73,7 +74,7 @@ def test_what_follows_waits_for_what_has_to_be_written_and_the_nodes_answers_do_
     assert errand.alterations == (Alteration(Entity(client_id="etl"), {PRODUCE: 7.0}),)
     assert script.node(heartbeaten(1)) == heartbeaten(1)
     script.asks.clear()
-    script.do(script.relay.on_verdict(ask.ticket, errand.reply([None]), NOW_US + 50_000), NOW_MS + 50)
+    script.do(script.relay.on_verdict(ask.ticket, finish(errand.reply([None])), NOW_US + 50_000), NOW_MS + 50)
     *_, answer = split(script.sent[Side.CLIENT])
     assert altered(answer) == [(0, None, ETL)]
     assert script.sent[Side.NODE] == heartbeat(1) + heartbeat(3)
