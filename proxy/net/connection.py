@@ -210,6 +210,8 @@ class Connection:
                     self._close(action)
 
     def _decide(self, ask: Ask, now_us: int) -> list[Action]:
+        if self.closing:
+            return []
         decision = decide(ask, self.facts, now_us // 1000)
         if isinstance(decision, Errand | Work):
             self._errand = self._loop.create_task(self._work_out(ask.ticket, decision))

@@ -79,6 +79,7 @@ _THROTTLED = 2
 _ASKING = 4
 _IN_FLIGHT_FULL = 8
 _FETCHING = 16
+_ENQUIRING = 32
 
 _NO_TICKET = -1
 _SMALLEST_ANSWER = 4
@@ -157,7 +158,6 @@ class Relay:
         self._node_blocked = False
         self._request_ticket = _NO_TICKET
         self._asked_client_id = b""
-        self._asked: Ask | None = None
         self._decided: Verdict | None = None
         self._decided_ms = 0
 
@@ -424,9 +424,11 @@ class Relay:
                     self._ask_for_binding(request, after)
                     break
                 request.binding = binding if request.plan.charged else None
-                if request.plan.asked is not None and _is_asked(request, binding):
-                    self._ask_about_request(request, buf, at, after)
-                    break
+                if request.plan.asked is not None:
+                    if _is_asked(request, binding):
+                        self._ask_about_request(request, buf, at, after)
+                        break
+                    self._enquired = []
                 if self._withholds and request.plan.fetches and not _note_session(request, buf, at, end):
                     break
                 if request.plan.fetches and binding.limits_fetches:
@@ -591,7 +593,7 @@ class Relay:
 
     def _take_up_again(self) -> bool:
         """True, once, when what is in flight no longer keeps further requests from being taken."""
-        over = 0
+        over = _ENQUIRING if len(self._enquired) == self._enquiries else 0
         if self._waiting < self._max_in_flight:
             over |= _IN_FLIGHT_FULL
         if not self._waiting:
@@ -632,11 +634,15 @@ class Relay:
             self._request_ticket = self._next_ticket()
             ask = Ask(self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end])
             ask.client_id, ask.body_at = request.client_id, request.body_at - at
-            self._asked = ask
+            ask.enquired, self._enquired = tuple(self._enquired), []
             after.append(ask)
 
     def _enquire(self, frames: Sequence[bytes], actions: list[Action]) -> None:
-        """Send requests of our own; with their answers the same is asked again, and no request is taken before."""
+        """Send requests of our own; with their answers the same is asked again, and no request is taken before.
+
+        It is asked when it can be carried out, too: what a decision costs is not for a client that may go meanwhile.
+        """
+        self._mute = self._mute & ~_ASKING | _ENQUIRING
         for frame in frames:
             request = read_request(frame, 0, len(frame), INT32_MAX)
             assert request is not None
@@ -645,18 +651,11 @@ class Relay:
         self._enquiries = len(frames)
         actions.append(Send(_NODE, frames))
 
-    def _ask_again(self, after: list[Action]) -> None:
-        """All that was enquired is here."""
-        assert self._asked is not None
-        self._request_ticket = self._next_ticket()
-        after.append(replace(self._asked, ticket=self._request_ticket, enquired=tuple(self._enquired)))
-        self._enquired = []
-
     def _carry_out(
         self, verdict: Verdict, request: Request, frame: memoryview, now_ms: int, after: list[Action]
     ) -> Sequence[Piece]:
         """Do with a request as was decided; what goes to the node of its frame."""
-        self._asked = self._decided = None
+        self._decided = None
         self._tally.mutations_refused += verdict.refused
         throttle_time_ms = self._decided_ms + verdict.throttle_time_ms - now_ms
         if throttle_time_ms > 0:
@@ -708,7 +707,7 @@ class Relay:
         A verdict is quick: while it is due reading goes on. It must go on, too, until a whole head has had the upstream
         connection opened: nothing else would ever end that wait.
         """
-        waits = self._mute & ~_ASKING and (self._opening or self._mute != _UNCONNECTED)
+        waits = self._mute & ~(_ASKING | _ENQUIRING) and (self._opening or self._mute != _UNCONNECTED)
         enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
         muted = self._mute or self._client_blocked
         enough = muted and not self._request_left and len(self._requests) >= enough_bytes
@@ -769,10 +768,11 @@ class Relay:
                         run = at
                     if self._in_flight and self._in_flight[0].held:
                         _add_run(pieces, buf, run, at)
-                        run = self._collect(self._in_flight[0], buf, at, after)
+                        run = at
+                        at = self._collect(self._in_flight[0], buf, at, after)
                         if run == at:
                             break
-                        at = run
+                        run = at
                         continue
                     passed_to = self._pass_alike(buf, at, now_ms)
                     if passed_to != at:
@@ -1100,8 +1100,6 @@ class Relay:
             return
         self._no_longer_await(request, 1)
         self._enquired.append(frame)
-        if len(self._enquired) == self._enquiries:
-            self._ask_again(after)
 
     def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
         kind = AskKind.API_VERSIONS if plan.api_key == API_VERSIONS else AskKind.ADDRESSES

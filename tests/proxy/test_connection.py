@@ -11,11 +11,14 @@ from proxy.relay.actions import CloseReason, Side
 from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
+from quotas.entities import Entity, QuotaType
+from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.quota_frames import alter_request, altered
 from tests.relay.frames import heartbeat, heartbeaten, produce
 from tests.relay.script import FixedNodes, ledger_with
+from tests.topic_frames import create_topics, metadata_by_name, new_topic
 
 
 class Shell:
@@ -101,6 +104,19 @@ async def test_an_alteration_is_written_though_its_client_is_gone():
     assert shell.altered == 1
     assert shell.ended[0] is CloseReason.CLIENT_LOST
     assert CloseReason.INTERNAL_ERROR not in shell.ended
+
+
+async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_before():
+    """Its answer cannot be written, and behind that in the same read stands what was enquired for its next request."""
+    shell = Shell()
+    ledger = shell.connection.facts.ledger
+    ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
+    await shell.client_sends(heartbeat(1) + create_topics(7, [new_topic(7, b"t", 5)], corr=2))
+    shell.client.write = lambda pieces: shell.connection.lost(Side.CLIENT, BrokenPipeError())
+    shell.connection.bytes_came(Side.NODE, heartbeaten(1) + metadata_by_name(-0x6B74, {b"t": -1}))
+    assert shell.ended == [CloseReason.CLIENT_LOST]
+    [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
+    assert bucket.total == 0
 
 
 async def test_when_one_side_ends_both_are_closed():

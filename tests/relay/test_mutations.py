@@ -471,6 +471,15 @@ def test_a_decision_made_while_the_client_was_muted_is_carried_out_when_that_is_
     assert script.wake_at == NOW_MS + 2000
 
 
+def test_a_muted_client_that_goes_has_spent_nothing_on_what_waited_behind_the_mute(make_relay):
+    script = connected(make_relay)
+    script.client(heartbeat(1) + create((b"a", 5), corr=2))
+    script.node(heartbeaten(1, throttle_time_ms=500) + metadata_by_name(OWN_ID, unknown(b"a")))
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
+    assert script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS).mutation is not None
+    assert tokens(script) == 11.0
+
+
 def test_a_client_that_has_hung_up_meanwhile_has_its_request_carried(make_relay):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
@@ -549,6 +558,14 @@ def test_an_enquiry_whose_answer_is_nonsense_ends_the_connection(make_relay, ans
     script.node(pack(">i", len(answer) - 4) + answer[4:])
     assert script.close_reason is CloseReason.ANSWER_MALFORMED
     assert script.sent[Side.CLIENT] == b""
+
+
+def test_what_came_before_an_answer_that_ends_the_connection_goes_out_once(make_relay):
+    script = connected(make_relay)
+    script.client(heartbeat(1) + create((b"a", 1), corr=2))
+    script.node(heartbeaten(1) + metadata_by_name(OWN_ID + 1, unknown(b"a")))
+    assert script.close_reason is CloseReason.ANSWER_UNEXPECTED
+    assert script.sent[Side.CLIENT] == heartbeaten(1)
 
 
 def test_an_answer_that_is_nonsense_ends_the_connection(make_relay):
