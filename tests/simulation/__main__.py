@@ -153,6 +153,8 @@ def _summary(outcome: Outcome) -> str:
             f"requests         {outcome.requests} ({outcome.request_bytes / 1e6:.1f} MB)",
             f"answers          {outcome.answers} ({outcome.answer_bytes / 1e6:.1f} MB)",
             f"throttles        {outcome.throttles}",
+            f"topics refused   {outcome.refused} ({outcome.enquiries} enquiries)",
+            f"quotas altered   {outcome.altered}",
             f"events           {outcome.events}",
             f"faults           {counted(outcome.faults)}",
             f"closes           {counted(outcome.closes)}",

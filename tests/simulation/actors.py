@@ -2,17 +2,18 @@
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 
-from tests.simulation import wire
+from tests.simulation import quota_calls, topics, wire
 from tests.simulation.model import ForClient, Model, Taken
 from tests.simulation.network import Endpoint, Events, Link
-from tests.simulation.plan import Burst, ConnectionPlan, Drain, End, Raw, RequestPlan, Stall, Step, Wait
+from tests.simulation.plan import AnswerPlan, Burst, ConnectionPlan, Drain, End, Raw, RequestPlan, Stall, Step, Wait
 
 
 class Client:
     """Writes what its steps say, and reads answers; an obedient one waits when it is told to."""
 
-    def __init__(self, plan: ConnectionPlan, events: Events, link: Link, model: Model) -> None:
+    def __init__(self, plan: ConnectionPlan, events: Events, link: Link, model: Model, cluster: topics.Cluster) -> None:
         self.plans_by_place: dict[int, RequestPlan] = {}
         """Where in the stream each request begins."""
         self.due = 0
@@ -23,6 +24,7 @@ class Client:
         self.left_unread = False
         self._events = events
         self._model = model
+        self._cluster = cluster
         self._obedient = plan.obedient
         self._depth = plan.depth
         self._steps: deque[Step] = deque(plan.steps)
@@ -59,10 +61,15 @@ class Client:
         while self._burst and self.due < self._depth:
             request = self._burst.popleft()
             self.plans_by_place[self.written_bytes + len(data)] = request
-            data += wire.request_frame(request)
+            data += wire.request_frame(request, self._body(request))
             self.due += request.api_key != wire.PRODUCE or request.acks != 0
         self._send(bytes(data))
         return bool(data)
+
+    def _body(self, request: RequestPlan) -> bytes | None:
+        if request.api_key in wire.MUTATIONS:
+            return topics.request_body(request, self._cluster)
+        return quota_calls.request_body(request) if request.api_key in wire.OWN_KEYS else None
 
     def _send(self, data: bytes) -> None:
         self.written_bytes += len(data)
@@ -120,7 +127,14 @@ class Node:
     """Answers what it has received whole, in order."""
 
     def __init__(
-        self, plan: ConnectionPlan, events: Events, link: Link, model: Model, client: Client, around: wire.Surroundings
+        self,
+        plan: ConnectionPlan,
+        events: Events,
+        link: Link,
+        model: Model,
+        client: Client,
+        around: wire.Surroundings,
+        cluster: topics.Cluster,
     ) -> None:
         self.received_bytes = 0
         self.received = 0
@@ -130,6 +144,8 @@ class Node:
         self._model = model
         self._client = client
         self._around = around
+        self._cluster = cluster
+        self._frame = bytearray()
         self._flush_ms = plan.flush_ms
         self._left = 0
         self._taken: Taken | None = None
@@ -144,37 +160,67 @@ class Node:
 
     def _on_data(self, data: bytes) -> None:
         self.received_bytes += len(data)
-        left = len(data)
-        while left:
+        at = 0
+        while at < len(data):
             if self._taken is None:
                 self._taken = self._model.for_node.popleft()
-                self._left = self._taken.head.frame_bytes
-            step = min(left, self._left)
+                self._left = self._taken.sent_bytes or self._taken.head.frame_bytes
+            step = min(len(data) - at, self._left)
+            if self._taken.enquiry or self._taken.head.about_topics:
+                self._frame += data[at : at + step]
             self._left -= step
-            left -= step
+            at += step
             if not self._left:
                 taken, self._taken = self._taken, None
-                self._received(taken)
+                frame, self._frame = bytes(self._frame), bytearray()
+                self._received(taken, frame)
 
-    def _received(self, taken: Taken) -> None:
+    def _received(self, taken: Taken, frame: bytes) -> None:
         self.received += 1
         if self.silent or not taken.head.answered:
             return
-        plan = self._client.plans_by_place.get(taken.at)
-        if plan is None or plan.api_key != taken.head.api_key or plan.answer.kind == "close":
-            self._fall_silent("closed")
-            self._events.at(self._answer_ms, self.endpoint.close)
+        request = self._client.plans_by_place.get(taken.at)
+        if request is None or (request.api_key != taken.head.api_key and not taken.enquiry):
+            self._hang_up()
             return
-        if plan.answer.kind == "never":
+        plan = request.enquiry if taken.enquiry else request.answer
+        if plan.kind == "close":
+            self._hang_up()
+            return
+        if plan.kind == "never":
             self._fall_silent("never")
             return
-        answers = [wire.answer(taken.head, plan.answer, self._around)]
-        if plan.answer.kind == "extra":
+        if plan.kind in ("cut_tail", "too_short") and taken.head.about_topics and taken.settlement is None:
+            plan = replace(plan, kind="right")  # nobody would see that
+        try:
+            answers = [self._answer_to(taken, frame, request, plan)]
+        except topics.Unreadable:
+            self._hang_up()
+            return
+        if plan.kind == "extra":
             answers.append(wire.extra_answer())
-        self._answer_ms = max(self._answer_ms, self._events.now_ms + plan.answer.delay_ms)
+        self._answer_ms = max(self._answer_ms, self._events.now_ms + plan.delay_ms)
         if any(answer.reason for answer in answers):
             self._fall_silent("wrong")
         self._events.at(self._answer_ms, lambda: self._answer(answers))
+
+    def _answer_to(self, taken: Taken, frame: bytes, request: RequestPlan, plan: AnswerPlan) -> wire.Answer:
+        """The answer to a request. What it wants done to topics is done when it is here whole."""
+        head = taken.head
+        if taken.enquiry:
+            told = self._cluster.told(topics.read_enquiry(frame, head.version))
+            return wire.answer(head, plan, self._around, topics.metadata_body(head.version, told, plan))
+        if not head.about_topics:
+            return wire.answer(head, plan, self._around)
+        call = topics.read_call(frame, head.api_key, head.version, head.body_at)
+        results = self._cluster.do(call, request)
+        answer = wire.answer(head, plan, self._around, topics.answer_body(call, plan, results))
+        answer.results = tuple(results)
+        return answer
+
+    def _hang_up(self) -> None:
+        self._fall_silent("closed")
+        self._events.at(self._answer_ms, self.endpoint.close)
 
     def _fall_silent(self, why: str) -> None:
         self.silent = why

@@ -14,12 +14,15 @@ from tests.simulation.plan import (
     ConnectionPlan,
     Drain,
     End,
+    EntryPlan,
     Fault,
+    FilterPlan,
     QuotaPlan,
     Raw,
     RequestPlan,
     Stall,
     Step,
+    TopicPlan,
     Wait,
     WorldPlan,
 )
@@ -31,7 +34,9 @@ from tests.simulation.wire import (
     HEAD_BYTES,
     HEARTBEAT,
     METADATA,
+    MUTATIONS,
     OTHER_APIS,
+    OWN_KEYS,
     PRODUCE,
     WRONG_ANSWERS,
     can_be,
@@ -49,15 +54,20 @@ def world_of(seed: int) -> WorldPlan:
     tame = rng.random() < 0.3
     plan = WorldPlan(seed, [])
     _choose_limits(rng, plan, tame)
+    mutating = rng.random() < 0.4
     if rng.random() < 0.8:
-        plan.quotas = _quotas(rng)
+        plan.quotas = _quotas(rng, mutating)
+    if mutating:
+        _choose_topics(rng, plan)
     if rng.random() < 0.4:
         plan.max_throttle_ms = rng.choice((1, 50, 1000, 20_000))
         plan.max_debt_ms = plan.max_throttle_ms * rng.choice((1, 3, 100))
     for number in range(rng.randint(8, 25) if large else rng.randint(1, 4)):
-        plan.connections.append(_connection(rng, seed * 1000 + number, plan, large, tame))
+        plan.connections.append(_connection(rng, seed * 1000 + number, plan, large, tame, mutating))
     if rng.random() < 0.4:
-        plan.changes = sorted((_change(rng) for _ in range(rng.randint(1, 4))), key=lambda change: change.at_ms)
+        plan.changes = sorted(
+            (_change(rng, mutating) for _ in range(rng.randint(1, 4))), key=lambda change: change.at_ms
+        )
     if rng.random() < 0.1:
         plan.changes.append(Change(rng.choice((5, 100, 3000)), "drain", drain_ms=rng.choice((0, 50, 10_000))))
     _choose_modes(rng, plan)
@@ -90,32 +100,50 @@ def _choose_limits(rng: Random, plan: WorldPlan, tame: bool) -> None:
         plan.portless = (rng.randint(1, 4),)
 
 
+def _choose_topics(rng: Random, plan: WorldPlan) -> None:
+    plan.topics = rng.choice((0, 5, 20))
+    plan.metadata_lag_ms = rng.choice((0, 0, 5, 500))
+    plan.default_partitions = rng.choice((1, 3))
+    plan.charge_validate_only = rng.random() < 0.3
+    if rng.random() < 0.4:
+        entity = rng.choice(_ENTITIES)
+        plan.shadows = (QuotaPlan(*entity, rng.choice((None, 100)), None, _mutation_rate(rng)),)
+
+
 # ---------------------------------------------------------------------- quotas
 
+_ENTITIES = (
+    (None, "*"),
+    (None, "etl"),
+    ("ANONYMOUS", None),
+    ("ANONYMOUS", "etl"),
+    ("*", None),
+    ("*", "*"),
+    (None, "web"),
+)
 
-def _quotas(rng: Random) -> tuple[QuotaPlan, ...]:
-    entities = [
-        (None, "*"),
-        (None, "etl"),
-        ("ANONYMOUS", None),
-        ("ANONYMOUS", "etl"),
-        ("*", None),
-        ("*", "*"),
-        (None, "web"),
-    ]
-    chosen = rng.sample(entities, rng.choice((1, 1, 2, 3)))
-    return tuple(QuotaPlan(user, client_id, _rate(rng), _rate(rng)) for user, client_id in chosen)
+
+def _quotas(rng: Random, mutating: bool) -> tuple[QuotaPlan, ...]:
+    chosen = rng.sample(_ENTITIES, rng.choice((1, 1, 2, 3)))
+    return tuple(
+        QuotaPlan(user, client_id, _rate(rng), _rate(rng), _mutation_rate(rng) if mutating else None)
+        for user, client_id in chosen
+    )
+
+
+def _mutation_rate(rng: Random) -> float | None:
+    return rng.choice((None, 0.01, 0.1, 0.3, 0.3, 1.0, 1.0, 5.0, 1e9))
 
 
 def _rate(rng: Random) -> int | None:
     return rng.choice((None, 1, 100, 2000, 20_000, 200_000, 5_000_000, 2**40))
 
 
-def _change(rng: Random) -> Change:
+def _change(rng: Random, mutating: bool) -> Change:
     at_ms = rng.choice((0, 10, 100, 1000, 5000, 20_000, 4_000_000))
     kind = rng.choice(("quotas", "quotas", "caps", "sweep"))
     if kind == "quotas":
-        return Change(at_ms, kind, _quotas(rng) if rng.random() < 0.8 else ())
+        return Change(at_ms, kind, _quotas(rng, mutating) if rng.random() < 0.8 else ())
     if kind == "caps":
         cap_ms = rng.choice((10, 1000, 20_000, MAX_THROTTLE_MS))
         return Change(at_ms, kind, max_throttle_ms=cap_ms, max_debt_ms=max(cap_ms, 60_000))
@@ -125,7 +153,7 @@ def _change(rng: Random) -> Change:
 # ----------------------------------------------------------------- connections
 
 
-def _connection(rng: Random, seed: int, world: WorldPlan, large: bool, tame: bool) -> ConnectionPlan:
+def _connection(rng: Random, seed: int, world: WorldPlan, large: bool, tame: bool, mutating: bool) -> ConnectionPlan:
     plan = ConnectionPlan(seed, start_ms=rng.choice((0, 0, 1, 100, 3000)))
     plan.obedient = tame or rng.random() < 0.5
     plan.depth = rng.choice((1, 2, 5, 50))
@@ -136,9 +164,12 @@ def _connection(rng: Random, seed: int, world: WorldPlan, large: bool, tame: boo
     plan.flush_ms = rng.choice((0, 0, 2, 30))
     if rng.random() < 0.08:
         plan.verdict_ms = rng.choice((1, 40))
+        plan.early_verdicts = rng.random() < 0.5
+    plan.may_alter = rng.random() < 0.9
+    plan.may_describe = rng.random() < 0.8
     if not tame:
         _choose_faults(rng, plan)
-    plan.steps = _steps(_Drawing(rng, world, large, tame))
+    plan.steps = _steps(_Drawing(rng, world, large, tame, mutating))
     return plan
 
 
@@ -165,11 +196,12 @@ class _Drawing:
     count up, wrap, lie below zero, or are all the same.
     """
 
-    def __init__(self, rng: Random, world: WorldPlan, large: bool, tame: bool) -> None:
+    def __init__(self, rng: Random, world: WorldPlan, large: bool, tame: bool, mutating: bool) -> None:
         self.rng = rng
         self.world = world
         self.large = large
         self.tame = tame
+        self.mutating = mutating
         self._names = _CROWD if world.sensors < AMPLE_SENSORS else _CLIENT_IDS
         self._next_id = rng.choice((0, 1, 2**31 - 4, -3, -(2**31), rng.randint(-(2**31), 2**31 - 1)))
         self._step = rng.choice((1, 1, 1, 1, 0, 7))
@@ -238,6 +270,9 @@ def _alike(draw: _Drawing, model: RequestPlan) -> RequestPlan:
         request.answer = AnswerPlan(nodes=1)
     if model.api_key == _CONTROLLED_SHUTDOWN:
         return request
+    if model.api_key in MUTATIONS or model.api_key in OWN_KEYS:
+        _choose_body(draw, request)
+        return request
     change = rng.random()
     if change < 0.08:
         request.filler_bytes = _size(rng, False)
@@ -267,7 +302,7 @@ def _size(rng: Random, large: bool) -> int:
 
 def _request(draw: _Drawing) -> RequestPlan:
     rng = draw.rng
-    api_key, version = _api(rng)
+    api_key, version = _api(rng, draw.mutating)
     request = RequestPlan(api_key, version, draw.correlation_id(), draw.client_id())
     if rng.random() < 0.03:
         request.client_id = bytes(rng.choice((97, 255)) for _ in range(rng.choice((1025, 30_000))))
@@ -282,13 +317,81 @@ def _request(draw: _Drawing) -> RequestPlan:
         request.max_bytes = rng.choice((1, 1000, 1_000_000, 52_428_800, 2**31 - 1))
         request.filler_bytes = rng.choice((0, 30, 300))
         request.epoch = request.correlation_id % 5 - 1
+    elif api_key in MUTATIONS or api_key in OWN_KEYS:
+        _choose_body(draw, request)
     else:
         request.filler_bytes = rng.choice((4, 20, 20, 100, 3000))
     request.answer = _answer(rng, request, draw.large)
     return request
 
 
-def _api(rng: Random) -> tuple[int, int]:
+# ------------------------------------------------------------ topics and quotas
+
+
+def _choose_body(draw: _Drawing, request: RequestPlan) -> None:
+    """What a request about topics or quotas says."""
+    rng = draw.rng
+    request.validate_only = rng.random() < 0.15
+    if request.api_key in MUTATIONS:
+        request.topics = [_topic(rng, request.api_key) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 5, 8)))]
+        if rng.random() < 0.02:
+            request.topics = [_topic(rng, request.api_key) for _ in range(300)]
+        request.answer.shuffled = rng.random() < 0.3
+        request.answer.dropped = rng.choice((1, 2)) if rng.random() < 0.05 else 0
+        request.enquiry = AnswerPlan(delay_ms=rng.choice((0, 0, 1, 5, 100)), nodes=rng.choice((0, 1, 3)))
+        request.enquiry.throttle_ms = rng.choice((1, 300)) if rng.random() < 0.05 else 0
+        if not draw.tame and rng.random() < 0.02:
+            request.enquiry.kind = rng.choice((*WRONG_ANSWERS, "never", "close"))
+            if request.enquiry.kind == "huge_size" and draw.world.max_answer_bytes == 2**31 - 1:
+                request.enquiry.kind = "other_id"
+        return
+    request.filters = [_filter(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    request.strict = rng.random() < 0.3
+    request.entries = [_entry(rng, draw.mutating) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    request.errand_ms = rng.choice((0, 1, 20, 1000, 30_000))
+    if rng.random() < 0.2:
+        request.errand_fails = rng.choice(((0,), (1,), (0, 1), (0, 2)))
+
+
+def _topic(rng: Random, api_key: int) -> TopicPlan:
+    name = b"t%d" % rng.randrange(20) if rng.random() < 0.9 else rng.choice((b"a b", b"", b"..", b"n" * 250, b"new"))
+    topic = TopicPlan(name, rng.choice((1, 2, 3, 10, 30, 100, -1, 0)))
+    topic.by_id = rng.random() < 0.4
+    if api_key == 37:
+        topic.partitions = rng.choice((0, 5, 9, 25, 40))
+        topic.assigned = rng.choice((-1, -1, -1, 0, 2))
+    elif rng.random() < 0.15:
+        topic.assigned, topic.partitions = rng.choice((1, 3)), rng.choice((-1, -1, 3))
+    if rng.random() < 0.1:
+        topic.replication = rng.choice((1, 0, -2))
+    topic.configs = rng.choice((1, 3)) if rng.random() < 0.1 else 0
+    topic.tag_bytes = rng.choice((1, 200)) if rng.random() < 0.1 else 0
+    topic.error = rng.choice((7, 29, 41, -1)) if rng.random() < 0.12 else 0
+    return topic
+
+
+def _entry(rng: Random, mutating: bool) -> EntryPlan:
+    user, client_id = rng.choice((*_ENTITIES, ("?", None), (None, None), (None, "")))
+    named = (("user", user), ("client-id", client_id))
+    parts = tuple((part, None if name == "*" else name) for part, name in named if name is not None)
+    keys = ["producer_byte_rate", "consumer_byte_rate", "controller_mutation_rate", "request_percent"]
+    values = (None, 100.0, 5_000_000.0, 1.0, 0.5) if mutating else (None, 5_000_000.0, 2e9)
+    limits = []
+    for key in rng.sample(keys[: 4 if rng.random() < 0.1 else 3], rng.choice((0, 1, 1, 2))):
+        limits.append((key, 0.0 if rng.random() < 0.05 else rng.choice(values)))
+    return EntryPlan(parts, tuple(limits))
+
+
+def _filter(rng: Random) -> FilterPlan:
+    match = rng.choice((0, 1, 2))
+    return FilterPlan(rng.choice(("user", "client-id")), match, rng.choice(("ANONYMOUS", "etl")) if not match else None)
+
+
+def _api(rng: Random, mutating: bool) -> tuple[int, int]:
+    if rng.random() < (0.6 if mutating else 0.04):
+        key = rng.choice((*MUTATIONS, *MUTATIONS, *MUTATIONS, 48, 49))
+        api = APIS[key]
+        return key, rng.choice((rng.randint(api.min_version, api.max_version), api.max_version, api.max_version))
     kind = rng.random()
     if kind < 0.4:
         return PRODUCE, rng.choice((0, 1, 2, 3, 5, 7, 8, 9, 9, 10, 11, 12, 13, 13))

@@ -5,6 +5,7 @@ call of the relay it is shown the actions, and raises Violation for whatever sho
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import pack
@@ -12,23 +13,27 @@ from struct import pack
 from proxy.relay.actions import (
     Action,
     Ask,
+    AskKind,
     Close,
     CloseReason,
+    Errand,
     OpenUpstream,
     Pause,
     Resume,
     Send,
     Side,
     Throttled,
+    Verdict,
     WakeAt,
 )
 from proxy.relay.relay import Relay
 from quotas.entities import QuotaType
 from quotas.ledger import Ledger
-from tests.simulation import wire
+from tests.simulation import quota_calls, topics, wire
+from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge, Settlement
 from tests.simulation.network import READ_BYTES
 from tests.simulation.oracle import Charge, Violation, WatchedSensors
-from tests.simulation.plan import WorldPlan
+from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
 
 CLIENT, NODE = Side.CLIENT, Side.NODE
 HELD_BYTES = wire.HEAD_BYTES + READ_BYTES
@@ -38,7 +43,8 @@ MOST_ASKS_IN_A_ROW = 50
 """So often a relay may ask before it sends something: tables change, but not each time."""
 
 INT32_MAX = 2**31 - 1
-VIRTUAL_CLUSTER, NODE_ID, USER = "main", 1, "ANONYMOUS"
+MOST_ASKED_BYTES = 1024 * 1024
+"""A larger request is not asked about whole."""
 
 _BAD_ANSWERS = {
     CloseReason.ANSWER_UNEXPECTED,
@@ -53,7 +59,9 @@ _BAD_ANSWERS = {
 class Taken:
     """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream.
 
-    Nothing is sent on behind one that goes `alone` until it is answered.
+    Nothing is sent on behind one that goes `alone` until it is answered. An `enquiry` is the proxy's own, for the
+    request at its place. `throttle_at` is where the throttle time stands in an `own_answer`, `sent_bytes` what goes to
+    the node, `settlement` what the answer to it needs.
     """
 
     head: wire.Head
@@ -62,6 +70,10 @@ class Taken:
     fetch_handle: int | None
     own_answer: bytes | None = None
     alone: bool = False
+    enquiry: bool = False
+    throttle_at: int = -1
+    sent_bytes: int = 0
+    settlement: Settlement | None = None
 
 
 @dataclass(slots=True)
@@ -77,6 +89,7 @@ class _Written:
     reported: bool = False
     withheld: bool = False
     dropped: bool = False
+    merged: bytes = b""
 
     @property
     def all_fed(self) -> bool:
@@ -117,6 +130,7 @@ class Counts:
     throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttles_by_node: int = 0
     withheld: int = 0
+    mutations_refused: int = 0
 
 
 def measured_as(client_id: bytes) -> str:
@@ -134,13 +148,25 @@ def require(holds: bool, what: str) -> None:
 
 
 class Model:
-    """Beside one relay. `around` is what answers depend on, `counts` are shared by all models of a world.
+    """Beside one relay. `around` is what answers depend on, `counts` are shared by all models of a world, and so are
+    the `judge` of requests about topics and the `book` of quotas. `plan_at` finds the plan of the request that begins
+    at a place of the client's stream.
 
     Without `exact_keys`, where the table of sensors may be full, it is not checked who is measured by which sensor.
     """
 
     def __init__(
-        self, plan: WorldPlan, relay: Relay, ledger: Ledger, around: wire.Surroundings, counts: Counts, exact_keys: bool
+        self,
+        plan: WorldPlan,
+        connection: ConnectionPlan,
+        relay: Relay,
+        ledger: Ledger,
+        around: wire.Surroundings,
+        counts: Counts,
+        judge: Judge,
+        book: quota_calls.Book,
+        plan_at: Callable[[int], RequestPlan | None],
+        exact_keys: bool,
     ) -> None:
         self.closed: Close | None = None
         self.for_node: deque[Taken] = deque()
@@ -158,7 +184,20 @@ class Model:
         self._sensors = ledger.sensors
         self._around = around
         self._counts = counts
+        self._judge = judge
+        self._book = book
+        self._connection = connection
+        self._plan_at = plan_at
         self._exact_keys = exact_keys
+
+        self._decided: Decided | None = None
+        self._to_enquire: list[bytes] = []
+        self._enquiring = 0
+        self._enquired_ms = 0
+        self._enquired: list[bytes] = []
+        self._told: list[tuple[bytes | None, bytes, int]] = []
+        self._told_nonsense = False
+        self._verdict_reason = ""
 
         self._requests = bytearray()
         self._requests_fed = 0
@@ -220,6 +259,80 @@ class Model:
     def verdict_given(self, ticket: int) -> None:
         self._asks.pop(ticket, None)
 
+    # ------------------------------------------------------------- what is decided
+
+    def decided(self, ask: Ask, decision: Verdict | Errand, now_ms: int) -> None:
+        """What is to become of a request or an answer that was asked about has just been found."""
+        if ask.kind is AskKind.MUTATION and ask.side is CLIENT:
+            self._judge_request(ask, now_ms)
+        elif ask.kind is AskKind.MUTATION:
+            self._settle(ask, now_ms)
+        elif ask.kind is AskKind.QUOTA_API:
+            self._look_at_quota_call(ask, decision, written=False)
+        self._judge.require_all_accounted()
+
+    def verdict_comes(self, ask: Ask, verdict: Verdict, now_ms: int) -> None:
+        """What was found out reaches the relay."""
+        if ask.kind is AskKind.QUOTA_API and verdict.answer is not None:
+            self._decided = Decided(now_ms, answer=verdict.answer)
+        elif self._decided is not None:
+            self._decided.at_ms = now_ms
+        self.verdict_given(ask.ticket)
+
+    def errand_done(self, ask: Ask, verdict: Verdict) -> None:
+        """What was to be written for a request is written, or not."""
+        if self.closed is None:
+            self._look_at_quota_call(ask, verdict, written=True)
+
+    def _judge_request(self, ask: Ask, now_ms: int) -> None:
+        head = self._next()
+        assert isinstance(head, wire.Head)
+        frame = bytes(self._requests[: head.frame_bytes])
+        require(ask.frame == frame, f"asks about {ask.frame[:30]!r}, {frame[:30]!r} is next")
+        if self._told_nonsense:
+            self._verdict_reason = "answer_malformed"
+            return
+        told = tuple(self._told) if ask.enquired else None
+        found = self._judge.judge(frame, head, measured_as(head.client_id), told, self._enquired_ms, now_ms)
+        self._told.clear()
+        if found.close:
+            self._verdict_reason = found.close
+        elif found.enquire:
+            self._to_enquire = found.enquire
+        else:
+            self._decided = found
+
+    def _settle(self, ask: Ask, now_ms: int) -> None:
+        written, request = self._answers[0], self._in_flight[0]
+        require(ask.frame == written.answer.frame, "asks about another answer than the one that is here")
+        settlement = request.settlement
+        require(settlement is not None, f"asks about the answer to {request.head}")
+        assert settlement is not None
+        if written.answer.reason:
+            return
+        self._judge.settle(settlement, written.answer.results, now_ms)
+        written.merged = _merged(settlement, written.answer)
+
+    def _look_at_quota_call(self, ask: Ask, decision: Verdict | Errand, written: bool) -> None:
+        head = self._next()
+        assert isinstance(head, wire.Head)
+        plan = self._plan_at(self._at())
+        if plan is None or plan.flipped_bit >= 0 or plan.api_key != head.api_key:
+            if isinstance(decision, Verdict) and decision.close is not None:
+                self._verdict_reason = decision.close.reason.value
+            return
+        writes = plan.api_key == quota_calls.ALTER and quota_calls.writes(plan, self._connection.may_alter)
+        require(isinstance(decision, Errand) == (writes and not written), f"{decision} for {plan}")
+        if isinstance(decision, Errand):
+            return
+        require(decision.answer is not None, f"{decision} for {plan}")
+        assert decision.answer is not None
+        require(decision.answer[4:8] == pack(">i", head.correlation_id), "an answer of ours with another id")
+        if plan.api_key == quota_calls.DESCRIBE:
+            self._book.check_described(decision.answer, plan, self._connection.may_describe)
+        else:
+            self._book.check_altered(decision.answer, plan, self._connection.may_alter, written)
+
     def time_came(self, now_ms: int) -> None:
         self._wake_at = None
         if self._throttled and now_ms >= self._muted_until_ms:
@@ -278,21 +391,31 @@ class Model:
                     self._opened = True
                 case Ask():
                     self._take_own(now_ms)
+                    self._take_enquired()
+                    if action.kind is AskKind.MUTATION and action.side is CLIENT:
+                        require(not self._enquiring, "asks before all is enquired")
+                        told = tuple(self._enquired)
+                        require(action.enquired == told, "asks with other answers than were enquired")
+                        self._enquired.clear()
                     self._asks_in_a_row += 1
                     require(self._asks_in_a_row <= MOST_ASKS_IN_A_ROW, "asks again and again")
                     self._asks[action.ticket] = action
                 case Throttled():
                     throttled.append(action)
                 case Close():
+                    self._take_enquired()
                     if action.reason not in _BAD_ANSWERS:
                         self._take_own(now_ms)
                     if len(self._charges) > sum(self._sensors.is_open(loan.handle) for loan in self._loans):
                         self._charge_early(now_ms)
                     self._check_close(action)
+                    if self._decided is not None and not self._connection.verdict_ms:
+                        require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
                     self._call_in_loans()
                     self.closed = action
         if self.closed is None:
             self._take_own(now_ms)
+            self._take_enquired()
             self._charge_early(now_ms)
             self._wait_for_first_fetch(owed, now_ms)
             self._check_progress(now_ms)
@@ -300,12 +423,27 @@ class Model:
         require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
         self._throttles.clear()
         self._client_acted = False
+        self._judge.looks()
+        self._judge.require_all_accounted()
         self._check_counters()
 
     # ------------------------------------------------------------------ requests
 
     def _next(self) -> wire.Head | wire.Bad | None:
-        return wire.judge(self._requests, self._plan.max_frame_bytes, self._plan.withholds)
+        head = wire.judge(self._requests, self._plan.max_frame_bytes, self._plan.withholds)
+        large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > MOST_ASKED_BYTES
+        return wire.Bad("request_too_large") if large and self._is_asked(head) else head
+
+    def _is_asked(self, head: wire.Head) -> bool | None:
+        """Whether a request is asked about whole; None if that depends on what a full table has room for."""
+        if not head.about_topics:
+            return head.about_quotas
+        client_id = measured_as(head.client_id)
+        small = head.frame_bytes - 4 <= MOST_ASKED_BYTES
+        return self._judge.is_asked(client_id) if small else self._judge.is_limited(client_id)
+
+    def _is_whole(self, head: wire.Head) -> bool:
+        return len(self._requests) >= head.frame_bytes
 
     @property
     def _full(self) -> bool:
@@ -316,9 +454,11 @@ class Model:
         """Whether nothing holds this request back."""
         if self._throttled or self._full or self._asking(CLIENT):
             return False
-        if head.answered_by_proxy:
-            return len(self._requests) >= head.frame_bytes and not self._blocked[CLIENT]
-        return self._connected
+        if not (head.answered_by_proxy or self._connected):
+            return False
+        if self._decided is None and (head.answered_by_proxy or self._is_asked(head) is not False):
+            return self._is_whole(head) and not self._blocked[CLIENT]
+        return True
 
     @property
     def _waits_with_requests(self) -> bool:
@@ -327,23 +467,77 @@ class Model:
         return waits and bool(self._requests)
 
     def _asking(self, side: Side) -> bool:
-        return any(ask.side is side for ask in self._asks.values())
+        enquires = side is CLIENT and bool(self._to_enquire or self._enquiring)
+        return enquires or any(ask.side is side for ask in self._asks.values())
 
     def _take_own(self, now_ms: int) -> None:
         """Take the requests that the proxy answers by itself and that are next."""
         while not self._request_left and self._requests:
             head = self._next()
-            if not (isinstance(head, wire.Head) and head.answered_by_proxy and self._may_take(head)):
+            if not (isinstance(head, wire.Head) and self._may_take(head)):
                 return
-            answer = wire.unsupported_version_answer(head.correlation_id)
+            taken = Taken(head, self._at(), 0, None)
+            if head.answered_by_proxy:
+                taken.own_answer = wire.unsupported_version_answer(head.correlation_id)
+            elif self._decided is not None and self._decided.answer is not None:
+                taken.own_answer = self._decided.answer
+                taken.throttle_at = 8 + wire.is_flexible(head.api_key, head.version)
+                self._carry_out(head, now_ms)
+                taken.muted_until_ms = self._muted_until_ms
+            else:
+                return
             self._count_request(head)
-            self._in_flight.append(Taken(head, self._at(), 0, None, answer))
+            self._in_flight.append(taken)
             del self._requests[: head.frame_bytes]
+
+    def _carry_out(self, head: wire.Head, now_ms: int) -> Decided:
+        """What was decided about the next request happens."""
+        decided, self._decided = self._decided, None
+        assert decided is not None
+        self._counts.mutations_refused += decided.refused
+        left_ms = decided.at_ms + decided.throttle_ms - now_ms
+        if left_ms > 0:
+            self._count_throttle(now_ms, left_ms, QuotaType.CONTROLLER_MUTATION, head)
+        return decided
+
+    def _enquire(self, data: bytes, now_ms: int) -> None:
+        """Requests of the proxy's own go to the node."""
+        frames, self._to_enquire = self._to_enquire, []
+        require(data == b"".join(frames), f"enquires {data!r}, {frames} is right")
+        for frame in frames:
+            head = wire.judge(frame, 2**31 - 1)
+            assert isinstance(head, wire.Head)
+            taken = Taken(head, self._at(), 0, None, enquiry=True)
+            self._in_flight.append(taken)
+            self.for_node.append(taken)
+        self._enquiring, self._enquired_ms = len(frames), now_ms
+
+    def _take_enquired(self) -> None:
+        """Answers to the proxy's own requests are here whole: the client never gets them."""
+        while self._answers and self._in_flight and self._in_flight[0].enquiry and not self._answers[0].sent_bytes:
+            answer = self._answers[0].answer
+            nonsense = answer.reason == "answer_malformed" and answer.can_be_framed
+            if not self._answers[0].all_fed or (answer.reason and not nonsense):
+                return
+            self._answers.popleft()
+            self._in_flight.popleft()
+            self._enquiring -= 1
+            self._enquired.append(answer.frame)
+            self._told += answer.told
+            self._told_nonsense |= nonsense
+
+    @property
+    def next_at(self) -> int:
+        """Where in the client's stream the next request begins."""
+        return self._at()
 
     def _at(self) -> int:
         return self._requests_fed - len(self._requests)
 
     def _sent_to_node(self, data: bytes, now_ms: int) -> None:
+        if self._to_enquire:
+            self._enquire(data, now_ms)
+            return
         at = 0
         while at < len(data):
             if not self._request_left:
@@ -365,11 +559,19 @@ class Model:
         require(isinstance(head, wire.Head), f"sent on what is no request: {head}, {bytes(self._requests[:20])!r}")
         assert isinstance(head, wire.Head)
         require(not head.answered_by_proxy, "ApiVersions of an unknown version went to the node")
+        require(not head.about_quotas, "a request about quotas went to the node")
         require(self._connected, "a request before the connection stands")
         require(not self._throttled, f"a request at {now_ms}, muted until {self._muted_until_ms}")
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
         require(not self._asking(CLIENT), "a request while its verdict is due")
         self._count_request(head)
+        if self._decided is not None:
+            self._take_decided(head, now_ms)
+            return
+        require(self._is_asked(head) is not True, f"{head} went to the node unasked")
+        self._enquired.clear()
+        self._told.clear()
+        self._told_nonsense = False
         fetch_handle = self._charge_produce(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         taken = Taken(head, self._at(), self._muted_until_ms, fetch_handle, alone=alone)
@@ -377,6 +579,17 @@ class Model:
             self._in_flight.append(taken)
         self.for_node.append(taken)
         self._request_left = head.frame_bytes
+
+    def _take_decided(self, head: wire.Head, now_ms: int) -> None:
+        """A request that was asked about goes to the node, perhaps without some of its topics."""
+        at = self._at()
+        decided = self._carry_out(head, now_ms)
+        require(decided.answer is None, f"{head} went to the node though the proxy answers it")
+        taken = Taken(head, at, self._muted_until_ms, None, settlement=decided.settlement)
+        taken.sent_bytes = self._request_left = len(decided.frame)
+        self._in_flight.append(taken)
+        self.for_node.append(taken)
+        self._requests[: head.frame_bytes] = decided.frame
 
     def _wait_for_first_fetch(self, owed: list[tuple[int, int]], now_ms: int) -> None:
         """An entity's first Fetch with a quota waits for what is owed already."""
@@ -511,13 +724,15 @@ class Model:
     def _sent_to_client(self, data: bytes, now_ms: int) -> None:
         at = 0
         while at < len(data):
+            self._take_enquired()
             written = self._answers[0] if self._answers else None
             if written is None or not written.sent_bytes:
                 own = self._own_answer(now_ms)
                 if own is not None:
-                    require(data[at : at + len(own)] == own, f"another answer of ours: {data[at : at + 30]!r}")
-                    at += len(own)
-                    self._done(len(own), 0)
+                    sent, throttle_ms = own
+                    require(data[at : at + len(sent)] == sent, f"another answer of ours: {data[at : at + 30]!r}")
+                    at += len(sent)
+                    self._done(len(sent), throttle_ms)
                     continue
             require(written is not None, f"an answer that no node gave: {data[at : at + 30]!r}")
             assert written is not None
@@ -528,10 +743,18 @@ class Model:
             else:
                 at += self._compare(written, data, at, now_ms)
 
-    def _own_answer(self, now_ms: int) -> bytes | None:
+    def _own_answer(self, now_ms: int) -> tuple[bytes, int] | None:
+        """The answer of ours that is next, with what is left of a mute in it, and that."""
         if not self._in_flight:
             self._take_own(now_ms)
-        return self._in_flight[0].own_answer if self._in_flight else None
+        own = self._in_flight[0].own_answer if self._in_flight else None
+        if own is None:
+            return None
+        at = self._in_flight[0].throttle_at
+        left_ms = max(self._in_flight[0].muted_until_ms, self._answered_until_ms) - now_ms
+        if left_ms <= 0 or at < 0:
+            return own, 0
+        return own[:at] + pack(">i", left_ms) + own[at + 4 :], left_ms
 
     def _done(self, frame_bytes: int, throttle_ms: int) -> None:
         self._in_flight.popleft()
@@ -557,7 +780,8 @@ class Model:
         written.request = request
         if request.fetch_handle is not None and not written.charged:
             self._charge_fetch(written, request, now_ms)
-        written.expected = answer.for_client
+        require(request.settlement is None or bool(written.merged), "an answer went out that was not settled")
+        written.expected = written.merged or answer.for_client
         if not written.withheld:
             self._count_answer(self._announced(answer))
 
@@ -658,6 +882,8 @@ class Model:
 
     def _check_progress(self, now_ms: int) -> None:
         """Nothing waits without a reason, and what waits is woken."""
+        require(not self._verdict_reason, f"does not close for {self._verdict_reason}")
+        require(not self._to_enquire, "enquires nothing")
         if self._throttled:
             require(
                 self._wake_at == self._muted_until_ms,
@@ -722,7 +948,10 @@ class Model:
 
     def _check_bounds(self) -> None:
         held = self._answers_held()
-        require(len(self._requests) < HELD_BYTES, f"{len(self._requests)} bytes of requests held")
+        head = self._next() if not self._request_left and self._requests else None
+        asked = isinstance(head, wire.Head) and self._is_asked(head) is not False
+        most = HELD_BYTES + (MOST_ASKED_BYTES if asked else 0)
+        require(len(self._requests) < most, f"{len(self._requests)} bytes of requests held")
         require(held < HELD_BYTES + wire.HEAD_BYTES, f"{held} bytes of answers held")
         require(self._relay.held_bytes < 2 * HELD_BYTES, f"holds {self._relay.held_bytes} bytes")
         idle = not (self._in_flight or self._requests or self._request_left or self._answers)
@@ -744,7 +973,7 @@ class Model:
     def _reasons_to_close(self) -> set[str]:
         if self._lost_reason:
             return {self._lost_reason}
-        reasons = set()
+        reasons = {self._verdict_reason} if self._verdict_reason else set()
         head = None
         if not self._request_left and self._requests and not (self._throttled or self._full):
             head = self._next()
@@ -770,15 +999,15 @@ class Model:
         if self._request_left or (self._requests and not self._next_is_here):
             return "client"
         if self._in_flight:
-            return "node"
+            return "more nonsense" if self._told_nonsense else "node"
         return "" if self._requests else "idle"
 
     @property
     def _next_is_here(self) -> bool:
         """Whether as much of the next request has come as it is judged by: all of one that the proxy answers."""
         head = self._next()
-        if isinstance(head, wire.Head) and head.answered_by_proxy:
-            return len(self._requests) >= head.frame_bytes
+        if isinstance(head, wire.Head) and (head.answered_by_proxy or self._is_asked(head) is not False):
+            return self._is_whole(head)
         return head is not None
 
     def has_ended(self, side: Side) -> bool:
@@ -788,6 +1017,27 @@ class Model:
     def is_paused(self, side: Side) -> bool:
         """Whether the relay has this side unread."""
         return self._paused[side]
+
+
+def _merged(settlement: Settlement, answer: wire.Answer) -> bytes:
+    """The answer with our refusals among the node's results, in the order of the request; what is nobody's is last."""
+    if not settlement.refusals:
+        return answer.frame
+    call, results = settlement.call, list(answer.results)
+    found = dict(
+        zip(settlement.passed, topics.matched([call.items[i] for i in settlement.passed], results), strict=True)
+    )
+    pieces = []
+    for i in range(len(call.items)):
+        result = found.get(i)
+        if i in settlement.refusals:
+            pieces.append(settlement.refusals[i])
+        elif result is not None:
+            pieces.append(result.data)
+            results = [other for other in results if other is not result]
+    pieces += [result.data for result in results]
+    start, end = answer.array
+    return wire.framed(answer.frame[4:start] + wire.count(len(pieces), True) + b"".join(pieces) + answer.frame[end:])
 
 
 def _difference(given: bytes, expected: bytes | bytearray) -> str:

@@ -4,11 +4,27 @@ They change what goes into a relay and what comes out of it, so they do not depe
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
-from proxy.relay.actions import Action, Close, CloseReason, Pause, Resume, Send, Side, Verdict, WakeAt
+from proxy.relay.actions import (
+    Action,
+    Ask,
+    AskKind,
+    Close,
+    CloseReason,
+    Errand,
+    Pause,
+    Resume,
+    Send,
+    Side,
+    Verdict,
+    WakeAt,
+)
 from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
+from proxy.verdicts.decide import decide
+from proxy.verdicts.facts import ConnectionFacts
 from quotas.ledger import Ledger
 from quotas.sensors import Sensors
 
@@ -206,6 +222,88 @@ class HangUpForgetsTheRest(Mutant):
         return actions if side is NODE or closed else [*actions, *self.sound.on_lost(CloseReason.CLIENT_CLOSED)]
 
 
+class EnquiryToldToTheClient(Mutant):
+    """What the proxy has enquired goes to the client, too."""
+
+    def changed(self, actions: list[Action], now_us: int) -> list[Action]:
+        enquired = [frame for action in actions if isinstance(action, Ask) for frame in action.enquired]
+        return [*actions, Send(CLIENT, enquired)] if enquired else actions
+
+
+class RefusalsLast(Mutant):
+    """Topics that are refused are answered behind those that are not, whatever the order of the request was."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+        note: Any = ask.note
+        if note is not None:
+            order = [*note.charges, *note.refusals]
+            charges = {order.index(i): charge for i, charge in note.charges.items()}
+            refusals = {order.index(i): refusal for i, refusal in note.refusals.items()}
+            items = tuple(note.items[i] for i in order)
+            ask = replace(ask, note=replace(note, items=items, charges=charges, refusals=refusals))
+        return decide(ask, facts, now_ms)
+
+
+class TokensNotGivenBack(Mutant):
+    """What a node did not do stays charged."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+        ledger: Any = _Changed(facts.ledger, buckets=_Changed(facts.ledger.buckets, give_back=lambda *_: None))
+        return decide(ask, replace(facts, ledger=ledger), now_ms)
+
+
+class RefusalWithoutMute(Mutant):
+    """Who is refused everything may ask again at once."""
+
+    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+        told = replace(verdict, throttle_time_ms=0) if verdict.answer is not None else verdict
+        return super().on_verdict(ticket, told, now_us)
+
+
+class RefusedTopicsSentOn(Mutant):
+    """The node gets those topics, too, that the client is told are refused."""
+
+    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+        told = replace(verdict, splices=()) if verdict.refused else verdict
+        return super().on_verdict(ticket, told, now_us)
+
+
+class StrictTooEarly(Mutant):
+    """Topics are refused in a version whose clients do not know that error."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+        early = ask.kind is AskKind.MUTATION and (ask.api_key, ask.api_version) == (19, 5)
+        return decide(replace(ask, api_version=6) if early else ask, facts, now_ms)
+
+
+class ValidationCharged(Mutant):
+    """What is only to be validated costs tokens although that is not wished."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+        return decide(ask, replace(facts, charge_validate_only=True), now_ms)
+
+
+class FailedAlterationToldAsDone(Mutant):
+    """Alterations are reported as written before that is sure."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+        decision = decide(ask, facts, now_ms)
+        if not isinstance(decision, Errand):
+            return decision
+        return replace(decision, reply=lambda results: decision.reply([None] * len(results)))
+
+
+class AlterationLost(Mutant):
+    """Of an alteration with several entities the last one is not written."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+        decision = decide(ask, facts, now_ms)
+        if not isinstance(decision, Errand):
+            return decision
+        *others, last = decision.alterations
+        return replace(decision, alterations=(*others, replace(last, limits={})))
+
+
 MUTANTS = {
     AnswersOutOfOrder: "other bytes to the client",
     EndlessMute: "to be woken at None",
@@ -220,5 +318,14 @@ MUTANTS = {
     OneByteShort: "held back",
     AnyCorrelationId: "wrong answer",
     HangUpForgetsTheRest: "closes for client_closed",
+    EnquiryToldToTheClient: "",
+    RefusalsLast: "other bytes to the client",
+    TokensNotGivenBack: "tokens are not given back",
+    RefusalWithoutMute: "another answer of ours",
+    RefusedTopicsSentOn: "other bytes to the node",
+    StrictTooEarly: "",
+    ValidationCharged: "",
+    FailedAlterationToldAsDone: "tells of its alterations",
+    AlterationLost: "the quotas are",
 }
 """Each with a part of what must be said of it; empty where that depends on what hit first."""

@@ -1,12 +1,16 @@
 """What each throttle must be: Kafka's rate the slow way beside every row, and who is to be measured by which."""
 
+from collections import deque
 from copy import deepcopy
 from dataclasses import dataclass
 from math import ceil, inf
 
-from quotas.quota_table import UNLIMITED
-from quotas.sensors import Sensors
-from tests.quotas.windowed_rate import WindowedRate
+from quotas.entities import QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.sensors import MAX_THROTTLE_MS, Sensors
+from quotas.token_buckets import TokenBuckets
+from tests.quotas.windowed_rate import WindowedRate, nearest
 
 
 class Violation(AssertionError):
@@ -184,6 +188,105 @@ class WatchedSensors(Sensors):
     def is_open(self, handle: int) -> bool:
         """Whether the row of this handle still measures."""
         return handle in self._rows
+
+
+@dataclass(slots=True)
+class Spent:
+    """One look at a token bucket: `spent strictly`, `spent permissively` or `given back`, and what was told."""
+
+    how: str
+    handle: int
+    value: float
+    told_ms: int | None = None
+
+
+class _Bucket:
+    """Beside one row: Kafka's token bucket, and the sum of what was taken out."""
+
+    def __init__(self, limit: float, now_ms: int) -> None:
+        self.limit = limit
+        self.tokens = inf
+        self.total = 0.0
+        self._looked_ms = now_ms
+
+    def look(self, now_ms: int, buckets: TokenBuckets) -> float:
+        most = buckets.samples * (buckets.window_ms / 1000.0) * self.limit
+        self.tokens = min(most, self.tokens + self.limit * ((now_ms - self._looked_ms) / 1000.0))
+        self._looked_ms = now_ms
+        return self.tokens
+
+    def put(self, value: float, now_ms: int, buckets: TokenBuckets) -> None:
+        self.look(now_ms, buckets)
+        self.tokens += value
+        self.total -= value
+        self.look(now_ms, buckets)
+
+    def told_ms(self, buckets: TokenBuckets) -> int | None:
+        if self.tokens >= 0:
+            return None
+        return min(nearest(-self.tokens / self.limit * 1000), MAX_THROTTLE_MS, buckets.max_throttle_ms)
+
+
+class WatchedBuckets(TokenBuckets):
+    """Token buckets whose every number is held against Kafka's; `spent` are the looks since they were last taken."""
+
+    def __init__(self, capacity: int, max_throttle_ms: int) -> None:
+        super().__init__(capacity, max_throttle_ms=max_throttle_ms)
+        self.spent: deque[Spent] = deque()
+        self._buckets: dict[int, _Bucket] = {}
+
+    def is_open(self, handle: int) -> bool:
+        """Whether the row of this handle is in use."""
+        return handle in self._buckets
+
+    def open(self, limit: float, now_ms: int) -> int:
+        handle = super().open(limit, now_ms)
+        self._buckets[handle] = _Bucket(limit, now_ms)
+        return handle
+
+    def close(self, handle: int) -> None:
+        super().close(handle)
+        del self._buckets[handle]
+
+    def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
+        super().set_limit(handle, limit, now_ms)
+        self._buckets[handle].limit = limit
+
+    def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
+        told_ms = super().spend_permissively(handle, value, now_ms)
+        bucket = self._buckets[handle]
+        bucket.put(-value, now_ms, self)
+        return self._checked(Spent("spent permissively", handle, value, told_ms), bucket.told_ms(self), now_ms)
+
+    def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
+        told_ms = super().spend_strictly(handle, value, now_ms)
+        bucket = self._buckets[handle]
+        right_ms = bucket.told_ms(self) if bucket.look(now_ms, self) < 0 else None
+        if right_ms is None:
+            bucket.put(-value, now_ms, self)
+        return self._checked(Spent("spent strictly", handle, value, told_ms), right_ms, now_ms)
+
+    def give_back(self, handle: int, value: float, now_ms: int) -> None:
+        super().give_back(handle, value, now_ms)
+        self._buckets[handle].put(value, now_ms, self)
+        self._checked(Spent("given back", handle, value), None, now_ms)
+
+    def _checked(self, spent: Spent, right_ms: int | None, now_ms: int) -> int | None:
+        if spent.told_ms != right_ms:
+            raise Violation(f"{spent}: {right_ms} ms is right")
+        bucket, reading = self._buckets[spent.handle], self.reading(spent.handle, now_ms)
+        _require_equal("tokens", reading.tokens, bucket.tokens)
+        _require_equal("tokens spent in all", reading.total, bucket.total)
+        self.spent.append(spent)
+        return spent.told_ms
+
+
+def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable) -> Ledger:
+    """A ledger all of whose token buckets are watched, too."""
+    ledger = Ledger(sensors, table, shadow, WatchedBuckets(sensors.capacity, sensors.max_throttle_ms))
+    shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
+    ledger.shadow_buckets = ledger._rows[QuotaType.CONTROLLER_MUTATION, True] = shadows
+    return ledger
 
 
 def _require_equal(what: str, found: float, right: float) -> None:

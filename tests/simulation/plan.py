@@ -14,7 +14,8 @@ class AnswerPlan:
     """How a node answers one request.
 
     `kind` is `right` or one of wire.WRONG_ANSWERS, `never` or `close`. `filler_bytes` of it are opaque, `nodes` how
-    many addresses it names, `tag_bytes` what stands in tagged fields that nobody knows (0: no such field).
+    many addresses it names, `tag_bytes` what stands in tagged fields that nobody knows (0: no such field). Of results
+    about topics the last `dropped` are missing, and `shuffled` ones are in another order than that of the request.
     """
 
     kind: str = "right"
@@ -23,11 +24,55 @@ class AnswerPlan:
     delay_ms: int = 0
     nodes: int = 0
     tag_bytes: int = 0
+    shuffled: bool = False
+    dropped: int = 0
+
+
+@dataclass(slots=True)
+class TopicPlan:
+    """One topic of a request to create or delete topics or to add partitions.
+
+    `by_id`: it is named by its id where the version can. `assigned` is the number of assignments (-1: null, to add
+    partitions), `error` what the node answers although all is well; with error 7 it does what it was told.
+    """
+
+    name: bytes
+    partitions: int = 1
+    by_id: bool = False
+    assigned: int = 0
+    replication: int = -1
+    configs: int = 0
+    tag_bytes: int = 0
+    error: int = 0
+
+
+@dataclass(slots=True)
+class EntryPlan:
+    """What is to become of one entity's quotas: parts (type, name; None for the default), a value for each key or None
+    to remove it.
+    """
+
+    parts: tuple[tuple[str, str | None], ...]
+    limits: tuple[tuple[str, float | None], ...]
+
+
+@dataclass(slots=True)
+class FilterPlan:
+    """Which entities are to be described: of this type, `match` 0 with this name, 1 the default, 2 any."""
+
+    part: str
+    match: int
+    name: str | None = None
 
 
 @dataclass(slots=True)
 class RequestPlan:
-    """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame."""
+    """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame.
+
+    `topics` are those of a request about topics; `enquiry` is how the node answers what the proxy enquires for it.
+    `entries` are those of an alteration of quotas, which is written after `errand_ms` and fails for those entries whose
+    numbers, counted among those that are written, are in `errand_fails`. `filters`, `strict`: those of a description.
+    """
 
     api_key: int
     version: int
@@ -42,6 +87,14 @@ class RequestPlan:
     tag_bytes: int = 0
     flipped_bit: int = -1
     answer: AnswerPlan = field(default_factory=AnswerPlan)
+    topics: list[TopicPlan] = field(default_factory=list)
+    validate_only: bool = False
+    enquiry: AnswerPlan = field(default_factory=AnswerPlan)
+    entries: list[EntryPlan] = field(default_factory=list)
+    filters: list[FilterPlan] = field(default_factory=list)
+    strict: bool = False
+    errand_ms: int = 0
+    errand_fails: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -107,7 +160,8 @@ class ConnectionPlan:
 
     `depth` is how many answers the client lets be due, `capacity` what each direction holds of bytes that nobody has
     read, `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how
-    long a node collects answers before it writes them, `verdict_ms` how long a verdict takes.
+    long a node collects answers before it writes them, `verdict_ms` how long a verdict takes: it is found at its end,
+    or, with `early_verdicts`, at its beginning. The user `may_alter` quotas and `may_describe` those of others.
     """
 
     seed: int
@@ -122,6 +176,9 @@ class ConnectionPlan:
     connect_ms: int = 1
     flush_ms: int = 0
     verdict_ms: int = 0
+    early_verdicts: bool = False
+    may_alter: bool = True
+    may_describe: bool = True
     faults: list[Fault] = field(default_factory=list)
 
     def requests(self) -> Iterator[RequestPlan]:
@@ -133,12 +190,13 @@ class ConnectionPlan:
 
 @dataclass(slots=True, frozen=True)
 class QuotaPlan:
-    """Byte rates of one entity: names as in Entity, `*` for the default; None for what has no quota."""
+    """Quotas of one entity: names as in Entity, `*` for the default; None for what has no quota."""
 
     user: str | None
     client_id: str | None
-    produce: int | None
-    fetch: int | None
+    produce: int | None = None
+    fetch: int | None = None
+    mutation: float | None = None
 
 
 @dataclass(slots=True)
@@ -161,6 +219,7 @@ class WorldPlan:
     """One proxy before one node, with all who use it. `seed` is where it came from; nothing is drawn from it again.
 
     With `withholds` fetches over quota are answered without data.
+    The cluster begins with so many `topics`; what Metadata tells of them is `metadata_lag_ms` old.
     """
 
     seed: int
@@ -179,3 +238,7 @@ class WorldPlan:
     portless: tuple[int, ...] = ()
     timers_early: bool = False
     withholds: bool = False
+    topics: int = 5
+    metadata_lag_ms: int = 0
+    default_partitions: int = 1
+    charge_validate_only: bool = False

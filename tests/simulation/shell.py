@@ -2,16 +2,16 @@
 
 from collections import deque
 from collections.abc import Callable
-from functools import partial
 from zlib import crc32
 
-from protocol.api_versions import carried
 from proxy.net.connection import LINGER_S
 from proxy.relay.actions import (
     Action,
     Ask,
+    AskKind,
     Close,
     CloseReason,
+    Errand,
     OpenUpstream,
     Pause,
     Resume,
@@ -24,11 +24,13 @@ from proxy.relay.actions import (
 from proxy.relay.relay import Relay
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
-from quotas.ledger import Ledger
-from tests.simulation.model import HELD_BYTES, NODE_ID, USER, VIRTUAL_CLUSTER, Model
+from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation
 from tests.simulation.wire import Surroundings
+
+RunErrand = Callable[["Shell", Ask, Errand], None]
+"""Has the alterations of an errand written, and tells the shell when it is done, whether its client is still there."""
 
 READ_AHEAD_BYTES = 512
 LINGER_MS = int(LINGER_S * 1000)
@@ -99,14 +101,15 @@ class Shell:
         number: int,
         relay: Relay,
         model: Model,
-        ledger: Ledger,
-        nodes: SimulatedNodes,
+        facts: ConnectionFacts,
         events: Events,
         client_link: Link,
         write_buffer_bytes: int,
         verdict_ms: int,
+        early_verdicts: bool,
         early_timers: bool,
         open_upstream: Callable[[], None],
+        run_errand: RunErrand,
         trace: Trace,
     ) -> None:
         self.relay = relay
@@ -116,7 +119,10 @@ class Shell:
         self.worst_held_bytes = 0
         self._number = number
         self._model = model
-        self._facts = ConnectionFacts(VIRTUAL_CLUSTER, nodes, ledger, NODE_ID, USER, carried)
+        self._facts = facts
+        self._decide = getattr(relay, "decide", decide)
+        self._run_errand = run_errand
+        self._early_verdicts = early_verdicts
         self._events = events
         self._high = write_buffer_bytes
         self._verdict_ms = verdict_ms
@@ -221,17 +227,44 @@ class Shell:
         for action in actions:
             self._do_one(action)
 
-    def _give_late_verdict(self, ask: Ask) -> None:
-        if not self.closing:
-            self._do("verdict", self._verdict_on(ask))
+    def _decide_later(self, ask: Ask) -> None:
+        """Decide now and tell later, or decide later; what is charged by deciding is told at once."""
+        later_ms = self._events.now_ms + self._verdict_ms
+        if self._early_verdicts and ask.kind is not AskKind.MUTATION:
+            verdict = self._decision(ask, self._events.now_ms)
+            if verdict is not None:
+                self._events.at(later_ms, lambda: self._give(ask, verdict))
+        else:
+            self._events.at(later_ms, lambda: self._do("verdict", self._verdict_on(ask)))
 
     def _verdict_on(self, ask: Ask) -> Callable[[int], list[Action]]:
         def step(now_ms: int) -> list[Action]:
-            verdict = decide(ask, self._facts, now_ms)
-            self._model.verdict_given(ask.ticket)
-            return self.relay.on_verdict(ask.ticket, verdict, 1000 * now_ms)
+            verdict = None if self.closing else self._decision(ask, now_ms)
+            return [] if verdict is None else self._told(ask, verdict, now_ms)
 
         return step
+
+    def _decision(self, ask: Ask, now_ms: int) -> Verdict | None:
+        """The verdict, None if something must be done first."""
+        decision = self._decide(ask, self._facts, now_ms)
+        self._model.decided(ask, decision, now_ms)
+        if isinstance(decision, Verdict):
+            return decision
+        self._run_errand(self, ask, decision)
+        return None
+
+    def errand_done(self, ask: Ask, verdict: Verdict) -> None:
+        """What was to be written is written; whoever waits for it, if anybody does, is told."""
+        self._model.errand_done(ask, verdict)
+        self._give(ask, verdict)
+
+    def _give(self, ask: Ask, verdict: Verdict) -> None:
+        """A verdict comes, perhaps after the end."""
+        self._do("verdict", lambda now_ms: self._told(ask, verdict, now_ms))
+
+    def _told(self, ask: Ask, verdict: Verdict, now_ms: int) -> list[Action]:
+        self._model.verdict_comes(ask, verdict, now_ms)
+        return self.relay.on_verdict(ask.ticket, verdict, 1000 * now_ms)
 
     def _do_one(self, action: Action) -> None:
         match action:
@@ -244,7 +277,7 @@ class Shell:
                     self._note_kept(stream.kept_bytes)
             case Ask():
                 if self._verdict_ms:
-                    self._events.at(self._events.now_ms + self._verdict_ms, partial(self._give_late_verdict, action))
+                    self._decide_later(action)
                 else:
                     self._steps.append(("verdict", self._verdict_on(action), b""))
             case Pause(side):

@@ -73,7 +73,10 @@ def _of_request(i: int, k: int, request: RequestPlan) -> Iterator[Cut]:
     def find(world: WorldPlan) -> RequestPlan:
         return list(world.connections[i].requests())[k]
 
-    yield from _to_plain(find, request, _PLAIN_REQUEST, ("api_key", "version", "correlation_id", "answer"))
+    for name in ("topics", "entries", "filters"):
+        yield from _of_list(lambda world, name=name: getattr(find(world), name), len(getattr(request, name)))
+    lists = ("topics", "entries", "filters")
+    yield from _to_plain(find, request, _PLAIN_REQUEST, ("api_key", "version", "correlation_id", "answer", *lists))
     yield from _to_plain(lambda world: find(world).answer, request.answer, _PLAIN_ANSWER, ())
     for owner, value in ((find, request.filler_bytes), (lambda world: find(world).answer, request.answer.filler_bytes)):
         if value > 1:

@@ -43,7 +43,8 @@ SHADOWS = (QuotaPlan(None, "*", 1, 1), QuotaPlan("ANONYMOUS", "etl", 100, 2000))
 def test_nobody_feels_shadow_quotas(outcomes):
     """All that anybody is sent, and when, is the same with them."""
     for seed in range(0, SEEDS, 3):
-        assert run_world(replace(world_of(seed), shadows=SHADOWS)) == outcomes[seed]
+        if not world_of(seed).shadows:
+            assert run_world(replace(world_of(seed), shadows=SHADOWS)) == outcomes[seed]
 
 
 def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
@@ -70,6 +71,9 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
     }
     assert {"client_reset", "node_reset", "node_end", "client_hold", "node_stall", "babbles"} <= set(total.faults)
     assert {"operator_quotas", "operator_caps", "operator_sweep", "operator_drain"} <= set(total.faults)
+    assert total.faults["errands_fail"] > 10
+    assert total.refused > 20
+    assert total.enquiries > 100
     assert total.throttles > 100
     assert total.withheld > 4
     assert total.worst_held_bytes > 100_000

@@ -6,16 +6,24 @@ Of the product it takes the table of APIs and versions, which other tests hold t
 from dataclasses import dataclass
 from random import Random
 from struct import Struct, pack
+from typing import TYPE_CHECKING
 
 from protocol.api_table import APIS
 from tests.simulation.plan import AnswerPlan, RequestPlan
+
+if TYPE_CHECKING:
+    from tests.simulation.topics import Result
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, HEARTBEAT, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 10, 12, 18, 60
 PROXYS_OWN = [(48, 0, 1), (49, 0, 1)]
 """What the proxy answers by itself, whatever the node offers."""
 OWN_KEYS = {key for key, _, _ in PROXYS_OWN}
+MUTATIONS = (19, 20, 37)
+"""CreateTopics, DeleteTopics, CreatePartitions; see topics.py."""
 HEAD_BYTES = 128 * 1024
 """How much of a frame may have to be seen before its fate is decided."""
+
+Told = tuple[tuple[bytes | None, bytes, int], ...]
 
 _FIXED_HEAD = Struct(">ihhih")
 _HIDDEN_TAG = b"\x7f"
@@ -84,8 +92,8 @@ def is_known(api_key: int, version: int) -> bool:
 # --------------------------------------------------------------------- requests
 
 
-def request_frame(plan: RequestPlan) -> bytes:
-    """The frame that a plan describes."""
+def request_frame(plan: RequestPlan, body: bytes | None = None) -> bytes:
+    """The frame that a plan describes; without a `body`, what is not looked at is filled up."""
     api_key, version = plan.api_key, plan.version
     api = APIS.get(api_key)
     flexible = api is not None and is_flexible(api_key, version)
@@ -94,7 +102,9 @@ def request_frame(plan: RequestPlan) -> bytes:
         header += text(plan.client_id, compact=False)
     if flexible:
         header += tags(plan.tag_bytes)
-    frame = framed(header + _fields(plan, flexible) + filler(plan.filler_bytes, plan.correlation_id))
+    if body is None:
+        body = _fields(plan, flexible) + filler(plan.filler_bytes, plan.correlation_id)
+    frame = framed(header + body)
     if plan.flipped_bit >= 0:
         at, bit = divmod(plan.flipped_bit, 8)
         at %= len(frame)
@@ -139,6 +149,16 @@ class Head:
     def answered_by_proxy(self) -> bool:
         """ApiVersions of a version that is not in the table."""
         return self.api_key == API_VERSIONS and self.version > APIS[API_VERSIONS].max_version
+
+    @property
+    def about_quotas(self) -> bool:
+        """DescribeClientQuotas, AlterClientQuotas."""
+        return self.api_key in OWN_KEYS
+
+    @property
+    def about_topics(self) -> bool:
+        """CreateTopics, DeleteTopics, CreatePartitions."""
+        return self.api_key in MUTATIONS
 
 
 @dataclass(slots=True)
@@ -304,6 +324,8 @@ class Answer:
 
     `throttle_at` is where throttle_time_ms stands in `for_client` (-1: nowhere), `charged_bytes` what a Fetch counts.
     `reason` is why the connection must end instead, after at most `passable` bytes; `ending` what the node does then.
+    `array` is where the results of an answer about topics stand in `frame`, `told` what Metadata says of topics: name,
+    id, partitions. `results` are what became of each topic.
     """
 
     frame: bytes
@@ -315,6 +337,14 @@ class Answer:
     passable: int = 0
     ending: str = ""
     addresses: tuple[tuple[int, bytes, int], ...] = ()
+    results: "tuple[Result, ...]" = ()
+    array: tuple[int, int] = (-1, -1)
+    told: Told = ()
+
+    @property
+    def can_be_framed(self) -> bool:
+        """Whether it is as long as it says."""
+        return int.from_bytes(self.frame[:4], "big", signed=True) + 4 == len(self.frame) >= 8
 
 
 @dataclass(slots=True)
@@ -335,9 +365,9 @@ def theirs(node_id: int) -> tuple[bytes, int]:
     return b"inside-%d.example" % node_id * (1 + node_id % 3), 9092 + node_id
 
 
-def answer(head: Head, plan: AnswerPlan, around: Surroundings) -> Answer:
-    """The answer to a request, right or wrong as planned."""
-    right = _right_answer(head, plan, around)
+def answer(head: Head, plan: AnswerPlan, around: Surroundings, body: "Body | None" = None) -> Answer:
+    """The answer to a request, right or wrong as planned; `body` is that of the right one, if it is not of a kind."""
+    right = _right_answer(head, plan, around, body)
     if plan.kind in ("right", "extra") or right.reason:
         return right
     frame, reason = _wrong_frame(head, plan, right.frame, around), WRONG_ANSWERS[plan.kind]
@@ -358,6 +388,7 @@ def answer(head: Head, plan: AnswerPlan, around: Surroundings) -> Answer:
         reason,
         passable,
         ending,
+        told=right.told,
     )
 
 
@@ -406,11 +437,12 @@ def _has_header_tags(head: Head) -> bool:
 
 
 @dataclass(slots=True)
-class _Body:
+class Body:
     """A body as the node writes it and as the client must get it.
 
     `throttle_at` is the place of its throttle time, `uncharged` how much of it does not count. What decides must lie
-    before `decided_at` (-1: anywhere), and not too far behind `tail_at`, after which it is held back.
+    before `decided_at` (-1: anywhere), and not too far behind `tail_at`, after which it is held back. Of an answer
+    about topics, `array` is where their results stand with their number, and `told` is what Metadata says of them.
     """
 
     theirs: bytes
@@ -420,18 +452,23 @@ class _Body:
     nodes: tuple[int, ...] = ()
     decided_at: int = -1
     tail_at: int = -1
+    array: tuple[int, int] = (-1, -1)
+    told: Told = ()
 
 
-def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings) -> Answer:
+def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings, body: Body | None) -> Answer:
     header_tags = tags(plan.tag_bytes % 200) if _has_header_tags(head) else b""
     header = pack(">i", head.correlation_id) + header_tags
-    body = _BODIES.get(head.api_key, _plain_body)(head, plan, around, len(header) + 4)
+    if body is None:
+        body = _BODIES.get(head.api_key, _plain_body)(head, plan, around, len(header) + 4)
     frame, for_client = framed(header + body.theirs), framed(header + body.ours)
     throttle_at = body.throttle_at + 4 + len(header) if body.throttle_at >= 0 else -1
     charged_bytes = len(frame) - 4 - len(header_tags) - body.uncharged
     addresses = tuple((node_id, *theirs(node_id)) for node_id in body.nodes)
-    made = Answer(frame, for_client, throttle_at, plan.throttle_ms, charged_bytes, addresses=addresses)
+    made = Answer(frame, for_client, throttle_at, plan.throttle_ms, charged_bytes, addresses=addresses, told=body.told)
     body_at = 4 + len(header)
+    if body.array[0] >= 0:
+        made.array = (body_at + body.array[0], body_at + body.array[1])
     if len(frame) - 4 > around.max_answer_bytes:
         made.reason = "answer_too_large"
     elif body_at + body.decided_at > HEAD_BYTES:
@@ -443,15 +480,15 @@ def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings) -> Answer:
     return made
 
 
-def _plain_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+def _plain_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     """Opaque bytes, the throttle time among them where the version has one."""
     api = APIS[head.api_key]
     opaque = filler(plan.filler_bytes + 2, head.correlation_id + 1)
     if head.version < api.throttle_since:
-        return _Body(opaque, opaque, -1)
+        return Body(opaque, opaque, -1)
     at = api.throttle_offset
     body = filler(at, 7) + pack(">i", plan.throttle_ms) + opaque
-    return _Body(body, body, at)
+    return Body(body, body, at)
 
 
 def _node_ids(plan: AnswerPlan) -> tuple[int, ...]:
@@ -484,7 +521,7 @@ def _endpoint_tags(plan: AnswerPlan, around: Surroundings, before: int) -> tuple
     return buffer, start + field(b"\0", around.ours) + rest, len(node_field), ids
 
 
-def _produce_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+def _produce_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 9
     fixed = 14 if version < 2 else 22 if version < 5 else 30
     rest = b""
@@ -500,25 +537,25 @@ def _produce_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end
     topic = filler(16, 5) if version >= 13 else text(b"topic", flexible)
     topics = count(1, flexible) + topic + count(partitions, flexible) + b"".join(records) + (b"\0" if flexible else b"")
     if version == 0:
-        return _Body(topics, topics, -1)
+        return Body(topics, topics, -1)
     start = topics + pack(">i", plan.throttle_ms)
     if not flexible:
-        return _Body(start, start, len(topics))
+        return Body(start, start, len(topics))
     if version == 9:
         body = start + tags(plan.tag_bytes)
-        return _Body(body, body, len(topics), tail_at=len(topics))
+        return Body(body, body, len(topics), tail_at=len(topics))
     node_tags, our_tags, _, ids = _endpoint_tags(plan, around, header_end + len(start))
-    return _Body(start + node_tags, start + our_tags, len(topics), nodes=ids, tail_at=len(topics))
+    return Body(start + node_tags, start + our_tags, len(topics), nodes=ids, tail_at=len(topics))
 
 
-def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     if head.version < 7:
         return _plain_body(head, plan, around, header_end)
     error, session_id = (71 if plan.filler_bytes % 7 == 3 else 0), (0 if plan.filler_bytes % 11 == 5 else 4711)
     start = pack(">ihi", plan.throttle_ms, error, session_id)
     if head.version < 16:
         body = start + filler(plan.filler_bytes + 2, head.correlation_id + 1)
-        return _Body(body, body, 0)
+        return Body(body, body, 0)
     partitions = 1 + plan.filler_bytes % 3
     records = filler(plan.filler_bytes // partitions, head.correlation_id)
     aborted = uvarint(2) + filler(16, 3) + b"\0" if plan.filler_bytes % 5 == 1 else b"\x01"
@@ -528,10 +565,10 @@ def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: 
     topics = uvarint(2) + filler(16, 6) + uvarint(partitions + 1) + partition * partitions + b"\0"
     start += topics
     node_tags, our_tags, uncharged, ids = _endpoint_tags(plan, around, header_end + len(start))
-    return _Body(start + node_tags, start + our_tags, 0, uncharged, ids, tail_at=len(start))
+    return Body(start + node_tags, start + our_tags, 0, uncharged, ids, tail_at=len(start))
 
 
-def _metadata_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+def _metadata_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 9
     ids = _node_ids(plan)
     rack = b"" if version == 0 else text(b"rack", flexible)
@@ -544,10 +581,10 @@ def _metadata_body(head: Head, plan: AnswerPlan, around: Surroundings, header_en
         return throttle + count(len(ids), flexible) + b"".join(entries) + rest
 
     body = brokers(theirs)
-    return _Body(body, brokers(around.ours), 0 if throttle else -1, nodes=ids, decided_at=len(body) - len(rest))
+    return Body(body, brokers(around.ours), 0 if throttle else -1, nodes=ids, decided_at=len(body) - len(rest))
 
 
-def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 3
     throttle = pack(">i", plan.throttle_ms) if version >= 1 else b""
     ids = _node_ids(plan)
@@ -564,10 +601,10 @@ def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, h
         return throttle + pack(">h", 0) + message + found + (tags(plan.tag_bytes) if flexible else b"")
 
     named = ids if version >= 4 else ids[:1]
-    return _Body(body(theirs), body(around.ours), 0 if throttle else -1, nodes=named)
+    return Body(body(theirs), body(around.ours), 0 if throttle else -1, nodes=named)
 
 
-def _describe_cluster_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+def _describe_cluster_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     version = head.version
     ids = _node_ids(plan)
     start = pack(">ih", plan.throttle_ms, 0) + text(None, True) + (b"\x01" if version >= 1 else b"")
@@ -578,10 +615,10 @@ def _describe_cluster_body(head: Head, plan: AnswerPlan, around: Surroundings, h
         entries = (_endpoint(i, address(i), True) + text(None, True) + fenced + b"\0" for i in ids)
         return start + count(len(ids), True) + b"".join(entries) + pack(">i", 0) + tags(plan.tag_bytes)
 
-    return _Body(brokers(theirs), brokers(around.ours), 0, nodes=ids)
+    return Body(brokers(theirs), brokers(around.ours), 0, nodes=ids)
 
 
-def _api_versions_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> _Body:
+def _api_versions_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 3
     tag = tags(plan.tag_bytes % 60) if flexible else b""
     offered = [(key, 0, 3 + (key + plan.filler_bytes) % 14) for key in (*range(plan.filler_bytes % 80), 999)]
@@ -598,7 +635,7 @@ def _api_versions_body(head: Head, plan: AnswerPlan, around: Surroundings, heade
     rest = tags(plan.tag_bytes) if flexible else b""
     throttle = pack(">i", plan.throttle_ms) if version >= 1 else b""
     ours = body(carried, added)
-    return _Body(body(offered, []) + throttle + rest, ours + throttle + rest, len(ours) if throttle else -1)
+    return Body(body(offered, []) + throttle + rest, ours + throttle + rest, len(ours) if throttle else -1)
 
 
 def _carried(entry: tuple[int, int, int]) -> tuple[int, int, int] | None:
@@ -623,6 +660,10 @@ _BODIES = {
 OTHER_APIS = tuple(
     key
     for key, api in APIS.items()
-    if api.throttle_offset >= 0 and not any(api.shapes) and "broker" in api.listeners and key not in OWN_KEYS
+    if api.throttle_offset >= 0
+    and not any(api.shapes)
+    and "broker" in api.listeners
+    and key not in OWN_KEYS
+    and key not in MUTATIONS
 )
 """APIs whose answers are opaque but for a throttle time at a fixed place."""

@@ -6,19 +6,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from proxy.relay.actions import CloseReason
+from protocol.api_versions import carried
+from proxy.relay.actions import Ask, CloseReason, Errand
 from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
-from quotas.entities import DEFAULT, Entity, Name, QuotaType
+from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.recent_topics import RecentTopics
 from quotas.ledger import Ledger
-from quotas.quota_table import QuotaTable
+from quotas.sources.source import tables_of
 from tests.simulation import wire
 from tests.simulation.actors import Client, Node
+from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
 from tests.simulation.model import Counts, Model
 from tests.simulation.network import Events, Link
-from tests.simulation.oracle import Violation, WatchedSensors
-from tests.simulation.plan import AMPLE_SENSORS, Change, ConnectionPlan, Fault, QuotaPlan, Raw, WorldPlan
+from tests.simulation.oracle import Violation, WatchedSensors, watched_ledger
+from tests.simulation.plan import AMPLE_SENSORS, Change, ConnectionPlan, Fault, Raw, RequestPlan, WorldPlan
+from tests.simulation.quota_calls import Book, quotas_of
 from tests.simulation.shell import Shell, SimulatedNodes, Trace
+from tests.simulation.topics import Cluster
 
 MakeRelay = Callable[[Ledger, Tally, RelayLimits], Relay]
 
@@ -40,6 +45,9 @@ class Outcome:
     answer_bytes: int = 0
     throttles: int = 0
     withheld: int = 0
+    refused: int = 0
+    enquiries: int = 0
+    altered: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     closes: Counter[str] = field(default_factory=Counter)
     worst_held_bytes: int = 0
@@ -68,6 +76,9 @@ _SUMS = (
     "request_bytes",
     "answer_bytes",
     "throttles",
+    "refused",
+    "enquiries",
+    "altered",
     "withheld",
 )
 
@@ -91,20 +102,6 @@ def _told(error: Exception) -> str:
         frame = frame.tb_next
     place = f"{frame.tb_frame.f_code.co_filename.rpartition('/')[2]}:{frame.tb_lineno}" if frame else "?"
     return f"{type(error).__name__} at {place}: {error}"
-
-
-def quota_table(quotas: tuple[QuotaPlan, ...]) -> QuotaTable:
-    """The table that a plan's quotas make."""
-    table: dict[Entity, dict[QuotaType, float]] = {}
-    for quota in quotas:
-        rates = {QuotaType.PRODUCE: quota.produce, QuotaType.FETCH: quota.fetch}
-        limits = {quota_type: float(rate) for quota_type, rate in rates.items() if rate is not None}
-        table[Entity(_name(quota.user), _name(quota.client_id))] = limits
-    return QuotaTable(table)
-
-
-def _name(name: str | None) -> Name:
-    return DEFAULT if name == "*" else name
 
 
 class _Party:
@@ -132,28 +129,78 @@ class _Party:
             withholds=world.plan.withholds,
         )
         self.relay = world.make_relay(world.ledger, world.tally, limits)
-        exact_keys = world.plan.sensors >= AMPLE_SENSORS
-        self.model = Model(world.plan, self.relay, world.ledger, world.around, world.counts, exact_keys)
+        self.model = Model(
+            world.plan,
+            plan,
+            self.relay,
+            world.ledger,
+            world.around,
+            world.counts,
+            world.judge,
+            world.book,
+            self._plan_at,
+            world.exact_keys,
+        )
         self._client_link = self._link()
         self.nodes = SimulatedNodes(world.around)
         self.shell = Shell(
             self._number,
             self.relay,
             self.model,
-            world.ledger,
-            self.nodes,
+            self._facts(),
             self._events,
             self._client_link,
             world.plan.write_buffer_bytes,
             plan.verdict_ms,
+            plan.early_verdicts,
             world.plan.timers_early,
             self._connect,
+            self._run_errand,
             world.trace,
         )
-        self.client = Client(plan, self._events, self._client_link, self.model)
+        self.client = Client(plan, self._events, self._client_link, self.model, world.cluster)
         for fault in plan.faults:
             self._events.at(self._events.now_ms + fault.at_ms, partial(self._break, fault))
         self.client.begin()
+
+    def _facts(self) -> ConnectionFacts:
+        world = self._world
+        return ConnectionFacts(
+            VIRTUAL_CLUSTER,
+            self.nodes,
+            world.ledger,
+            NODE_ID,
+            USER,
+            carried,
+            quotas=lambda: world.book.quotas,
+            may_alter=self.plan.may_alter,
+            may_describe=self.plan.may_describe,
+            recent_topics=world.recent_topics,
+            default_partitions=lambda: world.plan.default_partitions,
+            charge_validate_only=world.plan.charge_validate_only,
+        )
+
+    def _plan_at(self, at: int) -> RequestPlan | None:
+        return self.client.plans_by_place.get(at)
+
+    def _run_errand(self, shell: Shell, ask: Ask, errand: Errand) -> None:
+        """Have alterations written in their time, whether the client stays or not."""
+        world, request = self._world, self.client.plans_by_place.get(self.model.next_at)
+        if request is not None and request.flipped_bit >= 0:
+            request = None
+        world.book.errands_begun += 1
+
+        def done() -> None:
+            results = world.book.write(errand, request, world.ledger, self._events.now_ms)
+            world.outcome.faults["errands_fail"] += sum(result is not None for result in results)
+            world.outcome.faults["errands_for_nobody"] += shell.closing
+            shell.errand_done(ask, errand.reply(results))
+
+        errand_ms = request.errand_ms if request is not None else 0
+        if errand_ms:
+            self._events.at(self._events.now_ms + errand_ms, done)
+        else:
+            self._events.soon(done)
 
     def _link(self) -> Link:
         plan = self.plan
@@ -170,7 +217,8 @@ class _Party:
             self.shell.give_up(reasons[plan.connect])
             return
         self._node_link = self._link()
-        self.node = Node(plan, self._events, self._node_link, self.model, self.client, self._world.around)
+        around, cluster = self._world.around, self._world.cluster
+        self.node = Node(plan, self._events, self._node_link, self.model, self.client, around, cluster)
         self.shell.node_linked(self._node_link)
         if plan.connect == "babbles":
             outcome.faults["babbles"] += 1
@@ -259,7 +307,13 @@ class _World:
         self.outcome = Outcome(worlds=1)
         self.events = Events(BEGIN_MS)
         sensors = WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms)
-        self.ledger = Ledger(sensors, quota_table(plan.quotas), quota_table(plan.shadows))
+        self.book = Book(quotas_of(plan.quotas, plan.shadows))
+        tables = tables_of(self.book.quotas)
+        self.ledger = watched_ledger(sensors, tables.enforced, tables.shadow)
+        self.exact_keys = plan.sensors >= AMPLE_SENSORS
+        self.judge = Judge(plan, self.ledger, self.exact_keys)
+        self.recent_topics = RecentTopics()
+        self.cluster = Cluster(plan.topics, plan.metadata_lag_ms, plan.default_partitions, lambda: self.events.now_ms)
         self.tally = Tally()
         self.counts = Counts()
         host = (b"proxy.example" + b"h" * 200)[: plan.advertised_host_bytes]
@@ -287,6 +341,8 @@ class _World:
             party.check_all_delivered()
             party.check_learned()
         self._check_tally()
+        if self.book.errands_begun != self.book.errands_done:
+            raise Violation(f"{self.book.errands_begun} errands were begun, {self.book.errands_done} done")
 
     def _until_rest(self) -> None:
         if not self.events.run(MOST_EVENTS):
@@ -297,7 +353,9 @@ class _World:
         self.outcome.faults[f"operator_{change.kind}"] += 1
         match change.kind:
             case "quotas":
-                self.ledger.replace(quota_table(change.quotas), now_ms, quota_table(self.plan.shadows))
+                self.book.put(quotas_of(change.quotas, self.plan.shadows))
+                tables = tables_of(self.book.quotas)
+                self.ledger.replace(tables.enforced, now_ms, tables.shadow)
             case "caps":
                 self.ledger.sensors.set_caps(change.max_throttle_ms, change.max_debt_ms)
             case "sweep":
@@ -316,9 +374,9 @@ class _World:
         tally, counts = self.tally, self.counts
         by_api = {key: requests for key, requests in enumerate(tally.requests_by_api) if requests}
         told = (by_api, tally.request_bytes, tally.answers, tally.answer_bytes)
-        told += (tally.throttles, tally.throttled_ms, tally.throttles_by_node)
+        told += (tally.throttles, tally.throttled_ms, tally.throttles_by_node, tally.mutations_refused)
         right = (counts.requests_by_api, counts.request_bytes, counts.answers, counts.answer_bytes)
-        right += (counts.throttles, counts.throttled_ms, counts.throttles_by_node)
+        right += (counts.throttles, counts.throttled_ms, counts.throttles_by_node, counts.mutations_refused)
         if told != right:
             raise Violation(f"the tally says {told}, {right} is right")
 
@@ -332,6 +390,8 @@ class _World:
         outcome.answers, outcome.answer_bytes = counts.answers, counts.answer_bytes
         outcome.throttles = sum(counts.throttles.values()) + counts.throttles_by_node
         outcome.withheld = counts.withheld
+        outcome.refused, outcome.enquiries = self.judge.refused, self.judge.enquiries
+        outcome.altered = self.book.altered
         outcome.trace_hash = self.trace.hash
         for party in self.parties:
             if party.began:

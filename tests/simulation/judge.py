@@ -1,0 +1,292 @@
+"""What a proxy must make of requests about topics, found out beside it: who is refused, what that costs, what is told.
+
+A topic costs what a controller would charge for it; a refusal is for strict versions; what a node did not do is given
+back. Every look at a token bucket is accounted for.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from struct import pack
+
+from quotas.entities import QuotaType
+from quotas.ledger import Binding, Ledger
+from quotas.quota_table import UNLIMITED
+from tests.simulation import topics, wire
+from tests.simulation.oracle import Violation, WatchedBuckets
+from tests.simulation.plan import WorldPlan
+from tests.simulation.topics import Call, Item, Result
+
+VIRTUAL_CLUSTER, NODE_ID, USER = "main", 1, "ANONYMOUS"
+MUTATION = QuotaType.CONTROLLER_MUTATION
+
+ANY = -1
+"""In place of a bucket: nobody knows which, or whether there is one."""
+
+REMEMBERED_MS = 10_000
+"""For so long a proxy takes what it has seen done to a topic for what is so."""
+
+Key = tuple[bytes | None, bytes]
+
+
+@dataclass(slots=True)
+class Passed:
+    """A topic that went to the node: what it was charged, to the shadow quota, what it costs if it is done."""
+
+    spent: int
+    shadow: int
+    due: int
+
+
+@dataclass(slots=True)
+class Settlement:
+    """What the answer to a request needs: by number, the topics that passed, and the bytes for those refused."""
+
+    call: Call
+    passed: dict[int, Passed]
+    refusals: dict[int, bytes]
+    bucket: int | None
+    shadow_bucket: int | None
+    enquired_ms: int
+
+
+@dataclass(slots=True)
+class Decided:
+    """What is to happen to a request, found at `at_ms`.
+
+    One of: `close` for this reason, `enquire` first, `answer` by the proxy, or send `frame` to the node.
+    """
+
+    at_ms: int
+    frame: bytes = b""
+    answer: bytes | None = None
+    enquire: list[bytes] = field(default_factory=list)
+    close: str = ""
+    throttle_ms: int = 0
+    refused: int = 0
+    spent: int = 0
+    settlement: Settlement | None = None
+
+
+class Judge:
+    """One for all connections of a world, as the token buckets are."""
+
+    def __init__(self, plan: WorldPlan, ledger: Ledger, exact_keys: bool) -> None:
+        self.refused = 0
+        """Topics refused in all."""
+        self.enquiries = 0
+        """How often something was to be enquired first."""
+        self._plan = plan
+        self._ledger = ledger
+        self._exact = exact_keys
+        self._recent: dict[Key, tuple[int, int]] = {}
+        assert isinstance(ledger.buckets, WatchedBuckets)
+        assert isinstance(ledger.shadow_buckets, WatchedBuckets)
+        self._buckets = ledger.buckets
+        self._shadows = ledger.shadow_buckets
+
+    # ------------------------------------------------------------- who is asked about
+
+    def is_limited(self, client_id: str) -> bool:
+        """Whether a quota in force can hold this client back."""
+        table = self._ledger.table
+        return table.is_on(MUTATION) and table.tags_and_limit(MUTATION, USER, client_id).limit < UNLIMITED
+
+    def is_asked(self, client_id: str) -> bool | None:
+        """Whether requests of this client are judged at all; None: it depends on what a full table has room for."""
+        if self.is_limited(client_id):
+            return True
+        shadow = self._ledger.shadow
+        if not shadow.is_on(MUTATION) or shadow.tags_and_limit(MUTATION, USER, client_id).entity is None:
+            return False
+        return True if self._exact else None
+
+    def looks(self) -> None:
+        """Some looks at the buckets of clients without a quota, which have no effect."""
+        spent = self._buckets.spent
+        while spent and spent[0].value == 0 and self._buckets.limit(spent[0].handle) == UNLIMITED:
+            spent.popleft()
+
+    def require_all_accounted(self) -> None:
+        """Nothing was spent or given back that nobody asked for."""
+        if self._buckets.spent or self._shadows.spent:
+            raise Violation(f"spent without a reason: {list(self._buckets.spent)}, {list(self._shadows.spent)}")
+
+    # ----------------------------------------------------------------------- requests
+
+    def judge(
+        self, frame: bytes, head: wire.Head, client_id: str, told: wire.Told | None, told_ms: int, now_ms: int
+    ) -> Decided:
+        """What is to happen to a request; `told` is what was enquired for it, None if nothing was yet."""
+        try:
+            call = topics.read_call(frame, head.api_key, head.version, head.body_at)
+        except topics.Unreadable:
+            return Decided(now_ms, close="request_malformed")
+        if call.validate_only and not self._plan.charge_validate_only:
+            return Decided(now_ms, frame)
+        enquiries = topics.enquiries(call)
+        if enquiries and told is None:
+            self.enquiries += 1
+            return Decided(now_ms, enquire=enquiries)
+        costs = _Costs(call, self._found(told or ()), self._recently(now_ms), self._plan.default_partitions)
+        binding = self._bind(client_id, now_ms)
+        bucket = binding.mutation if binding is not None else ANY
+        shadow_bucket = binding.shadow_mutation if binding is not None else ANY
+        refused, throttle_ms = self._spend(call, costs, bucket)
+        in_shadow = self._spend_in_shadow(call, costs, refused, shadow_bucket)
+        self.refused += len(refused)
+        refusals = {i: topics.refusal(call, call.items[i]) for i in sorted(refused)}
+        if refused and len(refused) == len(call.items):
+            results = wire.count(len(refusals), True) + b"".join(refusals.values())
+            answer = wire.framed(pack(">i", head.correlation_id) + b"\0" + bytes(4) + results + b"\0")
+            return Decided(now_ms, answer=answer, throttle_ms=throttle_ms, refused=len(refused))
+        passed = {
+            i: Passed(costs.now[i], in_shadow[i], costs.due[i]) for i in range(len(call.items)) if i not in refused
+        }
+        found = Decided(now_ms, call.frame_without(frame, refused), throttle_ms=throttle_ms, refused=len(refused))
+        found.spent = sum(one.spent for one in passed.values())
+        if refused or any(one.due for one in passed.values()):
+            found.settlement = Settlement(call, passed, refusals, bucket, shadow_bucket, told_ms)
+        return found
+
+    def _bind(self, client_id: str, now_ms: int) -> Binding | None:
+        if not self._exact:
+            return None
+        return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, USER, client_id, now_ms)
+
+    def _spend(self, call: Call, costs: "_Costs", bucket: int | None) -> tuple[set[int], int]:
+        refused: set[int] = set()
+        throttle_ms = 0
+        for i, cost in enumerate(costs.now):
+            if costs.same_as.get(i) in refused:
+                refused.add(i)
+            elif cost and bucket is not None:
+                told_ms = _looked(
+                    self._buckets, "spent strictly" if call.strict else "spent permissively", bucket, cost
+                )
+                if told_ms is not None:
+                    throttle_ms = told_ms
+                    if call.strict:
+                        refused.add(i)
+        return refused, throttle_ms
+
+    def _spend_in_shadow(self, call: Call, costs: "_Costs", refused: set[int], bucket: int | None) -> list[int]:
+        charged = [0] * len(costs.now)
+        for i, cost in enumerate(costs.now):
+            if cost and i not in refused and bucket is not None:
+                told_ms = _looked(
+                    self._shadows, "spent strictly" if call.strict else "spent permissively", bucket, cost
+                )
+                charged[i] = 0 if call.strict and told_ms is not None else cost
+        return charged
+
+    # ------------------------------------------------------------------------ answers
+
+    def settle(self, settlement: Settlement, results: Sequence[Result], now_ms: int) -> None:
+        """An answer has come: what was not done is given back."""
+        call = settlement.call
+        items = [call.items[i] for i in settlement.passed]
+        for item, one, result in zip(items, settlement.passed.values(), topics.matched(items, results), strict=True):
+            if result is None:
+                continue
+            recent = self._recently(now_ms)
+            if result.error == topics.OK and not call.validate_only:
+                left = {topics.DELETE: 0, topics.GROW: item.partitions}.get(call.api_key, -1)
+                if left < 0:
+                    left = result.partitions if result.partitions >= 0 else one.due
+                self._note(item.name or result.name, result.topic_id, left, now_ms)
+            self._correct(self._buckets, settlement.bucket, one.spent, one.due, result)
+            self._correct(self._shadows, settlement.shadow_bucket, one.shadow, one.shadow, result)
+            self._check_conservation(call, item, one, result, settlement.enquired_ms, item.key in recent)
+
+    def _correct(self, buckets: WatchedBuckets, bucket: int | None, spent: int, due: int, result: Result) -> None:
+        if bucket is None or result.error == topics.TIMED_OUT or not (bucket == ANY or buckets.is_open(bucket)):
+            return
+        cost = _cost_in_the_end(result, due)
+        if cost < spent:
+            _looked(buckets, "given back", bucket, spent - cost)
+        elif cost > spent:
+            _looked(buckets, "spent permissively", bucket, cost - spent)
+
+    def _check_conservation(
+        self, call: Call, item: Item, one: Passed, result: Result, enquired_ms: int, recent: bool
+    ) -> None:
+        """What a topic costs in the end is what the node has done, unless nobody could have known that."""
+        if result.error == topics.TIMED_OUT or call.validate_only:
+            return
+        known = call.api_key == topics.CREATE or (result.changed_ms < enquired_ms - self._plan.metadata_lag_ms)
+        cost = _cost_in_the_end(result, one.due)
+        if known and not recent and cost != result.did:
+            raise Violation(f"{item} costs {cost} partitions in the end, the node has done {result.did}")
+
+    # ------------------------------------------------------------------ what is known
+
+    def _note(self, name: bytes | None, topic_id: bytes, partitions: int, now_ms: int) -> None:
+        if name is not None:
+            self._recent[name, topics.NO_ID] = partitions, now_ms
+        if topic_id != topics.NO_ID:
+            self._recent[None, topic_id] = partitions, now_ms
+
+    def _recently(self, now_ms: int) -> dict[Key, int]:
+        return {key: left for key, (left, at_ms) in self._recent.items() if now_ms - at_ms < REMEMBERED_MS}
+
+    def _found(self, told: wire.Told) -> dict[Key, int]:
+        found: dict[Key, int] = {}
+        for name, topic_id, partitions in told:
+            found[name, topics.NO_ID] = found[None, topic_id] = partitions
+        return found
+
+
+def _cost_in_the_end(result: Result, due: int) -> int:
+    if result.error != topics.OK:
+        return 0
+    return result.partitions if result.partitions >= 0 and due else due
+
+
+def _looked(buckets: WatchedBuckets, how: str, handle: int, value: float) -> int | None:
+    """One look at a bucket is accounted for; what it told."""
+    if not buckets.spent and handle == ANY:
+        return None
+    if not buckets.spent:
+        raise Violation(f"{value} tokens are not {how}")
+    spent = buckets.spent.popleft()
+    if (spent.how, spent.value) != (how, value) or handle not in (ANY, spent.handle):
+        raise Violation(f"{spent}, {value} {how} at {handle} is right")
+    return spent.told_ms
+
+
+class _Costs:
+    """What each topic of a request costs, before it is done and once it is; see KIP-599 and the controllers."""
+
+    def __init__(self, call: Call, found: dict[Key, int], recent: dict[Key, int], default_partitions: int) -> None:
+        self.now = [0] * len(call.items)
+        self.due = [0] * len(call.items)
+        self.same_as: dict[int, int] = {}
+        names = [item.name for item in call.items]
+        first: dict[Key, int] = {}
+        for i, item in enumerate(call.items):
+            present = found.get(item.key, 0)
+            if call.api_key == topics.DELETE:
+                if topics.has_one_key(item):
+                    self.same_as[i] = first.setdefault(item.key, i)
+                    if self.same_as[i] == i:
+                        self.now[i] = self.due[i] = max(present, recent.get(item.key, 0))
+            elif names.count(item.name) > 1:
+                continue
+            elif call.api_key == topics.GROW:
+                present = max(present, recent.get(item.key, 0))
+                added = item.partitions - present
+                if present and added > 0 and len(item.assigned or ()) in (0, added):
+                    self.now[i] = self.due[i] = added
+            elif topics.has_one_key(item):
+                self.due[i] = _new(item, default_partitions)
+                self.now[i] = 0 if recent.get(item.key, present) else self.due[i]
+
+
+def _new(item: Item, default_partitions: int) -> int:
+    if item.assigned:
+        indexes = set(item.assigned)
+        sound = item.partitions == -1 and item.replication == -1 and len(indexes) == max(indexes) + 1
+        return len(indexes) if sound and min(indexes) == 0 else 0
+    if item.replication == 0 or item.replication < -1:
+        return 0
+    return default_partitions if item.partitions == -1 else max(item.partitions, 0)
