@@ -1,9 +1,10 @@
 """The broker that is measured: one of two nodes, the one that is not the active controller, with JMX and topics."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
@@ -14,12 +15,12 @@ from tests.fidelity.frames import Call
 from tests.fidelity.loads import EMPTY, KIB, PARTITIONS, READ, REPLICATED, SIZES, WRITTEN
 from tests.quota_frames import alter_request, altered
 
-_LIMIT_PERCENT = 100_000.0
+LIMIT_PERCENT = 100_000.0
 """So high that it throttles nobody: the sensors exist only where there is a quota."""
 _TOPIC = {"segment.bytes": "16000000", "retention.bytes": "64000000", "file.delete.delay.ms": "1000"}
 _KEPT = {"retention.ms": "-1"}
 """The records of `frames` are of 1970."""
-_PROPERTIES = {"log.retention.check.interval.ms": "5000", "num.io.threads": "8", "num.network.threads": "3"}
+PROPERTIES = {"log.retention.check.interval.ms": "5000", "num.io.threads": "8", "num.network.threads": "3"}
 _READY_S = 30.0
 
 
@@ -44,33 +45,34 @@ def start(version: str) -> Iterator[Broker]:
         KafkaCluster(
             version,
             nodes=2,
-            extra=lambda node_id: _PROPERTIES,
+            extra=lambda node_id: PROPERTIES,
             jvm_options=lambda node_id: sensors.jvm_options(jmx_ports[node_id]),
         ) as cluster,
         ExitStack() as stack,
     ):
         read = {id_: stack.enter_context(sensors.BrokerSensors(port)) for id_, port in jmx_ports.items()}
         node_id = next(id_ for id_, of_node in read.items() if not of_node.is_active_controller())
-        _make_topics(cluster, node_id)
-        set_request_quota(cluster.address(node_id), _LIMIT_PERCENT)
-        broker = Broker(cluster, node_id, read[node_id])
-        _fill(broker)
-        yield broker
+        make_topics(cluster, node_id)
+        set_request_quotas(cluster.address(node_id), {None: LIMIT_PERCENT})
+        yield Broker(cluster, node_id, read[node_id])
 
 
-def set_request_quota(address: tuple[str, int], percent: float) -> None:
-    """Set `request_percentage` for each client-id that has none of its own."""
-    entry = ((("client-id", None),), (("request_percentage", percent, False),))
-    request = alter_request([entry])
+def set_request_quotas(address: tuple[str, int], percents: Mapping[Any, float | None]) -> None:
+    """Set `request_percentage` for client-ids, or take it away; the client-id None is each that has none of its own."""
+    entries = [
+        ((("client-id", client_id),), (("request_percentage", percent or 0.0, percent is None),))
+        for client_id, percent in percents.items()
+    ]
     with Connection(address) as connection:
-        [answer] = altered(bytes(4) + connection.ask(request))
-    assert answer.error_code == 0, answer
+        answers = altered(bytes(4) + connection.ask(alter_request(entries)))
+    assert all(answer.error_code == 0 for answer in answers), answers
 
 
-def _make_topics(cluster: KafkaCluster, node_id: int) -> None:
+def make_topics(cluster: KafkaCluster, node_id: int) -> None:
+    """The topics of the loads, all led by one node: for each size a partition with a batch of that size to fetch."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
-    other = next(id_ for id_ in cluster.node_ids if id_ != node_id)
-    copies = {WRITTEN: [node_id], READ: [node_id], EMPTY: [node_id], REPLICATED: [node_id, other]}
+    everywhere = sorted(cluster.node_ids, key=lambda id_: id_ != node_id)
+    copies = {WRITTEN: [node_id], READ: [node_id], EMPTY: [node_id], REPLICATED: everywhere}
     configs = {READ: {**_TOPIC, **_KEPT}}
     topics = [
         NewTopic(name, PARTITIONS, replica_assignment=[on] * PARTITIONS, config=configs.get(name, _TOPIC))
@@ -78,13 +80,21 @@ def _make_topics(cluster: KafkaCluster, node_id: int) -> None:
     ]
     for made in admin.create_topics(topics).values():
         made.result(30)
+    _fill(cluster.address(node_id))
 
 
-def _fill(broker: Broker) -> None:
-    """For each size a partition with a batch of that size to fetch; every other partition serves when this is done."""
+def delete_topics(cluster: KafkaCluster) -> None:
+    """Take those of `make_topics` away."""
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    for gone in admin.delete_topics([WRITTEN, READ, EMPTY, REPLICATED]).values():
+        gone.result(30)
+
+
+def _fill(address: tuple[str, int]) -> None:
+    """Every partition serves when this is done."""
     written = [frames.produce(topic, number, 1, KIB) for topic in (WRITTEN, REPLICATED) for number in range(PARTITIONS)]
     read = [frames.produce(READ, number, 1, size_bytes) for number, size_bytes in enumerate(SIZES)]
-    with Connection(broker.address) as connection:
+    with Connection(address) as connection:
         for call in (*written, *read, frames.fetch(EMPTY, 0, KIB, 0)):
             _until_accepted(connection, call)
 

@@ -15,7 +15,7 @@ _CORRELATION_AT = 8
 """Where the correlation id stands in a request, behind length, API key and version."""
 _ONE = pack(">i", 1)
 _SESSION_MS = 60_000
-_DIGITS = 8
+_DIGITS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Call:
     """One request without header. `error_code` finds it in an answer without length prefix; `throttle_at` is where the
     throttle time stands in it, negative from its end.
 
-    With `number_at` each request has a number of eight digits written over its body there.
+    With `number_at` each request has a number of twelve digits written over its body there.
     """
 
     api_key: int
@@ -49,7 +49,7 @@ class Frames:
         """The next request; it is overwritten by the one after it."""
         pack_into(">i", self._frame, _CORRELATION_AT, correlation_id)
         if self._number_at is not None:
-            self._frame[self._number_at : self._number_at + _DIGITS] = b"%08d" % self._number
+            self._frame[self._number_at : self._number_at + _DIGITS] = b"%012d" % self._number
             self._number += 1
         return self._frame
 

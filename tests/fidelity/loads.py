@@ -12,7 +12,7 @@ from tests.fidelity.frames import Call
 KIB = 1024
 SIZES = (100, KIB, 16 * KIB, 256 * KIB)
 """Of a Produce's batch, and of a Fetch's answer."""
-WRITTEN, REPLICATED, READ, EMPTY = "written", "replicated", "read", "empty"
+WRITTEN, REPLICATED, READ, EMPTY = "fidelity-written", "fidelity-replicated", "fidelity-read", "fidelity-empty"
 PARTITIONS = 8
 _MEMBER_ID_REQUIRED = 79
 _COORDINATOR_S = 30.0

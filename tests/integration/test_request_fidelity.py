@@ -1,0 +1,46 @@
+"""Request time beside a broker: how much is charged, whom it throttles and for how long; see tests/fidelity."""
+
+import pytest
+
+from tests.fidelity import broker, report, throttles
+from tests.fidelity.__main__ import measure
+from tests.fidelity.loads import chosen
+from tests.fidelity.runs import HALF
+
+_LATE_MS = 2000
+"""A busy machine may wake a client so much later."""
+
+
+@pytest.fixture
+def both_sides(newest_kafka, start_proxy):
+    broker.make_topics(newest_kafka, throttles.NODE)
+    try:
+        yield throttles.at_both(newest_kafka, start_proxy(throttles.entries()))
+    finally:
+        broker.set_request_quotas(
+            newest_kafka.address(throttles.NODE), dict.fromkeys(throttles.percents(throttles.BROKER))
+        )
+        broker.delete_topics(newest_kafka)
+
+
+def test_each_api_is_throttled_for_one_window_at_most_and_mute_for_as_long_here_and_at_a_broker(both_sides):
+    throttles.compare(both_sides, throttles.ANSWERED)
+    assert throttles.problems_of_mutes(both_sides, _LATE_MS) == []
+
+
+@pytest.mark.long
+def test_as_many_requests_get_through_as_at_a_broker_on_the_whole(both_sides):
+    throttles.admit(both_sides)
+    of_broker, of_proxy = (side.admitted for side in both_sides)
+    assert 0.5 < of_proxy / of_broker < 2
+
+
+@pytest.mark.long
+def test_at_half_load_requests_cost_about_what_a_broker_measures_and_a_frozen_node_charges_nobody():
+    loads = chosen(["Produce acks=1, 1 KiB", "Fetch, 16 KiB", "Metadata"])
+    found, _ = measure([load for load in loads if load.depth == 1], 1, "4.3.1", direct=False, levels=(HALF,))
+    for each in found:
+        assert 0.5 < report.ratio(each.runs[HALF]) < 2, report.table(found)
+        for run, _, charged_ms in report.frozen_ms(each):
+            # all requests that waited for half a second: eight, if nobody was charged for what the model bounds
+            assert charged_ms < 100 + 0.5 * run.proxy_us / 1000, report.frozen_table(found)
