@@ -6,18 +6,33 @@ observed and what requests of its kind and size cost where nothing waits: the mo
 A node that stalls thus charges nobody.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from statistics import fmean
 
 KIB = 1024
 MAX_KINDS = 128
 SAMPLES = 200
 """How many service times are looked at together. Until there are so many of a kind the shipped cost holds."""
 
+PAUSE_US = 5_000_000
+"""After that many samples of a kind none are taken for so long."""
+
+FITS = 12
+"""So many of the latest fits are kept; the lowest holds, for load makes answers late and work no cheaper."""
+
+BUSY_SHARE = 0.4
+"""Of the time that a small answer takes where nothing waits: in so much of it the node's threads are busy with it. The
+rest is its way between threads (docs/request-time.md has what was measured)."""
+
 PERCENT_PER_US = 1e-4
 """Request time is measured in percent of one thread: 10,000 us in a second are 1 % (KIP-124)."""
 
-_QUANTILE = 0.25
+_QUANTILE = 0.1
+_FEW = 5
+"""Fewer samples of an order of size than these tell nothing: of 200 in 33 orders one has more."""
+_ROUND_TRIPS = 64
 _SPREAD = 4
 """Sizes must differ by this factor for a cost per KiB to be told."""
 
@@ -61,9 +76,12 @@ class NodeCosts:
         self._costs: dict[int, Cost] = {}
         self._pinned = frozenset(pinned)
         self._samples: list[list[tuple[int, float]]] = [[] for _ in range(MAX_KINDS)]
+        self._resume_us = [0] * MAX_KINDS
+        self._fits: dict[int, deque[tuple[Cost, float]]] = {}
         self._learned: dict[int, int] = {}
-        self.floor_us = 0.0
-        """What an answer takes that costs no time: the way to the node and back, and from thread to thread there."""
+        self._round_trips: deque[int] = deque(maxlen=_ROUND_TRIPS)
+        self.floor_us = 0
+        """What an answer takes at least: the way to the node and back."""
         for kind, cost in {**shipped, **pinned}.items():
             self._set(kind, cost)
 
@@ -78,17 +96,34 @@ class NodeCosts:
         for kind, cost in pinned.items():
             self._set(kind, cost)
             self._learned.pop(kind, None)
+            self._fits.pop(kind, None)
         self._pinned = frozenset(pinned)
 
-    def learn(self, kind: int, size_bytes: int, service_us: float) -> None:
-        """Note how long a request took that had its connection for itself and waited for nothing."""
+    def note_round_trip(self, round_trip_us: int) -> None:
+        """Note how long a packet was under way to the node and back; the least of the latest ones counts."""
+        self._round_trips.append(round_trip_us)
+        self.floor_us = min(self._round_trips)
+
+    def learn(self, kind: int, size_bytes: int, service_us: float, now_us: int) -> None:
+        """Note how long a request took that had its connection for itself and waited for nothing.
+
+        `size_bytes` is that of request and answer, `service_us` without the way to the node and back.
+        """
+        if now_us < self._resume_us[kind]:
+            return
         samples = self._samples[kind]
         samples.append((size_bytes, service_us))
         if len(samples) >= SAMPLES:
+            self._resume_us[kind] = now_us + PAUSE_US
             if kind not in self._pinned:
-                self._set(kind, _fitted(samples, self._costs.get(kind, UNKNOWN)))
-                self._learned[kind] = self._learned.get(kind, 0) + SAMPLES
+                self._fit(kind, samples)
             samples.clear()
+
+    def _fit(self, kind: int, samples: Sequence[tuple[int, float]]) -> None:
+        fits = self._fits.setdefault(kind, deque(maxlen=FITS))
+        fits.append(_fitted(samples, self._costs.get(kind, UNKNOWN).per_kib_us))
+        self._set(kind, min(fits, key=lambda fit: fit[1])[0])
+        self._learned[kind] = self._learned.get(kind, 0) + SAMPLES
 
     def _set(self, kind: int, cost: Cost) -> None:
         self._costs[kind] = cost
@@ -118,7 +153,7 @@ class RequestCosts:
             costs.pin(pinned)
 
     def by_node(self) -> dict[int, NodeCosts]:
-        """Those of all nodes whose request time was ever measured."""
+        """Those of all nodes that were connected to, or whose request time was measured."""
         return dict(self._nodes)
 
     def of_node(self, node_id: int) -> NodeCosts:
@@ -129,18 +164,31 @@ class RequestCosts:
         return costs
 
 
-def _fitted(samples: Sequence[tuple[int, float]], before: Cost) -> Cost:
-    """The line below which a quarter of the samples lie; its slope stays as it is where all are of like sizes."""
-    by_size = sorted(samples)
-    third = len(by_size) // 3
-    small, large = by_size[:third], by_size[-third:]
-    small_kib, large_kib = (part[third // 2][0] / KIB for part in (small, large))
-    slope = before.per_kib_us
+def _fitted(samples: Sequence[tuple[int, float]], per_kib_us: float) -> tuple[Cost, float]:
+    """What the line says below which a tenth of the samples lie, and the time on it for a typical size, in us.
+
+    Its slope is work; where all are of like sizes it is `per_kib_us`. Of the rest, BUSY_SHARE is.
+    """
+    points = _points(samples)
+    (small_kib, small_us), (large_kib, large_us) = points[0], points[-1]
     if large_kib >= _SPREAD * max(small_kib, 1.0):
-        rise_us = _low([us for _, us in large]) - _low([us for _, us in small])
-        slope = max(rise_us / (large_kib - small_kib), 0.0)
-    base_us = _low([us - slope * size / KIB for size, us in samples])
-    return replace(before, base_us=max(base_us, 0.0), per_kib_us=slope)
+        per_kib_us = max((large_us - small_us) / (large_kib - small_kib), 0.0)
+    base_us = max(_low([us - per_kib_us * size / KIB for size, us in samples]), 0.0)
+    typical_kib = sorted(samples)[len(samples) // 2][0] / KIB
+    return Cost(BUSY_SHARE * base_us, per_kib_us), base_us + per_kib_us * typical_kib
+
+
+def _points(samples: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """KiB and us of the quickest answers for each order of size, the smallest first; rare sizes are left out."""
+    by_order: dict[int, list[tuple[float, int]]] = {}
+    for size, us in samples:
+        by_order.setdefault(size.bit_length(), []).append((us, size))
+    points = []
+    for _, found in sorted(by_order.items()):
+        if len(found) >= _FEW:
+            quickest = sorted(found)[: max(int(len(found) * _QUANTILE), 1)]
+            points.append((fmean(size for _, size in quickest) / KIB, fmean(us for us, _ in quickest)))
+    return points
 
 
 def _low(values: Sequence[float]) -> float:

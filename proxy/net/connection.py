@@ -50,10 +50,11 @@ class NodeUnknown(LookupError):
 
 @dataclass(slots=True)
 class NodeSocket:
-    """What connecting to a node gave: a non-blocking socket."""
+    """What connecting to a node gave: a non-blocking socket, and the round trip that the kernel saw."""
 
     socket: socket.socket
     node_id: int
+    round_trip_us: int = 0
 
 
 Connect = Callable[[], Awaitable[NodeSocket]]
@@ -287,15 +288,13 @@ class Connection:
 
     async def _open_upstream(self) -> None:
         try:
-            upstream = await self._connect()
+            self._node_connected(await self._connect())
         except NodeUnknown as error:
             self.give_up(CloseReason.NODE_UNKNOWN, str(error))
         except NodeUnreachable as error:
             self.give_up(CloseReason.NODE_UNREACHABLE, str(error))
         except Exception:
             self._fail()
-        else:
-            self._node_connected(upstream)
 
     def _node_connected(self, upstream: NodeSocket) -> None:
         if self.closing:
@@ -303,6 +302,7 @@ class Connection:
             return
         self._node = self._open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
+        self.facts.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
         self._do(lambda: self.relay.on_writable(Side.NODE, self._now_us()))
 
     # ----------------------------------------------------------------- closing

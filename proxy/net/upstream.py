@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from struct import unpack_from
 from typing import Any, TypeVar, cast
 
 import structlog
@@ -24,7 +25,8 @@ from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
-
+_MIN_RTT_AT = 148
+"""In struct tcp_info of <linux/tcp.h>."""
 
 Result = TypeVar("Result")
 
@@ -65,7 +67,8 @@ class Upstream:
         """
         if node_id != BOOTSTRAP_NODE_ID:
             address = self.directory.address(node_id) or await self._ask_for(node_id)
-            return NodeSocket(await self._connect_to(node_id, address), node_id)
+            sock = await self._connect_to(node_id, address)
+            return NodeSocket(sock, node_id, round_trip_us(sock))
         failures = []
         for address in self._bootstrap_in_turn():
             try:
@@ -73,7 +76,7 @@ class Upstream:
             except NodeUnreachable as error:
                 failures.append(str(error))
             else:
-                return NodeSocket(sock, self.directory.node_at(address))
+                return NodeSocket(sock, self.directory.node_at(address), round_trip_us(sock))
         raise NodeUnreachable("; ".join(failures))
 
     def _bootstrap_in_turn(self) -> list[HostPort]:
@@ -263,3 +266,9 @@ def _num_partitions(admin: KafkaAdminClient, brokers: list[dict[str, Any]]) -> i
         except Exception:
             continue
     return None
+
+
+def round_trip_us(sock: socket.socket) -> int:
+    """The least time in microseconds that a packet and its acknowledgement took, as the kernel saw it."""
+    found: int = unpack_from("=I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), _MIN_RTT_AT)[0]
+    return found

@@ -112,7 +112,7 @@ class ServiceTimes:
             telling = least_bytes is not None and answer_bytes >= least_bytes and request.learned_from
             if telling and request.waiting == 1:
                 size_bytes = request.waiting_bytes + answer_bytes
-                costs.learn(request.plan.cost_kind, size_bytes, self._came_us - since_us)
+                costs.learn(request.plan.cost_kind, size_bytes, self._came_us - since_us - costs.floor_us, now_us)
             self._alone = False
             cost_us += costs.floor_us
         since_us += int(cost_us)

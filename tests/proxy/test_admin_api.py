@@ -251,7 +251,7 @@ async def test_what_requests_are_taken_to_cost_is_told(api, clusters):
     costs.pin({3: Cost(40.0, 0.25)})
     node = costs.of_node(7)
     for _ in range(SAMPLES):
-        node.learn(0, 1024, 88.0)
+        node.learn(0, 1024, 88.0, 0)
     [told] = (await api.get("request-costs?virtual_cluster=main"))[1]["nodes"]
     assert told["node_id"] == 7
     assert told["apis"]["Metadata"] == {"base_us": 40.0, "per_kib_us": 0.25, "origin": "pinned", "samples": 0}

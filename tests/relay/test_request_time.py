@@ -10,7 +10,7 @@ from proxy.relay.actions import Side
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.request_costs import SAMPLES, Cost, RequestCosts
+from quotas.request_costs import BUSY_SHARE, PAUSE_US, SAMPLES, Cost, RequestCosts
 from quotas.sensors import Sensors
 from tests.relay.frames import (
     API_VERSIONS,
@@ -89,7 +89,8 @@ def test_size_counts_of_the_request_and_of_its_answer(make_relay):
 def test_the_way_to_the_node_and_back_costs_nothing(make_relay):
     script = timed(make_relay)
     exchange = Exchanges(script)
-    script.ledger.costs.of_node(1).floor_us = 15.0
+    script.ledger.costs.of_node(1).note_round_trip(15)
+    script.ledger.costs.of_node(1).note_round_trip(800)
     exchange(took_us=40)
     assert charged_us(script) == pytest.approx(25)
 
@@ -278,11 +279,11 @@ def test_costs_are_learned_from_requests_that_had_their_connection_for_themselve
     script = timed(make_relay, pinned=False)
     exchange = Exchanges(script)
     for corr in range(SAMPLES - 1):
-        exchange(corr, took_us=30 if corr % 2 else 900)
+        exchange(corr, took_us=900 if corr % 4 else 30)
     assert learned(script, HEARTBEAT).samples == 0
     exchange(SAMPLES, took_us=30)
     assert learned(script, HEARTBEAT).samples == SAMPLES
-    assert learned(script, HEARTBEAT).cost.base_us == pytest.approx(30)
+    assert learned(script, HEARTBEAT).cost.base_us == pytest.approx(BUSY_SHARE * 30)
 
 
 @pytest.mark.parametrize("acks", [-1, 1])
@@ -317,6 +318,7 @@ def test_pinned_costs_are_not_learned_until_they_are_let_go(make_relay):
         exchange(corr, took_us=5)
     assert learned(script, HEARTBEAT).cost == MODEL[HEARTBEAT]
     script.ledger.costs.pin({})
+    exchange.now_ms += PAUSE_US / 1000
     for corr in range(SAMPLES):
         exchange(corr, took_us=5)
-    assert learned(script, HEARTBEAT).cost.base_us == pytest.approx(5, abs=0.1)
+    assert learned(script, HEARTBEAT).cost.base_us == pytest.approx(BUSY_SHARE * 5, abs=0.1)

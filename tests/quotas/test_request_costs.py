@@ -1,0 +1,96 @@
+"""What requests cost a node, learned from how long answers took."""
+
+import random
+
+import pytest
+
+from quotas.request_costs import BUSY_SHARE, FITS, KIB, MAX_KINDS, PAUSE_US, SAMPLES, UNKNOWN, Cost, RequestCosts
+
+KIND = 3
+SHIPPED = {KIND: Cost(70.0, 2.0), 5: Cost(9.0)}
+
+
+def node(pinned=()):
+    return RequestCosts(SHIPPED, dict(pinned)).of_node(1)
+
+
+def teach(costs, service_us, sizes=(1024,), now_us=0, kind=KIND):
+    """A fit's worth of samples; `service_us(size, n)` is how long the n-th took."""
+    for n in range(SAMPLES):
+        size = sizes[n % len(sizes)]
+        costs.learn(kind, size, service_us(size, n), now_us)
+
+
+def cost_of(costs, kind=KIND):
+    return next(reading.cost for reading in costs.readings() if reading.kind == kind)
+
+
+def test_what_is_shipped_holds_until_enough_was_seen():
+    costs = node()
+    for _ in range(SAMPLES - 1):
+        costs.learn(KIND, 100, 500.0, 0)
+    assert cost_of(costs) == SHIPPED[KIND]
+    assert costs.us(KIND, 2048, 3) == pytest.approx(3 * 70 + 2 * 2)
+    assert costs.us(MAX_KINDS - 1, 1024) == UNKNOWN.us(1024)
+
+
+def test_the_undisturbed_answers_count_whatever_else_was_waited_for():
+    costs = node()
+    rng = random.Random(5)
+    teach(costs, lambda size, n: 100.0 if n % 5 == 0 else 100.0 + rng.expovariate(1 / 3000))
+    assert cost_of(costs) == Cost(pytest.approx(BUSY_SHARE * (100 - 2.0)), 2.0)
+
+
+def test_size_is_told_apart_from_the_rest_where_sizes_differ():
+    costs = node()
+    teach(costs, lambda size, n: 80 + 3.5 * size / KIB + n % 7, sizes=(512, 64 * KIB, 2048, 300 * KIB))
+    assert cost_of(costs).per_kib_us == pytest.approx(3.5, rel=0.02)
+    assert cost_of(costs).base_us == pytest.approx(BUSY_SHARE * 80, rel=0.1)
+
+
+def test_an_answer_is_never_the_quicker_for_being_larger():
+    costs = node()
+    teach(costs, lambda size, n: 400.0 if size == 512 else 80.0, sizes=(512, 64 * KIB))
+    assert cost_of(costs) == Cost(pytest.approx(BUSY_SHARE * 80), 0.0)
+
+
+def test_load_makes_answers_late_and_work_no_dearer_until_it_is_the_rule():
+    costs = node()
+    teach(costs, lambda size, n: 100.0)
+    learned = cost_of(costs)
+    for fit in range(1, FITS):
+        teach(costs, lambda size, n: 900.0, now_us=fit * PAUSE_US)
+        assert cost_of(costs) == learned
+    teach(costs, lambda size, n: 900.0, now_us=FITS * PAUSE_US)
+    assert cost_of(costs).base_us == pytest.approx(BUSY_SHARE * (900 - 2))
+
+
+def test_between_fits_nothing_is_learned():
+    costs = node()
+    teach(costs, lambda size, n: 100.0)
+    for now_us in (0, PAUSE_US - 1):
+        teach(costs, lambda size, n: 10.0, now_us=now_us)
+    [reading] = [one for one in costs.readings() if one.kind == KIND]
+    assert reading.samples == SAMPLES
+
+
+def test_what_is_pinned_holds_and_gives_way_to_what_is_shipped():
+    all_nodes = RequestCosts(SHIPPED, {KIND: Cost(1.0)})
+    first, second = all_nodes.of_node(1), all_nodes.of_node(2)
+    for costs in (first, second):
+        teach(costs, lambda size, n: 100.0)
+        assert cost_of(costs) == Cost(1.0)
+    all_nodes.pin({5: Cost(2.0)})
+    assert (cost_of(first), cost_of(second, 5)) == (SHIPPED[KIND], Cost(2.0))
+    assert cost_of(all_nodes.of_node(3), 5) == Cost(2.0)
+    assert [(one.kind, one.pinned) for one in first.readings()] == [(KIND, False), (5, True)]
+
+
+def test_the_least_of_the_latest_round_trips_is_the_floor():
+    costs = node()
+    for round_trip_us in (40, 12, 300):
+        costs.note_round_trip(round_trip_us)
+    assert costs.floor_us == 12
+    for _ in range(64):
+        costs.note_round_trip(50)
+    assert costs.floor_us == 50
