@@ -28,9 +28,9 @@ of a round.
 
 ## A node that stands still
 
-The node's process was stopped (SIGSTOP) for {freeze_ms:.0f} ms at half load. What was charged beyond the cost of as
-many requests at half load, in ms of thread time, all of them together; less than nothing means that these requests
-were cheaper than others.
+The node's process was stopped (SIGSTOP) for {freeze_ms:.0f} ms, while eight connections sent 50 requests/s (25 had a
+Fetch waiting). What was charged beyond the cost of as many requests of a run without that, in ms of thread time, all
+of them together.
 
 {frozen}
 

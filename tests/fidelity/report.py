@@ -4,11 +4,11 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tests.fidelity.runs import FROZEN, HALF, LEVELS, Figures, Measured
+from tests.fidelity.runs import FROZEN, HALF, LEVELS, STEADY, Figures, Measured
 
 LOWEST_RATIO, HIGHEST_RATIO = 0.8, 1.25
-MOST_FROZEN_MS = 10.0
-"""The most that may be charged for half a second in which the node stood still, beyond what its requests cost."""
+MOST_FROZEN_MS = 50.0
+"""The most that may be charged beyond the usual when the node stood still: eight connections waited for 500 ms each."""
 QUANTILES = {"min": 0.0, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p90": 0.9}
 
 
@@ -67,11 +67,10 @@ def frozen_table(loads: Sequence[Measured]) -> str:
 
 
 def frozen_ms(found: Measured) -> Iterator[tuple[Figures, float, float]]:
-    """For each run with a frozen node what broker and proxy charged beyond the cost of its requests at half load."""
-    for run in found.runs[FROZEN]:
-        usual = found.runs[HALF]
-        of_broker = run.broker_us - broker_us(usual) * run.requests
-        of_proxy = (run.proxy_us or 0.0) - proxy_us(usual) * run.requests
+    """For each run with a frozen node what broker and proxy charged beyond the same requests without."""
+    for usual, run in zip(found.runs[STEADY], found.runs[FROZEN], strict=True):
+        of_broker = run.broker_us - usual.broker_us_per_request * run.requests
+        of_proxy = (run.proxy_us or 0.0) - (usual.proxy_us_per_request or 0.0) * run.requests
         yield run, of_broker / 1000, of_proxy / 1000
 
 

@@ -14,11 +14,12 @@ from tests.fidelity.clients import Client, drive
 from tests.fidelity.loads import Load, Place
 from tests.fidelity.proxied import FidelityProxy
 
-IDLE, HALF, SATURATED, FROZEN = "idle", "half load", "saturation", "frozen"
+IDLE, HALF, SATURATED = "idle", "half load", "saturation"
 LEVELS = (IDLE, HALF, SATURATED)
-IDLE_RATE = 5.0
+STEADY, FROZEN = "steady", "frozen"
+IDLE_RATE, STEADY_RATE = 5.0, 50.0
 FREEZE_S = 0.5
-_SECONDS = {IDLE: 9.0, HALF: 5.0, SATURATED: 3.0, FROZEN: 3.0}
+_SECONDS = {IDLE: 9.0, HALF: 5.0, SATURATED: 3.0, STEADY: 3.0, FROZEN: 3.0}
 _WARM_S = 2.5
 _FORGOTTEN_S = 11.5
 """A sensor's windows, and a bit more."""
@@ -57,7 +58,7 @@ class Measured:
 
     load: Load
     rates: dict[str, float] = field(default_factory=dict)
-    runs: dict[str, list[Figures]] = field(default_factory=lambda: {level: [] for level in (*LEVELS, FROZEN)})
+    runs: dict[str, list[Figures]] = field(default_factory=lambda: {level: [] for level in (*LEVELS, STEADY, FROZEN)})
     parts_us: dict[str, float] = field(default_factory=dict)
 
 
@@ -76,7 +77,7 @@ class Bench:
             with self._client(found.load, None, _connections(found.load, SATURATED)) as client:
                 drive([client], _WARM_S)
                 rate = len(client.seen.sent_ns) / _WARM_S
-        found.rates = {IDLE: IDLE_RATE, HALF: rate / 2, SATURATED: rate}
+        found.rates = {IDLE: IDLE_RATE, HALF: rate / 2, SATURATED: rate, STEADY: STEADY_RATE, FROZEN: STEADY_RATE}
 
     def log(self, loads: Sequence[Measured]) -> None:
         """Note the parts of the time of some requests of each load at half load, from the broker's log."""
@@ -92,14 +93,19 @@ class Bench:
             found.parts_us = {part: statistics.mean(values) for part, values in logged.get(client_id, {}).items()}
 
     def run(self, loads: Sequence[Measured], level: str) -> None:
-        """Run each load at a level by itself; those that idle hardly feel one another and go together."""
-        together = [[found for found in loads if not found.load.exempt]] if level == IDLE else []
-        apart = [[found] for found in loads if found.load.exempt or level != IDLE]
-        for group in filter(None, together + apart):
-            self._run(group, level)
+        """Run each load at a level by itself; those that idle hardly feel one another and go together.
+
+        Exempt ones do not idle: what else is exempt at the broker is more than five requests a second are.
+        """
+        if level == IDLE:
+            self._run([found for found in loads if not found.load.exempt], level)
+        else:
+            for found in loads:
+                self._run([found], level)
 
     def freeze(self, found: Measured) -> None:
-        """Run a load at half load, in the midst of which the node's process is stopped for half a second."""
+        """Run a load at 50 requests/s twice; the second time the node's process is stopped for half a second."""
+        self._run([found], STEADY)
         freezer = threading.Timer(1.0, self._freeze_node)
         freezer.start()
         self._run([found], FROZEN)
@@ -113,6 +119,8 @@ class Bench:
             self._broker.cluster.thaw(self._broker.node_id)
 
     def _run(self, loads: Sequence[Measured], level: str) -> None:
+        if not loads:
+            return
         with ExitStack() as stack:
             clients = [stack.enter_context(self._client_at(found, level)) for found in loads]
             before = self._exempt() if loads[0].load.exempt else None
@@ -121,7 +129,7 @@ class Bench:
                 found.runs[level].append(self._figures(client, before))
 
     def _client_at(self, found: Measured, level: str) -> Client:
-        rate = None if level == SATURATED or found.load.waits else found.rates[HALF if level == FROZEN else level]
+        rate = None if level == SATURATED or found.load.waits else found.rates[level]
         return self._client(found.load, rate, _connections(found.load, level))
 
     def _client(self, load: Load, rate: float | None, connections: int) -> Client:

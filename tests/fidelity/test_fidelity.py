@@ -9,7 +9,7 @@ from tests.fidelity import frames, page, report, throttles
 from tests.fidelity.clients import Seen
 from tests.fidelity.frames import Frames
 from tests.fidelity.loads import LOADS, Place, chosen
-from tests.fidelity.runs import FROZEN, HALF, IDLE, Figures, Measured
+from tests.fidelity.runs import FROZEN, HALF, IDLE, SATURATED, STEADY, Figures, Measured
 from tests.fidelity.sensors import microseconds
 from tests.fidelity.throttles import BROKER, PROXY, Side, Throttle
 from tests.quotas.windowed_rate import WindowedRate
@@ -23,7 +23,9 @@ def figures(requests=100, broker_us=300.0, proxy_us=300.0):
 
 
 def measured(half=(), frozen=(), load=PRODUCE):
-    return Measured(load, runs={IDLE: [], HALF: list(half), "saturation": [], FROZEN: list(frozen)})
+    """The steady runs beside the frozen ones are the usual `figures`."""
+    steady = [figures() for _ in frozen]
+    return Measured(load, runs={IDLE: [], HALF: list(half), SATURATED: [], STEADY: steady, FROZEN: list(frozen)})
 
 
 # ---------------------------------------------------------------------- sensors
@@ -56,7 +58,7 @@ def test_runs_of_a_load_are_taken_together():
     assert line.split(" | ")[1:] == ["half load", "20", "200 (100 - 300)", "180 (100 - 260)", "0.90 |"]
 
 
-@pytest.mark.parametrize(("ours", "good"), [(300.0, True), (310.0, True), (500.0, False)])
+@pytest.mark.parametrize(("ours", "good"), [(300.0, True), (700.0, True), (900.0, False)])
 def test_who_is_charged_for_a_frozen_node_is_told(ours, good):
     found = measured([figures()], [figures(broker_us=5300.0, proxy_us=ours)])
     [(_, of_broker_ms, of_proxy_ms)] = report.frozen_ms(found)

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fidelity import broker, report, throttles
-from tests.fidelity.__main__ import measure
+from tests.fidelity.__main__ import FROZEN_LOADS, measure
 from tests.fidelity.loads import chosen
 from tests.fidelity.runs import HALF
 
@@ -38,9 +38,8 @@ def test_as_many_requests_get_through_as_at_a_broker_on_the_whole(both_sides):
 @pytest.mark.long
 def test_at_half_load_requests_cost_about_what_a_broker_measures_and_a_frozen_node_charges_nobody():
     loads = chosen(["Produce acks=1, 1 KiB", "Fetch, 16 KiB", "Metadata"])
-    found, _ = measure([load for load in loads if load.depth == 1], 1, "4.3.1", direct=False, levels=(HALF,))
+    found, _ = measure([load for load in loads if load.name in FROZEN_LOADS], 1, "4.3.1", direct=False, levels=(HALF,))
     for each in found:
         assert 0.5 < report.ratio(each.runs[HALF]) < 2, report.table(found)
-        for run, _, charged_ms in report.frozen_ms(each):
-            # all requests that waited for half a second: eight, if nobody was charged for what the model bounds
-            assert charged_ms < 100 + 0.5 * run.proxy_us / 1000, report.frozen_table(found)
+        for _, _, charged_ms in report.frozen_ms(each):
+            assert charged_ms < 500, "less than one of the eight connections has waited"
