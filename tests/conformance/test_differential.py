@@ -12,7 +12,7 @@ ALL = pytest.mark.parametrize("quota_type", QuotaType, ids=lambda quota_type: qu
 OTHER_WINDOWS = [(1, 1), (2, 3)]
 
 
-@BOTH
+@pytest.mark.parametrize("version", [pytest.param("3.9.2", marks=pytest.mark.long), "4.3.1"])
 @ALL
 def test_ten_thousand_events_are_answered_as_by_kafka(version, quota_type, tmp_path):
     compared = Proof(quota_type, version).compare(seed=1, events=10_000, folder=tmp_path)

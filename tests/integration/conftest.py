@@ -43,14 +43,18 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_generate_tests(metafunc):
-    """`kafka` is each kind in turn; with `newest_kafka` or `zookeeper_kafka`, come by however, it is that kind only."""
+    """`kafka` is each kind in turn; with `newest_kafka` or `zookeeper_kafka`, come by however, it is that kind only.
+
+    The old version with KRaft is for `make check`: it shares its protocol with one of the others, its ways with the
+    other.
+    """
     if "kafka" in metafunc.fixturenames:
         of_one_kind = {"newest_kafka": NEWEST, "zookeeper_kafka": ZOOKEEPER}
         kinds = [kind for name, kind in of_one_kind.items() if name in metafunc.fixturenames] or list(CLUSTERS)
         if metafunc.definition.get_closest_marker("kraft"):
             kinds = [kind for kind in kinds if CLUSTERS[kind][1] == "kraft"]
-        if metafunc.definition.get_closest_marker("newest_first"):
-            kinds = [pytest.param(kind, marks=() if kind == NEWEST else pytest.mark.long) for kind in kinds]
+        in_make_test = {NEWEST} if metafunc.definition.get_closest_marker("newest_first") else {NEWEST, ZOOKEEPER}
+        kinds = [pytest.param(kind, marks=() if kind in in_make_test else pytest.mark.long) for kind in kinds]
         metafunc.parametrize("kafka", kinds, indirect=True, scope="session")
 
 

@@ -73,7 +73,7 @@ def test_topics_are_created_described_grown_and_deleted(tools):
     assert topic not in tools.run("kafka-topics", "--list").split()
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_the_console_tools_carry_every_compression(tools):
     topic = tools.topic("java-console")
     sent = []
@@ -132,7 +132,7 @@ def test_the_verifiable_tools_lose_nothing(tools):
         assert sorted(values) == list(range(count))
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_configurations_of_topics_and_nodes_are_changed_and_described(tools):
     topic = tools.topic("java-configs", 1)
     of_topic = ("--entity-type", "topics", "--entity-name", topic)
@@ -143,7 +143,7 @@ def test_configurations_of_topics_and_nodes_are_changed_and_described(tools):
     assert "log.cleaner.backoff.ms=15001" in tools.run("kafka-configs", "--describe", *of_node)
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_groups_are_listed_described_and_reset(tools):
     topic = tools.topic("java-groups", 2)
     tools.run("kafka-console-producer", "--topic", topic, stdin="".join(f"{i}\n" for i in range(50)))
@@ -168,7 +168,7 @@ def test_every_node_is_asked_for_its_versions_at_the_port_of_the_proxy(tools, pr
     assert "UNKNOWN" not in printed, "the proxy names an API that the tool does not know"
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_the_end_offsets_are_counted(tools):
     topic = tools.topic("java-offsets", 3)
     tools.run("kafka-console-producer", "--topic", topic, stdin="".join(f"{i}\n" for i in range(70)))

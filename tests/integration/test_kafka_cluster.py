@@ -73,6 +73,7 @@ def test_every_node_names_all_nodes_on_ports_below_those_of_outgoing_connections
     assert kafka.bootstrap_servers == ",".join(f"127.0.0.1:{kafka.ports[node_id]}" for node_id in (1, 2, 3))
 
 
+@pytest.mark.newest_first
 def test_a_killed_node_is_missed_by_the_others_and_comes_back_with_its_records_on_its_port(kafka):
     topic, address = f"survivors-{kafka.version}-{kafka.mode}", kafka.address(2)
     servers = ("--bootstrap-server", kafka.bootstrap_servers)
@@ -94,6 +95,7 @@ def test_a_killed_node_is_missed_by_the_others_and_comes_back_with_its_records_o
         assert read.splitlines() == written
 
 
+@pytest.mark.newest_first
 def test_a_node_restarted_at_once_after_a_kill_serves_although_the_cluster_still_believes_in_its_last_life(kafka):
     with healed(kafka):
         kafka.kill(3)
@@ -101,6 +103,7 @@ def test_a_node_restarted_at_once_after_a_kill_serves_although_the_cluster_still
         assert nodes_named_at(kafka.address(3)) == {1, 2, 3}
 
 
+@pytest.mark.newest_first
 def test_a_frozen_node_takes_connections_and_answers_nothing_until_it_is_thawed(kafka):
     with healed(kafka):
         kafka.freeze(1)
@@ -111,6 +114,7 @@ def test_a_frozen_node_takes_connections_and_answers_nothing_until_it_is_thawed(
         assert 1 in nodes_named_at(kafka.address(1))
 
 
+@pytest.mark.newest_first
 def test_a_node_can_be_stopped_while_it_is_frozen(kafka):
     with healed(kafka):
         kafka.freeze(2)
@@ -174,8 +178,11 @@ def test_a_failed_test_shows_the_end_of_every_log(newest_kafka, request):
 
 @pytest.mark.parametrize(
     ("version", "mode", "taken"),
-    [("3.9.2", "zookeeper", 0), ("4.3.1", "kraft", 1), ("3.9.2", "kraft", 2)],
-    ids=["ZooKeeper's", "the controller's", "the node's"],
+    [
+        pytest.param("3.9.2", "zookeeper", 0, id="ZooKeeper's", marks=pytest.mark.long),
+        pytest.param("4.3.1", "kraft", 1, id="the controller's"),
+        pytest.param("3.9.2", "kraft", 2, id="the node's", marks=pytest.mark.long),
+    ],
 )
 def test_a_port_that_is_taken_at_start_is_replaced(monkeypatch, version, mode, taken):
     offers = []
@@ -209,6 +216,7 @@ def test_kafka_4_has_no_zookeeper_mode():
         KafkaCluster("4.3.1", "zookeeper")
 
 
+@pytest.mark.long
 def test_a_node_has_further_listeners_properties_and_jvm_options_and_a_host_of_its_own():
     (jmx_port,) = free_ports(1, "127.0.0.2")
     extra = {
@@ -300,7 +308,9 @@ def kept_by(owner):
     return psutil.Process(owner.pid).children(recursive=True)
 
 
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", [pytest.param(moment, marks=pytest.mark.long if "cannot" in moment else ()) for moment in MOMENTS]
+)
 def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(moment, tmp_path):
     with owner_of_a_cluster(MOMENTS[moment], tmp_path) as owner:
         if "starts" in moment:
@@ -318,6 +328,7 @@ def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(moment, tmp_path):
         eventually(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")), 10)
 
 
+@pytest.mark.long
 def test_nothing_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path):
     forks = "fork = __import__('os').fork(); fork or time.sleep(600); print(fork, flush=True)"
     with owner_of_a_cluster(SERVES.replace("FURTHER", forks), tmp_path) as owner:

@@ -81,7 +81,9 @@ def follows(proxy, topic, victim):
 
 
 @pytest.mark.newest_first
-@pytest.mark.parametrize("name", ["confluent-kafka", "kafka-python", "aiokafka"])
+@pytest.mark.parametrize(
+    "name", ["confluent-kafka", *(pytest.param(name, marks=pytest.mark.long) for name in ("kafka-python", "aiokafka"))]
+)
 def test_a_killed_node_costs_no_record(kafka, proxy, name):
     topic = f"leadership-{name}"
     leaders = make_topic(proxy.bootstrap, topic, PARTITIONS)

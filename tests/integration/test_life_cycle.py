@@ -19,10 +19,13 @@ from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import read_all
 from tests.integration.workloads.with_kafka_python import KafkaPython
 
+SOON_BELIEVED_DEAD = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
+"""The next life of a killed node waits for that of the last one to be over."""
+
 
 def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
     """The cluster's only node is gone, as far as anyone can tell, until it is started again."""
-    with KafkaCluster(nodes=1) as cluster:
+    with KafkaCluster(nodes=1, extra=lambda node_id: SOON_BELIEVED_DEAD) as cluster:
         cluster.kill(1)
         with ProxyProcess(cluster, ready=False, upstream={"connect_timeout_ms": 2000}) as proxy:
             proxy.wait_for(lambda: proxy.events("cluster_unreachable"), 10, "word of the cluster")

@@ -127,8 +127,19 @@ def test_who_waits_its_throttle_time_and_n_windows_owes_nothing(value, limit):
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(31, 200), st.integers(1, 10), st.integers(1, 9999))
+@given(st.integers(31, 200), st.integers(1, 10), st.integers(200, 9999))
 def test_what_is_admitted_in_debt_is_paid_to_the_last_byte(burst_s, callers, value):
+    debt_is_paid(burst_s, callers, value)
+
+
+@pytest.mark.long
+@settings(max_examples=50, deadline=None)
+@given(st.integers(31, 200), st.integers(1, 10), st.integers(1, 200))
+def test_what_is_admitted_in_debt_is_paid_to_the_last_byte_also_in_small_coins(burst_s, callers, value):
+    debt_is_paid(burst_s, callers, value)
+
+
+def debt_is_paid(burst_s, callers, value):
     """After a burst, callers that each wait as told: what was sent never outruns the limit by more than the debt left.
 
     Ten seconds' worth is what a broker, too, gives a fresh client for nothing. In the end the callers are paced by
