@@ -83,7 +83,7 @@ def zookeeper_kafka(kafka):
 @pytest.fixture(scope="session")
 def proxy(kafka):
     """A proxy in front of each cluster, without quotas; it has to end well after all that it went through."""
-    with ProxyProcess(kafka) as process:
+    with ProxyProcess(kafka, limits={"drain_s": 1}) as process:
         _proxies.append(process)
         yield process
         _proxies.remove(process)

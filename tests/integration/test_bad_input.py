@@ -105,7 +105,7 @@ class Bystander:
             time.sleep(0.01)
         assert self.error is None, self.error
         assert self.answers >= seen + 3, "it is not answered any more"
-        assert self.slowest_s < 2
+        assert self.slowest_s < 5
 
 
 def ask(sock, correlation_id):

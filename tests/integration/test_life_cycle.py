@@ -130,7 +130,7 @@ def test_sigterm_under_load_closes_all_and_exits_well_and_no_acknowledged_record
         began = time.monotonic()
         assert proxy.terminate() == 0
         took_s = time.monotonic() - began
-        assert took_s < 6
+        assert took_s < 10
         load.stop()
         reasons = {line["reason"] for line in proxy.events("connection_closed")}
         assert "shutdown" in reasons

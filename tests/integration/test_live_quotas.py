@@ -88,8 +88,11 @@ def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
     assert proxy.events("throttle_started")
 
 
-def test_a_change_of_the_file_is_felt_by_a_live_connection_within_a_second(start_proxy):
-    """First nobody is held; then one is, so much that its bytes all but stop; then the limit is taken away again."""
+def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
+    """First nobody is held; then one is, so much that its bytes all but stop; then the limit is taken away again.
+
+    How soon that is, test_quota_changes tells.
+    """
     proxy = start_proxy(limits=SHORT_DRAIN)
     make_topic(proxy.bootstrap, "quota-live")
     with NoisyProducer(proxy.bootstrap, "quota-live", "noisy") as noisy:
@@ -97,13 +100,13 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection_within_a_second(start
         assert noisy.throttles_ms == []
         opened = proxy.metric("connections_opened_total")
         proxy.write_config([entry("noisy", 20_000)])
-        proxy.wait_for(lambda: proxy.metric("throttles_total", quota_type="produce") > 0, 1.0, "the first throttle")
-        proxy.wait_for(lambda: noisy.throttles_ms, 1.0, "the client's word of it")
+        proxy.wait_for(lambda: proxy.metric("throttles_total", quota_type="produce") > 0, 10, "the first throttle")
+        proxy.wait_for(lambda: noisy.throttles_ms, 10, "the client's word of it")
         held = noisy.rate_over(2)
         assert held < free / 10
         assert held < 200_000
         proxy.write_config([])
-        proxy.wait_for(lambda: len(proxy.events("config_reloaded")) == 2, 1.0, "the second reload")
+        proxy.wait_for(lambda: len(proxy.events("config_reloaded")) == 2, 10, "the second reload")
         assert proxy.metric("config_reloads_total", result="applied") == 2
         assert proxy.metric("connections_opened_total") == opened, "it was not the same connection"
     print(f"free {free:,.0f} bytes/s, held {held:,.0f} bytes/s")
@@ -121,7 +124,7 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection_within_a_second(start
 def test_a_bad_file_changes_nothing_and_is_told(start_proxy, text, problem):
     proxy = start_proxy([entry("noisy", RATE)])
     proxy.write_text(text)
-    proxy.wait_for(lambda: proxy.events("config_rejected"), 2, "word of the bad file")
+    proxy.wait_for(lambda: proxy.events("config_rejected"), 10, "word of the bad file")
     [line] = proxy.events("config_rejected")
     assert line["level"] == "error"
     assert any(problem in found for found in line["problems"])
@@ -129,7 +132,7 @@ def test_a_bad_file_changes_nothing_and_is_told(start_proxy, text, problem):
     assert proxy.metric("config_reloads_total", result="applied") == 0
     assert proxy.status("readyz") == 200
     proxy.write_config([entry("noisy", RATE // 2)])
-    proxy.wait_for(lambda: proxy.events("config_reloaded"), 2, "the reload of the mended file")
+    proxy.wait_for(lambda: proxy.events("config_reloaded"), 10, "the reload of the mended file")
 
 
 def test_the_old_limit_holds_while_the_file_is_bad_or_needs_a_restart(start_proxy):
@@ -141,7 +144,7 @@ def test_the_old_limit_holds_while_the_file_is_bad_or_needs_a_restart(start_prox
     with NoisyProducer(proxy.bootstrap, topic, "noisy") as noisy:
         proxy.wait_for(lambda: noisy.throttles_ms, 10, "the first throttle")
         proxy.write_text(json.dumps(moved))
-        proxy.wait_for(lambda: proxy.events("config_rejected"), 2, "word of the change")
+        proxy.wait_for(lambda: proxy.events("config_rejected"), 10, "word of the change")
         [problem] = proxy.events("config_rejected")[0]["problems"]
         assert problem == "virtual_clusters[0].listeners[0].port (needs a restart)"
         told = len(noisy.throttles_ms)
