@@ -348,6 +348,8 @@ def _choose_body(draw: _Drawing, request: RequestPlan) -> None:
     request.filters = [_filter(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
     request.strict = rng.random() < 0.3
     request.entries = [_entry(rng, draw.mutating) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    if rng.random() < 0.02:
+        request.entries = [EntryPlan((("user", f"u{i}"),), (("producer_byte_rate", 5e6),)) for i in range(450)]
     request.errand_ms = rng.choice((0, 1, 20, 1000, 30_000))
     if rng.random() < 0.2:
         request.errand_fails = rng.choice(((0,), (1,), (0, 1), (0, 2)))

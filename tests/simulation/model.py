@@ -198,6 +198,7 @@ class Model:
         self._told: list[tuple[bytes | None, bytes, int]] = []
         self._told_nonsense = False
         self._verdict_reason = ""
+        self._known_then = book.known
 
         self._requests = bytearray()
         self._requests_fed = 0
@@ -267,9 +268,13 @@ class Model:
             self._judge_request(ask, now_ms)
         elif ask.kind is AskKind.MUTATION:
             self._settle(ask, now_ms)
-        elif ask.kind is AskKind.QUOTA_API:
+        elif ask.kind is AskKind.QUOTA_API and self.closed is None:
             self._look_at_quota_call(ask, decision, written=False)
         self._judge.require_all_accounted()
+
+    def begin_to_decide(self, ask: Ask) -> None:
+        """Somebody decides from now on, by what is known now."""
+        self._known_then = self._book.known
 
     def verdict_comes(self, ask: Ask, verdict: Verdict, now_ms: int) -> None:
         """What was found out reaches the relay."""
@@ -329,7 +334,7 @@ class Model:
         assert decision.answer is not None
         require(decision.answer[4:8] == pack(">i", head.correlation_id), "an answer of ours with another id")
         if plan.api_key == quota_calls.DESCRIBE:
-            self._book.check_described(decision.answer, plan, self._connection.may_describe)
+            self._book.check_described(decision.answer, plan, self._connection.may_describe, self._known_then)
         else:
             self._book.check_altered(decision.answer, plan, self._connection.may_alter, written)
 
@@ -985,6 +990,8 @@ class Model:
         written = self._answers[0] if self._answers else None
         if written is not None and written.answer.reason:
             reasons.add(written.answer.reason)
+        if self._asking(NODE) and len(self._answers) > 1 and self._answers[1].answer.reason == "answer_not_kafka":
+            reasons.add("answer_not_kafka")  # an answer that is held is out of the way
         if self._eof[NODE] and not (reasons & {"answer_not_kafka"} and written and written.fed_bytes >= 4):
             reasons.add("node_closed")
         return reasons

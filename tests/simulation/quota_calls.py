@@ -76,13 +76,14 @@ class Book:
         self.errands_done = 0
         self.altered = 0
         """Entities whose quotas were altered."""
-        self._known: Known = {}
+        self.known: Known = {}
+        """What Describe has to tell; never changed, but replaced."""
         self.put(quotas)
 
     def put(self, quotas: Quotas) -> None:
         """An operator puts others in the place of all."""
         self.quotas = quotas
-        self._known = _described_of(quotas)
+        self.known = _described_of(quotas)
 
     def write(self, errand: Errand, plan: RequestPlan | None, ledger: Ledger, now_ms: int) -> list[Exception | None]:
         """Do an errand, but for what its plan has fail; what became of each alteration."""
@@ -105,33 +106,39 @@ class Book:
         ledger.replace(tables.enforced, now_ms, tables.shadow, changed)
         if plan is not None:
             self._expect(plan)
+        else:  # a bit of the request was turned over: nobody knows what it wants
+            self.known = _described_of(self.quotas)
         return results
 
     def _expect(self, plan: RequestPlan) -> None:
         """Each alteration that is to be written and does not fail is applied once, and nothing else."""
+        known = {parts: dict(limits) for parts, limits in self.known.items()}
         for number, entry in enumerate(_to_be_written(plan)):
             if number in plan.errand_fails:
                 continue
-            limits = self._known.setdefault(frozenset(entry.parts), {})
+            limits = known.setdefault(frozenset(entry.parts), {})
             for key, value in entry.limits:
                 if value is None:
                     limits.pop(key, None)
                 elif key in _KEYS:
                     limits[key] = value
-        self._known = {parts: limits for parts, limits in self._known.items() if limits}
-        if self._known != _described_of(self.quotas):
-            raise Violation(f"the quotas are {_described_of(self.quotas)}, {self._known} is right")
+        self.known = {parts: limits for parts, limits in known.items() if limits}
+        if self.known != _described_of(self.quotas):
+            there = _described_of(self.quotas)
+            wrong = [parts for parts in there.keys() | self.known.keys() if there.get(parts) != self.known.get(parts)]
+            told = [(sorted(parts), there.get(parts), self.known.get(parts)) for parts in wrong[:3]]
+            raise Violation(f"the quotas are (whose, found, right): {told}")
 
     # ------------------------------------------------------------------ what is answered
 
-    def check_described(self, answer: bytes, plan: RequestPlan, may_describe: bool) -> None:
-        """A description says what the quotas are now."""
+    def check_described(self, answer: bytes, plan: RequestPlan, may_describe: bool, known: Known) -> None:
+        """A description says what was known when it was begun."""
         told = quota_frames.described(answer, plan.version)
         error = _error_of_filters(plan.filters)
         own = any(f.part == "user" and f.match == _EXACT and f.name == USER for f in plan.filters)
         if not may_describe and not own:
             error = _NOT_AUTHORISED
-        right = None if error else {p: limits for p, limits in self._known.items() if _is_asked_for(p, plan)}
+        right = None if error else {p: limits for p, limits in known.items() if _is_asked_for(p, plan)}
         if (told.error_code, told.entries) != (error, right):
             raise Violation(f"describes {told}, error {error}, {right} is right")
 

@@ -1,7 +1,8 @@
 """What carries a relay's actions out in the simulation: proxy.net.connection with the network and the clock changed."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from typing import TypeVar
 from zlib import crc32
 
 from proxy.net.connection import LINGER_S
@@ -20,6 +21,7 @@ from proxy.relay.actions import (
     Throttled,
     Verdict,
     WakeAt,
+    Work,
 )
 from proxy.relay.relay import Relay
 from proxy.verdicts.decide import decide
@@ -33,6 +35,8 @@ RunErrand = Callable[["Shell", Ask, Errand], None]
 """Has the alterations of an errand written, and tells the shell when it is done, whether its client is still there."""
 
 READ_AHEAD_BYTES = 512
+Found = TypeVar("Found")
+
 LINGER_MS = int(LINGER_S * 1000)
 
 CLIENT, NODE = Side.CLIENT, Side.NODE
@@ -246,15 +250,39 @@ class Shell:
 
     def _decision(self, ask: Ask, now_ms: int) -> Verdict | None:
         """The verdict, None if something must be done first."""
+        self._model.begin_to_decide(ask)
         decision = self._decide(ask, self._facts, now_ms)
+        if isinstance(decision, Work):
+            self._finish(decision.steps, lambda found: self._worked_out(ask, found))
+            return None
         self._model.decided(ask, decision, now_ms)
         if isinstance(decision, Verdict):
             return decision
         self._run_errand(self, ask, decision)
         return None
 
-    def errand_done(self, ask: Ask, verdict: Verdict) -> None:
+    def _worked_out(self, ask: Ask, decision: Verdict | Errand) -> None:
+        """What took long to be decided is decided; nobody may be there any more."""
+        self._model.decided(ask, decision, self._events.now_ms)
+        if isinstance(decision, Errand):
+            self._run_errand(self, ask, decision)
+        else:
+            self._give(ask, decision)
+
+    def _finish(self, steps: Generator[None, None, Found], then: Callable[[Found], None]) -> None:
+        """Take one step after the other, 1 ms apart, so that others have their turn."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            then(end.value)
+        else:
+            self._events.at(self._events.now_ms + 1, lambda: self._finish(steps, then))
+
+    def errand_done(self, ask: Ask, reply: Generator[None, None, Verdict]) -> None:
         """What was to be written is written; whoever waits for it, if anybody does, is told."""
+        self._finish(reply, lambda verdict: self._tell_of_errand(ask, verdict))
+
+    def _tell_of_errand(self, ask: Ask, verdict: Verdict) -> None:
         self._model.errand_done(ask, verdict)
         self._give(ask, verdict)
 
