@@ -1,11 +1,11 @@
-"""The two times of the service; everything that decides is given them as numbers."""
+"""The times of the service; everything that decides is given them as numbers."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tells two times that have nothing to do with each other."""
+    """Tells times that have nothing to do with each other."""
 
     def now_ms(self) -> int:
         """Monotonic milliseconds from an unknown start: for every difference and deadline."""
@@ -17,6 +17,10 @@ class Clock(Protocol):
 
     def epoch_ms(self) -> int:
         """Milliseconds since 1970 UTC, may jump: for records that leave the process."""
+        ...
+
+    def cpu_us(self) -> int:
+        """Microseconds that this thread was at work: being kept from work does not count."""
         ...
 
 
@@ -34,3 +38,7 @@ class SystemClock:
     def epoch_ms(self) -> int:
         """Milliseconds since 1970 UTC."""
         return time.time_ns() // 1_000_000
+
+    def cpu_us(self) -> int:
+        """Processor time of this thread in microseconds."""
+        return time.thread_time_ns() // 1000

@@ -204,13 +204,13 @@ class Relay:
 
     @property
     def timed(self) -> bool:
-        """Whether request time is measured: then `on_handled` wants to be told after each step."""
+        """Whether request time is measured: then `on_handled` wants to be told."""
         return self._timed
 
     # ------------------------------------------------------------------ inputs
 
     def on_handled(self, spent_us: int) -> None:
-        """How long the last step took with all that came of it."""
+        """For how long the proxy was busy with this connection since it last said so."""
         self._times.own_us += spent_us
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
