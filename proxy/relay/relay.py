@@ -805,7 +805,7 @@ class Relay:
             return at
         if max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) > now_ms:
             return at
-        if self._slow_us == self._now_us:
+        if self._slow_us == self._now_us or (self._withholds and plan.api_key == FETCH):
             return at
         most = 1 if plan.api_key == FETCH else request.waiting
         count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
@@ -928,15 +928,23 @@ class Relay:
         after: list[Action],
     ) -> Passing:
         """The answer goes out: take its request off the queue, count and time it, and put the throttle time in."""
-        if (binding := request.binding) is not None and binding.costs is not None:
-            throttle_time_ms = self._times.charge(request, binding, frame_bytes - 4, now_ms, self._now_us)
-            self._mute_for_time(throttle_time_ms, request, now_ms, after)
+        if not (self._withholds and request.plan.fetches):
+            self._charge_time(request, frame_bytes - 4, now_ms, after)
         self._no_longer_await(request, 1)
         self._count_answers(1, frame_bytes)
         if throttle_at < 0:
             return passed, ()
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
         return passed, self._throttle_splices(request, throttle_at, node_ms, now_ms, after)
+
+    def _charge_time(self, request: Request, answer_bytes: int, now_ms: int, after: list[Action]) -> int:
+        """Charge what the request cost the node, if that is measured; the throttle time in ms."""
+        binding = request.binding
+        if binding is None or binding.costs is None:
+            return 0
+        throttle_time_ms = self._times.charge(request, binding, answer_bytes, now_ms, self._now_us)
+        self._mute_for_time(throttle_time_ms, request, now_ms, after)
+        return throttle_time_ms
 
     def _mute_for_time(self, throttle_time_ms: int, request: Request, now_ms: int, after: list[Action]) -> None:
         """Mute the client for its request time, and have all answers say so until that is over."""
@@ -1030,18 +1038,30 @@ class Relay:
         if binding is None:
             return
         throttle_time_ms = 0
-        if binding.fetch is not None:
-            if self._withholds:
-                with suppress(StaleSensor):
-                    throttle_time_ms = self._ledger.sensors.charge_if_within(binding.fetch, value, now_ms)
-                request.withheld = throttle_time_ms > 0
-            else:
-                throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
+        if self._withholds:
+            throttle_time_ms = self._charge_or_withhold(request, binding, value, now_ms, after)
+        elif binding.fetch is not None:
+            throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
         if binding.shadow_fetch is not None and not request.withheld:
             self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
+
+    def _charge_or_withhold(
+        self, request: Request, binding: Binding, value: int, now_ms: int, after: list[Action]
+    ) -> int:
+        """As in a broker: whoever is over the quota of request time or of bytes gets none, and is charged none."""
+        over_time = self._charge_time(request, value, now_ms, after) > 0
+        throttle_time_ms = 0
+        if binding.fetch is not None:
+            sensors = self._ledger.sensors
+            with suppress(StaleSensor):
+                throttle_time_ms = sensors.charge_if_within(binding.fetch, value, now_ms)
+                if over_time and not throttle_time_ms:
+                    sensors.give_back(binding.fetch, value, now_ms)
+        request.withheld = over_time or throttle_time_ms > 0
+        return throttle_time_ms
 
     def _withhold(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]

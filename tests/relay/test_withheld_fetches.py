@@ -10,6 +10,7 @@ from proxy.relay.relay import RelayLimits
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
+from quotas.request_costs import PERCENT_PER_US, Cost, RequestCosts
 from quotas.sensors import Sensors
 from tests.relay.frames import FETCH, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, ledger_with, table_with
@@ -225,3 +226,29 @@ def test_a_fetch_too_short_for_its_session_ends_the_connection(make_relay):
     script = withholding(make_relay)
     script.client(request(FETCH, 11, pack(">iiiib", -1, 500, 1, 1000, 0)))
     assert script.close_reason is CloseReason.REQUEST_MALFORMED
+
+
+@pytest.mark.parametrize("fetch_quota", [None, 10_000])
+def test_whoever_is_over_the_quota_of_request_time_gets_no_data_and_is_charged_none(make_relay, fetch_quota):
+    limits = {QuotaType.REQUEST: 1e-4} | ({} if fetch_quota is None else {QuotaType.FETCH: float(fetch_quota)})
+    costs = RequestCosts({}, {FETCH: Cost(50.0)})
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    assert script.client(fetch(1))
+    assert script.node(fetched(1, size=900), NOW_MS + 0.05) == empty(11, throttle_ms=1000)
+    assert script.throttles[0].quota_type is QuotaType.REQUEST
+    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert ledger.request_sensors.reading(binding.request, NOW_MS).total == pytest.approx(50 * PERCENT_PER_US)
+    if binding.fetch is not None:
+        assert ledger.sensors.reading(binding.fetch, NOW_MS).total == 0
+
+
+def test_who_is_within_both_quotas_gets_the_data(make_relay):
+    limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 10_000.0}
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    for corr in (1, 2):
+        script.client(fetch(corr))
+        assert script.node(fetched(corr, size=900), NOW_MS + 0.05) == fetched(corr, size=900)
+    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert ledger.request_sensors.reading(binding.request, NOW_MS).charges == 2
