@@ -23,6 +23,7 @@ bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then wit
 	"$$python" tests/bench/speed.py --json build/bench/speed.json --plot build/bench/speed.svg $(ARGS) && \
 	"$$python" tests/bench/memory.py --json build/bench/memory.json && \
 	"$$python" tests/bench/quota_cost.py --json build/bench/quota_cost.json && \
+	"$$python" tests/bench/loop_lag.py --json build/bench/loop_lag.json && \
 	"$$python" tests/bench/real_kafka.py --json build/bench/real_kafka.json
 
 SECONDS ?= 600

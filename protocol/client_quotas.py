@@ -211,7 +211,8 @@ class _Body:
 
 def describe_answer(head: RequestHead, entities: Iterable[DescribedEntity]) -> bytes:
     """The whole frame that answers a DescribeClientQuotas request with `entities`. As in KRaft its message is empty."""
-    return DescribeWriter(head).answer(map(DescribeWriter(head).entity, entities))
+    writer, listed = DescribeWriter(head), list(entities)
+    return writer.answer(len(listed), [writer.entities(listed)])
 
 
 class DescribeWriter:
@@ -220,13 +221,13 @@ class DescribeWriter:
     def __init__(self, head: RequestHead) -> None:
         self._writer = _Writer(head)
 
-    def entity(self, entity: DescribedEntity) -> bytes:
-        """The bytes of one of them."""
-        return self._writer.described(entity)
+    def entities(self, entities: Sequence[DescribedEntity]) -> bytes:
+        """The bytes of some of them."""
+        return b"".join(map(self._writer.described, entities))
 
-    def answer(self, entities: Iterable[bytes]) -> bytes:
-        """The whole frame."""
-        return self._writer.frame(int16(0), self._writer.text(""), self._writer.array(entities))
+    def answer(self, count: int, entities: Iterable[bytes]) -> bytes:
+        """The whole frame, with so many entities."""
+        return self._writer.frame(int16(0), self._writer.text(""), self._writer.count(count), *entities)
 
 
 def describe_refusal(head: RequestHead, error_code: int, error_message: str | None) -> bytes:
@@ -266,13 +267,15 @@ class _Writer:
 
     def frame(self, *fields: bytes) -> bytes:
         """Header and body; throttle_time_ms, which comes first, is 0."""
-        message = b"".join((int32(self._correlation_id), self._end, int32(0), *fields, self._end))
-        return int32(len(message)) + message
+        parts = (int32(self._correlation_id), self._end, int32(0), *fields, self._end)
+        return b"".join((int32(sum(map(len, parts))), *parts))
 
     def array(self, elements: Iterable[bytes]) -> bytes:
         listed = list(elements)
-        count = uvarint(len(listed) + 1) if self._compact else int32(len(listed))
-        return count + b"".join(listed)
+        return self.count(len(listed)) + b"".join(listed)
+
+    def count(self, count: int) -> bytes:
+        return uvarint(count + 1) if self._compact else int32(count)
 
     def text(self, text: str | None) -> bytes:
         if text is None:

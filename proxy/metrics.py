@@ -4,7 +4,7 @@ Rare events are metric objects. What is counted per frame are plain integers els
 registers a source, and one collector reads all sources at scrape time.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from heapq import nlargest
 
@@ -95,6 +95,9 @@ class EntityUse:
     tokens: float | None = None
 
 
+_ENTITIES_PER_STEP = 500
+
+
 class Metrics:
     """The metrics of one process, in `registry`. `top_entities` may be changed at any time."""
 
@@ -152,6 +155,10 @@ class Metrics:
     def top_entities(self, count: int) -> None:
         self._counted.top_entities = count
 
+    def gather(self) -> Generator[None, None, None]:
+        """Look at all entities in steps of a few ms, for the scrape that follows; without it, that does it at once."""
+        return self._counted.gather()
+
     def add_relays(self, source: Callable[[], Iterable[RelayTotals]]) -> None:
         """Export what `source` returns at each scrape. Rows with equal labels are added up."""
         self._counted.relays.append(source)
@@ -164,8 +171,11 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.shadows.append(source)
 
-    def add_entities(self, source: Callable[[], Iterable[EntityUse]]) -> None:
-        """Export the top entities of what `source` returns at each scrape, and the sum of the others."""
+    def add_entities(self, source: Callable[[], Iterable[EntityUse | None]]) -> None:
+        """Export the top entities of what `source` returns at each scrape, and the sum of the others.
+
+        None stands for one of which nothing is told, but that took time.
+        """
         self._counted.entities.append(source)
 
 
@@ -177,16 +187,65 @@ class _Counted(Collector):
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
         self.sensors: list[Callable[[], SensorTotals]] = []
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
-        self.entities: list[Callable[[], Iterable[EntityUse]]] = []
+        self.entities: list[Callable[[], Iterable[EntityUse | None]]] = []
+        self._gathered: tuple[_UseOfRules, _UseOfRules] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """The families, each of them even when it is empty."""
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from _sensor_families([source() for source in self.sensors])
         yield from _shadow_families([row for source in self.shadows for row in source()])
-        rows = [row for source in self.entities for row in source()]
-        yield from _entity_families([row for row in rows if not row.shadow], self.top_entities, "")
-        yield from _entity_families([row for row in rows if row.shadow], self.top_entities, "shadow_")
+        if self._gathered is None:
+            for _ in self.gather():
+                pass
+        (enforced, shadow), self._gathered = self._gathered or ({}, {}), None
+        yield from _entity_families(enforced, "")
+        yield from _entity_families(shadow, "shadow_")
+
+    def gather(self) -> Generator[None, None, None]:
+        """Look at all entities, in steps, for the next time that metrics are collected."""
+        enforced: _UseOfRules = {}
+        shadow: _UseOfRules = {}
+        for number, row in enumerate((row for source in self.entities for row in source()), 1):
+            if row is not None:
+                rule = row.virtual_cluster, _node(row.node_id), row.quota_type
+                (shadow if row.shadow else enforced).setdefault(rule, _UseOfRule(self.top_entities)).add(row)
+            if not number % _ENTITIES_PER_STEP:
+                yield
+        self._gathered = enforced, shadow
+
+
+class _UseOfRule:
+    """What the entities use of one quota type at one node: the `top` of them, how many they are, and the sum."""
+
+    def __init__(self, top: int) -> None:
+        self.count = 0
+        self.rate = 0.0
+        self.has_tokens = False
+        self._top = top
+        self._most: list[EntityUse] = []
+
+    def add(self, row: EntityUse) -> None:
+        """Count one more entity."""
+        self.count += 1
+        self.rate += row.rate
+        self.has_tokens = self.has_tokens or row.tokens is not None
+        self._most.append(row)
+        if len(self._most) > 4 * self._top + _ENTITIES_PER_STEP:
+            self._most = self._chosen()
+
+    def most_used(self) -> dict[tuple[str, str], EntityUse]:
+        """The rows with the highest rate, by their labels; of two whose cut names are equal, the larger one."""
+        chosen: dict[tuple[str, str], EntityUse] = {}
+        for row in self._chosen():
+            chosen.setdefault((shown(row.user), shown(row.client_id)), row)
+        return chosen
+
+    def _chosen(self) -> list[EntityUse]:
+        return nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttled_ms))
+
+
+_UseOfRules = dict[tuple[str, ...], _UseOfRule]
 
 
 class _Sums:
@@ -280,7 +339,7 @@ def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
     yield throttled.done()
 
 
-def _entity_families(rows: list[EntityUse], top: int, kind: str) -> Iterator[Metric]:
+def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
     """`kind` is "" or "shadow_": the families of the two have names of their own."""
     what = "a shadow quota" if kind else "a quota"
     rate = _gauge(f"{kind}entity_rate", f"Use of {what} now, in its unit, of the entities that use most.", _ENTITY)
@@ -293,11 +352,8 @@ def _entity_families(rows: list[EntityUse], top: int, kind: str) -> Iterator[Met
     )
     others = _gauge(f"{kind}other_entities", "How many further entities are measured.", _RULE)
     other_rate = _gauge(f"{kind}other_entities_rate", "Their use of it together, in its unit.", _RULE)
-    rows_of: dict[tuple[str, ...], list[EntityUse]] = {}
-    for row in rows:
-        rows_of.setdefault((row.virtual_cluster, _node(row.node_id), row.quota_type), []).append(row)
-    for rule, entities in rows_of.items():
-        shown_rows = _most_used(entities, top)
+    for rule, entities in rules.items():
+        shown_rows = entities.most_used()
         for labels, row in shown_rows.items():
             if row.tokens is None:
                 rate.add((*rule, *labels), row.rate)
@@ -306,9 +362,9 @@ def _entity_families(rows: list[EntityUse], top: int, kind: str) -> Iterator[Met
             if row.limit is not None:
                 limit.add((*rule, *labels), row.limit)
             throttled.add((*rule, *labels), row.throttled_ms / 1000)
-        others.add(rule, len(entities) - len(shown_rows))
-        if all(row.tokens is None for row in entities):
-            rest = sum(row.rate for row in entities) - sum(row.rate for row in shown_rows.values())
+        others.add(rule, entities.count - len(shown_rows))
+        if not entities.has_tokens:
+            rest = entities.rate - sum(row.rate for row in shown_rows.values())
             other_rate.add(rule, max(rest, 0.0))
     for sums in (rate, tokens, limit, throttled, others, other_rate):
         yield sums.done()
@@ -316,11 +372,3 @@ def _entity_families(rows: list[EntityUse], top: int, kind: str) -> Iterator[Met
 
 def _node(node_id: int | None) -> str:
     return "all" if node_id is None else str(node_id)
-
-
-def _most_used(entities: list[EntityUse], top: int) -> dict[tuple[str, str], EntityUse]:
-    """The rows with the highest rate, by their labels; of two whose cut names are equal, the larger one."""
-    chosen: dict[tuple[str, str], EntityUse] = {}
-    for row in nlargest(top, entities, key=lambda row: (row.rate, row.throttled_ms)):
-        chosen.setdefault((shown(row.user), shown(row.client_id)), row)
-    return chosen

@@ -45,6 +45,7 @@ from quotas.sources.source import Quotas
 from quotas.token_buckets import TokenBuckets
 
 _SWEEP_S = 1.0
+_EXPIRIES_PER_SWEEP = 5
 _WATCH_S = 0.25
 _REREAD_S = 2.0
 
@@ -158,16 +159,16 @@ class VirtualCluster:
         for (_, node_id, quota_type), (throttles, throttled_ms) in self.ledger.shadow_throttles().items():
             yield ShadowTotals(self.name, _one_node(node_id), quota_type.name.lower(), throttles, throttled_ms)
 
-    def entity_uses(self, clock: Clock) -> Iterator[EntityUse]:
-        """What each measured entity uses now."""
+    def entity_uses(self, clock: Clock) -> Iterator[EntityUse | None]:
+        """What each measured entity uses now; None for a bucket without a limit."""
         now_ms = clock.now_ms()
         for key, reading in self.ledger.readings(now_ms):
             limit = reading.limit if reading.limit < UNLIMITED else None
             yield self._entity_use(key, reading.rate, limit, reading.throttled_ms, None)
         for key, bucket in self.ledger.bucket_readings(now_ms):
-            if bucket.limit < UNLIMITED:
-                missing = bucket.burst - bucket.tokens
-                yield self._entity_use(key, missing, bucket.limit, bucket.throttled_ms, bucket.tokens)
+            limited, missing = bucket.limit < UNLIMITED, bucket.burst - bucket.tokens
+            use = self._entity_use(key, missing, bucket.limit, bucket.throttled_ms, bucket.tokens)
+            yield use if limited else None
 
     def _entity_use(
         self, key: SensorKey, rate: float, limit: float | None, throttled_ms: int, tokens: float | None
@@ -355,7 +356,9 @@ class Service:
             await asyncio.sleep(_SWEEP_S)
             now_ms = self.clock.now_ms()
             for cluster in self.clusters:
-                cluster.ledger.expire(now_ms)
+                for _ in range(_EXPIRIES_PER_SWEEP):
+                    cluster.ledger.expire(now_ms)
+                    await asyncio.sleep(0)
             for connection in self._connections():
                 connection.close_episode_if_over(now_ms)
 

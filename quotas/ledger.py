@@ -16,9 +16,9 @@ from quotas.token_buckets import BucketReading, TokenBuckets
 IDLE_MS = 3_600_000
 """A sensor that was not used for longer is closed, as in a broker."""
 
-KEYS_PER_SWEEP = 5_000
+KEYS_PER_SWEEP = 1_000
 
-KEYS_PER_STEP = 2_000
+KEYS_PER_STEP = 500
 """So many sensors are looked at in one step of a change of quotas."""
 
 _LOOKED_AT_FOR_ROOM = 512
@@ -284,12 +284,11 @@ class Ledger:
 
     def _keys_under(self, changed: Collection[Entity] | None) -> Iterator[Iterable[SensorKey]]:
         """The sensors that quotas of these entities can bind, and perhaps others, or keys without one; bit by bit."""
-        clients = [entity for entity in changed or () if entity.ip is None]
-        named = [entity for entity in clients if DEFAULT not in (entity.user, entity.client_id)]
-        keys_of_named = len(named) * len(self._places) * len(QuotaType) * 2
-        if changed is None or keys_of_named > len(self._handles):
+        if changed is None or len(changed) * len(self._places) * len(QuotaType) * 2 > len(self._handles):
             return _batches(list(self._handles))
-        templates = [entity for entity in clients if DEFAULT in (entity.user, entity.client_id)]
+        clients = [entity for entity in changed if entity.ip is None]
+        templates = [entity for entity in clients if entity.user is DEFAULT or entity.client_id is DEFAULT]
+        named = [entity for entity in clients if entity.user is not DEFAULT and entity.client_id is not DEFAULT]
         return chain(_batches(self._keys_of(named)), self._keys_like(templates) if templates else ())
 
     def _keys_of(self, entities: Iterable[Entity]) -> Iterator[SensorKey]:
@@ -379,22 +378,24 @@ class Ledger:
         return shared if shared in self._handles else None
 
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
-        """What each sensor of a rate has measured."""
-        for key, handle in list(self._handles.items()):
-            rows = self._rows_of(key)
-            if isinstance(rows, Sensors):
+        """What each sensor of a rate has measured. Between two of them anything may be done."""
+        for key in list(self._handles):
+            rows, handle = self._rows_of(key), self._handles.get(key)
+            if isinstance(rows, Sensors) and handle is not None:
                 yield key, rows.reading(handle, now_ms)
 
     def bucket_readings(self, now_ms: int) -> Iterator[tuple[SensorKey, BucketReading]]:
-        """What each token bucket holds."""
-        for key, handle in list(self._handles.items()):
-            rows = self._rows_of(key)
-            if isinstance(rows, TokenBuckets):
+        """What each token bucket holds. Between two of them anything may be done."""
+        for key in list(self._handles):
+            rows, handle = self._rows_of(key), self._handles.get(key)
+            if isinstance(rows, TokenBuckets) and handle is not None:
                 yield key, rows.reading(handle, now_ms)
 
     def shadow_throttles(self) -> dict[tuple[str, int, QuotaType], ShadowThrottles]:
         """By virtual cluster, node and quota type, of all shadow sensors that ever were."""
         sums = dict(self._closed_shadows)
+        if not any(rows.used for (_, shadow), rows in self._rows.items() if shadow):
+            return sums
         for key, handle in self._handles.items():
             if key.shadow:
                 self._add_shadow_throttles(sums, key, handle)

@@ -10,6 +10,7 @@ from prometheus_client.exposition import choose_encoder
 
 from proxy.admin.http_listener import MAX_BODY_BYTES, HttpListener
 from proxy.metrics import Metrics
+from proxy.net.turns import finish_in_turns
 
 _LAG_STEP_S = 0.25
 _LAG_STEPS = 60
@@ -55,6 +56,7 @@ class MetricsSite:
             encode, content_type = choose_encoder(accept)
         except (ValueError, TypeError):  # what the library makes of "version=x"
             encode, content_type = choose_encoder("")
+        await finish_in_turns(self._metrics.gather())
         return web.Response(body=encode(self._metrics.registry), headers={"Content-Type": content_type})
 
     async def _get_livez(self, request: web.Request) -> web.Response:

@@ -6,8 +6,9 @@ two spellings of one address are one entity, which Describe tells in the shortes
 the first is told. Shadow quotas are no part of Kafka's API: never described, their keys unknown.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple
 
 from protocol.client_quotas import (
@@ -74,8 +75,15 @@ def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
     if problem is not None:
         return describe_refusal(request.head, *problem)
     writer = DescribeWriter(request.head)
-    found = yield from collected(_described(facts.quotas(), request, writer))
-    return writer.answer(entity for entity in found if entity)
+    matches, count, pieces = _matcher(request), 0, []
+    candidates = iter(_candidates(facts.quotas(), request))
+    while looked_at := list(islice(candidates, ITEMS_PER_STEP)):
+        found = [_described(*one) for one in looked_at if matches(one[0]) and not all(key.shadow for key in one[1])]
+        count += len(found)
+        pieces.append(writer.entities(found))
+        if len(looked_at) == ITEMS_PER_STEP:
+            yield
+    return writer.answer(count, pieces)
 
 
 def _asks_for_user(request: DescribeRequest, user: str) -> bool:
@@ -116,12 +124,8 @@ def _problem_of_component(component: FilterComponent, seen: set[str]) -> Problem
     return None
 
 
-def _described(quotas: Quotas, request: DescribeRequest, writer: DescribeWriter) -> Iterator[bytes]:
-    """One for each entity that is looked at: nothing where it is not asked for, or has shadow quotas only."""
-    matches = _matcher(request)
-    for entity, limits in _candidates(quotas, request):
-        values = [(key.text, limit.value) for key, limit in limits.items() if not key.shadow] if matches(entity) else ()
-        yield writer.entity(DescribedEntity(_parts(entity), values)) if values else b""
+def _described(entity: Entity, limits: Mapping[QuotaKey, Limit]) -> DescribedEntity:
+    return DescribedEntity(_parts(entity), [(key.text, limit.value) for key, limit in limits.items() if not key.shadow])
 
 
 def _candidates(quotas: Quotas, request: DescribeRequest) -> Iterable[tuple[Entity, Mapping[QuotaKey, Limit]]]:

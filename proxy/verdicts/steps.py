@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 Steps = Generator[None, None, Result]
 """Yields between steps of a few ms; the result is what it returns."""
 
-ITEMS_PER_STEP = 400
+ITEMS_PER_STEP = 100
 
 
 def finish(steps: Steps[Result]) -> Result:

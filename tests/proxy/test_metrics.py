@@ -199,3 +199,23 @@ def test_two_processes_worth_of_metrics_do_not_meet():
     first, second = Metrics(CollectorRegistry()), Metrics(CollectorRegistry())
     first.config_reloads.labels("applied").inc()
     assert second.registry.get_sample_value("kafka_throttle_config_reloads_total", {"result": "applied"}) == 0
+
+
+def test_very_many_entities_are_looked_at_in_steps_and_told_as_at_once():
+    rows = [use(f"c{i}", rate=float(i * 7919 % 5003), throttled_ms=i % 3) for i in range(5000)]
+    at_once, in_steps = (Metrics(CollectorRegistry(), top_entities=7) for _ in range(2))
+    for metrics in (at_once, in_steps):
+        metrics.add_entities(lambda: [*rows, None])
+    assert sum(1 for _ in in_steps.gather()) == 10
+    told, expected = (
+        {
+            (sample.name, *sample.labels.values()): sample.value
+            for family in metrics.registry.collect()
+            for sample in family.samples
+            if "entit" in sample.name
+        }
+        for metrics in (in_steps, at_once)
+    )
+    assert told == expected
+    names = {labels[-1] for name, *labels in told if name == "kafka_throttle_entity_rate"}
+    assert names == {row.client_id for row in sorted(rows, key=lambda row: -row.rate)[:7]}

@@ -84,7 +84,10 @@ async def test_others_have_their_turn_while_a_change_of_all_is_put_in_force(stat
 
         async def look():
             while True:
-                old = sum(bound.ledger.sensors.limit(bound.bind(i).produce) == 10.0 for i in range(0, clients, 1999))
+                old = sum(
+                    bound.ledger.sensors.limit(bound.bind(i).produce) == 10.0
+                    for i in range(0, clients, KEYS_PER_STEP - 1)
+                )
                 limits_seen.add(old)
                 await asyncio.sleep(0)
 
