@@ -228,6 +228,8 @@ def _admin_listener_problems(data: Any) -> Iterator[ConfigError]:
 def _throttle_problems(data: Any) -> Iterator[ConfigError]:
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
         throttle = _valid(ThrottleConfig, cluster.get("throttle")) if isinstance(cluster, Mapping) else None
+        for problem in throttle.problems() if throttle else ():
+            yield ConfigError(f"virtual_clusters[{i}].throttle", problem)
         if throttle and 0 < throttle.max_debt_ms < throttle.max_throttle_ms:
             expected = f"0 or at least max_throttle_ms, {throttle.max_throttle_ms}"
             problem = f"expected {expected}, got {throttle.max_debt_ms}"

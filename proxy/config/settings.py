@@ -40,6 +40,10 @@ from quotas.request_costs import Cost
 API_KEYS = {api.name: api.key for api in APIS.values()}
 
 
+LONGEST_DELAY_MS = 8_000
+"""Below the 10 s that franz-go waits for an answer, and KafkaJS's 30 s."""
+
+
 class Settings(BaseModel):
     """A mapping of the file: frozen, no unknown keys, no value converted from another type."""
 
@@ -351,11 +355,14 @@ class QuotasConfig(Settings):
 class ThrottleConfig(Settings):
     """How a client that is over its quota is slowed down."""
 
-    mode: Literal["mute"] = "mute"
-    """`mute`: answer at once and tell the throttle time, then do not read until it is over."""
+    mode: Literal["mute", "delay"] = "mute"
+    """`mute`: answer at once and tell the throttle time, then do not read until it is over. `delay`: hold the answer
+    for that long, as brokers before 2.0; clients that would wait again are told 0. Connections keep what they began
+    with."""
 
     max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
-    """The longest single throttle in milliseconds; stay below the request timeout of the clients."""
+    """The longest single throttle in milliseconds, 8000 with `delay` if not given; stay below the request timeout of
+    the clients."""
 
     max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
@@ -366,6 +373,19 @@ class ThrottleConfig(Settings):
 
     charge_validate_only: bool = False
     """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _cap_delays(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("mode") == "delay" and "max_throttle_ms" not in data:
+            return {**data, "max_throttle_ms": LONGEST_DELAY_MS}
+        return data
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        if self.mode == "delay" and self.fetch == "empty":
+            return ["expected fetch: deliver with mode: delay, got 'empty': an empty answer is never late"]
+        return []
 
 
 class VirtualClusterConfig(Settings):

@@ -150,7 +150,7 @@ class Connection:
             self._client = None
         if not self.closing:
             reason = CloseReason.NODE_LOST if side is Side.NODE else CloseReason.CLIENT_LOST
-            self._do(lambda: self.relay.on_lost(reason, str(error) if error else ""))
+            self._do(lambda: self.relay.on_lost(reason, str(error) if error else "", self._now_us()))
         else:
             self._leave_if_both_are_gone()
 
@@ -172,7 +172,7 @@ class Connection:
     def give_up(self, reason: CloseReason, detail: str = "") -> None:
         """Close for a reason that is not on the wire."""
         if not self.closing:
-            self._do(lambda: self.relay.on_lost(reason, detail))
+            self._do(lambda: self.relay.on_lost(reason, detail, self._now_us()))
 
     def read_bytes(self) -> int:
         """How much the next read of the client may take: little while only a request head is wanted."""

@@ -167,6 +167,7 @@ class Listener:
             limits.max_answer_bytes,
             limits.max_in_flight,
             withholds=self._throttle.fetch == "empty",
+            delays=self._throttle.mode == "delay",
         )
 
     def _facts(self, node_id: int) -> ConnectionFacts:

@@ -6,6 +6,7 @@ from enum import Enum
 from protocol.api import THROTTLE, Api, Shape, request_header_version, response_header_version
 from protocol.api_table import APIS
 from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from protocol.client_waits import client_waits
 from protocol.primitives import Reader
 from protocol.topic_mutations import TOPIC_MUTATIONS
 from protocol.walk import Walk
@@ -60,7 +61,8 @@ class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
     `asked` says as what the whole request is asked about, if it is. `quick`: a whole small answer without a throttle
-    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `cost_kind` is under
+    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `client_waits`: clients
+    hold back for the throttle time that they are told. `cost_kind` is under
     which kind it stands among the costs of requests; only what is `charged` counts there. An answer of `telling_bytes`
     or more tells by its time what such requests cost; None: no answer does.
     """
@@ -77,6 +79,7 @@ class Plan:
     asked: AskKind | None = None
     quick: bool = False
     fetches: bool = False
+    client_waits: bool = False
     charged: bool = True
     cost_kind: int = 0
     telling_bytes: int | None = None
@@ -104,6 +107,7 @@ def _plan(api: Api, api_version: int) -> Plan:
         asked=ASKED_REQUESTS.get(api.key),
         quick=_is_quick(api, answer, throttle_at),
         fetches=api.key in (FETCH, SHARE_FETCH),
+        client_waits=client_waits(api.key, api_version),
         charged=api.key not in (SASL_HANDSHAKE, SASL_AUTHENTICATE),
         cost_kind=cost_kind(api.key),
         telling_bytes=least_telling_bytes(api.key),

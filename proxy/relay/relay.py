@@ -81,6 +81,8 @@ _IN_FLIGHT_FULL = 8
 _FETCHING = 16
 _ENQUIRING = 32
 
+_NOBODY_LISTENS = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
+
 _NO_TICKET = -1
 _SMALLEST_ANSWER = 4
 _ANSWER_PREFIX_BYTES = 13
@@ -95,13 +97,15 @@ _MAX_BINDINGS = 64
 class RelayLimits:
     """Bounds of one relay: frames in bytes, and requests whose answers are still to come; and how it throttles.
 
-    With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker.
+    With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker. With `delays` answers
+    are held until the mute is over, as by brokers before 2.0; clients that would wait again hear of no throttle time.
     """
 
     max_frame_bytes: int = 104_857_600
     max_answer_bytes: int = INT32_MAX
     max_in_flight: int = 1000
     withholds: bool = False
+    delays: bool = False
 
 
 @dataclass(slots=True)
@@ -146,6 +150,11 @@ class Relay:
         self._max_answer_bytes = limits.max_answer_bytes
         self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
         self._withholds = limits.withholds
+        self._delays = limits.delays
+        self._held_since_ms: int | None = None
+        self._held_until_ms = 0
+        self._held_ms = 0
+        self._held_verdict: Verdict | None = None
 
         self._requests = b""
         self._request_left = 0
@@ -239,7 +248,7 @@ class Relay:
         at = 0
         if self._timed and not self._answers:
             self._times.came(self._now_us)
-        if self._answers or self._amid_answer or self._answer_ticket != _NO_TICKET:
+        if self._answers or self._amid_answer or self._answer_ticket != _NO_TICKET or self._held_since_ms is not None:
             self._answers += data
         else:
             at = self._pass_alike(data, 0, now_ms)
@@ -281,12 +290,19 @@ class Relay:
         if self._closed or not self._mute & _THROTTLED:
             return actions
         if now_ms < self._muted_until_ms:
-            actions.append(WakeAt(self._muted_until_ms))
+            if self._held_since_ms is not None and now_ms >= self._held_until_ms:
+                self._go_on_with_answers(actions, now_ms, self._held_verdict)
+            if not self._closed:
+                until_ms = self._muted_until_ms
+                actions.append(WakeAt(until_ms if self._held_since_ms is None else min(self._held_until_ms, until_ms)))
             return actions
         self._mute &= ~_THROTTLED
         unpaid = self._loans.repay(now_ms)
         if unpaid is None:
-            self._go_on_with_requests(actions, now_ms)
+            if self._held_since_ms is not None:
+                self._go_on_with_answers(actions, now_ms, self._held_verdict)
+            if not self._closed:
+                self._go_on_with_requests(actions, now_ms)
         else:
             loan, wait_ms = unpaid
             self._mute_until(now_ms, wait_ms, QuotaType.FETCH, loan.client_id, actions)
@@ -342,9 +358,10 @@ class Relay:
             self._go_on_with_requests(actions, now_ms)
         return actions
 
-    def on_lost(self, reason: CloseReason, detail: str = "") -> list[Action]:
+    def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
         """A side is gone, cannot be had, or must be given up."""
         actions: list[Action] = []
+        self._at(max(now_us, self._now_us))
         if not self._closed:
             self._close(actions, reason, detail)
         return actions
@@ -690,11 +707,15 @@ class Relay:
         answers: list[Piece] = []
         while self._in_flight and (answer := self._in_flight[0].answer) is not None:
             request = self._in_flight[0]
-            if (binding := request.binding) is not None and binding.costs is not None:
+            if self._held_since_ms is None and (binding := request.binding) is not None and binding.costs is not None:
                 self._mute_for_time(self._times.charge_own(binding, now_ms), request, now_ms, after)
+            if self._delays and self._holds(request, now_ms, after):
+                break
             self._no_longer_await(request, 1)
             self._count_answers(1, len(answer))
             left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+            if self._delays:
+                left_ms = 0 if request.plan.client_waits else self._held_ms
             at = request.plan.throttle_at
             if left_ms > 0 and at >= 0:
                 answer = answer[:at] + int32(left_ms) + answer[at + 4 :]
@@ -757,7 +778,7 @@ class Relay:
                 elif self._to_drop:
                     _add_run(pieces, buf, run, at)
                     at = run = self._drop(pieces, at, end)
-                if at == end or self._answer_ticket != _NO_TICKET:
+                if at == end or self._answer_ticket != _NO_TICKET or self._held_verdict is not None:
                     break
                 if self._streamed is not None:
                     passed, splices = self._stream(self._streamed, buf, at, now_ms, after)
@@ -766,6 +787,8 @@ class Relay:
                         _add_run(pieces, buf, run, at)
                         pieces += self._own_answers(now_ms, after)
                         run = at
+                        if self._held_since_ms is not None:
+                            break
                     if self._in_flight and self._in_flight[0].held:
                         _add_run(pieces, buf, run, at)
                         run = at
@@ -774,10 +797,11 @@ class Relay:
                             break
                         run = at
                         continue
-                    passed_to = self._pass_alike(buf, at, now_ms)
-                    if passed_to != at:
-                        at = passed_to
-                        continue
+                    if self._held_since_ms is None:
+                        passed_to = self._pass_alike(buf, at, now_ms)
+                        if passed_to != at:
+                            at = passed_to
+                            continue
                     passed, splices = self._start_answer(buf, at, now_ms, after)
                 if self._to_drop:
                     continue
@@ -904,11 +928,13 @@ class Relay:
             if not walk.done and walk.offset >= frame_bytes:
                 return _too_short(plan, frame_bytes)
             passed = min(walk.offset, len(here))
-            self._streamed = _StreamedAnswer(walk, frame_bytes, passed, request)
-            return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
+            passing = self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
+            if self._held_since_ms is None:
+                self._streamed = _StreamedAnswer(walk, frame_bytes, passed, request)
+            return passing
         if not walk.fits(frame_bytes):
             return _too_short(plan, frame_bytes)
-        if plan.fetches:
+        if plan.fetches and not request.charged:
             self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes(walk, frame_bytes), now_ms, after)
             if request.withheld:
                 return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
@@ -928,14 +954,20 @@ class Relay:
         after: list[Action],
     ) -> Passing:
         """The answer goes out: take its request off the queue, count and time it, and put the throttle time in."""
-        if not (self._withholds and request.plan.fetches):
+        if not self._is_timed(request):
             self._charge_time(request, frame_bytes - 4, now_ms, after)
+        if self._delays and self._holds(request, now_ms, after):
+            return _NOTHING
         self._no_longer_await(request, 1)
         self._count_answers(1, frame_bytes)
         if throttle_at < 0:
             return passed, ()
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
         return passed, self._throttle_splices(request, throttle_at, node_ms, now_ms, after)
+
+    def _is_timed(self, request: Request) -> bool:
+        """Whether the time of the answer that is next was charged before: then it was held, or might be withheld."""
+        return self._held_since_ms is not None or (self._withholds and request.plan.fetches)
 
     def _charge_time(self, request: Request, answer_bytes: int, now_ms: int, after: list[Action]) -> int:
         """Charge what the request cost the node, if that is measured; the throttle time in ms."""
@@ -956,6 +988,8 @@ class Relay:
         self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
     ) -> Sequence[Splice]:
         """The larger of our throttle time and the node's is reported, and mutes the client."""
+        if self._delays:
+            return self._delayed_splices(request, throttle_at, node_ms, now_ms, after)
         own_ms = max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) - now_ms
         if own_ms <= 0 and node_ms <= 0:
             return ()
@@ -967,6 +1001,50 @@ class Relay:
         if node_ms == own_ms:
             return ()
         return (Splice(throttle_at, throttle_at + 4, int32(own_ms)),)
+
+    # ------------------------------------------------------------------- delay
+
+    def _holds(self, request: Request, now_ms: int, after: list[Action]) -> bool:
+        """Whether the answer to the oldest request is held, as a throttle is not over; how long it was, when it is."""
+        until_ms = max(request.muted_until_ms, self._answered_until_ms)
+        if self._loans.paid_at_ms:
+            until_ms = self._muted_until_ms
+        if until_ms > now_ms and self._mute & _THROTTLED:
+            self._held_until_ms = until_ms
+            if self._held_since_ms is None:
+                self._held_since_ms = now_ms
+                if until_ms < self._muted_until_ms:
+                    after.append(WakeAt(until_ms))
+            return True
+        self._held_ms = 0 if self._held_since_ms is None else now_ms - self._held_since_ms
+        self._held_since_ms = None
+        return False
+
+    def _delayed_splices(
+        self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
+    ) -> Sequence[Splice]:
+        """A client that waits for what it is told hears of the node's throttle only, as far as it was not held for it.
+
+        Others are told how long they were throttled.
+        """
+        left_ms = node_ms - self._held_ms
+        if left_ms > 0:
+            self._tally.throttles_by_node += 1
+            self._mute_until(now_ms, left_ms, None, request.client_id, after)
+        told_ms = max(left_ms, 0) if request.plan.client_waits else max(self._held_ms, node_ms)
+        if told_ms == node_ms or (not self._held_ms and node_ms <= 0):
+            return ()
+        return (Splice(throttle_at, throttle_at + 4, int32(told_ms)),)
+
+    def _let_go(self, actions: list[Action]) -> None:
+        """The connection ends: what was held goes out at once, with what is left of the throttle."""
+        now_ms, verdict = self._now_us // 1000, self._held_verdict
+        self._delays, self._held_since_ms, self._held_verdict = False, None, None
+        with suppress(ProtocolError):
+            if verdict is not None:
+                self._send_decided_answer(verdict, actions, now_ms)
+            self._take_answers(actions, now_ms, 0)
+            self._send_own_answers(actions, now_ms)
 
     def _answer_bytes(self, buf: bytes, at: int) -> int:
         """The length of the frame that begins at `at`, checked against what is in flight; 0 while it is unknown."""
@@ -1139,6 +1217,12 @@ class Relay:
         request = self._in_flight[0]
         after: list[Action] = []
         _, throttle = self._pass_answer(request, head, 0, verdict.throttle_at, frame_bytes, len(head), now_ms, after)
+        if self._held_since_ms is not None:
+            self._held_verdict = verdict
+            self._held_answer = head if rest is self._answers else b""
+            actions += after
+            return
+        self._held_verdict = None
         splices = sorted((*verdict.splices, *throttle), key=lambda splice: splice.start)
         actions.append(Send(_CLIENT, splice_frame(head, frame_bytes - 4, splices)))
         actions += after
@@ -1150,7 +1234,7 @@ class Relay:
         if self._mute & _UNCONNECTED:
             return
         enough = self._answer_ticket != _NO_TICKET and len(self._answers) >= MAX_HEAD_BYTES
-        pause = self._client_blocked or enough
+        pause = self._client_blocked or enough or self._held_since_ms is not None
         if pause != self._node_paused:
             self._node_paused = pause
             actions.append(Pause(_NODE) if pause else Resume(_NODE))
@@ -1196,6 +1280,8 @@ class Relay:
         return self._ticket
 
     def _close(self, actions: list[Action], reason: CloseReason, detail: str = "") -> None:
+        if self._held_since_ms is not None and reason not in _NOBODY_LISTENS:
+            self._let_go(actions)
         self._closed = True
         self._requests = self._answers = self._held_answer = b""
         self._collecting, self._enquired = [], []

@@ -195,7 +195,7 @@ BAD_VALUES = [
         ["127.0.0.1:19092"],
         f"{SERVERS}[0]: expected a node of the cluster, got '127.0.0.1:19092', the address of {LISTENER}",
     ),
-    (cluster("throttle", "mode"), "delay", "virtual_clusters[0].throttle.mode: expected 'mute', got 'delay'"),
+    (cluster("throttle", "mode"), "slow", "virtual_clusters[0].throttle.mode: expected 'mute' or 'delay', got 'slow'"),
     (
         cluster("throttle", "max_throttle_ms"),
         90_000,
@@ -474,6 +474,27 @@ def test_aliases_that_stand_for_millions_of_values_are_refused():
     with pytest.raises(ConfigErrors) as caught:
         parse_config(bomb)
     assert str(caught.value) == "line 6, column 5: expected at most 500000 values, got more"
+
+
+@pytest.mark.parametrize(
+    ("throttle", "cap_ms"),
+    [
+        ({}, 20_000),
+        ({"mode": "delay"}, 8_000),
+        ({"mode": "delay", "max_throttle_ms": 30_000}, 30_000),
+        ({"max_throttle_ms": 2**31 - 1, "max_debt_ms": 0, "fetch": "empty"}, 2**31 - 1),
+    ],
+)
+def test_the_cap_of_a_delay_is_shorter_unless_it_is_given(throttle, cap_ms):
+    config = config_of(changed(cluster("throttle"), throttle))
+    assert config.virtual_clusters[0].throttle.max_throttle_ms == cap_ms
+
+
+def test_an_empty_answer_is_not_delayed():
+    assert problems(changed(cluster("throttle"), {"mode": "delay", "fetch": "empty"})) == [
+        "virtual_clusters[0].throttle: "
+        "expected fetch: deliver with mode: delay, got 'empty': an empty answer is never late"
+    ]
 
 
 def test_a_modest_alias_is_welcome():

@@ -76,7 +76,9 @@ def world_of(seed: int) -> WorldPlan:
 
 def _choose_modes(rng: Random, plan: WorldPlan) -> None:
     """How clients over quota are treated; drawn last, so that all else in a world is the same whatever it says."""
-    if rng.random() < 0.2:
+    kind = rng.random()
+    plan.delays = 0.2 <= kind < 0.4
+    if kind < 0.2:
         plan.withholds = True
         if rng.random() < 0.5:
             plan.max_debt_ms = 0

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import pack
 
+from protocol.client_waits import client_waits
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -45,6 +46,8 @@ MOST_ASKS_IN_A_ROW = 50
 INT32_MAX = 2**31 - 1
 MOST_ASKED_BYTES = 1024 * 1024
 """A larger request is not asked about whole."""
+
+_NOBODY_LISTENS = {CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR}
 
 _BAD_ANSWERS = {
     CloseReason.ANSWER_UNEXPECTED,
@@ -218,6 +221,14 @@ class Model:
         self._asks_in_a_row = 0
         self._wake_at: int | None = None
 
+        self._held_from_ms: int | None = None
+        """Since when the next answer may have been held; `_held_exactly` where it is since then."""
+        self._held_exactly = False
+        self._held_ms = 0
+        self._time_is_up = False
+        self._letting_go = False
+        self._node_throttles_told: deque[int] = deque()
+
         self._answers: deque[_Written] = deque()
         self._unfed: deque[_Written] = deque()
 
@@ -340,6 +351,7 @@ class Model:
 
     def time_came(self, now_ms: int) -> None:
         self._wake_at = None
+        self._time_is_up = True
         if self._throttled and now_ms >= self._muted_until_ms:
             self._throttled = False
             self._repaying = True
@@ -370,6 +382,8 @@ class Model:
         self._looked.update(handle for handle, _ in owed)
         if self._repaying:
             self._repay(now_ms)
+        if self._plan.delays:
+            self._look_ahead(actions)
         throttled: list[Throttled] = []
         for action in actions:
             require(self.closed is None, f"{action} after {self.closed}")
@@ -423,11 +437,12 @@ class Model:
             self._take_enquired()
             self._charge_early(now_ms)
             self._wait_for_first_fetch(owed, now_ms)
+            self._note_hold(now_ms)
             self._check_progress(now_ms)
         require(not self._charges, f"charged without a reason: {list(self._charges)}")
         require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
         self._throttles.clear()
-        self._client_acted = False
+        self._client_acted = self._time_is_up = False
         self._judge.looks()
         self._judge.require_all_accounted()
         self._check_counters()
@@ -735,6 +750,7 @@ class Model:
                 own = self._own_answer(now_ms)
                 if own is not None:
                     sent, throttle_ms = own
+                    self._release(now_ms)
                     require(data[at : at + len(sent)] == sent, f"another answer of ours: {data[at : at + 30]!r}")
                     at += len(sent)
                     self._done(len(sent), throttle_ms)
@@ -748,6 +764,63 @@ class Model:
             else:
                 at += self._compare(written, data, at, now_ms)
 
+    # --------------------------------------------------------------------- delay
+
+    def _look_ahead(self, actions: list[Action]) -> None:
+        """Whether the connection ends by what the relay does: then what was held goes out as it would in a mute."""
+        reasons = [action.reason for action in actions if isinstance(action, Close)]
+        heard = bool(reasons) and reasons[0] not in _NOBODY_LISTENS
+        self._letting_go |= heard and self._held_from_ms is not None and not self._time_is_up
+        told = (action for action in actions if isinstance(action, Throttled) and action.quota_type is None)
+        self._node_throttles_told = deque(action.throttle_time_ms for action in told)
+
+    def _held_until_ms(self, request: Taken) -> int:
+        if self._paid_at_ms:
+            return self._muted_until_ms
+        return max(request.muted_until_ms, self._answered_until_ms)
+
+    def _is_held(self, now_ms: int) -> bool:
+        """Whether the next answer has to wait for the end of a throttle."""
+        if not self._plan.delays or self._letting_go or not self._in_flight or not self._throttled:
+            return False
+        return self._held_until_ms(self._in_flight[0]) > now_ms
+
+    def _note_hold(self, now_ms: int) -> None:
+        if self._held_from_ms is not None or not self._is_held(now_ms):
+            return
+        written = self._answers[0] if self._answers else None
+        if self._in_flight[0].own_answer is not None:
+            self._held_from_ms, self._held_exactly = now_ms, not (written and written.sent_bytes)
+        elif written is not None and not written.sent_bytes and written.fed_bytes:
+            self._held_from_ms, self._held_exactly = now_ms, written.all_fed and not self._asking(NODE)
+
+    def _release(self, now_ms: int) -> None:
+        """The next answer begins to go out: for how long it was held, as far as that can be known."""
+        require(not self._is_held(now_ms), f"an answer goes out at {now_ms} though the mute is not over")
+        self._held_ms = 0 if self._held_from_ms is None else now_ms - self._held_from_ms
+        self._held_from_ms = None
+
+    def _delayed_throttle(self, written: _Written, told_ms: int | None, now_ms: int) -> int:
+        """What an answer that may have been held tells; `told_ms` is what it does tell, if that is here."""
+        request, node_ms, longest_ms = written.request, written.answer.throttle_ms, self._held_ms
+        assert request is not None
+        waits = client_waits(request.head.api_key, request.head.version)
+        held_ms = longest_ms
+        if not self._held_exactly:
+            if not waits and told_ms is not None and told_ms > node_ms:
+                held_ms = told_ms
+            elif node_ms > 0 and self._node_throttles_told:
+                held_ms = node_ms - self._node_throttles_told[0]
+            require(0 <= held_ms <= longest_ms, f"held for {held_ms} ms, at most {longest_ms} can be")
+        if (left_ms := node_ms - held_ms) > 0:
+            self._counts.throttles_by_node += 1
+            self._mute(now_ms, left_ms, None, request.head)
+            if self._node_throttles_told:
+                self._node_throttles_told.popleft()
+        if not held_ms and node_ms <= 0:
+            return node_ms
+        return max(left_ms, 0) if waits else max(held_ms, node_ms)
+
     def _own_answer(self, now_ms: int) -> tuple[bytes, int] | None:
         """The answer of ours that is next, with what is left of a mute in it, and that."""
         if not self._in_flight:
@@ -757,6 +830,10 @@ class Model:
             return None
         at = self._in_flight[0].throttle_at
         left_ms = max(self._in_flight[0].muted_until_ms, self._answered_until_ms) - now_ms
+        if self._plan.delays and not self._letting_go:
+            head = self._in_flight[0].head
+            held_ms = 0 if self._held_from_ms is None else now_ms - self._held_from_ms
+            left_ms = 0 if client_waits(head.api_key, head.version) else held_ms
         if left_ms <= 0 or at < 0:
             return own, 0
         return own[:at] + pack(">i", left_ms) + own[at + 4 :], left_ms
@@ -777,14 +854,16 @@ class Model:
         answer = written.answer
         require(not answer.reason or answer.passable > 0, f"sent on a wrong answer ({answer.reason})")
         require(bool(self._in_flight), "an answer to nothing")
-        request = self._in_flight.popleft()
+        request = self._in_flight[0]
+        if request.fetch_handle is not None and not written.charged:
+            self._charge_fetch(written, request, now_ms)
+        self._release(now_ms)
+        self._in_flight.popleft()
         require(
             answer.for_client[4:8] == pack(">i", request.head.correlation_id),
             f"the answer {answer.for_client[4:8].hex()} is not the one to {request.head}",
         )
         written.request = request
-        if request.fetch_handle is not None and not written.charged:
-            self._charge_fetch(written, request, now_ms)
         require(request.settlement is None or bool(written.merged), "an answer went out that was not settled")
         written.expected = written.merged or answer.for_client
         if not written.withheld:
@@ -849,7 +928,9 @@ class Model:
         step = min(len(written.expected) - written.sent_bytes, len(data) - at)
         after = written.sent_bytes + step
         if not written.reported and 0 <= written.answer.throttle_at < after:
-            written.expected = self._with_throttle(written, now_ms)
+            here = data[max(at + written.answer.throttle_at - written.sent_bytes, 0) :][:4]
+            told_ms = int.from_bytes(here, "big", signed=True) if len(here) == 4 else None
+            written.expected = self._with_throttle(written, now_ms, told_ms)
         if data[at : at + step] != written.expected[written.sent_bytes : after]:
             difference = _difference(data[at : at + step], written.expected[written.sent_bytes : after])
             raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {difference}")
@@ -867,11 +948,14 @@ class Model:
         at = written.answer.throttle_at
         return int.from_bytes(written.expected[at : at + 4], "big", signed=True) if at >= 0 else 0
 
-    def _with_throttle(self, written: _Written, now_ms: int) -> bytes:
+    def _with_throttle(self, written: _Written, now_ms: int, told_ms: int | None = None) -> bytes:
         """The larger of our throttle time and the node's; the node's mutes too."""
         written.reported = True
         request, answer = written.request, written.answer
         assert request is not None
+        if self._plan.delays and not self._letting_go:
+            at, told = answer.throttle_at, pack(">i", self._delayed_throttle(written, told_ms, now_ms))
+            return written.expected[:at] + told + written.expected[at + 4 :]
         own_ms = max(request.muted_until_ms, self._answered_until_ms, self._paid_at_ms) - now_ms
         node_ms = answer.throttle_ms
         if node_ms > own_ms and node_ms > 0:
@@ -890,8 +974,11 @@ class Model:
         require(not self._verdict_reason, f"does not close for {self._verdict_reason}")
         require(not self._to_enquire, "enquires nothing")
         if self._throttled:
+            until_ms = self._muted_until_ms
+            if self._is_held(now_ms) and self._held_from_ms is not None:
+                until_ms = min(until_ms, self._held_until_ms(self._in_flight[0]))
             require(
-                self._wake_at == self._muted_until_ms,
+                self._wake_at in (until_ms, self._muted_until_ms) if self._plan.delays else self._wake_at == until_ms,
                 f"muted until {self._muted_until_ms}, to be woken at {self._wake_at}",
             )
         head = None
@@ -911,7 +998,8 @@ class Model:
                 raise Violation(f"does not close for {head.reason}")
         if self._eof[CLIENT]:
             require(self._waits_with_requests, "a client that hung up is kept though nothing waits")
-        self._check_answers()
+        if not self._is_held(now_ms):
+            self._check_answers()
         self._check_reading()
         self._check_bounds()
 
@@ -944,6 +1032,7 @@ class Model:
             held = self._answers_held()
             if self._paused[NODE]:
                 why = self._blocked[CLIENT] or (self._asking(NODE) and held >= wire.HEAD_BYTES)
+                why = why or self._held_from_ms is not None
                 require(why, "the node is not read, for no reason")
             else:
                 require(not self._blocked[CLIENT], "the node is read though the client takes nothing")

@@ -137,6 +137,13 @@ class StaleQuota(Mutant):
         return _Changed(ledger, renews=lambda binding: True)
 
 
+class DelayForgotten(Mutant):
+    """Answers that are to be held go out at once."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        super().__init__(ledger, tally, replace(limits, delays=False))
+
+
 class WithheldAndCharged(Mutant):
     """What a client over its quota is not given is charged all the same."""
 
@@ -310,6 +317,7 @@ MUTANTS = {
     LostPartialFrame: "",
     UnchargedFrameOfATrain: "charge",
     StaleQuota: "",
+    DelayForgotten: "",
     WithheldAndCharged: "taken back",
     ThrottleOnlyInTheFirstAnswer: "other bytes to the client",
     ResumeLostAfterABlock: "the node is not read",

@@ -179,7 +179,7 @@ class WatchedSensors(Sensors):
             row, charge = self._rows[handle], self.charges[-1]
             if not self._within:
                 charge.lent = charge.handle == handle and row.may_lend(value, charge.throttle_ms, self)
-            charge.taken_back = self._within and charge.throttle_ms > 0
+            charge.taken_back = self._within
             lawful = charge.taken_back or charge.lent
             _require_equal(f"{value} bytes may be given back", lawful and charge.value == value, True)
             row.give_back(value, now_ms)

@@ -218,7 +218,7 @@ class Change:
 class WorldPlan:
     """One proxy before one node, with all who use it. `seed` is where it came from; nothing is drawn from it again.
 
-    With `withholds` fetches over quota are answered without data.
+    With `withholds` fetches over quota are answered without data, with `delays` answers are held.
     The cluster begins with so many `topics`; what Metadata tells of them is `metadata_lag_ms` old.
     """
 
@@ -238,6 +238,7 @@ class WorldPlan:
     portless: tuple[int, ...] = ()
     timers_early: bool = False
     withholds: bool = False
+    delays: bool = False
     topics: int = 5
     metadata_lag_ms: int = 0
     default_partitions: int = 1

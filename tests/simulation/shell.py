@@ -191,7 +191,7 @@ class Shell:
 
         def step(now_ms: int) -> list[Action]:
             self._model.lost(reason.value)
-            return self.relay.on_lost(reason)
+            return self.relay.on_lost(reason, "", 1000 * now_ms)
 
         if not self.closing:
             self._do(reason.value, step)

@@ -127,6 +127,7 @@ class _Party:
             world.plan.max_answer_bytes,
             world.plan.max_in_flight,
             withholds=world.plan.withholds,
+            delays=world.plan.delays,
         )
         self.relay = world.make_relay(world.ledger, world.tally, limits)
         self.model = Model(
