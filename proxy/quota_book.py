@@ -60,6 +60,7 @@ class QuotaBook:
         self._preparing = ThreadPoolExecutor(1, "quota-tables")
         """Apart from the threads that may wait for a source."""
         self._taking_up = asyncio.Lock()
+        self._stopping = False
         self._errands: set[asyncio.Task[object]] = set()
 
     async def start(self) -> None:
@@ -70,6 +71,7 @@ class QuotaBook:
 
     async def stop(self) -> None:
         """Let what is being written be written, then let go of the source."""
+        self._stopping = True
         if self._errands:
             await asyncio.wait(self._errands)
         await self._in_thread(self.source.stop)
@@ -82,7 +84,8 @@ class QuotaBook:
 
     def _on_change(self) -> None:
         """The source has something new."""
-        self._spawn(self.take_up()).add_done_callback(self._tell_failure)
+        if not self._stopping:
+            self._spawn(self.take_up()).add_done_callback(self._tell_failure)
 
     def _spawn(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
         task = asyncio.get_running_loop().create_task(work)

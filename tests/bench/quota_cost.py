@@ -1,6 +1,6 @@
 """Measures what quotas cost a request: none, produce only, all types; with 1 to 100,000 entities that have some.
 
-    python tests/bench/quota_cost.py [--counts 1,100,10000,100000] [--rounds 9] [--turns 48] \
+    python tests/bench/quota_cost.py [--counts 1,100,10000,100000] [--rounds 15] [--blocks 32] \
         [--live-rounds 5] [--seconds 1.5] [--json FILE]
 
 First within one process: frames through relays on real sensors, CPU time in ns per request (quota_relays.py). Then
@@ -254,8 +254,8 @@ def _memory_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--counts", type=_counts, default=[1, 100, 10_000, 100_000], help="of entities, as 1,1000")
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--turns", type=int, default=48, help="of all connections in one round")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--blocks", type=int, default=32, help="of 4 turns of all connections, in one round")
     parser.add_argument("--live-rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=1.5, help="length of one live run")
     parser.add_argument("--tolerance", type=float, default=0.10, help="share of a core that others may use in a run")
@@ -274,7 +274,7 @@ def _counts(text: str) -> list[int]:
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parse_options(arguments)
     allow_many_files()
-    found = quota_relays.measure(options.counts, options.rounds, options.turns, say)
+    found = quota_relays.measure(options.counts, options.rounds, options.blocks, say)
     live = measure_live(options) if options.live_rounds else None
     report = report_of(options, found, live)
     if options.json:

@@ -25,6 +25,7 @@ from quotas.sensors import Sensors
 from tests.bench.memory import ANSWER_HEADER, FETCH_ANSWER, PRODUCE_ANSWER, TOPIC
 
 CONNECTIONS = 64
+_TURNS_PER_BLOCK = 4
 MICROSECONDS_PER_REQUEST = 33
 """How far the clock goes on with each request: as at 30,000 requests/s."""
 
@@ -270,8 +271,17 @@ Found = dict[str, dict[Cell, list[float]]]
 BIND = "bind"
 
 
-def measure(counts: Sequence[int], rounds: int, turns: int, say: Callable[[str], None]) -> Found:
-    """Every cell `rounds` times; cells take turns within a round."""
+def _means(benches: Mapping[Cell, Bench], load: str, blocks: int) -> dict[Cell, float]:
+    """ns per request of each cell, of so many blocks of a few turns, in which the cells take turns."""
+    sums = dict.fromkeys(benches, 0.0)
+    for _ in range(blocks):
+        for cell, bench in benches.items():
+            sums[cell] += bench.ns_per_request(load, _TURNS_PER_BLOCK)
+    return {cell: total / blocks for cell, total in sums.items()}
+
+
+def measure(counts: Sequence[int], rounds: int, blocks: int, say: Callable[[str], None]) -> Found:
+    """Every cell `rounds` times; within a round, of `blocks` of a few turns of all connections, cells alternate."""
     cells = [Cell(NONE, 1), *(Cell(quotas, count) for quotas in (PRODUCE_ONLY, ALL) for count in counts)]
     say("entities and sensors ...")
     benches = {cell: Bench(cell.quotas, cell.count) for cell in cells}
@@ -281,8 +291,8 @@ def measure(counts: Sequence[int], rounds: int, turns: int, say: Callable[[str],
     for number in range(rounds):
         say(f"round {number + 1} of {rounds}")
         for load in LOADS:
-            for cell, bench in benches.items():
-                found[load][cell].append(bench.ns_per_request(load, max(turns // LOADS[load].depth, 1)))
+            for cell, mean in _means(benches, load, max(blocks // LOADS[load].depth, 1)).items():
+                found[load][cell].append(mean)
         for cell, bench in benches.items():
             found[BIND][cell].append(bench.ns_per_binding(CONNECTIONS * 2))
     gc.unfreeze()
