@@ -19,8 +19,8 @@ python -m tests.fidelity --direct                       # no proxy: the broker's
 ```
 
 Kafka {kafka} and the proxy on a machine of {cpus} ({model}),
-which the client and the cluster of two nodes share. Rounds: {rounds}; the mean, and in brackets the least and the most
-of a round.
+which the client and the cluster of two nodes share. Rounds: {rounds}; the median, and in brackets the least and the
+most of a round. A ratio is of the same requests, the median of the rounds.
 
 ## Thread time per request
 

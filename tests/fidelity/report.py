@@ -1,5 +1,6 @@
 """What was measured as tables and as JSON, and whether the proxy charges what the broker does."""
 
+import math
 import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,20 +13,9 @@ MOST_FROZEN_MS = 50.0
 QUANTILES = {"min": 0.0, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p90": 0.9}
 
 
-def broker_us(runs: Sequence[Figures]) -> float:
-    """The mean over the runs, per request."""
-    return statistics.fmean(run.broker_us_per_request for run in runs)
-
-
-def proxy_us(runs: Sequence[Figures]) -> float:
-    """The same of what the proxy charged; 0 without one."""
-    return statistics.fmean(run.proxy_us_per_request or 0.0 for run in runs)
-
-
 def ratio(runs: Sequence[Figures]) -> float:
-    """What the proxy charged by what the broker did."""
-    of_broker = broker_us(runs)
-    return proxy_us(runs) / of_broker if of_broker else float("inf")
+    """What the proxy charged by what the broker did for the same requests: the median of the runs."""
+    return statistics.median((run.proxy_us or 0.0) / run.broker_us if run.broker_us > 0 else math.inf for run in runs)
 
 
 def table(loads: Sequence[Measured]) -> str:
@@ -54,7 +44,7 @@ def _rate(runs: Sequence[Figures]) -> str:
 
 def _with_spread(runs: Sequence[Figures], side: str) -> str:
     values = [run.broker_us_per_request if side == "broker" else run.proxy_us_per_request or 0.0 for run in runs]
-    return f"{statistics.fmean(values):.0f} ({min(values):.0f} - {max(values):.0f})"
+    return f"{statistics.median(values):.0f} ({min(values):.0f} - {max(values):.0f})"
 
 
 def frozen_table(loads: Sequence[Measured]) -> str:
