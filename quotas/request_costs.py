@@ -22,7 +22,7 @@ PAUSE_US = 5_000_000
 FITS = 12
 """So many of the latest fits are kept; the lowest holds, for load makes answers late and work no cheaper."""
 
-BUSY_SHARE = 0.4
+BUSY_SHARE = 0.3
 """Of the time that a small answer takes where nothing waits: in so much of it the node's threads are busy with it. The
 rest is its way between threads (docs/request-time.md has what was measured)."""
 
@@ -59,7 +59,7 @@ class CostReading:
     samples: int
 
 
-UNKNOWN = Cost(100.0, 1.0)
+UNKNOWN = Cost(60.0, 0.25)
 """For kinds that no table has."""
 
 

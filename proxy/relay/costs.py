@@ -41,8 +41,17 @@ def least_telling_bytes(api_key: int) -> int | None:
     return _DATA_BYTES if api_key == _FETCH else 0
 
 
+_THROUGH_CONTROLLER: Final = (19, 20, 37, 43, 45)
+"""CreateTopics, DeleteTopics, CreatePartitions, ElectLeaders, AlterPartitionReassignments."""
+
+_APPENDING: Final = (8, 22, 24, 25, 26, 28)
+"""OffsetCommit, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit."""
+
 SHIPPED: Final[Mapping[int, Cost]] = {
-    _PRODUCE: Cost(100.0, 4.0),
-    _FETCH: Cost(100.0, 0.5),
+    _PRODUCE: Cost(40.0, 3.0),
+    _FETCH: Cost(40.0, 0.25),
+    _HEARTBEAT: Cost(35.0, 0.25),
+    **dict.fromkeys(_APPENDING, Cost(100.0, 1.0)),
+    **dict.fromkeys(_THROUGH_CONTROLLER, Cost(250.0, 1.0)),
 }
-"""By API key."""
+"""By API key; a node of 4.3.1 on two cores has about these. For the others UNKNOWN holds."""

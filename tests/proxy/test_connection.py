@@ -198,7 +198,7 @@ async def test_what_the_proxy_works_for_a_client_with_a_request_quota_is_charged
     shell.connection.facts.ledger.replace(QuotaTable(quotas), shell.clock.now_ms())
     shell.node.write = shell.client.write = lambda pieces: setattr(shell.clock, "worked_us", shell.clock.worked_us + 10)
     await shell.client_sends(heartbeat(0))
-    requests, sampled_us = 80, 16 * 10
+    requests, sampled_us = 85, 17 * 10
     for corr in range(requests):
         shell.connection.bytes_came(Side.NODE, heartbeaten(corr))
         await shell.client_sends(heartbeat(corr + 1))
