@@ -10,8 +10,9 @@ import structlog
 from proxy.clock import Clock
 from proxy.logs import shown
 from proxy.relay.actions import Errand
-from quotas.entities import QuotaKey
+from quotas.entities import Entity, QuotaKey
 from quotas.ledger import Ledger
+from quotas.shared_map import SharedMap
 from quotas.sources.source import (
     NO_QUOTAS,
     Alteration,
@@ -57,6 +58,7 @@ class QuotaBook:
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, source=source.name)
         self._threads = ThreadPoolExecutor(_THREADS, "quotas")
         self._tables = tables_of(NO_QUOTAS)
+        self._entities_of: SharedMap[str, tuple[Entity, ...]] = SharedMap()
         self._preparing = ThreadPoolExecutor(1, "quota-tables")
         """Apart from the threads that may wait for a source."""
         self._taking_up = asyncio.Lock()
@@ -108,13 +110,23 @@ class QuotaBook:
             if quotas is self.quotas:
                 return
             loop = asyncio.get_running_loop()
-            news = await loop.run_in_executor(self._preparing, _news, self._tables, self.quotas, quotas)
-            self._tables, self.quotas = news.tables, quotas
+            news = await loop.run_in_executor(self._preparing, self._news, quotas)
+            self._tables, self._entities_of, self.quotas = news.tables, news.entities_of, quotas
             if news.changes:
                 now_ms, changed = self._clock.now_ms(), news.changes.keys()
                 for _ in self._ledger.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
                     await asyncio.sleep(0)
                 self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
+
+    def _news(self, now: Quotas) -> "_News":
+        """What has changed since quotas were last taken up."""
+        changes = changes_between(self.quotas, now)
+        return _News(changes, self._tables.changed(changes), _by_user(self._entities_of, changes))
+
+    def entities_of(self, user: str) -> tuple[Entity, ...]:
+        """The entities with quotas that name this user."""
+        found: tuple[Entity, ...] = self._entities_of.get(user, ())
+        return found
 
     def _tell_problems(self, problems: Mapping[str, str]) -> None:
         for place, problem in problems.items():
@@ -141,15 +153,23 @@ class QuotaBook:
 
 
 class _News(NamedTuple):
-    """What has changed, and the tables with that."""
+    """What has changed, and with that the tables, and the entities of each user."""
 
     changes: Changes
     tables: Tables
+    entities_of: SharedMap[str, tuple[Entity, ...]]
 
 
-def _news(tables: Tables, before: Quotas, now: Quotas) -> _News:
-    changes = changes_between(before, now)
-    return _News(changes, tables.changed(changes))
+def _by_user(before: SharedMap[str, tuple[Entity, ...]], changes: Changes) -> SharedMap[str, tuple[Entity, ...]]:
+    found: dict[str, dict[Entity, None]] = {}
+    for entity, limits in changes.items():
+        if isinstance(entity.user, str):
+            entities = found.setdefault(entity.user, dict.fromkeys(before.get(entity.user, ())))
+            if limits:
+                entities[entity] = None
+            else:
+                entities.pop(entity, None)
+    return before.changed({user: tuple(entities) or None for user, entities in found.items()})
 
 
 def _audit(

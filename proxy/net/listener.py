@@ -181,6 +181,7 @@ class Listener:
             ANONYMOUS,
             carried,
             lambda: self._book.quotas,
+            self._book.entities_of,
             may_alter=may_alter,
             may_describe=may_alter or ANONYMOUS in quotas.describe_users,
             recent_topics=self._upstream.recent_topics,

@@ -1,11 +1,12 @@
 """What a verdict may know of the connection it is about."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.api_versions import ANSWERED, Answered
 from proxy.verdicts.recent_topics import RecentTopics
+from quotas.entities import Entity
 from quotas.ledger import Ledger
 from quotas.sources.source import Quotas
 
@@ -28,7 +29,8 @@ class Nodes(Protocol):
 class ConnectionFacts:
     """Who is connected to what. `node_id` is known once the upstream connection stands.
 
-    `quotas` are those that the source has now. `may_alter` and `may_describe` are about the quotas of others.
+    `quotas` are those that the source has now, `entities_of` a user those of them that name it. `may_alter` and
+    `may_describe` are about the quotas of others.
     `answered` are the APIs that are offered in any case, as the proxy answers them.
     `recent_topics` is what was just done to topics of this cluster; `default_partitions` says how many a topic gets
     that is created without a number; with `charge_validate_only` a mutation that is only to be validated is charged and
@@ -42,6 +44,7 @@ class ConnectionFacts:
     user: str
     offer: Callable[[int], tuple[int, int] | None]
     quotas: Callable[[], Quotas] = dict
+    entities_of: Callable[[str], Sequence[Entity]] | None = None
     may_alter: bool = False
     may_describe: bool = False
     answered: Answered = ANSWERED

@@ -32,7 +32,7 @@ from proxy.verdicts.steps import ITEMS_PER_STEP, Steps, collected
 from quotas import entities
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
 from quotas.quota_table import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
-from quotas.sources.source import Alteration, AlterationRefused, Limit, Quotas
+from quotas.sources.source import Alteration, AlterationRefused, Limit
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 
@@ -76,7 +76,7 @@ def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
         return describe_refusal(request.head, *problem)
     writer = DescribeWriter(request.head)
     matches, count, pieces = _matcher(request), 0, []
-    candidates = iter(_candidates(facts.quotas(), request))
+    candidates = iter(_candidates(facts, request))
     while looked_at := list(islice(candidates, ITEMS_PER_STEP)):
         found = [_described(*one) for one in looked_at if matches(one[0]) and not all(key.shadow for key in one[1])]
         count += len(found)
@@ -128,8 +128,12 @@ def _described(entity: Entity, limits: Mapping[QuotaKey, Limit]) -> DescribedEnt
     return DescribedEntity(_parts(entity), [(key.text, limit.value) for key, limit in limits.items() if not key.shadow])
 
 
-def _candidates(quotas: Quotas, request: DescribeRequest) -> Iterable[tuple[Entity, Mapping[QuotaKey, Limit]]]:
-    """All entities that a filter can match: one, where it is strict and says the name of each part."""
+def _candidates(facts: ConnectionFacts, request: DescribeRequest) -> Iterable[tuple[Entity, Mapping[QuotaKey, Limit]]]:
+    """All entities that a filter can match: those of a user that it names; one, where it is strict and names all."""
+    quotas = facts.quotas()
+    for component in request.components:
+        if component.entity_type == USER and component.match_type == EXACT and facts.entities_of is not None:
+            return ((entity, quotas[entity]) for entity in facts.entities_of(component.match or ""))
     names = {component.entity_type: component for component in request.components}
     if not request.strict or not names or any(component.match_type == ANY for component in request.components):
         return quotas.items()

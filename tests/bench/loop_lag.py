@@ -114,7 +114,16 @@ class Proxy:
         self.metrics = Metrics(CollectorRegistry())
         self.metrics.add_entities(self._uses)
         self.facts = ConnectionFacts(
-            "main", self, self.ledger, 1, "admin", carried, lambda: self.book.quotas, may_alter=True, may_describe=True
+            "main",
+            self,
+            self.ledger,
+            1,
+            "admin",
+            carried,
+            lambda: self.book.quotas,
+            self.book.entities_of,
+            may_alter=True,
+            may_describe=True,
         )
 
     def learn(self, node_id: int, host: str, port: int) -> None:

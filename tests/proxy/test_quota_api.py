@@ -486,6 +486,16 @@ def test_of_very_many_one_is_found_in_one_step():
     assert len(described(verdict.answer, 1)[2]) == 1
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("user", ["alice", "nobody", "<default>", "shadow", ""])
+def test_what_is_told_of_a_user_is_the_same_when_its_entities_are_known(user, strict):
+    frame = describe_request([("user", EXACT, user)], strict, version=1, corr=70)
+    ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], 1, frame)
+    scanning, knowing = facts(user=user), facts(user=user)
+    knowing.entities_of = lambda name: [entity for entity in QUOTAS if entity.user == name]
+    assert decide(ask, knowing, 0) == decide(ask, scanning, 0)
+
+
 def test_altering_very_many_is_done_in_steps():
     entries = [((("user", f"u{i}"),), [put(P, 5)]) for i in range(3 * ITEMS_PER_STEP)]
     decision, steps = steps_of(alter_request(entries, corr=71))

@@ -71,6 +71,20 @@ async def test_a_file_that_has_changed_is_taken_up_whoever_tells(state):
         assert bound.ledger.sensors.limit(bound.bind(0).produce) == 11.0
 
 
+async def test_the_entities_of_a_user_are_known(state):
+    pair, alone = Entity("u", "c"), Entity("u")
+    async with Bound(
+        state, {EVERYBODY: {PRODUCE: 10.0}, pair: {PRODUCE: 1.0}, Entity(DEFAULT): {PRODUCE: 1.0}}
+    ) as bound:
+        assert bound.book.entities_of("u") == (pair,)
+        await bound.alter(alone, 7.0)
+        assert bound.book.entities_of("u") == (pair, alone)
+        await bound.alter(pair, None)
+        assert bound.book.entities_of("u") == (alone,)
+        await bound.alter(alone, None)
+        assert bound.book.entities_of("u") == bound.book.entities_of("nobody") == ()
+
+
 async def test_alterations_at_the_same_time_are_all_in_force(state):
     async with Bound(state, {}, clients=5) as bound:
         await asyncio.gather(*(bound.alter(Entity(client_id=f"c{i}"), i + 1.0) for i in range(5)))
