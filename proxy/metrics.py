@@ -62,6 +62,23 @@ class SensorTotals:
 
 
 @dataclass(slots=True)
+class CapTotals:
+    """What a cap of a listener, or without one of the whole virtual cluster, let through and had wait.
+
+    `limit` is in bytes/s (None: lifted); `waits` counts reads that had to wait, `waiting` those that do now.
+    """
+
+    virtual_cluster: str
+    listener: str
+    direction: str
+    limit: int | None
+    read_bytes: int
+    waits: int
+    waited_ms: int
+    waiting: int
+
+
+@dataclass(slots=True)
 class ShadowTotals:
     """What the shadow quotas of one type would have throttled at one node: how often, the sum of single times.
 
@@ -167,6 +184,10 @@ class Metrics:
         """Export what `source` returns at each scrape; several tables are added up."""
         self._counted.sensors.append(source)
 
+    def add_caps(self, source: Callable[[], Iterable[CapTotals]]) -> None:
+        """Read these at every scrape."""
+        self._counted.caps.append(source)
+
     def add_shadows(self, source: Callable[[], Iterable[ShadowTotals]]) -> None:
         """Export what `source` returns at each scrape."""
         self._counted.shadows.append(source)
@@ -187,6 +208,7 @@ class _Counted(Collector):
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
         self.sensors: list[Callable[[], SensorTotals]] = []
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
+        self.caps: list[Callable[[], Iterable[CapTotals]]] = []
         self.entities: list[Callable[[], Iterable[EntityUse | None]]] = []
         self._gathered: tuple[_UseOfRules, _UseOfRules] | None = None
 
@@ -194,6 +216,7 @@ class _Counted(Collector):
         """The families, each of them even when it is empty."""
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from _sensor_families([source() for source in self.sensors])
+        yield from _cap_families([row for source in self.caps for row in source()])
         yield from _shadow_families([row for source in self.shadows for row in source()])
         if self._gathered is None:
             for _ in self.gather():
@@ -325,6 +348,25 @@ def _sensor_families(tables: list[SensorTotals]) -> Iterator[Metric]:
         shadow_used.add(labels, table.shadow_used)
         shadow_overflows.add(labels, table.shadow_overflows)
     for sums in (used, capacity, overflows, capped, shadow_used, shadow_overflows):
+        yield sums.done()
+
+
+def _cap_families(rows: list[CapTotals]) -> Iterator[Metric]:
+    labels = ("virtual_cluster", "listener", "direction")
+    limit = _gauge("cap_bytes_per_second", "The cap on the bytes of all clients; no listener: of all.", labels)
+    waiting = _gauge("cap_waiting", "Connections whose next read waits for the cap.", labels)
+    read = _counter("cap_bytes", "Bytes that were read through the cap.", labels)
+    waits = _counter("cap_waits", "Reads that the cap had wait.", labels)
+    waited = _counter("cap_waited_seconds", "Sum of how long they waited.", labels)
+    for row in rows:
+        where = (row.virtual_cluster, row.listener, row.direction)
+        if row.limit is not None:
+            limit.add(where, row.limit)
+        waiting.add(where, row.waiting)
+        read.add(where, row.read_bytes)
+        waits.add(where, row.waits)
+        waited.add(where, row.waited_ms / 1000)
+    for sums in (limit, waiting, read, waits, waited):
         yield sums.done()
 
 

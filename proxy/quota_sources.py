@@ -22,7 +22,7 @@ def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: boo
     quotas = config.quotas
     state_file = Path(quotas.state_file) if quotas.state_file else None
     if quotas.source == "file":
-        return FileSource(quota_entries(config), config_path.name, state_file)
+        return FileSource(quota_entries(config), config_path.name, state_file, instances=quotas.instances)
     source: Source
     if quotas.source == "zookeeper":
         source = ZooKeeperSource(zookeeper_settings(config))

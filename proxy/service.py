@@ -29,7 +29,8 @@ from proxy.config.settings import Config, ListenerConfig, VirtualClusterConfig, 
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
-from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
+from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
+from proxy.net.caps import Caps
 from proxy.net.connection import Connection
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
@@ -103,6 +104,7 @@ class VirtualCluster:
             lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
             lambda: metrics.metadata_refresh_failures.labels(config.name).inc(),
         )
+        self.caps = Caps(clock)
         self.listeners = [
             Listener(
                 config.name,
@@ -115,6 +117,7 @@ class VirtualCluster:
                 clock,
                 may_open,
                 lambda *labels: metrics.connections_closed.labels(*labels).inc(),
+                self.caps,
             )
             for listener in config.listeners
         ]
@@ -123,8 +126,11 @@ class VirtualCluster:
     def set_rules(self, config: VirtualClusterConfig) -> None:
         """Who may describe and alter quotas, what counts, and how much, from now on."""
         self.ledger.costs.pin(pinned_costs(config.quotas))
+        self.caps.set(config.caps)
+        caps = {listener.name: listener.caps for listener in config.listeners}
         for listener in self.listeners:
             listener.set_rules(config.quotas, config.throttle)
+            listener.set_caps(caps[listener.name])
 
     @property
     def quotas(self) -> Quotas:
@@ -144,6 +150,14 @@ class VirtualCluster:
     def connections(self) -> Iterator[Connection]:
         """Its living connections."""
         return (connection for listener in self.listeners for connection in list(listener.connections))
+
+    def cap_totals(self) -> Iterator[CapTotals]:
+        """What caps have let through, and had wait; those without a listener are of the whole cluster."""
+        for listener, caps in (("", self.caps), *((listener.name, listener.caps) for listener in self.listeners)):
+            for direction, cap in caps.by_direction().items():
+                if cap.limit is not None or cap.waits:
+                    counts = (cap.limit, cap.read_bytes, cap.waits, cap.waited_ms, cap.waiting)
+                    yield CapTotals(self.name, listener, direction, *counts)
 
     def sensor_totals(self) -> SensorTotals:
         """How full its sensor table is."""
@@ -217,6 +231,7 @@ class Service:
         for cluster in self.clusters:
             self._metrics.add_sensors(cluster.sensor_totals)
             self._metrics.add_shadows(cluster.shadow_totals)
+            self._metrics.add_caps(cluster.cap_totals)
             self._metrics.add_entities(partial(cluster.entity_uses, clock))
 
     # ------------------------------------------------------------ what is asked

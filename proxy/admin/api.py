@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from hmac import compare_digest
 from typing import Protocol
 
@@ -13,6 +14,7 @@ from proxy.config.kinds import is_loopback
 from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, costs_form, explained_form, quotas_form
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
+from proxy.metrics import CapTotals
 from proxy.verdicts.decide import measured_client_id
 from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
@@ -43,6 +45,9 @@ class Cluster(Protocol):
     def origin(self) -> Origin:
         """Where they come from."""
 
+    def cap_totals(self) -> Iterable[CapTotals]:
+        """Its byte caps."""
+
     def node_ids(self) -> Iterable[int]:
         """The nodes that clients may have been measured at."""
 
@@ -64,6 +69,7 @@ class AdminApi:
         application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_json, self._admit])
         application.router.add_get("/api/v1/explain", self._explain, allow_head=False)
         application.router.add_get("/api/v1/quotas", self._quotas, allow_head=False)
+        application.router.add_get("/api/v1/caps", self._caps, allow_head=False)
         application.router.add_get("/api/v1/request-costs", self._request_costs, allow_head=False)
         return application
 
@@ -89,6 +95,10 @@ class AdminApi:
         offset = _whole(parameters, "offset", 0, 0, 2**31 - 1)
         most = _whole(parameters, "limit", _SOME_QUOTAS, 1, MAX_QUOTAS)
         return _answer(quotas_form(cluster.origin, cluster.quotas, offset, most))
+
+    async def _caps(self, request: web.Request) -> web.Response:
+        cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
+        return _answer({"virtual_cluster": cluster.name, "caps": [asdict(cap) for cap in cluster.cap_totals()]})
 
     async def _request_costs(self, request: web.Request) -> web.Response:
         cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
@@ -202,5 +212,5 @@ async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse
         headers = {str(name): error.headers[name] for name in kept if name in error.headers}
         text = error.text or error.reason
         if error.status == 404 and request.match_info.http_exception is not None:
-            text = "no such page; there are /api/v1/explain, /api/v1/quotas and /api/v1/request-costs"
+            text = "no such page; there are /api/v1/caps, /api/v1/explain, /api/v1/quotas and /api/v1/request-costs"
         return _answer({"error": text}, error.status, headers)

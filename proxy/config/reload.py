@@ -5,6 +5,8 @@ from proxy.config.settings import Config, ListenerConfig, VirtualClusterConfig
 
 def needs_restart(setting: str) -> bool:
     """Whether a change of the setting, as "virtual_clusters[].name", waits for a restart."""
+    if setting.startswith(Config.LIVE_AFTER_ALL):
+        return False
     return any(setting == fixed or setting.startswith((f"{fixed}.", f"{fixed}[")) for fixed in Config.NEEDS_RESTART)
 
 
@@ -51,5 +53,5 @@ def _listener_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterC
             changes.append(f"{where}: added")
         else:
             fields = ListenerConfig.model_fields
-            changes += [f"{where}.{f}" for f in fields if getattr(known[1], f) != getattr(listener, f)]
+            changes += [f"{where}.{f}" for f in fields if f != "caps" and getattr(known[1], f) != getattr(listener, f)]
     return changes + [f"{path}.listeners[{i}]: removed" for i, _ in before.values()]

@@ -111,6 +111,16 @@ class UpstreamConfig(Settings):
     """Who the proxy is to the cluster on connections of its own."""
 
 
+class CapsConfig(Settings):
+    """Bytes per second of all clients together: beyond them everybody's next read waits, nobody is throttled."""
+
+    ingress_bytes_per_s: ByteRate = None
+    """From clients; no cap without it."""
+
+    egress_bytes_per_s: ByteRate = None
+    """From nodes to clients; no cap without it."""
+
+
 class ListenerConfig(Settings):
     """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
 
@@ -131,6 +141,9 @@ class ListenerConfig(Settings):
 
     spare_ports: Many[Ports] = ()
     """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`."""
+
+    caps: CapsConfig = CapsConfig()
+    """What all connections of this listener may move together."""
 
     @model_validator(mode="before")
     @classmethod
@@ -342,6 +355,10 @@ class QuotasConfig(Settings):
     request_costs: Many[RequestCost] = ()
     """What requests cost at most, pinned; for the other APIs it is learned from how fast each node answers."""
 
+    instances: Annotated[int, Whole(1, 1_000)] = 1
+    """How many proxies serve this cluster with the same quotas. With more than one, source `file` refuses changes
+    through Kafka's API: each would have its own."""
+
     admin_users: Names = ()
     """Users who may describe and alter all quotas with Kafka's own tools."""
 
@@ -402,6 +419,9 @@ class VirtualClusterConfig(Settings):
 
     quotas: QuotasConfig = QuotasConfig()
     """Who may use how much of each node."""
+
+    caps: CapsConfig = CapsConfig()
+    """What all connections of all its listeners may move together."""
 
     throttle: ThrottleConfig = ThrottleConfig()
     """How a client that is over its quota is slowed down."""
@@ -480,6 +500,9 @@ class Config(Settings):
     Checks over several settings are made by `load_config`, not by this model.
     """
 
+    LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = ("virtual_clusters[].listeners[].caps",)
+    """What a running proxy takes up though the section around it waits for a restart."""
+
     NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(
         {
             "virtual_clusters[].name",
@@ -490,7 +513,10 @@ class Config(Settings):
             "admin.port",
             "admin.token_file",
         }
-        | {f"virtual_clusters[].quotas.{name}" for name in ("source", "state_file", "zookeeper", "windows")}
+        | {
+            f"virtual_clusters[].quotas.{name}"
+            for name in ("source", "state_file", "zookeeper", "windows", "instances")
+        }
         | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
         | {"limits.max_sensors", "log.format"}
     )

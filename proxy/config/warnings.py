@@ -38,6 +38,9 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
         warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
         warnings += _entry_warnings(f"{path}.quotas.entries", cluster.quotas.entries)
+        if cluster.quotas.instances > 1 and cluster.quotas.source == "file" and cluster.quotas.state_file:
+            problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
+            warnings.append(ConfigError(f"{path}.quotas.state_file", problem))
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
     if not is_loopback(config.admin.bind):
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"

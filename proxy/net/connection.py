@@ -179,6 +179,10 @@ class Connection:
         """How much the next read of the client may take: little while only a request head is wanted."""
         return _READ_AHEAD_BYTES if self.relay.muted else READ_BYTES
 
+    def reading_waits(self, side: Side) -> None:
+        """A cap has what one side has sent wait."""
+        self.relay.on_held_up()
+
     # ------------------------------------------------------------ carrying out
 
     def _do(self, step: Callable[[], list[Action]]) -> None:

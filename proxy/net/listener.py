@@ -11,8 +11,9 @@ import structlog
 
 from protocol.api_versions import carried
 from proxy.clock import Clock
-from proxy.config.settings import LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
+from proxy.config.settings import CapsConfig, LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
 from proxy.last_throttles import LastThrottles
+from proxy.net.caps import Caps
 from proxy.net.connection import Connection
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
@@ -23,6 +24,7 @@ from proxy.relay.relay import Relay, RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.virtual_cluster import ListenerPorts
+from quotas.byte_caps import Turnstile
 from quotas.entities import plain_ip
 from quotas.ledger import Ledger
 
@@ -54,6 +56,7 @@ class Listener:
         clock: Clock,
         may_open: Callable[[], bool],
         note_closed: Callable[[str, str, str], None],
+        caps_of_cluster: Caps,
     ) -> None:
         self.virtual_cluster = virtual_cluster
         self.name = config.name
@@ -72,6 +75,11 @@ class Listener:
         self._clock = clock
         self._may_open = may_open
         self._note_closed = partial(note_closed, virtual_cluster, config.name)
+        self.caps = Caps(clock)
+        self._turnstiles = {
+            Side.CLIENT: Turnstile((self.caps.ingress, caps_of_cluster.ingress)),
+            Side.NODE: Turnstile((self.caps.egress, caps_of_cluster.egress)),
+        }
         self._sockets: list[socket] = []
         self._resting: set[socket] = set()
         self._limits = LimitsConfig()
@@ -87,6 +95,12 @@ class Listener:
         """Who may describe and alter quotas, what counts, and how clients are throttled, on connections from now on."""
         self._quotas = quotas
         self._throttle = throttle
+
+    def set_caps(self, caps: CapsConfig) -> None:
+        """What may be moved from now on, after the caps of the cluster have been set."""
+        self.caps.set(caps)
+        for turnstile in self._turnstiles.values():
+            turnstile.take_up()
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Accept on the bound sockets, by port."""
@@ -190,7 +204,8 @@ class Listener:
         )
 
     def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:
-        return Stream(self._poller, sock, side, owner, write_buffer_bytes)
+        turnstile, now_ms = self._turnstiles[side], self._clock.now_ms
+        return Stream(self._poller, sock, side, owner, write_buffer_bytes, turnstile, now_ms)
 
     def _let_linger(self, tally: Tally, connection: Connection, reason: CloseReason) -> None:
         self.connections.discard(connection)

@@ -5,12 +5,15 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Protocol
 
 from proxy.net.poller import READABLE, WRITABLE, Poller
 from proxy.relay.actions import Side
+from quotas.byte_caps import Turnstile
+
+NO_CAPS = Turnstile()
 
 READ_BYTES = 256 * 1024
 """The most that one read takes."""
@@ -45,6 +48,9 @@ class Owner(Protocol):
     def read_bytes(self) -> int:
         """How much the next read of the client may take."""
 
+    def reading_waits(self, side: Side) -> None:
+        """There is something to read, but a cap has it wait."""
+
 
 class Stream:
     """Reads when there is something, writes at once what the kernel takes and the rest when it takes more.
@@ -52,7 +58,17 @@ class Stream:
     A fault while writing is kept quiet until reading has come to its end: what the peer has sent before is delivered.
     """
 
-    def __init__(self, poller: Poller, sock: socket.socket, side: Side, owner: Owner, high_water_bytes: int) -> None:
+    def __init__(
+        self,
+        poller: Poller,
+        sock: socket.socket,
+        side: Side,
+        owner: Owner,
+        high_water_bytes: int,
+        turnstile: Turnstile = NO_CAPS,
+        now_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """What is read goes through `turnstile`, which counts in `now_ms`."""
         self._poller = poller
         self._socket = sock
         self._recv_into = sock.recv_into
@@ -61,6 +77,9 @@ class Stream:
         self._side = side
         self._owner = owner
         self._high_water_bytes = high_water_bytes
+        self._turnstile = turnstile
+        self._now_ms = now_ms
+        self._waits = False
         self._reading = True
         self._ended = False
         self._unsent: deque[bytes | memoryview] = deque()
@@ -95,17 +114,44 @@ class Stream:
                 self._flush()
             if not events & ~WRITABLE:
                 return
-        if not self._reading:
+        if not self._reading or self._waits:
             self._stop_watching(events)
-            return
+        elif self._turnstile.caps:
+            self._ask_for_a_turn()
+        else:
+            self._read(READ_BYTES)
+
+    def _ask_for_a_turn(self) -> None:
+        """Read what the caps let through, or wait until they let something through."""
+        turnstile = self._turnstile
+        room = turnstile.ask(self, self._now_ms())
+        if room:
+            turnstile.took(room, self._read(room), self._now_ms())
+        else:
+            self._waits = True
+            self._owner.reading_waits(self._side)
+            self._watch()
+
+    def turn_came(self, most_bytes: int) -> int:
+        """Read now, at most so much, if that is still wanted; how much it was."""
+        self._waits = False
+        if self._closed:
+            return 0
+        read = self._read(most_bytes) if self._reading else 0
+        self._watch()
+        return read
+
+    def _read(self, room: int) -> int:
+        """Read once and tell what came; how many bytes it was."""
         try:
-            room = self._owner.read_bytes() if self._side is Side.CLIENT else READ_BYTES
+            if self._side is Side.CLIENT:
+                room = min(room, self._owner.read_bytes())
             data = bytes(_read_buffer[: self._recv_into(_read_buffer, room)])
         except BlockingIOError:
-            return
+            return 0
         except OSError as error:
             self._end(error)
-            return
+            return 0
         if data:
             if not self._closing:
                 self._owner.bytes_came(self._side, data)
@@ -117,6 +163,7 @@ class Stream:
             if not self._closing:
                 self._owner.eof_came(self._side)
             self._watch()
+        return len(data)
 
     def _stop_watching(self, events: int) -> None:
         """Something came that nobody reads now. A client that is gone is told at once: its place may be needed.
@@ -245,8 +292,8 @@ class Stream:
         """Have epoll tell what is wanted now. That a client is gone it tells always."""
         if self._closed:
             return
-        wanted = (READABLE if self._reading else 0) | (WRITABLE if self._unsent else 0)
-        if wanted == self._watched:
+        wanted = (READABLE if self._reading and not self._waits else 0) | (WRITABLE if self._unsent else 0)
+        if wanted == self._watched or (not wanted and self._watched is None):
             return
         if not wanted and self._side is Side.NODE:
             self._poller.remove(self._fd)

@@ -222,6 +222,10 @@ class Relay:
         """For how long the proxy was busy with this connection since it last said so."""
         self._times.own_us += spent_us
 
+    def on_held_up(self) -> None:
+        """Something but the node has its answers wait: the time that they take tells nothing."""
+        self._times.held_up()
+
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         """Bytes from the client or the node."""
         if self._closed:

@@ -14,6 +14,7 @@ from proxy.config.problems import ConfigErrors
 from proxy.config.settings import AdminConfig
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
+from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled
 from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
@@ -45,6 +46,9 @@ class Cluster(SimpleNamespace):
 
     def node_ids(self):
         return [2, 1]
+
+    def cap_totals(self):
+        return [CapTotals(self.name, "plain", "ingress", 1000, 5, 2, 30, 1)]
 
 
 @pytest.fixture
@@ -259,6 +263,12 @@ async def test_what_requests_are_taken_to_cost_is_told(api, clusters):
     assert told["apis"]["Produce"]["samples"] == SAMPLES
 
 
+async def test_byte_caps_are_told(api):
+    told = {"listener": "plain", "direction": "ingress", "limit": 1000, "read_bytes": 5, "waits": 2, "waited_ms": 30}
+    cap = {"virtual_cluster": "main", **told, "waiting": 1}
+    assert (await api.get("caps"))[1] == {"virtual_cluster": "main", "caps": [cap]}
+
+
 async def test_what_is_not_there_is_not_found(api):
     assert (await api.get("explain?virtual_cluster=x"))[:2] == (
         404,
@@ -267,7 +277,7 @@ async def test_what_is_not_there_is_not_found(api):
     status, body, _ = await api.get("top")
     assert (status, body["error"]) == (
         404,
-        "no such page; there are /api/v1/explain, /api/v1/quotas and /api/v1/request-costs",
+        "no such page; there are /api/v1/caps, /api/v1/explain, /api/v1/quotas and /api/v1/request-costs",
     )
     status, body, headers = await api.get("quotas", method="POST")
     assert (status, headers["Allow"]) == (405, "GET")

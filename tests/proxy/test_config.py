@@ -490,6 +490,25 @@ def test_the_cap_of_a_delay_is_shorter_unless_it_is_given(throttle, cap_ms):
     assert config.virtual_clusters[0].throttle.max_throttle_ms == cap_ms
 
 
+def test_caps_are_taken_up_by_a_running_proxy():
+    for path in (cluster("caps"), listener("caps")):
+        new = config_of(changed(path, {"ingress_bytes_per_s": 1000, "egress_bytes_per_s": 2000}))
+        assert changes_needing_restart(config_of(MINIMAL), new) == []
+    assert new.virtual_clusters[0].listeners[0].caps.egress_bytes_per_s == 2000
+    assert new.virtual_clusters[0].caps.egress_bytes_per_s is None
+    expected = "expected a whole number from 1 to 9223372036854775807, got 0"
+    wrong = changed(listener("caps"), {"ingress_bytes_per_s": 0})
+    assert problems(wrong) == [f"{LISTENER}.caps.ingress_bytes_per_s: {expected}"]
+
+
+def test_a_state_file_of_several_instances_is_warned_about():
+    data = changed(cluster("quotas", "instances"), 2)
+    data["virtual_clusters"][0]["quotas"]["state_file"] = "state.json"
+    told = [str(warning) for warning in warnings_of(config_of(data), range(60_000, 60_001))]
+    problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
+    assert f"virtual_clusters[0].quotas.state_file: {problem}" in told
+
+
 def test_an_empty_answer_is_not_delayed():
     assert problems(changed(cluster("throttle"), {"mode": "delay", "fetch": "empty"})) == [
         "virtual_clusters[0].throttle: "
@@ -648,6 +667,7 @@ def test_a_running_proxy_takes_up(path, value):
 
 
 FIXED = [
+    (cluster("quotas", "instances"), 2, ["virtual_clusters[0].quotas.instances"]),
     (listener("port"), 19093, [f"{LISTENER}.port"]),
     (listener("node_ids"), ["0-3"], [f"{LISTENER}.node_ids"]),
     (listener("advertised_host"), "b", [f"{LISTENER}.advertised_host"]),

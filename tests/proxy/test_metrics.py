@@ -2,7 +2,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.metrics import EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
+from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 
 NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
 RULE = {"virtual_cluster": "main", "node_id": "3", "quota_type": "produce"}
@@ -81,6 +81,16 @@ def test_who_has_no_quota_has_no_limit_to_show(metrics):
     assert metrics.registry.get_sample_value("kafka_throttle_entity_limit", labels) is None
 
 
+def test_caps_tell_what_they_let_through_and_had_wait(metrics):
+    metrics.add_caps(lambda: [CapTotals("main", "", "egress", 1000, 5000, 7, 2500, 3)])
+    value, labels = (
+        metrics.registry.get_sample_value,
+        {"virtual_cluster": "main", "listener": "", "direction": "egress"},
+    )
+    names = ("bytes_per_second", "waiting", "bytes_total", "waits_total", "waited_seconds_total")
+    assert [value(f"kafka_throttle_cap_{name}", labels) for name in names] == [1000, 3, 5000, 7, 2.5]
+
+
 def test_shadow_quotas_have_families_of_their_own(metrics):
     metrics.add_entities(lambda: [use("a", 10.0), use("a", 20.0, limit=5.0, throttled_ms=3000, shadow=True)])
     metrics.add_shadows(lambda: [ShadowTotals("main", 3, "produce", throttles=4, throttled_ms=9500)])
@@ -145,6 +155,11 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
     assert {
         "kafka_throttle_build",
         "kafka_throttle_capped",
+        "kafka_throttle_cap_bytes",
+        "kafka_throttle_cap_bytes_per_second",
+        "kafka_throttle_cap_waited_seconds",
+        "kafka_throttle_cap_waiting",
+        "kafka_throttle_cap_waits",
         "kafka_throttle_config_reloads",
         "kafka_throttle_connections",
         "kafka_throttle_connections_closed",

@@ -47,6 +47,13 @@ def test_without_a_state_file_nothing_can_be_unset(tmp_path):
         unset(source_of(cluster(), tmp_path / "proxy.yaml"), ALICE, [PRODUCE])
 
 
+def test_a_file_of_several_instances_takes_no_changes(tmp_path):
+    settings = cluster(state_file=str(tmp_path / "state.json"), instances=3)
+    [problem] = source_of(settings, tmp_path / "proxy.yaml").alter([Alteration(ALICE, {PRODUCE: 5.0})])
+    assert "3 instances" in str(problem)
+    assert not (tmp_path / "state.json").exists()
+
+
 def test_a_changed_file_is_taken_up(tmp_path):
     source = source_of(cluster(), tmp_path / "proxy.yaml")
     renew(source, cluster(rate=7))

@@ -9,8 +9,19 @@ import pytest
 from proxy.net.poller import Poller
 from proxy.net.stream import Stream
 from proxy.relay.actions import Side
+from quotas.byte_caps import ByteCap, Turnstile
 
 HIGH_WATER_BYTES = 64 * 1024
+
+
+def now_ms():
+    return int(asyncio.get_running_loop().time() * 1000)
+
+
+def cap(limit):
+    made = ByteCap(lambda ms: asyncio.get_running_loop().call_later(ms / 1000, lambda: made.pump(now_ms())))
+    made.set_limit(limit, now_ms())
+    return made
 
 
 class Owner:
@@ -21,6 +32,7 @@ class Owner:
         self.data = bytearray()
         self.reads = []
         self.told = []
+        self.waits = 0
         self.on_bytes = self.on_room = lambda: None
 
     def bytes_came(self, side, data):
@@ -44,18 +56,22 @@ class Owner:
     def read_bytes(self):
         return self.room
 
+    def reading_waits(self, side):
+        self.waits += 1
+
 
 class Ends:
     """A stream, its owner, and the peer's blocking socket."""
 
-    def __init__(self, room=256 * 1024, side=Side.CLIENT):
+    def __init__(self, room=256 * 1024, side=Side.CLIENT, caps=()):
         with socket.create_server(("127.0.0.1", 0)) as server:
             self.peer = socket.create_connection(server.getsockname(), timeout=5)
             ours, _ = server.accept()
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         self.owner = Owner(room)
-        self.stream = Stream(Poller(), ours, side, self.owner, HIGH_WATER_BYTES)
+        turnstile = Turnstile(caps)
+        self.stream = Stream(Poller(), ours, side, self.owner, HIGH_WATER_BYTES, turnstile, now_ms)
 
     async def until(self, condition):
         async with asyncio.timeout(5):
@@ -105,6 +121,52 @@ async def test_no_read_takes_more_than_the_owner_has_room_for():
     assert max(ends.owner.reads) <= 512
     ends.stream.abort()
     ends.peer.close()
+
+
+@pytest.mark.parametrize("side", Side)
+async def test_over_a_cap_reading_goes_on_in_turns_until_all_is_there(side):
+    of_all = cap(200_000)
+    ends = Ends(side=side, caps=(cap(1_000_000), of_all))
+    began_s = asyncio.get_running_loop().time()
+    ends.peer.sendall(bytes(60_000))
+    ends.peer.shutdown(socket.SHUT_WR)
+    await ends.until(lambda: ends.owner.told == ["eof"])
+    assert len(ends.owner.data) == 60_000
+    assert asyncio.get_running_loop().time() - began_s > 0.15
+    assert max(ends.owner.reads) <= of_all.turn_bytes == 4000
+    assert ends.owner.waits > 5
+    assert of_all.read_bytes == 60_000
+    ends.stream.abort()
+    ends.peer.close()
+
+
+async def test_a_stream_that_is_paused_or_gone_when_its_turn_comes_reads_nothing():
+    of_all = cap(1)
+    paused, gone = Ends(caps=(of_all,)), Ends(caps=(of_all,))
+    of_all.reserve(10_000, now_ms())
+    for ends in (paused, gone):
+        ends.peer.sendall(b"abc")
+    await paused.until(lambda: of_all.waiting == 2)
+    paused.stream.pause_reading()
+    gone.stream.abort()
+    of_all.set_limit(None, now_ms())
+    assert (paused.owner.data, gone.owner.data, of_all.waiting) == (b"", b"", 0)
+    paused.stream.resume_reading()
+    await paused.until(lambda: paused.owner.data == b"abc")
+    paused.stream.abort()
+    for ends in (paused, gone):
+        ends.peer.close()
+
+
+async def test_a_client_that_is_gone_is_noticed_while_it_waits_for_a_cap():
+    of_all = cap(1)
+    ends = Ends(caps=(of_all,))
+    of_all.reserve(10_000, now_ms())
+    ends.peer.sendall(b"abc")
+    await ends.until(lambda: of_all.waiting == 1)
+    ends.reset()
+    await ends.until(lambda: ends.owner.told)
+    assert ends.owner.told == ["ConnectionResetError"]
 
 
 async def test_a_paused_stream_leaves_bytes_in_the_kernel(ends):

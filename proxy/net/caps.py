@@ -1,0 +1,29 @@
+"""The byte caps of one listener, or of one virtual cluster, on the event loop."""
+
+import asyncio
+
+from proxy.clock import Clock
+from proxy.config.settings import CapsConfig
+from quotas.byte_caps import ByteCap
+
+
+class Caps:
+    """A cap for each direction: what comes from clients, what goes to them. Neither has a limit at first."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.ingress = ByteCap(lambda ms: self._wake_in(self.ingress, ms))
+        self.egress = ByteCap(lambda ms: self._wake_in(self.egress, ms))
+
+    def set(self, config: CapsConfig) -> None:
+        """Put limits in force, lift others."""
+        now_ms = self._clock.now_ms()
+        self.ingress.set_limit(config.ingress_bytes_per_s, now_ms)
+        self.egress.set_limit(config.egress_bytes_per_s, now_ms)
+
+    def by_direction(self) -> dict[str, ByteCap]:
+        """Both, by what they are called."""
+        return {"ingress": self.ingress, "egress": self.egress}
+
+    def _wake_in(self, cap: ByteCap, ms: int) -> None:
+        asyncio.get_running_loop().call_later(ms / 1000, lambda: cap.pump(self._clock.now_ms()))

@@ -1,0 +1,177 @@
+"""Caps on the bytes that all clients together may move: over one, whoever wants to read waits for its turn.
+
+A cap is nobody's quota: nobody is throttled by it, and nothing of it is owed. Turns are given in the order in which
+they were asked for, each for so few bytes that all have theirs soon.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from quotas.sensors import MAX_THROTTLE_MS
+from quotas.token_buckets import TokenBuckets
+
+BURST_MS = 100
+"""What a cap that was not used lets through at once, as time."""
+
+_TURNS_PER_S = 50
+_LEAST_TURN_BYTES = 2048
+MOST_TURN_BYTES = 256 * 1024
+
+
+class Reader(Protocol):
+    """Who reads through caps."""
+
+    def turn_came(self, most_bytes: int) -> int:
+        """Read now, at most so much; how much it was, 0 if nothing is to be read any more."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """A wish to read: through which caps it has still to pass, in order, and what it has reserved."""
+
+    reader: Reader
+    caps: Sequence["ByteCap"]
+    most_bytes: int
+    asked_ms: int
+    passed: list["ByteCap"] = field(default_factory=list)
+
+
+class ByteCap:
+    """Bytes/s for all that read through it together; without a `limit` it lets everything pass.
+
+    `wake_in(ms)` has to bring about a call of `pump` after so many ms.
+    """
+
+    def __init__(self, wake_in: Callable[[int], None]) -> None:
+        self.limit: int | None = None
+        self.read_bytes = 0
+        """All that was read through it while it had a limit."""
+        self.waits = 0
+        self.waited_ms = 0
+        self._wake_in = wake_in
+        self._wake_at_ms: int | None = None
+        self._queue: deque[_Turn] = deque()
+        self._buckets = TokenBuckets(1, samples=1, window_ms=BURST_MS, max_throttle_ms=MAX_THROTTLE_MS)
+        self._row = self._buckets.open(1.0, 0)
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for their turn."""
+        return len(self._queue)
+
+    @property
+    def turn_bytes(self) -> int:
+        """The most that one turn may read."""
+        limit = MOST_TURN_BYTES * _TURNS_PER_S if self.limit is None else self.limit
+        return min(max(limit // _TURNS_PER_S, _LEAST_TURN_BYTES), MOST_TURN_BYTES)
+
+    def set_limit(self, limit: int | None, now_ms: int) -> None:
+        """Bytes/s from now on; None: no cap, whoever waits has their turn."""
+        if limit == self.limit:
+            return
+        if limit is not None and self.limit is None:
+            self._buckets.close(self._row)
+            self._row = self._buckets.open(float(limit), now_ms)
+        elif limit is not None:
+            self._buckets.set_limit(self._row, float(limit), now_ms)
+        self.limit = limit
+        self._serve(now_ms)
+
+    def pump(self, now_ms: int) -> None:
+        """Give turns to those who wait, as far as there is room."""
+        self._wake_at_ms = None
+        self._serve(now_ms)
+
+    def _serve(self, now_ms: int) -> None:
+        for _ in range(len(self._queue)):
+            if self._wait_ms(now_ms):
+                break
+            _go_on(self._pass(self._queue.popleft(), now_ms), now_ms)
+        self._see_to_waking(now_ms)
+
+    def is_free(self, now_ms: int) -> bool:
+        """Whether a turn can be had without waiting."""
+        return not self._queue and not self._wait_ms(now_ms)
+
+    def wait(self, turn: _Turn, now_ms: int) -> None:
+        """Put a turn to the end of the queue."""
+        self.waits += 1
+        turn.asked_ms = now_ms
+        self._queue.append(turn)
+        self._see_to_waking(now_ms)
+
+    def reserve(self, size: int, now_ms: int) -> None:
+        """Count bytes before they are read."""
+        if self.limit is not None:
+            self._buckets.spend_permissively(self._row, size, now_ms)
+        self.read_bytes += size
+
+    def give_back(self, size: int, now_ms: int) -> None:
+        """What was reserved and not read."""
+        if self.limit is not None:
+            self._buckets.give_back(self._row, size, now_ms)
+        self.read_bytes -= size
+
+    def _pass(self, turn: _Turn, now_ms: int) -> _Turn:
+        self.waited_ms += now_ms - turn.asked_ms
+        self.reserve(turn.most_bytes, now_ms)
+        turn.passed.append(self)
+        return turn
+
+    def _wait_ms(self, now_ms: int) -> int:
+        if self.limit is None:
+            return 0
+        if self._buckets.tokens(self._row, now_ms) >= 0:
+            return 0
+        return max(self._buckets.throttle_ms(self._row, now_ms), 1)
+
+    def _see_to_waking(self, now_ms: int) -> None:
+        wait_ms = max(self._wait_ms(now_ms), 1)
+        if self._queue and (self._wake_at_ms is None or now_ms + wait_ms < self._wake_at_ms):
+            self._wake_at_ms = now_ms + wait_ms
+            self._wake_in(wait_ms)
+
+
+class Turnstile:
+    """The caps that one direction of a listener goes through. Without any it must not be asked."""
+
+    def __init__(self, caps: Sequence[ByteCap] = ()) -> None:
+        self._all = tuple(caps)
+        self.caps: tuple[ByteCap, ...] = ()
+        self.take_up()
+
+    def take_up(self) -> None:
+        """Which caps have a limit has changed."""
+        self.caps = tuple(cap for cap in self._all if cap.limit is not None)
+
+    def ask(self, reader: Reader, now_ms: int) -> int:
+        """How many bytes `reader` may read now, to be told to `took`; 0: its `turn_came` is called in time."""
+        caps = self.caps
+        most_bytes = min(cap.turn_bytes for cap in caps)
+        if all(cap.is_free(now_ms) for cap in caps):
+            for cap in caps:
+                cap.reserve(most_bytes, now_ms)
+            return most_bytes
+        _go_on(_Turn(reader, caps, most_bytes, now_ms), now_ms)
+        return 0
+
+    def took(self, asked: int, read: int, now_ms: int) -> None:
+        """How much was read of what could have been."""
+        for cap in self.caps:
+            cap.give_back(asked - read, now_ms)
+
+
+def _go_on(turn: _Turn, now_ms: int) -> None:
+    """Through the caps that are free, to the end or to the queue of the first that is not."""
+    while len(turn.passed) < len(turn.caps):
+        cap = turn.caps[len(turn.passed)]
+        if not cap.is_free(now_ms):
+            cap.wait(turn, now_ms)
+            return
+        cap.reserve(turn.most_bytes, now_ms)
+        turn.passed.append(cap)
+    read = turn.reader.turn_came(turn.most_bytes)
+    for cap in turn.passed:
+        cap.give_back(turn.most_bytes - read, now_ms)
