@@ -1,0 +1,34 @@
+"""Which clients wait by themselves, held to Kafka's own response classes."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from protocol.api_table import APIS
+from protocol.client_waits import CLIENT_WAITS_SINCE, client_waits
+from proxy.demo.jars import kafka_jars
+
+_SOURCE = Path(__file__).parents[1] / "java" / "ClientWaits.java"
+
+
+@pytest.mark.parametrize("kafka_version", ["3.9.2", "4.3.1"])
+def test_the_table_is_that_of_kafkas_classes(kafka_version):
+    java = shutil.which("java")
+    assert java, "java is missing"
+    command = [java, "-cp", f"{kafka_jars(kafka_version)}/*", str(_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
+    assert len(lines) > 80
+    for key, *versions in lines:
+        waits = [version for version in versions if client_waits(key, version)]
+        assert versions == waits, key
+        assert not versions or versions == list(range(versions[0], versions[-1] + 1)), key
+        assert versions or key not in CLIENT_WAITS_SINCE, key
+
+
+def test_below_its_version_nobody_waits():
+    assert not any(client_waits(key, since - 1) for key, since in CLIENT_WAITS_SINCE.items())
+    assert set(CLIENT_WAITS_SINCE) <= set(APIS)
