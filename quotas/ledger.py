@@ -255,7 +255,8 @@ class Ledger:
     ) -> Iterator[None]:
         """As `replace`, in steps of a few ms between which anything may be done but another change.
 
-        With the first step bindings are made by the new tables; until the last some sensors have their old limits.
+        With the first step bindings are made by the new tables, and their sensors have the new limits; until the last,
+        some of those have old ones that nobody has asked for again.
         """
         table, shadow = table.succeeding(self.table), shadow if shadow is not None else QuotaTable()
         same_tags = table.measures_as(self.table) and shadow.measures_as(self.shadow)
@@ -271,16 +272,21 @@ class Ledger:
                 self._adjust(key, now_ms)
             yield
 
+    def _set_limit(self, key: SensorKey, handle: int, limit: float, now_ms: int) -> None:
+        rows = self._rows_of(key)
+        if limit != rows.limit(handle):
+            rows.set_limit(handle, limit, now_ms)
+
     def _adjust(self, key: SensorKey, now_ms: int) -> None:
         """Give a sensor the limit that the table has for it, or close it if there is none any more."""
         handle = self._handles.get(key)
         if handle is None:
             return
-        limit, rows = self._limit(key), self._rows_of(key)
+        limit = self._limit(key)
         if limit is None:
             self._close(key)
-        elif limit != rows.limit(handle):
-            rows.set_limit(handle, limit, now_ms)
+        else:
+            self._set_limit(key, handle, limit, now_ms)
 
     def _keys_under(self, changed: Collection[Entity] | None) -> Iterator[Iterable[SensorKey]]:
         """The sensors that quotas of these entities can bind, and perhaps others, or keys without one; bit by bit."""
@@ -432,9 +438,11 @@ class Ledger:
             return None, UNLIMITED
         key = SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=shadow)
         handle = self._handles.get(key)
-        if handle is None and _has_room(self._rows_of(key)):
+        if handle is not None:
+            self._set_limit(key, handle, limit, now_ms)
+        elif _has_room(self._rows_of(key)):
             handle = self._open(key, limit, now_ms)
-        if handle is None:
+        else:
             return self._overflow(key, entity, limit, now_ms), limit
         self._spared.add(key)
         return handle, limit

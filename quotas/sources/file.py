@@ -24,7 +24,6 @@ from quotas.sources.overlay import (
     Overlay,
     OverlayText,
     altered,
-    merged,
     parse_overlay,
     reverted,
 )
@@ -35,7 +34,6 @@ from quotas.sources.source import (
     Limit,
     Quotas,
     SourceUnavailable,
-    changes_between,
 )
 from quotas.sources.whole_file import own_as, write_whole
 
@@ -175,7 +173,7 @@ class FileSource:
         with self._memory:
             layers = Layers(self._entries, self._layer, self._overlay, self._overlay_layer)
             if entities is None:
-                quotas = self.quotas.changed(changes_between(self.quotas, merged(*layers)))
+                quotas = self.quotas.changed(layers.changes_since(self.quotas))
                 self._edits = {entity: edits for entity in self._overlay if (edits := layers.edits_of(entity))}
             else:
                 quotas = self._with_changes_of(entities, layers)

@@ -79,13 +79,6 @@ def _put(overlay: dict[Entity, Mapping[QuotaKey, Change]], entity: Entity, chang
 # -------------------------------------------------------------------- merging
 
 
-def merged(entries: Entries, entries_layer: str, overlay: Overlay, overlay_layer: str) -> Quotas:
-    """What is in force: the overlay, and under it the operator's file."""
-    layers = Layers(entries, entries_layer, overlay, overlay_layer)
-    limits_of = ((entity, layers.limits_of(entity)) for entity in dict.fromkeys([*entries, *overlay]))
-    return {entity: limits for entity, limits in limits_of if limits}
-
-
 class Layers(NamedTuple):
     """The operator's file and, over it, the overlay; each with the name of its layer."""
 
@@ -102,6 +95,18 @@ class Layers(NamedTuple):
             if change.limit is not None:
                 limits[key] = Limit(change.limit, self.overlay_layer)
         return limits
+
+    def changes_since(self, before: Quotas) -> dict[Entity, Mapping[QuotaKey, Limit] | None]:
+        """What makes `before` what is in force now."""
+        changes: dict[Entity, Mapping[QuotaKey, Limit] | None] = dict.fromkeys(
+            entity for entity in before if entity not in self.entries and entity not in self.overlay
+        )
+        for source in (self.entries, self.overlay):
+            for entity in source:
+                limits = self.limits_of(entity) or None
+                if limits != before.get(entity):
+                    changes[entity] = limits
+        return changes
 
     def edits_of(self, entity: Entity) -> Mapping[str, str]:
         """Each key that the operator has edited in vain since it was changed: its place, and what to do."""

@@ -94,14 +94,12 @@ async def test_alterations_at_the_same_time_are_all_in_force(state):
 async def test_others_have_their_turn_while_a_change_of_all_is_put_in_force(state):
     clients = 10 * KEYS_PER_STEP
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients) as bound:
+        handles = [bound.bind(i).produce for i in range(0, clients, KEYS_PER_STEP - 1)]
         limits_seen = set()
 
         async def look():
             while True:
-                old = sum(
-                    bound.ledger.sensors.limit(bound.bind(i).produce) == 10.0
-                    for i in range(0, clients, KEYS_PER_STEP - 1)
-                )
+                old = sum(bound.ledger.sensors.limit(handle) == 10.0 for handle in handles)
                 limits_seen.add(old)
                 await asyncio.sleep(0)
 

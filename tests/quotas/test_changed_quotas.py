@@ -178,3 +178,12 @@ def test_very_many_changes_are_forgotten_and_who_was_away_asks_again():
         assert ledger.renews(here)
     assert not ledger.renews(away)
     assert len(ledger._touched) + len(ledger._touched_before) <= 20_000
+
+
+def test_who_asks_amid_a_change_has_the_new_limit_already():
+    ledger = Ledger(Sensors(4 * KEYS_PER_STEP), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    bindings = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(3 * KEYS_PER_STEP)]
+    next(ledger.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0))
+    assert not ledger.renews(bindings[-1])
+    assert ledger.sensors.limit(bindings[-1].produce) == 1.0
+    assert ledger.sensors.limit(ledger.bind("main", 1, "u", f"c{3 * KEYS_PER_STEP - 1}", 0).produce) == 2.0

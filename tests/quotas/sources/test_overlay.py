@@ -14,7 +14,6 @@ from quotas.sources.overlay import (
     Layers,
     altered,
     format_overlay,
-    merged,
     parse_overlay,
     reverted,
 )
@@ -55,7 +54,7 @@ def overlays(draw):
 
 
 def layered(entries, overlay):
-    return merged(entries, "file", overlay, "state")
+    return Layers(entries, "file", overlay, "state").changes_since({})
 
 
 def after(overlay, entity, **limits):
