@@ -702,9 +702,11 @@ class Relay:
     def _send_own_answers(self, actions: list[Action], now_ms: int) -> None:
         """Send the answers of our own whose turn it is."""
         after: list[Action] = []
-        if not self._amid_answer and (answers := self._own_answers(now_ms, after)):
+        if self._amid_answer:
+            return
+        if answers := self._own_answers(now_ms, after):
             actions.append(Send(_CLIENT, answers))
-            actions += after
+        actions += after
 
     def _own_answers(self, now_ms: int, after: list[Action]) -> list[Piece]:
         """The answers of our own that come before the next one of the node, taken off the queue."""

@@ -252,3 +252,18 @@ def test_bytes_that_come_before_a_late_timer_bring_the_answer_along(make_relay):
     script.node(produced(1)[:-2])
     assert script.node(produced(1)[-2:], END_MS + 50) == produced(1)
     assert script.time(END_MS + 51) == produce(2, size=10)
+
+
+def test_an_own_answer_that_is_held_for_its_time_goes_out_when_that_is_over(make_relay):
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}}))
+    script = Script(make_relay, ledger, DELAYS).connected()
+    script.client(heartbeat(1))
+    script.node(heartbeaten(1))
+    script.relay.on_handled(10_000)
+    unknown = request(API_VERSIONS, 99, b"\1\1\0", corr=7, tags=True)
+    before = len(script.sent[Side.CLIENT])
+    script.client(unknown, NOW_MS + 1)
+    assert script.sent[Side.CLIENT][before:] == b""
+    assert [throttled.quota_type for throttled in script.throttles] == [QuotaType.REQUEST]
+    assert script.wake_at == NOW_MS + 1 + script.throttles[0].throttle_time_ms
+    assert answers_by(script, script.wake_at)[4:8] == pack(">i", 7)
