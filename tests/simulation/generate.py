@@ -54,9 +54,10 @@ def world_of(seed: int) -> WorldPlan:
     tame = rng.random() < 0.3
     plan = WorldPlan(seed, [])
     _choose_limits(rng, plan, tame)
-    mutating = rng.random() < 0.4
+    mutating, timed = rng.random() < 0.4, rng.random() < 0.25
     if rng.random() < 0.8:
-        plan.quotas = _quotas(rng, mutating)
+        plan.quotas = _quotas(rng, mutating, timed)
+    plan.cost_us = rng.choice((100, 5000, 300_000))
     if mutating:
         _choose_topics(rng, plan)
     if rng.random() < 0.4:
@@ -66,7 +67,7 @@ def world_of(seed: int) -> WorldPlan:
         plan.connections.append(_connection(rng, seed * 1000 + number, plan, large, tame, mutating))
     if rng.random() < 0.4:
         plan.changes = sorted(
-            (_change(rng, mutating) for _ in range(rng.randint(1, 4))), key=lambda change: change.at_ms
+            (_change(rng, mutating, timed) for _ in range(rng.randint(1, 4))), key=lambda change: change.at_ms
         )
     if rng.random() < 0.1:
         plan.changes.append(Change(rng.choice((5, 100, 3000)), "drain", drain_ms=rng.choice((0, 50, 10_000))))
@@ -125,10 +126,17 @@ _ENTITIES = (
 )
 
 
-def _quotas(rng: Random, mutating: bool) -> tuple[QuotaPlan, ...]:
+def _quotas(rng: Random, mutating: bool, timed: bool) -> tuple[QuotaPlan, ...]:
     chosen = rng.sample(_ENTITIES, rng.choice((1, 1, 2, 3)))
     return tuple(
-        QuotaPlan(user, client_id, _rate(rng), _rate(rng), _mutation_rate(rng) if mutating else None)
+        QuotaPlan(
+            user,
+            client_id,
+            _rate(rng),
+            _rate(rng),
+            _mutation_rate(rng) if mutating else None,
+            rng.choice((None, 0.01, 0.1, 1.0, 10.0, 1000.0)) if timed else None,
+        )
         for user, client_id in chosen
     )
 
@@ -141,11 +149,11 @@ def _rate(rng: Random) -> int | None:
     return rng.choice((None, 1, 100, 2000, 20_000, 200_000, 5_000_000, 2**40))
 
 
-def _change(rng: Random, mutating: bool) -> Change:
+def _change(rng: Random, mutating: bool, timed: bool) -> Change:
     at_ms = rng.choice((0, 10, 100, 1000, 5000, 20_000, 4_000_000))
     kind = rng.choice(("quotas", "quotas", "caps", "sweep"))
     if kind == "quotas":
-        return Change(at_ms, kind, _quotas(rng, mutating) if rng.random() < 0.8 else ())
+        return Change(at_ms, kind, _quotas(rng, mutating, timed) if rng.random() < 0.8 else ())
     if kind == "caps":
         cap_ms = rng.choice((10, 1000, 20_000, MAX_THROTTLE_MS))
         return Change(at_ms, kind, max_throttle_ms=cap_ms, max_debt_ms=max(cap_ms, 60_000))
@@ -167,6 +175,7 @@ def _connection(rng: Random, seed: int, world: WorldPlan, large: bool, tame: boo
     if rng.random() < 0.08:
         plan.verdict_ms = rng.choice((1, 40))
         plan.early_verdicts = rng.random() < 0.5
+    plan.handling_us = rng.choice((0, 50, 3000))
     plan.may_alter = rng.random() < 0.9
     plan.may_describe = rng.random() < 0.8
     if not tame:
@@ -378,10 +387,10 @@ def _entry(rng: Random, mutating: bool) -> EntryPlan:
     user, client_id = rng.choice((*_ENTITIES, ("?", None), (None, None), (None, "")))
     named = (("user", user), ("client-id", client_id))
     parts = tuple((part, None if name == "*" else name) for part, name in named if name is not None)
-    keys = ["producer_byte_rate", "consumer_byte_rate", "controller_mutation_rate", "request_percent"]
+    keys = ["producer_byte_rate", "consumer_byte_rate", "controller_mutation_rate", "request_percentage", "nonsense"]
     values = (None, 100.0, 5_000_000.0, 1.0, 0.5) if mutating else (None, 5_000_000.0, 2e9)
     limits = []
-    for key in rng.sample(keys[: 4 if rng.random() < 0.1 else 3], rng.choice((0, 1, 1, 2))):
+    for key in rng.sample(keys[: 5 if rng.random() < 0.1 else 3 + mutating], rng.choice((0, 1, 1, 2))):
         limits.append((key, 0.0 if rng.random() < 0.05 else rng.choice(values)))
     return EntryPlan(parts, tuple(limits))
 

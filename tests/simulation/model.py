@@ -29,9 +29,9 @@ from proxy.relay.actions import (
 )
 from proxy.relay.relay import Relay
 from quotas.entities import QuotaType
-from quotas.ledger import Ledger
+from quotas.ledger import Binding, Ledger
 from tests.simulation import quota_calls, topics, wire
-from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge, Settlement
+from tests.simulation.judge import ANY, NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge, Settlement
 from tests.simulation.network import READ_BYTES
 from tests.simulation.oracle import Charge, Violation, WatchedSensors
 from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
@@ -42,6 +42,12 @@ HELD_BYTES = wire.HEAD_BYTES + READ_BYTES
 
 MOST_ASKS_IN_A_ROW = 50
 """So often a relay may ask before it sends something: tables change, but not each time."""
+
+MOST_BOUND = 64
+"""A relay keeps no more bindings than these."""
+
+US_PER_PERCENT = 10_000
+"""One percent of a thread is 10 ms in each second."""
 
 INT32_MAX = 2**31 - 1
 MOST_ASKED_BYTES = 1024 * 1024
@@ -77,6 +83,8 @@ class Taken:
     throttle_at: int = -1
     sent_bytes: int = 0
     settlement: Settlement | None = None
+    timed: int | None = None
+    """The sensor of its request time, until that is charged."""
 
 
 @dataclass(slots=True)
@@ -201,6 +209,16 @@ class Model:
         self._told: list[tuple[bytes | None, bytes, int]] = []
         self._told_nonsense = False
         self._verdict_reason = ""
+        assert isinstance(ledger.request_sensors, WatchedSensors)
+        self._times = ledger.request_sensors
+        self._time_charges: deque[Charge] = deque()
+        self._bound: dict[bytes, int | None] = {}
+        """By client id, the sensor of request time in the binding that the relay has."""
+        self._begun_ms = -1
+        self._charged_us = 0.0
+        self.own_us = 0
+        """For how long the proxy was busy with this connection."""
+
         self._known_then = book.known
 
         self._requests = bytearray()
@@ -293,6 +311,8 @@ class Model:
             self._decided = Decided(now_ms, answer=verdict.answer)
         elif self._decided is not None:
             self._decided.at_ms = now_ms
+        if verdict.binding is not None:
+            self._bind(ask.frame, verdict.binding)
         self.verdict_given(ask.ticket)
 
     def errand_done(self, ask: Ask, verdict: Verdict) -> None:
@@ -378,6 +398,7 @@ class Model:
             require(not actions, f"{actions} after {self.closed}")
             return
         self._charges.extend(self._sensors.take_charges())
+        self._take_time_charges(now_ms)
         owed = self._sensors.take_owed()
         self._looked.update(handle for handle, _ in owed)
         if self._repaying:
@@ -436,10 +457,12 @@ class Model:
             self._take_own(now_ms)
             self._take_enquired()
             self._charge_early(now_ms)
+            self._charge_time_early(now_ms)
             self._wait_for_first_fetch(owed, now_ms)
             self._note_hold(now_ms)
             self._check_progress(now_ms)
         require(not self._charges, f"charged without a reason: {list(self._charges)}")
+        require(not self._time_charges, f"time is charged without a reason: {list(self._time_charges)}")
         require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
         self._throttles.clear()
         self._client_acted = self._time_is_up = False
@@ -496,7 +519,7 @@ class Model:
             head = self._next()
             if not (isinstance(head, wire.Head) and self._may_take(head)):
                 return
-            taken = Taken(head, self._at(), 0, None)
+            taken = Taken(head, self._at(), 0, None, timed=self._bound.get(head.client_id))
             if head.answered_by_proxy:
                 taken.own_answer = wire.unsupported_version_answer(head.correlation_id)
             elif self._decided is not None and self._decided.answer is not None:
@@ -595,6 +618,7 @@ class Model:
         fetch_handle = self._charge_produce(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         taken = Taken(head, self._at(), self._muted_until_ms, fetch_handle, alone=alone)
+        taken.timed = self._timed_by(head, now_ms)
         if head.answered:
             self._in_flight.append(taken)
         self.for_node.append(taken)
@@ -606,6 +630,7 @@ class Model:
         decided = self._carry_out(head, now_ms)
         require(decided.answer is None, f"{head} went to the node though the proxy answers it")
         taken = Taken(head, at, self._muted_until_ms, None, settlement=decided.settlement)
+        taken.timed = self._bound.get(head.client_id)
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
         self.for_node.append(taken)
@@ -661,8 +686,10 @@ class Model:
         limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, USER, measured_as(head.client_id)).limit
         return self._ceiling_bytes(limit) < INT32_MAX
 
-    def _charge(self, value: int, handle: int, quota_type: QuotaType, head: wire.Head, now_ms: int) -> int:
-        """One charge of the relay is accounted for; what throttle it gave."""
+    def _charge(
+        self, value: int, handle: int, quota_type: QuotaType, head: wire.Head, now_ms: int, over_time: bool = False
+    ) -> int:
+        """One charge of the relay is accounted for; what throttle it gave. Who is `over_time` is withheld the bytes."""
         self._charge_early(now_ms, value)
         require(bool(self._charges), f"{quota_type.name} of {value} bytes is not charged")
         charge = self._charges[0]
@@ -673,9 +700,9 @@ class Model:
             self._charges.popleft()
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
         require(handle in (-1, charge.handle), f"charged to another sensor: {charge.handle} instead of {handle}")
+        withheld = self._plan.withholds and quota_type is QuotaType.FETCH and (over_time or charge.throttle_ms > 0)
+        require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
         if charge.throttle_ms:
-            withheld = self._plan.withholds and quota_type is QuotaType.FETCH
-            require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
             self._count_throttle(now_ms, charge.throttle_ms, quota_type, head)
             if charge.lent:
                 if not self._loans:
@@ -806,7 +833,7 @@ class Model:
         assert request is not None
         waits = client_waits(request.head.api_key, request.head.version)
         held_ms = longest_ms
-        if not self._held_exactly:
+        if not self._held_exactly and longest_ms:
             if not waits and told_ms is not None and told_ms > node_ms:
                 held_ms = told_ms
             elif node_ms > 0 and self._node_throttles_told:
@@ -828,6 +855,7 @@ class Model:
         own = self._in_flight[0].own_answer if self._in_flight else None
         if own is None:
             return None
+        self._charge_time(self._in_flight[0], now_ms)
         at = self._in_flight[0].throttle_at
         left_ms = max(self._in_flight[0].muted_until_ms, self._answered_until_ms) - now_ms
         if self._plan.delays and not self._letting_go:
@@ -855,8 +883,9 @@ class Model:
         require(not answer.reason or answer.passable > 0, f"sent on a wrong answer ({answer.reason})")
         require(bool(self._in_flight), "an answer to nothing")
         request = self._in_flight[0]
-        if request.fetch_handle is not None and not written.charged:
+        if (request.fetch_handle is not None or self._may_withhold(request)) and not written.charged:
             self._charge_fetch(written, request, now_ms)
+        self._charge_time(request, now_ms)
         self._release(now_ms)
         self._in_flight.popleft()
         require(
@@ -898,16 +927,78 @@ class Model:
 
     def _charge_fetch(self, written: _Written, request: Taken, now_ms: int) -> None:
         written.charged = True
-        assert request.fetch_handle is not None
+        over_time = self._may_withhold(request) and self._charge_time(request, now_ms) > 0
+        written.withheld = over_time
         value = written.answer.charged_bytes
+        if request.fetch_handle is None:
+            return
         if request.fetch_handle == -1:
             if not (self._charges and self._charges[0].value == value):
                 return  # a full table measures some no longer
         elif not self._sensors.is_open(request.fetch_handle):
             return
-        if throttle_ms := self._charge(value, request.fetch_handle, QuotaType.FETCH, request.head, now_ms):
+        throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, request.head, now_ms, over_time)
+        if throttle_ms:
             written.withheld = self._plan.withholds
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_ms)
+
+    def _timed_by(self, head: wire.Head, now_ms: int) -> int | None:
+        """By which sensor the time of a request is measured: that of the binding that the relay has."""
+        if not self._exact_keys:
+            return self._bound.get(head.client_id, ANY)
+        binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, USER, measured_as(head.client_id), now_ms)
+        sensor = self._bound.get(head.client_id, binding.request)
+        require(sensor == binding.request, f"{head} is measured by {sensor} instead of {binding.request}")
+        return sensor
+
+    def _bind(self, client_id: bytes, binding: Binding) -> None:
+        if len(self._bound) >= MOST_BOUND or len(client_id) > 1024:
+            self._bound.clear()
+        self._bound[client_id] = binding.request
+
+    def _take_time_charges(self, now_ms: int) -> None:
+        """No more time is charged than has passed, nor than such requests cost, but for the proxy's own."""
+        if self._begun_ms < 0:
+            self._begun_ms = now_ms
+        for charge in self._times.take_charges():
+            self._time_charges.append(charge)
+            charged_us = charge.value * US_PER_PERCENT
+            self._charged_us += charged_us
+            most_us = self._plan.cost_us * charge.charges + self.own_us
+            require(charged_us <= most_us + 1, f"{charged_us} us are charged, {most_us} at most are right")
+            require(charge.throttle_ms <= self._times.window_ms, f"{charge} throttles for more than a window")
+        passed_us = 1000 * (now_ms - self._begun_ms) + self.own_us
+        require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
+
+    def _may_withhold(self, request: Taken) -> bool:
+        """Whether a quota of request time can have its data withheld, too."""
+        return self._plan.withholds and request.head.api_key == wire.FETCH
+
+    def _charge_time_early(self, now_ms: int) -> None:
+        """The time of an answer is charged before that is held, or withheld."""
+        if not self._time_charges or not self._in_flight:
+            return
+        request, written = self._in_flight[0], self._answers[0] if self._answers else None
+        if self._may_withhold(request) and written is not None and not written.sent_bytes and not written.charged:
+            self._charge_fetch(written, request, now_ms)
+        elif self._plan.delays:
+            self._charge_time(request, now_ms)
+
+    def _charge_time(self, request: Taken, now_ms: int) -> int:
+        """The time that an answer took is charged, once; the throttle time in ms."""
+        sensor, request.timed = request.timed, None
+        if sensor is None or not (self._times.is_open(sensor) or (sensor == ANY and self._time_charges)):
+            return 0
+        require(bool(self._time_charges), f"the time of {request.head} is not charged")
+        charge = self._time_charges[0]
+        require(sensor in (ANY, charge.handle), f"time is charged to {charge.handle} instead of {sensor}")
+        charge.charges -= 1
+        if not charge.charges:
+            self._time_charges.popleft()
+        if charge.throttle_ms:
+            self._count_throttle(now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + charge.throttle_ms)
+        return charge.throttle_ms
 
     def _charge_early(self, now_ms: int, but_for: int = -1) -> None:
         """A Fetch is charged as soon as its answer's size is known, which may be before any of it passes."""
@@ -1092,7 +1183,7 @@ class Model:
         """Why an open connection rests, empty if it has no reason: for a node's answer, or for the client's bytes."""
         if self._throttled or self._asks or any(self._blocked.values()):
             return ""
-        if self._request_left or (self._requests and not self._next_is_here):
+        if self._request_left or (self._requests and not self._full and not self._next_is_here):
             return "client"
         if self._in_flight:
             return "more nonsense" if self._told_nonsense else "node"

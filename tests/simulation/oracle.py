@@ -8,6 +8,7 @@ from math import ceil, inf
 from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.request_costs import MAX_KINDS, Cost, RequestCosts
 from quotas.sensors import MAX_THROTTLE_MS, Sensors
 from quotas.token_buckets import TokenBuckets
 from tests.quotas.windowed_rate import WindowedRate, nearest
@@ -97,6 +98,8 @@ class WatchedSensors(Sensors):
         self.charges: list[Charge] = []
         self._within = False
         self.owed: list[tuple[int, int]] = []
+        self.recorded = 0.0
+        """What was recorded without a charge of its own."""
         self._rows: dict[int, _Row] = {}
 
     def take_charges(self) -> list[Charge]:
@@ -143,6 +146,14 @@ class WatchedSensors(Sensors):
             self.charges.append(Charge(handle, value, 0, charges))
         return charged
 
+    def record(self, handle: int, value: float, now_ms: int) -> None:
+        charges = len(self.charges)
+        super().record(handle, value, now_ms)
+        if len(self.charges) == charges:
+            self._rows[handle].rate.record(value, now_ms)
+        del self.charges[charges:]
+        self.recorded += value
+
     def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         throttle_ms, lent = super().charge_or_lend(handle, value, now_ms)
         row, charge = self._rows[handle], self.charges[-1]
@@ -179,7 +190,7 @@ class WatchedSensors(Sensors):
             row, charge = self._rows[handle], self.charges[-1]
             if not self._within:
                 charge.lent = charge.handle == handle and row.may_lend(value, charge.throttle_ms, self)
-            charge.taken_back = self._within
+            charge.taken_back = self._within or (charge.handle == handle and not charge.throttle_ms)
             lawful = charge.taken_back or charge.lent
             _require_equal(f"{value} bytes may be given back", lawful and charge.value == value, True)
             row.give_back(value, now_ms)
@@ -281,9 +292,13 @@ class WatchedBuckets(TokenBuckets):
         return spent.told_ms
 
 
-def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable) -> Ledger:
-    """A ledger all of whose token buckets are watched, too."""
-    ledger = Ledger(sensors, table, shadow, WatchedBuckets(sensors.capacity, sensors.max_throttle_ms))
+def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> Ledger:
+    """A ledger whose token buckets and request times are watched, too; every request costs the same."""
+    costs = RequestCosts(pinned={kind: Cost(cost_us) for kind in range(MAX_KINDS)})
+    buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
+    ledger = Ledger(sensors, table, shadow, buckets, costs)
+    times = WatchedSensors(sensors.capacity, sensors.window_ms, 0)
+    ledger.request_sensors = ledger._rows[QuotaType.REQUEST, False] = times
     shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
     ledger.shadow_buckets = ledger._rows[QuotaType.CONTROLLER_MUTATION, True] = shadows
     return ledger

@@ -161,7 +161,8 @@ class ConnectionPlan:
     `depth` is how many answers the client lets be due, `capacity` what each direction holds of bytes that nobody has
     read, `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how
     long a node collects answers before it writes them, `verdict_ms` how long a verdict takes: it is found at its end,
-    or, with `early_verdicts`, at its beginning. The user `may_alter` quotas and `may_describe` those of others.
+    or, with `early_verdicts`, at its beginning. Each read keeps the proxy busy for `handling_us`. The user `may_alter`
+    quotas and `may_describe` those of others.
     """
 
     seed: int
@@ -177,6 +178,7 @@ class ConnectionPlan:
     flush_ms: int = 0
     verdict_ms: int = 0
     early_verdicts: bool = False
+    handling_us: int = 0
     may_alter: bool = True
     may_describe: bool = True
     faults: list[Fault] = field(default_factory=list)
@@ -197,6 +199,7 @@ class QuotaPlan:
     produce: int | None = None
     fetch: int | None = None
     mutation: float | None = None
+    request: float | None = None
 
 
 @dataclass(slots=True)
@@ -220,6 +223,7 @@ class WorldPlan:
 
     With `withholds` fetches over quota are answered without data, with `delays` answers are held.
     The cluster begins with so many `topics`; what Metadata tells of them is `metadata_lag_ms` old.
+    Whatever is asked costs a node `cost_us`.
     """
 
     seed: int
@@ -243,3 +247,4 @@ class WorldPlan:
     metadata_lag_ms: int = 0
     default_partitions: int = 1
     charge_validate_only: bool = False
+    cost_us: int = 100

@@ -52,8 +52,9 @@ def quotas_of(plans: Sequence[QuotaPlan], shadows: Sequence[QuotaPlan]) -> Quota
     quotas: dict[Entity, dict[QuotaKey, Limit]] = {}
     for shadow, plan in [*((False, plan) for plan in plans), *((True, plan) for plan in shadows)]:
         limits = quotas.setdefault(Entity(_name(plan.user), _name(plan.client_id)), {})
-        rates = {QuotaType.PRODUCE: plan.produce, QuotaType.FETCH: plan.fetch}
-        for quota_type, rate in {**rates, QuotaType.CONTROLLER_MUTATION: plan.mutation}.items():
+        rates: dict[QuotaType, float | None] = {QuotaType.PRODUCE: plan.produce, QuotaType.FETCH: plan.fetch}
+        rates |= {QuotaType.CONTROLLER_MUTATION: plan.mutation, QuotaType.REQUEST: plan.request}
+        for quota_type, rate in rates.items():
             if rate is not None:
                 limits[QuotaKey(quota_type, shadow)] = Limit(float(rate), "plan")
     return {entity: limits for entity, limits in quotas.items() if limits}

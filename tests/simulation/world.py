@@ -154,6 +154,7 @@ class _Party:
             world.plan.write_buffer_bytes,
             plan.verdict_ms,
             plan.early_verdicts,
+            plan.handling_us,
             world.plan.timers_early,
             self._connect,
             self._run_errand,
@@ -310,7 +311,7 @@ class _World:
         sensors = WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms)
         self.book = Book(quotas_of(plan.quotas, plan.shadows))
         tables = tables_of(self.book.quotas)
-        self.ledger = watched_ledger(sensors, tables.enforced, tables.shadow)
+        self.ledger = watched_ledger(sensors, tables.enforced, tables.shadow, plan.cost_us)
         self.exact_keys = plan.sensors >= AMPLE_SENSORS
         self.judge = Judge(plan, self.ledger, self.exact_keys)
         self.recent_topics = RecentTopics()
