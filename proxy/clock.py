@@ -19,10 +19,6 @@ class Clock(Protocol):
         """Milliseconds since 1970 UTC, may jump: for records that leave the process."""
         ...
 
-    def cpu_us(self) -> int:
-        """Microseconds that this thread was at work: being kept from work does not count."""
-        ...
-
 
 class SystemClock:
     """The clock of the machine."""
@@ -38,7 +34,3 @@ class SystemClock:
     def epoch_ms(self) -> int:
         """Milliseconds since 1970 UTC."""
         return time.time_ns() // 1_000_000
-
-    def cpu_us(self) -> int:
-        """Processor time of this thread in microseconds."""
-        return time.thread_time_ns() // 1000

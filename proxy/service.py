@@ -38,7 +38,7 @@ from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
 from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
-from proxy.relay.costs import SHIPPED
+from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.virtual_cluster import NodeDirectory
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.quota_table import UNLIMITED, QuotaTable
@@ -86,7 +86,9 @@ class VirtualCluster:
             throttle.max_throttle_ms,
         )
         self.name = config.name
-        self.ledger = Ledger(sensors, QuotaTable(), buckets=buckets, costs=RequestCosts(SHIPPED))
+        self.ledger = Ledger(
+            sensors, QuotaTable(), buckets=buckets, costs=RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
+        )
         self.source = source_of(config, config_path)
         self.book = QuotaBook(
             config.name,

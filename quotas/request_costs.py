@@ -22,9 +22,15 @@ PAUSE_US = 5_000_000
 FITS = 12
 """So many of the latest fits are kept; the lowest holds, for load makes answers late and work no cheaper."""
 
-BUSY_SHARE = 0.3
-"""Of the time that a small answer takes where nothing waits: in so much of it the node's threads are busy with it. The
-rest is its way between threads (docs/request-time.md has what was measured)."""
+NETWORK_US = 20.0
+"""For each request: a network thread reads it, and writes the answer."""
+
+BUSY_SHARE = 0.25
+"""Of the time that a small answer takes where nothing waits: for so much of it a handler thread is busy, unless a kind
+has another share. The rest is the way from thread to thread (docs/request-time.md says what was measured)."""
+
+BYTES_SHARE = 2.0
+"""Of the time that an answer takes for its size: two threads are busy with the bytes, one of them before that time."""
 
 PERCENT_PER_US = 1e-4
 """Request time is measured in percent of one thread: 10,000 us in a second are 1 % (KIP-124)."""
@@ -69,10 +75,14 @@ class NodeCosts:
     `base_us` and `per_byte_us` are what holds, by kind.
     """
 
-    def __init__(self, shipped: Mapping[int, Cost], pinned: Mapping[int, Cost]) -> None:
+    def __init__(
+        self, shipped: Mapping[int, Cost], pinned: Mapping[int, Cost], busy_shares: Mapping[int, float]
+    ) -> None:
+        """`busy_shares` are in place of BUSY_SHARE for some kinds."""
         self.base_us = [UNKNOWN.base_us] * MAX_KINDS
         self.per_byte_us = [UNKNOWN.per_kib_us / KIB] * MAX_KINDS
         self._shipped = shipped
+        self._busy_shares = busy_shares
         self._costs: dict[int, Cost] = {}
         self._pinned = frozenset(pinned)
         self._samples: list[list[tuple[int, float]]] = [[] for _ in range(MAX_KINDS)]
@@ -121,7 +131,8 @@ class NodeCosts:
 
     def _fit(self, kind: int, samples: Sequence[tuple[int, float]]) -> None:
         fits = self._fits.setdefault(kind, deque(maxlen=FITS))
-        fits.append(_fitted(samples, self._costs.get(kind, UNKNOWN).per_kib_us))
+        share = self._busy_shares.get(kind, BUSY_SHARE)
+        fits.append(_fitted(samples, self._costs.get(kind, UNKNOWN).per_kib_us, share))
         self._set(kind, min(fits, key=lambda fit: fit[1])[0])
         self._learned[kind] = self._learned.get(kind, 0) + SAMPLES
 
@@ -141,9 +152,15 @@ class NodeCosts:
 class RequestCosts:
     """The costs of all nodes of a cluster. Those in `pinned` hold for every node, and are not learned."""
 
-    def __init__(self, shipped: Mapping[int, Cost] | None = None, pinned: Mapping[int, Cost] | None = None) -> None:
+    def __init__(
+        self,
+        shipped: Mapping[int, Cost] | None = None,
+        pinned: Mapping[int, Cost] | None = None,
+        busy_shares: Mapping[int, float] | None = None,
+    ) -> None:
         self._shipped = shipped or {}
         self._pinned = pinned or {}
+        self._busy_shares = busy_shares or {}
         self._nodes: dict[int, NodeCosts] = {}
 
     def pin(self, pinned: Mapping[int, Cost]) -> None:
@@ -160,22 +177,24 @@ class RequestCosts:
         """Those of one node."""
         costs = self._nodes.get(node_id)
         if costs is None:
-            costs = self._nodes[node_id] = NodeCosts(self._shipped, self._pinned)
+            costs = self._nodes[node_id] = NodeCosts(self._shipped, self._pinned, self._busy_shares)
         return costs
 
 
-def _fitted(samples: Sequence[tuple[int, float]], per_kib_us: float) -> tuple[Cost, float]:
-    """What the line says below which a tenth of the samples lie, and the time on it for a typical size, in us.
+def _fitted(samples: Sequence[tuple[int, float]], per_kib_us: float, busy_share: float) -> tuple[Cost, float]:
+    """What the line tells below which a tenth of the samples lie, and the time on it for a typical size, in us.
 
-    Its slope is work; where all are of like sizes it is `per_kib_us`. Of the rest, BUSY_SHARE is.
+    Where all are of like sizes bytes are taken to cost `per_kib_us`, as before.
     """
     points = _points(samples)
     (small_kib, small_us), (large_kib, large_us) = points[0], points[-1]
+    slope = per_kib_us / BYTES_SHARE
     if large_kib >= _SPREAD * max(small_kib, 1.0):
-        per_kib_us = max((large_us - small_us) / (large_kib - small_kib), 0.0)
-    base_us = max(_low([us - per_kib_us * size / KIB for size, us in samples]), 0.0)
+        slope = max((large_us - small_us) / (large_kib - small_kib), 0.0)
+    rest_us = max(_low([us - slope * size / KIB for size, us in samples]), 0.0)
     typical_kib = sorted(samples)[len(samples) // 2][0] / KIB
-    return Cost(BUSY_SHARE * base_us, per_kib_us), base_us + per_kib_us * typical_kib
+    cost = Cost(NETWORK_US + busy_share * rest_us, BYTES_SHARE * slope)
+    return cost, rest_us + slope * typical_kib
 
 
 def _points(samples: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:

@@ -230,13 +230,6 @@ class Sensors(Rows):
         if self._floats[row + _PAID_AT] > now_ms:
             self._floats[row + _PAID_AT] -= value / self._floats[row + LIMIT] * 1000
 
-    def record(self, handle: int, value: float, now_ms: int) -> None:
-        """Record `value` without a look at the limit: the next charge is judged with it."""
-        if not self.charge_unthrottled(handle, value, 0, now_ms):
-            row = self._row(handle)
-            self._record(row, value, now_ms)
-            self._ints[row + _QUIET_UNTIL] = _NEVER
-
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
         """The next charge is judged by `limit`. What is recorded stays; a debt of T ms becomes T * old / new ms."""
         row = self._row(handle)

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import TYPE_CHECKING
 
 from proxy.clock import Clock
@@ -37,12 +36,6 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 _READ_AHEAD_BYTES = 512
-_SAMPLED = 17
-"""One in so many reads of all connections is timed, and stands for the others: the clock costs a system call. A prime:
-requests and answers alternate."""
-
-_steps = count()
-
 LINGER_S = 10.0
 """How long a connection that is closing may take to write out what was sent to it."""
 
@@ -103,7 +96,6 @@ class Connection:
         self._run_errand = run_errand
         self._now_ms = clock.now_ms
         self._now_us = clock.now_us
-        self._cpu_us = clock.cpu_us
         self._log = log
         self._tell_throttle = note_throttle
         self._on_closed = on_closed
@@ -126,16 +118,12 @@ class Connection:
     def bytes_came(self, side: Side, data: bytes) -> None:
         """Bytes were read from one side."""
         now_us = self._now_us()
-        sampled = self.relay.timed and not next(_steps) % _SAMPLED
-        begun_us = self._cpu_us() if sampled else 0
         try:
             actions = self.relay.on_bytes(side, data, now_us)
             if len(actions) == 1 and type(send := actions[0]) is Send:  # what nearly always comes of it
                 self._send(send)
             else:
                 self._carry_out(actions, now_us)
-            if sampled:
-                self.relay.on_handled((self._cpu_us() - begun_us) * _SAMPLED)
         except Exception:
             self._fail()
 

@@ -48,10 +48,13 @@ _APPENDING: Final = (8, 22, 24, 25, 26, 28)
 """OffsetCommit, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit."""
 
 SHIPPED: Final[Mapping[int, Cost]] = {
-    _PRODUCE: Cost(40.0, 3.0),
-    _FETCH: Cost(40.0, 0.25),
-    _HEARTBEAT: Cost(35.0, 0.25),
-    **dict.fromkeys(_APPENDING, Cost(100.0, 1.0)),
-    **dict.fromkeys(_THROUGH_CONTROLLER, Cost(250.0, 1.0)),
+    _PRODUCE: Cost(70.0, 3.0),
+    _FETCH: Cost(75.0, 0.4),
+    _HEARTBEAT: Cost(50.0, 0.25),
+    **dict.fromkeys(_APPENDING, Cost(120.0, 1.0)),
+    **dict.fromkeys(_THROUGH_CONTROLLER, Cost(300.0, 1.0)),
 }
 """By API key; a node of 4.3.1 on two cores has about these. For the others UNKNOWN holds."""
+
+BUSY_SHARES: Final[Mapping[int, float]] = {_PRODUCE: 0.5, _FETCH: 0.4}
+"""Handlers are busy with records for longer."""

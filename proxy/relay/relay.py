@@ -211,16 +211,7 @@ class Relay:
     def _amid_answer(self) -> bool:
         return self._answer_left > 0 or self._streamed is not None or self._to_collect > 0 or self._to_drop > 0
 
-    @property
-    def timed(self) -> bool:
-        """Whether request time is measured: then `on_handled` wants to be told."""
-        return self._timed
-
     # ------------------------------------------------------------------ inputs
-
-    def on_handled(self, spent_us: int) -> None:
-        """For how long the proxy was busy with this connection since it last said so."""
-        self._times.own_us += spent_us
 
     def on_held_up(self) -> None:
         """Something but the node has its answers wait: the time that they take tells nothing."""
@@ -492,7 +483,7 @@ class Relay:
             request.muted_until_ms = self._muted_until_ms
             self._await_answer(request)
         elif binding.costs is not None:
-            self._tally.exempt_us += self._times.exempt_us(request, binding.costs, request.size_bytes)
+            self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, request.size_bytes)
         return splice
 
     def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
@@ -543,7 +534,7 @@ class Relay:
         self._count_requests(api_key, count, frames_bytes)
         if not request.answered:
             if binding.costs is not None:
-                self._tally.exempt_us += self._times.exempt_us(request, binding.costs, sizes, count)
+                self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, sizes, count)
             return True
         if not self._waiting:
             self._times.sent(self._now_us)
@@ -714,7 +705,8 @@ class Relay:
         while self._in_flight and (answer := self._in_flight[0].answer) is not None:
             request = self._in_flight[0]
             if self._held_since_ms is None and (binding := request.binding) is not None and binding.costs is not None:
-                self._mute_for_time(self._times.charge_own(binding, now_ms), request, now_ms, after)
+                throttle_time_ms = self._times.charge_own(request, binding, len(answer) - 4, now_ms)
+                self._mute_for_time(throttle_time_ms, request, now_ms, after)
             if self._delays and self._holds(request, now_ms, after):
                 break
             self._no_longer_await(request, 1)

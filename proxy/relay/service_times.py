@@ -1,10 +1,10 @@
-"""Request time of one connection: what its requests cost the node, and their handling costs the proxy."""
+"""Request time of one connection: what its requests cost the node."""
 
 from contextlib import suppress
 
 from proxy.relay.request import Request
 from quotas.ledger import Binding, Ledger
-from quotas.request_costs import PERCENT_PER_US, NodeCosts
+from quotas.request_costs import PERCENT_PER_US
 from quotas.sensors import StaleSensor
 
 
@@ -13,16 +13,12 @@ class ServiceTimes:
 
     The time of a request begins when it is sent, or, where another one is in flight, when that one's answer is here: a
     node has one request of a connection at a time. Answers that come in one piece share the time before it.
-
-    `own_us` is how long the proxy was busy with this connection; as a broker's network thread time it is recorded with
-    the next answer, and what it exceeds is felt by a later one.
     """
 
     def __init__(self, ledger: Ledger) -> None:
         self._sensors = ledger.request_sensors
         self._charge_unthrottled = ledger.request_sensors.charge_unthrottled
         self._shadows = ledger.shadow_request_sensors
-        self.own_us = 0
         self._since_us = 0
         self._came_us = 0
         self._charged_us = 0
@@ -48,11 +44,10 @@ class ServiceTimes:
     ) -> bool:
         """Charge `count` answers of `answer_bytes` in all if it is plain that none is throttled; else do nothing."""
         cost_us = self._cost_us(request, binding, count, answer_bytes)
-        percent = (cost_us + self.own_us) * PERCENT_PER_US
+        percent = cost_us * PERCENT_PER_US
         sensor = binding.request
         if sensor is not None and not self._charge_unthrottled(sensor, percent, count, now_ms):
             return False
-        self.own_us = 0
         if binding.shadow_request is not None:
             self._charge_shadow(binding.shadow_request, percent, now_ms)
         self._settle(request, binding, count, answer_bytes, cost_us, now_us)
@@ -61,27 +56,23 @@ class ServiceTimes:
     def charge(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int, now_us: int) -> int:
         """Charge one answer; the throttle time in ms."""
         cost_us = self._cost_us(request, binding, 1, answer_bytes)
-        throttle_ms = self.charge_own(binding, now_ms, cost_us)
+        throttle_ms = self._charge(binding, cost_us * PERCENT_PER_US, now_ms)
         self._settle(request, binding, 1, answer_bytes, cost_us, now_us)
         return throttle_ms
 
-    def charge_own(self, binding: Binding, now_ms: int, cost_us: float = 0.0) -> int:
-        """Charge an answer that is the proxy's own, or costs the node `cost_us`; the throttle time in ms."""
-        own, self.own_us = self.own_us * PERCENT_PER_US, 0
-        cost = cost_us * PERCENT_PER_US
-        if binding.shadow_request is not None:
-            self._charge_shadow(binding.shadow_request, own + cost, now_ms)
-        if binding.request is None:
-            return 0
-        with suppress(StaleSensor):
-            self._sensors.record(binding.request, own, now_ms)
-            return self._sensors.charge(binding.request, cost, now_ms)
-        return 0
+    def charge_own(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int) -> int:
+        """Charge an answer of the proxy's own what it would cost the node; the throttle time in ms."""
+        assert binding.costs is not None
+        cost_us = binding.costs.us(request.plan.cost_kind, request.size_bytes + answer_bytes)
+        return self._charge(binding, cost_us * PERCENT_PER_US, now_ms)
 
-    def exempt_us(self, request: Request, costs: NodeCosts, size_bytes: int, count: int = 1) -> float:
-        """What `count` requests without an answer, of `size_bytes` in all, cost node and proxy; nobody pays for it."""
-        own_us, self.own_us = self.own_us, 0
-        return costs.us(request.plan.cost_kind, size_bytes, count) + own_us
+    def _charge(self, binding: Binding, percent: float, now_ms: int) -> int:
+        if binding.shadow_request is not None:
+            self._charge_shadow(binding.shadow_request, percent, now_ms)
+        if binding.request is not None:
+            with suppress(StaleSensor):
+                return self._sensors.charge(binding.request, percent, now_ms)
+        return 0
 
     def _charge_shadow(self, sensor: int, percent: float, now_ms: int) -> None:
         with suppress(StaleSensor):

@@ -7,7 +7,6 @@ class FakeClock:
     def __init__(self, now_ms: int = 5_000_000, epoch_ms: int = 1_700_000_000_123) -> None:
         self._now_ms = now_ms
         self._epoch_ms = epoch_ms
-        self.worked_us = 0
 
     def now_ms(self) -> int:
         return self._now_ms
@@ -17,9 +16,6 @@ class FakeClock:
 
     def epoch_ms(self) -> int:
         return self._epoch_ms
-
-    def cpu_us(self) -> int:
-        return self.worked_us
 
     def advance(self, by_ms: int) -> None:
         """Let `by_ms` pass on both."""

@@ -64,5 +64,5 @@ def test_a_node_that_stands_still_charges_nobody(newest_kafka, start_proxy):
         [node] = [told for told in proxy.admin("request-costs")["nodes"] if told["node_id"] == 1]
         cost_us = node["apis"]["Produce"]["base_us"] + node["apis"]["Produce"]["per_kib_us"]
         grown_us = (use_of(proxy, "waiting") - before) * 10 * 10_000
-        assert grown_us <= cost_us + 1000  # and what the proxy's own handling took
+        assert grown_us <= cost_us + 1
     assert proxy.metric("throttles_total", quota_type="request") == 0

@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pytest
 import structlog
 from structlog.testing import capture_logs
 
@@ -14,7 +13,6 @@ from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.request_costs import PERCENT_PER_US
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.quota_frames import alter_request, altered
@@ -190,18 +188,3 @@ async def test_answers_reach_the_client():
     await shell.client_sends(heartbeat(1))
     shell.connection.bytes_came(Side.NODE, heartbeaten(1))
     assert shell.client.written == heartbeaten(1)
-
-
-async def test_what_the_proxy_works_for_a_client_with_a_request_quota_is_charged_by_samples():
-    shell = Shell()
-    quotas = {Entity(client_id="etl"): {QuotaType.REQUEST: 1e9}}
-    shell.connection.facts.ledger.replace(QuotaTable(quotas), shell.clock.now_ms())
-    shell.node.write = shell.client.write = lambda pieces: setattr(shell.clock, "worked_us", shell.clock.worked_us + 10)
-    await shell.client_sends(heartbeat(0))
-    requests, sampled_us = 85, 17 * 10
-    for corr in range(requests):
-        shell.connection.bytes_came(Side.NODE, heartbeaten(corr))
-        await shell.client_sends(heartbeat(corr + 1))
-    binding = shell.connection.facts.ledger.bind("main", 1, "ANONYMOUS", "etl", shell.clock.now_ms())
-    reading = shell.connection.facts.ledger.request_sensors.reading(binding.request, shell.clock.now_ms())
-    assert reading.total / PERCENT_PER_US == pytest.approx(2 * requests * 10, abs=sampled_us)

@@ -4,7 +4,19 @@ import random
 
 import pytest
 
-from quotas.request_costs import BUSY_SHARE, FITS, KIB, MAX_KINDS, PAUSE_US, SAMPLES, UNKNOWN, Cost, RequestCosts
+from quotas.request_costs import (
+    BUSY_SHARE,
+    BYTES_SHARE,
+    FITS,
+    KIB,
+    MAX_KINDS,
+    NETWORK_US,
+    PAUSE_US,
+    SAMPLES,
+    UNKNOWN,
+    Cost,
+    RequestCosts,
+)
 
 KIND = 3
 SHIPPED = {KIND: Cost(70.0, 2.0), 5: Cost(9.0)}
@@ -38,20 +50,20 @@ def test_the_undisturbed_answers_count_whatever_else_was_waited_for():
     costs = node()
     rng = random.Random(5)
     teach(costs, lambda size, n: 100.0 if n % 5 == 0 else 100.0 + rng.expovariate(1 / 3000))
-    assert cost_of(costs) == Cost(pytest.approx(BUSY_SHARE * (100 - 2.0)), 2.0)
+    assert cost_of(costs) == Cost(pytest.approx(NETWORK_US + BUSY_SHARE * (100 - 2.0 / BYTES_SHARE)), 2.0)
 
 
 def test_size_is_told_apart_from_the_rest_where_sizes_differ():
     costs = node()
     teach(costs, lambda size, n: 80 + 3.5 * size / KIB + n % 7, sizes=(512, 64 * KIB, 2048, 300 * KIB))
-    assert cost_of(costs).per_kib_us == pytest.approx(3.5, rel=0.02)
-    assert cost_of(costs).base_us == pytest.approx(BUSY_SHARE * 80, rel=0.1)
+    assert cost_of(costs).per_kib_us == pytest.approx(BYTES_SHARE * 3.5, rel=0.02)
+    assert cost_of(costs).base_us == pytest.approx(NETWORK_US + BUSY_SHARE * 80, rel=0.1)
 
 
 def test_an_answer_is_never_the_quicker_for_being_larger():
     costs = node()
     teach(costs, lambda size, n: 400.0 if size == 512 else 80.0, sizes=(512, 64 * KIB))
-    assert cost_of(costs) == Cost(pytest.approx(BUSY_SHARE * 80), 0.0)
+    assert cost_of(costs) == Cost(pytest.approx(NETWORK_US + BUSY_SHARE * 80), 0.0)
 
 
 def test_load_makes_answers_late_and_work_no_dearer_until_it_is_the_rule():
@@ -62,7 +74,7 @@ def test_load_makes_answers_late_and_work_no_dearer_until_it_is_the_rule():
         teach(costs, lambda size, n: 900.0, now_us=fit * PAUSE_US)
         assert cost_of(costs) == learned
     teach(costs, lambda size, n: 900.0, now_us=FITS * PAUSE_US)
-    assert cost_of(costs).base_us == pytest.approx(BUSY_SHARE * (900 - 2))
+    assert cost_of(costs).base_us == pytest.approx(NETWORK_US + BUSY_SHARE * (900 - 2 / BYTES_SHARE))
 
 
 def test_between_fits_nothing_is_learned():
@@ -94,3 +106,11 @@ def test_the_least_of_the_latest_round_trips_is_the_floor():
     for _ in range(64):
         costs.note_round_trip(50)
     assert costs.floor_us == 50
+
+
+def test_a_kind_may_have_a_share_of_its_own():
+    costs = RequestCosts(SHIPPED, busy_shares={5: 0.5}).of_node(1)
+    for kind in (KIND, 5):
+        teach(costs, lambda size, n: 100.0, sizes=(0,), kind=kind)
+    assert cost_of(costs, KIND).base_us == pytest.approx(NETWORK_US + BUSY_SHARE * 100)
+    assert cost_of(costs, 5).base_us == pytest.approx(NETWORK_US + 0.5 * 100)
