@@ -78,10 +78,8 @@ def test_the_demo_holds_the_noisy_clients_and_loses_nothing_of_the_good_ones(tmp
     assert_nothing_is_left([], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGKILL))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_demo_that_is_ended_early(tmp_path, number):
     demo = start_demo(tmp_path, "--seconds", "60")
     heard = []

@@ -105,7 +105,7 @@ def test_the_performance_tests_move_all_their_records(tools):
     assert int(read) >= count
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_a_transactional_performance_test_ends_all_its_transactions(tools):
     topic = tools.topic("java-transactions")
     load = ("--topic", topic, "--num-records", "3000", "--record-size", "100", "--throughput", "3000")

@@ -176,13 +176,11 @@ def test_a_failed_test_shows_the_end_of_every_log(newest_kafka, request):
 # --------------------------------------------------------------------- start
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("version", "mode", "taken"),
-    [
-        pytest.param("3.9.2", "zookeeper", 0, id="ZooKeeper's", marks=pytest.mark.long),
-        pytest.param("4.3.1", "kraft", 1, id="the controller's"),
-        pytest.param("3.9.2", "kraft", 2, id="the node's", marks=pytest.mark.long),
-    ],
+    [("3.9.2", "zookeeper", 0), ("4.3.1", "kraft", 1), ("3.9.2", "kraft", 2)],
+    ids=["ZooKeeper's", "the controller's", "the node's"],
 )
 def test_a_port_that_is_taken_at_start_is_replaced(monkeypatch, version, mode, taken):
     offers = []
