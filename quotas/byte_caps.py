@@ -41,10 +41,10 @@ class _Turn:
 class ByteCap:
     """Bytes/s for all that read through it together; without a `limit` it lets everything pass.
 
-    `wake_in(ms)` has to bring about a call of `pump` after so many ms.
+    `wake_in(ms)` has to bring about a call of `pump` after so many ms, and returns what calls that off.
     """
 
-    def __init__(self, wake_in: Callable[[int], None]) -> None:
+    def __init__(self, wake_in: Callable[[int], Callable[[], object]]) -> None:
         self.limit: int | None = None
         self.read_bytes = 0
         """All that was read through it while it had a limit."""
@@ -52,6 +52,7 @@ class ByteCap:
         self.waited_ms = 0
         self._wake_in = wake_in
         self._wake_at_ms: int | None = None
+        self._call_off: Callable[[], object] = bool
         self._queue: deque[_Turn] = deque()
         self._buckets = TokenBuckets(1, samples=1, window_ms=BURST_MS, max_throttle_ms=MAX_THROTTLE_MS)
         self._row = self._buckets.open(1.0, 0)
@@ -110,8 +111,9 @@ class ByteCap:
 
     def give_back(self, size: int, now_ms: int) -> None:
         """What was reserved and not read."""
-        if self.limit is not None:
+        if self.limit is not None and size:
             self._buckets.give_back(self._row, size, now_ms)
+            self._see_to_waking(now_ms)
         self.read_bytes -= size
 
     def _pass(self, turn: _Turn, now_ms: int) -> _Turn:
@@ -130,8 +132,9 @@ class ByteCap:
     def _see_to_waking(self, now_ms: int) -> None:
         wait_ms = max(self._wait_ms(now_ms), 1)
         if self._queue and (self._wake_at_ms is None or now_ms + wait_ms < self._wake_at_ms):
+            self._call_off()
             self._wake_at_ms = now_ms + wait_ms
-            self._wake_in(wait_ms)
+            self._call_off = self._wake_in(wait_ms)
 
 
 class Turnstile:

@@ -7,7 +7,7 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
-from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.quota_table import LONG_CLIENT_ID, UNLIMITED, QuotaTable
 from quotas.request_costs import NodeCosts, RequestCosts
 from quotas.rows import Rows
 from quotas.sensors import SensorReading, Sensors
@@ -318,11 +318,14 @@ class Ledger:
                 yield [key for key in keys if key.tags.user in users or key.tags.client_id in client_ids]
 
     def _touch_clients_of(self, entity: Entity) -> None:
-        """From the next version on, bindings of clients that this entity's quotas can bind are stale."""
+        """From the next version on, bindings of clients that this entity's quotas can bind are stale.
+
+        Those of a very long client-id may stand under another name.
+        """
         if entity.ip is not None:
             return
         user, client_id = _named(entity.user), _named(entity.client_id)
-        if user or client_id:
+        if (user or client_id) and len(client_id) < LONG_CLIENT_ID:
             self._touch(user, client_id)
         else:
             self._all_touched = self.version + 1

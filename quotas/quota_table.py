@@ -35,7 +35,7 @@ class _Kind(Flag):
 
 _OFF = _Kind(0)
 
-_LONG_CLIENT_ID = 256
+LONG_CLIENT_ID = 256
 """Names of so many characters are counted, for `names_long_client_id`."""
 
 
@@ -92,7 +92,7 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         counts: dict[str, int] = {}
         for entity, limits in changes.items():
             client_id = entity.client_id
-            if isinstance(client_id, str) and len(client_id) >= _LONG_CLIENT_ID and client_id not in counts:
+            if isinstance(client_id, str) and len(client_id) >= LONG_CLIENT_ID and client_id not in counts:
                 counts[client_id] = self._long_client_ids.get(client_id, 0)
             if client_id in counts:
                 counts[client_id] += (limits is not None) - (entity in self._quotas)

@@ -378,7 +378,8 @@ class ThrottleConfig(Settings):
     with."""
 
     max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
-    """The longest single throttle in milliseconds, 8000 with `delay` if not given; stay below the request timeout of
+    """The longest single throttle in milliseconds, 8000 with `delay` if not given (for
+    `request_percentage` it is one window, as in Kafka); stay below the request timeout of
     the clients."""
 
     max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000

@@ -1,6 +1,7 @@
 """The byte caps of one listener, or of one virtual cluster, on the event loop."""
 
 import asyncio
+from collections.abc import Callable
 
 from proxy.clock import Clock
 from proxy.config.settings import CapsConfig
@@ -25,5 +26,5 @@ class Caps:
         """Both, by what they are called."""
         return {"ingress": self.ingress, "egress": self.egress}
 
-    def _wake_in(self, cap: ByteCap, ms: int) -> None:
-        asyncio.get_running_loop().call_later(ms / 1000, lambda: cap.pump(self._clock.now_ms()))
+    def _wake_in(self, cap: ByteCap, ms: int) -> Callable[[], object]:
+        return asyncio.get_running_loop().call_later(ms / 1000, lambda: cap.pump(self._clock.now_ms())).cancel

@@ -544,7 +544,7 @@ class Relay:
                 request = likeness.request = replace(request)
             request.correlation_id = first_id
             request.muted_until_ms = self._muted_until_ms
-            request.charged = False
+            request.charged = request.timed = False
             request.waiting = count
             request.waiting_bytes = sizes
             self._in_flight.append(request)
@@ -561,6 +561,7 @@ class Relay:
                 correlation_id=first_id,
                 muted_until_ms=self._muted_until_ms,
                 charged=False,
+                timed=False,
                 waiting=count,
                 waiting_bytes=sizes,
             )
@@ -630,7 +631,7 @@ class Relay:
         request.waiting_bytes -= request.waiting_bytes * count // request.waiting
         request.waiting -= count
         request.correlation_id += count
-        request.charged = False
+        request.charged = request.timed = False
         if not request.waiting:
             self._in_flight.popleft()
 
@@ -704,7 +705,8 @@ class Relay:
         answers: list[Piece] = []
         while self._in_flight and (answer := self._in_flight[0].answer) is not None:
             request = self._in_flight[0]
-            if self._held_since_ms is None and (binding := request.binding) is not None and binding.costs is not None:
+            if not request.timed and (binding := request.binding) is not None and binding.costs is not None:
+                request.timed = True
                 throttle_time_ms = self._times.charge_own(request, binding, len(answer) - 4, now_ms)
                 self._mute_for_time(throttle_time_ms, request, now_ms, after)
             if self._delays and self._holds(request, now_ms, after):
@@ -823,7 +825,7 @@ class Relay:
             return at
         request = self._in_flight[0]
         plan = request.plan
-        if not plan.quick or request.charged or request.held:
+        if not plan.quick or request.charged or request.timed or request.held:
             return at
         if max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) > now_ms:
             return at
@@ -952,7 +954,7 @@ class Relay:
         after: list[Action],
     ) -> Passing:
         """The answer goes out: take its request off the queue, count and time it, and put the throttle time in."""
-        if not self._is_timed(request):
+        if not request.timed:
             self._charge_time(request, frame_bytes - 4, now_ms, after)
         if self._delays and self._holds(request, now_ms, after):
             return _NOTHING
@@ -963,12 +965,9 @@ class Relay:
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
         return passed, self._throttle_splices(request, throttle_at, node_ms, now_ms, after)
 
-    def _is_timed(self, request: Request) -> bool:
-        """Whether the time of the answer that is next was charged before: then it was held, or might be withheld."""
-        return self._held_since_ms is not None or (self._withholds and request.plan.fetches)
-
     def _charge_time(self, request: Request, answer_bytes: int, now_ms: int, after: list[Action]) -> int:
         """Charge what the request cost the node, if that is measured; the throttle time in ms."""
+        request.timed = True
         binding = request.binding
         if binding is None or binding.costs is None:
             return 0

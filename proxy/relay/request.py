@@ -45,8 +45,8 @@ class Request:
     is a Fetch that goes on with a session; it is only found out where its answer may be withheld. `withheld`: it is.
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
-    be answered; `waiting_bytes` are their sizes together. Of what is `learned_from` the time of an answer tells what
-    it cost.
+    be answered; `waiting_bytes` are their sizes together. The next answer is `charged` if the bytes of that fetch were,
+    and `timed` if its request time was. Of what is `learned_from` the time of an answer tells what it cost.
     """
 
     plan: Plan
@@ -59,6 +59,7 @@ class Request:
     binding: Binding | None = None
     muted_until_ms: int = 0
     charged: bool = False
+    timed: bool = False
     answer: bytes | None = None
     held: bool = False
     enquiry: bool = False

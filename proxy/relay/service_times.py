@@ -46,7 +46,10 @@ class ServiceTimes:
         cost_us = self._cost_us(request, binding, count, answer_bytes)
         percent = cost_us * PERCENT_PER_US
         sensor = binding.request
-        if sensor is not None and not self._charge_unthrottled(sensor, percent, count, now_ms):
+        try:
+            if sensor is not None and not self._charge_unthrottled(sensor, percent, count, now_ms):
+                return False
+        except StaleSensor:
             return False
         if binding.shadow_request is not None:
             self._charge_shadow(binding.shadow_request, percent, now_ms)

@@ -19,7 +19,7 @@ def now_ms():
 
 
 def cap(limit):
-    made = ByteCap(lambda ms: asyncio.get_running_loop().call_later(ms / 1000, lambda: made.pump(now_ms())))
+    made = ByteCap(lambda ms: asyncio.get_running_loop().call_later(ms / 1000, lambda: made.pump(now_ms())).cancel)
     made.set_limit(limit, now_ms())
     return made
 

@@ -187,3 +187,11 @@ def test_who_asks_amid_a_change_has_the_new_limit_already():
     assert not ledger.renews(bindings[-1])
     assert ledger.sensors.limit(bindings[-1].produce) == 1.0
     assert ledger.sensors.limit(ledger.bind("main", 1, "u", f"c{3 * KEYS_PER_STEP - 1}", 0).produce) == 2.0
+
+
+def test_a_quota_for_a_very_long_client_id_is_felt_though_it_was_measured_under_another_name():
+    ledger = Ledger(Sensors(16), QuotaTable({Entity(client_id="c"): {PRODUCE: 1.0}}))
+    before = ledger.bind("main", 1, "u", "xxx… sha256 0", 0)
+    entity = Entity(client_id="x" * 2000)
+    ledger.replace(ledger.table.changed({entity: {PRODUCE: 5.0}}), 0, changed=[entity])
+    assert not ledger.renews(before)

@@ -259,7 +259,6 @@ def test_an_own_answer_that_is_held_for_its_time_goes_out_when_that_is_over(make
     script = Script(make_relay, ledger, DELAYS).connected()
     script.client(heartbeat(1))
     script.node(heartbeaten(1))
-    script.relay.on_handled(10_000)
     unknown = request(API_VERSIONS, 99, b"\1\1\0", corr=7, tags=True)
     before = len(script.sent[Side.CLIENT])
     script.client(unknown, NOW_MS + 1)

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.relay.actions import Side
-from quotas.entities import Entity, QuotaType
+from proxy.relay.actions import CloseReason, Side
+from proxy.relay.relay import RelayLimits
+from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import BUSY_SHARE, NETWORK_US, PAUSE_US, SAMPLES, Cost, RequestCosts
@@ -212,6 +213,35 @@ def test_an_answer_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
     got = script.node(offered, NOW_MS + 0.03)
     assert got[-4:] == pack(">i", 1000)
     assert charged_us(script) == pytest.approx(30)
+
+
+@pytest.mark.parametrize(("ask", "answer"), [(heartbeat, heartbeaten), (fetch, fetched), (produce, produced)])
+def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(make_relay, ask, answer):
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
+    script = Script(make_relay, ledger).connected()
+    exchange = Exchanges(script)
+    exchange(took_us=100, ask=ask, answer=answer)
+    script.client(ask(2), NOW_MS + 2)
+    later_ms = NOW_MS + 3_700_000
+    ledger.expire(later_ms)
+    assert script.node(answer(2), later_ms) == answer(2)
+    assert exchange(3, took_us=100, ask=ask, answer=answer) == answer(3)
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_answer_that_is_held_is_charged_once_whatever_ends_its_hold(make_relay, ends):
+    limits = {QuotaType.REQUEST: 50.0, QuotaType.PRODUCE: 100.0}
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=RequestCosts({}, MODEL))
+    script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()
+    script.client(produce(1, size=1500))
+    script.node(produced(1), NOW_MS + 1)
+    assert script.sent[Side.CLIENT] == b""
+    if ends:
+        script.do(script.relay.on_lost(CloseReason.SHUTDOWN, "", us(NOW_MS + 150)), NOW_MS + 150)
+    else:
+        script.time(NOW_MS + 5000)
+    assert script.sent[Side.CLIENT]
+    assert charged_us(script) == pytest.approx(100 + 10 * (1500 + len(produced()) - 4) / 1024)
 
 
 # ---------------------------------------------------------------------- exempt
