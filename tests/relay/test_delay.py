@@ -5,14 +5,17 @@ from struct import pack
 import pytest
 
 from proxy.relay.actions import CloseReason, Side, Throttled
+from proxy.relay.costs import cost_kind
 from proxy.relay.relay import RelayLimits
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
+from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors import Sensors
 from tests.relay.frames import (
     API_VERSIONS,
     FETCH,
+    HEARTBEAT,
     METADATA,
     PRODUCE,
     fetch,
@@ -266,3 +269,15 @@ def test_an_own_answer_that_is_held_for_its_time_goes_out_when_that_is_over(make
     assert [throttled.quota_type for throttled in script.throttles] == [QuotaType.REQUEST]
     assert script.wake_at == NOW_MS + 1 + script.throttles[0].throttle_time_ms
     assert answers_by(script, script.wake_at)[4:8] == pack(">i", 7)
+
+
+def test_the_time_of_an_answer_that_is_let_go_is_charged_once(make_relay):
+    table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}})
+    ledger = Ledger(Sensors(64), table, costs=RequestCosts(pinned={cost_kind(HEARTBEAT): Cost(10_000.0)}))
+    script = Script(make_relay, ledger, DELAYS).connected()
+    script.client(heartbeat(1))
+    assert script.node(heartbeaten(1), NOW_MS + 50) == b""
+    script.do(script.relay.on_lost(CloseReason.SHUTDOWN, "", 1000 * (NOW_MS + 100)), NOW_MS + 100)
+    assert len(script.sent[Side.CLIENT]) == len(heartbeaten(1))
+    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS + 100)
+    assert ledger.request_sensors.reading(binding.request, NOW_MS + 100).total == 1.0

@@ -175,7 +175,6 @@ def _connection(rng: Random, seed: int, world: WorldPlan, large: bool, tame: boo
     if rng.random() < 0.08:
         plan.verdict_ms = rng.choice((1, 40))
         plan.early_verdicts = rng.random() < 0.5
-    plan.handling_us = rng.choice((0, 50, 3000))
     plan.may_alter = rng.random() < 0.9
     plan.may_describe = rng.random() < 0.8
     if not tame:

@@ -216,8 +216,6 @@ class Model:
         """By client id, the sensor of request time in the binding that the relay has."""
         self._begun_ms = -1
         self._charged_us = 0.0
-        self.own_us = 0
-        """For how long the proxy was busy with this connection."""
 
         self._known_then = book.known
 
@@ -797,7 +795,7 @@ class Model:
         """Whether the connection ends by what the relay does: then what was held goes out as it would in a mute."""
         reasons = [action.reason for action in actions if isinstance(action, Close)]
         heard = bool(reasons) and reasons[0] not in _NOBODY_LISTENS
-        self._letting_go |= heard and self._held_from_ms is not None and not self._time_is_up
+        self._letting_go |= heard and not self._time_is_up
         told = (action for action in actions if isinstance(action, Throttled) and action.quota_type is None)
         self._node_throttles_told = deque(action.throttle_time_ms for action in told)
 
@@ -957,18 +955,14 @@ class Model:
         self._bound[client_id] = binding.request
 
     def _take_time_charges(self, now_ms: int) -> None:
-        """No more time is charged than has passed, nor than such requests cost, but for the proxy's own."""
+        """No more time is charged than such requests cost."""
         if self._begun_ms < 0:
             self._begun_ms = now_ms
         for charge in self._times.take_charges():
             self._time_charges.append(charge)
-            charged_us = charge.value * US_PER_PERCENT
-            self._charged_us += charged_us
-            most_us = self._plan.cost_us * charge.charges + self.own_us
+            charged_us, most_us = charge.value * US_PER_PERCENT, self._plan.cost_us * charge.charges
             require(charged_us <= most_us + 1, f"{charged_us} us are charged, {most_us} at most are right")
             require(charge.throttle_ms <= self._times.window_ms, f"{charge} throttles for more than a window")
-        passed_us = 1000 * (now_ms - self._begun_ms) + self.own_us
-        require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
 
     def _may_withhold(self, request: Taken) -> bool:
         """Whether a quota of request time can have its data withheld, too."""
@@ -985,16 +979,28 @@ class Model:
             self._charge_time(request, now_ms)
 
     def _charge_time(self, request: Taken, now_ms: int) -> int:
-        """The time that an answer took is charged, once; the throttle time in ms."""
+        """The time that an answer took is charged, once; the throttle time in ms.
+
+        No more is charged than has passed; an answer of ours is charged what the node's would cost.
+        """
         sensor, request.timed = request.timed, None
         if sensor is None or not (self._times.is_open(sensor) or (sensor == ANY and self._time_charges)):
             return 0
         require(bool(self._time_charges), f"the time of {request.head} is not charged")
         charge = self._time_charges[0]
         require(sensor in (ANY, charge.handle), f"time is charged to {charge.handle} instead of {sensor}")
+        part_us = charge.value * US_PER_PERCENT / charge.charges
+        charge.value -= charge.value / charge.charges
         charge.charges -= 1
         if not charge.charges:
             self._time_charges.popleft()
+        if request.own_answer is not None:
+            right_us = self._plan.cost_us
+            require(abs(part_us - right_us) < 1, f"{part_us} us for an answer of ours, {right_us} are right")
+        else:
+            self._charged_us += part_us
+            passed_us = 1000 * (now_ms - self._begun_ms)
+            require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
         if charge.throttle_ms:
             self._count_throttle(now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + charge.throttle_ms)
@@ -1089,7 +1095,8 @@ class Model:
                 raise Violation(f"does not close for {head.reason}")
         if self._eof[CLIENT]:
             require(self._waits_with_requests, "a client that hung up is kept though nothing waits")
-        if not self._is_held(now_ms):
+        until_woken = self._held_from_ms is not None and self._throttled
+        if not (until_woken or self._is_held(now_ms)):
             self._check_answers()
         self._check_reading()
         self._check_bounds()

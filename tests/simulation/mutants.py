@@ -329,7 +329,7 @@ MUTANTS = {
     EnquiryToldToTheClient: "",
     RefusalsLast: "other bytes to the client",
     TokensNotGivenBack: "tokens are not given back",
-    RefusalWithoutMute: "another answer of ours",
+    RefusalWithoutMute: "",
     RefusedTopicsSentOn: "other bytes to the node",
     StrictTooEarly: "",
     ValidationCharged: "",

@@ -98,8 +98,6 @@ class WatchedSensors(Sensors):
         self.charges: list[Charge] = []
         self._within = False
         self.owed: list[tuple[int, int]] = []
-        self.recorded = 0.0
-        """What was recorded without a charge of its own."""
         self._rows: dict[int, _Row] = {}
 
     def take_charges(self) -> list[Charge]:
@@ -145,14 +143,6 @@ class WatchedSensors(Sensors):
             _require_equal(f"{value} bytes: ms", 0, self._rows[handle].charge(value, now_ms, self))
             self.charges.append(Charge(handle, value, 0, charges))
         return charged
-
-    def record(self, handle: int, value: float, now_ms: int) -> None:
-        charges = len(self.charges)
-        super().record(handle, value, now_ms)
-        if len(self.charges) == charges:
-            self._rows[handle].rate.record(value, now_ms)
-        del self.charges[charges:]
-        self.recorded += value
 
     def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         throttle_ms, lent = super().charge_or_lend(handle, value, now_ms)

@@ -161,8 +161,8 @@ class ConnectionPlan:
     `depth` is how many answers the client lets be due, `capacity` what each direction holds of bytes that nobody has
     read, `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how
     long a node collects answers before it writes them, `verdict_ms` how long a verdict takes: it is found at its end,
-    or, with `early_verdicts`, at its beginning. Each read keeps the proxy busy for `handling_us`. The user `may_alter`
-    quotas and `may_describe` those of others.
+    or, with `early_verdicts`, at its beginning. The user `may_alter` quotas and `may_describe` those of
+    others.
     """
 
     seed: int
@@ -178,7 +178,6 @@ class ConnectionPlan:
     flush_ms: int = 0
     verdict_ms: int = 0
     early_verdicts: bool = False
-    handling_us: int = 0
     may_alter: bool = True
     may_describe: bool = True
     faults: list[Fault] = field(default_factory=list)

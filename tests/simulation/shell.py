@@ -111,7 +111,6 @@ class Shell:
         write_buffer_bytes: int,
         verdict_ms: int,
         early_verdicts: bool,
-        handling_us: int,
         early_timers: bool,
         open_upstream: Callable[[], None],
         run_errand: RunErrand,
@@ -128,7 +127,6 @@ class Shell:
         self._decide = getattr(relay, "decide", decide)
         self._run_errand = run_errand
         self._early_verdicts = early_verdicts
-        self._handling_us = handling_us
         self._events = events
         self._high = write_buffer_bytes
         self._verdict_ms = verdict_ms
@@ -146,11 +144,7 @@ class Shell:
     def bytes_came(self, side: Side, data: bytes) -> None:
         def step(now_ms: int) -> list[Action]:
             self._model.bytes_came(side, data)
-            actions = self.relay.on_bytes(side, data, 1000 * now_ms)
-            if self.relay.timed:
-                self._model.own_us += self._handling_us
-                self.relay.on_handled(self._handling_us)
-            return actions
+            return self.relay.on_bytes(side, data, 1000 * now_ms)
 
         if not self.closing:
             self._do(f"bytes of {side.value}", step, data)

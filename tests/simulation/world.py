@@ -154,7 +154,6 @@ class _Party:
             world.plan.write_buffer_bytes,
             plan.verdict_ms,
             plan.early_verdicts,
-            plan.handling_us,
             world.plan.timers_early,
             self._connect,
             self._run_errand,
