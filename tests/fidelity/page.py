@@ -40,8 +40,7 @@ of them together.
   they throttle nobody. A sensor tells a rate, which is turned back into the sum that it was made of, and divided by
   the number of requests that were sent.
 - The broker's is the time of its handler thread and its network thread, by the clock: on a busy machine that includes
-  waiting for a core. Ours is the smaller of what was observed and what the model of the node says, and our own handling
-  time.
+  waiting for a core. Ours is the smaller of what was observed and what the model of the node says.
 - *idle*: 5 requests/s of each API, nearly all of them at the same time. *saturation*: eight connections (four with five
   requests under way if *pipelined*; one hundred where a Fetch waits) ask again as soon as they are answered. *half
   load*: half of that rate.
