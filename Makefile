@@ -11,7 +11,7 @@ lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
-test: lint  ## set everything up, then the tests that a change needs (about 15 minutes)
+test: lint  ## set everything up, then the tests that a change needs (about 12 minutes)
 	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m "not long" $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
@@ -33,11 +33,12 @@ simulate:  ## relays on fake time among simulated clients, nodes and networks, n
 conntest:  ## account for every record while everything breaks, until Ctrl-C (ARGS="--records 1000000")
 	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.conservation $(ARGS)
 
-conformance:  ## Kafka's own quota classes beside ours, and a broker's quotas beside the proxy's, 25 minutes on a quiet machine
+conformance:  ## Kafka's own quota classes beside ours, and a broker's quotas beside the proxy's, 40 minutes on a quiet machine
 	@python=$$(deploy/setup.sh dev) && mkdir -p build/parity && \
 	"$$python" -m tests.conformance && \
 	"$$python" -m tests.parity --json build/parity/parity.json --plot build/parity/parity.svg $(ARGS) && \
-	"$$python" -m tests.parity --tiny && "$$python" -m tests.parity --frames
+	"$$python" -m tests.parity --tiny && "$$python" -m tests.parity --frames && \
+	"$$python" -m tests.fidelity --throttles && { "$$python" -m tests.fidelity --json build/parity/request-time.json || true; }
 
 COLUMN ?= produce-1
 profile:  ## where the proxy's CPU time goes in one column of the benchmark (COLUMN=produce-1)
