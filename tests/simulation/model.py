@@ -795,7 +795,8 @@ class Model:
         """Whether the connection ends by what the relay does: then what was held goes out as it would in a mute."""
         reasons = [action.reason for action in actions if isinstance(action, Close)]
         heard = bool(reasons) and reasons[0] not in _NOBODY_LISTENS
-        self._letting_go |= heard and not self._time_is_up
+        may_hold = self._held_from_ms is not None or self._eof[CLIENT]
+        self._letting_go |= heard and may_hold and not self._time_is_up
         told = (action for action in actions if isinstance(action, Throttled) and action.quota_type is None)
         self._node_throttles_told = deque(action.throttle_time_ms for action in told)
 

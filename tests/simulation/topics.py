@@ -23,6 +23,9 @@ BY_NAME, BY_ID = 4, 12
 """The versions of Metadata that are enquired."""
 
 OK, TIMED_OUT, THROTTLED = 0, 7, 89
+
+MOST_PARTITIONS = 10_000
+"""More a node does not add at once: a bit that is turned over would make a thousand million."""
 _UNKNOWN_TOPIC, _INVALID_NAME, _EXISTS, _INVALID_PARTITIONS, _INVALID_REQUEST, _UNKNOWN_ID = 3, 17, 36, 37, 42, 100
 
 
@@ -387,7 +390,7 @@ class Cluster:
             added = item.partitions - present
             if not present:
                 return _UNKNOWN_TOPIC, 0
-            fits = added > 0 and (not item.assigned or len(item.assigned) == added)
+            fits = 0 < added <= MOST_PARTITIONS and (not item.assigned or len(item.assigned) == added)
             return (OK, added) if fits else (_INVALID_PARTITIONS, 0)
         if name is None or not is_topic_name(name):
             return _INVALID_NAME, 0
@@ -398,7 +401,7 @@ class Cluster:
             sound = whole and item.partitions == -1 and item.replication == -1
             return (OK, len(item.assigned)) if sound else (_INVALID_REQUEST, 0)
         wanted = self.default_partitions if item.partitions == -1 else item.partitions
-        if wanted <= 0 or item.replication == 0 or item.replication < -1:
+        if not 0 < wanted <= MOST_PARTITIONS or item.replication == 0 or item.replication < -1:
             return _INVALID_PARTITIONS, 0
         return OK, wanted
 
