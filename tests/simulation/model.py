@@ -452,6 +452,7 @@ class Model:
                     self._call_in_loans()
                     self.closed = action
         if self.closed is None:
+            self._charge_time_early(now_ms)
             self._take_own(now_ms)
             self._take_enquired()
             self._charge_early(now_ms)
