@@ -452,7 +452,9 @@ class Model:
                     self._call_in_loans()
                     self.closed = action
         if self.closed is None:
-            self._charge_time_early(now_ms)
+            if self._plan.delays:
+                self._charge_early(now_ms)
+                self._charge_time_early(now_ms)
             self._take_own(now_ms)
             self._take_enquired()
             self._charge_early(now_ms)
