@@ -836,8 +836,8 @@ class Model:
         waits = client_waits(request.head.api_key, request.head.version)
         held_ms = longest_ms
         if not self._held_exactly and longest_ms:
-            if not waits and told_ms is not None and told_ms > node_ms:
-                held_ms = told_ms
+            if not waits and told_ms is not None and (told_ms > node_ms or told_ms == node_ms <= 0):
+                held_ms = max(told_ms, 0)
             elif node_ms > 0 and self._node_throttles_told:
                 held_ms = node_ms - self._node_throttles_told[0]
             require(0 <= held_ms <= longest_ms, f"held for {held_ms} ms, at most {longest_ms} can be")
