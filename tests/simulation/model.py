@@ -882,11 +882,13 @@ class Model:
     def _begin_answer(self, written: _Written, now_ms: int) -> None:
         """The next answer begins to go to the client: it must be the one that is due."""
         answer = written.answer
-        require(not answer.reason or answer.passable > 0, f"sent on a wrong answer ({answer.reason})")
         require(bool(self._in_flight), "an answer to nothing")
         request = self._in_flight[0]
         if (request.fetch_handle is not None or self._may_withhold(request)) and not written.charged:
             self._charge_fetch(written, request, now_ms)
+        names_nobody = written.withheld and answer.reason == "no_port_for_node"
+        wrong = answer.reason and not answer.passable and not names_nobody
+        require(not wrong, f"sent on a wrong answer ({answer.reason})")
         self._charge_time(request, now_ms)
         self._release(now_ms)
         self._in_flight.popleft()
