@@ -1185,8 +1185,9 @@ class Model:
             reasons.add(written.answer.reason)
         if self._asking(NODE) and len(self._answers) > 1 and self._answers[1].answer.reason == "answer_not_kafka":
             reasons.add("answer_not_kafka")  # an answer that is held is out of the way
-        if self._eof[NODE] and not (reasons & {"answer_not_kafka"} and written and written.fed_bytes >= 4):
-            reasons.add("node_closed")
+        seen = reasons & {"answer_not_kafka"} and written and written.fed_bytes >= 4
+        if self._eof[NODE] and (not seen or self._asking(NODE)):
+            reasons.add("node_closed")  # behind an answer that is asked about nothing is looked at
         return reasons
 
     # ----------------------------------------------------------------- at the end
