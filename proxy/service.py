@@ -240,7 +240,7 @@ class Service:
 
     def may_open(self) -> bool:
         """Whether one more client connection is within the limit of this process."""
-        count = sum(len(listener.connections) + len(listener.lingering) for listener in self._listeners())
+        count = sum(listener.open_sockets for listener in self._listeners())
         return count < self.config.limits.max_connections
 
     def not_ready(self) -> list[str]:

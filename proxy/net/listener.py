@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from protocol.api_versions import carried
+from proxy.acceptor.stages import Arrival, GoOn, SlowStage
 from proxy.clock import Clock
 from proxy.config.settings import CapsConfig, LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
 from proxy.last_throttles import LastThrottles
+from proxy.logs import shown
 from proxy.net.caps import Caps
 from proxy.net.connection import Connection
 from proxy.net.poller import READABLE, Poller
@@ -64,6 +66,11 @@ class Listener:
         self.connections: set[Connection] = set()
         self.lingering: set[Connection] = set()
         """Closed ones that still have a socket open."""
+        self.origin: SlowStage | None = None
+        """Stage 2 of a socket's way in, for all that come from now on."""
+        self.secure: SlowStage | None = None
+        """Stage 4."""
+        self._on_the_way: set[Arrival] = set()
         self.tallies: dict[int, Tally] = {}
         self._upstream = upstream
         self._ledger = ledger
@@ -116,6 +123,14 @@ class Listener:
             sock.close()
         self._sockets.clear()
         self._resting.clear()
+        for stage in (self.origin, self.secure):
+            if stage is not None:
+                stage.stop()
+
+    @property
+    def open_sockets(self) -> int:
+        """How many clients have a socket here, whether they are connected, on the way in, or on the way out."""
+        return len(self.connections) + len(self.lingering) + len(self._on_the_way)
 
     def _accept_all(self, port: int, sock: socket, _events: int) -> None:
         """Take in who waits, but not all of a storm at once."""
@@ -147,32 +162,64 @@ class Listener:
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
 
     def _accept(self, port: int, client: socket, peer: Sequence[Any]) -> None:
+        """Take a socket through all stages; one that has to wait for the client goes on by itself."""
         node_id = self.ports.node_of(port)
         log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}", node_id=node_id)
         if not self._may_open():
-            self._turn_away(client, log, CloseReason.TOO_MANY_CONNECTIONS)
-            return
-        if node_id is None:
-            self._turn_away(client, log, CloseReason.NODE_UNKNOWN, f"no node has the spare port {port}")
-            return
+            self._close(client, log, CloseReason.TOO_MANY_CONNECTIONS)
+        elif node_id is None:
+            self._close(client, log, CloseReason.NODE_UNKNOWN, f"no node has the spare port {port}")
+        else:
+            self._arrive(Arrival(client, port, node_id, plain_ip(peer[0]), ANONYMOUS, log))
+
+    def _arrive(self, arrival: Arrival) -> None:
+        """Stage 1, for any socket: there is room for it. Stage 2, if there is one, says whose address counts."""
+        if self.origin is None:
+            self._admit(arrival)
+        else:
+            self._wait(self.origin, arrival, self._admit)
+
+    def _admit(self, arrival: Arrival) -> None:
+        """Stage 3: whether its address may have it. Stage 4, if there is one, proves who it is."""
+        if self.secure is None:
+            self._open(arrival)
+        else:
+            self._wait(self.secure, arrival, self._open)
+
+    def _open(self, arrival: Arrival) -> None:
+        """Stage 5: a relay has it."""
+        node_id = arrival.node_id
         tally = self.tallies.setdefault(node_id, Tally())
         tally.connections_opened += 1
         tally.connections_open += 1
-        facts = self._facts(node_id)
         connection = Connection(
             Relay(self._ledger, tally, self._relay_limits()),
-            facts,
+            self._facts(node_id, arrival.user),
             partial(self._upstream.connect, node_id),
             partial(self._open_stream, self._write_buffer_bytes),
             self._book.run_errand,
             self._clock,
-            log,
-            partial(self._last_throttles.note, plain_ip(peer[0])),
+            arrival.log,
+            partial(self._last_throttles.note, arrival.address),
             partial(self._let_linger, tally),
             self.lingering.discard,
         )
         self.connections.add(connection)
-        connection.client_connected(client)
+        connection.client_connected(arrival.socket)
+
+    def _wait(self, stage: SlowStage, arrival: Arrival, then: GoOn) -> None:
+        """Have a stage taken that waits for the client. A bug of ours behind it ends this connection and no other."""
+
+        def go_on(arrival: Arrival) -> None:
+            self._on_the_way.discard(arrival)
+            try:
+                then(arrival)
+            except Exception:
+                arrival.log.exception("internal_error")
+                self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
+
+        self._on_the_way.add(arrival)
+        stage.begin(arrival, go_on, self._turn_away)
 
     def _relay_limits(self) -> RelayLimits:
         limits = self._limits
@@ -184,20 +231,20 @@ class Listener:
             delays=self._throttle.mode == "delay",
         )
 
-    def _facts(self, node_id: int) -> ConnectionFacts:
+    def _facts(self, node_id: int, user: str) -> ConnectionFacts:
         quotas = self._quotas
-        may_alter = self.name in quotas.admin_listeners or ANONYMOUS in quotas.admin_users
+        may_alter = self.name in quotas.admin_listeners or user in quotas.admin_users
         return ConnectionFacts(
             self.virtual_cluster,
             self.ports,
             self._ledger,
             node_id,
-            ANONYMOUS,
+            user,
             carried,
             lambda: self._book.quotas,
             self._book.entities_of,
             may_alter=may_alter,
-            may_describe=may_alter or ANONYMOUS in quotas.describe_users,
+            may_describe=may_alter or user in quotas.describe_users,
             recent_topics=self._upstream.recent_topics,
             default_partitions=self._upstream.default_partitions,
             charge_validate_only=self._throttle.charge_validate_only,
@@ -213,7 +260,11 @@ class Listener:
         tally.connections_open -= 1
         self._note_closed(reason.value)
 
-    def _turn_away(self, client: socket, log: "FilteringBoundLogger", reason: CloseReason, detail: str = "") -> None:
+    def _turn_away(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
+        self._on_the_way.discard(arrival)
+        self._close(arrival.socket, arrival.log, reason, detail)
+
+    def _close(self, client: socket, log: "FilteringBoundLogger", reason: CloseReason, detail: str = "") -> None:
         client.close()
-        log.warning("connection_closed", reason=reason.value, detail=detail)
+        log.warning("connection_closed", reason=reason.value, detail=shown(detail))
         self._note_closed(reason.value)

@@ -1,0 +1,114 @@
+"""A socket on its way in, and those stages of the way that have to wait for the client.
+
+The stages: *arrive* (limits of instance and listener), *origin* (whose address counts), *admit* (limits of that
+address), *secure* (TLS), *open* (a relay has it). A listener goes through them; see `proxy.net.listener`.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from socket import socket
+from typing import TYPE_CHECKING
+
+from proxy.relay.actions import CloseReason
+from quotas.entities import plain_ip
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+
+class Refused(Exception):
+    """A stage lets a socket come no further."""
+
+    def __init__(self, reason: CloseReason, detail: str = "") -> None:
+        self.reason = reason
+        self.detail = detail
+        super().__init__(reason.value, detail)
+
+
+@dataclass(slots=True, eq=False)
+class Arrival:
+    """A non-blocking socket that was accepted at `port`, and what is known about it by now.
+
+    `address` is the client's, in its plain spelling, for quotas, logs and metrics: the peer's, or the one that a stage
+    has been told. `node_id` is whom it is for.
+    """
+
+    socket: socket
+    port: int
+    node_id: int
+    address: str
+    user: str
+    log: "FilteringBoundLogger"
+
+    def came_from(self, host: str, port: int) -> None:
+        """The peer speaks for a client at this address."""
+        self.address = plain_ip(host)
+        self.log = self.log.bind(client=f"{host}:{port}")
+
+
+GoOn = Callable[[Arrival], None]
+TurnAway = Callable[[Arrival, CloseReason, str], None]
+
+
+class SlowStage:
+    """A stage that has to hear from the client first: a task for each socket, `most` at a time, bounded in time.
+
+    `work` notes in the arrival what it learns, or raises Refused. Sockets beyond `most` are refused as `crowded`, those
+    that take longer than `timeout_ms` as `overdue`; those that are still here when it is stopped, as SHUTDOWN.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Arrival], Awaitable[None]],
+        timeout_ms: int,
+        most: int,
+        overdue: CloseReason,
+        crowded: CloseReason,
+    ) -> None:
+        self.timeout_ms = timeout_ms
+        self.most = most
+        self._work = work
+        self._overdue = overdue
+        self._crowded = crowded
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    @property
+    def under_way(self) -> int:
+        """How many sockets are in this stage."""
+        return len(self._tasks)
+
+    def begin(self, arrival: Arrival, go_on: GoOn, turn_away: TurnAway) -> None:
+        """Take a socket through; then exactly one of `go_on` and `turn_away` is called, soon or late."""
+        if len(self._tasks) >= self.most:
+            turn_away(arrival, self._crowded, "")
+            return
+        task = asyncio.get_running_loop().create_task(self._work_on(arrival))
+        self._tasks[task] = None
+        task.add_done_callback(lambda done: self._finish(done, arrival, go_on, turn_away))
+
+    def stop(self) -> None:
+        """Refuse all that are here."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _work_on(self, arrival: Arrival) -> None:
+        try:
+            async with asyncio.timeout(self.timeout_ms / 1000):
+                await self._work(arrival)
+        except TimeoutError:
+            raise Refused(self._overdue, f"not within {self.timeout_ms} ms") from None
+
+    def _finish(self, task: "asyncio.Task[None]", arrival: Arrival, go_on: GoOn, turn_away: TurnAway) -> None:
+        del self._tasks[task]
+        if task.cancelled():
+            turn_away(arrival, CloseReason.SHUTDOWN, "")
+            return
+        match task.exception():
+            case None:
+                go_on(arrival)
+            case Refused() as refused:
+                turn_away(arrival, refused.reason, refused.detail)
+            case error:
+                arrival.log.error("internal_error", exc_info=error)
+                turn_away(arrival, CloseReason.INTERNAL_ERROR, "")

@@ -1,0 +1,83 @@
+"""Stages that wait for the client: each socket ends in exactly one way."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from proxy.acceptor.stages import Arrival, Refused, SlowStage
+from proxy.relay.actions import CloseReason
+
+LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS
+
+
+def arrival() -> Arrival:
+    return Arrival(socket.socket(), 9092, 0, "192.0.2.1", "ANONYMOUS", structlog.get_logger())
+
+
+def ends(
+    work: Callable[[Arrival], Awaitable[None]], count: int = 1, timeout_ms: int = 60_000, stopped: bool = False
+) -> list[str]:
+    """How so many sockets leave a stage for two: "on", or why they are turned away."""
+
+    async def run() -> list[str]:
+        found: list[str] = []
+        stage = SlowStage(work, timeout_ms, 2, LATE, FULL)
+        for _ in range(count):
+            stage.begin(arrival(), lambda _: found.append("on"), lambda _a, reason, _d: found.append(reason.value))
+        if stopped:
+            await asyncio.sleep(0)
+            stage.stop()
+        async with asyncio.timeout(60):
+            while stage.under_way:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        return found
+
+    return asyncio.run(run())
+
+
+async def pass_on(_arrival: Arrival) -> None:
+    await asyncio.sleep(0)
+
+
+async def hang(_arrival: Arrival) -> None:
+    await asyncio.get_running_loop().create_future()
+
+
+async def refuse(_arrival: Arrival) -> None:
+    raise Refused(CloseReason.REQUEST_MALFORMED, "no")
+
+
+async def fail(_arrival: Arrival) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_socket_that_passes_goes_on() -> None:
+    assert ends(pass_on, count=2) == ["on", "on"]
+
+
+def test_a_refusal_has_its_reason() -> None:
+    assert ends(refuse) == ["request_malformed"]
+
+
+def test_more_than_there_is_room_for_are_refused_at_once() -> None:
+    assert ends(pass_on, count=3) == [FULL.value, "on", "on"]
+
+
+def test_one_that_takes_too_long_is_refused() -> None:
+    assert ends(hang, timeout_ms=1) == [LATE.value]
+
+
+def test_those_that_are_under_way_at_the_end_are_refused() -> None:
+    assert ends(hang, count=2, stopped=True) == ["shutdown", "shutdown"]
+
+
+def test_a_bug_ends_the_socket_that_met_it() -> None:
+    assert ends(fail) == ["internal_error"]
+
+
+def test_a_peer_may_speak_for_a_client_at_another_address() -> None:
+    one = arrival()
+    one.came_from("::ffff:198.51.100.7", 40_000)
+    assert one.address == "198.51.100.7"
