@@ -241,7 +241,7 @@ class Model:
         """Since when the next answer may have been held; `_held_exactly` where it is since then."""
         self._held_exactly = False
         self._held_ms = 0
-        self._time_is_up = False
+        self._ends = False
         self._letting_go = False
         self._node_throttles_told: deque[int] = deque()
 
@@ -369,7 +369,6 @@ class Model:
 
     def time_came(self, now_ms: int) -> None:
         self._wake_at = None
-        self._time_is_up = True
         if self._throttled and now_ms >= self._muted_until_ms:
             self._throttled = False
             self._repaying = True
@@ -402,7 +401,7 @@ class Model:
         if self._repaying:
             self._repay(now_ms)
         if self._plan.delays:
-            self._look_ahead(actions)
+            self._note_what_is_told(actions)
         throttled: list[Throttled] = []
         for action in actions:
             require(self.closed is None, f"{action} after {self.closed}")
@@ -466,7 +465,7 @@ class Model:
         require(not self._time_charges, f"time is charged without a reason: {list(self._time_charges)}")
         require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
         self._throttles.clear()
-        self._client_acted = self._time_is_up = False
+        self._client_acted = False
         self._judge.looks()
         self._judge.require_all_accounted()
         self._check_counters()
@@ -775,10 +774,9 @@ class Model:
             self._take_enquired()
             written = self._answers[0] if self._answers else None
             if written is None or not written.sent_bytes:
-                own = self._own_answer(now_ms)
+                own = self._own_answer(data[at:], now_ms)
                 if own is not None:
                     sent, throttle_ms = own
-                    self._release(now_ms)
                     require(data[at : at + len(sent)] == sent, f"another answer of ours: {data[at : at + 30]!r}")
                     at += len(sent)
                     self._done(len(sent), throttle_ms)
@@ -794,12 +792,9 @@ class Model:
 
     # --------------------------------------------------------------------- delay
 
-    def _look_ahead(self, actions: list[Action]) -> None:
-        """Whether the connection ends by what the relay does: then what was held goes out as it would in a mute."""
-        reasons = [action.reason for action in actions if isinstance(action, Close)]
-        heard = bool(reasons) and reasons[0] not in _NOBODY_LISTENS
-        may_hold = self._held_from_ms is not None or self._eof[CLIENT]
-        self._letting_go |= heard and may_hold and not self._time_is_up
+    def _note_what_is_told(self, actions: list[Action]) -> None:
+        """Whether somebody hears that the connection ends by this step, and which throttles of the node mute in it."""
+        self._ends = any(isinstance(action, Close) and action.reason not in _NOBODY_LISTENS for action in actions)
         told = (action for action in actions if isinstance(action, Throttled) and action.quota_type is None)
         self._node_throttles_told = deque(action.throttle_time_ms for action in told)
 
@@ -824,16 +819,22 @@ class Model:
             self._held_from_ms, self._held_exactly = now_ms, written.all_fed and not self._asking(NODE)
 
     def _release(self, now_ms: int) -> None:
-        """The next answer begins to go out: for how long it was held, as far as that can be known."""
-        require(not self._is_held(now_ms), f"an answer goes out at {now_ms} though the mute is not over")
+        """The next answer begins to go out: for how long it was held, as far as that can be known.
+
+        When the connection ends what is held goes out before its time, and from there on all is told as in a mute.
+        What is not held any more then tells of its wait or not, as it was let go by the end or before.
+        """
+        if self._is_held(now_ms):
+            require(self._ends, f"an answer goes out at {now_ms} though the mute is not over")
+            self._letting_go = True
+        self._held_exactly &= not self._ends
         self._held_ms = 0 if self._held_from_ms is None else now_ms - self._held_from_ms
         self._held_from_ms = None
 
-    def _delayed_throttle(self, written: _Written, told_ms: int | None, now_ms: int) -> int:
+    def _delayed_throttle(self, head: wire.Head, node_ms: int, told_ms: int | None, now_ms: int) -> int:
         """What an answer that may have been held tells; `told_ms` is what it does tell, if that is here."""
-        request, node_ms, longest_ms = written.request, written.answer.throttle_ms, self._held_ms
-        assert request is not None
-        waits = client_waits(request.head.api_key, request.head.version)
+        longest_ms = self._held_ms
+        waits = client_waits(head.api_key, head.version)
         held_ms = longest_ms
         if not self._held_exactly and longest_ms:
             if not waits and told_ms is not None and (told_ms > node_ms or told_ms == node_ms <= 0):
@@ -843,28 +844,29 @@ class Model:
             require(0 <= held_ms <= longest_ms, f"held for {held_ms} ms, at most {longest_ms} can be")
         if (left_ms := node_ms - held_ms) > 0:
             self._counts.throttles_by_node += 1
-            self._mute(now_ms, left_ms, None, request.head)
+            self._mute(now_ms, left_ms, None, head)
             if self._node_throttles_told:
                 self._node_throttles_told.popleft()
         if not held_ms and node_ms <= 0:
             return node_ms
         return max(left_ms, 0) if waits else max(held_ms, node_ms)
 
-    def _own_answer(self, now_ms: int) -> tuple[bytes, int] | None:
-        """The answer of ours that is next, with what is left of a mute in it, and that."""
+    def _own_answer(self, data: bytes, now_ms: int) -> tuple[bytes, int] | None:
+        """The answer of ours that is next, if `data` must begin with one, and the throttle time in it."""
         if not self._in_flight:
             self._take_own(now_ms)
         own = self._in_flight[0].own_answer if self._in_flight else None
         if own is None:
             return None
-        self._charge_time(self._in_flight[0], now_ms)
-        at = self._in_flight[0].throttle_at
-        left_ms = max(self._in_flight[0].muted_until_ms, self._answered_until_ms) - now_ms
+        request, at = self._in_flight[0], self._in_flight[0].throttle_at
+        self._charge_time(request, now_ms)
+        self._release(now_ms)
+        if at < 0:
+            return own, 0
+        left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
         if self._plan.delays and not self._letting_go:
-            head = self._in_flight[0].head
-            held_ms = 0 if self._held_from_ms is None else now_ms - self._held_from_ms
-            left_ms = 0 if client_waits(head.api_key, head.version) else held_ms
-        if left_ms <= 0 or at < 0:
+            left_ms = self._delayed_throttle(request.head, 0, int.from_bytes(data[at : at + 4], "big"), now_ms)
+        if left_ms <= 0:
             return own, 0
         return own[:at] + pack(">i", left_ms) + own[at + 4 :], left_ms
 
@@ -1057,8 +1059,11 @@ class Model:
         request, answer = written.request, written.answer
         assert request is not None
         if self._plan.delays and not self._letting_go:
-            at, told = answer.throttle_at, pack(">i", self._delayed_throttle(written, told_ms, now_ms))
-            return written.expected[:at] + told + written.expected[at + 4 :]
+            at, delayed_ms = (
+                answer.throttle_at,
+                self._delayed_throttle(request.head, answer.throttle_ms, told_ms, now_ms),
+            )
+            return written.expected[:at] + pack(">i", delayed_ms) + written.expected[at + 4 :]
         own_ms = max(request.muted_until_ms, self._answered_until_ms, self._paid_at_ms) - now_ms
         node_ms = answer.throttle_ms
         if node_ms > own_ms and node_ms > 0:
