@@ -238,7 +238,8 @@ def describe_refusal(head: RequestHead, error_code: int, error_message: str | No
 
 def alter_answer(head: RequestHead, entities: Iterable[AlteredEntity]) -> bytes:
     """The whole frame that answers an AlterClientQuotas request. Messages too long are cut."""
-    return AlterWriter(head).answer(map(AlterWriter(head).entity, entities))
+    writer = AlterWriter(head)
+    return writer.answer(map(writer.entity, entities))
 
 
 class AlterWriter:

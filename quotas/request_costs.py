@@ -50,9 +50,9 @@ class Cost:
     base_us: float
     per_kib_us: float = 0.0
 
-    def us(self, size_bytes: int) -> float:
-        """What a request of that size costs, with its answer."""
-        return self.base_us + self.per_kib_us * size_bytes / KIB
+    def us(self, size_bytes: int, count: int = 1) -> float:
+        """What `count` requests cost, with so many bytes in all and with their answers."""
+        return self.base_us * count + self.per_kib_us / KIB * size_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +70,15 @@ UNKNOWN = Cost(60.0, 0.25)
 
 
 class NodeCosts:
-    """What requests cost one node, by their kind: a number below MAX_KINDS that the caller has given a meaning.
-
-    `base_us` and `per_byte_us` are what holds, by kind.
-    """
+    """What requests cost one node, by their kind: a number below MAX_KINDS that the caller has given a meaning."""
 
     def __init__(
         self, shipped: Mapping[int, Cost], pinned: Mapping[int, Cost], busy_shares: Mapping[int, float]
     ) -> None:
         """`busy_shares` are in place of BUSY_SHARE for some kinds."""
-        self.base_us = [UNKNOWN.base_us] * MAX_KINDS
-        self.per_byte_us = [UNKNOWN.per_kib_us / KIB] * MAX_KINDS
         self._shipped = shipped
         self._busy_shares = busy_shares
-        self._costs: dict[int, Cost] = {}
+        self._costs: dict[int, Cost] = {**shipped, **pinned}
         self._pinned = frozenset(pinned)
         self._samples: list[list[tuple[int, float]]] = [[] for _ in range(MAX_KINDS)]
         self._resume_us = [0] * MAX_KINDS
@@ -92,19 +87,17 @@ class NodeCosts:
         self._round_trips: deque[int] = deque(maxlen=_ROUND_TRIPS)
         self.floor_us = 0
         """What an answer takes at least: the way to the node and back."""
-        for kind, cost in {**shipped, **pinned}.items():
-            self._set(kind, cost)
 
     def us(self, kind: int, size_bytes: int, count: int = 1) -> float:
         """What `count` requests cost, with so many bytes in all and with their answers, as things stand."""
-        return self.base_us[kind] * count + self.per_byte_us[kind] * size_bytes
+        return self._costs.get(kind, UNKNOWN).us(size_bytes, count)
 
     def pin(self, pinned: Mapping[int, Cost]) -> None:
         """From now on these hold, and only these are not learned."""
         for kind in self._pinned - pinned.keys():
-            self._set(kind, self._shipped.get(kind, UNKNOWN))
+            self._costs[kind] = self._shipped.get(kind, UNKNOWN)
         for kind, cost in pinned.items():
-            self._set(kind, cost)
+            self._costs[kind] = cost
             self._learned.pop(kind, None)
             self._fits.pop(kind, None)
         self._pinned = frozenset(pinned)
@@ -133,13 +126,8 @@ class NodeCosts:
         fits = self._fits.setdefault(kind, deque(maxlen=FITS))
         share = self._busy_shares.get(kind, BUSY_SHARE)
         fits.append(_fitted(samples, self._costs.get(kind, UNKNOWN).per_kib_us, share))
-        self._set(kind, min(fits, key=lambda fit: fit[1])[0])
+        self._costs[kind] = min(fits, key=lambda fit: fit[1])[0]
         self._learned[kind] = self._learned.get(kind, 0) + SAMPLES
-
-    def _set(self, kind: int, cost: Cost) -> None:
-        self._costs[kind] = cost
-        self.base_us[kind] = cost.base_us
-        self.per_byte_us[kind] = cost.per_kib_us / KIB
 
     def readings(self) -> list[CostReading]:
         """All that hold, by kind."""

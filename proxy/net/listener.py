@@ -21,8 +21,8 @@ from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
 from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
-from proxy.relay.actions import CloseReason, Side
-from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.virtual_cluster import ListenerPorts

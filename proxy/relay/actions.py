@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from protocol.requests import INT32_MAX
 from protocol.splices import Splice
 from quotas.entities import QuotaType
 from quotas.ledger import Binding
@@ -173,3 +174,18 @@ class Work:
     """An Ask that takes long to answer: steps of a few ms, that yield in between and return what is decided."""
 
     steps: Generator[None, None, Verdict | Errand]
+
+
+@dataclass(slots=True, frozen=True)
+class RelayLimits:
+    """Bounds of one relay: frames in bytes, and requests whose answers are still to come; and how it throttles.
+
+    With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker. With `delays` answers
+    are held until the mute is over, as by brokers before 2.0; clients that would wait again hear of no throttle time.
+    """
+
+    max_frame_bytes: int = 104_857_600
+    max_answer_bytes: int = INT32_MAX
+    max_in_flight: int = 1000
+    withholds: bool = False
+    delays: bool = False

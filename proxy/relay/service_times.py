@@ -84,9 +84,9 @@ class ServiceTimes:
     def _cost_us(self, request: Request, binding: Binding, count: int, answer_bytes: int) -> float:
         costs = binding.costs
         assert costs is not None
-        kind, waiting = request.plan.cost_kind, request.waiting
+        waiting = request.waiting
         size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
-        modelled_us = costs.base_us[kind] * count + costs.per_byte_us[kind] * (size_bytes + answer_bytes)
+        modelled_us = costs.us(request.plan.cost_kind, size_bytes + answer_bytes, count)
         observed_us: float = self._came_us - self._since_us
         if self._alone:
             observed_us -= costs.floor_us

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.api_versions import carried
-from proxy.relay.actions import Action, Ask, Close, Send, Side, Throttled, Verdict
-from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.actions import Action, Ask, Close, RelayLimits, Send, Side, Throttled, Verdict
+from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts

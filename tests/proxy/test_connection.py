@@ -7,8 +7,8 @@ from structlog.testing import capture_logs
 
 from protocol.api_versions import carried
 from proxy.net.connection import Connection, NodeSocket, NodeUnreachable
-from proxy.relay.actions import CloseReason, Side
-from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import Entity, QuotaType

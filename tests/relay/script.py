@@ -10,13 +10,13 @@ from proxy.relay.actions import (
     CloseReason,
     OpenUpstream,
     Pause,
+    RelayLimits,
     Resume,
     Send,
     Side,
     Throttled,
     WakeAt,
 )
-from proxy.relay.relay import RelayLimits
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode

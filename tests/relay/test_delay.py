@@ -4,9 +4,8 @@ from struct import pack
 
 import pytest
 
-from proxy.relay.actions import CloseReason, Side, Throttled
+from proxy.relay.actions import CloseReason, RelayLimits, Side, Throttled
 from proxy.relay.costs import cost_kind
-from proxy.relay.relay import RelayLimits
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable

@@ -6,8 +6,7 @@ import pytest
 
 from protocol.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_ELEMENTS, NO_TOPIC_ID
 from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request
-from proxy.relay.actions import CloseReason, Side
-from proxy.relay.relay import RelayLimits
+from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.verdicts.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger

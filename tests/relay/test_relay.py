@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.relay.actions import CloseReason, Side, Verdict
+from proxy.relay.actions import CloseReason, RelayLimits, Side, Verdict
 from proxy.relay.likeness import Likeness
-from proxy.relay.relay import RelayLimits
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.relay.frames import (

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.relay.actions import CloseReason, Side
-from proxy.relay.relay import RelayLimits
+from proxy.relay.actions import CloseReason, RelayLimits, Side
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable

@@ -5,8 +5,7 @@ from struct import pack
 import pytest
 from kafka.protocol.consumer import FetchResponse
 
-from proxy.relay.actions import CloseReason, Side, Throttled
-from proxy.relay.relay import RelayLimits
+from proxy.relay.actions import CloseReason, RelayLimits, Side, Throttled
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable

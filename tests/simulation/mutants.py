@@ -15,13 +15,14 @@ from proxy.relay.actions import (
     CloseReason,
     Errand,
     Pause,
+    RelayLimits,
     Resume,
     Send,
     Side,
     Verdict,
     WakeAt,
 )
-from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts

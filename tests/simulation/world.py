@@ -7,8 +7,8 @@ from functools import partial
 from random import Random
 
 from protocol.api_versions import carried
-from proxy.relay.actions import Ask, CloseReason, Errand
-from proxy.relay.relay import Relay, RelayLimits
+from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
+from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.recent_topics import RecentTopics

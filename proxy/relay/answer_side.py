@@ -1,0 +1,644 @@
+"""The answer side of a relay: what the node sends is matched, charged, told its throttle time, and sent on."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from struct import Struct
+
+from protocol.addresses import hiding_splices, hints_bytes, rewritable
+from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
+from protocol.produce_answer import lone_partition_throttle_at
+from protocol.requests import MAX_HEAD_BYTES, MAX_HELD_BYTES
+from protocol.splices import Splice, splice_frame
+from protocol.walk import Walk
+from proxy.relay.actions import (
+    Action,
+    Ask,
+    AskKind,
+    CloseReason,
+    Pause,
+    RelayLimits,
+    Resume,
+    Send,
+    Side,
+    Verdict,
+    WakeAt,
+)
+from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Carriage, Piece, add_run, send_through
+from proxy.relay.loans import Loans
+from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, AnswerKind, Plan
+from proxy.relay.quick_answers import QUICK_BYTES, quick_run
+from proxy.relay.recognise import looks_like
+from proxy.relay.request import Refusal, Request
+from proxy.relay.tally import Tally
+from proxy.relay.withheld import decisive_bytes, empty_answer
+from quotas.entities import QuotaType
+from quotas.ledger import Binding, Ledger
+from quotas.sensors import StaleSensor
+
+Passing = tuple[int, Sequence[Splice]]
+"""How many bytes of what is here pass now, and the splices among them, in offsets from their start."""
+
+_NOTHING: Passing = (0, ())
+
+_CLIENT = Side.CLIENT
+_NODE = Side.NODE
+_PLAIN = AnswerKind.PLAIN
+_HEAD = AnswerKind.HEAD
+
+_SMALLEST_ANSWER = 4
+_ANSWER_PREFIX_BYTES = 13
+"""Length prefix, correlation id, an empty tag buffer, throttle time: what most answers are judged by."""
+
+_ANSWER_HEAD = Struct(">ii")
+_INT32 = Struct(">i")
+
+
+@dataclass(slots=True)
+class _StreamedAnswer:
+    """A large answer that is walked while it passes: `sent` of its `frame_bytes` have gone out."""
+
+    walk: Walk
+    frame_bytes: int
+    sent: int
+    request: Request
+
+
+class AnswerSide(Carriage):
+    """From the node to the client."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        super().__init__(ledger, tally, limits)
+        self._loans = Loans(ledger.sensors)
+        self._slow_us = -1
+        self._max_answer_bytes = limits.max_answer_bytes
+        self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
+        self._answers = b""
+        self._answer_left = 0
+        self._streamed: _StreamedAnswer | None = None
+        self._instead = b""
+        self._to_drop = 0
+        self._collecting: list[bytes] = []
+        self._to_collect = 0
+        self._held_answer = b""
+        self._held_since_ms: int | None = None
+        self._held_until_ms = 0
+        self._held_ms = 0
+        self._held_verdict: Verdict | None = None
+        self._answered_until_ms = 0
+        self._node_paused = False
+        self._answer_ticket = NO_TICKET
+
+    @property
+    def _amid_answer(self) -> bool:
+        return self._answer_left > 0 or self._streamed is not None or self._to_collect > 0 or self._to_drop > 0
+
+    def _take_answers(self, actions: list[Action], now_ms: int, at: int) -> None:
+        """Send on all that may be sent, throttle times patched; stop where an answer must be decided about.
+
+        `at` is where the next frame begins (before it, all is passed already), `run` where the bytes begin that go out
+        as they are.
+        """
+        buf = self._answers
+        end = len(buf)
+        run = 0
+        pieces: list[Piece] = []
+        after: list[Action] = []
+        try:
+            while True:
+                if self._answer_left:
+                    step = min(self._answer_left, end - at)
+                    self._answer_left -= step
+                    at += step
+                elif self._to_drop:
+                    add_run(pieces, buf, run, at)
+                    at = run = self._drop(pieces, at, end)
+                if at == end or self._answer_ticket != NO_TICKET or self._held_verdict is not None:
+                    break
+                if self._streamed is not None:
+                    passed, splices = self._stream(self._streamed, buf, at, now_ms, after)
+                else:
+                    if self._in_flight and self._in_flight[0].answer is not None:
+                        add_run(pieces, buf, run, at)
+                        pieces += self._own_answers(now_ms, after)
+                        run = at
+                        if self._held_since_ms is not None:
+                            break
+                    if self._in_flight and self._in_flight[0].held:
+                        add_run(pieces, buf, run, at)
+                        run = at
+                        at = self._collect(self._in_flight[0], buf, at, after)
+                        if run == at:
+                            break
+                        run = at
+                        continue
+                    if self._held_since_ms is None:
+                        passed_to = self._pass_alike(buf, at, now_ms)
+                        if passed_to != at:
+                            at = passed_to
+                            continue
+                    passed, splices = self._start_answer(buf, at, now_ms, after)
+                if self._to_drop:
+                    continue
+                if not passed:
+                    break
+                for splice in splices:
+                    add_run(pieces, buf, run, at + splice.start)
+                    pieces.append(splice.data)
+                    run = at + splice.end
+                self._answer_left = passed
+        finally:
+            self._answers = send_through(actions, _CLIENT, pieces, buf, run, at)
+            actions += after
+
+    def _settle_node(self, actions: list[Action]) -> None:
+        """Read the node or not, as things stand now; there is nothing to stop before it is connected."""
+        if self._mute & UNCONNECTED:
+            return
+        enough = self._answer_ticket != NO_TICKET and len(self._answers) >= MAX_HEAD_BYTES
+        pause = self._client_blocked or enough or self._held_since_ms is not None
+        if pause != self._node_paused:
+            self._node_paused = pause
+            actions.append(Pause(_NODE) if pause else Resume(_NODE))
+
+    # -------------------------------------------------------------- as they are
+
+    def _pass_alike(self, buf: bytes, at: int, now_ms: int) -> int:
+        """Pass the whole answers at `at` that need only be counted, of one run of requests; return where they end.
+
+        They are small, carry no throttle time, and none of ours is to be put in.
+        """
+        if not self._in_flight:
+            return at
+        request = self._in_flight[0]
+        plan = request.plan
+        if not plan.quick or request.charged or request.timed or request.held:
+            return at
+        if max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) > now_ms:
+            return at
+        if self._slow_us == self._now_us or (self._withholds and plan.api_key == FETCH):
+            return at
+        most = 1 if plan.api_key == FETCH else request.waiting
+        count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
+        if not count or (plan.api_key == FETCH and not self._charge_quick_fetch(request, end - at, now_ms)):
+            return at
+        binding = request.binding
+        if binding is not None and binding.costs is not None:
+            answer_bytes = end - at - 4 * count
+            if not self._times.charge_unthrottled(request, binding, count, answer_bytes, now_ms, self._now_us):
+                self._slow_us = self._now_us
+                request.charged = plan.api_key == FETCH
+                return at
+        self._no_longer_await(request, count)
+        self._count_answers(count, end - at)
+        return end
+
+    def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
+        """Charge the answer to a Fetch if it is plain that it is not throttled."""
+        binding = request.binding
+        if binding is None:
+            return True
+        value = frame_bytes - 4 - request.plan.answer_tags
+        if binding.fetch is not None:
+            try:
+                if not self._charge_unthrottled(binding.fetch, value, 1, now_ms):
+                    return False
+            except StaleSensor:
+                return False
+        if binding.shadow_fetch is not None:
+            self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
+        return True
+
+    # --------------------------------------------------------------- one by one
+
+    def _start_answer(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
+        """Begin with the answer at `at`: nothing passes while more bytes must come first or it is asked about."""
+        frame_bytes = self._answer_bytes(buf, at)
+        available = min(len(buf) - at, frame_bytes)
+        if not frame_bytes or available < min(frame_bytes, _ANSWER_PREFIX_BYTES):
+            return _NOTHING
+        request = self._in_flight[0]
+        plan = request.plan
+        body_at = 8
+        if plan.answer_tags:
+            if frame_bytes < 9:
+                return _too_short(plan, frame_bytes)
+            body_at = 9 if not buf[at + 8] else _after_header_tags(buf[at : at + available], frame_bytes)
+            if not body_at:
+                return _NOTHING
+        if plan.fetches and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
+            if self._withholds and available < min(frame_bytes, body_at + decisive_bytes(plan)):
+                return _NOTHING
+            self._charge_fetch(request, frame_bytes - (body_at - 4), now_ms, after)
+            if request.withheld:
+                return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
+        if plan.answer is _PLAIN:
+            return self._start_plain(request, buf, at, frame_bytes, body_at, now_ms, after)
+        if available < min(frame_bytes, MAX_HEAD_BYTES):
+            return _NOTHING
+        if plan.answer is _HEAD:
+            return self._ask_about_answer(plan, buf[at : at + min(available, MAX_HEAD_BYTES)], after)
+        return self._start_tail(request, buf, at, frame_bytes, body_at, now_ms, after)
+
+    def _start_plain(
+        self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
+    ) -> Passing:
+        """An answer whose throttle time, if it has one, stands at a fixed place near its start."""
+        plan = request.plan
+        throttle_at = plan.throttle_at
+        if throttle_at >= 0:
+            throttle_at += body_at - 8 - plan.answer_tags
+            if throttle_at + 4 > frame_bytes:
+                return _too_short(plan, frame_bytes)
+            if at + throttle_at + 4 > len(buf):
+                return _NOTHING
+        return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+
+    def _start_tail(
+        self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
+    ) -> Passing:
+        """An answer that is decided by what stands at its end: here whole, or so large that it is walked on its way."""
+        plan = request.plan
+        streams = frame_bytes > MAX_HEAD_BYTES
+        if not streams:
+            throttle_at = _throttle_behind(plan, buf, at, frame_bytes)
+            if throttle_at >= 0:
+                return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+        assert plan.shape is not None
+        walk = Walk(plan.shape, body_at)
+        here = memoryview(buf)[at : at + frame_bytes]
+        walk.advance(here, 0, stop_at_tail=streams)
+        if streams:
+            if not walk.done and walk.offset >= frame_bytes:
+                return _too_short(plan, frame_bytes)
+            passed = min(walk.offset, len(here))
+            passing = self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
+            if self._held_since_ms is None:
+                self._streamed = _StreamedAnswer(walk, frame_bytes, passed, replace(request))
+            return passing
+        if not walk.fits(frame_bytes):
+            return _too_short(plan, frame_bytes)
+        if plan.fetches and not request.charged:
+            self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes(walk, frame_bytes), now_ms, after)
+            if request.withheld:
+                return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
+        if walk.endpoints and rewritable(walk):
+            return self._ask_about_answer(plan, bytes(here), after)
+        return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
+
+    def _stream(self, streamed: _StreamedAnswer, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
+        """Go on with a large answer: what was walked passes; its tail is held until it is here whole."""
+        walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
+        here = min(len(buf) - at, frame_bytes - sent)
+        data = memoryview(buf)[at : at + here]
+        if walk.tail_at < 0:
+            walk.advance(data, sent, stop_at_tail=True)
+            ends_early = walk.done or sent + here == frame_bytes
+            if (walk.tail_at < 0 and ends_early) or (not walk.done and walk.offset >= frame_bytes):
+                return _too_short(streamed.request.plan, frame_bytes)
+            passed = min(walk.offset - sent, here)
+            streamed.sent += passed
+            if passed or walk.tail_at < 0:
+                return passed, ()
+        if frame_bytes - sent > MAX_HEAD_BYTES:
+            raise MalformedMessage(f"{frame_bytes - sent} bytes behind the partitions of an answer")
+        if sent + here < frame_bytes:
+            return _NOTHING
+        throttled_before = walk.throttle_at
+        walk.advance(data, sent)
+        if not walk.fits(frame_bytes):
+            return _too_short(streamed.request.plan, frame_bytes)
+        self._streamed = None
+        splices = hiding_splices(walk, frame_bytes)
+        if throttled_before < 0 <= walk.throttle_at:
+            node_ms = _INT32.unpack_from(data, walk.throttle_at - sent)[0]
+            splices = [*self._throttle_splices(streamed.request, walk.throttle_at, node_ms, now_ms, after), *splices]
+        return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
+
+    def _pass_answer(
+        self,
+        request: Request,
+        buf: bytes,
+        at: int,
+        throttle_at: int,
+        frame_bytes: int,
+        passed: int,
+        now_ms: int,
+        after: list[Action],
+    ) -> Passing:
+        """The answer goes out: take its request off the queue, count and time it, and put the throttle time in."""
+        if not request.timed:
+            self._charge_time(request, frame_bytes - 4, now_ms, after)
+        if self._delays and self._holds(request, now_ms, after):
+            return _NOTHING
+        self._no_longer_await(request, 1)
+        self._count_answers(1, frame_bytes)
+        if throttle_at < 0:
+            return passed, ()
+        node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
+        return passed, self._throttle_splices(request, throttle_at, node_ms, now_ms, after)
+
+    def _answer_bytes(self, buf: bytes, at: int) -> int:
+        """The length of the frame that begins at `at`, checked against what is in flight; 0 while it is unknown."""
+        if len(buf) - at < _ANSWER_HEAD.size:
+            if len(buf) - at >= 4:
+                self._check_answer_size(buf[at : at + 4])
+            return 0
+        size, correlation_id = _ANSWER_HEAD.unpack_from(buf, at)
+        if not _SMALLEST_ANSWER <= size <= self._max_answer_bytes:
+            self._check_answer_size(buf[at : at + 4])
+        if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
+            raise self._unexpected(buf[at : at + 4], correlation_id)
+        return int(size) + 4
+
+    def _check_answer_size(self, first_bytes: bytes) -> None:
+        size = _INT32.unpack(first_bytes)[0]
+        allowed = self._max_answer_bytes
+        if _SMALLEST_ANSWER <= size <= allowed:
+            return
+        if name := looks_like(first_bytes):
+            raise Refusal(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+        if size > allowed:
+            raise Refusal(CloseReason.ANSWER_TOO_LARGE, f"{size} bytes announced, {allowed} allowed")
+        raise MalformedMessage(f"a length prefix of {size}")
+
+    def _unexpected(self, first_bytes: bytes, correlation_id: int) -> Refusal:
+        if name := looks_like(first_bytes):
+            return Refusal(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
+        due = "none"
+        if self._in_flight:
+            due = f"{self._in_flight[0].plan.name} {self._in_flight[0].correlation_id}"
+        return Refusal(CloseReason.ANSWER_UNEXPECTED, f"correlation id {correlation_id}, {due} is due")
+
+    # -------------------------------------------------------- decided by others
+
+    def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
+        kind = AskKind.API_VERSIONS if plan.api_key == API_VERSIONS else AskKind.ADDRESSES
+        self._answer_ticket = self._next_ticket()
+        after.append(Ask(self._answer_ticket, kind, _NODE, plan.api_key, plan.api_version, head))
+        return _NOTHING
+
+    def _collect(self, request: Request, buf: bytes, at: int, after: list[Action]) -> int:
+        """Take what is here of an answer that is wanted whole; return where that ends."""
+        if not self._to_collect:
+            self._to_collect = self._answer_bytes(buf, at)
+            if self._to_collect + sum(map(len, self._enquired)) > MAX_HELD_BYTES:
+                detail = f"{request.plan.name}: {self._to_collect} bytes announced, {MAX_HELD_BYTES} can be held"
+                raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
+        if self._to_collect:
+            part = buf[at : at + self._to_collect]
+            self._collecting.append(part)
+            self._to_collect -= len(part)
+            at += len(part)
+            if not self._to_collect:
+                frame, self._collecting = b"".join(self._collecting), []
+                self._take_collected(request, frame, after)
+        return at
+
+    def _take_collected(self, request: Request, frame: bytes, after: list[Action]) -> None:
+        plan = request.plan
+        if not request.enquiry:
+            self._held_answer = frame
+            self._answer_ticket = self._next_ticket()
+            ask = Ask(self._answer_ticket, AskKind.MUTATION, _NODE, plan.api_key, plan.api_version, frame)
+            ask.note = request.note
+            after.append(ask)
+            return
+        self._no_longer_await(request, 1)
+        self._enquired.append(frame)
+
+    def _send_decided_answer(self, verdict: Verdict, actions: list[Action], now_ms: int) -> None:
+        """Send the head, or the whole, that was asked about, spliced; the rest of its frame follows as it comes."""
+        if self._held_answer:
+            head, self._held_answer = self._held_answer, b""
+            frame_bytes, rest = len(head), self._answers
+        else:
+            frame_bytes = _INT32.unpack_from(self._answers, 0)[0] + 4
+            head = self._answers[: min(frame_bytes, MAX_HEAD_BYTES)]
+            rest = self._answers[len(head) :]
+        request = self._in_flight[0]
+        after: list[Action] = []
+        _, throttle = self._pass_answer(request, head, 0, verdict.throttle_at, frame_bytes, len(head), now_ms, after)
+        if self._held_since_ms is not None:
+            self._held_verdict = verdict
+            self._held_answer = head if rest is self._answers else b""
+            actions += after
+            return
+        self._held_verdict = None
+        splices = sorted((*verdict.splices, *throttle), key=lambda splice: splice.start)
+        actions.append(Send(_CLIENT, splice_frame(head, frame_bytes - 4, splices)))
+        actions += after
+        self._answer_left = frame_bytes - len(head)
+        self._answers = rest
+
+    # --------------------------------------------------------------- of our own
+
+    def _send_own_answers(self, actions: list[Action], now_ms: int) -> None:
+        """Send the answers of our own whose turn it is."""
+        after: list[Action] = []
+        if self._amid_answer:
+            return
+        if answers := self._own_answers(now_ms, after):
+            actions.append(Send(_CLIENT, answers))
+        actions += after
+
+    def _own_answers(self, now_ms: int, after: list[Action]) -> list[Piece]:
+        """The answers of our own that come before the next one of the node, taken off the queue."""
+        answers: list[Piece] = []
+        while self._in_flight and (answer := self._in_flight[0].answer) is not None:
+            request = self._in_flight[0]
+            if not request.timed:
+                self._charge_time(request, len(answer) - 4, now_ms, after)
+            if self._delays and self._holds(request, now_ms, after):
+                break
+            self._no_longer_await(request, 1)
+            self._count_answers(1, len(answer))
+            left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
+            if self._delays:
+                left_ms = 0 if request.plan.client_waits else self._held_ms
+            at = request.plan.throttle_at
+            if left_ms > 0 and at >= 0:
+                answer = answer[:at] + int32(left_ms) + answer[at + 4 :]
+            answers.append(answer)
+        return answers
+
+    # ----------------------------------------------------------- throttle times
+
+    def _charge_time(self, request: Request, answer_bytes: int, now_ms: int, after: list[Action]) -> int:
+        """Charge what the request cost the node, or would have, if that is measured; the throttle time in ms.
+
+        The client is muted for it, and all answers say so until that is over.
+        """
+        request.timed = True
+        binding = request.binding
+        if binding is None or binding.costs is None:
+            return 0
+        if request.answer is None:
+            throttle_time_ms = self._times.charge(request, binding, answer_bytes, now_ms, self._now_us)
+        else:
+            throttle_time_ms = self._times.charge_own(request, binding, answer_bytes, now_ms)
+        if throttle_time_ms:
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.REQUEST, request.client_id, after)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
+        return throttle_time_ms
+
+    def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
+        """Charge the answer of a Fetch or ShareFetch: its size without length prefix, header tags and, where it is
+        here whole, NodeEndpoints, as a broker counts it.
+        """
+        request.charged = True
+        binding = request.binding
+        if binding is None:
+            return
+        throttle_time_ms = 0
+        if self._withholds:
+            throttle_time_ms = self._charge_or_withhold(request, binding, value, now_ms, after)
+        elif binding.fetch is not None:
+            throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
+        if binding.shadow_fetch is not None and not request.withheld:
+            self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
+        if throttle_time_ms:
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
+
+    def _charge_or_withhold(
+        self, request: Request, binding: Binding, value: int, now_ms: int, after: list[Action]
+    ) -> int:
+        """As in a broker: whoever is over the quota of request time or of bytes gets none, and is charged none."""
+        over_time = self._charge_time(request, value, now_ms, after) > 0
+        throttle_time_ms = 0
+        if binding.fetch is not None:
+            sensors = self._ledger.sensors
+            with suppress(StaleSensor):
+                throttle_time_ms = sensors.charge_if_within(binding.fetch, value, now_ms)
+                if over_time and not throttle_time_ms:
+                    sensors.give_back(binding.fetch, value, now_ms)
+        request.withheld = over_time or throttle_time_ms > 0
+        return throttle_time_ms
+
+    def _charge_shadow_fetch(self, sensor: int, value: int, now_ms: int) -> None:
+        """Charge the answer of a Fetch to a shadow quota, if it is measured still."""
+        with suppress(StaleSensor):
+            self._shadows.charge(sensor, value, now_ms)
+
+    def _throttle_splices(
+        self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
+    ) -> Sequence[Splice]:
+        """The larger of our throttle time and the node's is reported, and mutes the client."""
+        if self._delays:
+            return self._delayed_splices(request, throttle_at, node_ms, now_ms, after)
+        own_ms = max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) - now_ms
+        if own_ms <= 0 and node_ms <= 0:
+            return ()
+        if node_ms > own_ms:
+            self._tally.throttles_by_node += 1
+            self._mute_until(now_ms, node_ms, None, request.client_id, after)
+            self._answered_until_ms = max(self._answered_until_ms, now_ms + node_ms)
+            return ()
+        if node_ms == own_ms:
+            return ()
+        return (Splice(throttle_at, throttle_at + 4, int32(own_ms)),)
+
+    # ----------------------------------------------------------------- withheld
+
+    def _withhold(
+        self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
+    ) -> Passing:
+        """The answer to a Fetch over quota does not go out, however large; an empty one takes its place."""
+        plan = request.plan
+        if frame_bytes < body_at + decisive_bytes(plan):
+            return _too_short(plan, frame_bytes)
+        request.withheld = False
+        self._no_longer_await(request, 1)
+        throttle_at, told_ms = plan.throttle_at, 0
+        if throttle_at >= 0:
+            told_ms = _INT32.unpack_from(buf, at + body_at)[0]
+            if splices := self._throttle_splices(request, throttle_at, told_ms, now_ms, after):
+                told_ms = _INT32.unpack(splices[0].data)[0]
+        head = memoryview(buf)[at : at + body_at + decisive_bytes(plan)]
+        self._instead = empty_answer(plan, head, body_at, request.incremental, told_ms)
+        self._to_drop = frame_bytes
+        self._count_answers(1, len(self._instead))
+        return _NOTHING
+
+    def _drop(self, pieces: list[Piece], at: int, end: int) -> int:
+        """Drop what is here of an answer that is withheld; return where that ends."""
+        if self._instead:
+            pieces.append(self._instead)
+            self._instead = b""
+        step = min(self._to_drop, end - at)
+        self._to_drop -= step
+        return at + step
+
+    # --------------------------------------------------------------------- held
+
+    def _holds(self, request: Request, now_ms: int, after: list[Action]) -> bool:
+        """Whether the answer to the oldest request is held, as a throttle is not over; how long it was, when it is."""
+        until_ms = max(request.muted_until_ms, self._answered_until_ms)
+        if self._loans.paid_at_ms:
+            until_ms = self._muted_until_ms
+        if until_ms > now_ms and self._mute & THROTTLED:
+            self._held_until_ms = until_ms
+            if self._held_since_ms is None:
+                self._held_since_ms = now_ms
+                if until_ms < self._muted_until_ms:
+                    after.append(WakeAt(until_ms))
+            return True
+        self._held_ms = 0 if self._held_since_ms is None else now_ms - self._held_since_ms
+        self._held_since_ms = None
+        return False
+
+    def _delayed_splices(
+        self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
+    ) -> Sequence[Splice]:
+        """A client that waits for what it is told hears of the node's throttle only, as far as it was not held for it.
+
+        Others are told how long they were throttled.
+        """
+        left_ms = node_ms - self._held_ms
+        if left_ms > 0:
+            self._tally.throttles_by_node += 1
+            self._mute_until(now_ms, left_ms, None, request.client_id, after)
+        told_ms = max(left_ms, 0) if request.plan.client_waits else max(self._held_ms, node_ms)
+        if told_ms == node_ms or (not self._held_ms and node_ms <= 0):
+            return ()
+        return (Splice(throttle_at, throttle_at + 4, int32(told_ms)),)
+
+    def _let_go(self, actions: list[Action]) -> None:
+        """The connection ends: what was held goes out at once, with what is left of the throttle."""
+        now_ms, verdict = self._now_us // 1000, self._held_verdict
+        self._delays, self._held_since_ms, self._held_verdict = False, None, None
+        with suppress(ProtocolError):
+            if verdict is not None:
+                self._send_decided_answer(verdict, actions, now_ms)
+            self._take_answers(actions, now_ms, 0)
+            self._send_own_answers(actions, now_ms)
+
+
+def _after_header_tags(head: bytes, frame_bytes: int) -> int:
+    """Where the body begins behind the tags of an answer's header; 0 while they are not all here."""
+    reader = Reader(head, 8)
+    try:
+        reader.tags(MAX_HEADER_TAGS)
+    except TruncatedMessage:
+        if len(head) >= min(frame_bytes, MAX_HEAD_BYTES):
+            raise
+        return 0
+    return reader.offset
+
+
+def _throttle_behind(plan: Plan, buf: bytes, at: int, frame_bytes: int) -> int:
+    """Where throttle_time_ms stands in a whole answer that need not be walked for it; -1 for the others.
+
+    Most answers to Produce are about one partition without an error: their length alone tells.
+    """
+    if plan.answer is AnswerKind.LAST:
+        return frame_bytes - 4 if frame_bytes >= 16 else NO_THROTTLE
+    if plan.api_key == PRODUCE:
+        return lone_partition_throttle_at(buf, at, frame_bytes, plan.api_version)
+    return NO_THROTTLE
+
+
+def _too_short(plan: Plan, frame_bytes: int) -> Passing:
+    raise MalformedMessage(f"{plan.name} v{plan.api_version}: {frame_bytes} bytes do not hold what they announce")

@@ -1,0 +1,389 @@
+"""The request side of a relay: what the client sends is read, charged, decided about, and sent on to the node."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from struct import Struct
+
+from protocol.api_versions import unsupported_version_answer
+from protocol.empty_fetch import is_incremental
+from protocol.errors import TruncatedMessage
+from protocol.requests import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
+from protocol.splices import Splice, splice_frame
+from proxy.relay.actions import (
+    Action,
+    Ask,
+    AskKind,
+    CloseReason,
+    OpenUpstream,
+    Pause,
+    RelayLimits,
+    Resume,
+    Send,
+    Side,
+    Verdict,
+)
+from proxy.relay.carriage import (
+    ASKING,
+    ENQUIRING,
+    FETCHING,
+    IN_FLIGHT_FULL,
+    NO_TICKET,
+    UNCONNECTED,
+    Carriage,
+    Piece,
+    add_run,
+    send_through,
+)
+from proxy.relay.likeness import Likeness, likeness_of
+from proxy.relay.plans import FETCH, PRODUCE, UNKNOWN_API_VERSIONS
+from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
+from proxy.relay.tally import Tally
+from quotas.entities import QuotaType
+from quotas.ledger import Binding, Ledger
+
+_CLIENT = Side.CLIENT
+_NODE = Side.NODE
+_INT32 = Struct(">i")
+_MAX_BINDINGS = 64
+
+
+class RequestSide(Carriage):
+    """From the client to the node."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        super().__init__(ledger, tally, limits)
+        self._buckets = ledger.buckets
+        self._max_frame_bytes = limits.max_frame_bytes
+        self._timed = False
+        self._bindings: dict[bytes, Binding] = {}
+        self._likeness: Likeness | None = None
+        self._requests = b""
+        self._request_left = 0
+        self._opening = False
+        self._client_paused = False
+        self._fetched_from: set[int] = set()
+        self._node_blocked = False
+        self._request_ticket = NO_TICKET
+        self._asked_client_id = b""
+        self._enquiries = 0
+        self._decided: Verdict | None = None
+        self._decided_ms = 0
+
+    def _take_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
+        """Send on all that may be sent: whole frames, and what is here of a frame whose decisive fields are.
+
+        `at` is where the next frame begins (before it, all is taken already), `run` where the bytes begin that go out
+        as they are.
+        """
+        buf = self._requests
+        end = len(buf)
+        run = 0
+        quick = True
+        pieces: list[Piece] = []
+        after: list[Action] = []
+        try:
+            while True:
+                if self._request_left:
+                    step = min(self._request_left, end - at)
+                    self._request_left -= step
+                    at += step
+                if at == end or self._mute & ~UNCONNECTED:
+                    break
+                if quick and not self._mute:
+                    at, quick = self._take_alike(buf, at, now_ms)
+                    if at == end:
+                        break
+                request = read_request(buf, at, end, self._max_frame_bytes)
+                if request is None:
+                    break
+                frame_bytes = request.size_bytes + 4
+                if request.plan is UNKNOWN_API_VERSIONS:
+                    if at + frame_bytes > end or self._client_blocked:
+                        break
+                    add_run(pieces, buf, run, at)
+                    at = run = at + frame_bytes
+                    self._answer(request, unsupported_version_answer(request.correlation_id))
+                    continue
+                if self._mute:
+                    self._open_upstream(after)
+                    break
+                if self._decided is not None:
+                    add_run(pieces, buf, run, at)
+                    run = at + frame_bytes
+                    pieces += self._carry_out(self._decided, request, memoryview(buf)[at:run], now_ms, after)
+                    at = run
+                    continue
+                binding = self._bindings.get(request.client_id)
+                if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
+                    self._ask_for_binding(request, after)
+                    break
+                request.binding = binding if request.plan.charged else None
+                if request.plan.asked is not None:
+                    if _is_asked(request, binding):
+                        self._ask_about_request(request, buf, at, after)
+                        break
+                    self._enquired = []
+                if self._withholds and request.plan.fetches and not _note_session(request, buf, at, end):
+                    break
+                if request.plan.fetches and binding.limits_fetches:
+                    if self._must_pay_first(request, binding, now_ms, after):
+                        break
+                    self._mute |= FETCHING
+                splice = self._take(request, binding, buf, now_ms, after)
+                if splice is None:
+                    if not (self._mute & FETCHING or (self._withholds and request.plan.fetches)):
+                        self._likeness = likeness_of(request, binding, buf, at)
+                else:
+                    add_run(pieces, buf, run, splice.start)
+                    pieces.append(splice.data)
+                    run = splice.end
+                self._request_left = frame_bytes
+        finally:
+            self._requests = send_through(actions, _NODE, pieces, buf, run, at)
+            actions += after
+
+    def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int, after: list[Action]) -> Splice | None:
+        """Count and charge a request that is being sent on; return the splice that clamps a Fetch."""
+        plan = request.plan
+        self._count_requests(plan.api_key, 1, request.size_bytes + 4)
+        splice = None
+        if plan.api_key == PRODUCE:
+            if binding.produce is not None:
+                throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
+                if throttle_time_ms:
+                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after)
+            if binding.shadow_produce is not None:
+                self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
+        elif plan.fetches and binding.limits_fetches:
+            if plan.api_key == FETCH:
+                splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
+            else:
+                splice = limits_clamp(buf, request.decided_at - LIMITS_BYTES, binding.fetch_ceiling_bytes)
+        elif plan.asked is AskKind.MUTATION and binding.mutation is not None:
+            self._buckets.spend_permissively(binding.mutation, 0, now_ms)
+        if request.answered:
+            request.muted_until_ms = self._muted_until_ms
+            self._await_answer(request)
+        elif binding.costs is not None:
+            self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, request.size_bytes)
+        return splice
+
+    def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
+        """Whether an entity's first Fetch on this connection waits: else hanging up were a way around a throttle."""
+        if binding.fetch is None or self._withholds or binding.fetch in self._fetched_from:
+            return False
+        if len(self._fetched_from) >= _MAX_BINDINGS:
+            self._fetched_from.clear()
+        self._fetched_from.add(binding.fetch)
+        owed_ms = self._ledger.sensors.owed_ms(binding.fetch, now_ms)
+        if owed_ms:
+            self._mute_until(now_ms, owed_ms, QuotaType.FETCH, request.client_id, after)
+        return owed_ms > 0
+
+    def _take_alike(self, buf: bytes, at: int, now_ms: int) -> tuple[int, bool]:
+        """Take the whole requests at `at` that are like the one before; return where they end.
+
+        Whatever may throttle, fill the queue or need a decision is left to `_take_requests`. The second value is False
+        when a throttle is near: to look at the same bytes again would be in vain.
+        """
+        likeness = self._likeness
+        if likeness is None:
+            return at, True
+        binding = likeness.binding
+        if binding.version != self._ledger.version and not self._ledger.renews(binding):
+            return at, True
+        while True:
+            room = self._max_in_flight - self._waiting - 1
+            first_id, count, end = likeness.run(buf, at, room, self._max_frame_bytes)
+            if not count:
+                return at, True
+            if not self._take_run(likeness, first_id, count, end - at, now_ms):
+                return at, False
+            if likeness.shadow is not None:
+                self._charge_shadow_run(likeness.shadow, buf, at, end, count, now_ms)
+            at = end
+            if at == len(buf):
+                return at, True
+
+    def _take_run(self, likeness: Likeness, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
+        """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
+        request, binding = likeness.request, likeness.binding
+        api_key = request.plan.api_key
+        sizes = frames_bytes - 4 * count
+        sensor = binding.produce if api_key == PRODUCE else None
+        if sensor is not None and not self._charge_unthrottled(sensor, sizes, count, now_ms):
+            return False
+        self._count_requests(api_key, count, frames_bytes)
+        if not request.answered:
+            if binding.costs is not None:
+                self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, sizes, count)
+            return True
+        if not self._waiting:
+            self._times.sent(self._now_us)
+        self._waiting += count
+        if not request.waiting:
+            request.correlation_id = first_id
+            request.muted_until_ms = self._muted_until_ms
+            request.charged = request.timed = False
+            request.waiting = count
+            request.waiting_bytes = sizes
+            self._in_flight.append(request)
+        elif (
+            self._in_flight[-1] is request
+            and request.correlation_id + request.waiting == first_id
+            and request.muted_until_ms == self._muted_until_ms
+        ):
+            request.waiting += count
+            request.waiting_bytes += sizes
+        else:
+            likeness.request = replace(
+                request,
+                correlation_id=first_id,
+                muted_until_ms=self._muted_until_ms,
+                charged=False,
+                timed=False,
+                waiting=count,
+                waiting_bytes=sizes,
+            )
+            self._in_flight.append(likeness.request)
+        return True
+
+    def _charge_shadow_run(self, sensor: int, buf: bytes, at: int, end: int, count: int, now_ms: int) -> None:
+        """Charge the `count` requests between `at` and `end` to a shadow quota, which nobody feels."""
+        if self._shadows.charge_unthrottled(sensor, end - at - 4 * count, count, now_ms):
+            return
+        while at < end:
+            size_bytes = _INT32.unpack_from(buf, at)[0]
+            self._shadows.charge(sensor, size_bytes, now_ms)
+            at += 4 + size_bytes
+
+    def _open_upstream(self, after: list[Action]) -> None:
+        if not self._opening:
+            self._opening = True
+            after.append(OpenUpstream())
+
+    def _ask_for_binding(self, request: Request, after: list[Action]) -> None:
+        self._mute |= ASKING
+        self._request_ticket = self._next_ticket()
+        self._asked_client_id = request.client_id
+        plan = request.plan
+        after.append(
+            Ask(
+                self._request_ticket,
+                AskKind.BINDING,
+                _CLIENT,
+                plan.api_key,
+                plan.api_version,
+                request.client_id,
+            )
+        )
+
+    def _bind(self, binding: Binding) -> None:
+        if len(self._bindings) >= _MAX_BINDINGS or len(self._asked_client_id) > LONG_CLIENT_ID_BYTES:
+            self._bindings.clear()
+        self._bindings[self._asked_client_id] = binding
+        self._timed |= binding.costs is not None
+
+    def _take_up_again(self) -> bool:
+        """True, once, when what is in flight no longer keeps further requests from being taken."""
+        over = ENQUIRING if len(self._enquired) == self._enquiries else 0
+        if self._waiting < self._max_in_flight:
+            over |= IN_FLIGHT_FULL
+        if not self._waiting:
+            over |= FETCHING
+        over &= self._mute
+        self._mute &= ~over
+        return over != 0
+
+    def _ask_about_request(self, request: Request, buf: bytes, at: int, after: list[Action]) -> None:
+        """Ask about the request at `at` once it is here whole."""
+        plan, end = request.plan, at + 4 + request.size_bytes
+        if request.size_bytes > MAX_ASKED_BYTES:
+            detail = f"{plan.name}: {request.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
+            raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
+        if end <= len(buf) and not self._client_blocked:
+            assert plan.asked is not None
+            self._mute |= ASKING
+            self._request_ticket = self._next_ticket()
+            ask = Ask(self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end])
+            ask.client_id, ask.body_at = request.client_id, request.body_at - at
+            ask.enquired, self._enquired = tuple(self._enquired), []
+            after.append(ask)
+
+    def _enquire(self, frames: Sequence[bytes], actions: list[Action]) -> None:
+        """Send requests of our own; with their answers the same is asked again, and no request is taken before.
+
+        It is asked when it can be carried out, too: what a decision costs is not for a client that may go meanwhile.
+        """
+        self._mute = self._mute & ~ASKING | ENQUIRING
+        for frame in frames:
+            request = read_request(frame, 0, len(frame), INT32_MAX)
+            assert request is not None
+            request.held = request.enquiry = True
+            self._await_answer(request)
+        self._enquiries = len(frames)
+        actions.append(Send(_NODE, frames))
+
+    def _carry_out(
+        self, verdict: Verdict, request: Request, frame: memoryview, now_ms: int, after: list[Action]
+    ) -> Sequence[Piece]:
+        """Do with a request as was decided; what goes to the node of its frame."""
+        self._decided = None
+        self._tally.mutations_refused += verdict.refused
+        throttle_time_ms = self._decided_ms + verdict.throttle_time_ms - now_ms
+        if throttle_time_ms > 0:
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.CONTROLLER_MUTATION, request.client_id, after)
+        if verdict.answer is not None:
+            self._answer(request, verdict.answer)
+            return ()
+        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        request.note, request.held = verdict.note, verdict.note is not None
+        request.binding = self._bindings.get(request.client_id)
+        request.muted_until_ms = self._muted_until_ms
+        self._await_answer(request)
+        return splice_frame(frame, request.size_bytes, verdict.splices)
+
+    def _answer(self, request: Request, answer: bytes) -> None:
+        """Answer a request by ourselves, when its turn comes."""
+        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        request.binding = self._bindings.get(request.client_id)
+        request.answer = answer
+        request.muted_until_ms = self._muted_until_ms
+        self._await_answer(request)
+
+    def _settle_client(self, actions: list[Action]) -> None:
+        """Read the client or not, as things stand now.
+
+        A verdict is quick: while it is due reading goes on. It must go on, too, until a whole head has had the upstream
+        connection opened: nothing else would ever end that wait.
+        """
+        waits = self._mute & ~(ASKING | ENQUIRING) and (self._opening or self._mute != UNCONNECTED)
+        enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
+        muted = self._mute or self._client_blocked
+        enough = muted and not self._request_left and len(self._requests) >= enough_bytes
+        pause = bool(self._node_blocked or enough)
+        if pause != self._client_paused:
+            self._client_paused = pause
+            actions.append(Pause(_CLIENT) if pause else Resume(_CLIENT))
+
+
+def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
+    """Note whether a Fetch goes on with a session; False while that is not here yet."""
+    if request.plan.api_key != FETCH:
+        return True
+    frame_end = at + 4 + request.size_bytes
+    here = memoryview(buf)[: min(end, frame_end)]
+    try:
+        request.incremental = is_incremental(here, request.body_at, request.plan.api_version)
+    except TruncatedMessage:
+        if end >= frame_end:
+            raise
+        return False
+    return True
+
+
+def _is_asked(request: Request, binding: Binding) -> bool:
+    """Whether a request of the ask list is asked about; a shadow quota alone never has one refused for its size."""
+    if request.plan.asked is not AskKind.MUTATION or binding.limits_mutations:
+        return True
+    return binding.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES
