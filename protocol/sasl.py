@@ -1,0 +1,76 @@
+"""The frames of a SASL authentication: SaslHandshake, SaslAuthenticate, and the bare tokens of handshake v0.
+
+Nothing here keeps a token: what is returned of one is a view into the frame it came in, and is never shown.
+Sources: `SaslHandshakeRequest.json`, `SaslAuthenticateRequest.json` and their answers, KIP-43, KIP-152, KIP-368.
+"""
+
+from dataclasses import dataclass, field
+
+from protocol.errors import MalformedMessage
+from protocol.primitives import Reader
+
+SASL_HANDSHAKE = 17
+SASL_AUTHENTICATE = 36
+SASL_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
+
+BARE_TOKENS_VERSION = 0
+"""After a SaslHandshake of this version tokens come as they are: an int32 length and the bytes, on both sides."""
+
+NONE = 0
+"""The error code of success."""
+
+_AUTHENTICATE_FLEXIBLE_SINCE = 2
+_SIZE_BYTES = 4
+_ANSWER_BODY_AT = 8
+
+
+@dataclass(slots=True, frozen=True)
+class SaslToken:
+    """What an answer to a token says: an error code, and the token of the node."""
+
+    error_code: int
+    token: memoryview = field(repr=False)
+
+
+def read_handshake(frame: bytes, body_at: int) -> str:
+    """The mechanism that a SaslHandshake request names. Raises ProtocolError."""
+    mechanism = Reader(frame, body_at).string()
+    if mechanism is None:
+        raise MalformedMessage("SaslHandshake: no mechanism")
+    return mechanism.decode(errors="replace")
+
+
+def read_handshake_answer(frame: bytes) -> int:
+    """The error code of an answer to SaslHandshake. Raises ProtocolError."""
+    return Reader(frame, _ANSWER_BODY_AT).int16()
+
+
+def read_authenticate(frame: bytes, body_at: int, api_version: int) -> memoryview:
+    """The token in a SaslAuthenticate request. Raises ProtocolError."""
+    return _token(Reader(frame, body_at), frame, api_version)
+
+
+def read_authenticate_answer(frame: bytes, api_version: int) -> SaslToken:
+    """What an answer to SaslAuthenticate says. Raises ProtocolError."""
+    reader = Reader(frame, _ANSWER_BODY_AT)
+    if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE:
+        reader.tags()
+    error_code = reader.int16()
+    if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE:
+        reader.compact_string()
+    else:
+        reader.string()
+    return SaslToken(error_code, _token(reader, frame, api_version))
+
+
+def bare_token(frame: bytes) -> memoryview:
+    """The token in a frame that is nothing but a length and a token."""
+    return memoryview(frame)[_SIZE_BYTES:]
+
+
+def _token(reader: Reader, frame: bytes, api_version: int) -> memoryview:
+    length = reader.uvarint() - 1 if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE else reader.int32()
+    if length < 0:
+        raise MalformedMessage("SaslAuthenticate: no token")
+    start = reader.skip(length)
+    return memoryview(frame)[start : reader.offset]
