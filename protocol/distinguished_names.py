@@ -1,0 +1,194 @@
+"""The subject of an X.509 certificate as Java writes it, and until when the certificate is valid.
+
+A broker's user of a client certificate is `X500Principal.getName()`: RFC 2253, with what Java makes of its open ends.
+"""
+
+import re
+from calendar import timegm
+
+from protocol.errors import MalformedMessage, TruncatedMessage
+
+_SEQUENCE, _SET, _OID, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0x31, 0x06, 0x17, 0x18
+_EXPLICIT_VERSION = 0xA0
+
+_TEXTS = frozenset({0x0C, 0x13, 0x14, 0x16, 0x1B, 0x1E})
+"""UTF8String, PrintableString, T61String, IA5String, GeneralString, BMPString: Java reads each as UTF-8."""
+
+_KEYWORDS = {
+    "2.5.4.3": "CN",
+    "2.5.4.6": "C",
+    "2.5.4.7": "L",
+    "2.5.4.8": "ST",
+    "2.5.4.9": "STREET",
+    "2.5.4.10": "O",
+    "2.5.4.11": "OU",
+    "0.9.2342.19200300.100.1.1": "UID",
+    "0.9.2342.19200300.100.1.25": "DC",
+}
+"""Of all others the number is written, and their values as the hexadecimal of their DER."""
+
+_ESCAPED = frozenset(',=+<>#;"\\')
+_MAX_ARC_BYTES = 32
+
+_SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
+"""Half a pair in UTF-8: Java replaces it by one U+FFFD, Python by one for each byte."""
+
+
+class _Der:
+    """A cursor over the elements between two offsets of DER (X.690). MalformedMessage, TruncatedMessage."""
+
+    def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
+        self.data = data
+        self.at = at
+        self.end = len(data) if end is None else end
+
+    def __bool__(self) -> bool:
+        return self.at < self.end
+
+    def tag(self) -> int:
+        """The tag of the element that comes next."""
+        if self.at >= self.end:
+            raise TruncatedMessage(self.at, 1, self.end)
+        return self.data[self.at]
+
+    def take(self, wanted: int | None = None) -> tuple[int, int]:
+        """Step over an element, which must have the tag `wanted` if one is given; where its content begins and ends."""
+        tag, begin = self.tag(), self.at
+        if tag & 0x1F == 0x1F or (wanted is not None and tag != wanted):
+            raise MalformedMessage(f"DER tag {tag:#04x} at offset {begin}")
+        start, size = begin + 2, self._byte(begin + 1)
+        if size & 0x80:
+            count = size & 0x7F
+            if not 1 <= count <= 4:
+                raise MalformedMessage(f"DER length of {count} bytes at offset {begin}")
+            start += count
+            size = int.from_bytes(self.data[begin + 2 : start], "big")
+        if start + size > self.end:
+            raise TruncatedMessage(begin, start + size - begin, self.end)
+        self.at = start + size
+        return start, self.at
+
+    def inside(self, wanted: int) -> "_Der":
+        """A cursor over the content of the next element, which is stepped over."""
+        start, end = self.take(wanted)
+        return _Der(self.data, start, end)
+
+    def content(self, wanted: int) -> bytes:
+        """The content of the next element."""
+        start, end = self.take(wanted)
+        return self.data[start:end]
+
+    def whole(self) -> bytes:
+        """The next element with its tag and length."""
+        begin = self.at
+        _, end = self.take()
+        return self.data[begin:end]
+
+    def _byte(self, at: int) -> int:
+        if at >= self.end:
+            raise TruncatedMessage(at, 1, self.end)
+        return self.data[at]
+
+
+def subject_of(certificate: bytes) -> str:
+    """The subject of a certificate in DER, in Java's form. Raises ProtocolError."""
+    fields = _fields_from_issuer(certificate)
+    fields.take(_SEQUENCE)
+    fields.take(_SEQUENCE)
+    return distinguished_name(fields.whole())
+
+
+def not_after(certificate: bytes) -> int:
+    """When a certificate in DER ends to be valid, in seconds since 1970. Raises ProtocolError."""
+    fields = _fields_from_issuer(certificate)
+    fields.take(_SEQUENCE)
+    validity = fields.inside(_SEQUENCE)
+    validity.take()
+    tag = validity.tag()
+    return _seconds(tag, validity.content(tag))
+
+
+def _fields_from_issuer(certificate: bytes) -> _Der:
+    """RFC 5280: TBSCertificate after version, serialNumber and signature."""
+    fields = _Der(certificate).inside(_SEQUENCE).inside(_SEQUENCE)
+    if fields.tag() == _EXPLICIT_VERSION:
+        fields.take()
+    fields.take()
+    fields.take(_SEQUENCE)
+    return fields
+
+
+def _seconds(tag: int, text: bytes) -> int:
+    """YYMMDDHHMMSSZ up to 2049, YYYYMMDDHHMMSSZ from then on (RFC 5280, 4.1.2.5)."""
+    digits = text[:-1]
+    size = {_UTC_TIME: 12, _GENERALIZED_TIME: 14}.get(tag)
+    if len(digits) != size or not digits.isdigit() or text[-1:] != b"Z":
+        raise MalformedMessage(f"time {text[:20]!r} in a certificate")
+    year, rest = int(digits[:-10]), digits[-10:]
+    if tag == _UTC_TIME:
+        year += 1900 if year >= 50 else 2000
+    month, day, hour, minute, second = (int(rest[i : i + 2]) for i in range(0, 10, 2))
+    if not (year and 1 <= month <= 12):
+        raise MalformedMessage(f"time {text[:20]!r} in a certificate")
+    return timegm((year, month, day, hour, minute, second))
+
+
+def distinguished_name(name: bytes) -> str:
+    """A Name in DER as RFC 2253, last part first. Raises ProtocolError."""
+    parts = []
+    outer = _Der(name)
+    sets = outer.inside(_SEQUENCE)
+    while sets:
+        attributes = []
+        members = sets.inside(_SET)
+        while members:
+            attributes.append(_attribute(members.inside(_SEQUENCE)))
+        if not attributes:
+            raise MalformedMessage("an empty part of a distinguished name")
+        parts.append("+".join(attributes))
+    if outer:
+        raise MalformedMessage(f"{outer.end - outer.at} bytes behind a distinguished name")
+    return ",".join(reversed(parts))
+
+
+def _attribute(pair: _Der) -> str:
+    number = _oid(pair.content(_OID))
+    keyword = _KEYWORDS.get(number)
+    tag = pair.tag()
+    if keyword is None or tag not in _TEXTS:
+        text = f"{keyword or number}=#{pair.whole().hex()}"
+    else:
+        text = f"{keyword}={_escaped(_text(pair.content(tag)))}"
+    if pair:
+        raise MalformedMessage(f"{pair.end - pair.at} bytes behind an attribute")
+    return text
+
+
+def _text(data: bytes) -> str:
+    return _SURROGATE.sub("\ufffd".encode(), data).decode(errors="replace")
+
+
+def _escaped(text: str) -> str:
+    """Java escapes more than RFC 2253 wants: spaces and carriage returns at both ends, each "=" and "#", and NUL."""
+    stripped = text.strip(" \r")
+    lead = len(text) - len(text.lstrip(" \r"))
+    escaped = "".join(rf"\{c}" if c in _ESCAPED else r"\00" if c == "\0" else c for c in stripped)
+    return "".join([*(rf"\{c}" for c in text[:lead]), escaped, *(rf"\{c}" for c in text[lead + len(stripped) :])])
+
+
+def _oid(data: bytes) -> str:
+    arcs: list[int] = []
+    start = 0
+    for at, byte in enumerate(data):
+        if byte & 0x80:
+            continue
+        if at - start > _MAX_ARC_BYTES:
+            raise MalformedMessage(f"object identifier with an arc of {at - start} bytes")
+        arc = 0
+        for part in data[start : at + 1]:
+            arc = arc << 7 | part & 0x7F
+        arcs += [arc] if arcs else divmod(arc, 40) if arc < 80 else (2, arc - 80)
+        start = at + 1
+    if not arcs or start != len(data):
+        raise MalformedMessage("object identifier that is cut short")
+    return ".".join(map(str, arcs))

@@ -1,0 +1,200 @@
+"""Regular expressions of Java, for Python: what means the same in both, what can be translated, and no more.
+
+Source: java.util.regex.Pattern and Matcher of JDK 17. A pattern whose meaning would differ is refused, not guessed.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_LINE_END = "\n\r\x85\u2028\u2029"
+_ANY = f"[^{_LINE_END}]"
+_END = f"(?:(?=(?:\r\n|[{_LINE_END[1:]}])?\\Z)|(?<!\r)(?=\n\\Z))"
+"""Java's `$` and `\\Z`: at the end, or before a line end that is the last."""
+
+_QUANTIFIER = re.compile(r"\{[0-9]{1,4}(?:,(?:[0-9]{1,4})?)?\}")
+_REPEATED = re.compile(r"(?:[*+?]|\{[0-9,]+\})[+?]?")
+_GROUP = re.compile(r"\((?:\?(?:[:=!>]|<[=!]|i:|<([a-zA-Z][a-zA-Z0-9]*)>))?")
+_SAME_ESCAPES = frozenset("dDwWsStnrf")
+_HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})")
+
+
+class UnsupportedPattern(ValueError):
+    """A pattern or replacement that Java refuses, too, or that Python would understand in another way."""
+
+
+def java_pattern(text: str) -> re.Pattern[str]:
+    """The pattern that matches what Java's does. Raises UnsupportedPattern."""
+    try:
+        return re.compile(_translated(text), re.ASCII)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise UnsupportedPattern(f"pattern {text!r}: {error}") from error
+
+
+def _translated(text: str) -> str:
+    pieces: list[str] = []
+    groups: list[int] = []
+    at = 0
+    if text.startswith("(?i)"):
+        pieces.append("(?i)")
+        at = 4
+    while at < len(text):
+        piece, at = _STEPS.get(text[at], _itself)(text, at)
+        if piece[0] == "(" and piece not in (_END, _ANY):
+            groups.append(len(pieces))
+        pieces.append(piece)
+        if piece == ")" and groups:
+            _check_repeated("".join(pieces[groups.pop() :]), text, at)
+    return "".join(pieces)
+
+
+def _check_repeated(group: str, text: str, at: int) -> None:
+    """Refuse what the two repeat differently: a group that may match nothing, and one that never gives back."""
+    repeated = _REPEATED.match(text, at)
+    if repeated and ((repeated[0].endswith("+") and len(repeated[0]) > 1) or re.fullmatch(group, "", re.ASCII)):
+        raise UnsupportedPattern(
+            f"pattern {text!r}: {repeated[0]!r} at {at} repeats a group that may match nothing or is possessive"
+        )
+
+
+def _itself(text: str, at: int) -> tuple[str, int]:
+    return text[at], at + 1
+
+
+def _any(_text: str, at: int) -> tuple[str, int]:
+    return _ANY, at + 1
+
+
+def _end(_text: str, at: int) -> tuple[str, int]:
+    return _END, at + 1
+
+
+def _counted(text: str, at: int) -> tuple[str, int]:
+    match = _QUANTIFIER.match(text, at)
+    if match is None:
+        raise UnsupportedPattern(f"pattern {text!r}: '{{' at {at} is no repetition")
+    return match[0], match.end()
+
+
+def _group(text: str, at: int) -> tuple[str, int]:
+    match = _GROUP.match(text, at)
+    assert match is not None
+    if match[0] == "(" and text.startswith("?", at + 1):
+        raise UnsupportedPattern(f"pattern {text!r}: {text[at : at + 4]!r} at {at} is not supported")
+    return (f"(?P<{match[1]}>" if match[1] else match[0]), match.end()
+
+
+def _escape(text: str, at: int) -> tuple[str, int]:
+    letter = text[at + 1 : at + 2]
+    special = {"A": r"\A", "z": r"\Z", "Z": _END}.get(letter)
+    if special is not None:
+        return special, at + 2
+    if "1" <= letter <= "9" and not text[at + 2 : at + 3].isdigit():
+        return rf"\{letter}", at + 2
+    return _character(text, at)
+
+
+def _character(text: str, at: int) -> tuple[str, int]:
+    """An escape that stands for one character, or one of a set."""
+    letter = text[at + 1 : at + 2]
+    if letter in _SAME_ESCAPES:
+        return rf"\{letter}", at + 2
+    if letter and not (letter.isascii() and letter.isalnum()):
+        return re.escape(letter), at + 2
+    code = _HEX.match(text, at + 1)
+    if code is not None and not 0xD800 <= (number := int(code[1] or code[2], 16)) <= 0xDFFF:
+        return re.escape(chr(number)), code.end()
+    raise UnsupportedPattern(f"pattern {text!r}: {text[at : at + 2]!r} at {at} is not supported")
+
+
+def _set(text: str, at: int) -> tuple[str, int]:
+    """A set in brackets. Java nests and intersects them, Python does not."""
+    begin, pieces = at, ["["]
+    at += 1
+    if text.startswith("^", at):
+        pieces.append("^")
+        at += 1
+    first = at
+    while not text.startswith("]", at) or at == first:
+        letter = text[at : at + 1]
+        if not letter or letter in "[]" or text.startswith(("&&", "--"), at):
+            raise UnsupportedPattern(f"pattern {text!r}: the set at {begin} is not supported")
+        if letter == "\\":
+            piece, at = _character(text, at)
+        else:
+            piece, at = (rf"\{letter}" if letter in "&~|^#" else letter), at + 1
+        pieces.append(piece)
+    return "".join([*pieces, "]"]), at + 1
+
+
+_STEPS: dict[str, Callable[[str, int], tuple[str, int]]] = {
+    ".": _any,
+    "$": _end,
+    "{": _counted,
+    "(": _group,
+    "[": _set,
+    "\\": _escape,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """What takes the place of each match: texts and numbers of groups, in order."""
+
+    parts: tuple[str | int, ...]
+
+    def all_in(self, pattern: re.Pattern[str], text: str) -> str:
+        """As String.replaceAll: the text with every match replaced."""
+        pieces = []
+        copied = search_from = 0
+        while search_from <= len(text) and (match := pattern.search(text, search_from)):
+            pieces += [text[copied : match.start()], self._of(match)]
+            copied = search_from = match.end()
+            if match.start() == match.end():  # Java then looks one further, Python would look for more here first
+                search_from += 1
+        return "".join([*pieces, text[copied:]])
+
+    def _of(self, match: re.Match[str]) -> str:
+        return "".join(part if isinstance(part, str) else match[part] or "" for part in self.parts)
+
+
+_NAMED = re.compile(r"\{([a-zA-Z][a-zA-Z0-9]*)\}")
+
+
+def java_replacement(text: str, pattern: re.Pattern[str]) -> Replacement:
+    """The replacement that a text stands for. Raises UnsupportedPattern where Java would throw."""
+    parts: list[str | int] = []
+    at = 0
+    while at < len(text):
+        letter = text[at]
+        if letter == "\\":
+            if at + 1 == len(text):
+                raise UnsupportedPattern(f"replacement {text!r}: nothing follows '\\' at its end")
+            parts.append(text[at + 1])
+            at += 2
+        elif letter == "$":
+            group, at = _group_of(text, at + 1, pattern)
+            parts.append(group)
+        else:
+            parts.append(letter)
+            at += 1
+    return Replacement(tuple(parts))
+
+
+def _group_of(text: str, at: int, pattern: re.Pattern[str]) -> tuple[int, int]:
+    """A group's number and where the text goes on: of digits as many as there are groups for."""
+    name = _NAMED.match(text, at)
+    if name is not None:
+        if name[1] not in pattern.groupindex:
+            raise UnsupportedPattern(f"replacement {text!r}: no group {name[1]!r} in the pattern")
+        return pattern.groupindex[name[1]], name.end()
+    if not "0" <= text[at : at + 1] <= "9":
+        raise UnsupportedPattern(f"replacement {text!r}: '$' at {at - 1} names no group")
+    group = int(text[at])
+    at += 1
+    while "0" <= text[at : at + 1] <= "9" and group * 10 + int(text[at]) <= pattern.groups:
+        group = group * 10 + int(text[at])
+        at += 1
+    if group > pattern.groups:
+        raise UnsupportedPattern(f"replacement {text!r}: no group {group} in the pattern")
+    return group, at

@@ -1,0 +1,100 @@
+"""Kafka's `ssl.principal.mapping.rules`: from the subject of a client's certificate to the name of a user.
+
+Source: SslPrincipalMapper of Kafka 4.3.1. A rule is `DEFAULT` (the subject itself) or
+`RULE:pattern/replacement/` with `L` or `U` behind it for lower or upper case; the first whose pattern matches the whole
+subject counts.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from protocol.java_patterns import Replacement, UnsupportedPattern, java_pattern, java_replacement
+
+MAX_SUBJECT_CHARACTERS = 8_192
+"""No longer subject is given to a rule: how long a pattern takes may grow faster than that."""
+
+_RULE = r"(DEFAULT)|RULE:((\\.|[^\\/])*)/((\\.|[^\\/])*)/([LU]?).*?|(.*?)"
+_SPLITTER = java_pattern(rf"\s*({_RULE})\s*(,\s*|$)")
+_PARSER = java_pattern(_RULE)
+_BACK_REFERENCE = re.compile(r"\$([0-9]+)")
+_JAVA_BLANKS = "".join(map(chr, range(33)))
+
+
+class InvalidPrincipalRules(ValueError):
+    """Rules that Kafka would not take, or that can be understood in two ways."""
+
+
+class NoPrincipalRule(LookupError):
+    """No rule applies to a subject: a broker drops the connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rule:
+    pattern: re.Pattern[str]
+    replacement: Replacement
+    case: str
+
+    def apply(self, subject: str) -> str | None:
+        if self.pattern.fullmatch(subject) is None:
+            return None
+        name = self.replacement.all_in(self.pattern, subject)
+        return name.lower() if self.case == "L" else name.upper() if self.case == "U" else name
+
+
+@dataclass(frozen=True, slots=True)
+class PrincipalRules:
+    """A list of rules, None among them for `DEFAULT`."""
+
+    rules: Sequence[_Rule | None]
+
+    def name_of(self, subject: str) -> str:
+        """The name of the user whose certificate has this subject. Raises NoPrincipalRule."""
+        if len(subject) > MAX_SUBJECT_CHARACTERS:
+            raise NoPrincipalRule(f"the subject has {len(subject)} characters, at most {MAX_SUBJECT_CHARACTERS} do")
+        for rule in self.rules:
+            name = subject if rule is None else rule.apply(subject)
+            if name is not None:
+                return name
+        raise NoPrincipalRule(f"no rule applies to the subject {subject!r}")
+
+
+def principal_rules(text: str) -> PrincipalRules:
+    """The rules in a text of Kafka's form. Raises InvalidPrincipalRules."""
+    try:
+        return PrincipalRules(tuple(_parsed(text)))
+    except UnsupportedPattern as error:
+        raise InvalidPrincipalRules(str(error)) from error
+
+
+def _parsed(text: str) -> Iterator[_Rule | None]:
+    for found in _SPLITTER.finditer(text.strip(_JAVA_BLANKS)):
+        rule = found[1]
+        match = _PARSER.match(rule)
+        if match is None or match.end() != len(rule):
+            raise InvalidPrincipalRules(f"{rule!r} is neither DEFAULT nor RULE:pattern/replacement/[LU]")
+        if match[1] is not None:
+            yield None
+        elif match[2] is not None:
+            pattern = java_pattern(match[2])
+            yield _Rule(pattern, java_replacement(_literal_beyond(match[4], pattern.groups), pattern), match[6])
+
+
+def _literal_beyond(replacement: str, groups: int) -> str:
+    """The replacement with a backslash before each `$n` that the pattern has no group for.
+
+    As in Kafka, which took it from NiFi, each is put where the reference stood before the first one was inserted.
+    """
+    value = replacement
+    for found in _BACK_REFERENCE.finditer(replacement) if groups else ():
+        digits = found[1]
+        if digits.startswith("0"):
+            continue
+        if int(digits[:11]) > 2_147_483_647:
+            raise InvalidPrincipalRules(f"replacement {replacement!r}: no group {digits} in the pattern")
+        number = int(digits)
+        while number > groups and number >= 10:
+            number //= 10
+        if number > groups:
+            value = value[: found.start()] + "\\" + value[found.start() :]
+    return value
