@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 ROOT = Path(__file__).parents[1]
 OURS = {"proxy", "protocol", "quotas"}
 
@@ -90,14 +92,14 @@ def _serves(program: Path, tmp_path: Path) -> None:
         assert b"kafka_throttle_build_info" in _body(f"http://127.0.0.1:{ports[2]}/metrics")
     finally:
         service.terminate()
-        assert service.wait(20) == 0
+        assert service.wait(PATIENCE_S) == 0
 
 
 def _body(url: str) -> bytes:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
                 return answer.read()
         except OSError:
             if time.monotonic() > deadline:

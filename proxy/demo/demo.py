@@ -206,8 +206,8 @@ def _create_topics(bootstrap_servers: str) -> None:
     placed = {"good-direct": spread, "good-proxied": spread, "noisy": [[1, 2, 3]], "archive": [[2]]}
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": _ERRORS})
     topics = [NewTopic(name, num_partitions=len(nodes), replica_assignment=nodes) for name, nodes in placed.items()]
-    for created in admin.create_topics(topics, operation_timeout=20).values():
-        created.result(30)
+    for created in admin.create_topics(topics, operation_timeout=60).values():
+        created.result(60)
 
 
 def _fill(topic: str, bootstrap_servers: str) -> None:
@@ -216,8 +216,8 @@ def _fill(topic: str, bootstrap_servers: str) -> None:
     payload = os.urandom(_ARCHIVE_RECORD_BYTES)
     for _ in range(_ARCHIVE_BYTES // _ARCHIVE_RECORD_BYTES):
         producer.produce(topic, payload, partition=0)
-    if left := producer.flush(30):
-        raise RuntimeError(f"the topic {topic} cannot be filled: {left} records are not acknowledged after 30 s")
+    if left := producer.flush(60):
+        raise RuntimeError(f"the topic {topic} cannot be filled: {left} records are not acknowledged after 60 s")
 
 
 # -------------------------------------------------------------------- results

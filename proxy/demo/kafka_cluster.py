@@ -27,8 +27,8 @@ from proxy.demo.jars import Say, kafka_jars, need_program
 
 Mode = Literal["kraft", "zookeeper"]
 
-_START_S = 90.0
-_STOP_S = 30.0
+_START_S = 180.0
+_STOP_S = 60.0
 _ATTEMPTS = 3
 _PORTS = range(10_000, 32_000)
 """Below those that the system gives to outgoing connections: a port stays free while its node is down."""
@@ -354,7 +354,7 @@ class KafkaCluster:
     def wait_until_serving(self, node_id: int) -> None:
         """Return when the node answers Metadata, and all nodes that run and are not frozen name one another.
 
-        Raises ClusterFailed when it has ended, or after 90 s.
+        Raises ClusterFailed when it has ended, or after three minutes.
         """
         self._await(
             lambda: self._all_know_all(node_id), _name(node_id), lambda: self._launch_after_own_session(node_id)
@@ -452,7 +452,7 @@ class KafkaCluster:
         """The command line of a Kafka tool, named as its script without .sh."""
         return self.java_command(self._tool_class(tool), *args)
 
-    def tool(self, tool: str, *args: str, timeout_s: float = 60, stdin: str = "", wrapper: Sequence[str] = ()) -> str:
+    def tool(self, tool: str, *args: str, timeout_s: float = 240, stdin: str = "", wrapper: Sequence[str] = ()) -> str:
         """Run a Kafka tool; return what it printed on stdout. Raises RuntimeError with its output if it fails."""
         done = self.run([*wrapper, *self.tool_command(tool, *args)], timeout_s=timeout_s, stdin=stdin)
         if done.returncode:
@@ -461,7 +461,7 @@ class KafkaCluster:
             )
         return done.stdout
 
-    def run(self, argv: Sequence[str], *, timeout_s: float = 60, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    def run(self, argv: Sequence[str], *, timeout_s: float = 240, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a command that ends with the cluster at the latest. Raises TimeoutExpired with its output so far."""
         with self._order_lock:
             self._runs += 1

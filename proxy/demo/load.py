@@ -11,8 +11,8 @@ from typing import Any
 from proxy.demo.clients import CLIENTS
 from proxy.demo.kept_processes import KeptProcesses
 
-_READY_S = 40.0
-_LAST_RECORDS_S = 20.0
+_READY_S = 90.0
+_LAST_RECORDS_S = 60.0
 
 
 class ClientFailed(RuntimeError):

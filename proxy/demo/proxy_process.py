@@ -16,7 +16,7 @@ _NAME = "proxy"
 _FIRST_PORT, _LAST_PORT = 12_000, 32_000
 """Below the ports that outgoing connections take, so that none of those can be in the way."""
 
-_START_S = 20.0
+_START_S = 90.0
 
 
 class ProxyFailed(RuntimeError):

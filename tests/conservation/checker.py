@@ -41,7 +41,7 @@ _MEAN_BYTES = 900
 _FLUSH_S = 400.0
 _STUCK_S = 120.0
 """A reader that gets nothing for so long, while no fault happens and more is there, will get nothing at all."""
-_EXTRA_S = 90.0
+_EXTRA_S = 180.0
 """Beyond its time a round may take so long to see every kind of fault."""
 _HONEST_REASONS = {
     "client_closed",
@@ -134,7 +134,7 @@ def cluster_behind_the_wire(kind: str, say: Callable[[str], None]) -> KafkaClust
 
 
 class Round:
-    """`records` in all, or as many as come in `seconds`, and in up to 90 s more until each kind of fault was seen.
+    """`records` in all, or as many as come in `seconds`, and for up to three minutes more until each fault was seen.
 
     With `direct` the proxy is left out: clients are connected to the nodes by the wire alone. That tells whether a
     violation is the proxy's.
@@ -200,7 +200,7 @@ class Round:
             stack.callback(self._proxy.kill)
             routes += [f"{FRONT}={FRONT_HOST}:{port}={HOST}:{port}" for port in sorted(self._proxy.ports)]
         wire = self._start(stack, "wire", str(self._seed), *routes)
-        wire.news("listening", 20)
+        wire.news("listening", 90)
         if self._proxy is None:
             return wired
         self._proxy.start()
@@ -324,7 +324,7 @@ class Round:
             time.sleep(0.1)
         if not child.has_news():
             child.order(give_up=True)
-        news = child.news("complete", 60)
+        news = child.news("complete", 120)
         self.report.records["read again"] += news["read_again"]
         self._add_faults_of_logs(news["faults"])
         if not news["complete"]:

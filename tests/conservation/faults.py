@@ -26,9 +26,9 @@ from tests.integration.proxy_process import ProxyProcess
 FRONT, BACK = "front", "back"
 APIS = {"produce": 0, "fetch": 1}
 
-_IN_SYNC_S = 90.0
-_END_S = 240.0
-_RELOAD_S = 15.0
+_IN_SYNC_S = 180.0
+_END_S = 400.0
+_RELOAD_S = 60.0
 _PREFERRED = 0
 
 
@@ -123,7 +123,7 @@ class WireFaults(Faults):
             if "seconds" in order:
                 order["seconds"] = self.random.uniform(0.5, 6)
             self._wire.order(**order)
-            hit: int = self._wire.news("hit", 30)["hit"]
+            hit: int = self._wire.news("hit", 90)["hit"]
             return hit > 0
 
         return act
@@ -208,7 +208,7 @@ def _admin(cluster: KafkaCluster) -> KafkaAdminClient:
 
 
 def wait_in_sync(cluster: KafkaCluster, topics: Mapping[str, int]) -> None:
-    """Return when every node holds every partition of the topics. Raises FaultFailed after 90 s."""
+    """Return when every node holds every partition of the topics. Raises FaultFailed after three minutes."""
 
     def in_sync() -> bool:
         with closing(_admin(cluster)) as admin:

@@ -1,11 +1,12 @@
 """The broker that is measured: one of two nodes, the one that is not the active controller, with JMX and topics."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from proxy.demo.kafka_cluster import KafkaCluster, free_ports
@@ -13,7 +14,8 @@ from tests.fidelity import frames, sensors
 from tests.fidelity.clients import Connection
 from tests.fidelity.frames import Call
 from tests.fidelity.loads import EMPTY, KIB, PARTITIONS, READ, REPLICATED, SIZES, WRITTEN
-from tests.quota_frames import alter_request, altered
+from tests.patience import PATIENCE_S
+from tests.quota_frames import Altered, alter_request, altered
 
 LIMIT_PERCENT = 100_000.0
 """So high that it throttles nobody: the sensors exist only where there is a quota."""
@@ -28,7 +30,6 @@ PROPERTIES = {
     "metrics.sample.window.ms": "1000",
 }
 """`exempt-request-time` is measured over the windows of all metrics, not those of quotas; so they are made equal."""
-_READY_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +71,15 @@ def set_request_quotas(address: tuple[str, int], percents: Mapping[Any, float | 
         ((("client-id", client_id),), (("request_percentage", percent or 0.0, percent is None),))
         for client_id, percent in percents.items()
     ]
+    deadline = time.monotonic() + PATIENCE_S
     with Connection(address) as connection:
-        answers = altered(bytes(4) + connection.ask(alter_request(entries)))
-    assert all(answer.error_code == 0 for answer in answers), answers
+        while refused := [answer for answer in _altered(connection, entries) if answer.error_code]:
+            assert time.monotonic() < deadline, refused
+            time.sleep(0.1)
+
+
+def _altered(connection: Connection, entries: Sequence[Any]) -> list[Altered]:
+    return altered(bytes(4) + connection.ask(alter_request(entries)))
 
 
 def make_topics(cluster: KafkaCluster, node_id: int) -> None:
@@ -86,7 +93,7 @@ def make_topics(cluster: KafkaCluster, node_id: int) -> None:
         for name, on in copies.items()
     ]
     for made in admin.create_topics(topics).values():
-        made.result(30)
+        made.result(PATIENCE_S)
     _fill(cluster.address(node_id))
 
 
@@ -94,7 +101,8 @@ def delete_topics(cluster: KafkaCluster) -> None:
     """Take those of `make_topics` away."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     for gone in admin.delete_topics([WRITTEN, READ, EMPTY, REPLICATED]).values():
-        gone.result(30)
+        error = gone.exception(PATIENCE_S)
+        assert error is None or error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART, error
 
 
 def _fill(address: tuple[str, int]) -> None:
@@ -107,7 +115,7 @@ def _fill(address: tuple[str, int]) -> None:
 
 
 def _until_accepted(connection: Connection, call: Call) -> None:
-    deadline = time.monotonic() + _READY_S
+    deadline = time.monotonic() + PATIENCE_S
     while error := call.error_code(connection.exchange(call)):
         assert time.monotonic() < deadline, f"API {call.api_key} is still answered with error {error}"
         time.sleep(0.1)

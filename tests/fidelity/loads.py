@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import count
 
 from tests.fidelity import frames
-from tests.fidelity.clients import Connection
+from tests.fidelity.clients import AnswerRefused, Connection
 from tests.fidelity.frames import Call
+from tests.patience import PATIENCE_S
 
 KIB = 1024
 SIZES = (100, KIB, 16 * KIB, 256 * KIB)
@@ -15,7 +16,6 @@ SIZES = (100, KIB, 16 * KIB, 256 * KIB)
 WRITTEN, REPLICATED, READ, EMPTY = "fidelity-written", "fidelity-replicated", "fidelity-read", "fidelity-empty"
 PARTITIONS = 8
 _MEMBER_ID_REQUIRED = 79
-_COORDINATOR_S = 30.0
 _GROUPS = count()
 
 
@@ -28,7 +28,7 @@ class Place:
 
     def new_group(self, connection: Connection) -> str:
         """A group that nobody has used, whose coordinator is the node."""
-        deadline = time.monotonic() + _COORDINATOR_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             group = f"group-{next(_GROUPS)}"
             if frames.coordinator(connection.exchange(frames.find_coordinator(group))) == self.node_id:
@@ -79,32 +79,51 @@ def _waiting_fetch(connection: Connection, place: Place, number: int) -> Call:
     return frames.fetch(EMPTY, 0, KIB, 500)
 
 
-def _offset_commit(connection: Connection, place: Place, number: int) -> Call:
-    return frames.offset_commit(place.new_group(connection), WRITTEN)
+def _with_a_group(prepare: Callable[[Connection, str], Call]) -> Prepare:
+    """Once more with another group when it is refused: who coordinates may just be loading, or have moved."""
+
+    def prepare_patiently(connection: Connection, place: Place, number: int) -> Call:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                return prepare(connection, place.new_group(connection))
+            except AnswerRefused:
+                if time.monotonic() > deadline:
+                    raise
+
+    return prepare_patiently
 
 
-def _join_group(connection: Connection, place: Place, number: int) -> Call:
-    group = place.new_group(connection)
+@_with_a_group
+def _offset_commit(connection: Connection, group: str) -> Call:
+    return frames.offset_commit(group, WRITTEN)
+
+
+@_with_a_group
+def _join_group(connection: Connection, group: str) -> Call:
     return frames.join_group(group, _joined(connection, group)[1])
 
 
-def _heartbeat(connection: Connection, place: Place, number: int) -> Call:
-    group = place.new_group(connection)
+@_with_a_group
+def _heartbeat(connection: Connection, group: str) -> Call:
     generation, member_id = _joined(connection, group)
-    sync = frames.sync_group(group, generation, member_id)
-    assert sync.error_code(connection.exchange(sync)) == 0
+    _answer(connection, frames.sync_group(group, generation, member_id))
     return frames.heartbeat(group, generation, member_id)
 
 
 def _joined(connection: Connection, group: str) -> tuple[int, bytes]:
     """Make a connection's member the only one of its group: generation and member id."""
-    first = frames.join_group(group, b"")
-    answer = connection.exchange(first)
-    assert first.error_code(answer) == _MEMBER_ID_REQUIRED, first.error_code(answer)
-    second = frames.join_group(group, frames.generation_and_member(answer)[1])
-    answer = connection.exchange(second)
-    assert second.error_code(answer) == 0, second.error_code(answer)
-    return frames.generation_and_member(answer)
+    first = _answer(connection, frames.join_group(group, b""), _MEMBER_ID_REQUIRED)
+    second = frames.join_group(group, frames.generation_and_member(first)[1])
+    return frames.generation_and_member(_answer(connection, second))
+
+
+def _answer(connection: Connection, call: Call, expected: int = 0) -> bytes:
+    """AnswerRefused if it has another error code."""
+    answer = connection.exchange(call)
+    if (found := call.error_code(answer)) != expected:
+        raise AnswerRefused(f"API {call.api_key}: error {found} in place of {expected}")
+    return answer
 
 
 def _label(size_bytes: int) -> str:

@@ -101,8 +101,8 @@ def test_a_request_counts_from_its_first_answer():
 # -------------------------------------------------------------------- throttles
 
 
-def sides(throttle=Throttle(1000, 1001.0), admitted=100.0, exempt_s=1.0):  # noqa: B008
-    broker = Side(BROKER, Place(("", 0), 1), {"Metadata": [Throttle(1000, 1000.0)] * 2}, 100.0, 1.0)
+def sides(throttle=Throttle(1000, 1001.0, 1002.0), admitted=100.0, exempt_s=1.0):  # noqa: B008
+    broker = Side(BROKER, Place(("", 0), 1), {"Metadata": [Throttle(1000, 1000.0, 1001.0)] * 2}, 100.0, 1.0)
     return broker, Side(PROXY, Place(("", 0), 1), {"Metadata": [throttle] * 2}, admitted, exempt_s)
 
 
@@ -113,15 +113,34 @@ def test_equal_sides_have_no_problem():
 @pytest.mark.parametrize(
     ("both", "words"),
     [
-        (sides(Throttle(1001, 1001.0)), "a throttle of 1001 ms"),
-        (sides(Throttle(900, 800.0)), "mute for 800 ms, but said 900"),
-        (sides(Throttle(900, 926.0)), "mute for 926 ms"),
+        (sides(Throttle(1001, 1001.0, 1002.0)), "a throttle of 1001 ms"),
+        (sides(Throttle(900, 800.0, 901.0)), "mute for 800 ms, but said 900"),
+        (sides(Throttle(900, 926.0, 927.0)), "mute for 926 ms"),
         (sides(admitted=79), "79 requests/s got through"),
-        (sides(exempt_s=31), "requests without an answer took 31 s"),
+        (sides(exempt_s=121), "requests without an answer took 121 s"),
     ],
 )
 def test_what_is_not_as_a_brokers_is_told(both, words):
     assert any(words in problem for problem in throttles.problems(both, 25, (0.8, 1.25)))
+
+
+@pytest.mark.parametrize(
+    ("throttle", "words"),
+    [
+        (Throttle(1001, 1001.0, 1002.0), "a throttle of 1001 ms"),
+        (Throttle(900, 897.0, 897.0), "a throttle of 900 ms, and the next answer 897 ms after its request was sent"),
+        (Throttle(900, 30_901.0, 30_902.0), "no answer for 30901 ms"),
+    ],
+)
+def test_what_no_slow_machine_makes_is_told(throttle, words):
+    [problem, again] = throttles.problems_of_throttles(sides(throttle))
+    assert problem == again
+    assert words in problem
+
+
+def test_a_client_that_stood_still_is_no_problem():
+    assert throttles.problems_of_throttles(sides(Throttle(900, 0.1, 900.0))) == []
+    assert throttles.problems_of_throttles(sides(Throttle(900, 3900.0, 3901.0))) == []
 
 
 def test_an_api_without_a_throttle_is_a_problem():

@@ -1,5 +1,6 @@
-"""Real clusters, started once for all tests that need the same one; a failed test shows their logs."""
+"""Real clusters, started once for all tests that need the same one; a failed test keeps their logs and says where."""
 
+import re
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from proxy.demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_client import QuotaClient
+from tests.patience import PATIENCE_S
 
 CLUSTERS = {
     "3.9.2-zookeeper": ("3.9.2", "zookeeper"),
@@ -18,7 +20,9 @@ CLUSTERS = {
 NEWEST = "4.3.1-kraft"
 ZOOKEEPER = "3.9.2-zookeeper"
 
-_FORGET_S = 30.0
+_ALARMS = re.compile(r"\b(WARN|ERROR|FATAL)\b|\"level\": \"(warning|error|critical)\"")
+_MOST_ALARMS = 5
+_LINE = 240
 
 _running: list[KafkaCluster] = []
 _proxies: list[ProxyProcess] = []
@@ -114,7 +118,7 @@ def no_quota_left(request):
 
 def _remove_quotas(cluster):
     address = next(cluster.address(node_id) for node_id in cluster.node_ids if cluster.is_running(node_id))
-    deadline = time.monotonic() + _FORGET_S
+    deadline = time.monotonic() + PATIENCE_S
     with QuotaClient(address) as client:
         while left := client.describe().entries:
             assert time.monotonic() < deadline, f"{cluster} does not let go of {left}"
@@ -132,9 +136,20 @@ def _run(version, mode):
 def pytest_runtest_makereport(item, call):
     report = yield
     if report.failed:
-        for cluster in _running:
-            for name, tail in cluster.log_tails().items():
-                report.sections.append((f"{cluster}: {name}", tail))
-        for process in _proxies:
-            report.sections.append((f"proxy at {process.bootstrap}", process.tail()))
+        folder = item.config.rootpath / item.config.getini("log_folder") / re.sub(r"[^\w.-]+", "-", item.nodeid)[-150:]
+        if told := keep_logs(folder):
+            report.sections.append(("logs", told))
     return report
+
+
+def keep_logs(folder):
+    """Write all logs into the folder; where they are, and the last words in each of what went wrong."""
+    logs = {f"{cluster}: {name}": tail for cluster in _running for name, tail in cluster.log_tails(5_000).items()}
+    logs |= {f"proxy at {process.bootstrap}": process.tail(5_000) for process in _proxies}
+    told = []
+    for name, text in logs.items():
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{re.sub(r'[^a-zA-Z0-9.]+', '-', name)}.log").write_text(text)
+        alarms = [line[:_LINE] for line in text.splitlines() if _ALARMS.search(line)][-_MOST_ALARMS:]
+        told += [f"{name}: {line}" for line in alarms]
+    return "\n".join([f"whole logs are in {folder}", *told]) if logs else ""

@@ -22,7 +22,7 @@ class Observed:
     connects: Counter[int]
 
 
-def observe(command: Sequence[str], *, stdin: str = "", timeout_s: float = 120) -> Observed:
+def observe(command: Sequence[str], *, stdin: str = "", timeout_s: float = 300) -> Observed:
     """Run a command to its end under strace. AssertionError with its output if it fails.
 
     ToolMissing, with the line that installs it, where there is no strace.

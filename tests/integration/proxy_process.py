@@ -17,12 +17,12 @@ from typing import Any, Self
 
 from proxy.demo.keeper import die_with_parent
 from proxy.demo.proxy_process import free_port_run
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
 
-_START_S = 20.0
-_STOP_S = 20.0
+_START_S = 90.0
 _SERIES = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
@@ -119,9 +119,9 @@ class ProxyProcess:
         """SIGTERM, and the exit status that comes of it."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
-        return self.wait_for_exit(_STOP_S)
+        return self.wait_for_exit()
 
-    def wait_for_exit(self, timeout_s: float) -> int:
+    def wait_for_exit(self, timeout_s: float = PATIENCE_S) -> int:
         """The exit status, once it is there."""
         assert self._process is not None
         assert self._reader is not None
@@ -129,7 +129,7 @@ class ProxyProcess:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise ProxyFailed(f"still alive {timeout_s:.0f} s later\n{self.tail()}") from None
-        self._reader.join(5)
+        self._reader.join(PATIENCE_S)
         return status
 
     def kill(self) -> None:
@@ -192,7 +192,7 @@ class ProxyProcess:
     def get(self, page: str) -> tuple[int, str]:
         """HTTP status and body of a page, (0, "") while nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=10) as answer:
+            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=PATIENCE_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -211,7 +211,7 @@ class ProxyProcess:
 
     def admin(self, page: str) -> Any:
         """What the admin API says."""
-        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=PATIENCE_S) as answer:
             return json.load(answer)
 
     def metric(self, name: str, **labels: str) -> float:
@@ -246,7 +246,7 @@ class ProxyProcess:
         """
         found: list[dict[str, Any]] = self.wait_for(
             lambda: [line for line in self.events("connection_closed")[since:] if line["client"] == client],
-            5,
+            PATIENCE_S,
             f"the end of {client}",
         )
         assert len(found) == 1, found
@@ -257,13 +257,16 @@ class ProxyProcess:
         return "\n".join(self._lines[-lines:])
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
-        """Wait until `condition` gives something true and return that; the proxy has to be alive meanwhile."""
-        deadline = time.monotonic() + timeout_s
+        """Wait until `condition` gives something true and return that; the proxy has to be alive meanwhile.
+
+        It is waited for a minute at least, also where something comes much sooner as a rule.
+        """
+        deadline = time.monotonic() + max(timeout_s, PATIENCE_S)
         while not (found := condition()):
             if not self.running:
                 raise ProxyFailed(f"ended instead of {what}\n{self.tail()}")
             if time.monotonic() > deadline:
-                raise ProxyFailed(f"waited {timeout_s} s for {what}\n{self.tail()}")
+                raise ProxyFailed(f"waited {max(timeout_s, PATIENCE_S):.0f} s for {what}\n{self.tail()}")
             time.sleep(0.02)
         return found
 

@@ -11,6 +11,7 @@ import time
 import pytest
 
 from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.patience import PATIENCE_S
 
 _METADATA, _PRODUCE = 3, 0
 
@@ -70,11 +71,10 @@ def bystander(proxy):
 class Bystander:
     def __init__(self, port):
         self.answers = 0
-        self.slowest_s = 0.0
         self.error = None
         self._done = threading.Event()
         self._socket = socket.create_connection((HOST, port))
-        self._socket.settimeout(10)
+        self._socket.settimeout(PATIENCE_S)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self):
@@ -83,16 +83,14 @@ class Bystander:
 
     def __exit__(self, *_):
         self._done.set()
-        self._thread.join(15)
+        self._thread.join(PATIENCE_S)
         self._socket.close()
 
     def _run(self):
         try:
             while not self._done.is_set():
-                began = time.monotonic()
+                ask(self._socket, self.answers + 1)
                 self.answers += 1
-                ask(self._socket, self.answers)
-                self.slowest_s = max(self.slowest_s, time.monotonic() - began)
                 time.sleep(0.005)
         except BaseException as error:
             self.error = error
@@ -100,12 +98,11 @@ class Bystander:
     def assert_well(self):
         """It has no error and is answered now."""
         seen = self.answers
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + PATIENCE_S
         while self.answers < seen + 3 and self.error is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert self.error is None, self.error
         assert self.answers >= seen + 3, "it is not answered any more"
-        assert self.slowest_s < 5
 
 
 def ask(sock, correlation_id):
@@ -125,10 +122,10 @@ def read_exactly(sock, count):
     return data
 
 
-def read_to_end(sock):
+def read_to_end(sock, timeout_s=PATIENCE_S):
     """All that comes until the proxy closes; a reset is an end as well."""
     data = b""
-    sock.settimeout(2)
+    sock.settimeout(timeout_s)
     while True:
         try:
             piece = sock.recv(65536)
@@ -185,7 +182,7 @@ def test_a_request_may_come_byte_by_byte(proxy, at):
     closings = len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.port if at == "bootstrap" else proxy.node_ports[1])) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(5)
+        sock.settimeout(PATIENCE_S)
         for correlation_id in (1, 2):
             body = struct.pack(">i", 0)
             for byte in request(_METADATA, 1, body, b"a client with a long name", correlation_id=correlation_id):
@@ -240,7 +237,7 @@ def test_garbage_never_hurts_anyone_else(proxy, bystander):
             try:
                 sock.sendall(garbage)
                 sock.shutdown(socket.SHUT_WR)
-                read_to_end(sock)
+                read_to_end(sock, timeout_s=2)
             except OSError:
                 pass  # closed while we were sending, or a request that the node takes its time over
     proxy.wait_for(lambda: sum(closed_since(proxy, before).values()) == sent, 20, f"{sent} connections to be closed")

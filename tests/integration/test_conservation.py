@@ -12,7 +12,7 @@ from proxy.demo.keeper import die_with_parent
 from tests.conservation.faults import APIS, BACK, FRONT
 from tests.integration.proxy_process import ROOT
 
-_GRACE_S = 270.0
+_GRACE_S = 780.0
 """Beyond the seconds of producing: to start a cluster, to see every kind of fault, to read all twice, to end."""
 
 
@@ -62,7 +62,6 @@ def assert_that_all_is_there(report):
     assert sum(report["sizes"].values()) == records["sent"]
 
 
-@pytest.mark.timeout(360)
 def test_half_a_minute_of_everything_costs_no_record(tmp_path):
     report = check(tmp_path, 30)
     assert_that_it_was_hard(report)
@@ -70,7 +69,7 @@ def test_half_a_minute_of_everything_costs_no_record(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["3.9.2-zookeeper", "4.3.1-kraft"])
 def test_minutes_of_everything_cost_no_record(tmp_path, kind):
     report = check(tmp_path, 120, "--kafka", kind)

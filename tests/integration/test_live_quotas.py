@@ -7,10 +7,14 @@ import time
 import pytest
 from confluent_kafka import Producer
 
+from tests.disturbance import undisturbed
 from tests.integration.topics import make_topic
+from tests.patience import PATIENCE_S
 
 RATE = 500_000
 _WINDOW_S = 11.0
+_UNDER_WAY_BYTES = 2_000_000
+"""As much as a producer here has waiting or sent; it may hear of it late."""
 SHORT_DRAIN = {"drain_s": 1}
 """A throttled client is never idle while it waits, so that the end of the proxy takes the whole of this."""
 
@@ -45,16 +49,29 @@ class NoisyProducer:
 
     def __exit__(self, *_):
         self._done.set()
-        self._thread.join(30)
+        self._thread.join(PATIENCE_S)
         self._producer.purge()
         self._producer.flush(5)
 
-    def rate_over(self, seconds):
-        """Bytes per second that are acknowledged from now on for so long."""
+    def delivered_over(self, seconds):
+        """Bytes that are acknowledged from now on for so long, and the time that this took."""
         began, before = time.monotonic(), self.delivered_bytes
         time.sleep(seconds)
         assert self.error is None, self.error
-        return (self.delivered_bytes - before) / (time.monotonic() - began)
+        return self.delivered_bytes - before, time.monotonic() - began
+
+    def rate_over(self, seconds):
+        """Bytes per second that are acknowledged from now on for so long."""
+        delivered_bytes, took_s = self.delivered_over(seconds)
+        return delivered_bytes / took_s
+
+    def has_delivered(self, more_bytes):
+        """Return when so many bytes more are acknowledged."""
+        wanted, deadline = self.delivered_bytes + more_bytes, time.monotonic() + PATIENCE_S
+        while self.delivered_bytes < wanted:
+            assert self.error is None, self.error
+            assert time.monotonic() < deadline, f"{wanted - self.delivered_bytes} bytes are still to be delivered"
+            time.sleep(0.05)
 
     def _delivered(self, error, message):
         if error is None:
@@ -80,9 +97,11 @@ def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
     leader = make_topic(proxy.bootstrap, "quota-noisy")[0]
     with NoisyProducer(proxy.bootstrap, "quota-noisy", "noisy") as noisy:
         time.sleep(_WINDOW_S)
-        rate = noisy.rate_over(_WINDOW_S)
+        rate, nobody_stood_still = undisturbed(lambda: noisy.rate_over(_WINDOW_S))
     print(f"held at {rate / RATE:.3f} of {RATE} bytes/s, told {len(noisy.throttles_ms)} times")
-    assert 0.85 < rate / RATE < 1.15
+    # Who stood still for a while has so much more left of his window afterwards.
+    least, most = (0.85, 1.15) if nobody_stood_still else (0.1, 2.5)
+    assert least < rate / RATE < most
     assert max(noisy.throttles_ms, default=0) > 0
     assert proxy.metric("throttled_seconds_total", quota_type="produce", node_id=str(leader)) > 5
     assert proxy.events("throttle_started")
@@ -96,20 +115,20 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
     proxy = start_proxy(limits=SHORT_DRAIN)
     make_topic(proxy.bootstrap, "quota-live")
     with NoisyProducer(proxy.bootstrap, "quota-live", "noisy") as noisy:
-        free = noisy.rate_over(2)
+        noisy.has_delivered(20_000_000)
         assert noisy.throttles_ms == []
         opened = proxy.metric("connections_opened_total")
         proxy.write_config([entry("noisy", 20_000)])
         proxy.wait_for(lambda: proxy.metric("throttles_total", quota_type="produce") > 0, 10, "the first throttle")
         proxy.wait_for(lambda: noisy.throttles_ms, 10, "the client's word of it")
-        held = noisy.rate_over(2)
-        assert held < free / 10
-        assert held < 200_000
+        held, took_s = noisy.delivered_over(2)
+        assert held < _UNDER_WAY_BYTES + 10 * 20_000 * took_s
+        assert max(noisy.throttles_ms) > 5_000
         proxy.write_config([])
         proxy.wait_for(lambda: len(proxy.events("config_reloaded")) == 2, 10, "the second reload")
         assert proxy.metric("config_reloads_total", result="applied") == 2
         assert proxy.metric("connections_opened_total") == opened, "it was not the same connection"
-    print(f"free {free:,.0f} bytes/s, held {held:,.0f} bytes/s")
+    print(f"held at {held:,.0f} bytes in {took_s:.1f} s")
 
 
 @pytest.mark.parametrize(
@@ -159,5 +178,5 @@ def test_others_are_not_held_with_the_noisy_one(start_proxy):
         NoisyProducer(proxy.bootstrap, "quota-others", "quiet") as quiet,
     ):
         proxy.wait_for(lambda: noisy.throttles_ms, 10, "the noisy one to be throttled")
-        assert quiet.rate_over(2) > 500_000
+        quiet.has_delivered(5_000_000)
         assert quiet.throttles_ms == []

@@ -1,19 +1,22 @@
 """How soon a change of a quota is felt on a connection that lives, from each place where quotas can be changed."""
 
+import itertools
 import threading
 import time
 
 import pytest
 
+from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
 from tests.parity.sides import alter_client_quotas
+from tests.patience import PATIENCE_S
 
 _TRIALS = 8
 _PROBE_BYTES = 120
 _EVERY_S = 0.005
-_PATIENCE_S = 15.0
 _POLL_MS = 500
+_numbers = itertools.count()
 
 
 class Feeler(threading.Thread):
@@ -27,7 +30,7 @@ class Feeler(threading.Thread):
 
     def run(self):
         with self._client as client:
-            until_s = time.monotonic() + _PATIENCE_S
+            until_s = time.monotonic() + PATIENCE_S
             while time.monotonic() < until_s:
                 answered = client.produce(_PROBE_BYTES)
                 self.ready.set()
@@ -37,30 +40,29 @@ class Feeler(threading.Thread):
                 time.sleep(_EVERY_S)
 
 
-def delays_s(port, commit):
-    """For each trial: from the end of `commit(client_id)`, which sets a quota of 1 B/s, until it was felt."""
-    delays = []
-    for number in range(_TRIALS):
-        client_id = f"felt-{number}"
-        feeler = Feeler(port, client_id)
-        feeler.start()
-        assert feeler.ready.wait(10)
-        commit(client_id)
-        committed_s = time.monotonic()
-        feeler.join(_PATIENCE_S + 5)
-        assert feeler.felt_s is not None, f"trial {number}: not felt within {_PATIENCE_S} s"
-        delays.append(max(feeler.felt_s - committed_s, 0.0))
-    print(f"felt after {', '.join(f'{delay * 1000:.0f}' for delay in sorted(delays))} ms")
-    return delays
+def delay_s(port, commit):
+    """From the end of `commit(client_id)`, which sets a quota of 1 B/s, until it was felt."""
+    client_id = f"felt-{next(_numbers)}"
+    feeler = Feeler(port, client_id)
+    feeler.start()
+    assert feeler.ready.wait(PATIENCE_S)
+    commit(client_id)
+    committed_s = time.monotonic()
+    feeler.join(PATIENCE_S + 5)
+    assert feeler.felt_s is not None, f"not felt within {PATIENCE_S:.0f} s"
+    return max(feeler.felt_s - committed_s, 0.0)
 
 
 def quota(client_id):
     return {"client_id": client_id, "producer_byte_rate": 1}
 
 
-def is_soon(delays, bound_s=1.0):
-    """Within the bound, but for one trial that a busy machine held up."""
-    return sorted(delays)[-2] < bound_s
+def is_soon(measure_s, bound_s=1.0):
+    """Whether each of some trials stays within the bound, but for one, and those in which somebody stood still."""
+    delays = [undisturbed(measure_s) for _ in range(_TRIALS)]
+    print(f"felt after {', '.join(f'{delay * 1000:.0f}' for delay, _ in sorted(delays))} ms")
+    slowest_last = sorted(delay for delay, nobody_stood_still in delays if nobody_stood_still)
+    return all(delay < bound_s for delay in slowest_last[:-1])
 
 
 def test_a_change_of_the_file_is_felt_within_a_second(start_proxy):
@@ -71,25 +73,25 @@ def test_a_change_of_the_file_is_felt_within_a_second(start_proxy):
         entries.append(quota(client_id))
         proxy.write_config(entries)
 
-    assert is_soon(delays_s(proxy.node_ports[1], commit))
+    assert is_soon(lambda: delay_s(proxy.node_ports[1], commit))
 
 
 def test_a_change_through_kafkas_api_is_felt_within_a_second(start_proxy, tmp_path):
     proxy = start_proxy(source={"state_file": str(tmp_path / "state.json"), "admin_listeners": ["plain"]})
     port = proxy.node_ports[1]
-    assert is_soon(delays_s(port, lambda client_id: alter_client_quotas((HOST, port), [quota(client_id)])))
+    assert is_soon(lambda: delay_s(port, lambda client_id: alter_client_quotas((HOST, port), [quota(client_id)])))
 
 
 @pytest.mark.long
 def test_a_change_in_the_cluster_is_in_force_within_the_interval_and_a_second(newest_kafka, start_proxy):
     """The cluster enforces it, too, and sooner: so the proxy's own word counts here."""
     proxy = start_proxy(source={"source": "upstream", "poll_interval_ms": _POLL_MS})
-    delays = []
-    for number in range(_TRIALS):
+
+    def measure_s():
         before = len(proxy.events("quotas_changed"))
-        alter_client_quotas(newest_kafka.address(1), [quota(f"mirrored-{number}")])
+        alter_client_quotas(newest_kafka.address(1), [quota(f"mirrored-{next(_numbers)}")])
         committed_s = time.monotonic()
-        proxy.wait_for(lambda seen=before: len(proxy.events("quotas_changed")) > seen, _PATIENCE_S, "the quota")
-        delays.append(time.monotonic() - committed_s)
-    print(f"in force after {', '.join(f'{delay * 1000:.0f}' for delay in sorted(delays))} ms")
-    assert is_soon(delays, 1 + _POLL_MS / 1000)
+        proxy.wait_for(lambda: len(proxy.events("quotas_changed")) > before, PATIENCE_S, "the quota")
+        return time.monotonic() - committed_s
+
+    assert is_soon(measure_s, 1 + _POLL_MS / 1000)

@@ -2,15 +2,14 @@
 
 import time
 
-import pytest
-
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
+from tests.patience import PATIENCE_S
 
 _LONGEST_MS = 1000
 """One window: Kafka cuts throttle times for request time to it."""
 
-_BUSY_S = 12.0
+_THROTTLES = 5
 _SIZE_BYTES = 200
 
 
@@ -29,8 +28,8 @@ def test_a_busy_client_gets_its_percentage_of_a_thread_and_another_one_feels_not
     port = proxy.node_ports[1]
     throttles, into_the_mute, uses = [], [], []
     with RawClient((HOST, port), "busy") as busy, RawClient((HOST, port), "modest") as modest:
-        until_s = time.monotonic() + _BUSY_S
-        while time.monotonic() < until_s:
+        until_s = time.monotonic() + PATIENCE_S
+        while len(uses) < _THROTTLES and time.monotonic() < until_s:
             answered = busy.produce(_SIZE_BYTES)
             if throttles and throttles[-1].throttle_time_ms:
                 into_the_mute.append((throttles[-1], answered))
@@ -39,11 +38,12 @@ def test_a_busy_client_gets_its_percentage_of_a_thread_and_another_one_feels_not
                 uses.append(use_of(proxy, "busy"))
             assert modest.produce(_SIZE_BYTES).throttle_time_ms == 0
     times_ms = [answered.throttle_time_ms for answered in throttles if answered.throttle_time_ms]
-    assert times_ms
+    assert len(times_ms) == _THROTTLES
     assert max(times_ms) <= _LONGEST_MS
     for throttled, following in into_the_mute:
         assert (following.answered_s - throttled.sent_s) * 1000 >= throttled.throttle_time_ms
-    assert max(uses) == pytest.approx(percent, rel=0.3)
+    # Beyond its percentage there is one request at most; unthrottled it would use fifty times as much.
+    assert max(uses) < 3 * percent
     assert proxy.metric("throttles_total", quota_type="request") == len(times_ms)
 
 

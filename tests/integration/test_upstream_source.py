@@ -157,11 +157,11 @@ def test_a_node_that_answers_no_more_is_left_for_the_next(newest_kafka):
         frozen_later(newest_kafka.address(1)) as (way_to_first, freeze),
         source_of([way_to_first, second], timeout_s=1.0) as source,
     ):
-        assert source.problems == {}
+        eventually(lambda: source.problems == {})
         freeze()
         assert writer.alter([Alteration(Entity("unfrozen"), {PRODUCE: HUGE})]) == [None]
         eventually(lambda: source.quotas == writer.quotas)
-        assert source.problems == {}
+        eventually(lambda: source.problems == {})
 
 
 @contextlib.contextmanager

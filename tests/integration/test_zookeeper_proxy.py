@@ -8,14 +8,16 @@ import pytest
 from quotas.znodes import notification
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
-from tests.integration.test_quota_changes import delays_s, is_soon
+from tests.integration.test_quota_changes import delay_s, is_soon
 from tests.integration.zookeeper_process import ZooKeeper
 
 CHROOT = "/kafka-throttle/main"
 RATE = 20_000
 _REQUEST_BYTES = 10_000
-_HELD = 1.35
-"""By how much two windows may exceed the rate: the burst from rest, the request that is too much."""
+_HELD = 2.5
+"""By how much two windows may exceed the rate at worst: by the burst from rest, when somebody stood still before, and
+the request that is too much. Who is not held has ten times the rate and more.
+"""
 
 
 @pytest.fixture
@@ -63,7 +65,7 @@ class Load(threading.Thread):
 def test_a_change_in_zookeeper_is_felt_within_a_second(zookeeper, newest_kafka):
     source = {"source": "zookeeper", "zookeeper": {"servers": [zookeeper.address]}}
     with ProxyProcess(newest_kafka, source=source) as proxy, zookeeper.client() as client:
-        assert is_soon(delays_s(proxy.node_ports[1], lambda client_id: write(client, client_id, 1)))
+        assert is_soon(lambda: delay_s(proxy.node_ports[1], lambda client_id: write(client, client_id, 1)))
 
 
 @pytest.mark.long

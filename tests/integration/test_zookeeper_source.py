@@ -63,8 +63,11 @@ def chroot():
 
 @contextlib.contextmanager
 def source_at(address, chroot, last_good=NO_QUOTAS, epoch_ms=None, **settings):
-    """A source that has been started; `changes` counts what it told, and at the end it has told of no fault of ours."""
-    settings = ZooKeeperSettings([address], chroot, **settings)
+    """A source that has been started; at the end it has told of no fault of ours.
+
+    What it should be told of by ZooKeeper it does not find by reading all again, unless `resync_ms` says so.
+    """
+    settings = ZooKeeperSettings([address], chroot, **{"resync_ms": 3_600_000, **settings})
     source = ZooKeeperSource(settings, epoch_ms) if epoch_ms else ZooKeeperSource(settings)
     told = []
     source.start(lambda: told.append((source.quotas, source.problems)), last_good)
@@ -140,15 +143,15 @@ def test_a_change_that_somebody_tells_of_is_in_force_at_once(zookeeper, kazoo, c
         for rate in range(1, 20):
             set_and_tell(kazoo, chroot, "users/alice", producer_byte_rate=rate)
             began = time.monotonic()
-            eventually(lambda rate=rate: values(source) == {ALICE: {PRODUCE: rate}}, 5)
+            eventually(lambda rate=rate: values(source) == {ALICE: {PRODUCE: rate}})
             delays.append(time.monotonic() - began)
         record_property("seconds until in force", sorted(delays))
         put(kazoo, f"{chroot}/config/clients/app", written({"consumer_byte_rate": "7"}))
         tell(kazoo, chroot, "", b'{"version":1,"entity_type":"clients","entity_name":"app"}')
-        eventually(lambda: values(source).get(Entity(client_id="app")) == {FETCH: 7}, 5)
+        eventually(lambda: values(source).get(Entity(client_id="app")) == {FETCH: 7})
         kazoo.delete(f"{chroot}/config/users/alice")
         tell(kazoo, chroot, "users/alice")
-        eventually(lambda: ALICE not in source.quotas, 5)
+        eventually(lambda: ALICE not in source.quotas)
         for other in ("topics/t", "brokers/1"):
             tell(kazoo, chroot, other)
         assert source.problems == {}
@@ -157,20 +160,20 @@ def test_a_change_that_somebody_tells_of_is_in_force_at_once(zookeeper, kazoo, c
 def test_what_nobody_tells_of_is_found_by_reading_again(zookeeper, kazoo, chroot):
     with source_at(zookeeper.address, chroot, resync_ms=100) as source:
         put(kazoo, f"{chroot}/config/users/alice/clients/app", written({"producer_byte_rate": "5"}))
-        eventually(lambda: values(source) == {Entity("alice", "app"): {PRODUCE: 5}}, 5)
+        eventually(lambda: values(source) == {Entity("alice", "app"): {PRODUCE: 5}})
         kazoo.delete(f"{chroot}/config/users/alice/clients/app")
-        eventually(lambda: source.quotas == {}, 5)
+        eventually(lambda: source.quotas == {})
 
 
 def test_a_notification_that_is_nonsense_has_everything_read_again(zookeeper, kazoo, chroot):
     with source_at(zookeeper.address, chroot, resync_ms=3_600_000) as source:
         put(kazoo, f"{chroot}/config/users/alice", written({"producer_byte_rate": "5"}))
         tell(kazoo, chroot, "", b"user alice has changed")
-        eventually(lambda: values(source) == {ALICE: {PRODUCE: 5}}, 5)
+        eventually(lambda: values(source) == {ALICE: {PRODUCE: 5}})
         [name] = changes(kazoo, chroot)
-        eventually(lambda: list(source.problems) == [f"{chroot}/config/changes/{name}"], 5)
+        eventually(lambda: list(source.problems) == [f"{chroot}/config/changes/{name}"])
         kazoo.delete(f"{chroot}/config/changes/{name}")
-        eventually(lambda: source.problems == {}, 5)
+        eventually(lambda: source.problems == {})
 
 
 def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_nobody(zookeeper, kazoo, chroot):
@@ -194,8 +197,8 @@ def test_nodes_that_are_nonsense_keep_their_last_good_quotas_and_disturb_nobody(
         put(kazoo, f"{chroot}/config/clients/%", written(good))
         tell(kazoo, chroot, "clients/%")
         set_and_tell(kazoo, chroot, "users/bob", producer_byte_rate=3)
-        eventually(lambda: values(source) == {**before, BOB: {PRODUCE: 3}}, 5)
-        eventually(lambda: f"{chroot}/config/clients/%" in source.problems, 5)
+        eventually(lambda: values(source) == {**before, BOB: {PRODUCE: 3}})
+        eventually(lambda: f"{chroot}/config/clients/%" in source.problems)
         of_entities = {path: text for path, text in source.problems.items() if "/changes/" not in path}
         assert set(of_entities) == {f"{chroot}/config/users/{user}" for user in nonsense} | {
             f"{chroot}/config/clients/%"
@@ -286,7 +289,7 @@ def test_two_proxies_that_write_the_same_entities_lose_no_key_of_each_other(zook
         assert failures == []
         expected = {entity: dict.fromkeys(keys, 7.0) for entity in entities}
         for source in (one, other):
-            eventually(lambda source=source: values(source) == expected, 5)
+            eventually(lambda source=source: values(source) == expected)
 
 
 def test_old_notifications_are_purged_by_the_next_change_and_young_ones_stay(zookeeper, kazoo, chroot):
@@ -337,7 +340,7 @@ def test_whatever_happens_in_whatever_order_all_see_the_same_in_the_end(zookeepe
     ):
         expected = random_walk(random.Random(5), (one, other), kazoo, chroot, seconds=3)
         for source in (one, other):
-            eventually(lambda source=source: values(source) == expected, 5)
+            eventually(lambda source=source: values(source) == expected)
         assert kazoo.get_children(f"{chroot}/config/users") != []
         left = [Alteration(entity, dict.fromkeys(limits)) for entity, limits in expected.items()]
         assert one.alter(left) == [None] * len(left)
@@ -398,7 +401,7 @@ def test_zookeeper_goes_away_and_returns_with_other_data(chroot, record_property
             zookeeper.kill()
             zookeeper.start()
             began = time.monotonic()
-            eventually(lambda: source.quotas == before, 5)
+            eventually(lambda: source.quotas == before)
             record_property("seconds until the new data are in force", time.monotonic() - began)
             eventually(lambda: source.problems == {})
             assert source.alter([Alteration(ALICE, {PRODUCE: 1.0})]) == [None]
@@ -457,7 +460,7 @@ def test_a_zookeeper_that_does_not_answer_holds_up_nobody_for_ever(zookeeper, ch
             assert isinstance(outcome, SourceUnavailable)
             eventually(lambda: "zookeeper" in source.problems)
             assert values(source) == {ALICE: {PRODUCE: 1}}
-        eventually(lambda: source.problems == {}, 30)
+        eventually(lambda: source.problems == {})
         assert source.alter([Alteration(ALICE, {PRODUCE: 3.0})]) == [None]
         assert values(source) == {ALICE: {PRODUCE: 3}}
 
@@ -663,10 +666,10 @@ def test_a_broker_describes_and_enforces_what_is_written_under_its_own_root(zook
 def test_what_kafka_configs_sets_is_in_force_here_and_neither_loses_the_others_keys(zookeeper_kafka, shared):
     pair = ("--entity-type", "users", "--entity-name", "bob", "--entity-type", "clients", "--entity-default")
     kafka_configs(zookeeper_kafka, "--alter", "--add-config", "producer_byte_rate=77,request_percentage=0.5", *pair)
-    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {PRODUCE: 77, REQUEST: 0.5}}, 5)
+    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {PRODUCE: 77, REQUEST: 0.5}})
     assert shared.alter([Alteration(Entity("bob", DEFAULT), {FETCH: 88.0, REQUEST: None})]) == [None]
     kafka_configs(zookeeper_kafka, "--alter", "--delete-config", "producer_byte_rate", *pair)
-    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {FETCH: 88}}, 5)
+    eventually(lambda: values(shared) == {Entity("bob", DEFAULT): {FETCH: 88}})
     with client_of(zookeeper_kafka.zookeeper) as client:
         assert client.get("/config/users/bob")[0] is None, "the data of a node between are null when a broker makes it"
         assert shared.alter([Alteration(Entity("bob", DEFAULT), {FETCH: None})]) == [None]

@@ -5,7 +5,7 @@ import time
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import KafkaError, TopicAlreadyExistsError
 
-_WAIT_S = 30.0
+from tests.patience import PATIENCE_S
 
 
 def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> dict[int, int]:
@@ -17,7 +17,7 @@ def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> dict[int, int
         raise AssertionError(f"{topic} exists already: two tests use the same name") from None
     finally:
         admin.close()
-    deadline = time.monotonic() + _WAIT_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         leaders = leaders_of(bootstrap, topic)
         if len(leaders) == partitions and min(leaders.values()) > 0:

@@ -20,7 +20,7 @@ from proxy.demo.keeper import die_with_parent
 HOST = "127.0.0.1"
 
 _VERSION = "3.9.2"
-_START_S = 30.0
+_START_S = 90.0
 
 
 class ZooKeeper:

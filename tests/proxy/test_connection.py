@@ -15,6 +15,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
+from tests.patience import PATIENCE_S
 from tests.quota_frames import alter_request, altered
 from tests.relay.frames import heartbeat, heartbeaten, produce
 from tests.relay.script import FixedNodes, ledger_with
@@ -60,6 +61,12 @@ class Shell:
         await asyncio.sleep(0)
 
 
+async def until(condition):
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
 async def test_five_thousand_client_ids_in_one_read_are_asked_about_one_by_one():
     shell = Shell(limits=RelayLimits(max_in_flight=10_000))
     requests = b"".join(heartbeat(i, client_id=b"c%d" % i) for i in range(5000))
@@ -88,7 +95,7 @@ async def test_an_alteration_is_answered_when_it_is_written():
     await shell.client_sends(SET_ETL + heartbeat(2))
     assert (shell.client.written, shell.node.written) == (b"", b"")
     shell.written.set()
-    await asyncio.sleep(0.01)
+    await until(lambda: shell.node.written)
     assert altered(bytes(shell.client.written)) == [(0, None, ETL)]
     assert shell.node.written == heartbeat(2)
 
@@ -100,7 +107,7 @@ async def test_an_alteration_is_written_though_its_client_is_gone():
     await shell.client_sends(SET_ETL)
     shell.connection.lost(Side.CLIENT, None)
     shell.written.set()
-    await asyncio.sleep(0.01)
+    await until(lambda: shell.altered)
     assert shell.altered == 1
     assert shell.ended[0] is CloseReason.CLIENT_LOST
     assert CloseReason.INTERNAL_ERROR not in shell.ended
@@ -145,7 +152,7 @@ async def test_who_leaves_while_the_node_is_being_connected_to_is_not_waited_for
     shell.connection._connect = hang
     await shell.client_sends(heartbeat(1))
     shell.connection.lost(Side.CLIENT, ConnectionResetError())
-    await asyncio.wait_for(given_up.wait(), 5)
+    await asyncio.wait_for(given_up.wait(), PATIENCE_S)
     assert shell.ended == [CloseReason.CLIENT_LOST, "gone"]
 
 
@@ -157,7 +164,7 @@ async def test_a_muted_client_is_read_in_small_pieces_and_woken_by_the_timer():
     assert shell.connection.read_bytes() == 512
     assert not shell.client.reading
     shell.clock.advance(30)
-    await asyncio.sleep(0.05)
+    await until(lambda: shell.client.reading)
     assert shell.node.written.endswith(heartbeat(2))
     assert shell.client.reading
 

@@ -12,7 +12,7 @@ PARTITIONS = 3
 COPIES = 3
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 ACKS = (0, 1, -1)
-_WAIT_S = 60.0
+_WAIT_S = 120.0
 _JOIN_S = 15.0
 _QUIET_S = 0.4
 

@@ -17,7 +17,7 @@ class Loop:
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
     def wait(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(60)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(120)
 
     def make(self, kind, *args, **settings):
         """An object that has to be made while its loop runs, started."""

@@ -14,7 +14,7 @@ class Producer(scenarios.Producer):
         self._producer = ConfluentProducer(settings)
         self._errors = []
         if "transactional.id" in settings:
-            self._producer.init_transactions(30)
+            self._producer.init_transactions(60)
 
     def send(self, topic, partition, value):
         self._producer.produce(topic, value, partition=partition, on_delivery=self._delivered)
@@ -25,7 +25,7 @@ class Producer(scenarios.Producer):
             self._errors.append(error)
 
     def flush(self):
-        assert self._producer.flush(30) == 0, "records are left unsent"
+        assert self._producer.flush(60) == 0, "records are left unsent"
         if self._errors:
             raise KafkaException(self._errors[0])
 
@@ -33,13 +33,13 @@ class Producer(scenarios.Producer):
         self._producer.begin_transaction()
 
     def commit(self):
-        self._producer.commit_transaction(30)
+        self._producer.commit_transaction(60)
 
     def abort(self):
-        self._producer.abort_transaction(30)
+        self._producer.abort_transaction(60)
 
     def close(self):
-        assert self._producer.flush(30) == 0, "records are left unsent"
+        assert self._producer.flush(60) == 0, "records are left unsent"
 
 
 class Consumer(scenarios.Consumer):
@@ -98,28 +98,28 @@ class ConfluentKafka(Library):
 
     def create_topic(self, topic, partitions):
         [future] = self._admin.create_topics([NewTopic(topic, partitions, COPIES)]).values()
-        future.result(30)
+        future.result(60)
 
     def delete_topic(self, topic):
         [future] = self._admin.delete_topics([topic]).values()
-        future.result(30)
+        future.result(60)
 
     def topics(self):
-        return set(self._admin.list_topics(timeout=30).topics)
+        return set(self._admin.list_topics(timeout=60).topics)
 
     def leaders(self, topic):
-        partitions = self._admin.list_topics(topic, timeout=30).topics[topic].partitions
+        partitions = self._admin.list_topics(topic, timeout=60).topics[topic].partitions
         return {partition: found.leader for partition, found in partitions.items()}
 
     def groups(self):
-        found = self._admin.list_consumer_groups(request_timeout=30).result(30)
+        found = self._admin.list_consumer_groups(request_timeout=60).result(60)
         assert not found.errors, found.errors
         return {group.group_id for group in found.valid}
 
     def topic_config(self, topic):
         [future] = self._admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)]).values()
         try:
-            return {key: entry.value for key, entry in future.result(30).items()}
+            return {key: entry.value for key, entry in future.result(60).items()}
         except KafkaException as error:
             if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return {}

@@ -19,9 +19,9 @@ class Producer(scenarios.Producer):
         self._sent.append(self._producer.send(topic, value.encode(), partition=partition))
 
     def flush(self):
-        self._producer.flush(30)
+        self._producer.flush(120)
         for future in self._sent:
-            future.get(30)
+            future.get(120)
         self._sent.clear()
 
     def begin(self):
@@ -34,7 +34,7 @@ class Producer(scenarios.Producer):
         self._producer.abort_transaction()
 
     def close(self):
-        self._producer.close(30)
+        self._producer.close(120)
 
 
 class Consumer(scenarios.Consumer):

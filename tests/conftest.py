@@ -1,0 +1,63 @@
+"""A run that fails ends with what failed, in so few words that they survive a log of which only the end is kept."""
+
+from pathlib import Path
+
+import pytest
+
+_MOST_CHARACTERS = 5_000
+"""Of all failures together."""
+_MOST_OF_ONE = 2_500
+_LOGS = "logs"
+_STATEMENTS = 5
+
+
+def pytest_addoption(parser):
+    parser.addini("log_folder", "where the logs of what failed are kept", default="build/test-logs")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Keep what was wrong in words, without the notes: these are logs."""
+    report = yield
+    if report.failed:
+        report.in_words = in_words(call.excinfo, item.config.rootpath)
+    return report
+
+
+def in_words(raised, root):
+    """The statements of our own that were under way, and the message."""
+    ours = [entry for entry in raised.traceback if Path(entry.path).is_relative_to(root)]
+    under_way = [
+        f"{Path(entry.path).relative_to(root)}:{entry.lineno + 1}: {str(entry.statement).strip()}" for entry in ours
+    ]
+    return "\n".join([*under_way[-_STATEMENTS:], f"{raised.typename}: {raised.value}"])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session):
+    """After all else that is printed."""
+    result = yield
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and (reports := [*reporter.getreports("failed"), *reporter.getreports("error")]):
+        reporter.ensure_newline()
+        reporter.section("what failed, in short")
+        reporter.write_line(in_short(reports))
+    return result
+
+
+def in_short(reports):
+    """Each failure's name, message and logs; the more there are, the less of each."""
+    most = min(_MOST_CHARACTERS // len(reports), _MOST_OF_ONE)
+    return "\n".join(_of_one(report, max(most, 200)) for report in reports)[:_MOST_CHARACTERS]
+
+
+def _of_one(report, most):
+    when = f" ({report.when})" if getattr(report, "when", "call") != "call" else ""
+    words = shortened(getattr(report, "in_words", "") or str(report.longrepr), 2 * most // 3)
+    logs = "\n".join(text for title, text in getattr(report, "sections", ()) if title == _LOGS)
+    return "\n".join(filter(None, [f"{report.nodeid}{when}", words, shortened(logs, most // 3)]))
+
+
+def shortened(text, most):
+    """The text, or its beginning and its end."""
+    return text if len(text) <= most else f"{text[: most // 2]} ... {text[-most // 2 :]}"

@@ -1,0 +1,86 @@
+"""Tells whether anybody stood still while something was measured, so that it is measured again or judged generously."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from types import TracebackType
+from typing import Self, TypeVar
+
+import psutil
+
+LONGEST_S = 0.25
+"""Who is woken later than that, or is stopped for longer, spoils what is measured over some seconds."""
+
+_BEAT_S = 0.02
+_FAMILY_S = 0.5
+_STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+_T = TypeVar("_T")
+
+
+class Disturbance:
+    """Watches the cores, and the processes below this one; use it as a context manager.
+
+    On each core a thread sleeps a moment, over and over: `longest_s` is by how much it was woken late at worst, or for
+    how long a process below was seen to be stopped.
+    """
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._done = threading.Event()
+        watches = [(self._watch_core, core) for core in sorted(os.sched_getaffinity(0))]
+        self._threads = [threading.Thread(target=watch, args=(core,), daemon=True) for watch, core in watches]
+        self._threads.append(threading.Thread(target=self._watch_family, daemon=True))
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._done.set()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def seen(self) -> bool:
+        """Whether what was measured meanwhile says little."""
+        return self.longest_s > LONGEST_S
+
+    def _watch_core(self, core: int) -> None:
+        os.sched_setaffinity(0, {core})  # of this thread
+        due_s = time.monotonic()
+        while not self._done.is_set():
+            due_s += _BEAT_S
+            time.sleep(max(due_s - time.monotonic(), 0))
+            now_s = time.monotonic()
+            self.longest_s = max(self.longest_s, now_s - due_s)
+            due_s = now_s
+
+    def _watch_family(self) -> None:
+        """Of processes that are stopped now and then, by their state."""
+        family: list[psutil.Process] = []
+        look_s, stopped_since_s = 0.0, {}
+        while not self._done.wait(_BEAT_S):
+            if (now_s := time.monotonic()) > look_s:
+                family, look_s = psutil.Process().children(recursive=True), now_s + _FAMILY_S
+            for process in family:
+                with suppress(psutil.NoSuchProcess):
+                    if process.status() not in _STOPPED:
+                        stopped_since_s.pop(process.pid, None)
+                        continue
+                    self.longest_s = max(self.longest_s, now_s - stopped_since_s.setdefault(process.pid, now_s))
+
+
+def undisturbed(measure: Callable[[], _T], attempts: int = 3) -> tuple[_T, bool]:
+    """What `measure` gives in the first attempt in which nobody stood still, and True; else of the last, and False."""
+    for _ in range(attempts):
+        with Disturbance() as disturbance:
+            found = measure()
+        if not disturbance.seen:
+            break
+    print(f"measured while somebody stood still for {disturbance.longest_s * 1000:.0f} ms at most")
+    return found, not disturbance.seen

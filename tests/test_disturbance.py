@@ -1,0 +1,72 @@
+"""A process that stands still is noticed by who measures, and stopped and let go by `tests.stalls`."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from tests.disturbance import Disturbance, undisturbed
+from tests.integration.proxy_process import ROOT
+from tests.patience import PATIENCE_S
+from tests.stalls import Stalls, go_on
+
+
+@pytest.fixture
+def sleeper():
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield psutil.Process(process.pid)
+        process.kill()
+
+
+def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_child_that_is_stopped_is_a_disturbance(sleeper):
+    with Disturbance() as disturbance:
+        sleeper.send_signal(signal.SIGSTOP)
+        until(lambda: disturbance.seen)
+
+
+def test_what_is_disturbed_each_time_is_measured_three_times_and_said_to_be_so(sleeper):
+    def measure():
+        until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+        time.sleep(1)
+        return len(measured)
+
+    sleeper.send_signal(signal.SIGSTOP)
+    measured = []
+    assert undisturbed(lambda: measured.append(0) or measure()) == (3, False)
+
+
+def test_a_process_is_stopped_for_a_while(sleeper):
+    stalls = Stalls(longest_s=1.0, every_s=1.0, dice=random.Random(1))
+    stalls.step(100.0)
+    until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+    stalls.next_s = 1e9
+    stalls.step(101.0)
+    until(lambda: sleeper.status() != psutil.STATUS_STOPPED)
+    assert stalls.counts.total() == 1
+
+
+def test_who_is_stopped_by_somebody_else_meanwhile_stays_stopped(sleeper):
+    sleeper.send_signal(signal.SIGSTOP)
+    until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
+    os.kill(sleeper.pid, signal.SIGSTOP)
+    go_on(sleeper)
+    assert sleeper.status() == psutil.STATUS_STOPPED
+
+
+def test_the_commands_status_is_handed_on():
+    command = [sys.executable, "-m", "tests.stalls", "--longest", "0.1", "--every", "0.1", "--", "sh", "-c"]
+    done = subprocess.run([*command, "sleep 1; exit 3"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 3
+    assert "status 3" in done.stderr
