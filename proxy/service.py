@@ -129,10 +129,11 @@ class VirtualCluster:
         """Who may describe and alter quotas, what counts, and how much, from now on."""
         self.ledger.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
-        caps = {listener.name: listener.caps for listener in config.listeners}
+        settings = {listener.name: listener for listener in config.listeners}
         for listener in self.listeners:
             listener.set_rules(config.quotas, config.throttle)
-            listener.set_caps(caps[listener.name])
+            listener.set_caps(settings[listener.name].caps)
+            listener.set_origin(settings[listener.name])
 
     @property
     def quotas(self) -> Quotas:

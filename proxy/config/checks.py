@@ -236,6 +236,17 @@ def _throttle_problems(data: Any) -> Iterator[ConfigError]:
             yield ConfigError(f"virtual_clusters[{i}].throttle.max_debt_ms", problem)
 
 
+def _proxy_protocol_problems(data: Any) -> Iterator[ConfigError]:
+    """A header that anybody may send would have anybody be whom they like."""
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        for k, listener in enumerate(_items(cluster, "listeners")):
+            mode = listener.get("proxy_protocol") if isinstance(listener, Mapping) else None
+            if mode in ("optional", "required") and not listener.get("trusted_networks"):
+                path = f"virtual_clusters[{i}].listeners[{k}].trusted_networks"
+                problem = f"expected the networks of load balancers with proxy_protocol {mode!r}, got nothing"
+                yield ConfigError(path, problem)
+
+
 def _admin_problems(data: Any) -> Iterator[ConfigError]:
     admin = _valid(AdminConfig, data.get("admin", {})) if isinstance(data, Mapping) else None
     for problem in admin.problems() if admin else ():
@@ -252,5 +263,6 @@ CHECKS = (
     _source_problems,
     _admin_listener_problems,
     _throttle_problems,
+    _proxy_protocol_problems,
     _admin_problems,
 )

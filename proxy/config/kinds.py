@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from math import inf
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -145,6 +145,23 @@ class _Server(Kind):
         return HostPort(bracketed or plain, int(digits))
 
 
+Network = IPv4Network | IPv6Network
+
+
+class _Network(Kind):
+    expected = "an IP address, or a network like 10.0.0.0/8 whose address ends where its prefix does"
+
+    def parse(self, value: Any) -> Network:
+        """The network; one of IPv4-mapped addresses as the IPv4 network that it stands for."""
+        if isinstance(value, IPv4Network | IPv6Network):
+            return value
+        if not isinstance(value, str) or "%" in value:
+            raise ValueError
+        network = ip_network(value)
+        mapped = network.network_address.ipv4_mapped if isinstance(network, IPv6Network) else None
+        return ip_network((mapped, network.prefixlen - 96)) if mapped and network.prefixlen >= 96 else network
+
+
 @dataclass(frozen=True)
 class _Numbers(Kind):
     """One number, or a range of them as "first-last"; held as a `range`."""
@@ -264,6 +281,12 @@ NodeIds = Annotated[range, _Numbers("node id", 0, INT32_MAX)]
 
 
 Ports = Annotated[range, _Numbers("port", 1, MAX_PORT)]
+
+
+IpNetwork = Annotated[Network, _Network()]
+
+
+SourceAddress = Annotated[str, Text("an IP address of this machine", _is_concrete_ip)]
 
 
 IpName = Annotated[str | None, Text("an IP address", _is_ip)]

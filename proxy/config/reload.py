@@ -52,6 +52,6 @@ def _listener_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterC
         if known is None:
             changes.append(f"{where}: added")
         else:
-            fields = ListenerConfig.model_fields
-            changes += [f"{where}.{f}" for f in fields if f != "caps" and getattr(known[1], f) != getattr(listener, f)]
+            fields = [f for f in ListenerConfig.model_fields if needs_restart(f"virtual_clusters[].listeners[].{f}")]
+            changes += [f"{where}.{f}" for f in fields if getattr(known[1], f) != getattr(listener, f)]
     return changes + [f"{path}.listeners[{i}]: removed" for i, _ in before.values()]

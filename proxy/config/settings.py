@@ -16,6 +16,7 @@ from proxy.config.kinds import (
     EntityName,
     FilePath,
     IpName,
+    IpNetwork,
     Many,
     Microseconds,
     Name,
@@ -141,6 +142,14 @@ class ListenerConfig(Settings):
 
     spare_ports: Many[Ports] = ()
     """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`."""
+
+    proxy_protocol: Literal["off", "optional", "required"] = "off"
+    """Whether load balancers tell whose a connection is, by a header of the PROXY protocol (version 1 or 2) before all
+    else. The address in it is then the client's for quotas, logs and metrics. `required`: others are closed."""
+
+    trusted_networks: Many[IpNetwork] = ()
+    """Where load balancers connect from, as addresses or networks like 10.0.0.0/8: nobody else may send such a header.
+    With `optional`, others are clients themselves."""
 
     caps: CapsConfig = CapsConfig()
     """What all connections of this listener may move together."""
@@ -478,6 +487,13 @@ class LimitsConfig(Settings):
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
     """Client connections of this process; one more is closed at once. Each takes two file descriptors."""
 
+    proxy_header_timeout_ms: Annotated[int, Whole(100, 300_000)] = 5_000
+    """How long a load balancer may take from connecting to the end of its PROXY header, in milliseconds; with
+    `optional`, to the first bytes of whatever it sends."""
+
+    max_proxy_headers: Annotated[int, Whole(1, 1_000_000)] = 1_000
+    """Connections of each listener whose PROXY header is still to come; one more is closed at once."""
+
     max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
     """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
 
@@ -501,7 +517,9 @@ class Config(Settings):
     Checks over several settings are made by `load_config`, not by this model.
     """
 
-    LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = ("virtual_clusters[].listeners[].caps",)
+    LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = tuple(
+        f"virtual_clusters[].listeners[].{name}" for name in ("caps", "proxy_protocol", "trusted_networks")
+    )
     """What a running proxy takes up though the section around it waits for a restart."""
 
     NEEDS_RESTART: ClassVar[frozenset[str]] = frozenset(

@@ -6,7 +6,7 @@ from pathlib import Path
 from proxy.config.checks import common, listener_ports
 from proxy.config.kinds import is_loopback, show_range
 from proxy.config.problems import ConfigError
-from proxy.config.settings import Config, QuotaEntry, QuotasConfig
+from proxy.config.settings import Config, ListenerConfig, QuotaEntry, QuotasConfig
 from quotas.entities import DEFAULT, Entity, QuotaKey
 from quotas.explain import NOT_ENFORCED, always_beaten_by
 
@@ -24,7 +24,8 @@ def ephemeral_ports() -> range:
 def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
     """What is allowed but may surprise.
 
-    That is: ports that outgoing connections may take first, no quotas, quotas that bind nobody, a token in plain text.
+    That is: ports that outgoing connections may take first, no quotas, quotas that bind nobody, a token in plain text,
+    addresses that are believed from too many.
     """
     warnings = []
     for i, cluster in enumerate(config.virtual_clusters):
@@ -34,6 +35,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
                 if both := common(claim.ports, ephemeral):
                     problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
                     warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
+            warnings += _trust_warnings(f"{path}.listeners[{k}]", listener)
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
         warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
@@ -46,6 +48,17 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
         warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
     return warnings
+
+
+def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError]:
+    """Whoever may tell the address of a client may choose whose quota is spent."""
+    if listener.proxy_protocol == "optional":
+        problem = "counts a load balancer that sends no header as one client: once all of them do, set 'required'"
+        yield ConfigError(f"{path}.proxy_protocol", problem)
+    for i, network in enumerate(listener.trusted_networks):
+        if listener.proxy_protocol != "off" and network.prefixlen == 0:
+            problem = f"{network} is everybody: every client may claim to be at any address"
+            yield ConfigError(f"{path}.trusted_networks[{i}]", problem)
 
 
 def _entry_warnings(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:

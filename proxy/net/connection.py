@@ -315,7 +315,7 @@ class Connection:
         self._cancel_timer()
         self._log_episode()
         relay = self.relay
-        quiet = close.reason in _ORDINARY
+        quiet = close.reason in ORDINARY
         (self._log.info if quiet else self._log.warning)(
             "connection_closed",
             reason=close.reason.value,
@@ -356,7 +356,7 @@ class Connection:
             self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_us())
 
 
-_ORDINARY = frozenset(
+ORDINARY = frozenset(
     {
         CloseReason.CLIENT_CLOSED,
         CloseReason.CLIENT_LOST,
@@ -364,3 +364,4 @@ _ORDINARY = frozenset(
         CloseReason.SHUTDOWN,
     }
 )
+"""Ends that are nobody's fault."""

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from protocol.api_versions import carried
+from proxy.acceptor.origin import Origin, origin_stage
 from proxy.acceptor.stages import Arrival, GoOn, SlowStage
 from proxy.clock import Clock
 from proxy.config.settings import CapsConfig, LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.net.caps import Caps
-from proxy.net.connection import Connection
+from proxy.net.connection import ORDINARY, Connection
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
 from proxy.net.upstream import Upstream
@@ -66,6 +67,8 @@ class Listener:
         self.connections: set[Connection] = set()
         self.lingering: set[Connection] = set()
         """Closed ones that still have a socket open."""
+        self._origin = Origin(poller)
+        self._origin_stage = origin_stage(self._origin)
         self.origin: SlowStage | None = None
         """Stage 2 of a socket's way in, for all that come from now on."""
         self.secure: SlowStage | None = None
@@ -97,11 +100,19 @@ class Listener:
         """Bounds for connections that come from now on."""
         self._limits = limits
         self._write_buffer_bytes = limits.write_buffer_bytes
+        self._origin_stage.timeout_ms = limits.proxy_header_timeout_ms
+        self._origin_stage.most = limits.max_proxy_headers
 
     def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig) -> None:
         """Who may describe and alter quotas, what counts, and how clients are throttled, on connections from now on."""
         self._quotas = quotas
         self._throttle = throttle
+
+    def set_origin(self, config: ListenerConfig) -> None:
+        """Whose word about a client's address counts, for those that come from now on."""
+        self._origin.trusted = config.trusted_networks
+        self._origin.required = config.proxy_protocol == "required"
+        self.origin = None if config.proxy_protocol == "off" else self._origin_stage
 
     def set_caps(self, caps: CapsConfig) -> None:
         """What may be moved from now on, after the caps of the cluster have been set."""
@@ -123,7 +134,7 @@ class Listener:
             sock.close()
         self._sockets.clear()
         self._resting.clear()
-        for stage in (self.origin, self.secure):
+        for stage in (self._origin_stage, self.secure):
             if stage is not None:
                 stage.stop()
 
@@ -266,5 +277,6 @@ class Listener:
 
     def _close(self, client: socket, log: "FilteringBoundLogger", reason: CloseReason, detail: str = "") -> None:
         client.close()
-        log.warning("connection_closed", reason=reason.value, detail=shown(detail))
+        tell = log.info if reason in ORDINARY else log.warning
+        tell("connection_closed", reason=reason.value, detail=shown(detail))
         self._note_closed(reason.value)

@@ -38,6 +38,11 @@ class CloseReason(Enum):
     ANSWER_MALFORMED = "answer_malformed"
     ANSWER_UNEXPECTED = "answer_unexpected"
     TOO_MANY_CONNECTIONS = "too_many_connections"
+    PROXY_PEER_UNTRUSTED = "proxy_peer_untrusted"
+    PROXY_HEADER_MISSING = "proxy_header_missing"
+    PROXY_HEADER_MALFORMED = "proxy_header_malformed"
+    PROXY_HEADER_TIMEOUT = "proxy_header_timeout"
+    TOO_MANY_PROXY_HEADERS = "too_many_proxy_headers"
     SHUTDOWN = "shutdown"
     INTERNAL_ERROR = "internal_error"
 

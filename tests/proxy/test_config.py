@@ -749,3 +749,44 @@ def test_an_api_has_one_pinned_cost():
     assert problems(changed(cluster("quotas", "request_costs"), [*costs, costs[0]])) == [
         f"{COSTS}[2].api: expected one cost for each API, got that of {COSTS}[0]"
     ]
+
+
+BALANCED = {"proxy_protocol": "required", "trusted_networks": ["10.0.0.0/8", "::1", "::ffff:192.0.2.0/120"]}
+
+
+def balanced(**settings):
+    data = copy.deepcopy(MINIMAL)
+    data["virtual_clusters"][0]["listeners"][0].update(BALANCED, **settings)
+    return data
+
+
+def test_a_listener_may_believe_load_balancers():
+    old, new = config_of(MINIMAL), config_of(balanced())
+    assert changes_needing_restart(old, new) == []
+    listeners = new.virtual_clusters[0].listeners
+    assert [str(network) for network in listeners[0].trusted_networks] == ["10.0.0.0/8", "::1/128", "192.0.2.0/24"]
+    assert warnings_of(new, range(0)) == []
+    assert parse_config(
+        "virtual_clusters: [{name: a, upstream: {bootstrap_servers: ['b:1']}, listeners: [{name: c, "
+        "bind: 127.0.0.1, port: 1, node_ids: [1], proxy_protocol: off}]}]"
+    )
+
+
+def test_load_balancers_have_to_be_told_from_everybody_else():
+    for mode in ("optional", "required"):
+        assert problems(balanced(proxy_protocol=mode, trusted_networks=[])) == [
+            f"{LISTENER}.trusted_networks: expected the networks of load balancers with proxy_protocol '{mode}', "
+            "got nothing"
+        ]
+    for wrong in ("10.0.0.1/8", "fe80::1%eth0", "ten", 10):
+        [found] = problems(balanced(trusted_networks=["10.0.0.1", wrong]))
+        assert found.startswith(f"{LISTENER}.trusted_networks[1]: expected an IP address, or a network like 10.0.0.0/8")
+
+
+def test_believing_too_much_is_warned_about():
+    everybody = config_of(balanced(proxy_protocol="optional", trusted_networks=["10.0.0.1", "0.0.0.0/0"]))
+    assert [str(warning) for warning in warnings_of(everybody, range(0))] == [
+        f"{LISTENER}.proxy_protocol: counts a load balancer that sends no header as one client: once all of them do, "
+        "set 'required'",
+        f"{LISTENER}.trusted_networks[1]: 0.0.0.0/0 is everybody: every client may claim to be at any address",
+    ]

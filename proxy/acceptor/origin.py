@@ -1,0 +1,132 @@
+"""Whose connection it is: what a load balancer says in a PROXY protocol header before the client's first byte."""
+
+import asyncio
+import contextlib
+import select
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+
+from kafka.record.util import calc_crc32c
+
+from protocol.proxy_header import (
+    MAX_PROXY_HEADER_BYTES,
+    MalformedProxyHeader,
+    NoProxyHeader,
+    ProxyHeader,
+    read_proxy_header,
+)
+from proxy.acceptor.stages import Arrival, Refused, SlowStage
+from proxy.config.kinds import Network
+from proxy.net.poller import READABLE, Poller
+from proxy.relay.actions import CloseReason
+
+_GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
+
+
+def origin_stage(origin: "Origin") -> SlowStage:
+    """The stage of a listener whose clients may come through load balancers."""
+    overdue, crowded = CloseReason.PROXY_HEADER_TIMEOUT, CloseReason.TOO_MANY_PROXY_HEADERS
+    return SlowStage(origin.find_out, 5_000, 1_000, overdue, crowded)
+
+
+@dataclass(slots=True)
+class Origin:
+    """Who may tell a client's address on a listener, and whether somebody must; both may be changed at any time.
+
+    The header is looked at in the kernel's buffer and then taken from it to the byte: what follows is read by whoever
+    has the socket next, TLS or a relay.
+    """
+
+    poller: Poller
+    trusted: Sequence[Network] = ()
+    required: bool = False
+
+    async def find_out(self, arrival: Arrival) -> None:
+        """Note the client that the peer speaks for, if it does; then nothing of its header is left to be read.
+
+        Raises Refused. What others than trusted peers send is not looked at: as Kafka, a header is none.
+        """
+        peer = arrival.address
+        if not self._trusts(peer):
+            if self.required:
+                raise Refused(CloseReason.PROXY_PEER_UNTRUSTED, f"{peer} is in none of the trusted networks")
+            return
+        header = await self._header(arrival.socket)
+        if header is None:
+            return
+        _take(arrival.socket, header.length_bytes)
+        if header.source is not None:
+            arrival.came_from(*header.source)
+            arrival.log = arrival.log.bind(proxied_by=peer)
+
+    def _trusts(self, peer: str) -> bool:
+        ip = ip_address(peer)
+        return any(ip in network for network in self.trusted)
+
+    async def _header(self, sock: socket.socket) -> ProxyHeader | None:
+        """The header that stands in the kernel's buffer; None if other bytes stand there and it may be missing."""
+        with _watching(self.poller, sock) as events:
+            while True:
+                gone = events.seen & _GONE
+                try:
+                    data = sock.recv(MAX_PROXY_HEADER_BYTES, socket.MSG_PEEK)
+                    if header := read_proxy_header(data, calc_crc32c):
+                        return header
+                except BlockingIOError:
+                    data = b""
+                except OSError as error:
+                    raise Refused(CloseReason.CLIENT_LOST, str(error)) from error
+                except NoProxyHeader as error:
+                    if self.required:
+                        raise Refused(CloseReason.PROXY_HEADER_MISSING, str(error)) from error
+                    return None
+                except MalformedProxyHeader as error:
+                    raise Refused(CloseReason.PROXY_HEADER_MALFORMED, str(error)) from error
+                else:
+                    gone = gone or not data
+                if gone:
+                    raise Refused(CloseReason.CLIENT_CLOSED, f"after {len(data)} bytes of a PROXY header")
+                await events.more()
+
+
+class _Events:
+    """What epoll has told of a socket, told once for each time that something comes."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._came = asyncio.Event()
+
+    def note(self, events: int) -> None:
+        """Something came."""
+        self.seen |= events
+        self._came.set()
+
+    async def more(self) -> None:
+        """Wait until something has come since the last time."""
+        await self._came.wait()
+        self._came.clear()
+
+
+@contextlib.contextmanager
+def _watching(poller: Poller, sock: socket.socket) -> Iterator[_Events]:
+    """Edge-triggered: bytes that are only looked at would have epoll tell of them for ever."""
+    events = _Events()
+    poller.add(sock.fileno(), READABLE | select.EPOLLRDHUP | select.EPOLLET, events.note)
+    try:
+        yield events
+    finally:
+        poller.remove(sock.fileno())
+
+
+def _take(sock: socket.socket, length_bytes: int) -> None:
+    """Take a header off the stream that has been seen there."""
+    while length_bytes:
+        try:
+            taken = len(sock.recv(length_bytes))
+        except OSError as error:
+            raise Refused(CloseReason.CLIENT_LOST, str(error)) from error
+        if not taken:
+            raise Refused(CloseReason.CLIENT_LOST, "what was there is gone")
+        length_bytes -= taken
