@@ -3,14 +3,16 @@
 from pathlib import Path
 
 from proxy.config.problems import ConfigError, ConfigErrors
-from proxy.config.settings import CredentialsConfig
+from proxy.config.settings import UpstreamConfig
+from proxy.own_connections import ANNOUNCED
 from quotas.sources.cluster_connection import Credentials
 
 _MAX_SECRET_BYTES = 4096
 
 
-def credentials_of(config: CredentialsConfig) -> Credentials:
+def credentials_of(upstream: UpstreamConfig) -> Credentials:
     """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
+    config = upstream.admin
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,
@@ -19,6 +21,7 @@ def credentials_of(config: CredentialsConfig) -> Credentials:
         sasl_mechanism=config.sasl_mechanism,
         sasl_plain_username=config.username,
         sasl_plain_password=secret(config.password_file, "upstream.admin.password_file"),
+        proxy_url=ANNOUNCED if upstream.send_proxy_protocol else None,
     )
 
 

@@ -138,6 +138,12 @@ class Metrics:
             ("virtual_cluster", "node_id"),
             registry=registry,
         )
+        self.upstream_connects_paced = Counter(
+            "kafka_throttle_upstream_connects_paced",
+            "Connections to a node that had to wait for `upstream.connections_per_second`.",
+            ("virtual_cluster", "node_id"),
+            registry=registry,
+        )
         self.metadata_refresh_failures = Counter(
             "kafka_throttle_metadata_refresh_failures",
             "Failed attempts of the proxy's own connection to learn the nodes of a cluster.",

@@ -36,7 +36,7 @@ def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
     upstream = config.upstream
     return UpstreamSettings(
         bootstrap_servers=_host_ports(upstream.bootstrap_servers),
-        credentials=credentials_of(upstream.admin),
+        credentials=credentials_of(upstream),
         interval_s=config.quotas.poll_interval_ms / 1000,
         timeout_s=upstream.connect_timeout_ms / 1000,
     )

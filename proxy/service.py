@@ -105,6 +105,8 @@ class VirtualCluster:
             poller,
             lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
             lambda: metrics.metadata_refresh_failures.labels(config.name).inc(),
+            lambda node_id: metrics.upstream_connects_paced.labels(config.name, str(node_id)).inc(),
+            clock.now_us,
         )
         self.caps = Caps(clock)
         self.listeners = [

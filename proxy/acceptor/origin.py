@@ -58,7 +58,7 @@ class Origin:
             return
         _take(arrival.socket, header.length_bytes)
         if header.source is not None:
-            arrival.came_from(*header.source)
+            arrival.came_from(*header.source, header.destination)
             arrival.log = arrival.log.bind(proxied_by=peer)
 
     def _trusts(self, peer: str) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from socket import socket
 from typing import TYPE_CHECKING
 
+from protocol.proxy_header import Endpoint
 from proxy.relay.actions import CloseReason
 from quotas.entities import plain_ip
 
@@ -31,7 +32,8 @@ class Arrival:
     """A non-blocking socket that was accepted at `port`, and what is known about it by now.
 
     `address` is the client's, in its plain spelling, for quotas, logs and metrics: the peer's, or the one that a stage
-    has been told. `node_id` is whom it is for.
+    has been told; `client_port` belongs to it. `node_id` is whom it is for. `destination` is where the client has
+    connected to, if somebody else has told.
     """
 
     socket: socket
@@ -40,10 +42,14 @@ class Arrival:
     address: str
     user: str
     log: "FilteringBoundLogger"
+    client_port: int = 0
+    destination: Endpoint | None = None
 
-    def came_from(self, host: str, port: int) -> None:
-        """The peer speaks for a client at this address."""
+    def came_from(self, host: str, port: int, destination: Endpoint | None = None) -> None:
+        """The peer speaks for a client at this address, which has connected to that one."""
         self.address = plain_ip(host)
+        self.client_port = port
+        self.destination = destination
         self.log = self.log.bind(client=f"{host}:{port}")
 
 

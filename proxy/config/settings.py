@@ -27,6 +27,7 @@ from proxy.config.kinds import (
     Rate,
     Server,
     Some,
+    SourceAddress,
     Text,
     Whole,
     is_advertisable,
@@ -107,6 +108,18 @@ class UpstreamConfig(Settings):
     default_partitions: Annotated[int | None, Whole(1, INT32_MAX)] = None
     """What a topic that is created without a number of partitions counts for `controller_mutation_rate`. If not given,
     the cluster is asked for its `num.partitions`, and 1 is taken where it does not tell."""
+
+    connections_per_second: Rate = None
+    """How many connections of clients are opened to each node in a second, evenly; more wait in order, at most for
+    `connect_timeout_ms`. No bound without it."""
+
+    source_addresses: Many[SourceAddress] = ()
+    """Local IP addresses that connections of clients are opened from, in turn. Towards nodes of the other IP version,
+    and without any, the system chooses."""
+
+    send_proxy_protocol: bool = False
+    """`true`: tell nodes the address of each client, by a header of the PROXY protocol (version 2) before all else.
+    Kafka's brokers do not read it; a load balancer before them may. Connections of the proxy's own send LOCAL."""
 
     admin: CredentialsConfig = CredentialsConfig()
     """Who the proxy is to the cluster on connections of its own."""
@@ -537,6 +550,7 @@ class Config(Settings):
             for name in ("source", "state_file", "zookeeper", "windows", "instances")
         }
         | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
+        | {"virtual_clusters[].upstream.send_proxy_protocol"}
         | {"limits.max_sensors", "log.format"}
     )
 

@@ -48,6 +48,10 @@ class NodeUnknown(LookupError):
     """Nobody has named the address of this node yet."""
 
 
+class NodePaced(ConnectionError):
+    """Too many others wait for a connection to this node. The message says for how long, and why."""
+
+
 @dataclass(slots=True)
 class NodeSocket:
     """What connecting to a node gave: a non-blocking socket, and the round trip that the kernel saw."""
@@ -58,7 +62,7 @@ class NodeSocket:
 
 
 Connect = Callable[[], Awaitable[NodeSocket]]
-"""Connects to the node. Raises NodeUnreachable or NodeUnknown."""
+"""Connects to the node. Raises NodeUnreachable, NodeUnknown or NodePaced."""
 
 RunErrand = Callable[[Errand, "FilteringBoundLogger"], Awaitable[Sequence[Exception | None]]]
 """Has the alterations of an errand written; says what became of each. It is carried on when the client is gone."""
@@ -295,6 +299,8 @@ class Connection:
             self.give_up(CloseReason.NODE_UNKNOWN, str(error))
         except NodeUnreachable as error:
             self.give_up(CloseReason.NODE_UNREACHABLE, str(error))
+        except NodePaced as error:
+            self.give_up(CloseReason.NODE_PACED, str(error))
         except Exception:
             self._fail()
 

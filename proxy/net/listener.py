@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from protocol.api_versions import carried
+from protocol.proxy_header import Endpoint, proxy_header_v2
 from proxy.acceptor.origin import Origin, origin_stage
 from proxy.acceptor.stages import Arrival, GoOn, SlowStage
 from proxy.clock import Clock
@@ -181,7 +182,7 @@ class Listener:
         elif node_id is None:
             self._close(client, log, CloseReason.NODE_UNKNOWN, f"no node has the spare port {port}")
         else:
-            self._arrive(Arrival(client, port, node_id, plain_ip(peer[0]), ANONYMOUS, log))
+            self._arrive(Arrival(client, port, node_id, plain_ip(peer[0]), ANONYMOUS, log, peer[1]))
 
     def _arrive(self, arrival: Arrival) -> None:
         """Stage 1, for any socket: there is room for it. Stage 2, if there is one, says whose address counts."""
@@ -206,7 +207,7 @@ class Listener:
         connection = Connection(
             Relay(self._ledger, tally, self._relay_limits()),
             self._facts(node_id, arrival.user),
-            partial(self._upstream.connect, node_id),
+            partial(self._upstream.connect, node_id, self._first_words(arrival)),
             partial(self._open_stream, self._write_buffer_bytes),
             self._book.run_errand,
             self._clock,
@@ -217,6 +218,14 @@ class Listener:
         )
         self.connections.add(connection)
         connection.client_connected(arrival.socket)
+
+    def _first_words(self, arrival: Arrival) -> bytes:
+        """What is sent to the node before all else: whose connection this is, where it wants to know."""
+        if not self._upstream.config.send_proxy_protocol:
+            return b""
+        host, port, *_ = arrival.socket.getsockname()
+        destination = arrival.destination or Endpoint(plain_ip(host), port)
+        return proxy_header_v2(Endpoint(arrival.address, arrival.client_port), destination)
 
     def _wait(self, stage: SlowStage, arrival: Arrival, then: GoOn) -> None:
         """Have a stage taken that waits for the client. A bug of ours behind it ends this connection and no other."""

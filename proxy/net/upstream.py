@@ -18,13 +18,17 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
-from proxy.net.connection import NodeSocket, NodeUnknown, NodeUnreachable
+from proxy.net.connection import NodePaced, NodeSocket, NodeUnknown, NodeUnreachable
+from proxy.net.pace import Pace
 from proxy.net.poller import Poller
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
+_IP_BIND_ADDRESS_NO_PORT = 24
+"""Of <linux/in.h>: the port is chosen with the destination, so that each may be used towards many."""
+_MAX_PACES = 10_000
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
 
@@ -42,12 +46,18 @@ class Upstream:
         poller: Poller,
         note_connect_failure: Callable[[int], None],
         note_refresh_failure: Callable[[], None],
+        note_paced: Callable[[int], None],
+        now_us: Callable[[], int],
     ) -> None:
         self.config = config
         self.directory = directory
         self._poller = poller
         self._note_connect_failure = note_connect_failure
         self._note_refresh_failure = note_refresh_failure
+        self._note_paced = note_paced
+        self._now_us = now_us
+        self._paces: dict[HostPort, Pace] = {}
+        self._next_source = 0
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
         self._next_bootstrap = 0
         self._asked = asyncio.Event()
@@ -60,19 +70,19 @@ class Upstream:
 
     # ---------------------------------------------------------------- connecting
 
-    async def connect(self, node_id: int) -> NodeSocket:
+    async def connect(self, node_id: int, first: bytes = b"") -> NodeSocket:
         """A connection to a node; for BOOTSTRAP_NODE_ID to the first bootstrap server that takes one.
 
-        Raises NodeUnknown or NodeUnreachable.
+        `first` is sent before all else. Raises NodeUnknown, NodeUnreachable, or NodePaced.
         """
         if node_id != BOOTSTRAP_NODE_ID:
             address = self.directory.address(node_id) or await self._ask_for(node_id)
-            sock = await self._connect_to(node_id, address)
+            sock = await self._connect_to(node_id, address, first)
             return NodeSocket(sock, node_id, round_trip_us(sock))
         failures = []
         for address in self._bootstrap_in_turn():
             try:
-                sock = await self._connect_to(BOOTSTRAP_NODE_ID, address)
+                sock = await self._connect_to(BOOTSTRAP_NODE_ID, address, first)
             except NodeUnreachable as error:
                 failures.append(str(error))
             else:
@@ -84,10 +94,12 @@ class Upstream:
         self._next_bootstrap = (self._next_bootstrap + 1) % len(servers)
         return [*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]]
 
-    async def _connect_to(self, node_id: int, address: HostPort) -> socket.socket:
+    async def _connect_to(self, node_id: int, address: HostPort, first: bytes) -> socket.socket:
+        if self.config.connections_per_second is not None:
+            await self._turn(node_id, address)
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                return await _connected(self._poller, address)
+                return await _connected(self._poller, address, self._sources_in_turn(), first)
         except TimeoutError:
             reason = f"no connection within {self.config.connect_timeout_ms} ms"
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA refuses
@@ -95,6 +107,35 @@ class Upstream:
         self._note_connect_failure(node_id)
         self._asked.set()
         raise NodeUnreachable(f"{address}: {reason}")
+
+    async def _turn(self, node_id: int, address: HostPort) -> None:
+        """Wait until one more connection to a node may be opened. NodePaced if that takes too long."""
+        pace = self._paces.get(address)
+        if pace is None:
+            pace = self._paces[address] = self._new_pace()
+        try:
+            async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
+                if await pace.turn():
+                    self._note_paced(node_id)
+        except TimeoutError:
+            bounds = f"connections_per_second {pace.per_second}, connect_timeout_ms {self.config.connect_timeout_ms}"
+            raise NodePaced(f"{address}: no turn to connect ({bounds}, {pace.waiting} more wait)") from None
+
+    def _new_pace(self) -> Pace:
+        if len(self._paces) >= _MAX_PACES:
+            self._paces = {address: pace for address, pace in self._paces.items() if not pace.unused}
+        loop = asyncio.get_running_loop()
+        pace = Pace(self._now_us, lambda seconds, serve: loop.call_later(seconds, serve).cancel)
+        pace.set_rate(self.config.connections_per_second)
+        return pace
+
+    def _sources_in_turn(self) -> Sequence[str]:
+        """The addresses to connect from, another one first each time."""
+        sources = self.config.source_addresses
+        if not sources:
+            return ()
+        self._next_source = (self._next_source + 1) % len(sources)
+        return [*sources[self._next_source :], *sources[: self._next_source]]
 
     async def _ask_for(self, node_id: int) -> HostPort:
         """The address of a node that nobody has named yet, from a fresh look at the cluster."""
@@ -153,8 +194,10 @@ class Upstream:
         return True
 
     def reconfigure(self, config: UpstreamConfig) -> None:
-        """Take up changed bootstrap servers and times."""
+        """Take up changed bootstrap servers, times, and ways to connect."""
         self.config = config
+        for pace in self._paces.values():
+            pace.set_rate(config.connections_per_second)
 
     def default_partitions(self) -> int:
         """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
@@ -165,30 +208,54 @@ class Upstream:
         return known or 1
 
 
-async def _connected(poller: Poller, address: HostPort) -> socket.socket:
-    """A non-blocking socket to the first of the name's addresses that takes a connection. Raises OSError."""
+async def _connected(poller: Poller, address: HostPort, sources: Sequence[str], first: bytes) -> socket.socket:
+    """A non-blocking socket to the first of the name's addresses that takes a connection. Raises OSError.
+
+    It connects from the first of `sources` that can be had, of those of the same family if there are any.
+    """
     failure: OSError | None = None
     for family, _, _, _, where in await _resolved(address):
-        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-        try:
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            error_number = sock.connect_ex(where)
-            if error_number == errno.EINPROGRESS:
-                await poller.writable(sock.fileno())
-                error_number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if error_number:
-                raise OSError(error_number, os.strerror(error_number))
-        except OSError as error:
-            sock.close()
-            failure = failure or error
-        except BaseException:
-            sock.close()
-            raise
-        else:
-            return sock
+        of_family = [source for source in sources if (":" in source) == (family == socket.AF_INET6)]
+        for source in of_family or [""]:
+            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+                if source:
+                    _bind(sock, source)
+                await _connect(poller, sock, where)
+                if first and sock.send(first) != len(first):  # what is sent first finds room
+                    raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+            except OSError as error:
+                sock.close()
+                failure = failure or error
+                if error.errno != errno.EADDRNOTAVAIL:
+                    break
+            except BaseException:
+                sock.close()
+                raise
+            else:
+                return sock
     assert failure is not None
     raise failure
+
+
+def _bind(sock: socket.socket, source: str) -> None:
+    """Have a socket connect from an address. The error of one that this machine has not names it."""
+    sock.setsockopt(socket.IPPROTO_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
+    try:
+        sock.bind((source, 0))
+    except OSError as error:
+        raise OSError(error.errno, f"cannot connect from {source}: {error.strerror}") from error
+
+
+async def _connect(poller: Poller, sock: socket.socket, where: Any) -> None:
+    error_number = sock.connect_ex(where)
+    if error_number == errno.EINPROGRESS:
+        await poller.writable(sock.fileno())
+        error_number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error_number:
+        raise OSError(error_number, os.strerror(error_number))
 
 
 async def _resolved(address: HostPort) -> Sequence[tuple[int, int, int, str, Any]]:
@@ -243,7 +310,7 @@ def _brokers(config: UpstreamConfig) -> tuple[list[dict[str, Any]], int | None]:
     admin = _Admin(
         bootstrap_servers=[str(server) for server in config.bootstrap_servers],
         client_id="kafka-throttle",
-        **asdict(credentials_of(config.admin)),
+        **asdict(credentials_of(config)),
         request_timeout_ms=config.connect_timeout_ms,
         bootstrap_timeout_ms=config.connect_timeout_ms,
     )

@@ -27,6 +27,7 @@ class CloseReason(Enum):
     NODE_LOST = "node_lost"
     NODE_UNREACHABLE = "node_unreachable"
     NODE_UNKNOWN = "node_unknown"
+    NODE_PACED = "node_paced"
     NO_PORT_FOR_NODE = "no_port_for_node"
     REQUEST_NOT_KAFKA = "request_not_kafka"
     REQUEST_TOO_LARGE = "request_too_large"

@@ -30,6 +30,7 @@ class Credentials:
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
     sasl_plain_username: str | None = None
     sasl_plain_password: str | None = field(default=None, repr=False)
+    proxy_url: str | None = None
 
     @property
     def files(self) -> tuple[str, ...]:

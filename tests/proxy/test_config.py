@@ -790,3 +790,19 @@ def test_believing_too_much_is_warned_about():
         "set 'required'",
         f"{LISTENER}.trusted_networks[1]: 0.0.0.0/0 is everybody: every client may claim to be at any address",
     ]
+
+
+def test_how_nodes_are_connected_to_may_change_but_not_what_they_are_told():
+    paced = {**MINIMAL["virtual_clusters"][0]["upstream"], "connections_per_second": 20, "source_addresses": ["::1"]}
+    assert changes_needing_restart(config_of(MINIMAL), config_of(changed(cluster("upstream"), paced))) == []
+    telling = changed(cluster("upstream", "send_proxy_protocol"), True)
+    assert changes_needing_restart(config_of(MINIMAL), config_of(telling)) == [
+        "virtual_clusters[0].upstream.send_proxy_protocol"
+    ]
+    path = "virtual_clusters[0].upstream.source_addresses[0]"
+    assert problems(changed(cluster("upstream", "source_addresses"), ["0.0.0.0"])) == [
+        f"{path}: expected an IP address of this machine, got '0.0.0.0'"
+    ]
+    assert problems(changed(cluster("upstream", "connections_per_second"), 0)) == [
+        "virtual_clusters[0].upstream.connections_per_second: expected a number above 0, got 0"
+    ]

@@ -1,0 +1,131 @@
+"""Connecting to nodes: from which address, how often, and what is said first, on real sockets."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from protocol.proxy_header import LOCAL_PROXY_HEADER
+from proxy.config.settings import UpstreamConfig
+from proxy.credentials import credentials_of
+from proxy.net.connection import NodePaced, NodeUnreachable
+from proxy.net.poller import Poller
+from proxy.net.upstream import Upstream, _brokers
+from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
+from quotas.sources.client_quotas import describe_request
+from quotas.sources.cluster_connection import ClusterConnection
+from quotas.sources.source import SourceUnavailable
+from tests.fakes.clock import FakeClock
+
+NOT_HERE = "192.0.2.1"
+
+
+class Node:
+    """A listening socket, and the way to it."""
+
+    def __init__(self, **settings):
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.settimeout(60)
+        self.port = self.server.getsockname()[1]
+        self.paced, self.failed = [], []
+        config = self.config(**settings)
+        directory = NodeDirectory()
+        directory.learn(1, "127.0.0.1", self.port)
+        self.upstream = Upstream(
+            "main", config, directory, Poller(), self.failed.append, bool, self.paced.append, FakeClock().now_us
+        )
+
+    def config(self, **settings):
+        return UpstreamConfig.model_validate({"bootstrap_servers": [f"127.0.0.1:{self.port}"], **settings})
+
+    async def connect(self, node_id=1, first=b""):
+        """From which address it has connected, and the first bytes of it."""
+        connected = await self.upstream.connect(node_id, first)
+        accepted, peer = self.server.accept()
+        with accepted:
+            accepted.settimeout(60)
+            assert connected.socket.getsockname() == peer
+            connected.socket.close()
+            return peer[0], accepted.recv(100)
+
+
+@pytest.fixture
+async def node():
+    made = Node()
+    yield made
+    made.server.close()
+
+
+async def test_the_first_words_come_before_all_else(node):
+    assert await node.connect(first=b"PROXY") == ("127.0.0.1", b"PROXY")
+    assert await node.connect(BOOTSTRAP_NODE_ID, first=b"PROXY") == ("127.0.0.1", b"PROXY")
+
+
+async def test_source_addresses_are_used_in_turn_and_may_change_at_any_time(node):
+    node.upstream.reconfigure(node.config(source_addresses=["127.0.0.2", "127.0.0.3", "::1"]))
+    sources = [(await node.connect())[0] for _ in range(6)]
+    assert sorted(sources[:3]) == ["127.0.0.2", "127.0.0.2", "127.0.0.3"]
+    assert sources[3:] == sources[:3]
+    node.upstream.reconfigure(node.config(source_addresses=["127.0.0.9"]))
+    assert (await node.connect())[0] == "127.0.0.9"
+
+
+async def test_without_a_source_address_of_the_nodes_kind_the_system_chooses(node):
+    node.upstream.reconfigure(node.config(source_addresses=["::1"]))
+    assert (await node.connect())[0] == "127.0.0.1"
+
+
+async def test_a_source_address_that_is_not_there_is_passed_over_and_named_when_it_is_the_only_one(node):
+    node.upstream.reconfigure(node.config(source_addresses=[NOT_HERE, "127.0.0.4"]))
+    assert [(await node.connect())[0] for _ in range(4)] == ["127.0.0.4"] * 4
+    node.upstream.reconfigure(node.config(source_addresses=[NOT_HERE]))
+    with pytest.raises(NodeUnreachable, match=f"127.0.0.1:{node.port}: cannot connect from {NOT_HERE}: Cannot assign"):
+        await node.connect()
+    assert node.failed == [1]
+
+
+async def test_who_gets_no_turn_to_connect_in_time_is_told_why(node):
+    node.upstream.reconfigure(node.config(connections_per_second=0.5, connect_timeout_ms=100))
+    await node.connect()
+    bounds = "connections_per_second 0.5, connect_timeout_ms 100"
+    told = rf"127.0.0.1:{node.port}: no turn to connect \({bounds}, 0 more wait\)"
+    for node_id in (1, BOOTSTRAP_NODE_ID):
+        with pytest.raises(NodePaced, match=told):
+            await node.connect(node_id)
+    assert (node.paced, node.failed) == ([], [])
+
+
+async def test_lifting_the_pace_lets_those_go_who_wait(node):
+    node.upstream.reconfigure(node.config(connections_per_second=0.5, connect_timeout_ms=300_000))
+    await node.connect()
+    waiting = asyncio.create_task(node.connect())
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    node.upstream.reconfigure(node.config())
+    assert (await waiting)[0] == "127.0.0.1"
+    assert node.paced == [1]
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, announced):
+    """Both those that look for nodes and those that read quotas."""
+    config = node.config(send_proxy_protocol=announced, connect_timeout_ms=1000)
+
+    def ask_for_quotas():
+        connection = ClusterConnection(f"127.0.0.1:{node.port}", credentials_of(config), 1.0)
+        with contextlib.closing(connection), contextlib.suppress(SourceUnavailable):
+            connection.ask(describe_request())
+
+    def look_for_nodes():
+        with contextlib.suppress(Exception):
+            _brokers(config)
+
+    for ask in (ask_for_quotas, look_for_nodes):
+        asking = asyncio.create_task(asyncio.to_thread(ask))
+        accepted, _ = await asyncio.to_thread(node.server.accept)
+        with accepted:
+            accepted.settimeout(60)
+            first = await asyncio.to_thread(accepted.recv, 16, socket.MSG_WAITALL)
+        assert (first == LOCAL_PROXY_HEADER) == announced
+        await asking
