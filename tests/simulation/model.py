@@ -33,7 +33,7 @@ from quotas.ledger import Binding, Ledger
 from tests.simulation import quota_calls, topics, wire
 from tests.simulation.judge import ANY, NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge, Settlement
 from tests.simulation.network import READ_BYTES
-from tests.simulation.oracle import Charge, Violation, WatchedSensors
+from tests.simulation.oracle import Charge, Of, Violation, WatchedSensors
 from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
 
 CLIENT, NODE = Side.CLIENT, Side.NODE
@@ -211,7 +211,6 @@ class Model:
         self._verdict_reason = ""
         assert isinstance(ledger.request_sensors, WatchedSensors)
         self._times = ledger.request_sensors
-        self._time_charges: deque[Charge] = deque()
         self._bound: dict[bytes, int | None] = {}
         """By client id, the sensor of request time in the binding that the relay has."""
         self._begun_ms = -1
@@ -248,7 +247,8 @@ class Model:
         self._answers: deque[_Written] = deque()
         self._unfed: deque[_Written] = deque()
 
-        self._charges: deque[Charge] = deque()
+        self._journal = self._sensors.journal
+        """What was charged and is not accounted for yet, in its order."""
         self._loans: deque[_Loan] = deque()
         self._loans_due_ms = 0
         self._paid_at_ms = 0
@@ -394,10 +394,7 @@ class Model:
         if self.closed is not None:
             require(not actions, f"{actions} after {self.closed}")
             return
-        self._charges.extend(self._sensors.take_charges())
-        self._take_time_charges(now_ms)
-        owed = self._sensors.take_owed()
-        self._looked.update(handle for handle, _ in owed)
+        self._check_time_charges(now_ms)
         if self._repaying:
             self._repay(now_ms)
         if self._plan.delays:
@@ -443,26 +440,22 @@ class Model:
                     self._take_enquired()
                     if action.reason not in _BAD_ANSWERS:
                         self._take_own(now_ms)
-                    if len(self._charges) > sum(self._sensors.is_open(loan.handle) for loan in self._loans):
-                        self._charge_early(now_ms)
+                    self._account_early(now_ms, all_but=sum(self._sensors.is_open(loan.handle) for loan in self._loans))
                     self._check_close(action)
+                    held = self._ends and self._held_from_ms is not None and self._held_exactly
+                    require(not held or self._is_wrong, "what is held does not go out at the end")
                     if self._decided is not None and not self._connection.verdict_ms:
                         require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
                     self._call_in_loans()
                     self.closed = action
         if self.closed is None:
-            if self._plan.delays:
-                self._charge_early(now_ms)
-                self._charge_time_early(now_ms)
+            self._account_early(now_ms)
             self._take_own(now_ms)
             self._take_enquired()
-            self._charge_early(now_ms)
-            self._charge_time_early(now_ms)
-            self._wait_for_first_fetch(owed, now_ms)
+            self._account_early(now_ms)
             self._note_hold(now_ms)
             self._check_progress(now_ms)
-        require(not self._charges, f"charged without a reason: {list(self._charges)}")
-        require(not self._time_charges, f"time is charged without a reason: {list(self._time_charges)}")
+        require(not self._journal, f"charged without a reason: {list(self._journal)}")
         require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
         self._throttles.clear()
         self._client_acted = False
@@ -636,14 +629,25 @@ class Model:
         self.for_node.append(taken)
         self._requests[: head.frame_bytes] = decided.frame
 
-    def _wait_for_first_fetch(self, owed: list[tuple[int, int]], now_ms: int) -> None:
+    def _look_at_owed(self, head: wire.Head, handle: int, now_ms: int) -> None:
+        """An entity's first Fetch with a quota goes on if nothing is owed."""
+        if self._next_charge(Of.OWED, handle, 0, now_ms):
+            look = self._journal.popleft()
+            require(not look.throttle_ms, f"{head} goes on though {look.throttle_ms} ms are owed")
+            self._looked.add(look.handle)
+        looked = handle in self._looked or self._plan.withholds
+        require(looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
+
+    def _wait_for_first_fetch(self, now_ms: int) -> bool:
         """An entity's first Fetch with a quota waits for what is owed already."""
-        require(len(owed) <= 1, f"looks {len(owed)} times at what is owed")
-        if owed and owed[0][1]:
-            head = self._next()
-            require(isinstance(head, wire.Head) and head.api_key == wire.FETCH, f"{head} waits for what fetches owe")
-            assert isinstance(head, wire.Head)
-            self._count_throttle(now_ms, owed[0][1], QuotaType.FETCH, head)
+        self._take_own(now_ms)
+        look, head = self._journal[0], self._next()
+        if not (look.throttle_ms and isinstance(head, wire.Head) and head.api_key == wire.FETCH):
+            return False
+        self._journal.popleft()
+        self._looked.add(look.handle)
+        self._count_throttle(now_ms, look.throttle_ms, QuotaType.FETCH, head)
+        return True
 
     def _charge_produce(self, head: wire.Head, now_ms: int) -> int | None:
         """Charge a Produce, clamp a Fetch; return by which sensor the answer will be measured."""
@@ -663,17 +667,12 @@ class Model:
             require(self._sensors.limit(handle) == limit, f"{client_id} is measured by {self._sensors.limit(handle)}")
         if quota_type is QuotaType.PRODUCE:
             value = head.frame_bytes - 4
-            self._charge_early(now_ms, value)
-            if handle == -1 and not (
-                self._charges and (self._charges[0].charges > 1 or self._charges[0].value == value)
-            ):
-                return None  # a full table measures nobody without a quota
-            self._charge(head.frame_bytes - 4, handle, quota_type, head, now_ms)
+            if handle != -1 or self._next_charge(Of.BYTES, handle, value, now_ms):
+                self._charge(value, handle, quota_type, head, now_ms)  # a full table measures nobody without a quota
             return None
         ceiling_bytes = self._ceiling_bytes(limit)
         if ceiling_bytes < INT32_MAX:
-            looked = handle in self._looked or self._plan.withholds
-            require(looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
+            self._look_at_owed(head, handle, now_ms)
             start = bytes(self._requests[: head.body_at + 16])
             self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
         return handle
@@ -690,16 +689,15 @@ class Model:
         self, value: int, handle: int, quota_type: QuotaType, head: wire.Head, now_ms: int, over_time: bool = False
     ) -> int:
         """One charge of the relay is accounted for; what throttle it gave. Who is `over_time` is withheld the bytes."""
-        self._charge_early(now_ms, value)
-        require(bool(self._charges), f"{quota_type.name} of {value} bytes is not charged")
-        charge = self._charges[0]
-        if charge.charges > 1:
-            charge.charges -= 1
+        charged = self._next_charge(Of.BYTES, handle, value, now_ms)
+        require(charged, f"{quota_type.name} of {value} bytes is not charged, but {list(self._journal)}")
+        charge = self._journal[0]
+        charge.charges -= 1
+        if charge.charges:
             charge.value -= value
         else:
-            self._charges.popleft()
+            self._journal.popleft()
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
-        require(handle in (-1, charge.handle), f"charged to another sensor: {charge.handle} instead of {handle}")
         withheld = self._plan.withholds and quota_type is QuotaType.FETCH and (over_time or charge.throttle_ms > 0)
         require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
         if charge.throttle_ms:
@@ -732,10 +730,10 @@ class Model:
         self._paid_at_ms = 0
 
     def _repayment(self, loan: _Loan) -> Charge:
-        require(bool(self._charges), f"a loan of {loan.value} bytes is not paid back")
-        charge = self._charges.popleft()
-        paid = (charge.handle, charge.value, charge.charges)
-        require(paid == (loan.handle, loan.value, 1), f"{charge} instead of a loan of {loan.value} bytes")
+        require(bool(self._journal), f"a loan of {loan.value} bytes is not paid back")
+        charge = self._journal.popleft()
+        paid = (charge.of, charge.handle, charge.value, charge.charges)
+        require(paid == (Of.BYTES, loan.handle, loan.value, 1), f"{charge} instead of a loan of {loan.value} bytes")
         return charge
 
     def _call_in_loans(self) -> None:
@@ -939,7 +937,7 @@ class Model:
         if request.fetch_handle is None:
             return
         if request.fetch_handle == -1:
-            if not (self._charges and self._charges[0].value == value):
+            if not self._next_charge(Of.BYTES, -1, value, now_ms):
                 return  # a full table measures some no longer
         elif not self._sensors.is_open(request.fetch_handle):
             return
@@ -962,29 +960,68 @@ class Model:
             self._bound.clear()
         self._bound[client_id] = binding.request
 
-    def _take_time_charges(self, now_ms: int) -> None:
+    def _check_time_charges(self, now_ms: int) -> None:
         """No more time is charged than such requests cost."""
         if self._begun_ms < 0:
             self._begun_ms = now_ms
-        for charge in self._times.take_charges():
-            self._time_charges.append(charge)
-            charged_us, most_us = charge.value * US_PER_PERCENT, self._plan.cost_us * charge.charges
-            require(charged_us <= most_us + 1, f"{charged_us} us are charged, {most_us} at most are right")
-            require(charge.throttle_ms <= self._times.window_ms, f"{charge} throttles for more than a window")
+        for charge in self._journal:
+            if charge.of is Of.TIME:
+                charged_us, most_us = charge.value * US_PER_PERCENT, self._plan.cost_us * charge.charges
+                require(charged_us <= most_us + 1, f"{charged_us} us are charged, {most_us} at most are right")
+                require(charge.throttle_ms <= self._times.window_ms, f"{charge} throttles for more than a window")
 
     def _may_withhold(self, request: Taken) -> bool:
         """Whether a quota of request time can have its data withheld, too."""
         return self._plan.withholds and request.head.api_key == wire.FETCH
 
-    def _charge_time_early(self, now_ms: int) -> None:
-        """The time of an answer is charged before that is held, or withheld."""
-        if not self._time_charges or not self._in_flight:
-            return
+    def _next_charge(self, of: Of, handle: int, value: float, now_ms: int) -> bool:
+        """Whether the next charge is this one (with handle -1: to anybody); what was charged before is accounted for.
+
+        Of several that were charged together only all are of this value.
+        """
+
+        def is_next(charge: Charge) -> bool:
+            if charge.of is not of or handle != -1:
+                return charge.of is of and charge.handle == handle
+            return of is not Of.BYTES or charge.charges > 1 or charge.value == value
+
+        while self._journal and not is_next(self._journal[0]):
+            if not self._account_for_next(now_ms):
+                return False
+        return bool(self._journal)
+
+    def _account_early(self, now_ms: int, all_but: int = 0) -> None:
+        """What was charged is accounted for, but for so many charges, though nothing more of it goes out now."""
+        while len(self._journal) > all_but and self._account_for_next(now_ms):
+            pass
+
+    def _account_for_next(self, now_ms: int) -> bool:
+        """The next charge is for something that waits: a first Fetch, or an answer, as soon as its size is known."""
+        of = self._journal[0].of
+        if of is Of.OWED:
+            return self._wait_for_first_fetch(now_ms)
+        if of is Of.TIME and not self._in_flight:
+            self._take_own(now_ms)
+        if not self._in_flight:
+            return False
         request, written = self._in_flight[0], self._answers[0] if self._answers else None
-        if self._may_withhold(request) and written is not None and not written.sent_bytes and not written.charged:
+        if written is not None and self._is_for_fetch(self._journal[0], request, written):
+            require(written.fed_bytes >= 8, "charged before its size is known")
             self._charge_fetch(written, request, now_ms)
-        elif self._plan.delays:
+            return True
+        if of is Of.TIME and self._plan.delays and request.timed is not None:
             self._charge_time(request, now_ms)
+            return True
+        return False
+
+    def _is_for_fetch(self, charge: Charge, request: Taken, written: _Written) -> bool:
+        """Whether this can be the charge for a Fetch answer; one that may be withheld has its time charged first."""
+        if written.sent_bytes or written.charged:
+            return False
+        if charge.of is Of.TIME:
+            return self._may_withhold(request) and request.timed is not None
+        right = request.fetch_handle in (-1, charge.handle)
+        return right and charge.charges == 1 and charge.value == written.answer.charged_bytes
 
     def _charge_time(self, request: Taken, now_ms: int) -> int:
         """The time that an answer took is charged, once; the throttle time in ms.
@@ -992,16 +1029,18 @@ class Model:
         No more is charged than has passed; an answer of ours is charged what the node's would cost.
         """
         sensor, request.timed = request.timed, None
-        if sensor is None or not (self._times.is_open(sensor) or (sensor == ANY and self._time_charges)):
+        if sensor is None or not (sensor == ANY or self._times.is_open(sensor)):
             return 0
-        require(bool(self._time_charges), f"the time of {request.head} is not charged")
-        charge = self._time_charges[0]
-        require(sensor in (ANY, charge.handle), f"time is charged to {charge.handle} instead of {sensor}")
+        charged = self._next_charge(Of.TIME, sensor, 0, now_ms)
+        require(charged or sensor == ANY, f"the time of {request.head} is not charged, but {list(self._journal)}")
+        if not charged:
+            return 0
+        charge = self._journal[0]
         part_us = charge.value * US_PER_PERCENT / charge.charges
         charge.value -= charge.value / charge.charges
         charge.charges -= 1
         if not charge.charges:
-            self._time_charges.popleft()
+            self._journal.popleft()
         if request.own_answer is not None:
             right_us = self._plan.cost_us
             require(abs(part_us - right_us) < 1, f"{part_us} us for an answer of ours, {right_us} are right")
@@ -1013,20 +1052,6 @@ class Model:
             self._count_throttle(now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + charge.throttle_ms)
         return charge.throttle_ms
-
-    def _charge_early(self, now_ms: int, but_for: int = -1) -> None:
-        """A Fetch is charged as soon as its answer's size is known, which may be before any of it passes."""
-        written = self._answers[0] if self._answers else None
-        if not self._charges or written is None or written.charged or written.sent_bytes or not self._in_flight:
-            return
-        request = self._in_flight[0]
-        value = self._charges[0].value
-        if self._charges[0].charges > 1:
-            return
-        if request.fetch_handle is None or value == but_for or value != written.answer.charged_bytes:
-            return
-        require(written.fed_bytes >= 8, "charged before its size is known")
-        self._charge_fetch(written, request, now_ms)
 
     def _compare(self, written: _Written, data: bytes, at: int, now_ms: int) -> int:
         """Hold what is sent of an answer against what must be; return how many bytes of `data` are this answer's."""
@@ -1075,6 +1100,12 @@ class Model:
         at = answer.throttle_at
         return written.expected[:at] + pack(">i", own_ms) + written.expected[at + 4 :]
 
+    @property
+    def _is_wrong(self) -> bool:
+        """Whether the answer that is next may not be passed on."""
+        own = bool(self._in_flight) and self._in_flight[0].own_answer is not None
+        return not own and bool(self._answers) and bool(self._answers[0].answer.reason)
+
     # -------------------------------------------------------------------- checks
 
     def _check_progress(self, now_ms: int) -> None:
@@ -1085,10 +1116,8 @@ class Model:
             until_ms = self._muted_until_ms
             if self._is_held(now_ms) and self._held_from_ms is not None:
                 until_ms = min(until_ms, self._held_until_ms(self._in_flight[0]))
-            require(
-                self._wake_at in (until_ms, self._muted_until_ms) if self._plan.delays else self._wake_at == until_ms,
-                f"muted until {self._muted_until_ms}, to be woken at {self._wake_at}",
-            )
+            woken = self._wake_at == until_ms or (not self._held_exactly and self._wake_at == self._muted_until_ms)
+            require(woken, f"muted until {self._muted_until_ms}, to be woken at {self._wake_at}")
         head = None
         if self._request_left:
             require(not self._requests, f"{len(self._requests)} bytes of a request that has begun are held back")

@@ -3,6 +3,7 @@
 from collections import deque
 from copy import deepcopy
 from dataclasses import dataclass
+from enum import Enum
 from math import ceil, inf
 
 from quotas.entities import QuotaType
@@ -18,6 +19,14 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
+class Of(Enum):
+    """What is charged: bytes, or percents of request time. A look at what fetches OWE charges nothing."""
+
+    BYTES = "bytes"
+    TIME = "time"
+    OWED = "owed"
+
+
 @dataclass(slots=True)
 class Charge:
     """One charge that a relay has made, or `charges` of them, `value` in all, and what came of it.
@@ -26,6 +35,7 @@ class Charge:
     `taken_back` never is.
     """
 
+    of: Of
     handle: int
     value: float
     throttle_ms: int
@@ -91,29 +101,19 @@ class _Row:
 
 
 class WatchedSensors(Sensors):
-    """Sensors whose every throttle is held against the oracle; `charges` are those since they were last taken."""
+    """Sensors whose every throttle is held against the oracle; each charge is appended to the `journal`."""
 
-    def __init__(self, capacity: int, max_throttle_ms: int, max_debt_ms: int) -> None:
+    def __init__(self, capacity: int, max_throttle_ms: int, max_debt_ms: int, of: Of, journal: deque[Charge]) -> None:
         super().__init__(capacity, max_throttle_ms=max_throttle_ms, max_debt_ms=max_debt_ms)
-        self.charges: list[Charge] = []
+        self.journal = journal
+        self._of = of
         self._within = False
-        self.owed: list[tuple[int, int]] = []
         self._rows: dict[int, _Row] = {}
-
-    def take_charges(self) -> list[Charge]:
-        """The charges since this was last called."""
-        charges, self.charges = self.charges, []
-        return charges
-
-    def take_owed(self) -> list[tuple[int, int]]:
-        """Who was asked "what is owed?" since this was last called, and the answer in ms."""
-        owed, self.owed = self.owed, []
-        return owed
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
         owed_ms = super().owed_ms(handle, now_ms)
         _require_equal("owed (ms)", owed_ms, deepcopy(self._rows[handle]).charge(0.0, now_ms, self))
-        self.owed.append((handle, owed_ms))
+        self.journal.append(Charge(Of.OWED, handle, 0.0, owed_ms))
         return owed_ms
 
     def open(self, limit: float, now_ms: int) -> int:
@@ -134,19 +134,19 @@ class WatchedSensors(Sensors):
         if handle in self._rows:  # not where something is tried on a copy
             expected_ms = self._rows[handle].charge(value, now_ms, self)
             _require_equal(f"{value} bytes are throttled for (ms)", throttle_ms, expected_ms)
-            self.charges.append(Charge(handle, value, throttle_ms))
+            self.journal.append(Charge(self._of, handle, value, throttle_ms))
         return throttle_ms
 
     def charge_unthrottled(self, handle: int, value: float, charges: int, now_ms: int) -> bool:
         charged = super().charge_unthrottled(handle, value, charges, now_ms)
         if charged:
             _require_equal(f"{value} bytes: ms", 0, self._rows[handle].charge(value, now_ms, self))
-            self.charges.append(Charge(handle, value, 0, charges))
+            self.journal.append(Charge(self._of, handle, value, 0, charges))
         return charged
 
     def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         throttle_ms, lent = super().charge_or_lend(handle, value, now_ms)
-        row, charge = self._rows[handle], self.charges[-1]
+        row, charge = self._rows[handle], self.journal[-1]
         _require_equal(f"{value} bytes are lent", lent, charge.lent or row.may_lend(value, charge.throttle_ms, self))
         if lent:
             row.lent += value
@@ -160,7 +160,7 @@ class WatchedSensors(Sensors):
 
     def payable_after_ms(self, handle: int, now_ms: int) -> int:
         after_ms = super().payable_after_ms(handle, now_ms)
-        row, charge = self._rows[handle], self.charges[-1]
+        row, charge = self._rows[handle], self.journal[-1]
         _require_equal(f"{row.lent} bytes are lent for (ms)", after_ms, row.payable_after_ms(now_ms, self))
         charge.paid_after_ms = max(after_ms, charge.throttle_ms)
         return after_ms
@@ -177,7 +177,7 @@ class WatchedSensors(Sensors):
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         if handle in self._rows:
-            row, charge = self._rows[handle], self.charges[-1]
+            row, charge = self._rows[handle], self.journal[-1]
             if not self._within:
                 charge.lent = charge.handle == handle and row.may_lend(value, charge.throttle_ms, self)
             charge.taken_back = self._within or (charge.handle == handle and not charge.throttle_ms)
@@ -287,7 +287,7 @@ def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTabl
     costs = RequestCosts(pinned={kind: Cost(cost_us) for kind in range(MAX_KINDS)})
     buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
     ledger = Ledger(sensors, table, shadow, buckets, costs)
-    times = WatchedSensors(sensors.capacity, sensors.window_ms, 0)
+    times = WatchedSensors(sensors.capacity, sensors.window_ms, 0, Of.TIME, sensors.journal)
     ledger.request_sensors = ledger._rows[QuotaType.REQUEST, False] = times
     shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
     ledger.shadow_buckets = ledger._rows[QuotaType.CONTROLLER_MUTATION, True] = shadows

@@ -1,6 +1,6 @@
 """One simulated world: an operator, a node, and clients that share a ledger, until nothing is left to happen."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,7 +19,7 @@ from tests.simulation.actors import Client, Node
 from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
 from tests.simulation.model import Counts, Model
 from tests.simulation.network import Events, Link
-from tests.simulation.oracle import Violation, WatchedSensors, watched_ledger
+from tests.simulation.oracle import Of, Violation, WatchedSensors, watched_ledger
 from tests.simulation.plan import AMPLE_SENSORS, Change, ConnectionPlan, Fault, Raw, RequestPlan, WorldPlan
 from tests.simulation.quota_calls import Book, quotas_of
 from tests.simulation.shell import Shell, SimulatedNodes, Trace
@@ -307,7 +307,7 @@ class _World:
         self.trace = trace
         self.outcome = Outcome(worlds=1)
         self.events = Events(BEGIN_MS)
-        sensors = WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms)
+        sensors = WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms, Of.BYTES, deque())
         self.book = Book(quotas_of(plan.quotas, plan.shadows))
         tables = tables_of(self.book.quotas)
         self.ledger = watched_ledger(sensors, tables.enforced, tables.shadow, plan.cost_us)
