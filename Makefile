@@ -40,6 +40,9 @@ conformance:  ## Kafka's own quota classes beside ours, and a broker's quotas be
 	"$$python" -m tests.parity --tiny && "$$python" -m tests.parity --frames && \
 	"$$python" -m tests.fidelity --throttles && "$$python" -m tests.fidelity --json build/parity/request-time.json
 
+fuzz:  ## parsers of what strangers send, by atheris; how many inputs were tried (ARGS="--seconds 600 proxy-header")
+	@python=$$(deploy/setup.sh fuzz) && exec "$$python" -m tests.fuzz $(ARGS)
+
 COLUMN ?= produce-1
 profile:  ## where the proxy's CPU time goes in one column of the benchmark (COLUMN=produce-1)
 	@python=$$(deploy/setup.sh dev strace linux-perf gcc libc6-dev haproxy) && \
@@ -56,8 +59,8 @@ format:  ## let ruff rewrite
 	@bin=$$(dirname "$$(deploy/setup.sh dev)") && "$$bin/ruff" format . && "$$bin/ruff" check --fix .
 
 lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
-	@for extra in "" demo dev; do \
+	@for extra in "" demo dev fuzz; do \
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run lint test check simulate conntest conformance bench profile table format lock
+.PHONY: help run lint test check simulate conntest conformance bench fuzz profile table format lock

@@ -1,0 +1,156 @@
+"""What is fuzzed: functions that take any bytes and raise when something untrue comes of them, and seeds for each.
+
+Kept small: a seed is here because it leads somewhere that others do not.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from kafka.record.util import calc_crc32c
+
+from protocol.distinguished_names import not_after, subject_of
+from protocol.errors import ProtocolError
+from protocol.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
+from protocol.proxy_header import (
+    LOCAL_PROXY_HEADER,
+    Endpoint,
+    MalformedProxyHeader,
+    NoProxyHeader,
+    ProxyHeader,
+    proxy_header_v2,
+    read_proxy_header,
+)
+from protocol.sasl import bare_token, read_authenticate, read_authenticate_answer, read_handshake, read_handshake_answer
+from protocol.sasl_names import OAUTHBEARER, PLAIN, SCRAM, claimed_name, succeeds
+
+_SHORT_SUBJECT = 24
+"""Of patterns that fuzzing makes up, time may grow with more than the length."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function to give any bytes, and what to begin with."""
+
+    try_out: Callable[[bytes], None]
+    seeds: tuple[bytes, ...]
+
+
+# ---------------------------------------------------------------- PROXY header
+
+
+def _heard(data: bytes) -> ProxyHeader | str | None:
+    try:
+        return read_proxy_header(data, calc_crc32c)
+    except (NoProxyHeader, MalformedProxyHeader) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def _proxy_header(data: bytes) -> None:
+    """However it is cut the same is said once it is certain, and nothing behind a header matters."""
+    whole = _heard(data)
+    for end in {len(data) // 2, max(len(data) - 1, 0), min(16, len(data)), min(107, len(data))}:
+        part = _heard(data[:end])
+        assert part is None or type(part) is type(whole), (part, whole)
+        assert isinstance(part, str | None) or part == whole, (part, whole)
+    if isinstance(whole, ProxyHeader):
+        assert 15 <= whole.length_bytes <= len(data)
+        assert _heard(data[: whole.length_bytes]) == whole
+        assert _heard(data[: whole.length_bytes - 1]) is None
+        if whole.source is not None and whole.destination is not None:
+            again = _heard(proxy_header_v2(whole.source, whole.destination))
+            assert isinstance(again, ProxyHeader)
+            assert again.source is not None
+
+
+_V2_CHECKED = proxy_header_v2(Endpoint("10.0.0.7", 1), Endpoint("10.0.0.1", 9092))
+_V2_CHECKED = _V2_CHECKED[:14] + b"\x00\x13" + _V2_CHECKED[16:] + b"\x03\x00\x04"
+_V2_CHECKED += calc_crc32c(_V2_CHECKED + bytes(4)).to_bytes(4, "big")
+
+_PROXY_HEADERS = (
+    b"PROXY TCP4 10.0.0.7 10.0.0.1 40000 9092\r\n\x00\x00",
+    b"PROXY TCP6 2001:db8::1 ::1 40000 9092\r\n",
+    b"PROXY UNKNOWN ffff::\r\n",
+    LOCAL_PROXY_HEADER,
+    proxy_header_v2(Endpoint("2001:db8::7", 40_000), Endpoint("10.0.0.1", 9092)) + b"\x00\x00",
+    _V2_CHECKED,
+)
+
+
+# ------------------------------------------------------------------------ SASL
+
+
+def _sasl(data: bytes) -> None:
+    """Frames and tokens of every mechanism: a name that can be logged and looked up, or none."""
+    for read in (
+        read_handshake,
+        lambda frame, at: read_authenticate(frame, at, 1),
+        lambda f, at: read_authenticate(f, at, 2),
+    ):
+        with suppress(ProtocolError):
+            read(data, 0)
+    for answer in (read_handshake_answer, lambda frame: read_authenticate_answer(frame, 1), bare_token):
+        with suppress(ProtocolError):
+            answer(data)
+    with suppress(ProtocolError):
+        read_authenticate_answer(data, 2)
+    for mechanism in (PLAIN, *SCRAM, OAUTHBEARER, "GSSAPI"):
+        name = claimed_name(mechanism, data)
+        assert name is None or name.encode()
+        assert succeeds(mechanism, data) in (True, False, None)
+
+
+_SASL = (
+    b"\x00\x05PLAIN",
+    b"\x00\x00\x00\x0c\x00alice\x00secret",
+    b"\x00alice\x00secret",
+    b"n,,n=al=2Cice,r=fyko+d2lbbFgONRv9qkxdawL",
+    b"n,a=alice,m=x,n=alice,r=nonce,tokenauth=true",
+    b"n,,\x01auth=Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhbGljZSJ9.\x01\x01",
+)
+
+
+# --------------------------------------------------------- certificates, rules
+
+
+def _certificate(data: bytes) -> None:
+    for read in (subject_of, not_after):
+        with suppress(ProtocolError):
+            read(data)
+
+
+def _der(tag: int, *parts: bytes) -> bytes:
+    return bytes([tag, sum(map(len, parts))]) + b"".join(parts)
+
+
+def _named(last_arc: int, text: bytes) -> bytes:
+    return _der(0x31, _der(0x30, _der(0x06, b"\x55\x04" + bytes([last_arc])), _der(0x0C, text)))
+
+
+_FIELDS = (
+    *(_der(0xA0, _der(0x02, b"\x02")), _der(0x02, b"\x01"), _der(0x30), _der(0x30)),
+    _der(0x30, _der(0x17, b"200101000000Z"), _der(0x17, b"301231235959Z")),
+    _der(0x30, _named(10, b"Acme"), _named(3, b"etl")),
+)
+_CERTIFICATES = (_der(0x30, _der(0x30, *_FIELDS)), b"\x30\x81\x04\x30\x02\x02\x00")
+
+
+def _rules(data: bytes) -> None:
+    """Any text as rules, any other as a subject."""
+    text, _, subject = data.decode(errors="replace").partition("\n")
+    with suppress(InvalidPrincipalRules, NoPrincipalRule):
+        assert isinstance(principal_rules(text).name_of(subject[:_SHORT_SUBJECT]), str)
+
+
+_RULES = (
+    b"DEFAULT\nCN=etl,O=Acme",
+    b"RULE:^CN=([^,]+),.*$/$1/L, DEFAULT\nCN=Etl,O=Acme",
+    b"RULE:^CN=(?<n>\\w+).*/a\\$${n}/U\nCN=etl",
+)
+
+TARGETS = {
+    "proxy-header": Target(_proxy_header, _PROXY_HEADERS),
+    "sasl": Target(_sasl, _SASL),
+    "certificate": Target(_certificate, _CERTIFICATES),
+    "principal-rules": Target(_rules, _RULES),
+}
