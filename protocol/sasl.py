@@ -16,6 +16,9 @@ SASL_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 BARE_TOKENS_VERSION = 0
 """After a SaslHandshake of this version tokens come as they are: an int32 length and the bytes, on both sides."""
 
+BARE = -1
+"""In place of a version of SaslAuthenticate: such a token."""
+
 NONE = 0
 """The error code of success."""
 

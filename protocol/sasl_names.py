@@ -48,9 +48,9 @@ def succeeds(mechanism: str, answer: bytes | memoryview) -> bool | None:
     """
     if mechanism in SCRAM:
         return bytes(answer[:2]) == b"v="
-    if mechanism in (PLAIN, OAUTHBEARER):
-        return len(answer) == 0
-    return True if not len(answer) else None
+    if not len(answer):
+        return True
+    return False if mechanism == OAUTHBEARER else None
 
 
 def plain_name(token: bytes) -> str | None:

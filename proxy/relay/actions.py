@@ -1,7 +1,7 @@
 """What goes into a relay and what comes out: plain data, so that a relay of another make can take its place."""
 
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from protocol.requests import INT32_MAX
@@ -45,6 +45,8 @@ class CloseReason(Enum):
     PROXY_HEADER_TIMEOUT = "proxy_header_timeout"
     TOO_MANY_PROXY_HEADERS = "too_many_proxy_headers"
     SHUTDOWN = "shutdown"
+    NOT_AUTHENTICATED = "not_authenticated"
+    AUTHENTICATION_FAILED = "authentication_failed"
     INTERNAL_ERROR = "internal_error"
 
 
@@ -56,6 +58,8 @@ class AskKind(Enum):
     QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
     MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one.
     The verdict carries what is to be enquired first, or splices or an answer and what that costs the client.
+    SASL: `frame` is a whole frame of an authentication, or is empty: the node has answered a request behind an exchange
+    whose end it did not tell. The verdict says where the exchange stands.
     """
 
     BINDING = "binding"
@@ -63,6 +67,26 @@ class AskKind(Enum):
     API_VERSIONS = "api_versions"
     QUOTA_API = "quota_api"
     MUTATION = "mutation"
+    SASL = "sasl"
+
+
+class Exchange(Enum):
+    """Where a SASL exchange stands, as far as it matters to a relay.
+
+    BEGUN: requests follow that hold tokens. TOKENS: bare tokens follow, each is answered by one. OPAQUE_TOKENS: so they
+    do, but the last may get no answer; only a request behind them shows that they are through. ONGOING: a token was
+    answered. UNPROVEN: it was, and perhaps was the last; a request behind it that is answered shows that it was.
+    PROVING: such a request is in flight. SUCCEEDED: the client is who it is said to be by now. FAILED: it is not.
+    """
+
+    BEGUN = "begun"
+    TOKENS = "tokens"
+    OPAQUE_TOKENS = "opaque_tokens"
+    ONGOING = "ongoing"
+    UNPROVEN = "unproven"
+    PROVING = "proving"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
 
 
 @dataclass(slots=True)
@@ -87,7 +111,7 @@ class Ask:
     side: Side
     api_key: int
     api_version: int
-    frame: bytes
+    frame: bytes = field(repr=False)
     client_id: bytes = b""
     body_at: int = 0
     enquired: tuple[bytes, ...] = ()
@@ -152,7 +176,7 @@ class Verdict:
 
     `enquiries` are requests of the proxy's own, to be sent to the node first; their answers come with the same Ask
     again. With a `note` the answer to the request is asked about, too. `throttle_time_ms` is for how long from now the
-    client is muted for its controller mutations, `refused` how many of them were.
+    client is muted for its controller mutations, `refused` how many of them were. `exchange` is about SASL.
     """
 
     splices: tuple[Splice, ...] = ()
@@ -164,6 +188,7 @@ class Verdict:
     note: object = None
     throttle_time_ms: int = 0
     refused: int = 0
+    exchange: Exchange | None = None
 
 
 @dataclass(slots=True, frozen=True)
@@ -188,6 +213,7 @@ class RelayLimits:
 
     With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker. With `delays` answers
     are held until the mute is over, as by brokers before 2.0; clients that would wait again hear of no throttle time.
+    With `authenticates` the node demands SASL: before a success only what belongs to that may pass, uncharged.
     """
 
     max_frame_bytes: int = 104_857_600
@@ -195,3 +221,4 @@ class RelayLimits:
     max_in_flight: int = 1000
     withholds: bool = False
     delays: bool = False
+    authenticates: bool = False

@@ -9,7 +9,7 @@ from protocol.addresses import hiding_splices, hints_bytes, rewritable
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
-from protocol.requests import MAX_HEAD_BYTES, MAX_HELD_BYTES
+from protocol.requests import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
 from proxy.relay.actions import (
@@ -27,7 +27,7 @@ from proxy.relay.actions import (
 )
 from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Carriage, Piece, add_run, send_through
 from proxy.relay.loans import Loans
-from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, AnswerKind, Plan
+from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, AnswerKind, Plan
 from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
@@ -119,6 +119,8 @@ class AnswerSide(Carriage):
                 if self._streamed is not None:
                     passed, splices = self._stream(self._streamed, buf, at, now_ms, after)
                 else:
+                    if self._in_flight and self._in_flight[0].plan is SASL_TOKEN:
+                        self._forget_unanswered_tokens()
                     if self._in_flight and self._in_flight[0].answer is not None:
                         add_run(pieces, buf, run, at)
                         pieces += self._own_answers(now_ms, after)
@@ -352,6 +354,21 @@ class AnswerSide(Carriage):
             raise self._unexpected(buf[at : at + 4], correlation_id)
         return int(size) + 4
 
+    def _token_bytes(self, buf: bytes, at: int) -> int:
+        """The length of the bare token that begins at `at`, with its prefix; 0 while it is unknown."""
+        if len(buf) - at < 4:
+            return 0
+        size: int = _INT32.unpack_from(buf, at)[0]
+        if not 0 <= size <= MAX_ASKED_BYTES:
+            raise MalformedMessage(f"a SASL token of {size} bytes")
+        return size + 4
+
+    def _forget_unanswered_tokens(self) -> None:
+        """The last token of an opaque exchange gets no answer: a request behind it shows that it was the last."""
+        if not self._to_collect and self._in_flight[-1].plan is not SASL_TOKEN:
+            while self._in_flight[0].plan is SASL_TOKEN:
+                self._no_longer_await(self._in_flight[0], 1)
+
     def _check_answer_size(self, first_bytes: bytes) -> None:
         size = _INT32.unpack(first_bytes)[0]
         allowed = self._max_answer_bytes
@@ -382,7 +399,7 @@ class AnswerSide(Carriage):
     def _collect(self, request: Request, buf: bytes, at: int, after: list[Action]) -> int:
         """Take what is here of an answer that is wanted whole; return where that ends."""
         if not self._to_collect:
-            self._to_collect = self._answer_bytes(buf, at)
+            self._to_collect = self._token_bytes(buf, at) if request.plan is SASL_TOKEN else self._answer_bytes(buf, at)
             if self._to_collect + sum(map(len, self._enquired)) > MAX_HELD_BYTES:
                 detail = f"{request.plan.name}: {self._to_collect} bytes announced, {MAX_HELD_BYTES} can be held"
                 raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
@@ -401,7 +418,8 @@ class AnswerSide(Carriage):
         if not request.enquiry:
             self._held_answer = frame
             self._answer_ticket = self._next_ticket()
-            ask = Ask(self._answer_ticket, AskKind.MUTATION, _NODE, plan.api_key, plan.api_version, frame)
+            assert plan.asked is not None
+            ask = Ask(self._answer_ticket, plan.asked, _NODE, plan.api_key, plan.api_version, frame)
             ask.note = request.note
             after.append(ask)
             return
@@ -439,6 +457,8 @@ class AnswerSide(Carriage):
         after: list[Action] = []
         if self._amid_answer:
             return
+        if self._in_flight and self._in_flight[0].plan is SASL_TOKEN and self._answer_ticket == NO_TICKET:
+            self._forget_unanswered_tokens()
         if answers := self._own_answers(now_ms, after):
             actions.append(Send(_CLIENT, answers))
         actions += after
@@ -578,6 +598,8 @@ class AnswerSide(Carriage):
         until_ms = max(request.muted_until_ms, self._answered_until_ms)
         if self._loans.paid_at_ms:
             until_ms = self._muted_until_ms
+        if request.plan.asked is AskKind.SASL:
+            until_ms = 0
         if until_ms > now_ms and self._mute & THROTTLED:
             self._held_until_ms = until_ms
             if self._held_since_ms is None:

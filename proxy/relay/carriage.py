@@ -22,6 +22,7 @@ ASKING: Final = 4
 IN_FLIGHT_FULL: Final = 8
 FETCHING: Final = 16
 ENQUIRING: Final = 32
+AUTHENTICATING: Final = 64
 
 NO_TICKET: Final = -1
 

@@ -8,6 +8,7 @@ from protocol.api_table import APIS
 from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.client_waits import client_waits
 from protocol.primitives import Reader
+from protocol.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
 from protocol.topic_mutations import TOPIC_MUTATIONS
 from protocol.walk import Walk
 from proxy.relay.actions import AskKind
@@ -20,8 +21,6 @@ FIND_COORDINATOR = 10
 API_VERSIONS = 18
 DESCRIBE_CLUSTER = 60
 SHARE_FETCH = 78
-SASL_HANDSHAKE = 17
-SASL_AUTHENTICATE = 36
 
 _HEADER_BYTES = 8
 """Length prefix and correlation id of an answer."""
@@ -52,6 +51,7 @@ ASKED_REQUESTS = {
     DESCRIBE_CLIENT_QUOTAS: AskKind.QUOTA_API,
     ALTER_CLIENT_QUOTAS: AskKind.QUOTA_API,
     **dict.fromkeys(TOPIC_MUTATIONS, AskKind.MUTATION),
+    **dict.fromkeys(SASL_APIS, AskKind.SASL),
 }
 """The ask list for requests: their whole frame is asked about, those of MUTATION if a quota binds the client."""
 
@@ -108,7 +108,7 @@ def _plan(api: Api, api_version: int) -> Plan:
         quick=_is_quick(api, answer, throttle_at),
         fetches=api.key in (FETCH, SHARE_FETCH),
         client_waits=client_waits(api.key, api_version),
-        charged=api.key not in (SASL_HANDSHAKE, SASL_AUTHENTICATE),
+        charged=api.key not in SASL_APIS,
         cost_kind=cost_kind(api.key),
         telling_bytes=least_telling_bytes(api.key),
     )
@@ -153,3 +153,6 @@ UNKNOWN_API_VERSIONS = replace(
     api_version=APIS[API_VERSIONS].max_version + 1,
 )
 """An ApiVersions request of a version that the table does not know: the proxy answers it (KIP-511)."""
+
+SASL_TOKEN = replace(PLANS[plan_key(SASL_AUTHENTICATE, 0)], api_version=BARE, name="SASL token")
+"""A frame behind a SaslHandshake of version 0: a length and a token, no header. Counted as SaslAuthenticate."""

@@ -5,6 +5,7 @@ from proxy.relay.actions import (
     Action,
     Close,
     CloseReason,
+    Exchange,
     RelayLimits,
     Send,
     Side,
@@ -22,6 +23,7 @@ from quotas.ledger import Ledger
 
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE
+_ENDS = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST, CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 _NOBODY_LISTENS = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
 
 
@@ -109,13 +111,17 @@ class Relay(RequestSide, AnswerSide):
                 self._enquire(verdict.enquiries, actions)
                 return actions
             self._mute &= ~ASKING
-            if verdict.binding is None:
+            if verdict.exchange is not None:
+                self._note_exchange(verdict.exchange)
+            elif verdict.binding is None:
                 self._decided, self._decided_ms = verdict, now_ms
             else:
                 self._bind(verdict.binding)
             self._go_on_with_requests(actions, now_ms)
         else:
             self._answer_ticket = NO_TICKET
+            if verdict.exchange is not None:
+                self._note_exchange(verdict.exchange)
             self._go_on_with_answers(actions, now_ms, verdict)
         return actions
 
@@ -248,9 +254,22 @@ class Relay(RequestSide, AnswerSide):
     def _close(self, actions: list[Action], reason: CloseReason, detail: str = "") -> None:
         if self._held_since_ms is not None and reason not in _NOBODY_LISTENS:
             self._let_go(actions)
+        if reason in _ENDS and self._authentication_failed(reason):
+            reason = CloseReason.AUTHENTICATION_FAILED
         self._closed = True
         self._requests = self._answers = self._held_answer = b""
         self._collecting, self._enquired = [], []
         self._in_flight.clear()
         self._loans.call_in()
         actions.append(Close(reason, detail))
+
+    def _authentication_failed(self, reason: CloseReason) -> bool:
+        """Whether the end came of a refusal. A node that takes no bare token, or no request behind one, only closes."""
+        if self._refused:
+            return True
+        by_node = reason in (CloseReason.NODE_CLOSED, CloseReason.NODE_LOST)
+        bare = self._bare or self._exchange is Exchange.PROVING
+        if by_node and bare and self._in_flight:
+            self._tally.authentications_failed += 1
+            return True
+        return False

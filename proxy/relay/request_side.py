@@ -22,14 +22,14 @@ from proxy.relay.actions import (
     Side,
     Verdict,
 )
+from proxy.relay.authentication import Authentication
 from proxy.relay.carriage import (
     ASKING,
+    AUTHENTICATING,
     ENQUIRING,
     FETCHING,
     IN_FLIGHT_FULL,
-    NO_TICKET,
     UNCONNECTED,
-    Carriage,
     Piece,
     add_run,
     send_through,
@@ -47,15 +47,13 @@ _INT32 = Struct(">i")
 _MAX_BINDINGS = 64
 
 
-class RequestSide(Carriage):
+class RequestSide(Authentication):
     """From the client to the node."""
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         super().__init__(ledger, tally, limits)
         self._buckets = ledger.buckets
-        self._max_frame_bytes = limits.max_frame_bytes
         self._timed = False
-        self._bindings: dict[bytes, Binding] = {}
         self._likeness: Likeness | None = None
         self._requests = b""
         self._request_left = 0
@@ -63,7 +61,6 @@ class RequestSide(Carriage):
         self._client_paused = False
         self._fetched_from: set[int] = set()
         self._node_blocked = False
-        self._request_ticket = NO_TICKET
         self._asked_client_id = b""
         self._enquiries = 0
         self._decided: Verdict | None = None
@@ -87,13 +84,14 @@ class RequestSide(Carriage):
                     step = min(self._request_left, end - at)
                     self._request_left -= step
                     at += step
-                if at == end or self._mute & ~UNCONNECTED:
+                if at == end or (self._mute & ~UNCONNECTED and not self._passes_mute(buf, at)):
                     break
                 if quick and not self._mute:
                     at, quick = self._take_alike(buf, at, now_ms)
                     if at == end:
                         break
-                request = read_request(buf, at, end, self._max_frame_bytes)
+                read = self._read_next if self._bare else self._read_request
+                request = read(buf, at, end)
                 if request is None:
                     break
                 frame_bytes = request.size_bytes + 4
@@ -104,8 +102,10 @@ class RequestSide(Carriage):
                     at = run = at + frame_bytes
                     self._answer(request, unsupported_version_answer(request.correlation_id))
                     continue
-                if self._mute:
+                if self._mute & UNCONNECTED:
                     self._open_upstream(after)
+                    break
+                if self._mute and request.plan.asked is not AskKind.SASL:
                     break
                 if self._decided is not None:
                     add_run(pieces, buf, run, at)
@@ -113,6 +113,17 @@ class RequestSide(Carriage):
                     pieces += self._carry_out(self._decided, request, memoryview(buf)[at:run], now_ms, after)
                     at = run
                     continue
+                if request.plan.asked is AskKind.SASL:
+                    self._ask_about_request(request, buf, at, after)
+                    break
+                if self._unproven or self._exchange is not None:
+                    uncharged = self._passes_uncharged(request, after)
+                    if uncharged is None:
+                        break
+                    if uncharged:
+                        self._take_uncharged(request)
+                        self._request_left = frame_bytes
+                        continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
                     self._ask_for_binding(request, after)
@@ -141,6 +152,18 @@ class RequestSide(Carriage):
         finally:
             self._requests = send_through(actions, _NODE, pieces, buf, run, at)
             actions += after
+
+    def _read_request(self, buf: bytes, at: int, end: int) -> Request | None:
+        return read_request(buf, at, end, self._max_frame_bytes)
+
+    def _take_uncharged(self, request: Request) -> None:
+        """Count a request that is being sent on, and no more."""
+        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        request.muted_until_ms = self._muted_until_ms
+        self._await_answer(request)
+
+    def _become_unlike(self) -> None:
+        self._likeness = None
 
     def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int, after: list[Action]) -> Splice | None:
         """Count and charge a request that is being sent on; return the splice that clamps a Fetch."""
@@ -290,7 +313,7 @@ class RequestSide(Carriage):
         if self._waiting < self._max_in_flight:
             over |= IN_FLIGHT_FULL
         if not self._waiting:
-            over |= FETCHING
+            over |= FETCHING | AUTHENTICATING
         over &= self._mute
         self._mute &= ~over
         return over != 0
@@ -338,8 +361,11 @@ class RequestSide(Carriage):
             return ()
         self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
         request.note, request.held = verdict.note, verdict.note is not None
-        request.binding = self._bindings.get(request.client_id)
-        request.muted_until_ms = self._muted_until_ms
+        if request.plan.asked is AskKind.SASL:
+            self._sent_sasl(request)
+        else:
+            request.binding = self._bindings.get(request.client_id)
+            request.muted_until_ms = self._muted_until_ms
         self._await_answer(request)
         return splice_frame(frame, request.size_bytes, verdict.splices)
 
@@ -359,6 +385,8 @@ class RequestSide(Carriage):
         """
         waits = self._mute & ~(ASKING | ENQUIRING) and (self._opening or self._mute != UNCONNECTED)
         enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
+        if waits and self._passes_mute(self._requests, 0) and not self._client_blocked:
+            enough_bytes = 4 + MAX_ASKED_BYTES
         muted = self._mute or self._client_blocked
         enough = muted and not self._request_left and len(self._requests) >= enough_bytes
         pause = bool(self._node_blocked or enough)

@@ -14,7 +14,7 @@ class Tally:
     `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
     than ours. `throttled_ms` adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts
     topics that were not to be created, deleted or given partitions. `exempt_us` is the request time, in us, of what no
-    request quota is charged for.
+    request quota is charged for. `authentications` are those by SASL that the node accepted, first ones and later ones.
     """
 
     connections_opened: int = 0
@@ -28,3 +28,5 @@ class Tally:
     throttles_by_node: int = 0
     mutations_refused: int = 0
     exempt_us: float = 0.0
+    authentications: int = 0
+    authentications_failed: int = 0

@@ -104,6 +104,11 @@ def _steps_of_quota_api(ask: Ask, facts: ConnectionFacts) -> Steps[Verdict | Err
     return (yield from quota_api.alter(reader.request(tuple(entries)), facts))
 
 
+def _decide_sasl(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """Who the client has proven to be, once the node has said so."""
+    return facts.login.judge(ask, facts.become)
+
+
 def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Which topics are created, deleted or extended, and what that costs; what came of it."""
     if ask.side is Side.NODE:
@@ -120,4 +125,5 @@ _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand 
     AskKind.API_VERSIONS: _decide_api_versions,
     AskKind.QUOTA_API: _decide_quota_api,
     AskKind.MUTATION: _decide_mutation,
+    AskKind.SASL: _decide_sasl,
 }

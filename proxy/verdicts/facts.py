@@ -6,6 +6,7 @@ from typing import Protocol
 
 from protocol.api_versions import ANSWERED, Answered
 from proxy.verdicts.recent_topics import RecentTopics
+from proxy.verdicts.sasl import Login
 from quotas.entities import Entity
 from quotas.ledger import Ledger
 from quotas.sources.source import Quotas
@@ -30,7 +31,7 @@ class ConnectionFacts:
     """Who is connected to what. `node_id` is known once the upstream connection stands.
 
     `quotas` are those that the source has now, `entities_of` a user those of them that name it. `may_alter` and
-    `may_describe` are about the quotas of others.
+    `may_describe` are about the quotas of others; `rights_of` a user says both. `login` is about SASL.
     `answered` are the APIs that are offered in any case, as the proxy answers them.
     `recent_topics` is what was just done to topics of this cluster; `default_partitions` says how many a topic gets
     that is created without a number; with `charge_validate_only` a mutation that is only to be validated is charged and
@@ -51,3 +52,11 @@ class ConnectionFacts:
     recent_topics: RecentTopics = field(default_factory=RecentTopics)
     default_partitions: Callable[[], int] = lambda: 1
     charge_validate_only: bool = False
+    rights_of: Callable[[str], tuple[bool, bool]] | None = None
+    login: Login = field(default_factory=Login)
+
+    def become(self, user: str) -> None:
+        """The client has proven to be somebody: that user's quotas and rights are its own from now on."""
+        self.user = user
+        if self.rights_of is not None:
+            self.may_alter, self.may_describe = self.rights_of(user)

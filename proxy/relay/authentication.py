@@ -1,0 +1,128 @@
+"""What SASL means to a relay: whether frames are bare tokens, who may send what by now, and what a mute lets pass."""
+
+from struct import Struct
+from typing import Final
+
+from protocol.errors import MalformedMessage
+from protocol.requests import MAX_ASKED_BYTES
+from protocol.sasl import SASL_APIS
+from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Exchange, RelayLimits, Side
+from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Carriage
+from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
+from proxy.relay.request import Refusal, Request, read_request
+from proxy.relay.tally import Tally
+from quotas.ledger import Binding, Ledger
+
+_HEAD = Struct(">ihh")
+_SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
+_TOKENS = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
+
+BEHIND_AN_EXCHANGE: Final = b""
+"""The frame of an Ask: the node has answered a request behind an exchange whose end it did not tell."""
+
+
+class Authentication(Carriage):
+    """The part of a request side that knows where the client stands with SASL."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        super().__init__(ledger, tally, limits)
+        self._max_frame_bytes = limits.max_frame_bytes
+        self._bindings: dict[bytes, Binding] = {}
+        self._request_ticket = NO_TICKET
+        self._exchange: Exchange | None = None
+        """What matters of the last thing that was said about the exchange; None: nothing does."""
+        self._bare = False
+        """What comes next of the client is a bare token, unless it ends an opaque exchange."""
+        self._unproven = limits.authenticates
+        """Nothing but what precedes an authentication may pass."""
+        self._succeeded = False
+        self._refused = False
+        self._token_answered = False
+
+    def _passes_mute(self, buf: bytes, at: int) -> bool:
+        """Whether what comes next at `at` passes though the client is throttled: the clocks of sessions run on."""
+        return self._mute == THROTTLED and (self._bare or buf[at + 4 : at + 6] in _SASL_KEYS)
+
+    def _read_next(self, buf: bytes, at: int, end: int) -> Request | None:
+        """The frame at `at` while bare tokens are due: a token, or the request that ends an opaque exchange."""
+        if end - at < 4 or (
+            self._exchange is Exchange.OPAQUE_TOKENS and end - at < min(_HEAD.size, _size(buf, at) + 4)
+        ):
+            return None
+        size = _size(buf, at)
+        if self._exchange is Exchange.OPAQUE_TOKENS and size >= _HEAD.size and _begins_request(buf, at):
+            self._bare = False
+            return read_request(buf, at, end, self._max_frame_bytes)
+        if size < 0:
+            raise MalformedMessage(f"a token of {size} bytes")
+        if size > MAX_ASKED_BYTES:
+            detail = f"a SASL token of {size} bytes announced, {MAX_ASKED_BYTES} allowed"
+            raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
+        return Request(SASL_TOKEN, size, 0, b"", at + 4, at + 4)
+
+    def _sent_sasl(self, request: Request) -> None:
+        """A SASL frame is on its way: what follows waits for its answer, but for tokens that may get none."""
+        if request.plan is not SASL_TOKEN or self._exchange is not Exchange.OPAQUE_TOKENS:
+            self._mute |= AUTHENTICATING
+
+    def _passes_uncharged(self, request: Request, after: list[Action]) -> bool | None:
+        """Whether a request that is none of SASL is part of an authentication; None: that is asked first.
+
+        Raises Refusal where the node demands an authentication that has not been.
+        """
+        if self._exchange is Exchange.PROVING:
+            self._ask_whether_proven(after)
+            return None
+        if self._exchange in (Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN) and not self._succeeded:
+            if not request.answered and self._token_answered:
+                self._ask_whether_proven(after)
+                return None
+            if request.answered:
+                self._exchange = Exchange.PROVING
+                self._mute |= AUTHENTICATING
+                return True
+        self._exchange = None
+        if self._unproven and request.plan.api_key != API_VERSIONS:
+            raise Refusal(CloseReason.NOT_AUTHENTICATED, f"{request.plan.name} before an authentication has succeeded")
+        return self._unproven
+
+    def _ask_whether_proven(self, after: list[Action]) -> None:
+        self._mute |= ASKING
+        self._request_ticket = self._next_ticket()
+        plan = SASL_TOKEN
+        after.append(
+            Ask(self._request_ticket, AskKind.SASL, Side.CLIENT, plan.api_key, plan.api_version, BEHIND_AN_EXCHANGE)
+        )
+
+    def _note_exchange(self, exchange: Exchange) -> None:
+        """What a verdict has said about the exchange."""
+        self._refused = exchange is Exchange.FAILED
+        if exchange is Exchange.SUCCEEDED:
+            self._exchange, self._bare = None, False
+            self._unproven, self._succeeded = False, True
+            self._tally.authentications += 1
+            self._bindings.clear()
+            self._become_unlike()
+        elif exchange is Exchange.FAILED:
+            self._tally.authentications_failed += 1
+            self._exchange = None
+        elif exchange is Exchange.ONGOING:
+            self._token_answered = True
+        else:
+            self._token_answered = exchange is Exchange.UNPROVEN
+            self._exchange, self._bare = exchange, exchange in _TOKENS
+            self._become_unlike()
+
+    def _become_unlike(self) -> None:
+        """The next request is to be looked at, however like the one before."""
+        raise NotImplementedError
+
+
+def _size(buf: bytes, at: int) -> int:
+    return int.from_bytes(buf[at : at + 4], "big", signed=True)
+
+
+def _begins_request(buf: bytes, at: int) -> bool:
+    """Whether a frame begins as a request of Kafka's: tokens of GSSAPI begin with 0x60 or 0x05."""
+    _, api_key, api_version = _HEAD.unpack_from(buf, at)
+    return plan_key(api_key, api_version) in PLANS

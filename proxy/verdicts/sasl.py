@@ -1,0 +1,139 @@
+"""Who a client has proven to be: SASL frames are read as they pass, never changed, and the node is the judge.
+
+A name counts once the node has accepted the exchange it was claimed in (KIP-152, KIP-368); until then the client is who
+it was before. Frames that are not understood pass too, and then whoever succeeds has a name that the operator gives, or
+`?` and the mechanism. Of a token nothing but the name is kept.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from protocol import sasl
+from protocol.errors import ProtocolError
+from protocol.sasl_names import OAUTHBEARER, PLAIN, SCRAM, SUBJECT_CLAIM, claimed_name, succeeds
+from proxy.relay.actions import Ask, Exchange, Side, Verdict
+from proxy.relay.authentication import BEHIND_AN_EXCHANGE
+
+_ILLEGAL_SASL_STATE = 34
+_MAX_NAME_BYTES = 32_767
+"""No quota can be set on a longer name: Kafka's strings end here."""
+
+_MECHANISM = re.compile(r"[A-Za-z0-9_-]{1,20}")
+_INSPECTED = frozenset({PLAIN, OAUTHBEARER, *SCRAM})
+_FORWARD = Verdict(note=True)
+
+
+@dataclass(slots=True, frozen=True)
+class SaslRules:
+    """`principals` are users by mechanism, for whoever is not named by a token; `subject_claim` names users in JWTs."""
+
+    principals: Mapping[str, str] = field(default_factory=dict)
+    subject_claim: str = SUBJECT_CLAIM
+
+
+@dataclass(slots=True, frozen=True)
+class Identity:
+    """Whom the node has accepted. Not `visible`: neither a token nor the operator says who that is."""
+
+    user: str
+    mechanism: str
+    visible: bool
+
+
+@dataclass(slots=True)
+class Login:
+    """Where one connection stands with SASL. `mechanism` is that of the last success, "" before one."""
+
+    rules: SaslRules = field(default_factory=SaslRules)
+    note_identity: Callable[[Identity], None] = lambda identity: None
+    mechanism: str = ""
+    _offered: str = ""
+    _exchanged: str = ""
+    _claimed: str | None = None
+    _tokens: int = 0
+
+    def judge(self, ask: Ask, become: Callable[[str], None]) -> Verdict:
+        """What a SASL frame means; `become` is called with the user once the node has accepted it."""
+        if ask.frame == BEHIND_AN_EXCHANGE:
+            return self._succeed(become)
+        if ask.side is Side.CLIENT:
+            self._note_request(ask)
+            return _FORWARD
+        try:
+            if ask.api_key == sasl.SASL_HANDSHAKE:
+                return self._judge_handshake(sasl.read_handshake_answer(ask.frame), ask.api_version)
+            if ask.api_version == sasl.BARE:
+                return self._judge_token(sasl.bare_token(ask.frame), become, bare=True)
+            answer = sasl.read_authenticate_answer(ask.frame, ask.api_version)
+        except ProtocolError:
+            return Verdict(exchange=Exchange.FAILED)
+        if answer.error_code != sasl.NONE:
+            self._exchanged = ""
+            return Verdict(exchange=Exchange.FAILED)
+        return self._judge_token(answer.token, become)
+
+    def _note_request(self, ask: Ask) -> None:
+        try:
+            if ask.api_key == sasl.SASL_HANDSHAKE:
+                self._offered = ""
+                self._offered = sasl.read_handshake(ask.frame, ask.body_at)
+            else:
+                self._note_token(_token_in(ask))
+        except ProtocolError:
+            self._note_token(b"")
+
+    def _note_token(self, token: bytes | memoryview) -> None:
+        """A client may name somebody anew while its tokens are rejected (OAUTHBEARER): the last one counts.
+
+        With SCRAM it is the first: what follows is proof.
+        """
+        self._tokens += 1
+        if self._tokens == 1 or self._exchanged not in SCRAM:
+            self._claimed = claimed_name(self._exchanged, token, self.rules.subject_claim)
+
+    def _judge_handshake(self, error_code: int, api_version: int) -> Verdict:
+        self._exchanged, self._claimed, self._tokens = "", None, 0
+        if error_code == _ILLEGAL_SASL_STATE:
+            return Verdict()
+        if error_code != sasl.NONE:
+            return Verdict(exchange=Exchange.FAILED)
+        self._exchanged = self._offered or "?"
+        if api_version != sasl.BARE_TOKENS_VERSION:
+            return Verdict(exchange=Exchange.BEGUN)
+        inspected = self._exchanged in _INSPECTED
+        return Verdict(exchange=Exchange.TOKENS if inspected else Exchange.OPAQUE_TOKENS)
+
+    def _judge_token(self, token: memoryview, become: Callable[[str], None], bare: bool = False) -> Verdict:
+        """What a token of the node means that comes without an error."""
+        mechanism = self._exchanged
+        if not mechanism or (bare and mechanism not in _INSPECTED):
+            return Verdict(exchange=Exchange.ONGOING)
+        if mechanism in SCRAM and bytes(token[:2]) == b"e=":
+            return Verdict(exchange=Exchange.FAILED)
+        success = succeeds(mechanism, token)
+        if success:
+            return self._succeed(become)
+        return Verdict(exchange=Exchange.ONGOING if bare or success is False else Exchange.UNPROVEN)
+
+    def _succeed(self, become: Callable[[str], None]) -> Verdict:
+        mechanism = self._exchanged if _MECHANISM.fullmatch(self._exchanged) else "unknown"
+        user = self._claimed or self.rules.principals.get(mechanism)
+        identity = Identity(_measurable(user or f"?{mechanism}"), mechanism, user is not None)
+        self.mechanism, self._exchanged, self._claimed = mechanism, "", None
+        become(identity.user)
+        self.note_identity(identity)
+        return Verdict(exchange=Exchange.SUCCEEDED)
+
+
+def _token_in(ask: Ask) -> memoryview:
+    if ask.api_version == sasl.BARE:
+        return sasl.bare_token(ask.frame)
+    return sasl.read_authenticate(ask.frame, ask.body_at, ask.api_version)
+
+
+def _measurable(user: str) -> str:
+    """The name under which a user is measured: one that no quota can name, under a digest."""
+    raw = user.encode()
+    return user if len(raw) <= _MAX_NAME_BYTES else f"{user[:64]}… sha256 {sha256(raw).hexdigest()}"

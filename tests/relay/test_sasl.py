@@ -1,0 +1,716 @@
+"""SASL on a relay: every frame passes as it is, and a name counts once the node has accepted it, never before."""
+
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.requests import MAX_ASKED_BYTES
+from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.relay import Relay
+from proxy.verdicts.sasl import Login, SaslRules
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from tests.relay.frames import API_VERSIONS, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.script import NOW_MS, Script
+from tests.sasl_frames import (
+    authenticate,
+    authenticated,
+    handshake,
+    handshaken,
+    jwt,
+    oauthbearer,
+    plain,
+    scram_first,
+)
+
+ALICE = plain(b"alice")
+SHA_256 = "SCRAM-SHA-256"
+SERVER_FIRST, PROOF, SERVER_FINAL = b"r=nonce,s=c2FsdA==,i=4096", b"c=biws,r=nonce,p=cHJvb2Y=", b"v=c2ln"
+DEMANDED = RelayLimits(authenticates=True)
+END_MS = NOW_MS + 5000
+
+
+def bare(token):
+    """A token as it is sent behind a handshake of version 0."""
+    return frame(token)
+
+
+def versions(corr=1):
+    return request(API_VERSIONS, 0, corr=corr)
+
+
+def offered(corr=1):
+    return frame(pack(">ihi", corr, 0, 0))
+
+
+def ledger_of(*users, client_id=None):
+    """A byte rate of 100 for producers that are one of these users."""
+    return Ledger(
+        Sensors(64), QuotaTable({Entity(user=user, client_id=client_id): {QuotaType.PRODUCE: 100.0} for user in users})
+    )
+
+
+def client_of(make_relay, *users, limits=DEMANDED, rules=None, ledger=None):
+    """A connected relay in front of a node that demands SASL."""
+    script = Script(make_relay, ledger or ledger_of(*users), limits).connected()
+    script.facts.user = "" if limits.authenticates else "ANONYMOUS"
+    script.facts.answered = ()
+    script.met = []
+    script.facts.login = Login(rules or SaslRules(), script.met.append)
+    return script
+
+
+def passes(script, *pairs, now_ms=NOW_MS):
+    """Each frame of the client goes to the node as it is, and the answer to it to the client."""
+    for ask, answer in pairs:
+        assert script.client(ask, now_ms) == ask, script.closed
+        assert script.node(answer, now_ms) == answer, script.closed
+
+
+def logs_in(script, user=b"alice", version=1, now_ms=NOW_MS):
+    passes(
+        script,
+        (handshake("PLAIN"), handshaken()),
+        (authenticate(plain(user), version), authenticated(version=version)),
+        now_ms=now_ms,
+    )
+
+
+def throttled_user(script):
+    """Who is throttled for a Produce of 1500 bytes, at 100 a second."""
+    before = len(script.throttles)
+    script.client(produce(9, size=1500))
+    return script.facts.user if len(script.throttles) > before else None
+
+
+# ---------------------------------------------------------------- success
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_plain(make_relay, version):
+    script = client_of(make_relay, "alice")
+    logs_in(script, version=version)
+    assert throttled_user(script) == "alice"
+    assert script.met[0].visible
+    assert script.facts.login.mechanism == "PLAIN"
+    assert script.tally.authentications == 1
+
+
+@pytest.mark.parametrize("mechanism", [SHA_256, "SCRAM-SHA-512"])
+def test_scram_takes_two_rounds(make_relay, mechanism):
+    script = client_of(make_relay, "a,b=c")
+    passes(
+        script,
+        (versions(), offered()),
+        (handshake(mechanism), handshaken()),
+        (authenticate(scram_first("a=2Cb=3Dc")), authenticated(SERVER_FIRST)),
+    )
+    assert script.facts.user == ""
+    passes(script, (authenticate(PROOF), authenticated(SERVER_FINAL, session_ms=60_000)))
+    assert throttled_user(script) == "a,b=c"
+
+
+def test_oauthbearer(make_relay):
+    script = client_of(make_relay, "alice")
+    passes(
+        script,
+        (handshake("OAUTHBEARER"), handshaken()),
+        (authenticate(oauthbearer(jwt({"sub": "alice"}))), authenticated()),
+    )
+    assert throttled_user(script) == "alice"
+
+
+def test_another_claim_names_the_user(make_relay):
+    script = client_of(make_relay, "alice", rules=SaslRules(subject_claim="email"))
+    passes(
+        script,
+        (handshake("OAUTHBEARER"), handshaken()),
+        (authenticate(oauthbearer(jwt({"sub": "4711", "email": "alice"}))), authenticated()),
+    )
+    assert throttled_user(script) == "alice"
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "rounds"),
+    [
+        ("PLAIN", [(ALICE, b"")]),
+        (SHA_256, [(scram_first("alice"), SERVER_FIRST), (PROOF, SERVER_FINAL)]),
+        ("OAUTHBEARER", [(oauthbearer(jwt({"sub": "alice"})), b"")]),
+    ],
+)
+@pytest.mark.parametrize("cut", [1, 3, 10_000])
+def test_bare_tokens_behind_a_handshake_of_version_0(make_relay, mechanism, rounds, cut):
+    script = client_of(make_relay, "alice")
+    passes(script, (handshake(mechanism, version=0), handshaken()))
+    for token, answer in rounds:
+        assert script.facts.user == ""
+        for side, data in ((Side.CLIENT, bare(token)), (Side.NODE, bare(answer))):
+            other = Side.NODE if side is Side.CLIENT else Side.CLIENT
+            before = len(script.sent[other])
+            for at in range(0, len(data), cut):
+                script.do(script.relay.on_bytes(side, data[at : at + cut], 1000 * NOW_MS))
+            assert script.sent[other][before:] == data
+    assert throttled_user(script) == "alice"
+    script.node(produced(9))
+    assert script.relay.idle
+
+
+def test_all_eight_levels_hold_for_the_user_that_has_logged_in(make_relay):
+    levels = [
+        Entity(user="alice", client_id="etl"),
+        Entity(user="alice", client_id=DEFAULT),
+        Entity(user="alice"),
+        Entity(user=DEFAULT, client_id="etl"),
+        Entity(user=DEFAULT, client_id=DEFAULT),
+        Entity(user=DEFAULT),
+        Entity(client_id="etl"),
+        Entity(client_id=DEFAULT),
+    ]
+    for level in levels:
+        others = [Entity(user="bob"), Entity(user="ANONYMOUS"), Entity(user="bob", client_id="etl")]
+        table = QuotaTable({level: {QuotaType.PRODUCE: 100.0}} | {o: {QuotaType.PRODUCE: 1.0} for o in others})
+        script = client_of(make_relay, ledger=Ledger(Sensors(64), table))
+        logs_in(script)
+        assert throttled_user(script) == "alice", level
+        assert script.throttles[0].throttle_time_ms == 5000, level
+
+
+# ---------------------------------------------------------------- failure
+
+
+FAILURES = {
+    "mechanism not enabled": [(handshake("PLAIN"), handshaken(error=33))],
+    "wrong password": [(handshake(), handshaken()), (authenticate(ALICE), authenticated(error=58, text=b"no"))],
+    "wrong state": [(authenticate(ALICE), authenticated(error=34))],
+    "wrong proof": [
+        (handshake(SHA_256), handshaken()),
+        (authenticate(scram_first("alice")), authenticated(SERVER_FIRST)),
+        (authenticate(PROOF), authenticated(error=58)),
+    ],
+    "unknown to scram": [
+        (handshake(SHA_256), handshaken()),
+        (authenticate(scram_first("alice")), authenticated(error=58)),
+    ],
+    "rejected bearer": [
+        (handshake("OAUTHBEARER"), handshaken()),
+        (authenticate(oauthbearer(jwt({"sub": "alice"}))), authenticated(b'{"status":"invalid_token"}')),
+        (authenticate(b"\1"), authenticated(error=58)),
+    ],
+    "scram says e=": [
+        (handshake(SHA_256, version=0), handshaken()),
+        (bare(scram_first("alice")), bare(SERVER_FIRST)),
+        (bare(PROOF), bare(b"e=invalid-proof")),
+    ],
+}
+
+
+@pytest.mark.parametrize("exchange", FAILURES.values(), ids=FAILURES.keys())
+@pytest.mark.parametrize("first", ["node", "client"])
+def test_a_failed_authentication_names_nobody(make_relay, exchange, first):
+    script = client_of(make_relay, "alice", DEFAULT)
+    passes(script, *exchange)
+    assert (script.facts.user, script.met, script.throttles) == ("", [], [])
+    script.do(script.relay.on_eof(Side.NODE if first == "node" else Side.CLIENT, 1000 * NOW_MS))
+    assert script.close_reason is CloseReason.AUTHENTICATION_FAILED
+    assert script.tally.authentications == 0
+    assert script.tally.authentications_failed == 1
+
+
+@pytest.mark.parametrize("exchange", FAILURES.values(), ids=FAILURES.keys())
+def test_whoever_fails_and_goes_on_spends_nothing(make_relay, exchange):
+    script = client_of(make_relay, "alice", DEFAULT)
+    passes(script, *exchange)
+    sent = bytes(script.sent[Side.NODE])
+    script.client(produce(9, size=1500))
+    assert script.throttles == []
+    if script.closed:
+        assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+        assert script.sent[Side.NODE] == sent
+    assert list(script.ledger.readings(NOW_MS)) == []
+
+
+@pytest.mark.parametrize("ends", [0, 1])
+def test_a_node_that_only_closes_has_accepted_nobody(make_relay, ends):
+    script = client_of(make_relay, "alice")
+    exchange = [(handshake(version=ends), handshaken()), ((authenticate if ends else bare)(ALICE), b"")]
+    passes(script, *exchange)
+    script.do(script.relay.on_eof(Side.NODE, 1000 * NOW_MS))
+    assert script.facts.user == ""
+    assert script.close_reason is (CloseReason.NODE_CLOSED if ends else CloseReason.AUTHENTICATION_FAILED)
+
+
+def test_what_is_sent_behind_a_login_waits_for_its_outcome(make_relay):
+    script = client_of(make_relay, "alice")
+    frames = [handshake(), authenticate(ALICE), produce(3, size=1500), heartbeat(4)]
+    assert script.client(b"".join(frames)) == frames[0]
+    assert script.node(handshaken()) == handshaken()
+    assert script.sent[Side.NODE] == b"".join(frames[:2])
+    assert script.facts.user == ""
+    script.node(authenticated())
+    assert script.sent[Side.NODE] == b"".join(frames[:3])
+    assert [t.throttle_time_ms for t in script.throttles] == [5000]
+    assert script.time(END_MS) == frames[3]
+
+
+def test_what_is_sent_behind_a_login_that_fails_never_reaches_the_node(make_relay):
+    script = client_of(make_relay, "alice")
+    script.client(handshake() + authenticate(ALICE) + produce(3, size=1500))
+    script.node(handshaken())
+    script.node(authenticated(error=58))
+    assert script.sent[Side.NODE] == handshake() + authenticate(ALICE)
+    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+    assert script.throttles == []
+
+
+def test_who_shows_the_token_of_another_first_is_not_taken_for_him(make_relay):
+    """A node lets a client try again whose bearer token it has rejected."""
+    script = client_of(make_relay, "victim")
+    passes(
+        script,
+        (handshake("OAUTHBEARER"), handshaken()),
+        (authenticate(oauthbearer(jwt({"sub": "victim"}))), authenticated(b'{"status":"invalid_token"}')),
+        (authenticate(oauthbearer(jwt({"sub": "mallory"}))), authenticated()),
+    )
+    assert throttled_user(script) is None
+    assert script.facts.user == "mallory"
+
+
+def test_the_proof_of_scram_names_nobody_else(make_relay):
+    script = client_of(make_relay, "victim")
+    passes(
+        script,
+        (handshake(SHA_256), handshaken()),
+        (authenticate(scram_first("mallory")), authenticated(SERVER_FIRST)),
+        (authenticate(scram_first("victim")), authenticated(SERVER_FINAL)),
+    )
+    assert script.facts.user == "mallory"
+
+
+def test_a_name_of_an_earlier_exchange_is_forgotten(make_relay):
+    script = client_of(make_relay, "victim", rules=SaslRules({"GSSAPI": "kerberos"}))
+    passes(
+        script,
+        (handshake("PLAIN"), handshaken()),
+        (handshake("GSSAPI"), handshaken()),
+        (authenticate(b"\x60token"), authenticated(b"\x60more")),
+        (authenticate(b""), authenticated(b"layer")),
+        (authenticate(b"layer"), authenticated(b"")),
+    )
+    assert script.facts.user == "kerberos"
+
+
+@pytest.mark.parametrize("early", [heartbeat(1), produce(1, size=1500), fetch(1)])
+def test_nothing_else_passes_before(make_relay, early):
+    script = client_of(make_relay, "alice", DEFAULT)
+    assert script.client(early) == b""
+    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+    assert list(script.ledger.readings(NOW_MS)) == []
+
+
+def test_api_versions_before_an_authentication_is_not_charged_and_behind_it_is(make_relay):
+    table = QuotaTable({Entity(user=DEFAULT): {QuotaType.REQUEST: 0.001}})
+    script = client_of(make_relay, ledger=Ledger(Sensors(64), table))
+    for corr in range(5):
+        passes(script, (versions(corr), offered(corr)))
+    logs_in(script)
+    assert list(script.ledger.readings(NOW_MS)) == []
+    passes(script, (versions(9), offered(9)))
+    [(key, reading)] = script.ledger.readings(NOW_MS)
+    assert key.tags.user == "alice"
+    assert reading.charges == 1
+
+
+def test_a_version_of_api_versions_that_nobody_knows_is_answered_before(make_relay):
+    script = client_of(make_relay, "alice")
+    script.client(request(API_VERSIONS, 99, b"\1\1\0", corr=2, tags=True))
+    assert script.sent[Side.CLIENT][4:].startswith(pack(">ih", 2, 35))
+    logs_in(script)
+    assert throttled_user(script) == "alice"
+
+
+# ------------------------------------------------------------- not demanded
+
+
+def test_where_sasl_is_not_demanded_the_client_is_who_it_was_until_then(make_relay):
+    script = client_of(make_relay, "alice", "ANONYMOUS", limits=RelayLimits())
+    script.client(produce(1, size=100))
+    assert script.node(produced(1)) == produced(1)
+    logs_in(script)
+    assert script.facts.user == "alice"
+    assert throttled_user(script) == "alice"
+
+
+def test_a_node_without_sasl_says_so_and_all_goes_on(make_relay):
+    script = client_of(make_relay, "alice", limits=RelayLimits())
+    passes(script, (handshake(), handshaken(error=34)), (heartbeat(2), heartbeaten(2)))
+    assert script.facts.user == "ANONYMOUS"
+    script.do(script.relay.on_eof(Side.CLIENT, 1000 * NOW_MS))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+
+
+# ------------------------------------------------------- re-authentication
+
+
+def test_the_old_user_stays_until_the_new_exchange_succeeds(make_relay):
+    script = client_of(make_relay, "alice")
+    logs_in(script)
+    script.client(heartbeat(5))
+    again = handshake(corr=2_147_483_647)
+    assert script.client(again) == again
+    script.node(heartbeaten(5) + handshaken(2_147_483_647))
+    assert script.client(authenticate(ALICE)) == authenticate(ALICE)
+    assert script.facts.user == "alice"
+    script.node(authenticated(error=58))
+    assert script.facts.user == "alice"
+    script.do(script.relay.on_eof(Side.NODE, 1000 * NOW_MS))
+    assert script.close_reason is CloseReason.AUTHENTICATION_FAILED
+    assert script.facts.user == "alice"
+
+
+def test_re_authentication_as_another_is_for_the_node_to_refuse(make_relay):
+    script = client_of(make_relay, "bob")
+    logs_in(script)
+    passes(script, (handshake(), handshaken()), (authenticate(plain(b"bob")), authenticated(error=58)))
+    assert script.facts.user == "alice"
+    assert throttled_user(script) is None
+
+
+def test_what_was_in_flight_is_charged_to_whom_it_was_sent_for(make_relay):
+    table = QuotaTable({Entity(user="alice"): {QuotaType.FETCH: 1000.0}, Entity(user="bob"): {QuotaType.FETCH: 1000.0}})
+    script = client_of(make_relay, ledger=Ledger(Sensors(64), table))
+    logs_in(script)
+    small = fetch(1, max_bytes=5000)
+    script.client(small + handshake(corr=2))
+    assert script.sent[Side.NODE].endswith(small), "a node has one request of a connection at a time"
+    script.node(fetched(1, size=500))
+    assert script.sent[Side.NODE].endswith(handshake(corr=2))
+    script.node(handshaken(2))
+    passes(script, (authenticate(plain(b"bob")), authenticated()))
+    readings = {key.tags.user: reading.rate for key, reading in script.ledger.readings(NOW_MS)}
+    assert readings["alice"] > 0
+    assert not readings.get("bob")
+
+
+@pytest.mark.parametrize("version", [0, 1])
+def test_a_throttled_client_still_authenticates_anew(make_relay, version):
+    script = client_of(make_relay, "alice")
+    logs_in(script)
+    script.client(produce(3, size=1500))
+    script.node(produced(3))
+    assert script.wake_at == END_MS
+    sasl = [(handshake(version=version), handshaken())]
+    sasl += [(authenticate(ALICE), authenticated())] if version else [(bare(ALICE), bare(b""))]
+    passes(script, *sasl, now_ms=NOW_MS + 100)
+    assert script.facts.user == "alice"
+    assert script.tally.authentications == 2
+    assert script.client(heartbeat(4), NOW_MS + 200) == b""
+    assert script.time(END_MS) == heartbeat(4)
+
+
+def test_a_sasl_frame_that_comes_in_pieces_passes_a_mute_too(make_relay):
+    script = client_of(make_relay, "alice")
+    logs_in(script)
+    script.client(produce(3, size=1500))
+    script.node(produced(3))
+    passes(script, (handshake(SHA_256), handshaken()))
+    long = authenticate(b"x" * 20_000)
+    for at in range(0, len(long), 500):
+        assert script.reads[Side.CLIENT]
+        script.client(long[at : at + 500])
+    assert script.sent[Side.NODE].endswith(long)
+
+
+def test_a_sasl_frame_behind_another_request_waits_with_it(make_relay):
+    script = client_of(make_relay, "alice")
+    logs_in(script)
+    script.client(produce(3, size=1500))
+    script.node(produced(3))
+    assert script.client(heartbeat(4) + handshake()) == b""
+    assert script.time(END_MS) == heartbeat(4) + handshake()
+
+
+def test_a_mute_is_not_forgotten_for_an_authentication_and_its_answer_is_not_held(make_relay):
+    limits = RelayLimits(authenticates=True, delays=True)
+    script = client_of(make_relay, "alice", limits=limits)
+    logs_in(script)
+    script.client(produce(3, size=1500))
+    assert script.client(handshake(corr=4)) == handshake(corr=4)
+    assert script.node(produced(3) + handshaken(4)) == b"", "answers keep their order"
+    before = len(script.sent[Side.CLIENT])
+    script.time(END_MS)
+    assert script.sent[Side.CLIENT][before:] == produced(3) + handshaken(4)
+
+
+# ------------------------------------------------------ who cannot be seen
+
+
+def test_gssapi_is_named_after_its_mechanism_or_by_the_operator(make_relay):
+    for rules, user in ((SaslRules(), "?GSSAPI"), (SaslRules({"GSSAPI": "kerberos"}), "kerberos")):
+        script = client_of(make_relay, user, rules=rules)
+        passes(
+            script,
+            (handshake("GSSAPI"), handshaken()),
+            (authenticate(b"\x60token"), authenticated(b"\x60more")),
+            (authenticate(b""), authenticated(b"layer")),
+        )
+        assert script.facts.user == ""
+        passes(script, (authenticate(b"layer"), authenticated(b"")))
+        assert throttled_user(script) == user
+        assert script.met[0].visible is (user == "kerberos")
+
+
+def test_delegation_tokens_and_opaque_bearer_tokens_are_nobodys_names(make_relay):
+    script = client_of(make_relay)
+    passes(
+        script,
+        (handshake(SHA_256), handshaken()),
+        (authenticate(scram_first("token-id", extensions=",tokenauth=true")), authenticated(SERVER_FIRST)),
+        (authenticate(PROOF), authenticated(SERVER_FINAL)),
+    )
+    assert script.facts.user == "?SCRAM-SHA-256"
+    script = client_of(make_relay)
+    passes(
+        script,
+        (handshake("OAUTHBEARER"), handshaken()),
+        (authenticate(oauthbearer("opaque")), authenticated()),
+    )
+    assert script.facts.user == "?OAUTHBEARER"
+    assert [identity.visible for identity in script.met] == [False]
+
+
+@pytest.mark.parametrize("mechanism", ["x" * 2000, "", "żółw", "a\nb"])
+def test_a_mechanism_that_is_no_word_does_not_become_a_name(make_relay, mechanism):
+    script = client_of(make_relay)
+    passes(script, (handshake(mechanism), handshaken()), (authenticate(b"token"), authenticated()))
+    assert script.facts.user == "?unknown"
+
+
+def test_of_an_unknown_mechanism_an_answered_request_shows_the_end(make_relay):
+    script = client_of(make_relay, "?AWS_MSK_IAM")
+    passes(
+        script,
+        (handshake("AWS_MSK_IAM"), handshaken()),
+        (authenticate(b"{}"), authenticated(b'{"request-id":"1"}')),
+        (produce(3, size=1500), produced(3)),
+    )
+    assert (script.facts.user, script.throttles) == ("", [])
+    assert throttled_user(script) == "?AWS_MSK_IAM"
+
+
+# ------------------------------------------------- bare tokens that are opaque
+
+
+def gssapi(script):
+    """A client that logs in by Kerberos as those do that know no other framing; its last token gets no answer."""
+    passes(
+        script,
+        (handshake("GSSAPI", version=0), handshaken()),
+        (bare(b"\x60token"), bare(b"\x60more")),
+        (bare(b""), bare(b"\5\4layer")),
+    )
+    assert script.client(bare(b"\5\4layer")) == bare(b"\5\4layer")
+
+
+def test_a_request_behind_them_shows_that_they_are_through(make_relay):
+    script = client_of(make_relay, "?GSSAPI")
+    gssapi(script)
+    assert script.client(produce(7, size=1500) + produce(8, size=1500)) == produce(7, size=1500)
+    assert script.facts.user == ""
+    assert script.node(produced(7)) == produced(7)
+    assert script.facts.user == "?GSSAPI"
+    assert script.sent[Side.NODE].endswith(produce(8, size=1500))
+    assert [t.throttle_time_ms for t in script.throttles] == [5000]
+    script.node(produced(8))
+    assert script.relay.idle
+
+
+def test_an_attacker_who_cannot_log_in_spends_nothing(make_relay):
+    script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
+    passes(script, (handshake("GSSAPI", version=0), handshaken()))
+    script.client(bare(b"\x60junk") + produce(7, size=1500) + produce(8, size=1500))
+    assert script.sent[Side.NODE].endswith(produce(7, size=1500))
+    script.do(script.relay.on_eof(Side.NODE, 1000 * NOW_MS))
+    assert script.close_reason is CloseReason.AUTHENTICATION_FAILED
+    assert (script.met, script.throttles) == ([], [])
+
+
+def test_a_request_without_an_answer_shows_nothing_unless_a_token_was_answered(make_relay):
+    script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
+    passes(script, (handshake("GSSAPI", version=0), handshaken()))
+    script.client(bare(b"\x60junk") + produce(7, size=1500, acks=0))
+    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+    script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
+    gssapi(script)
+    script.client(produce(7, size=1500, acks=0))
+    assert [t.throttle_time_ms for t in script.throttles] == [5000]
+
+
+def test_behind_a_second_login_with_opaque_tokens_all_is_charged(make_relay):
+    script = client_of(make_relay, "?GSSAPI")
+    gssapi(script)
+    passes(script, (heartbeat(7), heartbeaten(7)), (heartbeat(8), heartbeaten(8)))
+    gssapi(script)
+    assert throttled_user(script) == "?GSSAPI"
+    assert script.node(produced(9)) == produced(9, 5000)
+    assert script.relay.idle
+
+
+def test_an_answer_of_the_proxy_is_not_kept_back_by_a_token_that_gets_none(make_relay):
+    script = client_of(make_relay)
+    gssapi(script)
+    passes(script, (heartbeat(7), heartbeaten(7)), (heartbeat(8), heartbeaten(8)))
+    gssapi(script)
+    passes(script, (heartbeat(9), heartbeaten(9)))
+    script.client(request(API_VERSIONS, 99, b"\1\1\0", corr=10, tags=True))
+    assert pack(">ih", 10, 35) in script.sent[Side.CLIENT][-40:]
+    assert script.relay.idle
+
+
+# ---------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    "user",
+    [b"a,b", b"a=b", b"\xff\xfe", "żółw".encode(), b"<default>", b"x" * 65_536, b" ", b"\n", b"?GSSAPI"],
+    ids=repr,
+)
+def test_odd_names_pass_and_are_users(make_relay, user):
+    script = client_of(make_relay, DEFAULT)
+    logs_in(script, user)
+    name = user.decode(errors="replace")
+    assert script.facts.user == name or (len(user) > 32_767 and len(script.facts.user) < 200)
+    assert throttled_user(script) == script.facts.user
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff\xff", b"\x7f\xff", b"\0\5PLA"])
+def test_frames_that_are_not_understood_pass_and_the_node_decides(make_relay, body):
+    script = client_of(make_relay, "alice")
+    ask = request(17, 1, body)
+    passes(script, (ask, handshaken()))
+    ask = request(36, 1, body, corr=2)
+    passes(script, (ask, authenticated()))
+    assert script.facts.user == "?unknown"
+
+
+@pytest.mark.parametrize("size", [-1, -(2**31), MAX_ASKED_BYTES + 1, 2**31 - 1])
+def test_a_bare_token_of_no_sensible_size_closes(make_relay, size):
+    for side in Side:
+        script = client_of(make_relay, "alice")
+        passes(script, (handshake(version=0), handshaken()))
+        if side is Side.NODE:
+            script.client(bare(ALICE))
+            script.node(pack(">i", size))
+            assert script.close_reason is CloseReason.ANSWER_MALFORMED
+        else:
+            script.client(pack(">i", size))
+            expected = CloseReason.REQUEST_MALFORMED if size < 0 else CloseReason.REQUEST_TOO_LARGE
+            assert script.close_reason is expected
+        assert script.facts.user == ""
+
+
+def test_a_sasl_request_that_is_too_large_is_refused_at_its_head(make_relay):
+    script = client_of(make_relay, "alice")
+    head = authenticate(b"")
+    script.client(pack(">i", MAX_ASKED_BYTES + 1) + head[4:])
+    assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
+
+
+def test_no_secret_is_shown(make_relay):
+    script = client_of(make_relay, "alice")
+    script.hold_verdicts = True
+    script.client(handshake())
+    script.answer_asks()
+    script.node(handshaken())
+    script.answer_asks()
+    script.client(authenticate(ALICE))
+    assert "secret" not in repr(script.asks)
+    script.answer_asks()
+    assert "secret" not in repr(script.facts.login)
+
+
+def test_a_client_that_hangs_up_half_way_is_nobody(make_relay):
+    script = client_of(make_relay, "alice")
+    script.client(handshake())
+    script.do(script.relay.on_eof(Side.CLIENT, 1000 * NOW_MS))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+    script = client_of(make_relay, "alice")
+    passes(script, (handshake(), handshaken()))
+    script.client(authenticate(ALICE) + heartbeat(3))
+    script.do(script.relay.on_eof(Side.CLIENT, 1000 * NOW_MS))
+    script.node(authenticated())
+    assert script.facts.user == "alice"
+    assert script.sent[Side.NODE].endswith(heartbeat(3))
+
+
+# --------------------------------------------------------------------- fuzz
+
+EXCHANGES = [
+    [(handshake(), handshaken()), (authenticate(ALICE), authenticated())],
+    [(handshake(version=0), handshaken()), (bare(ALICE), bare(b""))],
+    [
+        (handshake(SHA_256), handshaken()),
+        (authenticate(scram_first("alice")), authenticated(SERVER_FIRST)),
+        (authenticate(PROOF), authenticated(SERVER_FINAL)),
+    ],
+    [
+        (handshake(SHA_256, version=0), handshaken()),
+        (bare(scram_first("alice")), bare(SERVER_FIRST)),
+        (bare(PROOF), bare(SERVER_FINAL)),
+    ],
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(EXCHANGES), st.data())
+def test_logins_do_not_depend_on_how_tcp_cuts_them(exchange, data):
+    script = client_of(Relay, "alice")
+    pairs = [(versions(), offered()), *exchange, (produce(7, size=900), produced(7)), (heartbeat(8), heartbeaten(8))]
+    asks = b"".join(ask for ask, _ in pairs)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(asks)), max_size=12)))
+    for a, b in zip([0, *cuts], [*cuts, len(asks)], strict=True):
+        script.client(asks[a:b])
+    for ask, answer in pairs:
+        assert ask in script.sent[Side.NODE]
+        at = data.draw(st.integers(0, len(answer)))
+        script.node(answer[:at])
+        script.node(answer[at:])
+    assert script.closed is None
+    assert script.sent[Side.NODE] == asks
+    assert script.sent[Side.CLIENT] == b"".join(answer for _, answer in pairs)
+    assert script.facts.user == "alice"
+    assert script.relay.idle
+
+
+_client_frames = st.one_of(
+    st.sampled_from([ask for exchange in [*EXCHANGES, *FAILURES.values()] for ask, _ in exchange]),
+    st.sampled_from([versions(), heartbeat(2), produce(3, size=500), fetch(4), bare(b"\x60x"), bare(b"")]),
+    st.binary(max_size=40),
+    st.binary(max_size=200).map(bare),
+)
+_node_frames = st.one_of(
+    st.sampled_from([answer for exchange in [*EXCHANGES, *FAILURES.values()] for _, answer in exchange]),
+    st.sampled_from([offered(), heartbeaten(2), produced(3), fetched(4, size=300)]),
+    st.binary(max_size=40),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.booleans(), st.lists(st.tuples(st.booleans(), _client_frames, _node_frames), max_size=12))
+def test_whatever_comes_a_user_is_named_only_by_a_success(demanded, steps):
+    script = client_of(Relay, "alice", limits=RelayLimits(authenticates=demanded))
+    nobody = script.facts.user
+    now_ms = NOW_MS
+    for from_client, ask, answer in steps:
+        now_ms += 100
+        if script.closed:
+            break
+        (script.client if from_client else script.node)(ask if from_client else answer, now_ms)
+        if script.wake_at is not None and script.wake_at <= now_ms and not script.closed:
+            script.time(now_ms)
+    assert (script.facts.user == nobody) == (script.met == [])
+    if not script.met:
+        assert all("alice" not in key.tags.user for key, _ in script.ledger.readings(now_ms))
