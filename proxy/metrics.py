@@ -27,6 +27,7 @@ class RelayTotals:
     `requests` is by the API's name; `throttles` and `throttled_ms` are by the quota type's name.
     `node_throttles` are answers whose own throttle time was larger than ours, `mutations_refused` topics that were not
     to be created, deleted or given partitions, `exempt_us` the request time of what no quota is charged for.
+    `authentications` are by how they ended.
     """
 
     virtual_cluster: str
@@ -42,6 +43,7 @@ class RelayTotals:
     throttled_ms: Mapping[str, int] = field(default_factory=dict)
     node_throttles: int = 0
     mutations_refused: int = 0
+    authentications: Mapping[str, int] = field(default_factory=dict)
     exempt_us: float = 0.0
 
 
@@ -314,8 +316,11 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
     by_node = _counter("node_throttles", "Answers whose own throttle time was larger than the proxy's.", _RELAY)
     refused = _counter("mutations_refused", "Topics that were refused creation, deletion or partitions.", _RELAY)
     exempt = _counter("exempt_request_seconds", "Request time of requests that no quota is charged for.", _RELAY)
+    logins = _counter("authentications", "Authentications by SASL that the node has decided.", (*_RELAY, "result"))
     for row in rows:
         labels = (row.virtual_cluster, row.listener, str(row.node_id))
+        for result, count in row.authentications.items():
+            logins.add((*labels, result), count)
         exempt.add(labels, row.exempt_us / 1e6)
         connections.add(labels, row.connections_open)
         opened.add(labels, row.connections_opened)
@@ -332,7 +337,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
             throttled.add((*labels, quota_type), duration_ms / 1000)
     for sums in (connections, opened, requests, request_bytes, responses, response_bytes):
         yield sums.done()
-    for sums in (throttles, throttled, by_node, refused, exempt):
+    for sums in (throttles, throttled, by_node, refused, exempt, logins):
         yield sums.done()
 
 

@@ -133,7 +133,7 @@ class VirtualCluster:
         self.caps.set(config.caps)
         settings = {listener.name: listener for listener in config.listeners}
         for listener in self.listeners:
-            listener.set_rules(config.quotas, config.throttle)
+            listener.set_rules(config.quotas, config.throttle, config.sasl)
             listener.set_caps(settings[listener.name].caps)
             listener.set_origin(settings[listener.name])
 
@@ -370,6 +370,7 @@ class Service:
                     {quota_type.name.lower(): count for quota_type, count in tally.throttled_ms.items()},
                     node_throttles=tally.throttles_by_node,
                     mutations_refused=tally.mutations_refused,
+                    authentications={"success": tally.authentications, "failure": tally.authentications_failed},
                     exempt_us=tally.exempt_us,
                 )
 

@@ -204,6 +204,18 @@ def _request_cost_problems(data: Any) -> Iterator[ConfigError]:
                 )
 
 
+def _sasl_problems(data: Any) -> Iterator[ConfigError]:
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        sasl = cluster.get("sasl") if isinstance(cluster, Mapping) else None
+        path = f"virtual_clusters[{i}].sasl.principals"
+        seen: dict[str, int] = {}
+        for k, principal in enumerate(_items(sasl, "principals")):
+            name = principal.get("mechanism") if isinstance(principal, Mapping) else None
+            if isinstance(name, str) and seen.setdefault(name, k) != k:
+                problem = f"expected one user for each mechanism, got that of {path}[{seen[name]}]"
+                yield ConfigError(f"{path}[{k}].mechanism", problem)
+
+
 def _settings_of_other_sources(path: str, quotas: Mapping[str, Any]) -> Iterator[ConfigError]:
     source = quotas.get("source", "file")
     if source != "file" and quotas.get("entries"):
@@ -256,6 +268,7 @@ def _admin_problems(data: Any) -> Iterator[ConfigError]:
 CHECKS = (
     _name_problems,
     _request_cost_problems,
+    _sasl_problems,
     _node_id_problems,
     _port_problems,
     _entry_problems,

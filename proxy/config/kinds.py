@@ -230,6 +230,11 @@ def is_znode_path(text: str) -> bool:
     return text.startswith("/") and plain and len(text) <= 1_000
 
 
+def is_sasl_mechanism(text: str) -> bool:
+    """True for a name as RFC 4422 has them, in whatever case."""
+    return re.fullmatch(r"[A-Za-z0-9_-]{1,20}", text) is not None
+
+
 def is_advertisable(text: str) -> bool:
     """True for a host that clients can be told: a name, or one address."""
     return _is_host(text) and (not _is_ip(text) or _is_concrete_ip(text))

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from protocol.api_table import APIS
+from protocol.sasl_names import SUBJECT_CLAIM
 from proxy.config.kinds import (
     INT32_MAX,
     Bind,
@@ -32,6 +33,7 @@ from proxy.config.kinds import (
     Whole,
     is_advertisable,
     is_loopback,
+    is_sasl_mechanism,
     is_znode_path,
 )
 from proxy.config.problems import either
@@ -428,6 +430,31 @@ class ThrottleConfig(Settings):
         return []
 
 
+class SaslPrincipal(Settings):
+    """Who is whoever logs in with a mechanism that does not say so: GSSAPI, delegation tokens, opaque bearer tokens."""
+
+    mechanism: Annotated[str, Text("a SASL mechanism like GSSAPI", is_sasl_mechanism)]
+    """The mechanism, by the name that clients give it."""
+
+    user: Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]
+    """The user whose quotas they share."""
+
+
+class SaslConfig(Settings):
+    """What the proxy makes of SASL authentications that pass: users that the nodes accept have their own quotas."""
+
+    required: bool = False
+    """`true`: the nodes demand SASL of clients. Before it has succeeded nothing else passes, and nothing is charged.
+    `false`: clients are ANONYMOUS until then. If not given: `true` where `upstream.admin` logs in by SASL."""
+
+    principals: Many[SaslPrincipal] = ()
+    """Users for those whom their tokens do not name; without, each such mechanism has a user of its own, like
+    `?GSSAPI`."""
+
+    subject_claim: Annotated[str, Text("the name of a claim", bool)] = SUBJECT_CLAIM
+    """The claim of OAUTHBEARER tokens that names the user, as `sasl.oauthbearer.sub.claim.name` of the nodes."""
+
+
 class VirtualClusterConfig(Settings):
     """A Kafka cluster as clients of the proxy see it."""
 
@@ -448,6 +475,20 @@ class VirtualClusterConfig(Settings):
 
     throttle: ThrottleConfig = ThrottleConfig()
     """How a client that is over its quota is slowed down."""
+
+    sasl: SaslConfig = SaslConfig()
+    """Users that prove who they are by SASL. Connections keep what they began with."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _demand_sasl_as_of_us(cls, data: Any) -> Any:
+        if isinstance(data, dict):
+            upstream, sasl = data.get("upstream"), data.get("sasl", {})
+            admin = upstream.get("admin") if isinstance(upstream, dict) else None
+            protocol = admin.get("security_protocol") if isinstance(admin, dict) else None
+            if isinstance(sasl, dict) and "required" not in sasl and protocol in ("SASL_PLAINTEXT", "SASL_SSL"):
+                return {**data, "sasl": {**sasl, "required": True}}
+        return data
 
 
 class MetricsConfig(Settings):

@@ -233,7 +233,7 @@ class Connection:
         try:
             verdict = await finish_in_turns(decision.steps) if isinstance(decision, Work) else decision
             if isinstance(verdict, Errand):
-                results = await self._run_errand(verdict, self._log.bind(user=self.facts.user))
+                results = await self._run_errand(verdict, self._log.bind(user=shown(self.facts.user)))
                 verdict = await finish_in_turns(verdict.reply(results))
         except Exception:
             self._fail()
@@ -273,7 +273,7 @@ class Connection:
     def _why(self, throttled: Throttled) -> dict[str, str | float | None]:
         """Who is throttled, and by which quota."""
         client_id = throttled.client_id.decode(errors="replace")
-        why: dict[str, str | float | None] = {"user": self.facts.user, "client_id": shown(client_id)}
+        why: dict[str, str | float | None] = {"user": shown(self.facts.user), "client_id": shown(client_id)}
         if throttled.quota_type is None:
             return {**why, "quota_type": "node"}
         standing = self.facts.ledger.table.tags_and_limit(throttled.quota_type, self.facts.user, client_id)
@@ -326,6 +326,8 @@ class Connection:
             "connection_closed",
             reason=close.reason.value,
             detail=shown(close.detail),
+            user=shown(self.facts.user) or None,
+            **({"mechanism": self.facts.login.mechanism} if self.facts.login.mechanism else {}),
             requests=relay.requests,
             request_bytes=relay.request_bytes,
             answers=relay.answers,

@@ -14,7 +14,7 @@ from protocol.proxy_header import Endpoint, proxy_header_v2
 from proxy.acceptor.origin import Origin, origin_stage
 from proxy.acceptor.stages import Arrival, GoOn, SlowStage
 from proxy.clock import Clock
-from proxy.config.settings import CapsConfig, LimitsConfig, ListenerConfig, QuotasConfig, ThrottleConfig
+from proxy.config.settings import CapsConfig, LimitsConfig, ListenerConfig, QuotasConfig, SaslConfig, ThrottleConfig
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.net.caps import Caps
@@ -27,6 +27,7 @@ from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.sasl import Identity, Login, SaslRules
 from proxy.virtual_cluster import ListenerPorts
 from quotas.byte_caps import Turnstile
 from quotas.entities import plain_ip
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 ANONYMOUS = "ANONYMOUS"
 """The user of a listener without authentication, as Kafka names it."""
+
+NOBODY = ""
+"""In place of the user before an authentication that is demanded has succeeded."""
 
 _ACCEPTS_AT_ONCE = 32
 _REST_S = 1.0
@@ -82,6 +86,9 @@ class Listener:
         self._last_throttles = last_throttles
         self._quotas = QuotasConfig()
         self._throttle = ThrottleConfig()
+        self._demands_sasl = False
+        self._sasl = SaslRules()
+        self._told_of_sasl = False
         self._poller = poller
         self._clock = clock
         self._may_open = may_open
@@ -104,10 +111,12 @@ class Listener:
         self._origin_stage.timeout_ms = limits.proxy_header_timeout_ms
         self._origin_stage.most = limits.max_proxy_headers
 
-    def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig) -> None:
-        """Who may describe and alter quotas, what counts, and how clients are throttled, on connections from now on."""
+    def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig, sasl: SaslConfig) -> None:
+        """Who may do what with quotas, what counts, how clients are throttled and known, on connections from now on."""
         self._quotas = quotas
         self._throttle = throttle
+        self._demands_sasl = sasl.required
+        self._sasl = SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.subject_claim)
 
     def set_origin(self, config: ListenerConfig) -> None:
         """Whose word about a client's address counts, for those that come from now on."""
@@ -204,9 +213,11 @@ class Listener:
         tally = self.tallies.setdefault(node_id, Tally())
         tally.connections_opened += 1
         tally.connections_open += 1
+        facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
+        facts.login.note_identity = partial(self._note_identity, arrival)
         connection = Connection(
             Relay(self._ledger, tally, self._relay_limits()),
-            self._facts(node_id, arrival.user),
+            facts,
             partial(self._upstream.connect, node_id, self._first_words(arrival)),
             partial(self._open_stream, self._write_buffer_bytes),
             self._book.run_errand,
@@ -249,11 +260,11 @@ class Listener:
             limits.max_in_flight,
             withholds=self._throttle.fetch == "empty",
             delays=self._throttle.mode == "delay",
+            authenticates=self._demands_sasl,
         )
 
     def _facts(self, node_id: int, user: str) -> ConnectionFacts:
-        quotas = self._quotas
-        may_alter = self.name in quotas.admin_listeners or user in quotas.admin_users
+        may_alter, may_describe = self._rights_of(user)
         return ConnectionFacts(
             self.virtual_cluster,
             self.ports,
@@ -264,11 +275,27 @@ class Listener:
             lambda: self._book.quotas,
             self._book.entities_of,
             may_alter=may_alter,
-            may_describe=may_alter or user in quotas.describe_users,
+            may_describe=may_describe,
             recent_topics=self._upstream.recent_topics,
             default_partitions=self._upstream.default_partitions,
             charge_validate_only=self._throttle.charge_validate_only,
+            rights_of=self._rights_of,
+            login=Login(self._sasl),
         )
+
+    def _rights_of(self, user: str) -> tuple[bool, bool]:
+        """Whether a user may alter, and describe, the quotas of others."""
+        quotas = self._quotas
+        may_alter = self.name in quotas.admin_listeners or user in quotas.admin_users
+        return may_alter, may_alter or user in quotas.describe_users
+
+    def _note_identity(self, arrival: Arrival, identity: Identity) -> None:
+        """Somebody has logged in; tell what an operator should know of it."""
+        if not identity.visible:
+            arrival.log.warning("user_not_visible", user=identity.user, mechanism=identity.mechanism)
+        if not self._demands_sasl and not self._told_of_sasl:
+            self._told_of_sasl = True
+            self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
     def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:
         turnstile, now_ms = self._turnstiles[side], self._clock.now_ms

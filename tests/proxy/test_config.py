@@ -806,3 +806,33 @@ def test_how_nodes_are_connected_to_may_change_but_not_what_they_are_told():
     assert problems(changed(cluster("upstream", "connections_per_second"), 0)) == [
         "virtual_clusters[0].upstream.connections_per_second: expected a number above 0, got 0"
     ]
+
+
+def test_sasl_is_demanded_where_the_proxy_itself_logs_in_unless_the_file_says_otherwise():
+    admin = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "username": "a", "password_file": "b"}
+    data = changed(cluster("upstream", "admin"), admin)
+    assert config_of(MINIMAL).virtual_clusters[0].sasl.required is False
+    assert config_of(data).virtual_clusters[0].sasl.required is True
+    data["virtual_clusters"][0]["sasl"] = {"required": False}
+    assert config_of(data).virtual_clusters[0].sasl.required is False
+    data["virtual_clusters"][0]["sasl"] = {"subject_claim": "email"}
+    assert config_of(data).virtual_clusters[0].sasl.required is True
+
+
+def test_users_of_mechanisms_that_do_not_name_them():
+    principals = [{"mechanism": "GSSAPI", "user": "kerberos"}, {"mechanism": "OAUTHBEARER", "user": "opaque"}]
+    data = changed(cluster("sasl"), {"required": True, "principals": principals})
+    assert [known.user for known in config_of(data).virtual_clusters[0].sasl.principals] == ["kerberos", "opaque"]
+    assert changes_needing_restart(config_of(MINIMAL), config_of(data)) == []
+    path = "virtual_clusters[0].sasl.principals"
+    principals.append({"mechanism": "GSSAPI", "user": "other"})
+    assert problems(changed(cluster("sasl"), {"principals": principals})) == [
+        f"{path}[2].mechanism: expected one user for each mechanism, got that of {path}[0]"
+    ]
+    wrong = {"principals": [{"mechanism": "a b", "user": ""}], "required": "yes", "subject_claim": ""}
+    assert sorted(problems(changed(cluster("sasl"), wrong))) == [
+        f"{path}[0].mechanism: expected a SASL mechanism like GSSAPI, got 'a b'",
+        f"{path}[0].user: expected a string that is not empty (numbers need quotes), got ''",
+        "virtual_clusters[0].sasl.required: expected true or false, got 'yes'",
+        "virtual_clusters[0].sasl.subject_claim: expected the name of a claim, got ''",
+    ]

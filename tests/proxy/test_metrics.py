@@ -33,6 +33,8 @@ def test_what_relays_counted_is_read_at_scrape_time(metrics):
     row.request_bytes, row.response_bytes, row.responses = 100, 200, 6
     row.node_throttles = 2
     row.mutations_refused = 3
+    row.authentications = {"success": 4, "failure": 5}
+    assert value("kafka_throttle_authentications_total", {**NODE, "result": "failure"}) == 5
     row.exempt_us = 1_500_000.0
     assert value("kafka_throttle_exempt_request_seconds_total", NODE) == 1.5
     assert value("kafka_throttle_connections", NODE) == 7
@@ -153,6 +155,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
     ours = {name for name in names if name.startswith("kafka_throttle_")}
     assert all(name.startswith(("process_", "python_gc_")) for name in names - ours)
     assert {
+        "kafka_throttle_authentications",
         "kafka_throttle_build",
         "kafka_throttle_capped",
         "kafka_throttle_cap_bytes",
