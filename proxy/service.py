@@ -25,7 +25,7 @@ from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import Config, ListenerConfig, VirtualClusterConfig, pinned_costs
+from proxy.config.settings import Config, LimitsConfig, ListenerConfig, VirtualClusterConfig, pinned_costs
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
@@ -39,6 +39,7 @@ from proxy.quota_book import QuotaBook
 from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
+from proxy.relay.patience import TimeOuts
 from proxy.virtual_cluster import NodeDirectory
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.quota_table import UNLIMITED, QuotaTable
@@ -50,6 +51,9 @@ from quotas.token_buckets import TokenBuckets
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 """After that long a thread that works on quotas makes way for the event loop; Python's own 5 ms halve its speed."""
 _SWEEP_S = 1.0
+_LONGEST_STEP_MS = 2_000
+"""Time for which the process, or its machine, stood still is nobody's."""
+_LOOKS_AT_ONCE = 500
 _EXPIRIES_PER_SWEEP = 5
 _WATCH_S = 0.25
 _REREAD_S = 2.0
@@ -377,16 +381,21 @@ class Service:
     # ------------------------------------------------------------------ upkeep
 
     async def _sweep(self) -> None:
-        """Once a second: sensors that nobody has used for long, throttle episodes that are over."""
+        """Once a second: sensors that nobody has used for long, throttle episodes and waits that are over."""
+        last_ms = self.clock.now_ms()
         while True:
             await asyncio.sleep(_SWEEP_S)
             now_ms = self.clock.now_ms()
+            step_ms, last_ms = min(now_ms - last_ms, _LONGEST_STEP_MS), now_ms
             for cluster in self.clusters:
                 for _ in range(_EXPIRIES_PER_SWEEP):
                     cluster.ledger.expire(now_ms)
                     await asyncio.sleep(0)
-            for connection in self._connections():
-                connection.close_episode_if_over(now_ms)
+            time_outs = _time_outs(self.config.limits)
+            for number, connection in enumerate(self._connections(), 1):
+                connection.look_after(now_ms, step_ms, time_outs)
+                if not number % _LOOKS_AT_ONCE:
+                    await asyncio.sleep(0)
 
     async def _watch_config(self) -> None:
         """Reload when the file has changed or SIGHUP came."""
@@ -453,6 +462,12 @@ class Service:
         task = asyncio.get_running_loop().create_task(work)
         task.add_done_callback(_tell_failure)
         self._tasks.append(task)
+
+
+def _time_outs(limits: LimitsConfig) -> TimeOuts:
+    return TimeOuts(
+        limits.first_byte_timeout_ms, limits.request_timeout_ms, limits.idle_timeout_ms, limits.unread_timeout_ms
+    )
 
 
 def _one_node(node_id: int) -> int | None:

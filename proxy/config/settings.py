@@ -541,6 +541,20 @@ class LimitsConfig(Settings):
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
     """Client connections of this process; one more is closed at once. Each takes two file descriptors."""
 
+    first_byte_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
+    """How long a client may stay connected without sending anything, in milliseconds; 0: for ever."""
+
+    request_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 120_000
+    """How long a request may take from its first byte to its last, in milliseconds; 0: for ever. Time in which the
+    client is not read, as it is throttled or the node takes no more, does not count."""
+
+    idle_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
+    """After how long without a request a connection is closed, in milliseconds, as by a node's connections.max.idle.ms;
+    0: never. Not while an answer is due or the client is throttled."""
+
+    unread_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
+    """How long a client may read nothing at all while answers wait for it, in milliseconds; 0: for ever."""
+
     proxy_header_timeout_ms: Annotated[int, Whole(100, 300_000)] = 5_000
     """How long a load balancer may take from connecting to the end of its PROXY header, in milliseconds; with
     `optional`, to the first bytes of whatever it sends."""

@@ -28,6 +28,7 @@ from proxy.relay.actions import (
     WakeAt,
     Work,
 )
+from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts
@@ -110,6 +111,8 @@ class Connection:
         self._connecting: asyncio.Task[None] | None = None
         self._errand: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._patience = Patience()
+        self._held_up = False
         self._busy = False
         self._steps: deque[Callable[[], list[Action]]] = deque()
 
@@ -173,6 +176,7 @@ class Connection:
 
     def reading_waits(self, side: Side) -> None:
         """A cap has what one side has sent wait."""
+        self._held_up = True
         self.relay.on_held_up()
 
     # ------------------------------------------------------------ carrying out
@@ -204,6 +208,7 @@ class Connection:
                 case Ask():
                     self._steps.append(partial(self._decide, action, now_us))
                 case Pause():
+                    self._held_up |= action.side is Side.CLIENT
                     self._stream(action.side).pause_reading()
                 case Resume():
                     self._stream(action.side).resume_reading()
@@ -279,6 +284,20 @@ class Connection:
         standing = self.facts.ledger.table.tags_and_limit(throttled.quota_type, self.facts.user, client_id)
         entity = None if standing.entity is None else str(standing.entity)
         return {**why, "quota_type": throttled.quota_type.name.lower(), "entity": entity, "limit": standing.limit}
+
+    def look_after(self, now_ms: int, step_ms: int, time_outs: TimeOuts) -> None:
+        """See whether something is over by time; `step_ms` have passed since this was done last."""
+        if self.closing:
+            return
+        self.close_episode_if_over(now_ms)
+        held_up, self._held_up = self._held_up, False
+        relay, patience = self.relay, self._patience
+        reason = patience.for_bytes(relay.awaited, relay.whole_requests, held_up, step_ms, time_outs)
+        if self._client is not None:
+            unsent_bytes, written_bytes = self._client.unsent_bytes, self._client.written_late_bytes
+            reason = reason or patience.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
+        if reason is not None:
+            self.give_up(reason)
 
     def close_episode_if_over(self, now_ms: int) -> None:
         """Log the end of a throttle episode that nothing has prolonged for a while."""
@@ -369,6 +388,7 @@ ORDINARY = frozenset(
         CloseReason.CLIENT_CLOSED,
         CloseReason.CLIENT_LOST,
         CloseReason.NODE_CLOSED,
+        CloseReason.IDLE_TIMEOUT,
         CloseReason.SHUTDOWN,
     }
 )

@@ -84,6 +84,8 @@ class Stream:
         self._ended = False
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
+        self.written_late_bytes = 0
+        """What the kernel did not take at once and has taken since."""
         self._write_paused = False
         self._fault: OSError | None = None
         self._closing = False
@@ -227,6 +229,7 @@ class Stream:
                 self._give_up_writing(error)
                 return
             self._unsent_bytes -= sent
+            self.written_late_bytes += sent
             for piece in pieces:
                 if sent < len(piece):
                     unsent[0] = memoryview(piece)[sent:]

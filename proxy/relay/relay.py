@@ -14,6 +14,7 @@ from proxy.relay.actions import (
 )
 from proxy.relay.answer_side import AnswerSide
 from proxy.relay.carriage import ASKING, NO_TICKET, THROTTLED, UNCONNECTED
+from proxy.relay.patience import Awaited
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal
 from proxy.relay.request_side import RequestSide
@@ -55,6 +56,25 @@ class Relay(RequestSide, AnswerSide):
     def idle(self) -> bool:
         """True between requests: nothing in flight, nothing half-way."""
         return not (self._in_flight or self.held_bytes or self._request_left or self._amid_answer)
+
+    @property
+    def whole_requests(self) -> int:
+        """How many requests have come to their end."""
+        return self.requests - (self._request_left > 0)
+
+    @property
+    def awaited(self) -> Awaited:
+        """What the client is waited for."""
+        if self._request_left:
+            return Awaited.NOTHING if self._client_paused else Awaited.REQUEST
+        may_not_begin = self._mute & ~UNCONNECTED or (self._opening and self._mute)
+        if may_not_begin or self._client_paused or self._client_eof:
+            return Awaited.NOTHING
+        if self._requests:
+            return Awaited.REQUEST
+        if not self.requests:
+            return Awaited.FIRST_BYTE
+        return Awaited.USE if self.idle else Awaited.NOTHING
 
     def on_held_up(self) -> None:
         """Something but the node has its answers wait: the time that they take tells nothing."""

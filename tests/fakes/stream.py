@@ -9,6 +9,8 @@ class FakeStream:
         self.reading = True
         self.closed = False
         self.aborted = False
+        self.unsent_bytes = 0
+        self.written_late_bytes = 0
 
     def write(self, pieces) -> None:
         self.written += b"".join(pieces)

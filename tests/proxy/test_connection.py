@@ -8,6 +8,7 @@ from structlog.testing import capture_logs
 from protocol.api_versions import carried
 from proxy.net.connection import Connection, NodeSocket, NodeUnreachable
 from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.patience import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
@@ -195,3 +196,51 @@ async def test_answers_reach_the_client():
     await shell.client_sends(heartbeat(1))
     shell.connection.bytes_came(Side.NODE, heartbeaten(1))
     assert shell.client.written == heartbeaten(1)
+
+
+def look(shell, seconds, **time_outs):
+    """Look after a connection once a second."""
+    for _ in range(seconds):
+        shell.clock.advance(1000)
+        shell.connection.look_after(shell.clock.now_ms(), 1000, TimeOuts(**time_outs))
+
+
+async def test_a_client_that_is_too_slow_is_closed_once_and_told_why():
+    with capture_logs() as logs:
+        shell = Shell()
+        look(shell, 60, first_byte_ms=5000)
+    assert shell.ended == [CloseReason.FIRST_BYTE_TIMEOUT]
+    assert (logs[-1]["reason"], logs[-1]["duration_ms"]) == ("first_byte_timeout", 6000)
+
+
+async def test_time_in_which_a_cap_keeps_the_client_from_being_read_is_not_its_own():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1)[:6])
+    for _ in range(60):
+        shell.connection.reading_waits(Side.CLIENT)
+        look(shell, 1, request_ms=5000)
+    assert shell.ended == []
+    look(shell, 6, request_ms=5000)
+    assert shell.ended == [CloseReason.REQUEST_TIMEOUT]
+
+
+async def test_a_client_that_reads_none_of_its_answers_is_closed():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.client.unsent_bytes = 1000
+    for sent in range(3):
+        shell.client.written_late_bytes = sent
+        look(shell, 5, unread_ms=5000)
+    assert shell.ended == []
+    look(shell, 1, unread_ms=5000)
+    assert shell.ended == [CloseReason.CLIENT_READS_NOTHING]
+
+
+async def test_being_idle_is_nobodys_fault():
+    with capture_logs() as logs:
+        shell = Shell()
+        await shell.client_sends(heartbeat(1))
+        shell.connection.bytes_came(Side.NODE, heartbeaten(1))
+        look(shell, 60, idle_ms=5000)
+    assert shell.ended == [CloseReason.IDLE_TIMEOUT]
+    assert logs[-1]["log_level"] == "info"

@@ -193,6 +193,7 @@ async def test_a_full_buffer_is_told_and_so_is_room(ends):
         ends.stream.write([piece])
     reading = asyncio.create_task(ends.receive_all())
     await ends.until(lambda: ends.owner.told == ["full", "room"])
+    assert ends.stream.written_late_bytes > 0
     ends.stream.close()
     assert len(await reading) % len(piece) == 0
 

@@ -1,0 +1,85 @@
+"""How long a client is waited for: to begin, to end a request, to use its connection, to read its answers.
+
+Looked at now and then, by what relays and streams count anyway: a request costs nothing more for it.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from proxy.relay.actions import CloseReason
+
+
+class Awaited(Enum):
+    """What a client is waited for. NOTHING: it is our turn, or the node's, or it has to wait."""
+
+    NOTHING = "nothing"
+    FIRST_BYTE = "first_byte"
+    REQUEST = "request"
+    """The rest of one that has begun."""
+    USE = "use"
+
+
+@dataclass(frozen=True, slots=True)
+class TimeOuts:
+    """In ms; 0: for ever."""
+
+    first_byte_ms: int = 0
+    request_ms: int = 0
+    idle_ms: int = 0
+    unread_ms: int = 0
+
+    def of(self, awaited: Awaited) -> int:
+        """How long that may take."""
+        if awaited is Awaited.REQUEST:
+            return self.request_ms
+        return self.idle_ms if awaited is Awaited.USE else self.first_byte_ms
+
+
+_REASONS = {
+    Awaited.FIRST_BYTE: CloseReason.FIRST_BYTE_TIMEOUT,
+    Awaited.REQUEST: CloseReason.REQUEST_TIMEOUT,
+    Awaited.USE: CloseReason.IDLE_TIMEOUT,
+}
+
+
+class Patience:
+    """The waits of one connection. Each counts from the first look that finds it, so that none ends early."""
+
+    __slots__ = ("_awaited", "_requests", "_unread_ms", "_waited_ms", "_written_bytes")
+
+    def __init__(self) -> None:
+        self._awaited = Awaited.NOTHING
+        self._requests = 0
+        self._waited_ms = 0
+        self._written_bytes = -1
+        self._unread_ms = 0
+
+    def for_bytes(
+        self, awaited: Awaited, requests: int, held_up: bool, step_ms: int, time_outs: TimeOuts
+    ) -> CloseReason | None:
+        """Why the connection ends, if a time is over. `step_ms` have passed since the last look.
+
+        `requests` are here whole. `held_up`: we, or the node, have kept the client from being read meanwhile.
+        """
+        if requests != self._requests:
+            self._awaited, self._requests, self._waited_ms = awaited, requests, 0
+        elif awaited is Awaited.NOTHING or held_up:
+            return None
+        elif awaited is not self._awaited:
+            self._awaited, self._waited_ms = awaited, 0
+        else:
+            self._waited_ms += step_ms
+            if 0 < time_outs.of(awaited) <= self._waited_ms:
+                return _REASONS[awaited]
+        return None
+
+    def for_reading(
+        self, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
+    ) -> CloseReason | None:
+        """The same for `unsent_bytes` of answers, after `written_bytes` that had to wait, too, and have gone out."""
+        so_far = written_bytes if unsent_bytes else -1
+        if so_far != self._written_bytes or not unsent_bytes:
+            self._written_bytes, self._unread_ms = so_far, 0
+            return None
+        self._unread_ms += step_ms
+        return CloseReason.CLIENT_READS_NOTHING if 0 < time_outs.unread_ms <= self._unread_ms else None
