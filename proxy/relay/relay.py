@@ -245,7 +245,7 @@ class Relay(RequestSide, AnswerSide):
         except ProtocolError as error:
             self._close(actions, CloseReason.REQUEST_MALFORMED, str(error))
         else:
-            waits = self._mute and (self._opening or self._mute != UNCONNECTED)
+            waits = self._client_blocked or (self._mute and (self._opening or self._mute != UNCONNECTED))
             if self._client_eof and not (waits and self._requests):
                 detail = "in the middle of a request" if self._requests or self._request_left else ""
                 self._close(actions, CloseReason.CLIENT_CLOSED, detail)

@@ -488,6 +488,17 @@ def test_a_client_that_has_hung_up_meanwhile_has_its_request_carried(make_relay)
     assert script.close_reason is CloseReason.CLIENT_CLOSED
 
 
+def test_what_a_client_asked_before_it_hung_up_waits_until_it_reads_again(make_relay):
+    script = connected(make_relay)
+    script.do(script.relay.on_blocked(Side.CLIENT))
+    assert script.client(create((b"a", 1))) == b""
+    script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
+    assert script.closed is None
+    script.do(script.relay.on_writable(Side.CLIENT, NOW_US))
+    assert tell(script, unknown(b"a")) == create((b"a", 1))
+    assert script.close_reason is CloseReason.CLIENT_CLOSED
+
+
 # ------------------------------------------------------------------------------ shadows
 
 

@@ -442,8 +442,8 @@ class Model:
                         self._take_own(now_ms)
                     self._account_early(now_ms, all_but=sum(self._sensors.is_open(loan.handle) for loan in self._loans))
                     self._check_close(action)
-                    held = self._ends and self._held_from_ms is not None and self._held_exactly
-                    require(not held or self._is_wrong, "what is held does not go out at the end")
+                    held = self._ends and self._held_from_ms is not None and self._next_is_whole
+                    require(not held or self._next_is_wrong, "what is held does not go out at the end")
                     if self._decided is not None and not self._connection.verdict_ms:
                         require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
                     self._call_in_loans()
@@ -499,7 +499,8 @@ class Model:
     @property
     def _waits_with_requests(self) -> bool:
         """Whether something that will end holds back what the client has sent."""
-        waits = self._throttled or self._full or self._asking(CLIENT) or (self._opened and not self._connected)
+        waits = self._throttled or self._full or self._asking(CLIENT) or self._blocked[CLIENT]
+        waits = waits or (self._opened and not self._connected)
         return waits and bool(self._requests)
 
     def _asking(self, side: Side) -> bool:
@@ -807,14 +808,20 @@ class Model:
             return False
         return self._held_until_ms(self._in_flight[0]) > now_ms
 
+    @property
+    def _next_is_whole(self) -> bool:
+        """Whether the next answer is here and nobody is asked about it: if it has to wait, the relay holds it."""
+        written = self._answers[0] if self._answers else None
+        if self._in_flight and self._in_flight[0].own_answer is not None:
+            return written is None or not written.sent_bytes
+        return written is not None and written.all_fed and not written.sent_bytes and not self._asking(NODE)
+
     def _note_hold(self, now_ms: int) -> None:
         if self._held_from_ms is not None or not self._is_held(now_ms):
             return
-        written = self._answers[0] if self._answers else None
-        if self._in_flight[0].own_answer is not None:
-            self._held_from_ms, self._held_exactly = now_ms, not (written and written.sent_bytes)
-        elif written is not None and not written.sent_bytes and written.fed_bytes:
-            self._held_from_ms, self._held_exactly = now_ms, written.all_fed and not self._asking(NODE)
+        begun = bool(self._answers) and self._answers[0].fed_bytes > 0 and not self._answers[0].sent_bytes
+        if begun or self._in_flight[0].own_answer is not None:
+            self._held_from_ms, self._held_exactly = now_ms, self._next_is_whole
 
     def _release(self, now_ms: int) -> None:
         """The next answer begins to go out: for how long it was held, as far as that can be known.
@@ -1101,7 +1108,7 @@ class Model:
         return written.expected[:at] + pack(">i", own_ms) + written.expected[at + 4 :]
 
     @property
-    def _is_wrong(self) -> bool:
+    def _next_is_wrong(self) -> bool:
         """Whether the answer that is next may not be passed on."""
         own = bool(self._in_flight) and self._in_flight[0].own_answer is not None
         return not own and bool(self._answers) and bool(self._answers[0].answer.reason)
@@ -1116,7 +1123,7 @@ class Model:
             until_ms = self._muted_until_ms
             if self._is_held(now_ms) and self._held_from_ms is not None:
                 until_ms = min(until_ms, self._held_until_ms(self._in_flight[0]))
-            woken = self._wake_at == until_ms or (not self._held_exactly and self._wake_at == self._muted_until_ms)
+            woken = self._wake_at == until_ms or (not self._next_is_whole and self._wake_at == self._muted_until_ms)
             require(woken, f"muted until {self._muted_until_ms}, to be woken at {self._wake_at}")
         head = None
         if self._request_left:
