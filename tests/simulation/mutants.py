@@ -145,6 +145,14 @@ class DelayForgotten(Mutant):
         super().__init__(ledger, tally, replace(limits, delays=False))
 
 
+class HeldAnswerLostAtTheEnd(Mutant):
+    """Answers that are held when the connection is given up do not go out."""
+
+    def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
+        actions = self.sound.on_lost(reason, detail, now_us)
+        return [action for action in actions if not isinstance(action, Send)]
+
+
 class WithheldAndCharged(Mutant):
     """What a client over its quota is not given is charged all the same."""
 
@@ -319,6 +327,7 @@ MUTANTS = {
     UnchargedFrameOfATrain: "charge",
     StaleQuota: "",
     DelayForgotten: "",
+    HeldAnswerLostAtTheEnd: "does not go out at the end",
     WithheldAndCharged: "taken back",
     ThrottleOnlyInTheFirstAnswer: "other bytes to the client",
     ResumeLostAfterABlock: "the node is not read",
