@@ -9,7 +9,7 @@ from protocol.api_table import APIS
 from proxy.last_throttles import PastThrottle
 from proxy.logs import shown
 from quotas.entities import DEFAULT, Entity, SensorTags
-from quotas.explain import NOT_ENFORCED, UNIT, Client, Explanation, Rule
+from quotas.explain import UNIT, Client, Explanation, Rule
 from quotas.ledger import WHOLE_CLUSTER, SensorKey
 from quotas.quota_table import UNLIMITED
 from quotas.request_costs import CostReading, RequestCosts
@@ -130,7 +130,7 @@ def _explanation_form(explanation: Explanation, observed: Observed, now_epoch_ms
     return {
         "quota": key.text,
         "unit": UNIT[key.quota_type],
-        "enforced": not key.shadow and key.quota_type not in NOT_ENFORCED,
+        "enforced": not key.shadow,
         "rule": None if explanation.rule is None else _rule_form(explanation.rule),
         "beaten": [{**_rule_form(beaten.rule), "why": beaten.why} for beaten in explanation.beaten],
         "measured_as": None if explanation.tags is None else _tags_form(explanation.tags),

@@ -12,6 +12,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, In
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from proxy.connection_metrics import (
+    AddressUse,
+    ClusterDoor,
+    InstanceDoor,
+    ListenerDoor,
+    TopAddresses,
+    address_families,
+    cluster_families,
+    instance_families,
+    listener_families,
+)
 from proxy.installed import installed_version
 from proxy.logs import shown
 
@@ -200,6 +211,19 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.shadows.append(source)
 
+    def add_door(
+        self,
+        instance: Callable[[], InstanceDoor],
+        listeners: Callable[[], Iterable[ListenerDoor]],
+        clusters: Callable[[], Iterable[ClusterDoor]],
+        addresses: Callable[[], Iterable[AddressUse]],
+    ) -> None:
+        """Export what these return at each scrape; of the addresses the top ones, and the sum of the others."""
+        self._counted.instances.append(instance)
+        self._counted.listeners.append(listeners)
+        self._counted.clusters.append(clusters)
+        self._counted.addresses.append(addresses)
+
     def add_entities(self, source: Callable[[], Iterable[EntityUse | None]]) -> None:
         """Export the top entities of what `source` returns at each scrape, and the sum of the others.
 
@@ -218,7 +242,11 @@ class _Counted(Collector):
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
         self.caps: list[Callable[[], Iterable[CapTotals]]] = []
         self.entities: list[Callable[[], Iterable[EntityUse | None]]] = []
-        self._gathered: tuple[_UseOfRules, _UseOfRules] | None = None
+        self.instances: list[Callable[[], InstanceDoor]] = []
+        self.listeners: list[Callable[[], Iterable[ListenerDoor]]] = []
+        self.clusters: list[Callable[[], Iterable[ClusterDoor]]] = []
+        self.addresses: list[Callable[[], Iterable[AddressUse]]] = []
+        self._gathered: tuple[_UseOfRules, _UseOfRules, dict[str, TopAddresses]] | None = None
 
     def collect(self) -> Iterator[Metric]:
         """The families, each of them even when it is empty."""
@@ -226,10 +254,14 @@ class _Counted(Collector):
         yield from _sensor_families([source() for source in self.sensors])
         yield from _cap_families([row for source in self.caps for row in source()])
         yield from _shadow_families([row for source in self.shadows for row in source()])
+        yield from instance_families([source() for source in self.instances])
+        yield from listener_families([row for source in self.listeners for row in source()])
+        yield from cluster_families([row for source in self.clusters for row in source()])
         if self._gathered is None:
             for _ in self.gather():
                 pass
-        (enforced, shadow), self._gathered = self._gathered or ({}, {}), None
+        (enforced, shadow, addresses), self._gathered = self._gathered or ({}, {}, {}), None
+        yield from address_families(addresses)
         yield from _entity_families(enforced, "")
         yield from _entity_families(shadow, "shadow_")
 
@@ -243,7 +275,12 @@ class _Counted(Collector):
                 (shadow if row.shadow else enforced).setdefault(rule, _UseOfRule(self.top_entities)).add(row)
             if not number % _ENTITIES_PER_STEP:
                 yield
-        self._gathered = enforced, shadow
+        addresses: dict[str, TopAddresses] = {}
+        for number, use in enumerate((use for source in self.addresses for use in source()), 1):
+            addresses.setdefault(use.virtual_cluster, TopAddresses(self.top_entities)).add(use)
+            if not number % _ENTITIES_PER_STEP:
+                yield
+        self._gathered = enforced, shadow, addresses
 
 
 class _UseOfRule:

@@ -52,6 +52,8 @@ class QuotaBook:
         self.source = source
         self.quotas = NO_QUOTAS
         self.problems: Mapping[str, str] = {}
+        self.when_changed: Callable[[Tables], None] = lambda _tables: None
+        """Is told the tables whenever there are others in force."""
         self._ledger = ledger
         self._clock = clock
         self._note_problem = note_problem
@@ -113,6 +115,7 @@ class QuotaBook:
             news = await loop.run_in_executor(self._preparing, self._news, quotas)
             self._tables, self._entities_of, self.quotas = news.tables, news.entities_of, quotas
             if news.changes:
+                self.when_changed(news.tables)
                 now_ms, changed = self._clock.now_ms(), news.changes.keys()
                 for _ in self._ledger.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
                     await asyncio.sleep(0)

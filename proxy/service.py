@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from protocol.api_table import APIS
 from proxy import logs
+from proxy.acceptor.admission import AddressStanding, Admission
 from proxy.acceptor.sockets import PortsTaken, bind_all
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
@@ -27,11 +29,14 @@ from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
 from proxy.config.settings import Config, LimitsConfig, ListenerConfig, VirtualClusterConfig, pinned_costs
 from proxy.config.warnings import ephemeral_ports, warnings_of
+from proxy.connection_metrics import InstanceDoor
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
+from proxy.net.address_quotas import AddressQuotas
 from proxy.net.caps import Caps
 from proxy.net.connection import Connection
+from proxy.net.door import Door, limits_of
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.net.upstream import Upstream
@@ -41,6 +46,8 @@ from proxy.relay.actions import CloseReason
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.patience import TimeOuts
 from proxy.virtual_cluster import NodeDirectory
+from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from quotas.entities import plain_ip
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.request_costs import RequestCosts
@@ -73,13 +80,16 @@ class VirtualCluster:
         clock: Clock,
         metrics: Metrics,
         may_open: Callable[[], bool],
+        door: Door,
     ) -> None:
         throttle = config.throttle
         windows = config.quotas.windows
+        window_ms = windows.quota_window_size_seconds * 1000
+        door.admission.add_virtual_cluster(config.name, windows.quota_window_num, window_ms)
         sensors = Sensors(
             max_sensors,
             windows.quota_window_num,
-            windows.quota_window_size_seconds * 1000,
+            window_ms,
             throttle.max_throttle_ms,
             throttle.max_debt_ms,
         )
@@ -90,6 +100,7 @@ class VirtualCluster:
             throttle.max_throttle_ms,
         )
         self.name = config.name
+        self.door = door
         self.ledger = Ledger(
             sensors, QuotaTable(), buckets=buckets, costs=RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
         )
@@ -126,25 +137,35 @@ class VirtualCluster:
                 may_open,
                 lambda *labels: metrics.connections_closed.labels(*labels).inc(),
                 self.caps,
+                door,
             )
             for listener in config.listeners
         ]
+        self.address_quotas = AddressQuotas(config.name, door)
+        self.book.when_changed = self.address_quotas.take_up
         self.set_rules(config)
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
         """Who may describe and alter quotas, what counts, and how much, from now on."""
         self.ledger.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
+        self.address_quotas.set_rules(config.connections)
         settings = {listener.name: listener for listener in config.listeners}
         for listener in self.listeners:
             listener.set_rules(config.quotas, config.throttle, config.sasl)
             listener.set_caps(settings[listener.name].caps)
             listener.set_origin(settings[listener.name])
+            listener.set_connection_limits(settings[listener.name].connections)
 
     @property
     def quotas(self) -> Quotas:
         """The quotas in force."""
         return self.book.quotas
+
+    def standing_of(self, address: str, shadow: bool) -> AddressStanding:
+        """What is known of an address at the door."""
+        standing = self.door.standing_of(self.name, address, shadow)
+        return replace(standing, hosts=self.address_quotas.hosts_at(plain_ip(address)))
 
     @property
     def origin(self) -> Origin:
@@ -185,6 +206,9 @@ class VirtualCluster:
         """What its shadow quotas would have throttled."""
         for (_, node_id, quota_type), (throttles, throttled_ms) in self.ledger.shadow_throttles().items():
             yield ShadowTotals(self.name, _one_node(node_id), quota_type.name.lower(), throttles, throttled_ms)
+        of_connections = self.door.shadow_totals(self.name)
+        if of_connections.throttles:
+            yield ShadowTotals(self.name, None, "connection", *of_connections)
 
     def entity_uses(self, clock: Clock) -> Iterator[EntityUse | None]:
         """What each measured entity uses now; None for a bucket without a limit."""
@@ -222,8 +246,19 @@ class Service:
         self.clock = clock
         self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
         poller = Poller()
+        quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
+        self.door = Door(Admission(quotas, config.limits.max_held_connections), clock)
         self.clusters = [
-            VirtualCluster(cluster, config_path, config.limits.max_sensors, poller, clock, self._metrics, self.may_open)
+            VirtualCluster(
+                cluster,
+                config_path,
+                config.limits.max_sensors,
+                poller,
+                clock,
+                self._metrics,
+                self.may_open,
+                self.door,
+            )
             for cluster in config.virtual_clusters
         ]
         self._config_path = config_path
@@ -242,13 +277,21 @@ class Service:
             self._metrics.add_shadows(cluster.shadow_totals)
             self._metrics.add_caps(cluster.cap_totals)
             self._metrics.add_entities(partial(cluster.entity_uses, clock))
+        self._metrics.add_door(
+            self._instance_totals, self.door.listener_totals, self.door.cluster_totals, self.door.address_uses
+        )
 
     # ------------------------------------------------------------ what is asked
 
     def may_open(self) -> bool:
         """Whether one more client connection is within the limit of this process."""
-        count = sum(listener.open_sockets for listener in self._listeners())
-        return count < self.config.limits.max_connections
+        return self._open_sockets() < self.config.limits.max_connections
+
+    def _open_sockets(self) -> int:
+        return sum(listener.open_sockets for listener in self._listeners())
+
+    def _instance_totals(self) -> InstanceDoor:
+        return self.door.instance_totals(self._open_sockets(), self.config.limits.max_connections)
 
     def not_ready(self) -> list[str]:
         """Why clients cannot be served, one line a reason; empty when they can."""
@@ -321,12 +364,16 @@ class Service:
         self._stopping = True
         for listener in self._listeners():
             listener.stop_accepting()
+        self.door.empty()
+        self.door.tell_ended_refusals()
         log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
         await self._drain(self.config.limits.drain_s)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(cluster.book.stop() for cluster in self.clusters))
+        for cluster in self.clusters:
+            cluster.address_quotas.stop()
         await self._api_listener.stop()
         await self._metrics_site.stop()
         log.info("stopped")
@@ -396,6 +443,7 @@ class Service:
                 connection.look_after(now_ms, step_ms, time_outs)
                 if not number % _LOOKS_AT_ONCE:
                     await asyncio.sleep(0)
+            self.door.tell_ended_refusals()
 
     async def _watch_config(self) -> None:
         """Reload when the file has changed or SIGHUP came."""
@@ -455,6 +503,7 @@ class Service:
         self._apply_limits()
 
     def _apply_limits(self) -> None:
+        self.door.set_limits(limits_of(self.config.connections), self.config.limits.max_held_connections)
         for listener in self._listeners():
             listener.set_limits(self.config.limits)
 

@@ -1,15 +1,12 @@
 """Why a client may use how much: which rule binds it, which rules that one beats, and with whom it is measured."""
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType, SensorTags, plain_ip
 from quotas.quota_table import QuotaTable
 from quotas.sources.source import Limit, Quotas, Tables
-
-NOT_ENFORCED: Final = frozenset({QuotaType.CONNECTION})
-"""Kept and described, but neither measured nor felt yet."""
 
 UNIT: Final[Mapping[QuotaType, str]] = {
     QuotaType.PRODUCE: "bytes/s",
@@ -20,7 +17,6 @@ UNIT: Final[Mapping[QuotaType, str]] = {
 }
 
 _NO_CLIENT_ID = "an empty client-id is covered by no default for client-ids"
-_KEPT_ONLY = "kept and described; this version neither enforces nor measures it"
 
 
 class Client(NamedTuple):
@@ -66,8 +62,10 @@ class Explanation:
     notes: tuple[str, ...] = ()
 
 
-def explain(quotas: Quotas, tables: Tables, client: Client) -> list[Explanation]:
+def explain(quotas: Quotas, tables: Tables, client: Client, hosts: Collection[str] = ()) -> list[Explanation]:
     """All quota types in force, and the shadows that anybody has. `tables` are those made of `quotas`.
+
+    `hosts` are names that stand for the client's address, as far as that is known.
 
     A table remembers which kinds of entity ever had a quota: it decides where clients without one are measured.
     """
@@ -75,7 +73,7 @@ def explain(quotas: Quotas, tables: Tables, client: Client) -> list[Explanation]
     for key in (QuotaKey(quota_type, shadow) for quota_type in QuotaType for shadow in (False, True)):
         table = tables.shadow if key.shadow else tables.enforced
         if key.quota_type is QuotaType.CONNECTION:
-            explanation = None if client.ip is None else _of_address(quotas, key, client.ip)
+            explanation = None if client.ip is None else _of_address(quotas, key, client.ip, hosts)
         else:
             explanation = _of_client(quotas, table, key, client)
         if explanation is not None and (explanation.rule is not None or not key.shadow or table.is_on(key.quota_type)):
@@ -121,8 +119,6 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
     tags, _, binding = table.tags_and_limit(quota_type, client.user, client.client_id)
     rule = next((rule for rule in rules if rule.entity == binding), None)
     beaten = tuple(BeatenRule(other, _why_beaten(other, rule)) for other in rules if other is not rule)
-    if quota_type in NOT_ENFORCED:
-        return Explanation(key, rule, beaten, notes=(_KEPT_ONLY,))
     if rule is None and key.shadow:
         return Explanation(key, None, beaten, notes=("no shadow quota covers this client, so none is measured",))
     notes = () if rule is not None else ("no quota binds: measured without a limit, as in a broker",)
@@ -167,16 +163,28 @@ def _sharers(tags: SensorTags, quota_type: QuotaType) -> str:
 # ------------------------------------------------------------------- addresses
 
 
-def _of_address(quotas: Quotas, key: QuotaKey, address: str) -> Explanation:
+def _of_address(quotas: Quotas, key: QuotaKey, address: str, hosts: Collection[str]) -> Explanation:
     ip = plain_ip(address)
-    rules = [
-        Rule(entity, level_of(entity), limit.value, limit.layer)
-        for entity in (Entity(ip=ip), Entity(ip=DEFAULT))
+    own, *of_hosts, default = (
+        [Rule(entity, level_of(entity), limit.value, limit.layer)]
         if (limit := _limit(quotas, entity, key)) is not None
-    ]
-    beaten = tuple(BeatenRule(other, "an address of its own comes before the default") for other in rules[1:])
-    notes = (_KEPT_ONLY,) if rules else ("no quota covers this address",)
-    return Explanation(key, rules[0] if rules else None, beaten, notes=notes)
+        else []
+        for entity in (Entity(ip=ip), *(Entity(ip=host) for host in hosts), Entity(ip=DEFAULT))
+    )
+    by_name = sorted((rule for rules in of_hosts for rule in rules), key=lambda rule: rule.limit)
+    rules = [*own, *by_name, *default]
+    beaten = tuple(BeatenRule(other, _why_address_beaten(other, own)) for other in rules[1:])
+    if not rules:
+        notes = ("no quota covers this address, so its connections are not measured",)
+        return Explanation(key, None, beaten, notes=notes)
+    sharers = f"all connections from {ip}, at all listeners"
+    return Explanation(key, rules[0], beaten, SensorTags("", ""), sharers)
+
+
+def _why_address_beaten(beaten: Rule, own: Sequence[Rule]) -> str:
+    if beaten.level == 1:
+        return "the address itself comes before host names" if own else "of host names the lowest limit comes first"
+    return "an address of its own comes before the default"
 
 
 # ------------------------------------------------------------- never binding

@@ -7,7 +7,7 @@ from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from quotas.entities import BYTE_RATES, DEFAULT, Entity, InvalidQuota, Name, QuotaType, SensorTags
+from quotas.entities import BYTE_RATES, DEFAULT, Entity, InvalidQuota, Name, QuotaType, SensorTags, is_ip
 from quotas.shared_map import SharedMap
 
 UNLIMITED = 2.0**63 - 1
@@ -33,6 +33,14 @@ class _Kind(Flag):
     PAIR = auto()
 
 
+class ConnectionRates(NamedTuple):
+    """Connections/s that may come from addresses: the default (None: no limit), single ones, and hosts by name."""
+
+    default: float | None = None
+    by_address: SharedMap[str, float] = SharedMap()
+    by_host: SharedMap[str, float] = SharedMap()
+
+
 _OFF = _Kind(0)
 
 LONG_CLIENT_ID = 256
@@ -54,6 +62,8 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         self._limits: dict[QuotaType, SharedMap[tuple[Name, Name], float]] = {t: SharedMap() for t in QuotaType}
         self._kinds = dict.fromkeys(QuotaType, _OFF)
         self._long_client_ids: Mapping[str, int] = {}
+        self.connection_rates = ConnectionRates()
+        """Those of ip entities, addresses in their plain spelling."""
         self._put(quotas or {})
 
     def changed(self, changes: Mapping[Entity, Mapping[QuotaType, float]]) -> "QuotaTable":
@@ -83,10 +93,25 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         for quota_type, kind in kinds:
             self._kinds[quota_type] |= kind
         self._long_client_ids = self._counted_long_client_ids(quotas)
+        self.connection_rates = self._changed_connection_rates(quotas)
         self._quotas = self._quotas.changed(quotas)
         for quota_type, changed_limits in limits_of.items():
             if changed_limits:
                 self._limits[quota_type] = self._limits[quota_type].changed(changed_limits)
+
+    def _changed_connection_rates(self, changes: Mapping[Entity, Mapping[QuotaType, float] | None]) -> ConnectionRates:
+        default, by_address, by_host = self.connection_rates
+        addresses: dict[str, float | None] = {}
+        hosts: dict[str, float | None] = {}
+        for entity, limits in changes.items():
+            rate = (limits or {}).get(QuotaType.CONNECTION)
+            if entity.ip is DEFAULT:
+                default = rate
+            elif entity.ip is not None:
+                (addresses if is_ip(entity.ip) else hosts)[entity.ip] = rate
+        if addresses or hosts:
+            by_address, by_host = by_address.changed(addresses), by_host.changed(hosts)
+        return ConnectionRates(default, by_address, by_host)
 
     def _counted_long_client_ids(self, changes: Mapping[Entity, Mapping[QuotaType, float] | None]) -> Mapping[str, int]:
         counts: dict[str, int] = {}

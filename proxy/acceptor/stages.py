@@ -11,6 +11,7 @@ from socket import socket
 from typing import TYPE_CHECKING
 
 from protocol.proxy_header import Endpoint
+from proxy.acceptor.admission import Place
 from proxy.relay.actions import CloseReason
 from quotas.entities import plain_ip
 
@@ -32,7 +33,8 @@ class Arrival:
     """A non-blocking socket that was accepted at `port`, and what is known about it by now.
 
     `address` is the client's, in its plain spelling, for quotas, logs and metrics: the peer's, or the one that a stage
-    has been told; `client_port` belongs to it. `node_id` is whom it is for. `destination` is where the client has
+    has been told; `client_port` belongs to it. `node_id` is whom it is for, `place` what it
+    holds once its address may have it. `destination` is where the client has
     connected to, if somebody else has told.
     """
 
@@ -44,6 +46,7 @@ class Arrival:
     log: "FilteringBoundLogger"
     client_port: int = 0
     destination: Endpoint | None = None
+    place: Place | None = None
 
     def came_from(self, host: str, port: int, destination: Endpoint | None = None) -> None:
         """The peer speaks for a client at this address, which has connected to that one."""

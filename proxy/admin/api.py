@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hmac import compare_digest
 from typing import Protocol
 
 from aiohttp import hdrs, web
 
+from proxy.acceptor.admission import AddressStanding
 from proxy.admin.http_listener import MAX_BODY_BYTES
 from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
@@ -50,6 +51,9 @@ class Cluster(Protocol):
 
     def node_ids(self) -> Iterable[int]:
         """The nodes that clients may have been measured at."""
+
+    def standing_of(self, address: str, shadow: bool) -> AddressStanding:
+        """What is known of an address at the door."""
 
 
 class BadParameter(Exception):
@@ -126,9 +130,12 @@ def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
     """What a virtual cluster at work says about a client."""
     ledger, now_ms = cluster.ledger, clock.now_ms()
     tables = Tables(ledger.table, ledger.shadow)
+    hosts = () if client.ip is None else cluster.standing_of(client.ip, shadow=False).hosts
     told = [
-        (explanation, _observed(cluster, explanation, now_ms))
-        for explanation in explain(cluster.quotas, tables, client)
+        _observed_address(cluster, explanation, client.ip)
+        if client.ip is not None and explanation.key.quota_type is QuotaType.CONNECTION
+        else (explanation, _observed(cluster, explanation, now_ms))
+        for explanation in explain(cluster.quotas, tables, client, hosts)
     ]
     by_nodes = cluster.last_throttles.by_nodes(client.user, client.client_id, MAX_THROTTLES)
     return explained_form(cluster.origin, client, told, by_nodes, clock.epoch_ms())
@@ -147,6 +154,21 @@ def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observ
             uses.append((found, reading))
     throttles = [] if key.shadow else cluster.last_throttles.of_sensor(key.quota_type, tags, MAX_THROTTLES)
     return Observed(uses, throttles)
+
+
+def _observed_address(cluster: Cluster, explanation: Explanation, ip: str) -> tuple[Explanation, Observed]:
+    """As whose an address is measured, with how many connections from there are open."""
+    key, standing = explanation.key, cluster.standing_of(ip, explanation.key.shadow)
+    notes = explanation.notes
+    if not key.shadow:
+        allowed = "" if standing.most is None else f", {standing.most} at a time are allowed"
+        notes = (*notes, f"open connections from {standing.origin}: {standing.connections}{allowed}")
+    if explanation.tags is None:
+        return replace(explanation, notes=notes), Observed()
+    sensor = SensorKey(cluster.name, WHOLE_CLUSTER, key.quota_type, explanation.tags, shadow=key.shadow)
+    uses = [] if standing.reading is None else [(sensor, standing.reading)]
+    sharers = f"all connections from {standing.origin}, at all listeners"
+    return replace(explanation, shared_by=sharers, notes=notes), Observed(uses)
 
 
 # ------------------------------------------------------------------ parameters

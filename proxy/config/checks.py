@@ -14,6 +14,7 @@ from proxy.config.kinds import MAX_PORT, is_advertisable, show_range
 from proxy.config.problems import ConfigError, either, show
 from proxy.config.settings import (
     AdminConfig,
+    ClusterConnectionsConfig,
     CredentialsConfig,
     ListenerConfig,
     MetricsConfig,
@@ -259,6 +260,14 @@ def _proxy_protocol_problems(data: Any) -> Iterator[ConfigError]:
                 yield ConfigError(path, problem)
 
 
+def _connection_problems(data: Any) -> Iterator[ConfigError]:
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        raw = cluster.get("connections") if isinstance(cluster, Mapping) else None
+        settings = _valid(ClusterConnectionsConfig, raw) if raw is not None else None
+        for problem in settings.problems() if settings else ():
+            yield ConfigError(f"virtual_clusters[{i}].connections", problem)
+
+
 def _admin_problems(data: Any) -> Iterator[ConfigError]:
     admin = _valid(AdminConfig, data.get("admin", {})) if isinstance(data, Mapping) else None
     for problem in admin.problems() if admin else ():
@@ -277,5 +286,6 @@ CHECKS = (
     _admin_listener_problems,
     _throttle_problems,
     _proxy_protocol_problems,
+    _connection_problems,
     _admin_problems,
 )

@@ -313,3 +313,14 @@ FilePath = Annotated[str | None, _FilePath()]
 
 
 Names = Many[Annotated[str, Text("a string that is not empty (numbers need quotes)", bool)]]
+
+
+Count = Annotated[int | None, Whole(0, INT32_MAX)]
+
+
+CountsOfAddresses = dict[Annotated[str, Text("an IP address", _is_ip)], Annotated[int, Whole(0, INT32_MAX)]]
+
+
+CountsOfUsers = dict[
+    Annotated[str, Text("the name of a user (numbers need quotes)", bool)], Annotated[int, Whole(0, INT32_MAX)]
+]

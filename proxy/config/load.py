@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -83,6 +83,8 @@ def _unknown_key(loc: tuple[int | str, ...]) -> str:
 def _path(loc: Sequence[int | str]) -> str:
     path = ""
     for step in loc:
+        if step == "[key]":  # pydantic's word for what is wrong with the key before
+            continue
         if isinstance(step, int):
             path += f"[{step}]"
         elif re.fullmatch(r"\w{1,64}", step, re.ASCII):
@@ -119,6 +121,9 @@ def expected_of(field: FieldInfo) -> str:
         return "a mapping"
     if get_args(annotation) and get_args(annotation)[-1] is Ellipsis:
         return "a list"
+    if get_origin(annotation) is dict:
+        key, value = (get_args(part)[1] for part in get_args(annotation))
+        return f"a mapping; each key {key.expected}, each value {value.expected}"
     choices = [part for part in get_args(annotation) if part is not NoneType]
     literal = get_args(choices[0]) if len(choices) == 1 and get_args(choices[0]) else choices
     return either([repr(choice) for choice in literal])

@@ -65,7 +65,7 @@ def _takes(field: Any) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None or value == () or isinstance(value, BaseModel):
+    if value is None or value in ((), {}) or isinstance(value, BaseModel):
         return "none" if not isinstance(value, BaseModel) else "its defaults"
     return f"`{str(value).lower()}`" if isinstance(value, bool) else f"`{value}`"
 

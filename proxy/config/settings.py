@@ -14,6 +14,9 @@ from proxy.config.kinds import (
     Bind,
     ByteRate,
     ConnectionRate,
+    Count,
+    CountsOfAddresses,
+    CountsOfUsers,
     EntityName,
     FilePath,
     IpName,
@@ -37,7 +40,7 @@ from proxy.config.kinds import (
     is_znode_path,
 )
 from proxy.config.problems import either
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, plain_ip
 from quotas.quota_table import valid_limit
 from quotas.request_costs import Cost
 
@@ -137,6 +140,62 @@ class CapsConfig(Settings):
     """From nodes to clients; no cap without it."""
 
 
+class ConnectionLimitsConfig(Settings):
+    """How fast connections may come, and how many there may be; beyond it the next ones wait, none is refused.
+
+    The listener that is over it accepts one connection more, has it wait, and leaves the others to the system.
+    """
+
+    max_connection_creation_rate: ConnectionRate = None
+    """Connections per second, as the broker setting `max.connection.creation.rate`; no limit without it."""
+
+    max_connections: Annotated[int | None, Whole(1, INT32_MAX)] = None
+    """How many at a time, as the broker setting `max.connections`; no limit without it."""
+
+
+class ClusterConnectionsConfig(Settings):
+    """What each address and each user may have in one virtual cluster, over all its listeners.
+
+    Rates of addresses are quotas: `connection_creation_rate`.
+    """
+
+    max_connections_per_ip: Count = None
+    """Connections at a time from each address; one more is closed at once. No limit without it."""
+
+    max_connections_per_ip_overrides: CountsOfAddresses = {}
+    """The same for single addresses."""
+
+    max_connections_per_user: Count = None
+    """Connections at a time of each user who has proven to be that; one more is closed at once. No limit without it."""
+
+    max_connections_per_user_overrides: CountsOfUsers = {}
+    """The same for single users; here clients that prove nothing are ANONYMOUS."""
+
+    ip_refusal: Literal["close", "wait"] = "close"
+    """What becomes of a connection whose address comes too fast. It is held unread, one window at most; then, `close`:
+    it is closed, as by a broker; `wait`: it is admitted if the rate allows it by then (KIP-612), else closed, and
+    those that come from there meanwhile stand behind it."""
+
+    max_held_per_ip: Annotated[int, Whole(0, 1_000_000)] = 200
+    """Connections of one address that are held so at a time; one more is reset at once."""
+
+    ipv4_prefix: Annotated[int, Whole(1, 32)] = 32
+    """Addresses that agree in so many bits count as one, but for those with a quota or an override of their own."""
+
+    ipv6_prefix: Annotated[int, Whole(1, 128)] = 128
+    """The same for IPv6, where 64 bits are what one customer or one machine commonly has."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        spellings: dict[str, str] = {}
+        return [
+            f"expected each address once in max_connections_per_ip_overrides, got {spellings[plain_ip(address)]!r} "
+            f"and {address!r}"
+            for address in self.max_connections_per_ip_overrides
+            if spellings.setdefault(plain_ip(address), address) != address
+        ]
+
+
 class ListenerConfig(Settings):
     """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
 
@@ -168,6 +227,9 @@ class ListenerConfig(Settings):
 
     caps: CapsConfig = CapsConfig()
     """What all connections of this listener may move together."""
+
+    connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
+    """How fast connections may come through this listener, and how many."""
 
     @model_validator(mode="before")
     @classmethod
@@ -222,7 +284,7 @@ class QuotaEntry(Settings):
     """Partitions per second that may be created and deleted in the cluster."""
 
     connection_creation_rate: ConnectionRate = None
-    """Connections per second from an address. Kept and described, not enforced yet."""
+    """Connections per second from an address, over all listeners of the virtual cluster; 0 bans it."""
 
     shadow_producer_byte_rate: ByteRate = None
     """The same, only measured: clients never feel it."""
@@ -476,6 +538,9 @@ class VirtualClusterConfig(Settings):
     throttle: ThrottleConfig = ThrottleConfig()
     """How a client that is over its quota is slowed down."""
 
+    connections: ClusterConnectionsConfig = ClusterConnectionsConfig()
+    """What each address and each user may have."""
+
     sasl: SaslConfig = SaslConfig()
     """Users that prove who they are by SASL. Connections keep what they began with."""
 
@@ -539,7 +604,12 @@ class LimitsConfig(Settings):
     """Bytes that may wait in one direction of one connection; above it the other side is not read."""
 
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
-    """Client connections of this process; one more is closed at once. Each takes two file descriptors."""
+    """Sockets of clients in this process, connected, held, on their way in or out; one more is closed at once. This
+    keeps file descriptors, of which each takes two, from running out; where connections are rather to wait,
+    set a smaller `connections.max_connections`."""
+
+    max_held_connections: Annotated[int, Whole(0, 1_000_000)] = 2_000
+    """Connections of all addresses that come too fast which are held at a time; one more is reset at once."""
 
     first_byte_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
     """How long a client may stay connected without sending anything, in milliseconds; 0: for ever."""
@@ -586,7 +656,8 @@ class Config(Settings):
     """
 
     LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = tuple(
-        f"virtual_clusters[].listeners[].{name}" for name in ("caps", "proxy_protocol", "trusted_networks")
+        f"virtual_clusters[].listeners[].{name}"
+        for name in ("caps", "proxy_protocol", "trusted_networks", "connections")
     )
     """What a running proxy takes up though the section around it waits for a restart."""
 
@@ -620,6 +691,9 @@ class Config(Settings):
 
     limits: LimitsConfig = LimitsConfig()
     """Bounds of memory and sockets."""
+
+    connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
+    """How fast connections may come to this process, and how many."""
 
     log: LogConfig = LogConfig()
     """What is logged to standard error."""

@@ -8,7 +8,7 @@ from proxy.config.kinds import is_loopback, show_range
 from proxy.config.problems import ConfigError
 from proxy.config.settings import Config, ListenerConfig, QuotaEntry, QuotasConfig
 from quotas.entities import DEFAULT, Entity, QuotaKey
-from quotas.explain import NOT_ENFORCED, always_beaten_by
+from quotas.explain import always_beaten_by
 
 
 def ephemeral_ports() -> range:
@@ -44,6 +44,10 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
             problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
             warnings.append(ConfigError(f"{path}.quotas.state_file", problem))
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
+    if (config.connections.max_connections or 0) >= config.limits.max_connections:
+        problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
+        found = config.connections.max_connections
+        warnings.append(ConfigError("connections.max_connections", f"{problem} closed and do not wait, got {found}"))
     if not is_loopback(config.admin.bind):
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
         warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
@@ -62,11 +66,8 @@ def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError
 
 
 def _entry_warnings(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:
-    """Quotas that nothing comes of yet, and names that look like a default."""
+    """Names that look like a default."""
     for i, entry in enumerate(entries):
-        for key in entry.limits():
-            if key.quota_type in NOT_ENFORCED:
-                yield ConfigError(f"{path}[{i}].{key.text}", "is kept and described, this version does not enforce it")
         for part in ("user", "client_id"):
             if getattr(entry, part) == DEFAULT.value:
                 problem = f"is the {part} of that name, for all others it is default_{part}: true"

@@ -2,23 +2,34 @@
 
 import asyncio
 import itertools
+import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from socket import socket
+from socket import SO_LINGER, SOL_SOCKET, socket
 from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from protocol.api_versions import carried
 from protocol.proxy_header import Endpoint, proxy_header_v2
+from proxy.acceptor.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.acceptor.origin import Origin, origin_stage
-from proxy.acceptor.stages import Arrival, GoOn, SlowStage
+from proxy.acceptor.stages import Arrival, GoOn, SlowStage, TurnAway
 from proxy.clock import Clock
-from proxy.config.settings import CapsConfig, LimitsConfig, ListenerConfig, QuotasConfig, SaslConfig, ThrottleConfig
+from proxy.config.settings import (
+    CapsConfig,
+    ConnectionLimitsConfig,
+    LimitsConfig,
+    ListenerConfig,
+    QuotasConfig,
+    SaslConfig,
+    ThrottleConfig,
+)
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.net.caps import Caps
 from proxy.net.connection import ORDINARY, Connection
+from proxy.net.door import Door, limits_of
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
 from proxy.net.upstream import Upstream
@@ -30,14 +41,12 @@ from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.sasl import Identity, Login, SaslRules
 from proxy.virtual_cluster import ListenerPorts
 from quotas.byte_caps import Turnstile
+from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
 from quotas.ledger import Ledger
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
-
-ANONYMOUS = "ANONYMOUS"
-"""The user of a listener without authentication, as Kafka names it."""
 
 NOBODY = ""
 """In place of the user before an authentication that is demanded has succeeded."""
@@ -45,6 +54,9 @@ NOBODY = ""
 _ACCEPTS_AT_ONCE = 32
 _REST_S = 1.0
 """How long no more is accepted when descriptors or memory have run out."""
+
+_RESET = struct.pack("ii", 1, 0)
+"""Linger for 0 s: what the kernel has of the connection is dropped, and the peer told so."""
 
 _connection_ids = itertools.count(1)
 
@@ -65,9 +77,11 @@ class Listener:
         may_open: Callable[[], bool],
         note_closed: Callable[[str, str, str], None],
         caps_of_cluster: Caps,
+        door: Door,
     ) -> None:
         self.virtual_cluster = virtual_cluster
         self.name = config.name
+        self.key = ListenerKey(virtual_cluster, config.name)
         self.ports = ListenerPorts(config, upstream.directory)
         self.connections: set[Connection] = set()
         self.lingering: set[Connection] = set()
@@ -78,7 +92,15 @@ class Listener:
         """Stage 2 of a socket's way in, for all that come from now on."""
         self.secure: SlowStage | None = None
         """Stage 4."""
+        self._door = door
+        door.add_listener(self.key, self._carry_on)
         self._on_the_way: set[Arrival] = set()
+        """Those that wait, or are held, or are in a stage that waits for the client."""
+        self._places: dict[Connection, Place] = {}
+        self._waits = False
+        """One connection waits for the rate, or for a slot: no other is accepted."""
+        self._left_alone: list[tuple[int, socket]] = []
+        """Listening sockets where meanwhile somebody has come."""
         self.tallies: dict[int, Tally] = {}
         self._upstream = upstream
         self._ledger = ledger
@@ -130,6 +152,10 @@ class Listener:
         for turnstile in self._turnstiles.values():
             turnstile.take_up()
 
+    def set_connection_limits(self, limits: ConnectionLimitsConfig) -> None:
+        """How fast connections may come from now on, and how many."""
+        self._door.set_listener_limits(self.key, limits_of(limits))
+
     def serve(self, sockets: dict[int, socket]) -> None:
         """Accept on the bound sockets, by port."""
         for port, sock in sockets.items():
@@ -137,13 +163,15 @@ class Listener:
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets; connections go on."""
+        """Close the listening sockets, and those on the way in; connections go on."""
+        alone = {sock for _, sock in self._left_alone}
         for sock in self._sockets:
-            if sock not in self._resting:
+            if sock not in self._resting and sock not in alone:
                 self._poller.remove(sock.fileno())
             sock.close()
         self._sockets.clear()
         self._resting.clear()
+        self._left_alone.clear()
         for stage in (self._origin_stage, self.secure):
             if stage is not None:
                 stage.stop()
@@ -156,6 +184,10 @@ class Listener:
     def _accept_all(self, port: int, sock: socket, _events: int) -> None:
         """Take in who waits, but not all of a storm at once."""
         for _ in range(_ACCEPTS_AT_ONCE):
+            if self._waits:
+                self._poller.remove(sock.fileno())
+                self._left_alone.append((port, sock))
+                return
             try:
                 client, peer = sock.accept()
             except (BlockingIOError, ConnectionAbortedError):
@@ -194,27 +226,49 @@ class Listener:
             self._arrive(Arrival(client, port, node_id, plain_ip(peer[0]), ANONYMOUS, log, peer[1]))
 
     def _arrive(self, arrival: Arrival) -> None:
-        """Stage 1, for any socket: there is room for it. Stage 2, if there is one, says whose address counts."""
+        """Stage 1: the rates and slots of listener and instance, for which one connection waits at a time."""
+        if self._door.arrive(self.key, arrival):
+            self._find_origin(arrival)
+        else:
+            self._waits = True
+            self._on_the_way.add(arrival)
+
+    def _find_origin(self, arrival: Arrival) -> None:
+        """Stage 2, if there is one, says whose address counts."""
         if self.origin is None:
             self._admit(arrival)
         else:
-            self._wait(self.origin, arrival, self._admit)
+            self._wait(self.origin, arrival, self._admit, self._give_up)
 
     def _admit(self, arrival: Arrival) -> None:
-        """Stage 3: whether its address may have it. Stage 4, if there is one, proves who it is."""
+        """Stage 3: whether its address may have it."""
+        match self._door.admit(self.key, arrival):
+            case Place() as place:
+                self._secure(arrival, place)
+            case Refused(reason, reset):
+                self._refuse(arrival, reason, reset)
+            case _:
+                self._on_the_way.add(arrival)
+
+    def _secure(self, arrival: Arrival, place: Place) -> None:
+        """Stage 4, if there is one, proves who it is."""
+        arrival.place = place
         if self.secure is None:
             self._open(arrival)
         else:
-            self._wait(self.secure, arrival, self._open)
+            self._wait(self.secure, arrival, self._open, self._turn_away)
 
     def _open(self, arrival: Arrival) -> None:
-        """Stage 5: a relay has it."""
-        node_id = arrival.node_id
+        """Stage 5: a relay has it, if its user may have one more."""
+        place, node_id = arrival.place, arrival.node_id
+        assert place is not None
+        if not self._demands_sasl and not self._door.admission.user_became(place, arrival.user):
+            self._refuse(arrival, CloseReason.TOO_MANY_OF_USER)
+            return
         tally = self.tallies.setdefault(node_id, Tally())
         tally.connections_opened += 1
         tally.connections_open += 1
         facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
-        facts.login.note_identity = partial(self._note_identity, arrival)
         connection = Connection(
             Relay(self._ledger, tally, self._relay_limits()),
             facts,
@@ -227,7 +281,9 @@ class Listener:
             partial(self._let_linger, tally),
             self.lingering.discard,
         )
+        facts.login.note_identity = partial(self._note_identity, connection, arrival.log)
         self.connections.add(connection)
+        self._places[connection] = place
         connection.client_connected(arrival.socket)
 
     def _first_words(self, arrival: Arrival) -> bytes:
@@ -238,7 +294,39 @@ class Listener:
         destination = arrival.destination or Endpoint(plain_ip(host), port)
         return proxy_header_v2(Endpoint(arrival.address, arrival.client_port), destination)
 
-    def _wait(self, stage: SlowStage, arrival: Arrival, then: GoOn) -> None:
+    def user_became(self, connection: Connection, user: str) -> bool:
+        """Whether a connection may stay now that its user is known, or is another; then it counts for that user."""
+        place = self._places.get(connection)
+        return place is None or self._door.admission.user_became(place, user)
+
+    # ---------------------------------------------------------- who has waited
+
+    def _carry_on(self, what: Next[Arrival]) -> None:
+        """Go on with one that has waited, or was held."""
+        arrival = what.ticket
+        self._on_the_way.discard(arrival)
+        try:
+            match what.step:
+                case Step.GO_ON:
+                    self._accept_more()
+                    self._find_origin(arrival)
+                case Step.ADMITTED:
+                    assert what.place is not None
+                    self._secure(arrival, what.place)
+                case Step.CLOSE:
+                    assert what.reason is not None
+                    self._refuse(arrival, what.reason)
+        except Exception:
+            arrival.log.exception("internal_error")
+            self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
+
+    def _accept_more(self) -> None:
+        self._waits = False
+        for port, sock in self._left_alone:
+            self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
+        self._left_alone.clear()
+
+    def _wait(self, stage: SlowStage, arrival: Arrival, then: GoOn, turn_away: TurnAway) -> None:
         """Have a stage taken that waits for the client. A bug of ours behind it ends this connection and no other."""
 
         def go_on(arrival: Arrival) -> None:
@@ -250,7 +338,7 @@ class Listener:
                 self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
 
         self._on_the_way.add(arrival)
-        stage.begin(arrival, go_on, self._turn_away)
+        stage.begin(arrival, go_on, turn_away)
 
     def _relay_limits(self) -> RelayLimits:
         limits = self._limits
@@ -289,10 +377,12 @@ class Listener:
         may_alter = self.name in quotas.admin_listeners or user in quotas.admin_users
         return may_alter, may_alter or user in quotas.describe_users
 
-    def _note_identity(self, arrival: Arrival, identity: Identity) -> None:
-        """Somebody has logged in; tell what an operator should know of it."""
+    def _note_identity(self, connection: Connection, log: "FilteringBoundLogger", identity: Identity) -> None:
+        """Somebody has logged in, and may be one too many; tell what an operator should know of it."""
+        if not self.user_became(connection, identity.user):
+            connection.give_up(CloseReason.TOO_MANY_OF_USER, identity.user)
         if not identity.visible:
-            arrival.log.warning("user_not_visible", user=identity.user, mechanism=identity.mechanism)
+            log.warning("user_not_visible", user=identity.user, mechanism=identity.mechanism)
         if not self._demands_sasl and not self._told_of_sasl:
             self._told_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
@@ -305,11 +395,33 @@ class Listener:
         self.connections.discard(connection)
         self.lingering.add(connection)
         tally.connections_open -= 1
+        if place := self._places.pop(connection, None):
+            self._door.left(place)
         self._note_closed(reason.value)
 
+    def _give_up(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
+        """One is turned away before it was asked whether its address may have it."""
+        self._door.give_up(self.key)
+        self._turn_away(arrival, reason, detail)
+
     def _turn_away(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
-        self._on_the_way.discard(arrival)
+        self._let_go(arrival)
         self._close(arrival.socket, arrival.log, reason, detail)
+
+    def _refuse(self, arrival: Arrival, reason: CloseReason, reset: bool = False) -> None:
+        """Close one that is too many, or too fast: the log is told of the first, the others are counted."""
+        self._let_go(arrival)
+        if reset:
+            arrival.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
+        arrival.socket.close()
+        self._door.note_refused(self.key, arrival, reason)
+        self._note_closed(reason.value)
+
+    def _let_go(self, arrival: Arrival) -> None:
+        self._on_the_way.discard(arrival)
+        if arrival.place is not None:
+            self._door.left(arrival.place)
+            arrival.place = None
 
     def _close(self, client: socket, log: "FilteringBoundLogger", reason: CloseReason, detail: str = "") -> None:
         client.close()

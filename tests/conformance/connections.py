@@ -165,7 +165,7 @@ class ConnectionScript:
 
     def _limit_addresses(self, limits: AddressLimits) -> None:
         self._of_addresses = limits
-        self.ours.set_address_limits("main", limits, self._now_ms)
+        self.ours.set_address_limits("main", limits)
 
 
 def _key(listener: str) -> ListenerKey:

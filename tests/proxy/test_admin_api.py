@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
+from proxy.acceptor.admission import AddressStanding
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
 from proxy.admin.token_file import read_token
@@ -46,6 +47,12 @@ class Cluster(SimpleNamespace):
 
     def node_ids(self):
         return [2, 1]
+
+    def standing_of(self, address, shadow):
+        sensors, now_ms = Sensors(1), 0
+        row = sensors.open(5.0, now_ms)
+        sensors.charge(row, 30.0, now_ms)
+        return AddressStanding("10.0.0.0/8", 3, 4, sensors.reading(row, now_ms))
 
     def cap_totals(self):
         return [CapTotals(self.name, "plain", "ingress", 1000, 5, 2, 30, 1)]
@@ -152,6 +159,16 @@ async def test_a_shadow_is_told_with_what_it_measures(api, clusters, clock):
     assert told["rule"]["limit"] == 50
     assert told["rule"]["layer"] == "state.json"
     assert [(use["node_id"], use["rate"]) for use in told["use"]] == [(1, 50.0)]
+
+
+async def test_an_address_is_told_with_its_use_and_as_whose_it_counts(api, clusters):
+    clusters[0].quotas = {Entity(ip=DEFAULT): {QuotaKey(QuotaType.CONNECTION): Limit(5.0, "proxy.yaml")}}
+    told = await quota(api, "connection_creation_rate", "ip=10.0.0.1")
+    assert (told["enforced"], told["rule"]["limit"]) == (True, 5)
+    assert told["shared_by"] == "all connections from 10.0.0.0/8, at all listeners"
+    assert told["notes"] == ["open connections from 10.0.0.0/8: 3, 4 at a time are allowed"]
+    [use] = told["use"]
+    assert (use["node_id"], use["rate"], use["limit"]) == (None, 3.0, 5)
 
 
 async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, clusters, api):

@@ -135,7 +135,7 @@ BAD_VALUES = [
         "virtual_clusters[0].throttle.zzz: unknown key, "
         "expected mode, max_throttle_ms, max_debt_ms, fetch or charge_validate_only",
     ),
-    (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits or log"),
+    (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, connections or log"),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
     (listener("bind"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
     (listener("bind"), "::", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
@@ -501,6 +501,48 @@ def test_caps_are_taken_up_by_a_running_proxy():
     assert problems(wrong) == [f"{LISTENER}.caps.ingress_bytes_per_s: {expected}"]
 
 
+def test_limits_of_connections_are_taken_up_by_a_running_proxy():
+    overrides = {"max_connections_per_ip_overrides": {"10.0.0.1": 3}, "max_connections_per_user_overrides": {"bob": 0}}
+    for path, value in (
+        (("connections",), {"max_connections": 5, "max_connection_creation_rate": 0}),
+        (listener("connections"), {"max_connections": 5, "max_connection_creation_rate": 7}),
+        (cluster("connections"), {**overrides, "ip_refusal": "wait", "max_held_per_ip": 0, "ipv6_prefix": 64}),
+    ):
+        assert changes_needing_restart(config_of(MINIMAL), config_of(changed(path, value))) == []
+
+
+def test_counts_by_name_are_checked_one_by_one():
+    counts = {"10.0.0.1": -1, "host": 3, "10.0.0.2": "5", "::ffff:10.0.0.9": 1, "10.0.0.9": 1}
+    path = "virtual_clusters[0].connections.max_connections_per_ip_overrides"
+    assert problems(changed(cluster("connections"), {"max_connections_per_ip_overrides": counts})) == [
+        f"{path}['10.0.0.1']: expected a whole number from 0 to 2147483647, got -1",
+        f"{path}.host: expected an IP address, got 'host'",
+        f"{path}['10.0.0.2']: expected a whole number from 0 to 2147483647, got '5'",
+    ]
+    twice = {"max_connections_per_ip_overrides": {"::ffff:10.0.0.9": 1, "10.0.0.9": 1}}
+    assert problems(changed(cluster("connections"), twice)) == [
+        "virtual_clusters[0].connections: expected each address once in max_connections_per_ip_overrides,"
+        " got '::ffff:10.0.0.9' and '10.0.0.9'"
+    ]
+    assert problems(changed(cluster("connections"), {"max_connections_per_user_overrides": 5})) == [
+        "virtual_clusters[0].connections.max_connections_per_user_overrides: expected a mapping, got 5"
+    ]
+    users = {7: 1}
+    assert problems(changed(cluster("connections"), {"max_connections_per_user_overrides": users})) == [
+        "virtual_clusters[0].connections.max_connections_per_user_overrides[7]: "
+        "expected the name of a user (numbers need quotes), got 7"
+    ]
+
+
+def test_connections_that_would_be_closed_before_they_wait_are_warned_about():
+    config = config_of(changed(("connections",), {"max_connections": 10_000}))
+    warned = [str(warning) for warning in warnings_of(config, range(0)) if warning.path.startswith("connections")]
+    assert warned == [
+        "connections.max_connections: expected less than limits.max_connections, 10000: beyond that they are closed"
+        " and do not wait, got 10000"
+    ]
+
+
 def test_a_state_file_of_several_instances_is_warned_about():
     data = changed(cluster("quotas", "instances"), 2)
     data["virtual_clusters"][0]["quotas"]["state_file"] = "state.json"
@@ -629,10 +671,7 @@ def test_an_entry_that_another_one_always_beats_is_warned_about():
     assert beaten({"client_id": "etl", "consumer_byte_rate": 1}, everybody) == []
     assert beaten({"client_id": "etl", "shadow_producer_byte_rate": 1}, everybody) == []
     assert beaten({"client_id": "etl", "producer_byte_rate": 1}, {"user": "a", "producer_byte_rate": 5}) == []
-    not_yet = "is kept and described, this version does not enforce it"
-    assert beaten({"default_ip": True, "connection_creation_rate": 1}, everybody) == [
-        f"[0].connection_creation_rate: {not_yet}"
-    ]
+    assert beaten({"default_ip": True, "connection_creation_rate": 1}, everybody) == []
     assert beaten({"user": "<default>", "producer_byte_rate": 1}, everybody) == [
         "[0].user: is the user of that name, for all others it is default_user: true"
     ]

@@ -9,6 +9,7 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
+from proxy.acceptor.admission import AddressStanding
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
 from proxy.cli import main
@@ -79,7 +80,9 @@ def test_without_a_proxy_the_source_is_explained_and_that_is_said(path, free_por
         "consumer_byte_rate: no limit\n"
         "  nobody has such a quota, so nothing is measured\n"
     )
-    assert out.endswith("connection_creation_rate: no limit\n  no quota covers this address\n")
+    assert out.endswith(
+        "connection_creation_rate: no limit\n  no quota covers this address, so its connections are not measured\n"
+    )
 
 
 def test_json_says_that_it_is_not_from_a_proxy(path):
@@ -143,6 +146,7 @@ async def proxy(path):
         quotas=quotas,
         origin=Origin("main", "file", {}),
         node_ids=lambda: [2],
+        standing_of=lambda address, shadow: AddressStanding(address, 3, 4, None),
     )
     async with Serving(path, AdminApi([cluster], clock)) as api:
         yield api

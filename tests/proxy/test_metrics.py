@@ -2,6 +2,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
 from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 
 NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
@@ -150,6 +151,17 @@ def test_hostile_names_break_no_scrape(metrics):
     assert metrics.registry.get_sample_value("kafka_throttle_other_entities", RULE) == 1
 
 
+OF_THE_DOOR = """
+    client_sockets client_sockets_limit connection_accept_limit connection_accept_rate
+    connection_accept_throttle_seconds
+    connection_accept_throttles connections_limit held_connections held_connections_limit
+    instance_connection_accept_limit instance_connection_accept_rate instance_connections instance_connections_limit
+    ip_connection_accept_limit ip_connection_accept_rate ip_connection_accept_throttle_seconds
+    ip_connection_accept_throttles ip_connections_refused ip_sensor_overflows ip_sensors ip_sensors_capacity other_ips
+    other_ips_connection_accept_rate
+""".split()  # noqa: SIM905
+
+
 def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(metrics):
     names = {family.name for family in metrics.registry.collect()}
     ours = {name for name in names if name.startswith("kafka_throttle_")}
@@ -157,6 +169,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
     assert {
         "kafka_throttle_authentications",
         "kafka_throttle_build",
+        *(f"kafka_throttle_{name}" for name in OF_THE_DOOR),
         "kafka_throttle_capped",
         "kafka_throttle_cap_bytes",
         "kafka_throttle_cap_bytes_per_second",
@@ -238,3 +251,31 @@ def test_very_many_entities_are_looked_at_in_steps_and_told_as_at_once():
     assert told == expected
     names = {labels[-1] for name, *labels in told if name == "kafka_throttle_entity_rate"}
     assert names == {row.client_id for row in sorted(rows, key=lambda row: -row.rate)[:7]}
+
+
+def test_the_door_is_told_with_its_limits_and_the_addresses_that_come_fastest(metrics):
+    metrics.top_entities = 2
+    instance = InstanceDoor(3.0, None, 7, 9, 1, 2_000, 8, 10_000)
+    listeners = [ListenerDoor("main", "plain", 2.5, 4.0, None, 3, 1_500, 2, 700)]
+    uses = [AddressUse("main", f"10.0.0.{i}", float(i), 5.0, i) for i in range(1, 2_001)]
+    metrics.add_door(
+        lambda: instance, lambda: listeners, lambda: [ClusterDoor("main", 1, 2_000, 65_536, 4)], lambda: uses
+    )
+
+    def value(name, **labels):
+        return metrics.registry.get_sample_value(f"kafka_throttle_{name}", labels)
+
+    plain = {"virtual_cluster": "main", "listener": "plain"}
+    assert (value("instance_connection_accept_rate"), value("instance_connection_accept_limit")) == (3.0, None)
+    assert (value("instance_connections_limit"), value("held_connections_limit")) == (9, 2_000)
+    assert (value("client_sockets"), value("client_sockets_limit")) == (8, 10_000)
+    assert (value("connection_accept_rate", **plain), value("connection_accept_limit", **plain)) == (2.5, 4.0)
+    assert value("connection_accept_throttle_seconds_total", **plain) == 1.5
+    assert value("ip_connection_accept_throttle_seconds_total", **plain) == 0.7
+    assert value("held_connections", virtual_cluster="main") == 1
+    assert value("ip_sensor_overflows_total", virtual_cluster="main") == 4
+    fastest = {"virtual_cluster": "main", "ip": "10.0.0.2000"}
+    assert (value("ip_connection_accept_rate", **fastest), value("ip_connection_accept_limit", **fastest)) == (2_000, 5)
+    assert value("ip_connection_accept_rate", virtual_cluster="main", ip="10.0.0.1998") is None
+    assert value("other_ips", virtual_cluster="main") == 1_998
+    assert value("other_ips_connection_accept_rate", virtual_cluster="main") == sum(range(1, 1_999))

@@ -12,10 +12,7 @@ from quotas.connection_quotas import (
     ConnectionQuotas,
     ListenerKey,
     Outcome,
-    rates_of,
 )
-from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import QuotaTable
 
 FRONT = ListenerKey("main", "front")
 BACK = ListenerKey("main", "back")
@@ -34,8 +31,8 @@ def quotas(instance=FREE, front=FREE, back=FREE, protected=False, **settings):
     return made
 
 
-def limit(limited, now_ms=0, **limits):
-    limited.set_address_limits("main", AddressLimits(**limits), now_ms)
+def limit(limited, **limits):
+    limited.set_address_limits("main", AddressLimits(**limits))
 
 
 def connect(limited, listener=FRONT, address=HERE, now_ms=0):
@@ -131,7 +128,7 @@ def test_what_was_measured_stays_while_the_limit_is_lifted():
 def test_an_address_has_one_rate_over_all_listeners_of_a_virtual_cluster():
     limited = quotas()
     for virtual_cluster in ("main", "other"):
-        limited.set_address_limits(virtual_cluster, AddressLimits(creation_rate=1.0, connections=11), 0)
+        limited.set_address_limits(virtual_cluster, AddressLimits(creation_rate=1.0, connections=11))
     outcomes = [connect(limited, listener).outcome for listener in (FRONT, BACK) * 5 + (FRONT,)]
     assert outcomes == [Outcome.ADMITTED] * 10 + [Outcome.TOO_FAST]
     assert connect(limited, OTHER) == ADMITTED
@@ -193,7 +190,7 @@ def test_when_rows_run_out_newcomers_share_one_but_who_has_a_rate_of_its_own_get
         connect(limited, address=f"10.0.1.{i}")
     newcomers = [connect(limited, address=f"10.0.2.{i}").outcome for i in range(11)]
     assert newcomers == [Outcome.ADMITTED] * 10 + [Outcome.TOO_FAST]
-    assert limited.overflowed == 11
+    assert limited.rates("main").overflowed == 11
     assert connect(limited, address=HERE) == connect(limited, address=THERE) == ADMITTED
     measured = [key.address for key, _ in limited.address_readings(0)]
     assert measured == [*(f"10.0.1.{i}" for i in range(1, 15)), HERE, THERE]
@@ -201,13 +198,39 @@ def test_when_rows_run_out_newcomers_share_one_but_who_has_a_rate_of_its_own_get
     assert connect(limited, address="10.0.2.99").outcome is Outcome.ADMITTED
 
 
-def test_a_quota_tables_addresses_are_what_is_limited():
-    table = QuotaTable(
-        {
-            Entity(ip=DEFAULT): {QuotaType.CONNECTION: 5},
-            Entity(ip="::ffff:10.0.0.1"): {QuotaType.CONNECTION: 0},
-            Entity(user="alice"): {QuotaType.PRODUCE: 1000},
-        }
-    )
-    assert rates_of(table) == (5.0, {HERE: 0.0})
-    assert rates_of(QuotaTable({})) == (NO_LIMIT, {})
+def test_those_on_the_way_take_slots_too():
+    limited = quotas(instance=ConnectionLimits(connections=3), front=ConnectionLimits(connections=2))
+    connect(limited)
+    assert limited.has_slot(FRONT)
+    assert not limited.has_slot(FRONT, on_the_way=1, on_the_way_here=1)
+    assert limited.has_slot(BACK, on_the_way=1)
+    assert not limited.has_slot(BACK, on_the_way=2)
+
+
+def test_a_shadow_counts_whom_it_would_have_refused_and_refuses_nobody():
+    limited = quotas()
+    limit(limited, shadow_rate=1.0, shadow_rates={THERE: NO_LIMIT})
+    for _ in range(15):
+        limited.measure_shadow("main", HERE, 0)
+        limited.measure_shadow("main", THERE, 0)
+        assert connect(limited) == ADMITTED
+    assert limited.rates("main", shadow=True).throttles == 5
+    assert limited.address_reading(AddressKey("main", HERE), 0, shadow=True).limit == 1.0
+    assert limited.address_reading(AddressKey("main", HERE), 0) is None
+
+
+def test_virtual_clusters_may_have_windows_of_their_own():
+    limited = ConnectionQuotas(FREE, now_ms=0)
+    limited.add_virtual_cluster("main", samples=2, window_ms=3_000)
+    limited.add_listener(FRONT, ConnectionLimits(creation_rate=1.0), now_ms=0)
+    limit(limited, creation_rate=1.0)
+    assert [limited.arrive(FRONT, 0) for _ in range(4)] == [0, 0, 0, 1_000]
+    assert [limited.admit(FRONT, HERE, 0).throttle_ms for _ in range(4)] == [0, 0, 0, 1_000]
+
+
+def test_the_limit_that_is_told_is_the_one_in_force():
+    limited = quotas()
+    limit(limited, creation_rate=5.0)
+    connect(limited)
+    limit(limited, creation_rate=7.0, rates={HERE: 3.0})
+    assert [reading.limit for _, reading in limited.address_readings(0)] == [3.0]

@@ -148,16 +148,12 @@ def both(*entities):
     return quotas, tables_of(quotas)
 
 
-def test_what_nobody_has_and_what_is_not_enforced_is_said_so():
+def test_what_nobody_has_is_said_so():
     found = {one.key.text: one for one in explain({}, tables_of({}), Client("a", "b", "10.0.0.1"))}
     assert list(found) == [quota_type.value for quota_type in QuotaType]
     assert found["producer_byte_rate"].notes == ("nobody has such a quota, so nothing is measured",)
-    assert found["connection_creation_rate"].notes == ("no quota covers this address",)
-    connections = QuotaKey(QuotaType.CONNECTION)
-    unenforced = explained(quotas_of(Entity(ip="10.0.0.1"), key=connections), Client("a", "b", "10.0.0.1"), connections)
-    assert unenforced.rule.limit == 1001
-    assert unenforced.tags is None
-    assert unenforced.notes == ("kept and described; this version neither enforces nor measures it",)
+    [note] = found["connection_creation_rate"].notes
+    assert note == "no quota covers this address, so its connections are not measured"
 
 
 def test_addresses_have_levels_of_their_own_and_one_spelling():
@@ -165,9 +161,27 @@ def test_addresses_have_levels_of_their_own_and_one_spelling():
     quotas = quotas_of(Entity(ip="10.0.0.1"), Entity(ip=DEFAULT), key=key)
     found = explained(quotas, Client("a", "b", "::ffff:10.0.0.1"), key)
     assert found.rule[:2] == (Entity(ip="10.0.0.1"), 1)
+    assert (found.tags, found.shared_by) == (SensorTags("", ""), "all connections from 10.0.0.1, at all listeners")
     assert [beaten.why for beaten in found.beaten] == ["an address of its own comes before the default"]
     assert explained(quotas, Client("a", "b", "10.0.0.2"), key).rule[:2] == (Entity(ip=DEFAULT), 2)
     assert all(one.key != key for one in explain(quotas, tables_of(quotas), Client("a", "b")))
+
+
+def test_a_host_name_stands_between_its_address_and_the_default():
+    key = QuotaKey(QuotaType.CONNECTION)
+    quotas = quotas_of(Entity(ip="a.example"), Entity(ip="b.example"), Entity(ip=DEFAULT), key=key)
+
+    def told(quotas):
+        made = explain(quotas, tables_of(quotas), Client("a", "b", "10.0.0.1"), ("b.example", "a.example"))
+        [found] = [one for one in made if one.key == key]
+        return found.rule.entity.ip, [(one.rule.entity.ip, one.why) for one in found.beaten]
+
+    default = (DEFAULT, "an address of its own comes before the default")
+    lowest = ("a.example", "of host names the lowest limit comes first")
+    assert told(quotas) == ("b.example", [lowest, default])
+    own = {Entity(ip="10.0.0.1"): {key: Limit(9_000.0, "x")}}
+    named = [(host, "the address itself comes before host names") for host in ("b.example", "a.example")]
+    assert told({**quotas, **own}) == ("10.0.0.1", [*named, default])
 
 
 def test_a_shadow_is_looked_up_among_shadows_only():

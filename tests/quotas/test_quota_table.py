@@ -95,3 +95,23 @@ def test_an_entity_has_a_part_and_no_empty_name():
     for parts in ((None, None), ("", None), ("u", "")):
         with pytest.raises(InvalidQuota):
             Entity(*parts)
+
+
+def test_connection_rates_are_kept_by_address_and_follow_changes():
+    table = QuotaTable(
+        {
+            Entity(ip=DEFAULT): {QuotaType.CONNECTION: 5},
+            Entity(ip="::ffff:10.0.0.1"): {QuotaType.CONNECTION: 0},
+            Entity(ip="example.com"): {QuotaType.CONNECTION: 7},
+            Entity(user="alice"): {QuotaType.PRODUCE: 1000},
+        }
+    )
+    assert table.connection_rates == (5, {"10.0.0.1": 0}, {"example.com": 7})
+    changed = table.changed({Entity(ip="10.0.0.1"): {}, Entity(ip="2001:DB8::1"): {QuotaType.CONNECTION: 3}})
+    assert changed.connection_rates == (5, {"2001:db8::1": 3}, {"example.com": 7})
+    assert changed.changed({Entity(ip=DEFAULT): {}, Entity(ip="example.com"): {}}).connection_rates == (
+        None,
+        {"2001:db8::1": 3},
+        {},
+    )
+    assert QuotaTable({}).connection_rates == (None, {}, {})

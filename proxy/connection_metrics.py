@@ -1,0 +1,176 @@
+"""The metrics of connections: how fast they come, who waits, is held, or is refused (quota semantics 12).
+
+Kafka's rates and throttle times, in seconds; times are sums, to be divided by their counts.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from heapq import nlargest
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+
+@dataclass(slots=True)
+class ListenerDoor:
+    """What one listener takes in: rates in connections/s; a limit is None where there is none.
+
+    `throttles` were told to wait for a rate of listener or instance, `address_throttles` were held for their address's.
+    """
+
+    virtual_cluster: str
+    listener: str
+    accept_rate: float
+    accept_limit: float | None
+    connections_limit: int | None
+    throttles: int
+    throttled_ms: int
+    address_throttles: int
+    address_throttled_ms: int
+
+
+@dataclass(slots=True)
+class ClusterDoor:
+    """How many connections of one virtual cluster are held, and how full its table of addresses is."""
+
+    virtual_cluster: str
+    held: int
+    addresses: int
+    addresses_capacity: int
+    overflows: int
+
+
+@dataclass(slots=True)
+class InstanceDoor:
+    """The same for the whole process; sockets are those of clients, in whatever state."""
+
+    accept_rate: float
+    accept_limit: float | None
+    connections: int
+    connections_limit: int | None
+    held: int
+    held_limit: int
+    sockets: int
+    sockets_limit: int
+
+
+@dataclass(slots=True)
+class AddressUse:
+    """How fast connections come from one address, or prefix, that has a limit."""
+
+    virtual_cluster: str
+    address: str
+    rate: float
+    limit: float
+    throttles: int
+
+
+class TopAddresses:
+    """The `top` addresses of one virtual cluster, how many there are, and the sum of their rates."""
+
+    def __init__(self, top: int) -> None:
+        self.count = 0
+        self.rate = 0.0
+        self._top = top
+        self._most: list[AddressUse] = []
+
+    def add(self, row: AddressUse) -> None:
+        """Count one more."""
+        self.count += 1
+        self.rate += row.rate
+        self._most.append(row)
+        if len(self._most) > 4 * self._top + 500:
+            self._most = self.most_used()
+
+    def most_used(self) -> list[AddressUse]:
+        """Those from which connections come fastest; of equal ones, those that were refused most."""
+        return nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttles))
+
+
+def instance_families(doors: list[InstanceDoor]) -> Iterator[Metric]:
+    """The families of the process, each of them even when it is empty."""
+    rate = _gauge("instance_connection_accept_rate", "Connections/s that came to this process.")
+    limit = _gauge("instance_connection_accept_limit", "The limit of that rate, if there is one.")
+    connections = _gauge("instance_connections", "Client connections that are admitted.")
+    connections_limit = _gauge("instance_connections_limit", "Above it the next ones wait, if there is such a limit.")
+    held_limit = _gauge("held_connections_limit", "Of connections that are held; the next one is reset.")
+    sockets = _gauge("client_sockets", "Sockets of clients: connected, held, on their way in or out.")
+    sockets_limit = _gauge("client_sockets_limit", "Above it the next one is closed at once.")
+    for door in doors:
+        rate.add_metric((), door.accept_rate)
+        connections.add_metric((), door.connections)
+        held_limit.add_metric((), door.held_limit)
+        sockets.add_metric((), door.sockets)
+        sockets_limit.add_metric((), door.sockets_limit)
+        if door.accept_limit is not None:
+            limit.add_metric((), door.accept_limit)
+        if door.connections_limit is not None:
+            connections_limit.add_metric((), door.connections_limit)
+    yield from (rate, limit, connections, connections_limit, held_limit, sockets, sockets_limit)
+
+
+def listener_families(doors: list[ListenerDoor]) -> Iterator[Metric]:
+    """The families of listeners."""
+    of = ("virtual_cluster", "listener")
+    rate = _gauge("connection_accept_rate", "Connections/s that came to a listener.", of)
+    limit = _gauge("connection_accept_limit", "The limit of that rate, if there is one.", of)
+    connections_limit = _gauge("connections_limit", "Connections above which the next ones wait, if limited.", of)
+    throttles = _counter("connection_accept_throttles", "Connections that waited for a listener's or our rate.", of)
+    throttled = _counter("connection_accept_throttle_seconds", "Sum of how long they were to wait.", of)
+    held = _counter("ip_connection_accept_throttles", "Connections that were held as their address was too fast.", of)
+    held_for = _counter("ip_connection_accept_throttle_seconds", "Sum of how long they were held.", of)
+    for door in doors:
+        labels = (door.virtual_cluster, door.listener)
+        rate.add_metric(labels, door.accept_rate)
+        throttles.add_metric(labels, door.throttles)
+        throttled.add_metric(labels, door.throttled_ms / 1000)
+        held.add_metric(labels, door.address_throttles)
+        held_for.add_metric(labels, door.address_throttled_ms / 1000)
+        if door.accept_limit is not None:
+            limit.add_metric(labels, door.accept_limit)
+        if door.connections_limit is not None:
+            connections_limit.add_metric(labels, door.connections_limit)
+    yield from (rate, limit, connections_limit, throttles, throttled, held, held_for)
+
+
+def cluster_families(doors: list[ClusterDoor]) -> Iterator[Metric]:
+    """The families of virtual clusters."""
+    of = ("virtual_cluster",)
+    held = _gauge("held_connections", "Connections that are held, unread, as their address was too fast.", of)
+    used = _gauge("ip_sensors", "Addresses whose rate is measured.", of)
+    capacity = _gauge("ip_sensors_capacity", "How many may be.", of)
+    overflows = _counter("ip_sensor_overflows", "Connections measured together, as there were more.", of)
+    for door in doors:
+        labels = (door.virtual_cluster,)
+        held.add_metric(labels, door.held)
+        used.add_metric(labels, door.addresses)
+        capacity.add_metric(labels, door.addresses_capacity)
+        overflows.add_metric(labels, door.overflows)
+    yield from (held, used, capacity, overflows)
+
+
+def address_families(addresses: dict[str, TopAddresses]) -> Iterator[Metric]:
+    """The families of addresses, by virtual cluster: the top ones, and the rest together."""
+    of, of_all = ("virtual_cluster", "ip"), ("virtual_cluster",)
+    rate = _gauge("ip_connection_accept_rate", "Connections/s from the addresses from which they come fastest.", of)
+    limit = _gauge("ip_connection_accept_limit", "The limits of these addresses.", of)
+    refused = _counter("ip_connections_refused", "Connections from these addresses that came too fast.", of)
+    others = _gauge("other_ips", "How many further addresses are measured.", of_all)
+    other_rate = _gauge("other_ips_connection_accept_rate", "The sum of their rates.", of_all)
+    for virtual_cluster, top in addresses.items():
+        rows = top.most_used()
+        for row in rows:
+            labels = (virtual_cluster, row.address)
+            rate.add_metric(labels, row.rate)
+            limit.add_metric(labels, row.limit)
+            refused.add_metric(labels, row.throttles)
+        others.add_metric((virtual_cluster,), top.count - len(rows))
+        other_rate.add_metric((virtual_cluster,), max(top.rate - sum(row.rate for row in rows), 0.0))
+    yield from (rate, limit, refused, others, other_rate)
+
+
+def _gauge(name: str, text: str, labels: tuple[str, ...] = ()) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kafka_throttle_{name}", text, labels=labels)
+
+
+def _counter(name: str, text: str, labels: tuple[str, ...]) -> CounterMetricFamily:
+    return CounterMetricFamily(f"kafka_throttle_{name}", text, labels=labels)

@@ -1,0 +1,91 @@
+"""What addresses and users may have in one virtual cluster: brought to the door whenever quotas or settings change."""
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import structlog
+
+from proxy.acceptor.admission import ClusterRules
+from proxy.config.settings import ClusterConnectionsConfig
+from proxy.net.door import Door
+from proxy.net.host_names import HostNames, Resolve, resolve
+from quotas.connection_quotas import NO_LIMIT, AddressLimits
+from quotas.entities import plain_ip
+from quotas.quota_table import ConnectionRates
+from quotas.shared_map import SharedMap
+from quotas.sources.source import Tables
+
+Number = TypeVar("Number", int, float)
+
+
+class AddressQuotas:
+    """Rates from ip quotas, host names among them resolved; counts from the configuration."""
+
+    def __init__(self, virtual_cluster: str, door: Door, resolve: Resolve = resolve) -> None:
+        self._virtual_cluster = virtual_cluster
+        self._door = door
+        self._config = ClusterConnectionsConfig()
+        self._rates = ConnectionRates()
+        self._shadow = ConnectionRates()
+        log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
+        self._hosts = HostNames(self._put_in_force, log, resolve)
+
+    def set_rules(self, config: ClusterConnectionsConfig) -> None:
+        """What the configuration says, from the next connection on."""
+        self._config = config
+        self._put_in_force()
+
+    def take_up(self, tables: Tables) -> None:
+        """What quotas say, from the next connection on; about a host by name, as soon as that is resolved."""
+        self._rates, self._shadow = tables.enforced.connection_rates, tables.shadow.connection_rates
+        self._put_in_force()
+        self._hosts.follow({*self._rates.by_host, *self._shadow.by_host})
+
+    def hosts_at(self, address: str) -> tuple[str, ...]:
+        """The names with a quota that are known to be this address, in its plain spelling."""
+        return tuple(host for host, addresses in self._hosts.addresses.items() if address in addresses)
+
+    def stop(self) -> None:
+        """Resolve no more names."""
+        self._hosts.stop()
+
+    def _put_in_force(self) -> None:
+        admission, config = self._door.admission, self._config
+        counts = config.max_connections_per_ip_overrides
+        limits = AddressLimits(
+            _or_no_limit(self._rates.default),
+            _or_no_limit(config.max_connections_per_ip),
+            rates_of(self._rates, self._hosts.addresses),
+            {plain_ip(address): most for address, most in counts.items()},
+            _or_no_limit(self._shadow.default),
+            rates_of(self._shadow, self._hosts.addresses),
+        )
+        admission.quotas.set_address_limits(self._virtual_cluster, limits)
+        admission.set_rules(
+            self._virtual_cluster,
+            ClusterRules(
+                config.ip_refusal == "wait",
+                config.max_held_per_ip,
+                _or_no_limit(config.max_connections_per_user),
+                config.max_connections_per_user_overrides,
+                config.ipv4_prefix,
+                config.ipv6_prefix,
+            ),
+        )
+
+
+def rates_of(rates: ConnectionRates, addresses_of: Mapping[str, tuple[str, ...]]) -> Mapping[str, float]:
+    """By address; where several host names are the same address, the lowest, and its own before all of them."""
+    if not rates.by_host:
+        return rates.by_address
+    of_hosts: dict[str, float] = {}
+    for host, rate in rates.by_host.items():
+        for address in addresses_of.get(host, ()):
+            of_hosts[address] = min(rate, of_hosts.get(address, rate))
+    by_address: SharedMap[str, float] = rates.by_address
+    return by_address.changed({address: rate for address, rate in of_hosts.items() if address not in by_address})
+
+
+def _or_no_limit(limit: Number | None) -> Number | int:
+    """`NO_LIMIT` stands for the absence of a limit."""
+    return NO_LIMIT if limit is None else limit

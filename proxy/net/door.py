@@ -1,0 +1,193 @@
+"""The door of this process on the event loop: has connections decided about, and wakes those that wait."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import astuple
+from itertools import islice
+from typing import TypeVar
+
+import structlog
+
+from proxy.acceptor.admission import AddressStanding, Admission, Held, Next, Place, Refused
+from proxy.acceptor.refusals import Refusals
+from proxy.acceptor.stages import Arrival
+from proxy.clock import Clock
+from proxy.config.settings import ConnectionLimitsConfig
+from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
+from proxy.relay.actions import CloseReason
+from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey
+from quotas.ledger import ShadowThrottles
+
+Number = TypeVar("Number", int, float)
+
+
+_AT_ONCE = 200
+"""So many that have waited are carried on with before others have their turn."""
+
+
+def limits_of(config: ConnectionLimitsConfig) -> ConnectionLimits:
+    """As the arithmetic has them."""
+    rate, most = config.max_connection_creation_rate, config.max_connections
+    return ConnectionLimits(NO_LIMIT if rate is None else rate, NO_LIMIT if most is None else most)
+
+
+class Door:
+    """One for all listeners of this process; `admission` decides."""
+
+    def __init__(self, admission: Admission[Arrival], clock: Clock) -> None:
+        self.admission = admission
+        self._clock = clock
+        self._refusals = Refusals()
+        self._carry_on: dict[ListenerKey, Callable[[Next[Arrival]], None]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._log = structlog.get_logger()
+
+    def add_listener(self, key: ListenerKey, carry_on: Callable[[Next[Arrival]], None]) -> None:
+        """`carry_on` is told what becomes of those that have waited."""
+        self.admission.add_listener(key, self._clock.now_ms())
+        self._carry_on[key] = carry_on
+
+    def arrive(self, key: ListenerKey, arrival: Arrival) -> bool:
+        """Whether a connection may go on; else its listener is to accept no other before `carry_on` says so."""
+        may_go_on = self.admission.arrive(key, arrival, self._clock.now_ms())
+        if not may_go_on:
+            self._plan()
+        return may_go_on
+
+    def admit(self, key: ListenerKey, arrival: Arrival) -> Place | Held | Refused:
+        """What becomes of it, now that its address is known."""
+        outcome = self.admission.admit(key, arrival, arrival.address, self._clock.now_ms())
+        if isinstance(outcome, Held):
+            self._plan()
+        if not isinstance(outcome, Place):
+            self._slot_is_free()
+        return outcome
+
+    def give_up(self, key: ListenerKey) -> None:
+        """A connection that was on its way has ended."""
+        self.admission.give_up(key)
+        self._slot_is_free()
+
+    def left(self, place: Place) -> None:
+        """An admitted connection has ended."""
+        self.admission.left(place)
+        self._slot_is_free()
+
+    def set_limits(self, instance: ConnectionLimits, max_held: int) -> None:
+        """What the whole process takes, from the next connection on."""
+        self.admission.quotas.set_instance_limits(instance, self._clock.now_ms())
+        self.admission.max_held = max_held
+        self._slot_is_free()
+
+    def set_listener_limits(self, key: ListenerKey, limits: ConnectionLimits) -> None:
+        """What a listener takes, from the next connection on."""
+        self.admission.quotas.set_listener_limits(key, limits, self._clock.now_ms())
+        self._slot_is_free()
+
+    def _slot_is_free(self) -> None:
+        if self.admission.somebody_waits:
+            self._plan()
+
+    def empty(self) -> None:
+        """Close all that wait or are held, when nobody comes any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for what in list(self.admission.empty(self._clock.now_ms())):
+            self._carry_on[what.listener](what)
+
+    # --------------------------------------------------------------------- time
+
+    def _plan(self) -> None:
+        """Look again when somebody is due, but never at once: nothing is carried on amid something else."""
+        at_ms = self.admission.wake_at()
+        if at_ms is None or (self._timer is not None and self._timer_ms <= at_ms):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_ms = at_ms
+        delay_s = max(at_ms - self._clock.now_ms(), 0) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        try:
+            for what in islice(self.admission.due(self._clock.now_ms()), _AT_ONCE):
+                self._carry_on[what.listener](what)
+        finally:
+            self._plan()
+
+    # ------------------------------------------------------------------ refusals
+
+    def note_refused(self, key: ListenerKey, arrival: Arrival, reason: CloseReason) -> None:
+        """Log the first refusal of an address, and count the others."""
+        name = key.virtual_cluster
+        origin = self.admission.origin_of(name, arrival.address)
+        if self._refusals.note(name, origin, reason.value, self._clock.now_ms()):
+            arrival.log.warning("connection_refused", reason=reason.value, counts_as=origin)
+
+    def tell_ended_refusals(self) -> None:
+        """Log what has become of addresses that are refused no more."""
+        for episode in self._refusals.over(self._clock.now_ms()):
+            self._log.info(
+                "connections_refused",
+                virtual_cluster=episode.virtual_cluster,
+                counts_as=episode.origin,
+                duration_ms=episode.last_ms - episode.began_ms,
+                **episode.reasons,
+            )
+
+    # --------------------------------------------------------------------- read
+
+    def standing_of(self, virtual_cluster: str, address: str, shadow: bool) -> AddressStanding:
+        """What is known of an address now."""
+        return self.admission.standing_of(virtual_cluster, address, self._clock.now_ms(), shadow)
+
+    def instance_totals(self, sockets: int, max_sockets: int) -> InstanceDoor:
+        """The whole process, with so many sockets of clients."""
+        admission, quotas = self.admission, self.admission.quotas
+        limits = quotas.instance_limits
+        return InstanceDoor(
+            quotas.instance_reading(self._clock.now_ms()).rate,
+            _limit(limits.creation_rate),
+            quotas.connections,
+            _limit(limits.connections),
+            admission.held,
+            admission.max_held,
+            sockets,
+            max_sockets,
+        )
+
+    def listener_totals(self) -> Iterator[ListenerDoor]:
+        """Each listener."""
+        now_ms, quotas = self._clock.now_ms(), self.admission.quotas
+        for key, counts in self.admission.counts.items():
+            limits = quotas.listener_limits(key)
+            yield ListenerDoor(
+                *key,
+                quotas.listener_reading(key, now_ms).rate,
+                _limit(limits.creation_rate),
+                _limit(limits.connections),
+                *astuple(counts),
+            )
+
+    def cluster_totals(self) -> Iterator[ClusterDoor]:
+        """Each virtual cluster."""
+        for name in self.admission.virtual_clusters:
+            rates = self.admission.quotas.rates(name)
+            yield ClusterDoor(name, self.admission.held_of(name), rates.used, rates.capacity, rates.overflowed)
+
+    def shadow_totals(self, virtual_cluster: str) -> ShadowThrottles:
+        """How many connections shadow quotas would have held, and for how many ms in all."""
+        rates = self.admission.quotas.rates(virtual_cluster, shadow=True)
+        return ShadowThrottles(rates.throttles, rates.throttled_ms)
+
+    def address_uses(self) -> Iterator[AddressUse]:
+        """Each address whose rate is measured."""
+        for key, reading in self.admission.quotas.address_readings(self._clock.now_ms()):
+            yield AddressUse(*key, reading.rate, reading.limit, reading.throttles)
+
+
+def _limit(limit: Number) -> Number | None:
+    return None if limit >= NO_LIMIT else limit

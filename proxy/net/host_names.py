@@ -1,0 +1,84 @@
+"""Addresses of the host names that quotas are set on."""
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from typing import TYPE_CHECKING
+
+from proxy.logs import shown
+from quotas.entities import plain_ip
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
+
+_ASK_AGAIN_S = 30.0
+_TIMEOUT_S = 10.0
+_AT_ONCE = 4
+
+Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
+"""All addresses of a host, in their plain spelling. Raises OSError if it has none."""
+
+
+async def resolve(host: str) -> tuple[str, ...]:
+    """What the system's resolver says."""
+    async with asyncio.timeout(_TIMEOUT_S):
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return tuple(dict.fromkeys(plain_ip(str(address[0])) for *_, address in found))
+
+
+class HostNames:
+    """Has the names resolved at once, and again every 30 s; the last good answer holds while there is no other.
+
+    `changed` is called whenever `addresses` are others.
+    """
+
+    def __init__(self, changed: Callable[[], None], log: "FilteringBoundLogger", resolve: Resolve = resolve) -> None:
+        self.addresses: Mapping[str, tuple[str, ...]] = {}
+        """By name; one that was never resolved is not there."""
+        self._changed = changed
+        self._log = log
+        self._resolve = resolve
+        self._names: frozenset[str] = frozenset()
+        self._unknown: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def follow(self, names: Collection[str]) -> None:
+        """These are the names, from now on."""
+        wanted = frozenset(names)
+        if wanted != self._names:
+            self._names = wanted
+            self.stop()
+            self._task = asyncio.get_running_loop().create_task(self._keep_resolving())
+
+    def stop(self) -> None:
+        """Resolve no more."""
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+
+    async def _keep_resolving(self) -> None:
+        while True:
+            await self.resolve_all()
+            await asyncio.sleep(_ASK_AGAIN_S)
+
+    async def resolve_all(self) -> None:
+        """Resolve each name once, a few at a time."""
+        some = asyncio.Semaphore(_AT_ONCE)
+        names = list(self._names)
+        found = await asyncio.gather(*(self._addresses_of(name, some) for name in names))
+        addresses = {name: known for name, known in zip(names, found, strict=True) if known}
+        if addresses != self.addresses:
+            self.addresses = addresses
+            self._changed()
+
+    async def _addresses_of(self, name: str, some: asyncio.Semaphore) -> tuple[str, ...]:
+        async with some:
+            try:
+                found = await self._resolve(name)
+            except (OSError, UnicodeError) as error:  # a TimeoutError is an OSError
+                if name not in self._unknown and len(self._unknown) < len(self._names):
+                    self._unknown.add(name)
+                    self._log.warning("host_not_resolved", host=shown(name), problem=shown(str(error)))
+                return self.addresses.get(name, ())
+        self._unknown.discard(name)
+        return found

@@ -1,0 +1,396 @@
+"""Who comes in, who waits and who is closed, by script and beside a model."""
+
+import itertools
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.acceptor.admission import ANONYMOUS, HELD, Admission, ClusterRules, Place, Refused, Step
+from proxy.relay.actions import CloseReason
+from quotas.connection_quotas import (
+    NO_LIMIT,
+    AddressLimits,
+    ConnectionLimits,
+    ConnectionQuotas,
+    ListenerKey,
+)
+from tests.proxy.naive_door import MANY, WINDOW_MS, Limits, NaiveDoor
+
+FRONT, BACK = ListenerKey("main", "front"), ListenerKey("main", "back")
+HERE, THERE = "10.0.0.1", "10.0.0.2"
+TOO_FAST, TOO_MANY_HELD = CloseReason.IP_RATE_EXCEEDED, Refused(CloseReason.TOO_MANY_HELD, reset=True)
+
+
+def door(max_held=1_000, samples=11, **rules):
+    admission = Admission(ConnectionQuotas(ConnectionLimits(), 0, samples, 1_000), max_held)
+    admission.add_virtual_cluster("main", samples, 1_000)
+    for key in (FRONT, BACK):
+        admission.add_listener(key, 0)
+    admission.set_rules("main", ClusterRules(**rules))
+    return admission
+
+
+def limit(admission, **limits):
+    admission.quotas.set_address_limits("main", AddressLimits(**limits))
+
+
+numbers = itertools.count(1)
+
+
+def connect(admission, address=HERE, now_ms=0, listener=FRONT, ticket=None):
+    """What becomes of a connection that need not wait for its listener."""
+    ticket = next(numbers) if ticket is None else ticket
+    assert admission.arrive(listener, ticket, now_ms)
+    return admission.admit(listener, ticket, address, now_ms)
+
+
+def due(admission, now_ms):
+    return [(what.ticket, what.reason or what.step) for what in admission.due(now_ms)]
+
+
+# ----------------------------------------------------------- rates of addresses
+
+
+def test_who_comes_too_fast_is_held_for_its_delay_and_then_closed():
+    admission = door()
+    limit(admission, creation_rate=2.0)
+    places = [connect(admission) for _ in range(20)]
+    assert all(isinstance(place, Place) for place in places)
+    assert connect(admission, ticket="late") is HELD
+    assert (admission.wake_at(), admission.held, due(admission, 499)) == (500, 1, [])
+    assert due(admission, 500) == [("late", TOO_FAST)]
+    assert (admission.wake_at(), admission.held) == (None, 0)
+    counts = admission.counts[FRONT]
+    assert (counts.address_throttles, counts.address_throttled_ms, counts.throttles) == (1, 500, 0)
+
+
+def test_each_that_is_held_ends_at_its_own_time():
+    admission = door()
+    limit(admission, rates={HERE: 1.0, THERE: 4.0})
+    for address, count in ((HERE, 10), (THERE, 40)):
+        for _ in range(count):
+            connect(admission, address)
+    assert connect(admission, HERE, ticket="long") is HELD
+    assert connect(admission, THERE, ticket="short") is HELD
+    assert connect(admission, HERE, 100, ticket="later") is HELD
+    assert due(admission, 250) == [("short", TOO_FAST)]
+    assert due(admission, 999) == []
+    assert due(admission, 1_000) == [("long", TOO_FAST), ("later", TOO_FAST)]
+
+
+def test_a_refused_one_delays_nobody():
+    admission = door()
+    limit(admission, rates={HERE: 0.0})
+    admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=1.0), 0)
+    for _ in range(100):
+        connect(admission, HERE)
+    assert [isinstance(connect(admission, THERE), Place) for _ in range(10)] == [True] * 10
+
+
+def test_more_than_may_be_held_of_one_address_or_in_all_are_reset_at_once():
+    admission = door(max_held=3)
+    admission.set_rules("main", ClusterRules(max_held=2))
+    limit(admission, creation_rate=0.0)
+    assert [connect(admission, HERE) for _ in range(3)] == [HELD, HELD, TOO_MANY_HELD]
+    assert [connect(admission, THERE) for _ in range(2)] == [HELD, TOO_MANY_HELD]
+    assert len(due(admission, 1_000)) == 3
+    assert connect(admission, THERE, 1_000) is HELD
+
+
+def test_fifty_thousand_of_one_address_do_not_touch_another():
+    admission = door()
+    limit(admission, creation_rate=5.0)
+    for _ in range(50_000):
+        connect(admission, HERE)
+    assert admission.held == 200
+    assert isinstance(connect(admission, THERE), Place)
+    assert admission.counts[FRONT].throttles == 0
+
+
+def test_a_hundred_thousand_addresses_take_a_bounded_number_of_rows():
+    admission = door()
+    limit(admission, creation_rate=1.0)
+    outcomes = [connect(admission, f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}") for i in range(100_000)]
+    rates = admission.quotas.rates("main")
+    assert (rates.used, rates.overflowed) == (rates.capacity * 15 // 16, 100_000 - rates.capacity * 15 // 16)
+    assert sum(isinstance(outcome, Place) for outcome in outcomes) == rates.used + 10
+    assert admission.held == 1_000
+
+
+def test_addresses_of_one_prefix_are_one_unless_something_is_said_about_one():
+    admission = door(ipv6_prefix=64, ipv4_prefix=24)
+    limit(admission, creation_rate=0.1, rates={"2001:db8::9": NO_LIMIT}, counts={"10.0.0.9": 5})
+    assert connect(admission, "2001:db8::1").origin == "2001:db8::/64"
+    assert connect(admission, "2001:db8::ffff") is HELD
+    assert connect(admission, "2001:db8:0:1::1").origin == "2001:db8:0:1::/64"
+    assert connect(admission, "2001:db8::9").origin == "2001:db8::9"
+    assert connect(admission, "10.0.0.1").origin == "10.0.0.0/24"
+    assert connect(admission, "10.0.0.9").origin == "10.0.0.9"
+    assert connect(admission, "fe80::1%eth0").origin == "fe80::/64"
+
+
+def test_a_shadow_sees_every_attempt_and_holds_nobody():
+    admission = door(waits=True)
+    limit(admission, creation_rate=2.0, shadow_rate=1.0)
+    for _ in range(25):
+        connect(admission)
+    assert admission.quotas.rates("main", shadow=True).throttles == 15
+    assert admission.held == 5
+
+
+# ------------------------------------------------------------- ip_refusal: wait
+
+
+def test_with_wait_the_head_comes_in_when_the_rate_allows_and_newcomers_stand_behind_it():
+    admission = door(waits=True)
+    limit(admission, creation_rate=2.0)
+    for _ in range(20):
+        connect(admission, now_ms=0)
+    outcomes = [connect(admission, now_ms=10_100, ticket=name) for name in "abc"]
+    assert isinstance(outcomes[0], Place) or outcomes[0] is HELD
+    first = admission.wake_at()
+    assert first is not None
+    told = []
+    for now_ms in range(first, 11_101):
+        told += due(admission, now_ms)
+    assert [name for name, _ in told] == [
+        name for name, outcome in zip("abc", outcomes, strict=True) if outcome is HELD
+    ]
+    assert set(dict(told).values()) <= {Step.ADMITTED, TOO_FAST}
+    assert admission.held == 0
+
+
+def test_with_wait_nobody_overtakes_and_nobody_is_held_longer_than_a_window():
+    admission = door(waits=True)
+    limit(admission, creation_rate=1.0)
+    for _ in range(10):
+        connect(admission, now_ms=0)
+    assert connect(admission, now_ms=10_500, ticket="a") is HELD
+    limit(admission, creation_rate=100.0)
+    assert connect(admission, now_ms=10_600, ticket="b") is HELD
+    assert connect(admission, THERE, now_ms=10_600).origin == THERE
+    at_ms = admission.wake_at()
+    assert due(admission, at_ms) == [("a", Step.ADMITTED), ("b", Step.ADMITTED)]
+
+
+def test_with_wait_one_that_is_admitted_takes_a_slot_or_is_closed_for_want_of_one():
+    admission = door(waits=True)
+    limit(admission, creation_rate=1.0)
+    place = connect(admission)
+    for _ in range(9):
+        connect(admission)
+    assert connect(admission, ticket="a") is HELD
+    limit(admission, creation_rate=NO_LIMIT)
+    admission.quotas.set_listener_limits(FRONT, ConnectionLimits(connections=10), 0)
+    assert due(admission, 1_000) == [("a", CloseReason.TOO_MANY_CONNECTIONS)]
+    assert admission.held == 0
+    admission.left(place)
+    assert isinstance(connect(admission, now_ms=1_000), Place)
+
+
+def test_a_queue_that_is_left_over_when_it_is_to_be_closed_ends_too():
+    admission = door(waits=True)
+    limit(admission, creation_rate=0.0)
+    assert [connect(admission, ticket=name) for name in "ab"] == [HELD, HELD]
+    admission.set_rules("main", ClusterRules())
+    assert connect(admission, ticket="c") is HELD
+    assert sorted(due(admission, 1_000)) == [(name, TOO_FAST) for name in "abc"]
+    assert admission.wake_at() is None
+
+
+# ------------------------------------------------------- listeners and instance
+
+
+def test_a_listener_over_its_rate_has_one_wait_and_the_other_goes_on():
+    admission = door()
+    admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=2.0), 0)
+    for _ in range(20):
+        connect(admission)
+    assert not admission.arrive(FRONT, "waits", 0)
+    assert (admission.wake_at(), admission.somebody_waits) == (500, True)
+    assert isinstance(connect(admission, listener=BACK), Place)
+    assert due(admission, 499) == []
+    assert due(admission, 500) == [("waits", Step.GO_ON)]
+    assert isinstance(admission.admit(FRONT, "waits", HERE, 500), Place)
+    counts = admission.counts[FRONT]
+    assert (counts.throttles, counts.throttled_ms, admission.counts[BACK].throttles) == (1, 500, 0)
+
+
+def test_one_without_a_slot_waits_until_somebody_leaves():
+    admission = door()
+    admission.quotas.set_instance_limits(ConnectionLimits(connections=1), 0)
+    place = connect(admission)
+    assert not admission.arrive(FRONT, "front", 0)
+    assert not admission.arrive(BACK, "back", 1)
+    assert (admission.wake_at(), due(admission, 10_000)) == (None, [])
+    admission.left(place)
+    assert admission.wake_at() == 0
+    assert due(admission, 10_000) == [("front", Step.GO_ON)]
+    assert isinstance(admission.admit(FRONT, "front", HERE, 10_000), Place)
+
+
+def test_who_is_on_the_way_takes_a_slot_until_it_is_given_up():
+    admission = door()
+    admission.quotas.set_listener_limits(FRONT, ConnectionLimits(connections=1), 0)
+    assert admission.arrive(FRONT, "reads its header", 0)
+    assert not admission.arrive(FRONT, "waits", 0)
+    admission.give_up(FRONT)
+    assert due(admission, 0) == [("waits", Step.GO_ON)]
+
+
+def test_at_the_end_all_that_wait_or_are_held_are_closed():
+    admission = door(waits=True)
+    limit(admission, creation_rate=0.0)
+    connect(admission, ticket="held")
+    connect(admission, ticket="behind it")
+    admission.quotas.set_listener_limits(FRONT, ConnectionLimits(connections=0), 0)
+    assert not admission.arrive(FRONT, "waits", 0)
+    told = [(what.ticket, what.reason, what.listener) for what in admission.empty(0)]
+    names = ["waits", "held", "behind it"]
+    assert told == [(name, CloseReason.SHUTDOWN, FRONT) for name in names]
+    assert (admission.held, admission.wake_at(), due(admission, 60_000)) == (0, None, [])
+
+
+# -------------------------------------------------------------- counts and users
+
+
+def test_an_address_and_a_user_have_as_many_as_they_may():
+    admission = door(per_user=1, counts_of_users={"bob": 2, ANONYMOUS: 3})
+    limit(admission, connections=9, counts={THERE: 1})
+    places = [connect(admission) for _ in range(9)]
+    assert connect(admission) == Refused(CloseReason.TOO_MANY_FROM_IP)
+    there = connect(admission, THERE)
+    assert connect(admission, THERE) == Refused(CloseReason.TOO_MANY_FROM_IP)
+    assert [admission.user_became(place, ANONYMOUS) for place in places[:4]] == [True, True, True, False]
+    assert [admission.user_became(place, "alice") for place in places[4:6]] == [True, False]
+    assert [admission.user_became(place, "bob") for place in places[6:9]] == [True, True, False]
+    assert admission.user_became(places[0], "bob") is False
+    assert admission.connections_of_user("main", ANONYMOUS) == 3
+    assert admission.user_became(places[6], "bob")
+    assert admission.user_became(places[6], "carol")
+    assert admission.user_became(places[0], "bob")
+    for place in (*places, there):
+        admission.left(place)
+    assert admission.quotas.connections == 0
+    assert [admission.connections_of_user("main", user) for user in (ANONYMOUS, "alice", "bob", "carol")] == [0] * 4
+
+
+def test_without_a_count_of_its_own_nobody_anonymous_is_counted_out():
+    admission = door(per_user=0)
+    places = [connect(admission) for _ in range(5)]
+    assert all(admission.user_became(place, ANONYMOUS) for place in places)
+    assert not admission.user_became(places[0], "alice")
+
+
+def test_what_is_known_of_an_address_is_told():
+    admission = door(ipv4_prefix=24)
+    limit(admission, creation_rate=5.0, connections=7)
+    connect(admission)
+    connect(admission, THERE)
+    standing = admission.standing_of("main", "::ffff:10.0.0.77", 0, shadow=False)
+    assert (standing.origin, standing.connections, standing.most) == ("10.0.0.0/24", 2, 7)
+    assert (standing.reading.limit, standing.reading.rate) == (5.0, 0.2)
+    assert admission.standing_of("main", "192.0.2.1", 0, shadow=True).reading is None
+
+
+# --------------------------------------------------------------- beside a model
+
+some_limits = st.builds(
+    Limits,
+    instance_rate=st.sampled_from([MANY, 3, 8]),
+    listener_rate=st.sampled_from([MANY, 2, 5]),
+    address_rate=st.sampled_from([1, 2, 3, MANY]),
+    instance=st.sampled_from([MANY, 4]),
+    listener=st.sampled_from([MANY, 3]),
+    address=st.sampled_from([MANY, 3]),
+    held=st.sampled_from([MANY, 3]),
+    held_of_address=st.sampled_from([MANY, 2]),
+    waits=st.booleans(),
+)
+events = st.lists(
+    st.tuples(
+        st.sampled_from([0, 0, 1, 10, 130, 400, 1_000, 3_000]),
+        st.sampled_from(["connect", "connect", "connect", "leave"]),
+        st.sampled_from(["front", "back"]),
+        st.sampled_from([HERE, HERE, THERE]),
+    ),
+    max_size=60,
+)
+
+
+class Driven:
+    """Drives an Admission as a shell does, and tells what becomes of each connection."""
+
+    def __init__(self, limits):
+        self.log, self.places, self.addresses, self.limits = [], {}, {}, limits
+        self.admission = Admission(ConnectionQuotas(ConnectionLimits(), 0, 3, WINDOW_MS), limits.held)
+        self.admission.add_virtual_cluster("main", 3, WINDOW_MS)
+        for key in (FRONT, BACK):
+            self.admission.add_listener(key, 0)
+            listener = ConnectionLimits(limited(limits.listener_rate), limited(limits.listener))
+            self.admission.quotas.set_listener_limits(key, listener, 0)
+        instance = ConnectionLimits(limited(limits.instance_rate), limited(limits.instance))
+        self.admission.quotas.set_instance_limits(instance, 0)
+        self.admission.set_rules("main", ClusterRules(limits.waits, limits.held_of_address))
+        of_addresses = AddressLimits(limited(limits.address_rate), limited(limits.address))
+        self.admission.quotas.set_address_limits("main", of_addresses)
+
+    def arrive(self, number, listener, address, now):
+        self.addresses[number] = address
+        key = ListenerKey("main", listener)
+        if self.admission.arrive(key, number, now):
+            self._admit(key, number, now)
+
+    def _admit(self, key, number, now):
+        match self.admission.admit(key, number, self.addresses[number], now):
+            case Place() as place:
+                self._open(number, place)
+            case Refused(reason):
+                self.log.append((number, reason.value))
+
+    def _open(self, number, place):
+        self.places[number] = place
+        self.log.append((number, "admitted"))
+
+    def leave(self, number):
+        self.admission.left(self.places.pop(number))
+
+    def advance(self, to):
+        while (now := self.admission.wake_at()) is not None and now <= to:
+            for what in self.admission.due(now):
+                if what.step is Step.GO_ON:
+                    self._admit(what.listener, what.ticket, now)
+                elif what.step is Step.ADMITTED:
+                    self._open(what.ticket, what.place)
+                else:
+                    self.log.append((what.ticket, what.reason.value))
+            assert self.admission.held <= self.limits.held
+
+
+def limited(number):
+    return NO_LIMIT if number == MANY else number
+
+
+@settings(max_examples=400, deadline=None)
+@given(some_limits, events)
+def test_what_becomes_of_each_connection_is_what_the_model_says(limits, events):
+    real, model, now = Driven(limits), NaiveDoor(limits, ("front", "back")), 1_000
+    for number, (gap, what, listener, address) in enumerate(events):
+        now += gap
+        for side in (real, model):
+            side.advance(now)
+        assert real.log == model.log
+        if what == "connect" and model.may_accept(listener):
+            for side in (real, model):
+                side.arrive(number, listener, address, now)
+        elif what == "leave" and model.open:
+            going = min(model.open)
+            for side in (real, model):
+                side.leave(going)
+        assert real.log == model.log
+        assert real.admission.quotas.connections == len(model.open)
+    for side in (real, model):
+        side.advance(now + 10 * WINDOW_MS)
+    assert real.log == model.log
+    assert real.admission.held == 0
+    assert len({number for number, _ in real.log}) == len(real.log)
