@@ -10,17 +10,28 @@ import pytest
 from tests.bench.candidates import DIRECT, HAPROXY, OURS
 from tests.bench.columns import COLUMNS
 from tests.bench.processes import ROOT
+from tests.disturbance import Disturbance
 
 pytestmark = pytest.mark.long
 
 CANDIDATES = (DIRECT.name, HAPROXY.name, "nginx", OURS.name)
 KEYS = ("produce-1", "fetch-64k", "accept")
+_ATTEMPTS = 8
+_TIMEOUT_S = 600
 
 
-def run(program, *arguments):
-    """What one of the programs of this folder prints on stdout."""
+def run(program, *arguments, measured=lambda printed: True):
+    """What one of the programs of this folder prints on stdout.
+
+    In the short time that it has here somebody who stands still can leave it without anything to measure: it is run
+    again then, until something is `measured`.
+    """
     command = [sys.executable, ROOT / "tests" / "bench" / program, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    for _ in range(_ATTEMPTS):
+        with Disturbance() as disturbance:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        if (done.returncode == 0 and measured(done.stdout)) or not disturbance.seen:
+            break
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -32,7 +43,16 @@ def measured(tmp_path_factory):
     only = [word for name in CANDIDATES for word in ("--only", name)]
     short = ["--rounds", "1", "--seconds", "0.5", "--repeats", "0", "--columns", ",".join(KEYS)]
     files = ["--json", folder / "speed.json", "--plot", folder / "speed.svg"]
-    return run("speed.py", *short, *only, *files), folder
+
+    def something(printed):
+        columns = json.loads((folder / "speed.json").read_text())["runs"].values()
+        runs = [(name, figures) for of_column in columns for name, [figures] in of_column.items()]
+        return all(
+            figures["requests"] > 10 and (name == DIRECT.name or figures["cpu_us_per_request"] > 0)
+            for name, figures in runs
+        )
+
+    return run("speed.py", *short, *only, *files, measured=something), folder
 
 
 def test_every_candidate_moves_requests_in_every_column(measured):
@@ -86,17 +106,35 @@ def test_memory_is_measured_of_every_proxy():
 
 def test_the_profile_counts_what_a_request_costs():
     """One request and its answer are read and sent on: two of each, or fewer where several travel together."""
-    printed = run("cpu_profile.py", "--column", "latency", "--seconds", "0.5", "--candidates", OURS.name)
-    cells = dict(re.findall(r"^\| (?:- )?([^|]+) \| ([\d.,]+) \|$", printed, re.M))
-    assert float(cells["CPU, us/request"]) > 0
-    assert 2 < float(cells["system calls/request"]) < 100
+
+    def told(printed):
+        return dict(re.findall(r"^\| (?:- )?([^|]+) \| ([\d.,]+) \|$", printed, re.M))
+
+    def is_plausible(printed):
+        cells = told(printed)
+        return float(cells["CPU, us/request"]) > 0 and 2 < float(cells["system calls/request"]) < 100
+
+    arguments = ("--column", "latency", "--seconds", "0.5", "--candidates", OURS.name)
+    printed = run("cpu_profile.py", *arguments, measured=is_plausible)
+    assert is_plausible(printed), told(printed)
 
 
 @pytest.mark.integration
 def test_a_real_node_is_reached_in_three_ways(tmp_path):
     short = ["--rounds", "1", "--seconds", "0.5", "--repeats", "0", "--workloads", "produce-100,latency"]
-    printed = run("real_kafka.py", *short, "--json", tmp_path / "kafka.json")
-    runs = json.loads((tmp_path / "kafka.json").read_text())["runs"]
+
+    def runs_found():
+        return json.loads((tmp_path / "kafka.json").read_text())["runs"]
+
+    def something(printed):
+        produced = {name: found[0] for name, found in runs_found()["produce-100"].items()}
+        return all(
+            found["records_per_second"] > 10 and (name == DIRECT.name or found.get("cpu_us_per_record", 0) > 0)
+            for name, found in produced.items()
+        )
+
+    printed = run("real_kafka.py", *short, "--json", tmp_path / "kafka.json", measured=something)
+    runs = runs_found()
     assert set(runs) == {"produce-100", "latency"}
     for name in (DIRECT.name, HAPROXY.name, OURS.name):
         [produced], [latency] = runs["produce-100"][name], runs["latency"][name]

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +16,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from protocol.topic_mutations import STRICT_SINCE, read_mutation_answer
 from protocol.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
 from proxy.demo.kafka_cluster import KafkaCluster
+from tests.disturbance import Disturbance
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.topics import make_topic
+from tests.patience import PATIENCE_S
 from tests.quota_frames import alter_request, altered
 from tests.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
 
@@ -25,7 +28,7 @@ BURST = 11 * RATE
 REFUSED = 89
 DIRECT, PROXIED = "mutations-direct", "mutations-proxied"
 KINDS = ("create", "grow", "delete")
-_TIMEOUT_S = 30.0
+_TIMEOUT_S = PATIENCE_S
 
 
 class Connection:
@@ -98,11 +101,13 @@ class Side:
         codes = {(r.name or r.topic_id).removeprefix(self.prefix + b"-"): r.error_code for r in answer.results}
         self.bucket.refill(sent_s, answered_s)
         self.bucket.spend(spends)
-        if REFUSED in codes.values() or (version < STRICT_SINCE[key] and self.bucket.high < 0):
-            assert told_ms > 0
+        refused, tells = REFUSED in codes.values(), version < STRICT_SINCE[key]
+        if told_ms:
+            assert refused or (tells and self.bucket.low < 0), (codes, told_ms, self.bucket)
             assert self.bucket.may_tell(told_ms, answered_s - sent_s), (codes, told_ms, self.bucket)
         else:
-            assert told_ms == 0, (codes, told_ms)
+            assert not refused, codes
+            assert not tells or self.bucket.high >= 0, (codes, self.bucket)
         return codes
 
     def create(self, *topics: tuple[str, int], version: int = 7, spends: int = 0, **how) -> dict[bytes, int]:
@@ -131,8 +136,11 @@ class Side:
 
 
 def script(side: Side, validate_only: bool) -> list[dict[bytes, int]]:
-    """What both kinds of broker must say alike, request by request."""
-    said = [side.create(("a", 10), ("b", 11), ("e", -1), spends=22), side.create(("f", 3), spends=3)]
+    """What both kinds of broker must say alike, request by request.
+
+    So much is overdrawn that it takes 11 s until there are tokens again, however long anybody stands still.
+    """
+    said = [side.create(("a", 10), ("b", 11), ("e", -1), spends=22), side.create(("f", 23), spends=23)]
     side.wait_until_known("a", "b")
     said += [
         side.create(("c", 1), ("none", 0), ("a", 5), ("twice", 1), ("twice", 1), ("bad name", 1), ("d", 2)),
@@ -187,8 +195,9 @@ def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka)
         deleted_after(kafka, DIRECT, PROXIED),
         ProxyProcess(kafka, quotas, throttle={"charge_validate_only": validate_only}) as proxy,
     ):
-        direct = script(Side(kafka.address(node_id), DIRECT), validate_only)
-        proxied = script(Side((HOST, proxy.node_ports[node_id]), PROXIED), validate_only)
+        sides = [Side(kafka.address(node_id), DIRECT), Side((HOST, proxy.node_ports[node_id]), PROXIED)]
+        with ThreadPoolExecutor(len(sides)) as threads:
+            direct, proxied = threads.map(lambda side: script(side, validate_only), sides)
         assert proxied == direct
         refused = sum(code == REFUSED for said in proxied for code in said.values())
         assert proxy.metric("mutations_refused_total", node_id=str(node_id)) == refused > 3
@@ -213,12 +222,21 @@ def rate_after_burst(done: list[tuple[float, int]], rate: float) -> float:
     raise AssertionError(f"{total} partitions are no burst")
 
 
+def is_held(rates: dict[str, float], disturbance: Disturbance) -> bool:
+    """Whether all rates are that of the quota, within 5 %; roughly, when somebody stood still."""
+    least, most = (0.3, 3.0) if disturbance.seen else (0.95, 1.05)
+    return all(least * FAST < rate < most * FAST for rate in rates.values())
+
+
 def create_with_librdkafka(bootstrap: str, client_id: str, prefix: str, seconds: float) -> list[tuple[float, int]]:
-    """Create topics one by one for so long; a refusal is tried again at once, as the proxy does not read that yet."""
+    """Create topics one by one for so long, and until the burst is used up.
+
+    A refusal is tried again at once, as the proxy does not read that yet.
+    """
     admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": client_id})
     done: list[tuple[float, int]] = []
     begin = time.monotonic()
-    while time.monotonic() < begin + seconds:
+    while time.monotonic() < begin + seconds or len(done) * AT_ONCE < (12 + done[-1][0]) * FAST:
         topic = NewTopic(f"{prefix}-{len(done)}", AT_ONCE, 1)
         [future] = admin.create_topics([topic], request_timeout=60).values()
         error = future.exception()
@@ -232,9 +250,9 @@ def create_with_librdkafka(bootstrap: str, client_id: str, prefix: str, seconds:
 @pytest.mark.long
 def test_librdkafka_creates_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
     proxy = start_proxy([{"client_id": "librdkafka", "controller_mutation_rate": FAST}])
-    with deleted_after(newest_kafka, "rate-rdkafka-"):
+    with deleted_after(newest_kafka, "rate-rdkafka-"), Disturbance() as disturbance:
         done = create_with_librdkafka(proxy.bootstrap, "librdkafka", "rate-rdkafka", 11)
-    assert rate_after_burst(done, FAST) == pytest.approx(FAST, rel=0.05)
+    assert is_held({"librdkafka": rate_after_burst(done, FAST)}, disturbance)
     assert proxy.metric("throttles_total", quota_type="controller_mutation") > 5
 
 
@@ -242,7 +260,7 @@ def test_librdkafka_creates_topics_at_the_rate_of_its_quota(newest_kafka, start_
 def test_the_java_client_creates_grows_and_deletes_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
     proxy = start_proxy([{"client_id": "java-" + kind, "controller_mutation_rate": FAST} for kind in KINDS])
     rates, created = {}, 0
-    with deleted_after(newest_kafka, "rate-grow", "rate-java-"):
+    with deleted_after(newest_kafka, "rate-grow", "rate-java-"), Disturbance() as disturbance:
         make_topic(newest_kafka.bootstrap_servers, "rate-grow")
         for kind, topics, seconds in (
             ("create", "rate-java-", 30),
@@ -252,12 +270,12 @@ def test_the_java_client_creates_grows_and_deletes_topics_at_the_rate_of_its_quo
             arguments = (kind, topics, str(AT_ONCE), str(seconds), str(created))
             source = str(Path(__file__).parents[1] / "java" / "MutationRate.java")
             command = newest_kafka.java_command(source, proxy.bootstrap, f"java-{kind}", *arguments)
-            printed = newest_kafka.run(command, timeout_s=200)
+            printed = newest_kafka.run(command, timeout_s=400)
             assert printed.returncode == 0, printed.stderr
             done = [(int(at) / 1000, int(count)) for at, count in map(str.split, printed.stdout.splitlines())]
             created = created or len(done)
             rates[kind] = rate_after_burst(done, FAST)
-    assert rates == pytest.approx(dict.fromkeys(KINDS, FAST), rel=0.05)
+    assert is_held(rates, disturbance), rates
 
 
 @pytest.mark.long

@@ -2,10 +2,12 @@
 
 import pytest
 
+from tests.disturbance import Disturbance, undisturbed
 from tests.fidelity import broker, report, throttles
 from tests.fidelity.__main__ import FROZEN_LOADS, measure
 from tests.fidelity.loads import chosen
 from tests.fidelity.runs import HALF
+from tests.fidelity.sensors import TooLate
 
 
 @pytest.fixture
@@ -27,17 +29,28 @@ def test_each_api_is_throttled_for_one_window_at_most_and_mute_for_as_long_here_
 
 @pytest.mark.long
 def test_as_many_requests_get_through_as_at_a_broker_on_the_whole(both_sides):
-    throttles.admit(both_sides)
-    of_broker, of_proxy = (side.admitted for side in both_sides)
+    def admitted():
+        throttles.admit(both_sides)
+        return [side.admitted for side in both_sides]
+
+    (of_broker, of_proxy), nobody_stood_still = undisturbed(admitted)
+    assert of_proxy > 0
     # At so few requests a second a broker's threads are cold: one costs it up to fifteen times what it does under load.
-    assert 0.1 < of_proxy / of_broker < 30
+    # One that stands still amid a request takes that time for the request's.
+    assert not nobody_stood_still or 0.1 < of_proxy / of_broker < 30
 
 
 @pytest.mark.long
 def test_at_half_load_requests_cost_about_what_a_broker_measures_and_a_frozen_node_charges_nobody():
-    loads = chosen(["Produce acks=1, 1 KiB", "Fetch, 16 KiB"])
-    found, _ = measure([load for load in loads if load.name in FROZEN_LOADS], 1, "4.3.1", direct=False, levels=(HALF,))
+    loads = [load for load in chosen(["Produce acks=1, 1 KiB", "Fetch, 16 KiB"]) if load.name in FROZEN_LOADS]
+    with Disturbance() as disturbance:
+        try:
+            found, _ = measure(loads, 1, "4.3.1", direct=False, levels=(HALF,))
+        except TooLate:
+            assert disturbance.seen
+            return
     for each in found:
-        assert 0.2 < report.ratio(each.runs[HALF]) < 5, report.table(found)
+        # A broker that stands still amid a request takes that time for the request's.
+        assert disturbance.seen or 0.2 < report.ratio(each.runs[HALF]) < 5, report.table(found)
         for _, _, charged_ms in report.frozen_ms(each):
             assert charged_ms < 500, "less than one of the eight connections has waited"
