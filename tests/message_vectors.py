@@ -114,7 +114,7 @@ def _make(kafka_version: str, vectors_file: Path) -> None:
         assert java, "java is missing"
         aside = vectors_file.with_suffix(".part")
         command = [java, "-cp", f"{jars}/*", str(_SOURCE), str(aside)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=240)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert run.returncode == 0, run.stderr[-3000:]
         made_with = run.stdout.strip()
         assert made_with == kafka_version, f"jars of {made_with}, not of {kafka_version}"

@@ -47,7 +47,7 @@ def clients_jar(kafka_version: str) -> Path:
 
 def make_table(out: Path, *jars: Path) -> subprocess.CompletedProcess[str]:
     command: list[str | Path] = [sys.executable, ROOT / "deploy" / "make_api_table.py", "--out", out, *jars]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
 
 def test_making_the_table_anew_gives_the_committed_bytes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_the_table_is_that_of_kafkas_classes(kafka_version):
     java = shutil.which("java")
     assert java, "java is missing"
     command = [java, "-cp", f"{kafka_jars(kafka_version)}/*", str(_SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     lines = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]
     assert len(lines) > 80

@@ -57,7 +57,7 @@ def kafka_says(folder, questions):
     (folder / "questions").write_text("".join(lines))
     java = need_program("java", "openjdk-17-jdk-headless")
     command = [java, "-XX:TieredStopAtLevel=1", "-cp", f"{kafka_jars('3.9.2')}/*", str(ORACLE)]
-    subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=120)
+    subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=600)
     answers = (folder / "answers").read_text().splitlines()
     assert len(answers) == len(questions)
     return [None if answer == "-" else bytes.fromhex(answer).decode("utf-16-be") for answer in answers]
