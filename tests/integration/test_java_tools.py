@@ -8,7 +8,8 @@ from collections import Counter
 import pytest
 
 from tests.integration.observed_connects import assert_only, observe
-from tests.integration.topics import make_topic
+from tests.integration.test_kafka_cluster import eventually
+from tests.integration.topics import make_topic, wait_until_known
 
 
 class Tools:
@@ -45,6 +46,7 @@ class Tools:
     def topic(self, name, partitions=3):
         """A new topic; not by a tool, as each takes a second or two to start."""
         make_topic(self._proxy.bootstrap, name, partitions)
+        wait_until_known(self._cluster, name, partitions)
         return name
 
 
@@ -60,16 +62,19 @@ def json_lines(text):
 
 
 @pytest.mark.newest_first
-def test_topics_are_created_described_grown_and_deleted(tools):
+def test_topics_are_created_described_grown_and_deleted(tools, kafka):
     topic = "java-topics"
     tools.run("kafka-topics", "--create", "--topic", topic, "--partitions", "3")
+    wait_until_known(kafka, topic, 3)
     tools.run("kafka-topics", "--alter", "--topic", topic, "--partitions", "5")
+    wait_until_known(kafka, topic, 5)
     described = tools.run("kafka-topics", "--describe", "--topic", topic)
     partitions = re.findall(r"Partition: (\d)\s+Leader: (\d)\s+Replicas: (\S+)\s+Isr: (\S+)", described)
     assert [int(partition) for partition, *_ in partitions] == [0, 1, 2, 3, 4]
     assert all(sorted(replicas) == sorted("1,2,3") for _, _, replicas, _ in partitions)
     assert topic in tools.run("kafka-topics", "--list").split()
     tools.run("kafka-topics", "--delete", "--topic", topic)
+    wait_until_known(kafka, topic, 0)
     assert topic not in tools.run("kafka-topics", "--list").split()
 
 
@@ -137,10 +142,10 @@ def test_configurations_of_topics_and_nodes_are_changed_and_described(tools):
     topic = tools.topic("java-configs", 1)
     of_topic = ("--entity-type", "topics", "--entity-name", topic)
     tools.run("kafka-configs", "--alter", *of_topic, "--add-config", "retention.ms=123456")
-    assert "retention.ms=123456" in tools.run("kafka-configs", "--describe", *of_topic)
+    eventually(lambda: "retention.ms=123456" in tools.run("kafka-configs", "--describe", *of_topic))
     of_node = ("--entity-type", "brokers", "--entity-name", "2")
     tools.run("kafka-configs", "--alter", *of_node, "--add-config", "log.cleaner.backoff.ms=15001")
-    assert "log.cleaner.backoff.ms=15001" in tools.run("kafka-configs", "--describe", *of_node)
+    eventually(lambda: "log.cleaner.backoff.ms=15001" in tools.run("kafka-configs", "--describe", *of_node))
 
 
 @pytest.mark.long
