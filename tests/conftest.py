@@ -3,6 +3,11 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
+"""How long an example takes is the machine's affair."""
 
 _MOST_CHARACTERS = 5_000
 """Of all failures together."""

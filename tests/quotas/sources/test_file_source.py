@@ -365,7 +365,7 @@ ALTERATIONS = st.tuples(st.sampled_from(ENTITIES[:3]), st.sampled_from([PRODUCE,
 FILES = st.dictionaries(st.sampled_from(ENTITIES[:3]), st.dictionaries(st.just(PRODUCE), st.just(5.0)))
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(st.one_of(st.lists(ALTERATIONS, min_size=1, max_size=2), FILES), max_size=6))
 def test_what_is_in_force_after_changes_is_what_would_be_read_anew(tmp_path_factory, steps):
     path = tmp_path_factory.mktemp("state") / "state.json"
