@@ -35,7 +35,9 @@ def in_words(raised, root):
     under_way = [
         f"{Path(entry.path).relative_to(root)}:{entry.lineno + 1}: {str(entry.statement).strip()}" for entry in ours
     ]
-    return "\n".join([*under_way[-_STATEMENTS:], f"{raised.typename}: {raised.value}"])
+    parts = getattr(raised.value, "exceptions", ())
+    told = [f"{type(error).__name__}: {error}" for error in (*parts, raised.value)]
+    return "\n".join([*under_way[-_STATEMENTS:], *told])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

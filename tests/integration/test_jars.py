@@ -1,8 +1,10 @@
 """Fetching Kafka's jars: once, by one process at a time, and whole or not at all. Maven is played by a script."""
 
 import os
+import re
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,6 +12,7 @@ import psutil
 import pytest
 
 from proxy.demo.jars import ToolMissing, kafka_jars
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 FETCH = "import sys; from proxy.demo.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
@@ -47,32 +50,53 @@ def in_cache(tmp_path):
 
 
 def fetching_process():
-    return subprocess.Popen([sys.executable, "-c", FETCH], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen([sys.executable, "-u", "-c", FETCH], cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_jars_are_fetched_once_and_progress_is_told(played_maven, tmp_path):
-    played_maven("sleep 2.5")
+    played_maven(f'until [ -e "{tmp_path}/go" ]; do sleep 0.1; done')
     said = []
-    folder = kafka_jars("4.3.1", said.append)
+
+    def say(line):
+        said.append(line)
+        if "so far" in line:
+            (tmp_path / "go").touch()
+
+    folder = kafka_jars("4.3.1", say)
     assert sorted(path.name for path in folder.iterdir()) == ["one.jar", "two.jar"]
-    assert said == [
-        "fetching Apache Kafka 4.3.1 from Maven, about 55 MB, once",
-        "fetching Apache Kafka 4.3.1: 1 jars so far, 2 s",
-        "Apache Kafka 4.3.1 is here: 2 jars",
-    ]
+    first, *progress, last = said
+    assert first == "fetching Apache Kafka 4.3.1 from Maven, about 55 MB, once"
+    assert last == "Apache Kafka 4.3.1 is here: 2 jars"
+    assert progress
+    for line in progress:
+        assert re.fullmatch(r"fetching Apache Kafka 4\.3\.1: [012] jars so far, \d+ s", line)
     assert kafka_jars("4.3.1", said.append) == folder
     assert len(runs(tmp_path)) == 1
     assert in_cache(tmp_path) == ["kafka-4.3.1", "kafka-4.3.1.lock"]
 
 
 def test_two_processes_at_once_fetch_once_and_the_second_says_for_whom_it_waits(played_maven, tmp_path):
-    played_maven("sleep 4")
+    played_maven(f'until [ -e "{tmp_path}/go" ]; do sleep 0.1; done')
     both = [fetching_process(), fetching_process()]
-    said = [process.communicate(timeout=60)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
+    said = [[], []]
+    readers = [
+        threading.Thread(target=lambda process=process, lines=lines: lines.extend(process.stdout))
+        for process, lines in zip(both, said, strict=True)
+    ]
+    for reader in readers:
+        reader.start()
+    waiting = "waiting for another process that fetches Apache Kafka 4.3.1"
+    deadline = time.monotonic() + PATIENCE_S
+    while not any(waiting in line for lines in said for line in lines):
+        assert time.monotonic() < deadline, said
+        time.sleep(0.02)
+    (tmp_path / "go").touch()
+    assert [process.wait(PATIENCE_S) for process in both] == [0, 0]
+    for reader in readers:
+        reader.join()
     assert len(runs(tmp_path)) == 1
-    assert sum("waiting for another process that fetches Apache Kafka 4.3.1" in text for text in said) == 1
-    assert {text.splitlines()[-1] for text in said} == {str(tmp_path / "cache" / "kafka-4.3.1")}
+    assert sum(waiting in line for lines in said for line in lines) == 1
+    assert {lines[-1].strip() for lines in said} == {str(tmp_path / "cache" / "kafka-4.3.1")}
 
 
 def test_a_killed_fetch_takes_maven_along_and_leaves_nothing_that_looks_complete(played_maven, tmp_path):
@@ -85,7 +109,7 @@ def test_a_killed_fetch_takes_maven_along_and_leaves_nothing_that_looks_complete
         fetching.kill()
         fetching.communicate()
     [pid] = runs(tmp_path)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + PATIENCE_S
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)
