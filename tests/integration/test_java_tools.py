@@ -97,7 +97,7 @@ def test_the_console_tools_carry_every_compression(tools):
         assert "java-console-new" in groups, "the group did not use the new protocol"
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_the_performance_tests_move_all_their_records(tools):
     topic = tools.topic("java-perf")
     count = 100_000
@@ -122,6 +122,7 @@ def test_a_transactional_performance_test_ends_all_its_transactions(tools):
     )
 
 
+@pytest.mark.every_kind
 def test_the_verifiable_tools_lose_nothing(tools):
     topic = tools.topic("java-verifiable")
     count = 2000

@@ -70,6 +70,7 @@ def healed(cluster):
 # --------------------------------------------------------------------- nodes
 
 
+@pytest.mark.every_kind
 def test_every_node_names_all_nodes_on_ports_below_those_of_outgoing_connections(kafka):
     for node_id in kafka.node_ids:
         assert all_are_named_at(kafka.address(node_id))
@@ -100,7 +101,7 @@ def test_a_killed_node_is_missed_by_the_others_and_comes_back_with_its_records_o
         assert read.splitlines() == written
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_a_node_restarted_at_once_after_a_kill_serves_although_the_cluster_still_believes_in_its_last_life(kafka):
     with healed(kafka):
         kafka.kill(3)
@@ -119,7 +120,7 @@ def test_a_frozen_node_takes_connections_and_answers_nothing_until_it_is_thawed(
         assert eventually(lambda: 1 in nodes_named_at(kafka.address(1)))
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_a_node_can_be_stopped_while_it_is_frozen(kafka):
     with healed(kafka):
         kafka.freeze(2)
@@ -256,6 +257,7 @@ def test_a_node_has_further_listeners_properties_and_jvm_options_and_a_host_of_i
         assert re.search(r"\bbroker\.rack=rack-1 ", described)
 
 
+@pytest.mark.long
 def test_an_error_inside_the_block_carries_the_logs():
     with pytest.raises(ZeroDivisionError) as raised, KafkaCluster(nodes=1):
         1 / 0  # noqa: B018

@@ -92,6 +92,7 @@ def entry(client_id, rate):
     return {"client_id": client_id, "producer_byte_rate": rate}
 
 
+@pytest.mark.long
 def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
     proxy = start_proxy([entry("noisy", RATE)], limits=SHORT_DRAIN)
     leader = make_topic(proxy.bootstrap, "quota-noisy")[0]

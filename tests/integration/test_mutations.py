@@ -185,6 +185,7 @@ def deleted_after(cluster: KafkaCluster, *prefixes: str) -> Iterator[None]:
             assert error is None or error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART, error
 
 
+@pytest.mark.every_kind
 @pytest.mark.long
 def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka):
     quotas = [{"client_id": PROXIED, "controller_mutation_rate": RATE}]

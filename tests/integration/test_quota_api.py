@@ -67,6 +67,7 @@ def settled(broker, wanted):
     return found
 
 
+@pytest.mark.every_kind
 @pytest.mark.kraft
 @pytest.mark.newest_first
 def test_every_request_to_alter_is_answered_as_by_a_broker_and_does_the_same(sides):
