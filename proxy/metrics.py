@@ -169,6 +169,18 @@ class Metrics:
             ("virtual_cluster", "source"),
             registry=registry,
         )
+        self.certificate_ends = Gauge(
+            "kafka_throttle_certificate_expiry_timestamp_seconds",
+            "When the first certificate ends that a listener shows; no listener: that the cluster's nodes are shown.",
+            ("virtual_cluster", "listener"),
+            registry=registry,
+        )
+        self.certificate_reloads = Counter(
+            "kafka_throttle_certificate_reloads",
+            "Readings of certificates after the first, because their files have changed: applied or rejected.",
+            ("virtual_cluster", "listener", "result"),
+            registry=registry,
+        )
         self.event_loop_lag = Gauge(
             "kafka_throttle_event_loop_lag_seconds",
             "The longest that the event loop was late within the last 15 seconds.",

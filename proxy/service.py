@@ -18,6 +18,8 @@ from prometheus_client import CollectorRegistry
 from protocol.api_table import APIS
 from proxy import logs
 from proxy.acceptor.admission import AddressStanding, Admission
+from proxy.acceptor.certificate_keeper import CertificateKeeper
+from proxy.acceptor.certificates import Certified, Section, TlsPlace, tls_sections
 from proxy.acceptor.sockets import PortsTaken, bind_all
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
@@ -157,6 +159,14 @@ class VirtualCluster:
             listener.set_origin(settings[listener.name])
             listener.set_connection_limits(settings[listener.name].connections)
 
+    def set_certified(self, name: str, certified: Certified | None) -> None:
+        """Have a listener of that name, for "" the way to the nodes, speak TLS with this; None: they are plain."""
+        if not name:
+            self.upstream.set_tls(None if certified is None else certified.context)
+        for listener in self.listeners:
+            if listener.name == name:
+                listener.set_certified(certified)
+
     @property
     def quotas(self) -> Quotas:
         """The quotas in force."""
@@ -267,6 +277,7 @@ class Service:
         self._stopping = False
         self._stop_asked = asyncio.Event()
         self._reload_asked = asyncio.Event()
+        self._certificates = CertificateKeeper(self._show, clock, self._metrics)
         self._metrics_site = MetricsSite(self._metrics, self.not_ready)
         self._api = AdminApi(self.clusters, clock)
         self._api_listener = HttpListener(self._api.application(), "admin")
@@ -308,11 +319,17 @@ class Service:
     def _listeners(self) -> Iterator[Listener]:
         return (listener for cluster in self.clusters for listener in cluster.listeners)
 
+    def _show(self, place: TlsPlace, context: Certified | None) -> None:
+        for cluster in self.clusters:
+            if cluster.name == place.virtual_cluster:
+                cluster.set_certified(place.listener, context)
+
     # -------------------------------------------------------------- start, stop
 
     async def start(self) -> None:
         """Bind every port, then accept. ConfigErrors with all ports that are not to be had."""
         self._api.token = read_token(self.config.admin, self._config_path)
+        self._certificates.take_up(await asyncio.to_thread(tls_sections, self.config))
         bound = self._bind_all()
         await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
         await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
@@ -332,6 +349,7 @@ class Service:
             self._spawn(cluster.upstream.keep_learning())
         self._spawn(self._sweep())
         self._spawn(self._watch_config())
+        self._spawn(self._certificates.watch())
 
     def _bind_all(self) -> list[tuple[Listener, dict[int, socket.socket]]]:
         bound: list[tuple[Listener, dict[int, socket.socket]]] = []
@@ -465,7 +483,7 @@ class Service:
         Returns False if the file could not be read: that may pass.
         """
         try:
-            config, token = await asyncio.to_thread(_load_with_token, self._config_path)
+            config, token, sections = await asyncio.to_thread(_load_with_files, self._config_path)
         except ConfigErrors as errors:
             self._refuse_reload([str(problem) for problem in errors.problems])
             return not isinstance(errors, ConfigUnreadable)
@@ -474,6 +492,7 @@ class Service:
             return True
         self.config = config
         self._api.token = token
+        self._certificates.take_up(sections)
         await self._apply()
         self._warn()
         self._metrics.config_reloads.labels("applied").inc()
@@ -537,9 +556,9 @@ def _tell_failure(task: asyncio.Task[None]) -> None:
         log.error("background_task_failed", exc_info=error)
 
 
-def _load_with_token(path: Path) -> tuple[Config, str | None]:
+def _load_with_files(path: Path) -> tuple[Config, str | None, dict[TlsPlace, Section]]:
     config = load_config(path)
-    return config, read_token(config.admin, path)
+    return config, read_token(config.admin, path), tls_sections(config)
 
 
 def _ports(config: ListenerConfig) -> list[int]:

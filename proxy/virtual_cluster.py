@@ -1,8 +1,9 @@
 """A Kafka cluster as its clients see it: who its nodes are, where they really are, and which port stands for which."""
 
+import re
 from collections.abc import KeysView
 
-from proxy.config.kinds import HostPort
+from proxy.config.kinds import INT32_MAX, HostPort
 from proxy.config.settings import ListenerConfig
 from proxy.verdicts.facts import NoPortForNode
 
@@ -82,3 +83,45 @@ class ListenerPorts:
     def node_of(self, port: int) -> int | None:
         """The node that a local port stands for; None for a spare port that no node has taken."""
         return self._node_of.get(port)
+
+
+class ListenerNames:
+    """The host names of a listener that stand for nodes: all at one port, told apart by what a TLS client asks for."""
+
+    def __init__(self, config: ListenerConfig, directory: NodeDirectory) -> None:
+        assert config.advertised_node_host is not None
+        self._pattern = config.advertised_node_host
+        before, after = self._pattern.lower().split("{node_id}")
+        self._name = re.compile(f"{re.escape(before)}(0|[1-9][0-9]{{0,9}}){re.escape(after)}")
+        self._bootstrap = config.advertised_host.lower()
+        self._port = config.port
+        self._directory = directory
+
+    def __str__(self) -> str:
+        return f"{self._bootstrap} and {self._pattern}"
+
+    def learn(self, node_id: int, host: str, port: int) -> None:
+        """Note the upstream address of a node."""
+        self._directory.learn(node_id, host, port)
+
+    def advertised(self, node_id: int) -> tuple[bytes, int]:
+        """Host and port that clients are told for a node."""
+        return self._pattern.replace("{node_id}", str(node_id)).encode(), self._port
+
+    def node_of(self, _port: int) -> int:
+        """The node of a connection that names none."""
+        return BOOTSTRAP_NODE_ID
+
+    def node_named(self, name: str) -> int | None:
+        """The node that a server name stands for, BOOTSTRAP_NODE_ID included; None for a name of somebody else's."""
+        name = name.lower().removesuffix(".")
+        if name == self._bootstrap:
+            return BOOTSTRAP_NODE_ID
+        match = self._name.fullmatch(name)
+        node_id = int(match[1]) if match else None
+        return node_id if node_id is not None and node_id <= INT32_MAX else None
+
+
+def addressing(config: ListenerConfig, directory: NodeDirectory) -> ListenerPorts | ListenerNames:
+    """How the clients of a listener address nodes."""
+    return ListenerNames(config, directory) if config.advertised_node_host else ListenerPorts(config, directory)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from protocol.proxy_header import Endpoint
 from proxy.acceptor.admission import Place
+from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from quotas.entities import plain_ip
 
@@ -33,9 +34,9 @@ class Arrival:
     """A non-blocking socket that was accepted at `port`, and what is known about it by now.
 
     `address` is the client's, in its plain spelling, for quotas, logs and metrics: the peer's, or the one that a stage
-    has been told; `client_port` belongs to it. `node_id` is whom it is for, `place` what it
-    holds once its address may have it. `destination` is where the client has
-    connected to, if somebody else has told.
+    has been told; `client_port` belongs to it. `node_id` is whom it is for, `place` what it holds once its address may
+    have it. `destination` is where the client has connected to, if somebody else has told. `tls` is spoken over the
+    socket, if it is.
     """
 
     socket: socket
@@ -47,6 +48,7 @@ class Arrival:
     client_port: int = 0
     destination: Endpoint | None = None
     place: Place | None = None
+    tls: TlsSocket | None = None
 
     def came_from(self, host: str, port: int, destination: Endpoint | None = None) -> None:
         """The peer speaks for a client at this address, which has connected to that one."""

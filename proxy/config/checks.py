@@ -17,11 +17,13 @@ from proxy.config.settings import (
     ClusterConnectionsConfig,
     CredentialsConfig,
     ListenerConfig,
+    ListenerTlsConfig,
     MetricsConfig,
     QuotaEntry,
     Settings,
     ThrottleConfig,
     UpstreamConfig,
+    UpstreamTlsConfig,
     ZooKeeperConfig,
 )
 from quotas.entities import Entity
@@ -49,11 +51,14 @@ def _listeners(data: Any) -> Iterator[tuple[str, ListenerConfig]]:
                 yield f"virtual_clusters[{i}].listeners[{k}]", listener
 
 
+_ADDRESSING = ("bind", "port", "node_ids", "spare_ports", "advertised_node_host")
+
+
 def _listener_with_ports(raw: Any) -> ListenerConfig | None:
     """The listener if its ports are valid; a wrong name or host is replaced by one that is nobody's."""
     if not isinstance(raw, Mapping):
         return None
-    ports = {key: raw[key] for key in ("bind", "port", "node_ids", "spare_ports") if key in raw}
+    ports = {key: raw[key] for key in _ADDRESSING if key in raw}
     host = raw.get("advertised_host")
     known = isinstance(host, str) and is_advertisable(host)
     return _valid(ListenerConfig, {**ports, "name": "-", "advertised_host": host if known else "host.invalid"})
@@ -77,8 +82,12 @@ def _repeated(items: Sequence[Any], path: str) -> Iterator[ConfigError]:
 
 def _node_id_problems(data: Any) -> Iterator[ConfigError]:
     for path, listener in _listeners(data):
-        if not listener.node_ids and not listener.spare_ports:
+        by_name, by_port = listener.advertised_node_host, listener.node_ids or listener.spare_ports
+        if not by_port and not by_name:
             yield ConfigError(f"{path}.node_ids", "expected node ids, or spare_ports, got nothing")
+        if by_port and by_name:
+            problem = "expected neither node_ids nor spare_ports beside it: every node has a name at the one port"
+            yield ConfigError(f"{path}.advertised_node_host", problem)
         for (i, one), (k, other) in combinations(enumerate(listener.node_ids), 2):
             if both := common(one, other):
                 problem = f"expected each node id once, got {show_range(both)}, also in {path}.node_ids[{i}]"
@@ -249,6 +258,26 @@ def _throttle_problems(data: Any) -> Iterator[ConfigError]:
             yield ConfigError(f"virtual_clusters[{i}].throttle.max_debt_ms", problem)
 
 
+def _tls_problems(data: Any) -> Iterator[ConfigError]:
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        for k, listener in enumerate(_items(cluster, "listeners")):
+            path = f"virtual_clusters[{i}].listeners[{k}]"
+            yield from _section_problems(path, listener, "tls", ListenerTlsConfig)
+            if isinstance(listener, Mapping) and listener.get("advertised_node_host") and not listener.get("tls"):
+                problem = "expected tls beside it, as only its clients say which name they want, got nothing"
+                yield ConfigError(f"{path}.advertised_node_host", problem)
+        upstream = cluster.get("upstream") if isinstance(cluster, Mapping) else None
+        yield from _section_problems(f"virtual_clusters[{i}].upstream", upstream, "tls", UpstreamTlsConfig)
+
+
+def _section_problems(path: str, around: Any, name: str, model: type[Settings]) -> Iterator[ConfigError]:
+    """What is wrong with the settings of a section together."""
+    raw = around.get(name) if isinstance(around, Mapping) else None
+    settings = _valid(model, raw) if raw is not None else None
+    for problem in settings.problems() if settings else ():
+        yield ConfigError(f"{path}.{name}", problem)
+
+
 def _proxy_protocol_problems(data: Any) -> Iterator[ConfigError]:
     """A header that anybody may send would have anybody be whom they like."""
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
@@ -287,5 +316,6 @@ CHECKS = (
     _throttle_problems,
     _proxy_protocol_problems,
     _connection_problems,
+    _tls_problems,
     _admin_problems,
 )

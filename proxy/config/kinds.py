@@ -240,6 +240,11 @@ def is_advertisable(text: str) -> bool:
     return _is_host(text) and (not _is_ip(text) or _is_concrete_ip(text))
 
 
+def _is_node_host(text: str) -> bool:
+    """True for a host name with one {node_id} in it."""
+    return text.count("{node_id}") == 1 and _is_host(text.replace("{node_id}", "2147483647")) and not _is_ip(text)
+
+
 def _as_tuple(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return tuple(value)
@@ -324,3 +329,12 @@ CountsOfAddresses = dict[Annotated[str, Text("an IP address", _is_ip)], Annotate
 CountsOfUsers = dict[
     Annotated[str, Text("the name of a user (numbers need quotes)", bool)], Annotated[int, Whole(0, INT32_MAX)]
 ]
+
+
+File = Annotated[str, _FilePath()]
+
+
+Ciphers = Annotated[str | None, Text("a list of ciphers as OpenSSL writes it", lambda text: bool(text.strip()))]
+
+
+NodeHost = Annotated[str | None, Text("a host name with one {node_id} in it", _is_node_host)]

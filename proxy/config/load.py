@@ -99,8 +99,15 @@ def _model_at(loc: Sequence[int | str]) -> type[Settings]:
     annotation: Any = Config
     for step in loc:
         annotation = get_args(annotation)[0] if isinstance(step, int) else annotation.model_fields[step].annotation
+        annotation = without_none(annotation)
     model: type[Settings] = annotation
     return model
+
+
+def without_none(annotation: Any) -> Any:
+    """The annotation of a section, of one that may be left out as well."""
+    parts = get_args(annotation)
+    return parts[0] if len(parts) == 2 and parts[1] is NoneType else annotation
 
 
 def expected_at(loc: Sequence[int | str]) -> str:
@@ -114,7 +121,7 @@ def expected_of(field: FieldInfo) -> str:
     for kind in field.metadata:
         if isinstance(kind, Kind):
             return kind.expected
-    annotation: Any = field.annotation
+    annotation: Any = without_none(field.annotation)
     if annotation is bool:
         return "true or false"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):

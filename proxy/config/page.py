@@ -5,7 +5,7 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from proxy.config.kinds import Kind
-from proxy.config.load import expected_of
+from proxy.config.load import expected_of, without_none
 from proxy.config.reload import needs_restart
 from proxy.config.settings import Config
 
@@ -50,7 +50,7 @@ def _inner_model(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
     """The model that a setting holds, and whether it holds a list of them."""
     items = get_args(annotation)
     is_list = len(items) == 2 and items[1] is Ellipsis
-    held = items[0] if is_list else annotation
+    held = items[0] if is_list else without_none(annotation)
     if isinstance(held, type) and issubclass(held, BaseModel):
         return held, is_list
     return None, False

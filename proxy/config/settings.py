@@ -8,16 +8,19 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from protocol.api_table import APIS
+from protocol.principal_rules import InvalidPrincipalRules, principal_rules
 from protocol.sasl_names import SUBJECT_CLAIM
 from proxy.config.kinds import (
     INT32_MAX,
     Bind,
     ByteRate,
+    Ciphers,
     ConnectionRate,
     Count,
     CountsOfAddresses,
     CountsOfUsers,
     EntityName,
+    File,
     FilePath,
     IpName,
     IpNetwork,
@@ -25,6 +28,7 @@ from proxy.config.kinds import (
     Microseconds,
     Name,
     Names,
+    NodeHost,
     NodeIds,
     Port,
     Ports,
@@ -65,7 +69,7 @@ class CredentialsConfig(Settings):
     """Who the proxy is to the cluster on connections of its own: when it learns nodes, and reads or writes quotas."""
 
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    """As in Kafka's clients. Connections of clients are carried in plain, whatever stands here."""
+    """As in Kafka's clients. What clients' connections speak to the nodes says `upstream.tls`."""
 
     ca_file: FilePath = None
     """PEM certificates that the nodes' certificates must go back to; the system's without it."""
@@ -98,6 +102,38 @@ class CredentialsConfig(Settings):
         return problems
 
 
+class UpstreamTlsConfig(Settings):
+    """TLS between the proxy and the nodes, for connections of clients; without this section they are plain."""
+
+    ca_file: FilePath = None
+    """PEM certificates that the nodes' certificates must go back to; the system's without it."""
+
+    certificate_file: FilePath = None
+    """The proxy's own certificate with those between it and its authority, as PEM: the nodes see it as whoever the
+    client is."""
+
+    key_file: FilePath = None
+    """Its key, as PEM; it may stand in `certificate_file` as well."""
+
+    key_password_file: FilePath = None
+    """A file that holds the password of an encrypted key and nothing else."""
+
+    endpoint_identification: bool = True
+    """`false`: a node's certificate may be for any name, as with an empty `ssl.endpoint.identification.algorithm`."""
+
+    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+    """The oldest version of TLS that is spoken."""
+
+    ciphers: Ciphers = None
+    """What TLS 1.2 may encrypt with, as a list of OpenSSL; OpenSSL's own choice without it."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        if self.certificate_file is None and (self.key_file or self.key_password_file):
+            return ["expected certificate_file with key_file or key_password_file, got nothing"]
+        return []
+
+
 class UpstreamConfig(Settings):
     """The cluster behind a virtual cluster."""
 
@@ -125,6 +161,9 @@ class UpstreamConfig(Settings):
     send_proxy_protocol: bool = False
     """`true`: tell nodes the address of each client, by a header of the PROXY protocol (version 2) before all else.
     Kafka's brokers do not read it; a load balancer before them may. Connections of the proxy's own send LOCAL."""
+
+    tls: UpstreamTlsConfig | None = None
+    """TLS between the proxy and the nodes, for connections of clients; `{}` for all its defaults."""
 
     admin: CredentialsConfig = CredentialsConfig()
     """Who the proxy is to the cluster on connections of its own."""
@@ -196,6 +235,49 @@ class ClusterConnectionsConfig(Settings):
         ]
 
 
+class ListenerTlsConfig(Settings):
+    """TLS between clients and a listener; without this section it is plain. Files are read again when they change."""
+
+    certificate_file: File
+    """The listener's certificate with those between it and its authority, as PEM."""
+
+    key_file: FilePath = None
+    """Its key, as PEM; it may stand in `certificate_file` as well."""
+
+    key_password_file: FilePath = None
+    """A file that holds the password of an encrypted key and nothing else."""
+
+    client_auth: Literal["none", "requested", "required"] = "none"
+    """Whether clients show a certificate, as `ssl.client.auth`. With `requested` those without one are ANONYMOUS."""
+
+    ca_file: FilePath = None
+    """PEM certificates that clients' certificates must go back to."""
+
+    principal_mapping_rules: Annotated[str, Text("a string that is not empty", bool)] = "DEFAULT"
+    """Which user the subject of a certificate is, as `ssl.principal.mapping.rules`. Where no rule applies, the
+    connection is closed."""
+
+    min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
+    """The oldest version of TLS that is spoken."""
+
+    ciphers: Ciphers = None
+    """What TLS 1.2 may encrypt with, as a list of OpenSSL; OpenSSL's own choice without it."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        problems = []
+        if (self.client_auth == "none") != (self.ca_file is None):
+            problems.append("expected ca_file with client_auth 'requested' or 'required', and only then")
+        if self.client_auth == "none" and self.principal_mapping_rules != "DEFAULT":
+            problems.append("expected client_auth 'requested' or 'required' with principal_mapping_rules, got 'none'")
+        try:
+            if not principal_rules(self.principal_mapping_rules).rules:
+                problems.append("expected a rule in principal_mapping_rules, got none: no client would be let in")
+        except InvalidPrincipalRules as error:
+            problems.append(f"expected rules in principal_mapping_rules that mean the same to Java and to us: {error}")
+        return problems
+
+
 class ListenerConfig(Settings):
     """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
 
@@ -216,6 +298,13 @@ class ListenerConfig(Settings):
 
     spare_ports: Many[Ports] = ()
     """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`."""
+
+    advertised_node_host: NodeHost = None
+    """A host name for each node instead of a port, like b{node_id}.kafka.example.com: with `tls` only, whose clients
+    say which name they want (SNI). All of them come to `port`, `advertised_host` is the name to bootstrap."""
+
+    tls: ListenerTlsConfig | None = None
+    """TLS between clients and this listener."""
 
     proxy_protocol: Literal["off", "optional", "required"] = "off"
     """Whether load balancers tell whose a connection is, by a header of the PROXY protocol (version 1 or 2) before all
@@ -632,6 +721,13 @@ class LimitsConfig(Settings):
     max_proxy_headers: Annotated[int, Whole(1, 1_000_000)] = 1_000
     """Connections of each listener whose PROXY header is still to come; one more is closed at once."""
 
+    handshake_timeout_ms: Annotated[int, Whole(100, 300_000)] = 10_000
+    """How long a TLS handshake with a client may take, in milliseconds."""
+
+    max_handshakes: Annotated[int, Whole(1, 1_000_000)] = 1_000
+    """TLS handshakes of each listener that are under way; one client more is closed at once. They are computed beside
+    what else the proxy does, as many at a time as it has processors, some 1 ms each."""
+
     max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
     """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""
 
@@ -657,7 +753,7 @@ class Config(Settings):
 
     LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = tuple(
         f"virtual_clusters[].listeners[].{name}"
-        for name in ("caps", "proxy_protocol", "trusted_networks", "connections")
+        for name in ("caps", "proxy_protocol", "trusted_networks", "connections", "tls")
     )
     """What a running proxy takes up though the section around it waits for a restart."""
 

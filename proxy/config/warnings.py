@@ -44,6 +44,10 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
             problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
             warnings.append(ConfigError(f"{path}.quotas.state_file", problem))
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
+        if cluster.upstream.tls is not None and not cluster.upstream.admin.security_protocol.endswith("SSL"):
+            problem = "expected SSL or SASL_SSL, as clients' connections to the nodes speak TLS, got"
+            where = f"{path}.upstream.admin.security_protocol"
+            warnings.append(ConfigError(where, f"{problem} {cluster.upstream.admin.security_protocol!r}"))
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections

@@ -1,7 +1,7 @@
 """One client connection on the event loop: two streams, a timer, and the relay that says what to do."""
 
 import asyncio
-import socket
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from proxy.clock import Clock
 from proxy.logs import shown
 from proxy.net.episode import ThrottleEpisode
 from proxy.net.stream import READ_BYTES, Owner, Stream
+from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
 from proxy.relay.actions import (
     Action,
@@ -44,6 +45,10 @@ LINGER_S = 10.0
 class NodeUnreachable(ConnectionError):
     """No address of a node, or of the bootstrap list, took a connection. The message says what was tried."""
 
+    def __init__(self, message: str, reason: CloseReason = CloseReason.NODE_UNREACHABLE) -> None:
+        super().__init__(message)
+        self.reason = reason
+
 
 class NodeUnknown(LookupError):
     """Nobody has named the address of this node yet."""
@@ -57,7 +62,7 @@ class NodePaced(ConnectionError):
 class NodeSocket:
     """What connecting to a node gave: a non-blocking socket, and the round trip that the kernel saw."""
 
-    socket: socket.socket
+    socket: AnySocket
     node_id: int
     round_trip_us: int = 0
 
@@ -71,7 +76,7 @@ RunErrand = Callable[[Errand, "FilteringBoundLogger"], Awaitable[Sequence[Except
 NoteThrottle = Callable[[Throttled, ConnectionFacts, int], None]
 """Is told each throttle, whom it is about, and the monotonic time."""
 
-OpenStream = Callable[[socket.socket, Side, Owner], Stream]
+OpenStream = Callable[[AnySocket, Side, Owner], Stream]
 
 
 class Connection:
@@ -118,7 +123,7 @@ class Connection:
 
     # ------------------------------------------------------- what is reported
 
-    def client_connected(self, sock: socket.socket) -> None:
+    def client_connected(self, sock: AnySocket) -> None:
         """The client's socket stands."""
         self._client = self._open_stream(sock, Side.CLIENT, self)
 
@@ -145,7 +150,7 @@ class Connection:
         else:
             self._client = None
         if not self.closing:
-            reason = CloseReason.NODE_LOST if side is Side.NODE else CloseReason.CLIENT_LOST
+            reason = _LOST[side, isinstance(error, ssl.SSLError)]
             self._do(lambda: self.relay.on_lost(reason, str(error) if error else "", self._now_us()))
         else:
             self._leave_if_both_are_gone()
@@ -317,7 +322,7 @@ class Connection:
         except NodeUnknown as error:
             self.give_up(CloseReason.NODE_UNKNOWN, str(error))
         except NodeUnreachable as error:
-            self.give_up(CloseReason.NODE_UNREACHABLE, str(error))
+            self.give_up(error.reason, str(error))
         except NodePaced as error:
             self.give_up(CloseReason.NODE_PACED, str(error))
         except Exception:
@@ -393,3 +398,11 @@ ORDINARY = frozenset(
     }
 )
 """Ends that are nobody's fault."""
+
+_LOST = {
+    (Side.CLIENT, False): CloseReason.CLIENT_LOST,
+    (Side.CLIENT, True): CloseReason.TLS_FAILED,
+    (Side.NODE, False): CloseReason.NODE_LOST,
+    (Side.NODE, True): CloseReason.NODE_TLS_FAILED,
+}
+"""By side, and by whether TLS says so."""

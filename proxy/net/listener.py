@@ -13,7 +13,9 @@ import structlog
 from protocol.api_versions import carried
 from protocol.proxy_header import Endpoint, proxy_header_v2
 from proxy.acceptor.admission import ANONYMOUS, Next, Place, Refused, Step
+from proxy.acceptor.certificates import Certified
 from proxy.acceptor.origin import Origin, origin_stage
+from proxy.acceptor.secure import Secure, secure_stage
 from proxy.acceptor.stages import Arrival, GoOn, SlowStage, TurnAway
 from proxy.clock import Clock
 from proxy.config.settings import (
@@ -32,6 +34,8 @@ from proxy.net.connection import ORDINARY, Connection
 from proxy.net.door import Door, limits_of
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
+from proxy.net.tls_socket import AnySocket, TlsSocket
+from proxy.net.tls_stream import TlsStream
 from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
 from proxy.relay.actions import CloseReason, RelayLimits, Side
@@ -39,7 +43,7 @@ from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.sasl import Identity, Login, SaslRules
-from proxy.virtual_cluster import ListenerPorts
+from proxy.virtual_cluster import ListenerNames, addressing
 from quotas.byte_caps import Turnstile
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
@@ -82,7 +86,7 @@ class Listener:
         self.virtual_cluster = virtual_cluster
         self.name = config.name
         self.key = ListenerKey(virtual_cluster, config.name)
-        self.ports = ListenerPorts(config, upstream.directory)
+        self.ports = addressing(config, upstream.directory)
         self.connections: set[Connection] = set()
         self.lingering: set[Connection] = set()
         """Closed ones that still have a socket open."""
@@ -90,6 +94,9 @@ class Listener:
         self._origin_stage = origin_stage(self._origin)
         self.origin: SlowStage | None = None
         """Stage 2 of a socket's way in, for all that come from now on."""
+        names = self.ports if isinstance(self.ports, ListenerNames) else None
+        self._tls = Secure(poller, clock, names, upstream.find)
+        self._secure_stage = secure_stage(self._tls)
         self.secure: SlowStage | None = None
         """Stage 4."""
         self._door = door
@@ -132,6 +139,8 @@ class Listener:
         self._write_buffer_bytes = limits.write_buffer_bytes
         self._origin_stage.timeout_ms = limits.proxy_header_timeout_ms
         self._origin_stage.most = limits.max_proxy_headers
+        self._secure_stage.timeout_ms = limits.handshake_timeout_ms
+        self._secure_stage.most = limits.max_handshakes
 
     def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig, sasl: SaslConfig) -> None:
         """Who may do what with quotas, what counts, how clients are throttled and known, on connections from now on."""
@@ -145,6 +154,17 @@ class Listener:
         self._origin.trusted = config.trusted_networks
         self._origin.required = config.proxy_protocol == "required"
         self.origin = None if config.proxy_protocol == "off" else self._origin_stage
+
+    def set_certified(self, certified: Certified | None) -> None:
+        """What TLS shows and wants, for those that come from now on; None: it is not spoken."""
+        if certified is not None:
+            self._tls.certify(certified)
+        self.secure = None if certified is None else self._secure_stage
+
+    @property
+    def handshakes(self) -> int:
+        """How many TLS handshakes are under way."""
+        return self._secure_stage.under_way
 
     def set_caps(self, caps: CapsConfig) -> None:
         """What may be moved from now on, after the caps of the cluster have been set."""
@@ -172,9 +192,8 @@ class Listener:
         self._sockets.clear()
         self._resting.clear()
         self._left_alone.clear()
-        for stage in (self._origin_stage, self.secure):
-            if stage is not None:
-                stage.stop()
+        for stage in (self._origin_stage, self._secure_stage):
+            stage.stop()
 
     @property
     def open_sockets(self) -> int:
@@ -284,7 +303,7 @@ class Listener:
         facts.login.note_identity = partial(self._note_identity, connection, arrival.log)
         self.connections.add(connection)
         self._places[connection] = place
-        connection.client_connected(arrival.socket)
+        connection.client_connected(arrival.tls or arrival.socket)
 
     def _first_words(self, arrival: Arrival) -> bytes:
         """What is sent to the node before all else: whose connection this is, where it wants to know."""
@@ -387,8 +406,10 @@ class Listener:
             self._told_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
-    def _open_stream(self, write_buffer_bytes: int, sock: socket, side: Side, owner: Owner) -> Stream:
+    def _open_stream(self, write_buffer_bytes: int, sock: AnySocket, side: Side, owner: Owner) -> Stream:
         turnstile, now_ms = self._turnstiles[side], self._clock.now_ms
+        if isinstance(sock, TlsSocket):
+            return TlsStream(self._poller, sock, side, owner, write_buffer_bytes, turnstile, now_ms)
         return Stream(self._poller, sock, side, owner, write_buffer_bytes, turnstile, now_ms)
 
     def _let_linger(self, tally: Tally, connection: Connection, reason: CloseReason) -> None:

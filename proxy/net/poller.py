@@ -43,10 +43,14 @@ class Poller:
 
     async def writable(self, fd: int) -> None:
         """Wait until a descriptor that nobody watches takes bytes, or has failed."""
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.add(fd, WRITABLE, lambda _events: None if ready.done() else ready.set_result(None))
+        await self.ready(fd, WRITABLE)
+
+    async def ready(self, fd: int, events: int) -> None:
+        """Wait for one of these events on a descriptor that nobody watches, or until it has failed."""
+        came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.add(fd, events, lambda _events: None if came.done() else came.set_result(None))
         try:
-            await ready
+            await came
         finally:
             self.remove(fd)
 

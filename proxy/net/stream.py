@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Protocol
 
 from proxy.net.poller import READABLE, WRITABLE, Poller
+from proxy.net.tls_socket import AnySocket
 from proxy.relay.actions import Side
 from quotas.byte_caps import Turnstile
 
@@ -61,7 +62,7 @@ class Stream:
     def __init__(
         self,
         poller: Poller,
-        sock: socket.socket,
+        sock: AnySocket,
         side: Side,
         owner: Owner,
         high_water_bytes: int,
@@ -295,7 +296,7 @@ class Stream:
         """Have epoll tell what is wanted now. That a client is gone it tells always."""
         if self._closed:
             return
-        wanted = (READABLE if self._reading and not self._waits else 0) | (WRITABLE if self._unsent else 0)
+        wanted = self._wanted()
         if wanted == self._watched or (not wanted and self._watched is None):
             return
         if not wanted and self._side is Side.NODE:
@@ -307,3 +308,6 @@ class Stream:
         else:
             self._poller.change(self._fd, wanted)
         self._watched = wanted
+
+    def _wanted(self) -> int:
+        return (READABLE if self._reading and not self._waits else 0) | (WRITABLE if self._unsent else 0)

@@ -5,6 +5,7 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -19,8 +20,11 @@ from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
 from proxy.net.connection import NodePaced, NodeSocket, NodeUnknown, NodeUnreachable
+from proxy.net.handshake import shake_hands
 from proxy.net.pace import Pace
 from proxy.net.poller import Poller
+from proxy.net.tls_socket import TlsSocket, why_tls_failed
+from proxy.relay.actions import CloseReason
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 
@@ -57,6 +61,7 @@ class Upstream:
         self._note_paced = note_paced
         self._now_us = now_us
         self._paces: dict[HostPort, Pace] = {}
+        self._tls: ssl.SSLContext | None = None
         self._next_source = 0
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
         self._next_bootstrap = 0
@@ -76,37 +81,57 @@ class Upstream:
         `first` is sent before all else. Raises NodeUnknown, NodeUnreachable, or NodePaced.
         """
         if node_id != BOOTSTRAP_NODE_ID:
-            address = self.directory.address(node_id) or await self._ask_for(node_id)
-            sock = await self._connect_to(node_id, address, first)
-            return NodeSocket(sock, node_id, round_trip_us(sock))
+            return await self._connect_to(node_id, await self.find(node_id), first)
         failures = []
         for address in self._bootstrap_in_turn():
             try:
-                sock = await self._connect_to(BOOTSTRAP_NODE_ID, address, first)
+                upstream = await self._connect_to(BOOTSTRAP_NODE_ID, address, first)
             except NodeUnreachable as error:
-                failures.append(str(error))
+                failures.append(error)
             else:
-                return NodeSocket(sock, self.directory.node_at(address), round_trip_us(sock))
-        raise NodeUnreachable("; ".join(failures))
+                upstream.node_id = self.directory.node_at(address)
+                return upstream
+        raise NodeUnreachable("; ".join(map(str, failures)), failures[-1].reason)
+
+    async def find(self, node_id: int) -> HostPort:
+        """Where a node is; if nobody has said so yet, the cluster is asked. Raises NodeUnknown."""
+        return self.directory.address(node_id) or await self._ask_for(node_id)
 
     def _bootstrap_in_turn(self) -> list[HostPort]:
         servers = self.config.bootstrap_servers
         self._next_bootstrap = (self._next_bootstrap + 1) % len(servers)
         return [*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]]
 
-    async def _connect_to(self, node_id: int, address: HostPort, first: bytes) -> socket.socket:
+    async def _connect_to(self, node_id: int, address: HostPort, first: bytes) -> NodeSocket:
         if self.config.connections_per_second is not None:
             await self._turn(node_id, address)
+        reason = CloseReason.NODE_UNREACHABLE
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                return await _connected(self._poller, address, self._sources_in_turn(), first)
+                sock = await _connected(self._poller, address, self._sources_in_turn(), first)
+                round_trip = round_trip_us(sock)
+                secured = sock if self._tls is None else await self._secured(self._tls, sock, address)
+                return NodeSocket(secured, node_id, round_trip)
         except TimeoutError:
-            reason = f"no connection within {self.config.connect_timeout_ms} ms"
+            problem = f"no connection within {self.config.connect_timeout_ms} ms"
+        except ssl.SSLError as error:
+            refused = isinstance(error, ssl.SSLCertVerificationError)
+            reason = CloseReason.NODE_CERTIFICATE_REFUSED if refused else CloseReason.NODE_TLS_FAILED
+            problem = f"TLS: {why_tls_failed(error)}"
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA refuses
-            reason = getattr(error, "strerror", None) or str(error)
+            problem = getattr(error, "strerror", None) or str(error)
         self._note_connect_failure(node_id)
         self._asked.set()
-        raise NodeUnreachable(f"{address}: {reason}")
+        raise NodeUnreachable(f"{address}: {problem}", reason)
+
+    async def _secured(self, context: ssl.SSLContext, sock: socket.socket, address: HostPort) -> TlsSocket:
+        try:
+            tls = TlsSocket(sock, context, address.host)
+            await shake_hands(self._poller, sock, tls)
+        except BaseException:
+            sock.close()
+            raise
+        return tls
 
     async def _turn(self, node_id: int, address: HostPort) -> None:
         """Wait until one more connection to a node may be opened. NodePaced if that takes too long."""
@@ -192,6 +217,10 @@ class Upstream:
         async with self._answered:
             self._answered.notify_all()
         return True
+
+    def set_tls(self, context: ssl.SSLContext | None) -> None:
+        """What connections to nodes speak TLS with from now on; None: they are plain."""
+        self._tls = context
 
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers, times, and ways to connect."""

@@ -1,6 +1,9 @@
 """What bytes that are not Kafka's look like, for the log line that names it."""
 
-_TLS_RECORDS = {0x14: "TLS", 0x15: "a TLS alert", 0x16: "a TLS handshake", 0x17: "TLS data"}
+TLS_HANDSHAKE = "a TLS handshake"
+"""How a TLS client begins."""
+
+_TLS_RECORDS = {0x14: "TLS", 0x15: "a TLS alert", 0x16: TLS_HANDSHAKE, 0x17: "TLS data"}
 _STARTS = (
     (b"GET ", "an HTTP request"),
     (b"POST", "an HTTP request"),

@@ -9,7 +9,7 @@ from protocol.primitives import MAX_HEADER_TAGS, Reader
 from protocol.requests import HEAD, MAX_HEAD_BYTES
 from proxy.relay.actions import CloseReason
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
-from proxy.relay.recognise import looks_like
+from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
 from quotas.ledger import Binding
 
 LONG_CLIENT_ID_BYTES = 1024
@@ -142,7 +142,7 @@ def _check_size(buf: bytes, at: int, max_frame_bytes: int) -> None:
     if _SMALLEST_REQUEST <= size <= max_frame_bytes:
         return
     if name := looks_like(first_bytes):
-        raise Refusal(CloseReason.REQUEST_NOT_KAFKA, f"looks like {name}")
+        raise Refusal(*_other_protocol(name))
     if size > max_frame_bytes:
         raise Refusal(CloseReason.REQUEST_TOO_LARGE, f"{size} bytes announced, {max_frame_bytes} allowed")
     raise MalformedMessage(f"a length prefix of {size}")
@@ -153,7 +153,12 @@ def _plan_beyond_table(first_bytes: bytes, api_key: int, api_version: int) -> Pl
     if api_key == API_VERSIONS and api is not None and api_version > api.max_version:
         return UNKNOWN_API_VERSIONS
     if name := looks_like(first_bytes):
-        raise Refusal(CloseReason.REQUEST_NOT_KAFKA, f"looks like {name}")
+        raise Refusal(*_other_protocol(name))
     if api is None:
         raise Refusal(CloseReason.UNSUPPORTED_API, f"api key {api_key} version {api_version}")
     raise Refusal(CloseReason.UNSUPPORTED_VERSION, f"{api.name} (api key {api_key}) version {api_version}")
+
+
+def _other_protocol(name: str) -> tuple[CloseReason, str]:
+    reason = CloseReason.TLS_UNEXPECTED if name == TLS_HANDSHAKE else CloseReason.REQUEST_NOT_KAFKA
+    return reason, f"looks like {name}"

@@ -33,7 +33,7 @@ def tls_hello():
 
 
 INPUTS = {
-    "a TLS hello": (tls_hello(), "request_not_kafka", "looks like a TLS handshake"),
+    "a TLS hello": (tls_hello(), "tls_unexpected", "looks like a TLS handshake"),
     "HTTP GET": (b"GET / HTTP/1.1\r\nHost: kafka\r\n\r\n", "request_not_kafka", "looks like an HTTP request"),
     "HTTP POST": (b"POST /topics HTTP/1.1\r\n\r\n", "request_not_kafka", "looks like an HTTP request"),
     "an SSH banner": (b"SSH-2.0-OpenSSH_9.6\r\n", "request_not_kafka", "looks like SSH"),

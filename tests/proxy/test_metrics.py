@@ -176,6 +176,8 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_cap_waited_seconds",
         "kafka_throttle_cap_waiting",
         "kafka_throttle_cap_waits",
+        "kafka_throttle_certificate_expiry_timestamp_seconds",
+        "kafka_throttle_certificate_reloads",
         "kafka_throttle_config_reloads",
         "kafka_throttle_connections",
         "kafka_throttle_connections_closed",

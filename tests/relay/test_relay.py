@@ -266,7 +266,7 @@ def test_a_node_that_hangs_up_closes_the_connection(make_relay):
 
 
 BAD_REQUESTS = {
-    "a TLS hello": (bytes.fromhex("16030100a5010000a10303"), CloseReason.REQUEST_NOT_KAFKA, "TLS handshake"),
+    "a TLS hello": (bytes.fromhex("16030100a5010000a10303"), CloseReason.TLS_UNEXPECTED, "TLS handshake"),
     "HTTP": (b"GET / HTTP/1.1\r\n\r\n", CloseReason.REQUEST_NOT_KAFKA, "HTTP request"),
     "SSH": (b"SSH-2.0-OpenSSH\r\n", CloseReason.REQUEST_NOT_KAFKA, "SSH"),
     "a PROXY header": (b"PROXY TCP4 1.2.3.4", CloseReason.REQUEST_NOT_KAFKA, "PROXY protocol v1"),

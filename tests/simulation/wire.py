@@ -203,7 +203,7 @@ def _judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
     size = int.from_bytes(data[:4], "big", signed=True)
     if not 8 <= size <= max_frame_bytes:
         if is_other_protocol(bytes(data[:4])):
-            return Bad("request_not_kafka")
+            return Bad("tls_unexpected" if data[0] == 0x16 else "request_not_kafka")
         return Bad("request_too_large") if size > max_frame_bytes else _MALFORMED
     if len(data) < 14:
         return None
@@ -212,7 +212,7 @@ def _judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
     by_proxy = api_key == API_VERSIONS and version > APIS[API_VERSIONS].max_version
     if not is_known(api_key, version) and not by_proxy:
         if is_other_protocol(bytes(data[:4])):
-            return Bad("request_not_kafka")
+            return Bad("tls_unexpected" if data[0] == 0x16 else "request_not_kafka")
         return Bad("unsupported_api" if api is None else "unsupported_version")
     assert api is not None
     frame_bytes = size + 4

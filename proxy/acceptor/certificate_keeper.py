@@ -1,0 +1,88 @@
+"""Keeps the certificates in use those that are in the files."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from proxy.acceptor.certificates import Certified, Section, TlsPlace, certify
+from proxy.clock import Clock
+from proxy.config.problems import ConfigErrors
+from proxy.metrics import Metrics
+
+_LOOK_S = 1.0
+_SOON_S = 30 * 86_400
+_TELL_AGAIN_S = 86_400
+
+Show = Callable[[TlsPlace, Certified | None], None]
+"""Has what stands at a place use this; None: it is plain from now on."""
+
+
+class CertificateKeeper:
+    """Has changed files taken up; with anything wrong in them what was there stays. Tells of those that end soon."""
+
+    def __init__(self, show: Show, clock: Clock, metrics: Metrics) -> None:
+        self._show = show
+        self._clock = clock
+        self._metrics = metrics
+        self._log = structlog.get_logger()
+        self._kept: dict[TlsPlace, Section] = {}
+        self._ends_s: dict[TlsPlace, int] = {}
+        self._told_s: dict[TlsPlace, float] = {}
+
+    def take_up(self, sections: Mapping[TlsPlace, Section]) -> None:
+        """Use what the sections of a configuration have come to."""
+        for place in self._kept.keys() - sections.keys():
+            self._forget(place)
+        self._kept = dict(sections)
+        for place, section in sections.items():
+            self._use(place, section.certified)
+
+    async def watch(self) -> None:
+        """Look at all files once a second; never returns."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for place, section in list(self._kept.items()):
+                if section.files.changed():
+                    await self._renew(place, section)
+            self._tell_of_ends()
+
+    async def _renew(self, place: TlsPlace, section: Section) -> None:
+        labels = (place.virtual_cluster, place.listener)
+        try:
+            context = await asyncio.to_thread(certify, section.path, section.files.tls)
+        except ConfigErrors as errors:
+            self._metrics.certificate_reloads.labels(*labels, "rejected").inc()
+            self._log.error("certificate_rejected", problems=[str(problem) for problem in errors.problems])
+            return
+        if self._kept.get(place) is section:  # no other configuration has come meanwhile
+            self._metrics.certificate_reloads.labels(*labels, "applied").inc()
+            self._log.info("certificate_renewed", virtual_cluster=labels[0], listener=labels[1])
+            self._use(place, context)
+
+    def _use(self, place: TlsPlace, context: Certified) -> None:
+        self._show(place, context)
+        self._told_s.pop(place, None)
+        self._ends_s.pop(place, None)
+        if context.ends_s is not None:
+            self._ends_s[place] = context.ends_s
+            self._metrics.certificate_ends.labels(place.virtual_cluster, place.listener).set(context.ends_s)
+        self._tell_of_ends()
+
+    def _forget(self, place: TlsPlace) -> None:
+        self._show(place, None)
+        if self._ends_s.pop(place, None) is not None:
+            self._metrics.certificate_ends.remove(place.virtual_cluster, place.listener)
+
+    def _tell_of_ends(self) -> None:
+        """Once a day, of each certificate that ends within 30 days."""
+        now_s = self._clock.epoch_ms() / 1000
+        for place, ends_s in self._ends_s.items():
+            if ends_s - now_s < _SOON_S and now_s - self._told_s.get(place, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:
+                self._told_s[place] = now_s
+                self._log.warning(
+                    "certificate_expired" if ends_s < now_s else "certificate_expires_soon",
+                    virtual_cluster=place.virtual_cluster,
+                    listener=place.listener,
+                    days_left=int((ends_s - now_s) // 86_400),
+                )

@@ -1,0 +1,171 @@
+"""TLS contexts made of the files that the configuration names."""
+
+import ssl
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.distinguished_names import not_after
+from protocol.errors import ProtocolError
+from protocol.principal_rules import PrincipalRules, principal_rules
+from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.settings import Config, ListenerTlsConfig, UpstreamTlsConfig
+from proxy.credentials import secret
+from proxy.net.tls_socket import why_tls_failed
+
+TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
+
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+
+
+@dataclass(frozen=True, slots=True)
+class TlsPlace:
+    """Who shows certificates: a listener, or to its nodes a virtual cluster, whose `listener` is ""."""
+
+    virtual_cluster: str
+    listener: str
+
+
+@dataclass(frozen=True, slots=True)
+class Certified:
+    """What a section `tls` comes to: its context, and when the first of its own certificates ends (epoch, s).
+
+    `rules` name the users of clients that show a certificate.
+    """
+
+    context: ssl.SSLContext
+    ends_s: int | None
+    rules: PrincipalRules
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A section `tls` with its path in the configuration, the files it names, and what they came to."""
+
+    path: str
+    files: "CertificateFiles"
+    certified: Certified
+
+
+def tls_sections(config: Config) -> dict[TlsPlace, Section]:
+    """All sections `tls`, their files read. ConfigErrors with each that cannot be used."""
+    problems: list[ConfigError] = []
+    found = {}
+    for place, path, tls in _sections(config):
+        files = CertificateFiles(tls)  # looked at first: what changes from now on is noticed
+        try:
+            found[place] = Section(path, files, certify(path, tls))
+        except ConfigErrors as errors:
+            problems += errors.problems
+    if problems:
+        raise ConfigErrors(problems)
+    return found
+
+
+def _sections(config: Config) -> Iterator[tuple[TlsPlace, str, TlsConfig]]:
+    for i, cluster in enumerate(config.virtual_clusters):
+        path = f"virtual_clusters[{i}]"
+        if cluster.upstream.tls is not None:
+            yield TlsPlace(cluster.name, ""), f"{path}.upstream.tls", cluster.upstream.tls
+        for k, listener in enumerate(cluster.listeners):
+            if listener.tls is not None:
+                yield TlsPlace(cluster.name, listener.name), f"{path}.listeners[{k}].tls", listener.tls
+
+
+def certify(path: str, tls: TlsConfig) -> Certified:
+    """What one section comes to; `path` is its place in the configuration. ConfigErrors. Reads files."""
+    if isinstance(tls, ListenerTlsConfig):
+        context = _new_context(path, ssl.PROTOCOL_TLS_SERVER, tls)
+        context.options |= ssl.OP_NO_RENEGOTIATION
+        context.verify_mode = _VERIFY_MODES[tls.client_auth]
+        if tls.client_auth != "none":
+            context.num_tickets = 0  # who comes again proves again who he is
+        return Certified(context, _load_own(path, context, tls), principal_rules(tls.principal_mapping_rules))
+    context = _new_context(path, ssl.PROTOCOL_TLS_CLIENT, tls)
+    context.check_hostname = tls.endpoint_identification
+    if tls.ca_file is None:
+        context.load_default_certs()
+    return Certified(context, _load_own(path, context, tls), principal_rules("DEFAULT"))
+
+
+_VERIFY_MODES = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+
+
+def _new_context(path: str, protocol: int, tls: TlsConfig) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = _VERSIONS[tls.min_version]
+    if (ciphers := tls.ciphers) is not None:
+        _use(f"{path}.ciphers", ciphers, lambda: context.set_ciphers(ciphers))
+    if (ca_file := tls.ca_file) is not None:
+        _use(f"{path}.ca_file", ca_file, lambda: context.load_verify_locations(ca_file))
+    return context
+
+
+def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
+    """Load the certificate that is shown, if there is one; when it ends."""
+    own = tls.certificate_file
+    if own is None:
+        return None
+    password = secret(tls.key_password_file, f"{path}.key_password_file") or ""
+    files = own if tls.key_file is None else f"{own} with {tls.key_file}"
+    _use(f"{path}.certificate_file", files, lambda: context.load_cert_chain(own, tls.key_file, lambda: password))
+    ends: list[int] = []
+    _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, _certificates(Path(own).read_text()))))
+    return min(ends)
+
+
+def _certificates(pem: str) -> Iterator[bytes]:
+    """Those in a file, in DER."""
+    for part in pem.split(_BEGIN)[1:]:
+        yield ssl.PEM_cert_to_DER_cert(f"{_BEGIN}{part.partition(_END)[0]}{_END}")
+
+
+def _use(path: str, what: str, step: Callable[[], object]) -> None:
+    """Take a step with files. ConfigErrors, naming them, if it fails."""
+    try:
+        step()
+    except ssl.SSLError as error:
+        raise _error(path, f"{what} cannot be used: {why_tls_failed(error)}") from error
+    except OSError as error:
+        raise _error(path, f"{what} cannot be read: {error.strerror or error}") from error
+    except (ProtocolError, ValueError) as error:
+        raise _error(path, f"{what} cannot be used: {error}") from error
+
+
+def _error(path: str, problem: str) -> ConfigErrors:
+    return ConfigErrors([ConfigError(path, problem)])
+
+
+def files_of(tls: TlsConfig) -> list[str]:
+    """All files that a section names."""
+    names = (tls.certificate_file, tls.key_file, tls.key_password_file, tls.ca_file)
+    return [name for name in names if name is not None]
+
+
+class CertificateFiles:
+    """Notices that the files of a section have changed, and that they have come to rest."""
+
+    def __init__(self, tls: TlsConfig) -> None:
+        self.tls = tls
+        self._files = files_of(tls)
+        self._taken = self._seen = self._look()
+
+    def changed(self) -> bool:
+        """True once for each change that the last two looks have found the same."""
+        before, self._seen = self._seen, self._look()
+        if self._seen == self._taken or self._seen != before:
+            return False
+        self._taken = self._seen
+        return True
+
+    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
+        return tuple(_signature(Path(name)) for name in self._files)
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino

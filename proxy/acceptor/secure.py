@@ -1,0 +1,128 @@
+"""The stage in which a client and its listener come to speak TLS: who the client is, and which node it wants."""
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from protocol.distinguished_names import not_after, subject_of
+from protocol.errors import ProtocolError
+from protocol.principal_rules import NoPrincipalRule, PrincipalRules
+from proxy.acceptor.certificates import Certified
+from proxy.acceptor.stages import Arrival, Refused, SlowStage
+from proxy.clock import Clock
+from proxy.net.handshake import shake_hands
+from proxy.net.poller import Poller
+from proxy.net.tls_socket import TlsSocket, why_tls_failed
+from proxy.relay.actions import CloseReason
+from proxy.relay.recognise import looks_like
+from proxy.virtual_cluster import ListenerNames
+
+_HANDSHAKE = 0x16
+"""The first byte of a TLS client."""
+
+_OUT_OF_DATE = (9, 10)
+"""X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED of OpenSSL."""
+
+
+class _NamedObject(ssl.SSLObject):
+    """Keeps the server name that the client wants."""
+
+    wanted: str | None = None
+
+
+def secure_stage(secure: "Secure") -> SlowStage:
+    """The stage of a listener that speaks TLS."""
+    overdue, crowded = CloseReason.TLS_HANDSHAKE_TIMEOUT, CloseReason.TOO_MANY_HANDSHAKES
+    return SlowStage(secure.come_in, 10_000, 1_000, overdue, crowded)
+
+
+@dataclass(slots=True)
+class Secure:
+    """What a listener shows its clients and wants of them; `certified` may be changed at any time, for those to come.
+
+    `names` are of a listener whose nodes have a host name each; `find_node` waits until the cluster has named a node,
+    or raises LookupError.
+    """
+
+    poller: Poller
+    clock: Clock
+    names: ListenerNames | None
+    find_node: Callable[[int], Awaitable[object]]
+    certified: Certified | None = None
+
+    def certify(self, certified: Certified) -> None:
+        """Show this certificate to those that come from now on."""
+        if self.names is not None:
+            certified.context.sslobject_class = _NamedObject
+            certified.context.sni_callback = self._note_name
+        self.certified = certified
+
+    def _note_name(self, tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
+        assert isinstance(tls, _NamedObject)
+        assert self.names is not None
+        tls.wanted = name
+        known = name is None or self.names.node_named(name) is not None
+        return None if known else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+
+    async def come_in(self, arrival: Arrival) -> None:
+        """Note what the client proves to be, and have its socket speak TLS. Raises Refused."""
+        certified = self.certified
+        assert certified is not None
+        tls = TlsSocket(arrival.socket, certified.context)
+        try:
+            await shake_hands(self.poller, arrival.socket, tls)
+        except ssl.SSLError as error:
+            raise self._refused(tls, error) from error
+        except OSError as error:
+            raise Refused(CloseReason.CLIENT_LOST, error.strerror or str(error)) from error
+        self._note_user(arrival, tls, certified.rules)
+        await self._note_node(arrival, tls)
+        arrival.tls = tls
+
+    # ------------------------------------------------------------- what is proved
+
+    def _note_user(self, arrival: Arrival, tls: TlsSocket, rules: PrincipalRules) -> None:
+        certificate = tls.tls.getpeercert(binary_form=True)
+        if certificate is None:
+            return
+        try:
+            if not_after(certificate) * 1000 < self.clock.epoch_ms():  # of a session that is resumed
+                raise Refused(CloseReason.CLIENT_CERTIFICATE_EXPIRED)
+            arrival.user = rules.name_of(subject_of(certificate))
+        except ProtocolError as error:
+            raise Refused(CloseReason.CLIENT_CERTIFICATE_UNTRUSTED, str(error)) from error
+        except NoPrincipalRule as error:
+            raise Refused(CloseReason.NO_PRINCIPAL_RULE, str(error)) from error
+
+    async def _note_node(self, arrival: Arrival, tls: TlsSocket) -> None:
+        wanted = tls.tls.wanted if isinstance(tls.tls, _NamedObject) else None
+        node_id = self.names.node_named(wanted) if self.names is not None and wanted is not None else None
+        if node_id is None or node_id == arrival.node_id:
+            return
+        try:
+            await self.find_node(node_id)
+        except LookupError as error:
+            raise Refused(CloseReason.NODE_UNKNOWN, str(error)) from error
+        arrival.node_id = node_id
+        arrival.log = arrival.log.bind(node_id=node_id)
+
+    # --------------------------------------------------------------- what is wrong
+
+    def _refused(self, tls: TlsSocket, error: ssl.SSLError) -> Refused:
+        text = why_tls_failed(error)
+        if isinstance(error, ssl.SSLCertVerificationError):
+            old = error.verify_code in _OUT_OF_DATE
+            reason = CloseReason.CLIENT_CERTIFICATE_EXPIRED if old else CloseReason.CLIENT_CERTIFICATE_UNTRUSTED
+            return Refused(reason, text)
+        if tls.first_bytes and tls.first_bytes[0] != _HANDSHAKE:
+            found = looks_like(tls.first_bytes) or "bytes as of a client that speaks Kafka without TLS"
+            return Refused(CloseReason.TLS_EXPECTED, f"got {found}")
+        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            return Refused(CloseReason.CLIENT_CLOSED, "during the TLS handshake")
+        wanted = tls.tls.wanted if isinstance(tls.tls, _NamedObject) else None
+        if wanted is not None and self.names is not None and self.names.node_named(wanted) is None:
+            return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"{wanted} is none of {self.names}")
+        if text == "peer did not return a certificate":
+            return Refused(CloseReason.CLIENT_CERTIFICATE_MISSING)
+        told = " alert " in text  # the client's own word, why it does not go on
+        return Refused(CloseReason.TLS_REFUSED_BY_CLIENT if told else CloseReason.TLS_FAILED, text)

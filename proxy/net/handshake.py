@@ -1,0 +1,50 @@
+"""TLS handshakes on the event loop: the bytes move there, what takes time is computed beside it."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from concurrent.futures import ThreadPoolExecutor
+
+from proxy.net.poller import READABLE, WRITABLE, Poller
+from proxy.net.tls_socket import TlsSocket
+
+_threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tls")
+"""One signature takes a millisecond, with long keys six: OpenSSL computes it without Python's lock."""
+
+
+_UNREAD_BYTES = 65_536
+
+
+async def shake_hands(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:
+    """Go through the handshake of `tls`, which speaks on `sock`; nobody else watches that. Raises OSError, SSLError.
+
+    To whom it fails for, OpenSSL tells why, as far as the kernel takes it at once.
+    """
+    loop = asyncio.get_running_loop()
+    try:
+        if tls.tls.server_side:
+            await _receive(poller, sock, tls)
+        while not await loop.run_in_executor(_threads, tls.step):
+            await _send(poller, sock, tls)
+            await _receive(poller, sock, tls)
+        await _send(poller, sock, tls)
+    except ssl.SSLError:
+        with contextlib.suppress(OSError):
+            tls.flush()
+            sock.recv(_UNREAD_BYTES)  # else closing would reset the connection, and the peer never learn why
+        raise
+
+
+async def _receive(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:
+    while True:
+        try:
+            return tls.receive()
+        except BlockingIOError:
+            await poller.ready(sock.fileno(), READABLE)
+
+
+async def _send(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:
+    while not tls.flush():
+        await poller.ready(sock.fileno(), WRITABLE)

@@ -1,0 +1,96 @@
+"""A stream over TLS: what a `TlsSocket` holds back in either direction is not forgotten."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from proxy.net.poller import READABLE, WRITABLE, Poller
+from proxy.net.stream import NO_CAPS, Owner, Stream
+from proxy.net.tls_socket import TlsSocket
+from proxy.relay.actions import Side
+from quotas.byte_caps import Turnstile
+
+
+class TlsStream(Stream):
+    """Reads on while something is pending that epoll does not tell of, and flushes what is encrypted."""
+
+    def __init__(
+        self,
+        poller: Poller,
+        sock: TlsSocket,
+        side: Side,
+        owner: Owner,
+        high_water_bytes: int,
+        turnstile: Turnstile = NO_CAPS,
+        now_ms: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """The handshake is done."""
+        self._tls = sock
+        self._looks_again = False
+        super().__init__(poller, sock, side, owner, high_water_bytes, turnstile, now_ms)
+        self._watch()
+        self._look_again()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet, encrypted or not."""
+        return self._unsent_bytes + self._tls.unsent_bytes
+
+    def resume_reading(self) -> None:
+        """Read again, what is pending before what comes."""
+        super().resume_reading()
+        self._look_again()
+
+    def turn_came(self, most_bytes: int) -> int:
+        """Read now, at most so much, if that is still wanted; how much it was."""
+        read = super().turn_came(most_bytes)
+        self._look_again()
+        return read
+
+    def _read(self, room: int) -> int:
+        read = super()._read(room)
+        if self._tls.unsent_bytes:
+            self._watch()
+        self._look_again()
+        return read
+
+    def _look_again(self) -> None:
+        if not self._looks_again and self._wants_pending():
+            self._looks_again = True
+            asyncio.get_running_loop().call_soon(self._read_pending)
+
+    def _read_pending(self) -> None:
+        self._looks_again = False
+        if self._wants_pending():
+            self._on_ready(READABLE)
+
+    def _wants_pending(self) -> bool:
+        return self._tls.pending and self._reading and not self._waits and not self._closed
+
+    def _wanted(self) -> int:
+        return super()._wanted() | (WRITABLE if self._tls.unsent_bytes else 0)
+
+    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        """Send the pieces in order, after what is buffered."""
+        super().write(pieces)
+        if self._tls.unsent_bytes:
+            self._watch()
+
+    def _flush(self) -> None:
+        try:
+            flushed = self._tls.flush()
+        except OSError as error:
+            self._give_up_writing(error)
+            return
+        if flushed:
+            super()._flush()
+
+    def _say_goodbye(self) -> None:
+        try:
+            said = self._fault is not None or self._tls.say_goodbye()
+        except OSError as error:
+            self._fault = error
+            said = True
+        if said:
+            super()._say_goodbye()
+        else:
+            self._watch()

@@ -1,0 +1,595 @@
+"""A virtual cluster that speaks TLS on both sides: its listeners, clients and a scripted node on real sockets."""
+
+import asyncio
+import contextlib
+import datetime
+import re
+import shutil
+import socket
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography.x509.oid import NameOID
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from proxy.acceptor.admission import Admission
+from proxy.acceptor.certificate_keeper import CertificateKeeper
+from proxy.acceptor.certificates import tls_sections
+from proxy.acceptor.sockets import bind_all
+from proxy.clock import SystemClock
+from proxy.config.load import config_of
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import ListenerConfig
+from proxy.metrics import Metrics
+from proxy.net.door import Door
+from proxy.net.poller import Poller
+from proxy.service import VirtualCluster
+from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
+from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from tests.certificates import Authority, client_context, server_context
+from tests.fakes.clock import FakeClock
+from tests.patience import PATIENCE_S
+from tests.relay.frames import heartbeat, heartbeaten, produce, produced
+
+OVER = datetime.timedelta(days=-1)
+ETL = ((NameOID.ORGANIZATION_NAME, "Acme"), (NameOID.COMMON_NAME, "etl"))
+
+
+class Paper:
+    """Two authorities and what they have signed; a stranger's are trusted by nobody."""
+
+    def __init__(self, folder):
+        self.ours, self.strange = Authority(folder), Authority(folder, "stranger")
+        self.listener = self.ours.issue("localhost", "*.kafka.test", name="listener")
+        self.node = self.ours.issue("127.0.0.1", name="node")
+        self.old_node = self.ours.issue("127.0.0.1", valid=OVER, name="old-node")
+        self.other_node = self.ours.issue("elsewhere.test", name="other-node")
+        self.strange_node = self.strange.issue("127.0.0.1", name="strange-node")
+        self.etl = self.ours.issue(subject=ETL, name="etl")
+        self.old_etl = self.ours.issue(subject=ETL, valid=OVER, name="old-etl")
+        self.strange_etl = self.strange.issue(subject=ETL, name="strange-etl")
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory):
+    return Paper(tmp_path_factory.mktemp("certificates"))
+
+
+def files(issued):
+    return {"certificate_file": str(issued.certificate_file), "key_file": str(issued.key_file)}
+
+
+class Node:
+    """Answers each Heartbeat and Produce; counts connections."""
+
+    def __init__(self):
+        self.connections = 0
+
+    async def serve(self, context=None):
+        self.server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=context)
+        self.port = self.server.sockets[0].getsockname()[1]
+        return self
+
+    async def _answer(self, reader, writer):
+        self.connections += 1
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(4), "big")
+                if size > 100_000_000:  # as a broker does with what is not Kafka's
+                    break
+                frame = await reader.readexactly(size)
+                corr = int.from_bytes(frame[4:8], "big")
+                writer.write(heartbeaten(corr) if frame[1] == 12 else produced(corr))
+                await writer.drain()
+        writer.close()
+
+
+class Proxy:
+    """A virtual cluster with one listener on a free port."""
+
+    def __init__(self, node, listener=None, upstream=None, limits=None, clock=None, **more):
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self.port = free.getsockname()[1]
+        addressing = {} if more else {"node_ids": [1]}
+        listening = {"name": "l", "bind": "127.0.0.1", "port": self.port, **addressing, **more}
+        bootstrap = {"bootstrap_servers": [f"127.0.0.1:{node.port}"], "connect_timeout_ms": 60_000}
+        cluster = {
+            "name": "main",
+            "upstream": bootstrap | ({} if upstream is None else {"tls": upstream}),
+            "listeners": [listening | ({} if listener is None else {"tls": listener})],
+        }
+        limits = {"handshake_timeout_ms": 60_000} | (limits or {})
+        self.config = config_of({"virtual_clusters": [cluster], "limits": limits})
+        self.metrics = Metrics(CollectorRegistry())
+        clock = clock or SystemClock()
+        poller = Poller()
+        [settings] = self.config.virtual_clusters
+        door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+        self.cluster = VirtualCluster(settings, Path("x"), 100, poller, clock, self.metrics, lambda: True, door)
+        [self.listener] = self.cluster.listeners
+        self.listener.set_limits(self.config.limits)
+        self.keeper = CertificateKeeper(
+            lambda place, context: self.cluster.set_certified(place.listener, context), clock, self.metrics
+        )
+        self.keeper.take_up(tls_sections(self.config))
+        self.listener.serve(bind_all("127.0.0.1", [self.port]))
+
+    async def client(self, context=None, name="localhost"):
+        return Client(
+            *await asyncio.open_connection(
+                "127.0.0.1", self.port, ssl=context, server_hostname=name if context else None
+            )
+        )
+
+    def closed(self, reason):
+        labels = {"virtual_cluster": "main", "listener": "l", "reason": reason}
+        return self.metrics.registry.get_sample_value("kafka_throttle_connections_closed_total", labels) or 0
+
+    def stop(self):
+        self.listener.stop_accepting()
+        for connection in [*self.listener.connections, *self.listener.lingering]:
+            connection.abort()
+
+
+class Client:
+    def __init__(self, reader, writer):
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, request):
+        self.writer.write(request)
+        async with asyncio.timeout(PATIENCE_S):
+            size = int.from_bytes(await self.reader.readexactly(4), "big")
+            return size.to_bytes(4, "big") + await self.reader.readexactly(size)
+
+    def certificate(self):
+        return self.writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+
+    def close(self):
+        self.writer.close()
+
+
+@contextlib.asynccontextmanager
+async def proxying(*args, node_context=None, **settings):
+    node = await Node().serve(node_context)
+    proxy = Proxy(node, *args, **settings)
+    proxy.node = node
+    try:
+        yield proxy
+    finally:
+        proxy.stop()
+        node.server.close()
+
+
+async def until(condition):
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.002)
+
+
+def mutual(paper, rules="DEFAULT", auth="required"):
+    ca_file = str(paper.ours.file)
+    return {**files(paper.listener), "client_auth": auth, "ca_file": ca_file, "principal_mapping_rules": rules}
+
+
+# ------------------------------------------------------------------ what works
+
+
+async def test_frames_of_all_sizes_go_through_tls_on_both_sides(paper):
+    upstream = {"ca_file": str(paper.ours.file)}
+    async with proxying(files(paper.listener), upstream, node_context=server_context(paper.node)) as proxy:
+        client = await proxy.client(client_context(paper.ours))
+        for corr, size in enumerate((100, 20_000, 3_000_000, 200), 1):
+            assert await client.ask(produce(corr, size=size)) == produced(corr)
+        assert await client.ask(heartbeat(9)) == heartbeaten(9)
+        client.close()
+        await until(lambda: proxy.closed("client_closed") == 1)
+        assert proxy.node.connections == 1
+
+
+@pytest.mark.parametrize("sides", ["listener", "upstream"])
+async def test_either_side_may_be_plain(paper, sides):
+    listener = files(paper.listener) if sides == "listener" else None
+    upstream = {"ca_file": str(paper.ours.file)} if sides == "upstream" else None
+    node_context = server_context(paper.node) if sides == "upstream" else None
+    async with proxying(listener, upstream, node_context=node_context) as proxy:
+        client = await proxy.client(client_context(paper.ours) if sides == "listener" else None)
+        assert await client.ask(produce(3, size=500_000)) == produced(3)
+        client.close()
+
+
+async def test_a_key_may_be_locked_and_stand_in_the_file_of_its_certificate(paper, tmp_path):
+    issued = Authority(tmp_path).issue("localhost")
+    issued.lock_key("opensesame")
+    together = tmp_path / "both.pem"
+    together.write_text(issued.in_one_file())
+    password = tmp_path / "password"
+    password.write_text("opensesame\n")
+    async with proxying({"certificate_file": str(together), "key_password_file": str(password)}) as proxy:
+        client = await proxy.client(client_context(Authority(tmp_path)) and ssl._create_unverified_context())
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("rules", "user"),
+    [
+        ("DEFAULT", "CN=etl,O=Acme"),
+        ("RULE:^CN=(.*?),.*$/$1/U,DEFAULT", "ETL"),
+        ("RULE:^OU=.*$/x/, DEFAULT", "CN=etl,O=Acme"),
+    ],
+)
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_certificate_names_the_user(paper, rules, user, version):
+    async with proxying(mutual(paper, rules)) as proxy:
+        context = client_context(paper.ours, paper.etl)
+        context.maximum_version = version
+        client = await proxy.client(context)
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        [connection] = proxy.listener.connections
+        assert connection.facts.user == user
+        client.close()
+
+
+async def test_who_need_not_show_a_certificate_and_does_not_is_anonymous(paper):
+    async with proxying(mutual(paper, auth="requested")) as proxy:
+        client = await proxy.client(client_context(paper.ours))
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        [connection] = proxy.listener.connections
+        assert connection.facts.user == "ANONYMOUS"
+        client.close()
+
+
+async def test_a_node_is_shown_our_certificate_if_it_wants_one(paper):
+    wants = server_context(paper.node)
+    wants.verify_mode = ssl.CERT_REQUIRED
+    wants.load_verify_locations(paper.ours.file)
+    upstream = {"ca_file": str(paper.ours.file), **files(paper.etl)}
+    async with proxying(None, upstream, node_context=wants) as proxy:
+        client = await proxy.client()
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        client.close()
+
+
+async def test_the_name_in_a_nodes_certificate_may_be_ignored(paper):
+    upstream = {"ca_file": str(paper.ours.file), "endpoint_identification": False}
+    async with proxying(None, upstream, node_context=server_context(paper.other_node)) as proxy:
+        client = await proxy.client()
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        client.close()
+
+
+# ------------------------------------------------------------ what is refused
+
+
+def trusting(paper, issued=None, **settings):
+    context = client_context(paper.ours, issued)
+    for name, value in settings.items():
+        setattr(context, name, value)
+    return context
+
+
+REFUSED = {
+    "expired": (lambda paper: trusting(paper, paper.old_etl), "client_certificate_expired", "certificate has expired"),
+    "unknown CA": (
+        lambda paper: trusting(paper, paper.strange_etl),
+        "client_certificate_untrusted",
+        "unable to get local",
+    ),
+    "none": (trusting, "client_certificate_missing", ""),
+    "no rule": (lambda paper: trusting(paper, paper.etl), "no_principal_rule", "CN=etl,O=Acme"),
+    "old TLS": (
+        lambda paper: trusting(paper, paper.etl, maximum_version=ssl.TLSVersion.TLSv1_2),
+        "tls_failed",
+        "unsupported protocol",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_client_is_refused_for_a_reason_of_its_own(paper, case, version):
+    make, reason, detail = REFUSED[case]
+    tls = mutual(paper, "RULE:nobody/x/" if case == "no rule" else "DEFAULT")
+    if case == "old TLS":
+        tls["min_version"] = "TLSv1.3"
+    with capture_logs() as logs:
+        async with proxying(tls) as proxy:
+            context = make(paper)
+            if case != "old TLS":
+                context.maximum_version = version
+            with contextlib.suppress(OSError):  # some learn of it in the handshake, some with the next read
+                client = await proxy.client(context)
+                with pytest.raises((OSError, asyncio.IncompleteReadError)):
+                    await client.ask(heartbeat(1))
+            await until(lambda: proxy.closed(reason) == 1)
+            assert proxy.node.connections == 0
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    assert (line["reason"], line["log_level"]) == (reason, "warning")
+    assert detail in line["detail"]
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_client_that_does_not_trust_the_listener_says_so(paper, version):
+    context = client_context(paper.strange)
+    context.maximum_version = version
+
+    def connect(port):
+        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
+            context.wrap_socket(sock, server_hostname="localhost")
+
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener)) as proxy:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                await asyncio.to_thread(connect, proxy.port)
+            await until(lambda: proxy.closed("tls_refused_by_client") == 1)
+    assert any("alert unknown ca" in line.get("detail", "") for line in logs)
+
+
+async def test_who_speaks_no_tls_is_told_from_one_who_speaks_it_badly(paper):
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener)) as proxy:
+            for count, data in enumerate((heartbeat(1), b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05garbage"), 1):
+                client = await proxy.client()
+                client.writer.write(data)
+                await until(lambda: sum(line["event"] == "connection_closed" for line in logs) == count)  # noqa: B023
+                client.close()
+    told = [(line["reason"], line["detail"]) for line in logs if line["event"] == "connection_closed"]
+    assert told[0] == ("tls_expected", "got bytes as of a client that speaks Kafka without TLS")
+    assert told[1] == ("tls_expected", "got an HTTP request")
+    assert told[2][0] == "tls_failed"
+
+
+async def test_tls_on_a_plain_listener_is_told(paper):
+    with capture_logs() as logs:
+        async with proxying() as proxy:
+            with pytest.raises(OSError):
+                await proxy.client(client_context(paper.ours))
+            await until(lambda: proxy.closed("tls_unexpected") == 1)
+    assert any(line.get("detail") == "looks like a TLS handshake" for line in logs)
+
+
+async def test_a_client_that_leaves_in_the_handshake_has_just_left(paper):
+    async with proxying(files(paper.listener)) as proxy:
+        client = await proxy.client()
+        client.writer.write(b"\x16\x03")
+        await client.writer.drain()
+        client.close()
+        await until(lambda: proxy.closed("client_closed") == 1)
+        assert proxy.listener.handshakes == 0
+
+
+async def test_a_handshake_has_its_time_and_their_number_is_bounded(paper):
+    limits = {"handshake_timeout_ms": 300, "max_handshakes": 2}
+    async with proxying(files(paper.listener), limits=limits) as proxy:
+        silent = [await proxy.client() for _ in range(3)]
+        await until(lambda: proxy.closed("too_many_handshakes") == 1)
+        await until(lambda: proxy.closed("tls_handshake_timeout") == 2)
+        assert (proxy.listener.handshakes, proxy.listener.open_sockets) == (0, 0)
+        client = await proxy.client(client_context(paper.ours))
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        for one in (*silent, client):
+            one.close()
+
+
+NODES = {
+    "expired": ("old_node", "node_certificate_refused", "certificate has expired"),
+    "unknown CA": ("strange_node", "node_certificate_refused", "unable to get local issuer"),
+    "another name": ("other_node", "node_certificate_refused", "IP address mismatch"),
+    "plain": (None, "node_tls_failed", "TLS: "),
+}
+
+
+@pytest.mark.parametrize("case", NODES)
+async def test_a_node_is_refused_for_a_reason_of_its_own(paper, case):
+    name, reason, detail = NODES[case]
+    context = server_context(getattr(paper, name)) if name else None
+    with capture_logs() as logs:
+        async with proxying(None, {"ca_file": str(paper.ours.file)}, node_context=context) as proxy:
+            client = await proxy.client()
+            client.writer.write(heartbeat(1))
+            await until(lambda: proxy.closed(reason) == 1)
+            client.close()
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    assert line["detail"].startswith(f"127.0.0.1:{proxy.node.port}: TLS: ")
+    assert detail in line["detail"]
+
+
+class BlockingNode:
+    """Takes one connection in a thread of its own; asyncio would not tell the peer why a handshake fails."""
+
+    def __init__(self, context):
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.settimeout(PATIENCE_S)
+        self.port = self.server.getsockname()[1]
+        self.context = context
+
+    def fail(self):
+        with self.server, self.server.accept()[0] as sock, pytest.raises(ssl.SSLError):
+            self.context.wrap_socket(sock, server_side=True)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_node_that_wants_a_certificate_and_is_shown_none_says_so(paper, version):
+    wants = server_context(paper.node)
+    wants.verify_mode = ssl.CERT_REQUIRED
+    wants.maximum_version = version
+    wants.load_verify_locations(paper.ours.file)
+    node = BlockingNode(wants)
+    with capture_logs() as logs:
+        proxy = Proxy(node, None, {"ca_file": str(paper.ours.file)})
+        failing = asyncio.create_task(asyncio.to_thread(node.fail))
+        client = await proxy.client()
+        client.writer.write(heartbeat(1))
+        await until(lambda: proxy.closed("node_tls_failed") == 1)
+        client.close()
+        await failing
+        proxy.stop()
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    assert re.search("alert (certificate required|handshake failure)", line["detail"].lower().replace("_", " "))
+
+
+# ------------------------------------------------------------------ names
+
+
+BY_NAME = {"advertised_host": "Boot.kafka.test", "advertised_node_host": "b{node_id}.kafka.test"}
+
+
+def names(**more):
+    config = {"name": "l", "bind": "127.0.0.1", "port": 9000, **BY_NAME, **more}
+    return ListenerNames(ListenerConfig.model_validate(config), NodeDirectory())
+
+
+def test_names_stand_for_nodes():
+    known = names()
+    assert known.advertised(7) == (b"b7.kafka.test", 9000)
+    assert [known.node_named(name) for name in ("b7.kafka.test", "B10.KAFKA.test.", "b0.kafka.test")] == [7, 10, 0]
+    assert known.node_named("boot.Kafka.test") == BOOTSTRAP_NODE_ID
+    for name in (
+        "",
+        "b.kafka.test",
+        "b07.kafka.test",
+        "b-1.kafka.test",
+        "b1xkafka.test",
+        "b9999999999.kafka.test",
+        "b1.kafka.test.x",
+    ):
+        assert known.node_named(name) is None
+
+
+async def test_a_server_name_leads_to_its_node_and_none_to_any(paper):
+    other = await Node().serve()
+    async with proxying(files(paper.listener), **BY_NAME) as proxy:
+        proxy.cluster.upstream.directory.learn(5, "127.0.0.1", other.port)
+        for name in ("boot.kafka.test", "b5.kafka.test"):
+            client = await proxy.client(client_context(paper.ours), name)
+            assert await client.ask(heartbeat(1)) == heartbeaten(1)
+            client.close()
+        assert (proxy.node.connections, other.connections) == (1, 1)
+        unnamed = ssl._create_unverified_context()
+        client = Client(*await asyncio.open_connection("127.0.0.1", proxy.port, ssl=unnamed, server_hostname=""))
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        assert proxy.node.connections == 2
+        assert {5, BOOTSTRAP_NODE_ID} == set(proxy.listener.tallies)
+        client.close()
+    other.server.close()
+
+
+async def test_a_name_of_nobodys_is_refused(paper):
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener), **BY_NAME) as proxy:
+            with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
+                await proxy.client(client_context(paper.ours), "c5.kafka.test")
+            await until(lambda: proxy.closed("server_name_unknown") == 1)
+    assert any("c5.kafka.test is none of boot.kafka.test and b{node_id}" in line.get("detail", "") for line in logs)
+
+
+# ---------------------------------------------------------------- rotation
+
+
+async def test_new_certificates_are_shown_to_new_clients_and_old_ones_stay(paper, tmp_path):
+    first, second = paper.ours.issue("localhost", name="first"), paper.ours.issue("localhost", name="second")
+    own = {"certificate_file": str(tmp_path / "c.pem"), "key_file": str(tmp_path / "c.key")}
+
+    def put(issued):
+        shutil.copy(issued.key_file, own["key_file"])
+        shutil.copy(issued.certificate_file, own["certificate_file"])
+
+    put(first)
+    async with proxying(own) as proxy:
+        watching = asyncio.create_task(proxy.keeper.watch())
+        old = await proxy.client(client_context(paper.ours))
+        assert old.certificate() == first.der
+        assert await old.ask(heartbeat(1)) == heartbeaten(1)
+        put(second)
+        await until(lambda: reloads(proxy, "applied") == 1)
+        new = await proxy.client(client_context(paper.ours))
+        assert new.certificate() == second.der
+        with capture_logs() as logs:
+            shutil.copy(first.key_file, own["key_file"])
+            await until(lambda: reloads(proxy, "rejected") == 1)
+        assert "key values mismatch" in str(logs)
+        third = await proxy.client(client_context(paper.ours))
+        assert third.certificate() == second.der
+        for client in (old, new, third):
+            assert await client.ask(heartbeat(2)) == heartbeaten(2)
+            client.close()
+        watching.cancel()
+
+
+def reloads(proxy, result, listener="l"):
+    labels = {"virtual_cluster": "main", "listener": listener, "result": result}
+    return proxy.metrics.registry.get_sample_value("kafka_throttle_certificate_reloads_total", labels)
+
+
+async def test_nodes_are_shown_new_certificates_too(paper, tmp_path):
+    shutil.copy(paper.strange.file, tmp_path / "ca.pem")
+    upstream = {"ca_file": str(tmp_path / "ca.pem")}
+    async with proxying(None, upstream, node_context=server_context(paper.node)) as proxy:
+        watching = asyncio.create_task(proxy.keeper.watch())
+        client = await proxy.client()
+        client.writer.write(heartbeat(1))
+        await until(lambda: proxy.closed("node_certificate_refused") == 1)
+        shutil.copy(paper.ours.file, tmp_path / "ca.pem")
+        await until(lambda: reloads(proxy, "applied", "") == 1)
+        client = await proxy.client()
+        assert await client.ask(heartbeat(1)) == heartbeaten(1)
+        client.close()
+        watching.cancel()
+
+
+async def test_the_end_of_a_certificate_is_a_metric_and_told_before_it_comes_once_a_day(paper):
+    ends_s = int(paper.listener.certificate.not_valid_after_utc.timestamp())
+    clock = FakeClock(epoch_ms=(ends_s - 10 * 86_400) * 1000)
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener), clock=clock) as proxy:
+            labels = {"virtual_cluster": "main", "listener": "l"}
+            found = proxy.metrics.registry.get_sample_value(
+                "kafka_throttle_certificate_expiry_timestamp_seconds", labels
+            )
+            assert found == ends_s
+            for days in (0.5, 0.6, 10):
+                clock.advance(int(days * 86_400_000))
+                proxy.keeper._tell_of_ends()
+    told = [(line["event"], line["days_left"]) for line in logs if line["event"].startswith("certificate_")]
+    assert told == [("certificate_expires_soon", 10), ("certificate_expires_soon", 8), ("certificate_expired", -2)]
+
+
+# ---------------------------------------------------------------- bad files
+
+
+def problems(tmp_path, **tls):
+    listener = {"name": "l", "bind": "127.0.0.1", "port": 9000, "node_ids": [1], "tls": tls}
+    cluster = {"name": "main", "upstream": {"bootstrap_servers": ["a:1"]}, "listeners": [listener]}
+    with pytest.raises(ConfigErrors) as raised:
+        tls_sections(config_of({"virtual_clusters": [cluster]}, tmp_path))
+    return str(raised.value)
+
+
+def test_files_that_cannot_be_used_are_named_with_what_is_wrong(paper, tmp_path):
+    at = r"virtual_clusters\[0\].listeners\[0\].tls"
+    own = files(paper.listener)
+    locked = Authority(tmp_path).issue("localhost")
+    locked.lock_key("secret")
+    (tmp_path / "junk").write_text("junk")
+    (tmp_path / "wrong").write_text("wrong")
+    cases = [
+        (
+            own | {"certificate_file": "gone.pem"},
+            f"^{at}.certificate_file: .*gone.pem with .* cannot be read: No such",
+        ),
+        (own | {"certificate_file": "junk"}, f"^{at}.certificate_file: .*junk with .* cannot be used"),
+        (own | {"key_file": str(paper.etl.key_file)}, "key values mismatch"),
+        (files(locked), "cannot be used"),
+        (files(locked) | {"key_password_file": "wrong"}, "cannot be used"),
+        (
+            files(locked) | {"key_password_file": "gone"},
+            f"^{at}.key_password_file: .*gone cannot be read: No such",
+        ),
+        (mutual(paper) | {"ca_file": "junk"}, f"^{at}.ca_file: .*junk cannot be used: no certificate"),
+        (own | {"ciphers": "NONSENSE"}, f"^{at}.ciphers: NONSENSE cannot be used: no cipher"),
+    ]
+    for tls, expected in cases:
+        found = problems(tmp_path, **tls)
+        assert re.search(expected, found), found
