@@ -1,0 +1,183 @@
+"""Sockets at the proxy's door: who is let in, held, made to wait or closed. Judged by counts alone; no cluster needed.
+
+Addresses are those of 127.0.0.0/8, which all are this machine.
+"""
+
+import json
+import socket
+from contextlib import ExitStack
+
+import pytest
+
+from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.patience import PATIENCE_S
+
+A, B, C, BANNED = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.9"
+NOBODY = "127.0.0.1:1"
+
+
+class AtTheDoor:
+    """Connects to a proxy from addresses of its choice; what it has opened is closed at the end."""
+
+    def __init__(self, stack, proxy):
+        self.proxy = proxy
+        self._stack = stack
+        self.sockets = []
+
+    def connect(self, address, count=1, port=None):
+        """So many connections, one after another; each stands as far as the kernel goes."""
+        for _ in range(count):
+            sock = self._stack.enter_context(socket.socket())
+            sock.settimeout(PATIENCE_S)
+            sock.bind((address, 0))
+            sock.connect((HOST, port or self.proxy.port))
+            self.sockets.append(sock)
+        return self.sockets[-count:]
+
+    def admitted(self, **labels):
+        """How many have been let in so far."""
+        return int(self.proxy.metric("connections_opened_total", **labels))
+
+    def wait_for(self, condition, what):
+        self.proxy.wait_for(condition, PATIENCE_S, what)
+
+    def settled(self, admitted, **closed):
+        """So many are let in, so many closed, and nobody waits: each is accounted for."""
+
+        def are_there():
+            return self.admitted() == admitted and self.proxy.closed() == closed
+
+        self.wait_for(are_there, f"{admitted} admitted and {closed} closed")
+        assert self.proxy.metric("held_connections") == 0
+
+
+@pytest.fixture
+def start():
+    """Starts a proxy in front of nobody, with such quotas and limits of connections."""
+    with ExitStack() as stack:
+
+        def begin(quotas=(), of_cluster=None, of_listener=None, of_instance=None, second=False):
+            proxy = ProxyProcess(NOBODY, quotas, ready=False, limits={"drain_s": 0})
+            proxy.write_text(json.dumps(config(proxy, quotas, of_cluster, of_listener, of_instance, second)))
+            return AtTheDoor(stack, stack.enter_context(proxy))
+
+        yield begin
+
+
+def config(proxy, quotas=(), of_cluster=None, of_listener=None, of_instance=None, second=False):
+    made = proxy.config(quotas)
+    [cluster] = made["virtual_clusters"]
+    [listener] = cluster["listeners"]
+    made["connections"] = of_instance or {}
+    cluster["connections"] = of_cluster or {}
+    listener["connections"] = of_listener or {}
+    if second:
+        listener["node_ids"] = ["1"]
+        cluster["listeners"].append({**listener, "name": "other", "port": listener["port"] + 2, "connections": {}})
+    return made
+
+
+def rates(**of):
+    return [
+        {"default_ip": True, "connection_creation_rate": of.pop("default", 1_000_000)},
+        *({"ip": ip, "connection_creation_rate": rate} for ip, rate in ((BANNED, 0), (A, of.pop("a", 1)))),
+    ]
+
+
+def test_each_address_has_its_rate_a_ban_holds_and_a_change_is_live(start):
+    door = start(rates(default=1_000, a=3))
+    first = door.connect(A, 30)
+    door.connect(B, 50)
+    door.wait_for(lambda: door.admitted() == 80, "ten seconds' worth at once, and the others")
+    refused = door.connect(BANNED, 5)
+    for sock in refused:
+        assert sock.recv(1) == b"", "held, then closed"
+    door.settled(80, ip_rate_exceeded=5)
+    told = {one["quota"]: one for one in door.proxy.admin(f"explain?ip={BANNED}")["quotas"]}["connection_creation_rate"]
+    assert (told["enforced"], told["rule"]["entity"], told["rule"]["limit"]) == (True, {"ip": BANNED}, 0)
+    assert [(use["limit"], use["throttles"]) for use in told["use"]] == [(0, 5)]
+    assert told["notes"] == [f"open connections from {BANNED}: 0"]
+    door.proxy.write_text(json.dumps(config(door.proxy, rates(default=0, a=1_000))))
+    door.wait_for(lambda: door.proxy.metric("ip_connection_accept_limit", ip=A) == 1_000, "the rate of A as it is now")
+    door.connect(A, 30)
+    door.wait_for(lambda: door.admitted() == 110, "more of A")
+    for sock in door.connect(B, 2):
+        assert sock.recv(1) == b""
+    door.settled(110, ip_rate_exceeded=7)
+    assert first[0].fileno() > 0
+
+
+def test_who_is_refused_is_not_counted_and_more_than_are_held_are_reset(start):
+    door = start(rates(), of_cluster={"max_held_per_ip": 4})
+    door.connect(BANNED, 20)
+    door.wait_for(lambda: sum(door.proxy.closed().values()) == 20, "all of them closed")
+    closed = door.proxy.closed()
+    assert closed.keys() == {"ip_rate_exceeded", "too_many_held"}
+    assert closed["ip_rate_exceeded"] >= 4
+    assert (door.admitted(), door.proxy.metric("instance_connections")) == (0, 0)
+    [line] = door.proxy.events("connection_refused")
+    assert (line["client"].split(":")[0], line["counts_as"], line["level"]) == (BANNED, BANNED, "warning")
+
+
+def test_an_address_has_as_many_connections_as_it_may_and_those_that_leave_count_no_more(start):
+    door = start(of_cluster={"max_connections_per_ip": 3, "max_connections_per_ip_overrides": {B: 1}})
+    first, *_ = door.connect(A, 3)
+    door.connect(B)
+    door.wait_for(lambda: door.admitted() == 4, "all that may")
+    for sock in (*door.connect(A, 2), *door.connect(B)):
+        assert sock.recv(1) == b""
+    door.settled(4, too_many_from_ip=3)
+    first.close()
+    door.wait_for(lambda: door.proxy.metric("instance_connections") == 3, "one less")
+    door.connect(A)
+    door.wait_for(lambda: door.admitted() == 5, "one more")
+
+
+def test_a_full_listener_has_the_next_ones_wait_and_another_goes_on(start):
+    door = start(of_listener={"max_connections": 2}, second=True)
+    first, _ = door.connect(A, 2)
+    waiting = door.connect(A, 3)
+    door.wait_for(lambda: door.proxy.metric("client_sockets") == 3, "one that waits, the others in the backlog")
+    door.connect(B, 5, port=door.proxy.port + 2)
+    door.wait_for(lambda: door.admitted(listener="other") == 5, "those of the other listener")
+    assert door.admitted(listener="plain") == 2
+    first.close()
+    door.wait_for(lambda: door.admitted(listener="plain") == 3, "the one that waited")
+    door.proxy.write_text(json.dumps(config(door.proxy, second=True)))
+    door.wait_for(lambda: door.admitted(listener="plain") == 5, "the others, without a limit")
+    assert all(sock.fileno() > 0 for sock in waiting)
+
+
+def test_a_listener_over_its_rate_has_them_come_one_after_the_other_and_loses_none(start):
+    door = start(of_listener={"max_connection_creation_rate": 2}, of_instance={"max_connection_creation_rate": 1_000})
+    door.connect(A, 24)
+    door.wait_for(lambda: door.admitted() == 24, "all of them, the last ones late")
+    assert door.proxy.closed() == {}
+    waits = door.proxy.metric("connection_accept_throttles_total", listener="plain")
+    assert waits >= 1
+    assert door.proxy.metric("connection_accept_throttle_seconds_total", listener="plain") > 0
+    assert door.proxy.metric("connection_accept_limit", listener="plain") == 2
+    assert door.proxy.metric("instance_connection_accept_limit") == 1_000
+
+
+def test_the_instance_has_as_many_as_it_may_over_all_listeners(start):
+    door = start(of_instance={"max_connections": 3}, second=True)
+    first, *_ = door.connect(A, 3)
+    door.wait_for(lambda: door.admitted() == 3, "as many as may")
+    door.connect(A, port=door.proxy.port)
+    door.connect(B, port=door.proxy.port + 2)
+    door.wait_for(lambda: door.proxy.metric("client_sockets") == 5, "one that waits at each listener")
+    first.close()
+    door.wait_for(lambda: door.admitted() == 4, "one of the two")
+    door.wait_for(lambda: door.proxy.metric("client_sockets") == 4, "the other one waits on")
+
+
+def test_what_waits_or_is_held_keeps_no_process_from_ending(start):
+    door = start(rates(), of_listener={"max_connections": 1})
+    door.connect(BANNED, 2)
+    door.connect(C)
+    door.wait_for(lambda: door.admitted() == 1, "the only one that may")
+    waiting, *_ = door.connect(A, 3)
+    door.wait_for(lambda: door.proxy.metric("client_sockets") >= 2, "one that waits")
+    door.proxy.stop()
+    assert waiting.fileno() > 0
