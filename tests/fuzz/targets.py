@@ -23,6 +23,16 @@ from protocol.proxy_header import (
 )
 from protocol.sasl import bare_token, read_authenticate, read_authenticate_answer, read_handshake, read_handshake_answer
 from protocol.sasl_names import OAUTHBEARER, PLAIN, SCRAM, claimed_name, succeeds
+from proxy.relay.actions import RelayLimits
+from proxy.relay.relay import Relay
+from proxy.verdicts.sasl import Identity
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from tests.relay.frames import frame, produce, produced
+from tests.relay.script import NOW_MS, Script
+from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 
 _SHORT_SUBJECT = 24
 """Of patterns that fuzzing makes up, time may grow with more than the length."""
@@ -110,6 +120,41 @@ _SASL = (
 )
 
 
+_TURN = b"\n\n"
+"""What comes of the client and what comes of the node take turns, with this between them."""
+
+
+def _sasl_connection(data: bytes) -> None:
+    """Whatever both sides say, somebody is named only by a success, and before one nobody's quota is spent."""
+    ledger = Ledger(Sensors(16), QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
+    script = Script(Relay, ledger, RelayLimits(authenticates=True)).connected()
+    met: list[Identity] = []
+    script.facts.user, script.facts.login.note_identity = "", met.append
+    for turn, part in enumerate(data.split(_TURN)):
+        if script.closed is None:
+            (script.node if turn % 2 else script.client)(part)
+    assert (script.facts.user == "") == (not met)
+    assert met or not list(ledger.readings(NOW_MS))
+    assert b"secret" not in repr(script.facts.login).encode()
+
+
+_LOGINS = (
+    (handshake(), handshaken(), authenticate(plain(b"alice")), authenticated(), produce(3)),
+    (handshake(version=0), handshaken(), frame(plain(b"alice")), frame(b""), produce(3, size=1500)),
+    (
+        handshake("GSSAPI", version=0),
+        handshaken(),
+        frame(b"\x60"),
+        frame(b"\x60"),
+        frame(b"\5") + produce(3),
+        produced(3),
+    ),
+    (handshake("SCRAM-SHA-256"), handshaken(), authenticate(scram_first("alice")), authenticated(b"r=n"), b""),
+    (handshake("X"), handshaken(), authenticate(b"{}"), authenticated(b"{}"), produce(3), produced(3), produce(4)),
+    (handshake(), handshaken(error=33), produce(3)),
+)
+
+
 # --------------------------------------------------------- certificates, rules
 
 
@@ -151,6 +196,7 @@ _RULES = (
 TARGETS = {
     "proxy-header": Target(_proxy_header, _PROXY_HEADERS),
     "sasl": Target(_sasl, _SASL),
+    "sasl-connection": Target(_sasl_connection, tuple(map(_TURN.join, _LOGINS))),
     "certificate": Target(_certificate, _CERTIFICATES),
     "principal-rules": Target(_rules, _RULES),
 }
