@@ -90,8 +90,10 @@ class RequestSide(Authentication):
                     at, quick = self._take_alike(buf, at, now_ms)
                     if at == end:
                         break
-                read = self._read_next if self._bare else self._read_request
-                request = read(buf, at, end)
+                if self._bare:
+                    request = self._read_next(buf, at, end)
+                else:
+                    request = read_request(buf, at, end, self._max_frame_bytes)
                 if request is None:
                     break
                 frame_bytes = request.size_bytes + 4
@@ -152,9 +154,6 @@ class RequestSide(Authentication):
         finally:
             self._requests = send_through(actions, _NODE, pieces, buf, run, at)
             actions += after
-
-    def _read_request(self, buf: bytes, at: int, end: int) -> Request | None:
-        return read_request(buf, at, end, self._max_frame_bytes)
 
     def _take_uncharged(self, request: Request) -> None:
         """Count a request that is being sent on, and no more."""

@@ -14,6 +14,7 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.sensors import Sensors
+from tests.quota_frames import describe_request, described
 from tests.relay.frames import API_VERSIONS, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script
 from tests.sasl_frames import (
@@ -177,6 +178,20 @@ def test_all_eight_levels_hold_for_the_user_that_has_logged_in(make_relay):
         logs_in(script)
         assert throttled_user(script) == "alice", level
         assert script.throttles[0].throttle_time_ms == 5000, level
+
+
+def test_rights_are_those_of_the_user(make_relay):
+    for user, answered in ((b"admin", 0), (b"alice", 31)):
+        script = client_of(make_relay)
+        script.facts.rights_of = lambda user: (user == "admin", user == "admin")
+        logs_in(script, user)
+        script.client(describe_request([("user", 0, "bob")], corr=9))
+        assert described(bytes(script.sent[Side.CLIENT][-_last_frame_bytes(script) :]), 1).error_code == answered
+
+
+def _last_frame_bytes(script):
+    """How long the answer to the last of three requests is, behind those to a login by PLAIN."""
+    return len(script.sent[Side.CLIENT]) - len(handshaken()) - len(authenticated())
 
 
 # ---------------------------------------------------------------- failure
