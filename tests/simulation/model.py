@@ -838,15 +838,11 @@ class Model:
 
     def _delayed_throttle(self, head: wire.Head, node_ms: int, told_ms: int | None, now_ms: int) -> int:
         """What an answer that may have been held tells; `told_ms` is what it does tell, if that is here."""
-        longest_ms = self._held_ms
         waits = client_waits(head.api_key, head.version)
-        held_ms = longest_ms
-        if not self._held_exactly and longest_ms:
-            if not waits and told_ms is not None and (told_ms > node_ms or told_ms == node_ms <= 0):
-                held_ms = max(told_ms, 0)
-            elif node_ms > 0 and self._node_throttles_told:
-                held_ms = node_ms - self._node_throttles_told[0]
-            require(0 <= held_ms <= longest_ms, f"held for {held_ms} ms, at most {longest_ms} can be")
+        held_ms = self._held_ms
+        if held_ms and not self._held_exactly and told_ms is not None:
+            held_ms = self._held_by_what_is_told(waits, node_ms, told_ms)
+            require(0 <= held_ms <= self._held_ms, f"held for {held_ms} ms, at most {self._held_ms} can be")
         if (left_ms := node_ms - held_ms) > 0:
             self._counts.throttles_by_node += 1
             self._mute(now_ms, left_ms, None, head)
@@ -855,6 +851,15 @@ class Model:
         if not held_ms and node_ms <= 0:
             return node_ms
         return max(left_ms, 0) if waits else max(held_ms, node_ms)
+
+    def _held_by_what_is_told(self, waits: bool, node_ms: int, told_ms: int) -> int:
+        if told_ms == node_ms <= 0:
+            return 0
+        if waits:
+            return node_ms - told_ms if told_ms > 0 else self._held_ms
+        if told_ms > node_ms:
+            return told_ms
+        return node_ms - self._node_throttles_told[0] if self._node_throttles_told else self._held_ms
 
     def _own_answer(self, data: bytes, now_ms: int) -> tuple[bytes, int] | None:
         """The answer of ours that is next, if `data` must begin with one, and the throttle time in it."""
