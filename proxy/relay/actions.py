@@ -98,6 +98,7 @@ class Exchange(Enum):
     do, but the last may get no answer; only a request behind them shows that they are through. ONGOING: a token was
     answered. UNPROVEN: it was, and perhaps was the last; a request behind it that is answered shows that it was.
     PROVING: such a request is in flight. SUCCEEDED: the client is who it is said to be by now. FAILED: it is not.
+    OUT_OF_PLACE: the node sees no reason for an authentication now.
     """
 
     BEGUN = "begun"
@@ -108,6 +109,7 @@ class Exchange(Enum):
     PROVING = "proving"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
+    OUT_OF_PLACE = "out_of_place"
 
 
 @dataclass(slots=True)

@@ -38,10 +38,14 @@ class Authentication(Carriage):
         self._succeeded = False
         self._refused = False
         self._token_answered = False
+        self._out_of_place = False
+        """SASL is answered like any request: it would be a way around a mute."""
 
     def _passes_mute(self, buf: bytes, at: int) -> bool:
         """Whether what comes next at `at` passes though the client is throttled: the clocks of sessions run on."""
-        return self._mute == THROTTLED and (self._bare or buf[at + 4 : at + 6] in _SASL_KEYS)
+        if self._mute != THROTTLED or self._out_of_place:
+            return False
+        return self._bare or buf[at + 4 : at + 6] in _SASL_KEYS
 
     def _read_next(self, buf: bytes, at: int, end: int) -> Request | None:
         """The frame at `at` while bare tokens are due: a token, or the request that ends an opaque exchange."""
@@ -96,7 +100,10 @@ class Authentication(Carriage):
 
     def _note_exchange(self, exchange: Exchange) -> None:
         """What a verdict has said about the exchange."""
+        if exchange is Exchange.OUT_OF_PLACE and self._unproven:
+            exchange = Exchange.FAILED
         self._refused = exchange is Exchange.FAILED
+        self._out_of_place = exchange is Exchange.OUT_OF_PLACE
         if exchange is Exchange.SUCCEEDED:
             self._exchange, self._bare = None, False
             self._unproven, self._succeeded = False, True
@@ -105,6 +112,8 @@ class Authentication(Carriage):
             self._become_unlike()
         elif exchange is Exchange.FAILED:
             self._tally.authentications_failed += 1
+            self._exchange = None
+        elif exchange is Exchange.OUT_OF_PLACE:
             self._exchange = None
         elif exchange is Exchange.ONGOING:
             self._token_answered = True

@@ -71,7 +71,7 @@ class Login:
             return Verdict(exchange=Exchange.FAILED)
         if answer.error_code != sasl.NONE:
             self._exchanged = ""
-            return Verdict(exchange=Exchange.FAILED)
+            return _refusal(answer.error_code)
         return self._judge_token(answer.token, become)
 
     def _note_request(self, ask: Ask) -> None:
@@ -95,10 +95,8 @@ class Login:
 
     def _judge_handshake(self, error_code: int, api_version: int) -> Verdict:
         self._exchanged, self._claimed, self._tokens = "", None, 0
-        if error_code == _ILLEGAL_SASL_STATE:
-            return Verdict()
         if error_code != sasl.NONE:
-            return Verdict(exchange=Exchange.FAILED)
+            return _refusal(error_code)
         self._exchanged = self._offered or "?"
         if api_version != sasl.BARE_TOKENS_VERSION:
             return Verdict(exchange=Exchange.BEGUN)
@@ -125,6 +123,11 @@ class Login:
         become(identity.user)
         self.note_identity(identity)
         return Verdict(exchange=Exchange.SUCCEEDED)
+
+
+def _refusal(error_code: int) -> Verdict:
+    out_of_place = error_code == _ILLEGAL_SASL_STATE
+    return Verdict(exchange=Exchange.OUT_OF_PLACE if out_of_place else Exchange.FAILED)
 
 
 def _token_in(ask: Ask) -> memoryview:

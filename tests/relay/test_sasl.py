@@ -439,6 +439,19 @@ def test_a_sasl_frame_that_comes_in_pieces_passes_a_mute_too(make_relay):
     assert script.sent[Side.NODE].endswith(long)
 
 
+def test_sasl_out_of_place_is_no_way_around_a_mute(make_relay):
+    """A node whose sessions do not end answers a late handshake like any request, as often as it comes."""
+    script = client_of(make_relay, "alice")
+    logs_in(script)
+    passes(script, (handshake(), handshaken(error=34)))
+    script.client(produce(3, size=1500))
+    script.node(produced(3))
+    assert script.client(handshake()) == b""
+    assert script.time(END_MS) == handshake()
+    assert script.node(handshaken(error=34), END_MS) == handshaken(error=34)
+    assert script.tally.authentications_failed == 0
+
+
 def test_a_sasl_frame_behind_another_request_waits_with_it(make_relay):
     script = client_of(make_relay, "alice")
     logs_in(script)
