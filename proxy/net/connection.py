@@ -298,9 +298,9 @@ class Connection:
         held_up, self._held_up = self._held_up, False
         relay, patience = self.relay, self._patience
         reason = patience.for_bytes(relay.awaited, relay.whole_requests, held_up, step_ms, time_outs)
-        if self._client is not None:
+        if self._client is not None and reason is None:
             unsent_bytes, written_bytes = self._client.unsent_bytes, self._client.written_late_bytes
-            reason = reason or patience.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
+            reason = patience.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
         if reason is not None:
             self.give_up(reason)
 

@@ -55,7 +55,8 @@ class Relay(RequestSide, AnswerSide):
     @property
     def idle(self) -> bool:
         """True between requests: nothing in flight, nothing half-way."""
-        return not (self._in_flight or self.held_bytes or self._request_left or self._amid_answer)
+        held = self._requests or self._answers or self._collecting or self._enquired or self._held_answer
+        return not (self._in_flight or held or self._request_left or self._amid_answer)
 
     @property
     def whole_requests(self) -> int:
