@@ -155,7 +155,6 @@ class _Holding(Generic[Ticket]):
     until_ms: int
     due_ms: int | None
     in_queue: bool
-    ended: bool = False
 
 
 class Admission(Generic[Ticket]):
@@ -282,7 +281,6 @@ class Admission(Generic[Ticket]):
 
     def _end_hold(self, holding: _Holding[Ticket], now_ms: int) -> None:
         where = (holding.listener.virtual_cluster, holding.origin)
-        holding.ended = True
         del self._held[holding.ticket]
         if self._held_of[where] == 1:
             del self._held_of[where]
@@ -300,16 +298,14 @@ class Admission(Generic[Ticket]):
         return min(times, default=None)
 
     def due(self, now_ms: int) -> Iterator[Next[Ticket]]:
-        """What is to be done now; each thing is to be done before the next one is asked for."""
+        """What is to be done now; each thing is to be done before the next one is asked for, which need not be now."""
         for key in [key for key, waiting in self._waiting.items() if waiting.until_ms <= now_ms]:
             if key in self._waiting and self._has_slot(key):
                 yield self._let_go_on(key)
         while self._due and self._due[0][0] <= now_ms:
-            _, _, holding = heappop(self._due)
-            if holding.ended:
-                continue
+            due_ms, turn, holding = heappop(self._due)
             if holding.in_queue:
-                yield from self._serve(holding, now_ms)
+                yield from self._serve(holding, due_ms, turn, now_ms)
             else:
                 self._end_hold(holding, now_ms)
                 yield Next(holding.listener, holding.ticket, Step.CLOSE, reason=CloseReason.IP_RATE_EXCEEDED)
@@ -319,23 +315,24 @@ class Admission(Generic[Ticket]):
         self._goes_on(key)
         return Next(key, waiting.ticket, Step.GO_ON)
 
-    def _serve(self, head: _Holding[Ticket], now_ms: int) -> Iterator[Next[Ticket]]:
-        """The head's hold is over: it comes in or is closed; who comes next does if it may, or waits for its time."""
+    def _serve(self, head: _Holding[Ticket], due_ms: int, turn: int, now_ms: int) -> Iterator[Next[Ticket]]:
+        """The head of a queue is due, or has come up: it comes in, is closed, or waits for its own time.
+
+        In the first two cases its turn passes to who is behind it, before anything is told: `due` may be left there.
+        """
+        verdict = self._try(head, now_ms)
+        if verdict.outcome is Outcome.TOO_FAST and head.due_ms is None and now_ms < head.until_ms:
+            self._look_at(head, min(now_ms + verdict.throttle_ms, head.until_ms))
+            return
         where = (head.listener.virtual_cluster, head.origin)
         queue = self._queues[where]
-        while queue:
-            head = queue[0]
-            if head.ended:
-                queue.popleft()
-                continue
-            verdict = self._try(head, now_ms)
-            if verdict.outcome is Outcome.TOO_FAST and head.due_ms is None and now_ms < head.until_ms:
-                self._look_at(head, min(now_ms + verdict.throttle_ms, head.until_ms))
-                return
-            queue.popleft()
-            self._end_hold(head, now_ms)
-            yield self._outcome(head, verdict)
-        self._queues.pop(where, None)
+        queue.popleft()
+        self._end_hold(head, now_ms)
+        if queue:
+            heappush(self._due, (due_ms, turn, queue[0]))
+        else:
+            del self._queues[where]
+        yield self._outcome(head, verdict)
 
     def _try(self, head: _Holding[Ticket], now_ms: int) -> Verdict:
         """Admit one that has been held if all allow it now: as if it had just come, but that it need not wait again."""

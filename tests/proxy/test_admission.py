@@ -173,6 +173,22 @@ def test_with_wait_nobody_overtakes_and_nobody_is_held_longer_than_a_window():
     assert due(admission, at_ms) == [("a", Step.ADMITTED), ("b", Step.ADMITTED)]
 
 
+def test_with_wait_nobody_is_left_behind_by_a_door_that_takes_one_thing_at_a_time():
+    admission = door(waits=True)
+    limit(admission, creation_rate=1.0)
+    for address in (HERE, THERE):
+        for _ in range(10):
+            connect(admission, address)
+        assert [connect(admission, address, ticket=(address, n)) for n in range(3)] == [HELD] * 3
+    told = []
+    while (now_ms := admission.wake_at()) is not None:
+        for what in itertools.islice(admission.due(now_ms), 1):
+            told.append(what.ticket)
+    assert told == [(address, n) for address in (HERE, THERE) for n in range(3)]
+    assert admission.held == 0
+    assert connect(admission, HERE, 60_000).origin == HERE
+
+
 def test_with_wait_one_that_is_admitted_takes_a_slot_or_is_closed_for_want_of_one():
     admission = door(waits=True)
     limit(admission, creation_rate=1.0)
