@@ -12,6 +12,8 @@ import psutil
 
 LONGEST_S = 0.25
 """Who is woken later than that, or is stopped for longer, spoils what is measured over some seconds."""
+MOST_CORES = 0.3
+"""So do others who take more than that of the machine."""
 
 _BEAT_S = 0.02
 _FAMILY_S = 0.5
@@ -23,17 +25,21 @@ class Disturbance:
     """Watches the cores, and the processes below this one; use it as a context manager.
 
     On each core a thread sleeps a moment, over and over: `longest_s` is by how much it was woken late at worst, or for
-    how long a process below was seen to be stopped.
+    how long a process below was seen to be stopped. `others_cores` is, in the end, how many cores were busy on average
+    with what is none of ours.
     """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
+        self.others_cores = 0.0
+        self._began = (0.0, 0.0)
         self._done = threading.Event()
         watches = [(self._watch_core, core) for core in sorted(os.sched_getaffinity(0))]
         self._threads = [threading.Thread(target=watch, args=(core,), daemon=True) for watch, core in watches]
         self._threads.append(threading.Thread(target=self._watch_family, daemon=True))
 
     def __enter__(self) -> Self:
+        self._began = time.monotonic(), _busy_with_others_s()
         for thread in self._threads:
             thread.start()
         return self
@@ -44,11 +50,16 @@ class Disturbance:
         self._done.set()
         for thread in self._threads:
             thread.join()
+        began_s, busy_s = self._began
+        self.others_cores = (_busy_with_others_s() - busy_s) / (time.monotonic() - began_s)
+
+    def __str__(self) -> str:
+        return f"somebody late by {self.longest_s * 1000:.0f} ms at most, others busy on {self.others_cores:.2f} cores"
 
     @property
     def seen(self) -> bool:
         """Whether what was measured meanwhile says little."""
-        return self.longest_s > LONGEST_S
+        return self.longest_s > LONGEST_S or self.others_cores > MOST_CORES
 
     def _watch_core(self, core: int) -> None:
         os.sched_setaffinity(0, {core})  # of this thread
@@ -75,6 +86,18 @@ class Disturbance:
                     self.longest_s = max(self.longest_s, now_s - stopped_since_s.setdefault(process.pid, now_s))
 
 
+def _busy_with_others_s() -> float:
+    """CPU time of the machine so far, but for that of this process and all below it; what was stolen from it counts."""
+    of_all = psutil.cpu_times()
+    ours = 0.0
+    for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            ours += times.user + times.system + times.children_user + times.children_system
+    busy = (of_all.user, of_all.nice, of_all.system, of_all.irq, of_all.softirq, of_all.steal)
+    return float(sum(busy)) - ours
+
+
 def undisturbed(measure: Callable[[], _T], attempts: int = 3) -> tuple[_T, bool]:
     """What `measure` gives in the first attempt in which nobody stood still, and True; else of the last, and False."""
     for _ in range(attempts):
@@ -82,5 +105,5 @@ def undisturbed(measure: Callable[[], _T], attempts: int = 3) -> tuple[_T, bool]
             found = measure()
         if not disturbance.seen:
             break
-    print(f"measured while somebody stood still for {disturbance.longest_s * 1000:.0f} ms at most")
+    print(f"meanwhile: {disturbance}")
     return found, not disturbance.seen

@@ -10,7 +10,7 @@ import time
 import psutil
 import pytest
 
-from tests.disturbance import Disturbance, undisturbed
+from tests.disturbance import MOST_CORES, Disturbance, undisturbed
 from tests.integration.proxy_process import ROOT
 from tests.patience import PATIENCE_S
 from tests.stalls import Stalls, go_on
@@ -34,6 +34,23 @@ def test_a_child_that_is_stopped_is_a_disturbance(sleeper):
     with Disturbance() as disturbance:
         sleeper.send_signal(signal.SIGSTOP)
         until(lambda: disturbance.seen)
+
+
+def test_somebody_elses_work_is_a_disturbance():
+    spins = [sys.executable, "-c", "while True: pass"]
+    starts = f"import subprocess; print(subprocess.Popen({spins!r}, stdout=-3, stderr=-3).pid)"
+    done = subprocess.run([sys.executable, "-c", starts], check=True, capture_output=True, text=True)
+    orphan = psutil.Process(int(done.stdout))  # none of ours any more
+
+    def others_are_busy():
+        with Disturbance() as disturbance:
+            time.sleep(1)
+        return disturbance.others_cores > MOST_CORES and disturbance.seen
+
+    try:
+        until(others_are_busy)
+    finally:
+        orphan.kill()
 
 
 def test_what_is_disturbed_each_time_is_measured_three_times_and_said_to_be_so(sleeper):

@@ -380,7 +380,7 @@ def test_zookeeper_goes_away_and_returns_with_other_data(chroot, record_property
             put(client, f"{chroot}/config/users/bob", written({"producer_byte_rate": "2"}))
             for i in range(10):  # transactions that the next life, on other data, has never seen
                 put(client, f"{chroot}/config/clients/app", written({"producer_byte_rate": str(i + 1)}))
-        with source_at(zookeeper.address, chroot) as source:
+        with source_at(zookeeper.address, chroot, resync_ms=1000) as source:
             before = source.quotas
             assert values(source) == {BOB: {PRODUCE: 2}, Entity(client_id="app"): {PRODUCE: 10}}
             zookeeper.kill()
@@ -419,7 +419,7 @@ def test_zookeeper_goes_away_and_returns_with_other_data(chroot, record_property
 def test_without_zookeeper_it_starts_on_the_last_good_quotas_and_tries_until_there_is_one(chroot):
     zookeeper = ZooKeeper()
     last_good = {ALICE: {PRODUCE: Limit(5.0, "a znode")}, BOB: {FETCH: Limit(6.0, "another")}}
-    with source_at(zookeeper.address, chroot, last_good) as source:
+    with source_at(zookeeper.address, chroot, last_good, resync_ms=1000) as source:
         assert source.quotas == last_good
         assert "Connection refused" in source.problems["zookeeper"]
         with zookeeper:
