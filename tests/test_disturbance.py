@@ -38,7 +38,7 @@ def test_a_child_that_is_stopped_is_a_disturbance(sleeper):
 
 def test_somebody_elses_work_is_a_disturbance():
     spins = [sys.executable, "-c", "while True: pass"]
-    starts = f"import subprocess; print(subprocess.Popen({spins!r}, stdout=-3, stderr=-3).pid)"
+    starts = f"import subprocess; print(subprocess.Popen({spins!r}, stdout={subprocess.DEVNULL}, stderr={subprocess.DEVNULL}).pid)"
     done = subprocess.run([sys.executable, "-c", starts], check=True, capture_output=True, text=True)
     orphan = psutil.Process(int(done.stdout))  # none of ours any more
 
