@@ -38,7 +38,8 @@ def test_a_child_that_is_stopped_is_a_disturbance(sleeper):
 
 def test_somebody_elses_work_is_a_disturbance():
     spins = [sys.executable, "-c", "while True: pass"]
-    starts = f"import subprocess; print(subprocess.Popen({spins!r}, stdout={subprocess.DEVNULL}, stderr={subprocess.DEVNULL}).pid)"
+    silent = f"stdout={subprocess.DEVNULL}, stderr={subprocess.DEVNULL}"
+    starts = f"import subprocess; print(subprocess.Popen({spins!r}, {silent}).pid)"
     done = subprocess.run([sys.executable, "-c", starts], check=True, capture_output=True, text=True)
     orphan = psutil.Process(int(done.stdout))  # none of ours any more
 
