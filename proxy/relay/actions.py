@@ -96,8 +96,8 @@ class Exchange(Enum):
 
     BEGUN: requests follow that hold tokens. TOKENS: bare tokens follow, each is answered by one. OPAQUE_TOKENS: so they
     do, but the last may get no answer; only a request behind them shows that they are through. ONGOING: a token was
-    answered. UNPROVEN: it was, and perhaps was the last; a request behind it that is answered shows that it was.
-    PROVING: such a request is in flight. SUCCEEDED: the client is who it is said to be by now. FAILED: it is not.
+    answered. UNPROVEN: it was, and perhaps was the last; requests behind it that are answered show that it was.
+    PROVING: such a request was sent. SUCCEEDED: the client is who it is said to be by now. FAILED: it is not.
     OUT_OF_PLACE: the node sees no reason for an authentication now.
     """
 

@@ -16,6 +16,9 @@ from quotas.ledger import Binding, Ledger
 _HEAD = Struct(">ihh")
 _SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
 _TOKENS = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
+_MAYBE_OVER = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN, Exchange.PROVING})
+_ANSWERS_THAT_SHOW = {Exchange.OPAQUE_TOKENS: 1, Exchange.UNPROVEN: 2}
+"""A node answers one request amid an exchange of SaslAuthenticate with an error, and closes."""
 
 BEHIND_AN_EXCHANGE: Final = b""
 """The frame of an Ask: the node has answered a request behind an exchange whose end it did not tell."""
@@ -38,6 +41,9 @@ class Authentication(Carriage):
         self._succeeded = False
         self._refused = False
         self._token_answered = False
+        """A token that nobody can make who may not log in."""
+        self._answers_due = 0
+        """How many requests must be answered before an exchange is known to be over."""
         self._out_of_place = False
         """SASL is answered like any request: it would be a way around a mute."""
 
@@ -74,18 +80,17 @@ class Authentication(Carriage):
 
         Raises Refusal where the node demands an authentication that has not been.
         """
-        if self._exchange is Exchange.PROVING:
-            self._ask_whether_proven(after)
-            return None
-        if self._exchange in (Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN) and not self._succeeded:
-            if not request.answered and self._token_answered:
+        if self._exchange in _MAYBE_OVER and not self._succeeded:
+            if not self._answers_due or (not request.answered and self._token_answered):
                 self._ask_whether_proven(after)
                 return None
-            if request.answered:
+            if request.answered and request.plan.asked is not AskKind.QUOTA_API:
                 self._exchange = Exchange.PROVING
+                self._answers_due -= 1
                 self._mute |= AUTHENTICATING
                 return True
-        self._exchange = None
+        else:
+            self._exchange = None
         if self._unproven and request.plan.api_key != API_VERSIONS:
             raise Refusal(CloseReason.NOT_AUTHENTICATED, f"{request.plan.name} before an authentication has succeeded")
         return self._unproven
@@ -118,7 +123,8 @@ class Authentication(Carriage):
         elif exchange is Exchange.ONGOING:
             self._token_answered = True
         else:
-            self._token_answered = exchange is Exchange.UNPROVEN
+            self._token_answered = False
+            self._answers_due = _ANSWERS_THAT_SHOW.get(exchange, 0)
             self._exchange, self._bare = exchange, exchange in _TOKENS
             self._become_unlike()
 

@@ -22,6 +22,7 @@ _MAX_NAME_BYTES = 32_767
 
 _MECHANISM = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _INSPECTED = frozenset({PLAIN, OAUTHBEARER, *SCRAM})
+_GSSAPI = "GSSAPI"
 _FORWARD = Verdict(note=True)
 
 
@@ -107,7 +108,7 @@ class Login:
         """What a token of the node means that comes without an error."""
         mechanism = self._exchanged
         if not mechanism or (bare and mechanism not in _INSPECTED):
-            return Verdict(exchange=Exchange.ONGOING)
+            return Verdict(exchange=Exchange.ONGOING if mechanism == _GSSAPI else None)
         if mechanism in SCRAM and bytes(token[:2]) == b"e=":
             return Verdict(exchange=Exchange.FAILED)
         success = succeeds(mechanism, token)

@@ -20,6 +20,7 @@ from tests.patience import PATIENCE_S
 from tests.quota_frames import alter_request, altered
 from tests.relay.frames import heartbeat, heartbeaten, produce
 from tests.relay.script import FixedNodes, ledger_with
+from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain
 from tests.topic_frames import create_topics, metadata_by_name, new_topic
 
 
@@ -244,3 +245,30 @@ async def test_being_idle_is_nobodys_fault():
         look(shell, 60, idle_ms=5000)
     assert shell.ended == [CloseReason.IDLE_TIMEOUT]
     assert logs[-1]["log_level"] == "info"
+
+
+async def test_the_end_of_a_connection_names_the_user_that_logged_in_and_how():
+    with capture_logs() as logs:
+        shell = Shell(limits=RelayLimits(authenticates=True))
+        shell.connection.facts.user = ""
+        for ask, answer in ((handshake(), handshaken()), (authenticate(plain(b"ali\nce")), authenticated())):
+            await shell.client_sends(ask)
+            shell.connection.bytes_came(Side.NODE, answer)
+        shell.connection.eof_came(Side.CLIENT)
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    assert (line["user"], line["mechanism"], line["reason"]) == ("ali\\nce", "PLAIN", "client_closed")
+    assert "secret" not in repr(logs)
+
+
+async def test_the_end_of_a_connection_names_nobody_whom_the_node_has_refused():
+    with capture_logs() as logs:
+        shell = Shell(limits=RelayLimits(authenticates=True))
+        shell.connection.facts.user = ""
+        for ask, answer in ((handshake(), handshaken()), (authenticate(plain(b"alice")), authenticated(error=58))):
+            await shell.client_sends(ask)
+            shell.connection.bytes_came(Side.NODE, answer)
+        shell.connection.eof_came(Side.NODE)
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    assert (line["user"], line["reason"]) == (None, "authentication_failed")
+    assert "alice" not in repr(logs)
+    assert "secret" not in repr(logs)

@@ -517,16 +517,35 @@ def test_a_mechanism_that_is_no_word_does_not_become_a_name(make_relay, mechanis
     assert script.facts.user == "?unknown"
 
 
-def test_of_an_unknown_mechanism_an_answered_request_shows_the_end(make_relay):
+CUSTOM = [(handshake("AWS_MSK_IAM"), handshaken()), (authenticate(b"{}"), authenticated(b'{"request-id":"1"}'))]
+
+
+def test_of_an_unknown_mechanism_answered_requests_show_the_end(make_relay):
     script = client_of(make_relay, "?AWS_MSK_IAM")
-    passes(
-        script,
-        (handshake("AWS_MSK_IAM"), handshaken()),
-        (authenticate(b"{}"), authenticated(b'{"request-id":"1"}')),
-        (produce(3, size=1500), produced(3)),
-    )
+    passes(script, *CUSTOM, (produce(3, size=1500), produced(3)), (produce(4, size=1500), produced(4)))
     assert (script.facts.user, script.throttles) == ("", [])
     assert throttled_user(script) == "?AWS_MSK_IAM"
+
+
+def test_an_error_that_a_node_answers_amid_an_exchange_shows_nothing(make_relay):
+    script = client_of(make_relay, "iam", rules=SaslRules({"AWS_MSK_IAM": "iam"}))
+    passes(script, *CUSTOM)
+    script.client(produce(3, size=1500) + produce(4, size=1500) + produce(5, size=1500))
+    script.node(produced(3))
+    script.do(script.relay.on_eof(Side.NODE, 1000 * NOW_MS))
+    assert script.close_reason is CloseReason.AUTHENTICATION_FAILED
+    assert (script.met, script.throttles) == ([], [])
+    script = client_of(make_relay, "iam", rules=SaslRules({"AWS_MSK_IAM": "iam"}))
+    passes(script, *CUSTOM)
+    script.client(produce(3, size=1500, acks=0))
+    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+
+
+def test_quotas_are_described_by_the_proxy_to_nobody_who_has_not_logged_in(make_relay):
+    script = client_of(make_relay)
+    passes(script, *CUSTOM)
+    script.client(describe_request([], corr=9))
+    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
 
 
 # ------------------------------------------------- bare tokens that are opaque
