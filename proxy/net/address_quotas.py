@@ -43,7 +43,7 @@ class AddressQuotas:
 
     def hosts_at(self, address: str) -> tuple[str, ...]:
         """The names with a quota that are known to be this address, in its plain spelling."""
-        return tuple(host for host, addresses in self._hosts.addresses.items() if address in addresses)
+        return tuple(sorted(host for host, addresses in self._hosts.addresses.items() if address in addresses))
 
     def stop(self) -> None:
         """Resolve no more names."""
