@@ -35,8 +35,8 @@ class ProxyProcess:
     """A proxy in front of `cluster` with a listener for nodes 1 to 3; use it as a context manager.
 
     `quotas` are entries as the YAML has them; `settings` are whole sections ("limits", "log", "metrics") or settings
-    of the only virtual cluster ("throttle", "upstream"; "source" for those of its quotas). With `ready=False` it does
-    not wait for the cluster.
+    of the only virtual cluster ("throttle", "upstream"; "source" for those of its quotas) or of its listener
+    ("listener"); "more_listeners" are whole. With `ready=False` it does not wait for the cluster.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class ProxyProcess:
         quotas: Sequence[Mapping[str, Any]] = (),
         *,
         ready: bool = True,
-        **settings: Mapping[str, Any],
+        **settings: Any,
     ) -> None:
         servers = getattr(bootstrap_servers, "bootstrap_servers", bootstrap_servers)
         self.port, *_, self.metrics_port, self.admin_port = free_port_run(6)
@@ -156,6 +156,8 @@ class ProxyProcess:
     def config(self, quotas: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
         """The configuration with these quota entries."""
         listener = {"name": "plain", "bind": HOST, "port": self.port, "node_ids": ["1-3"]}
+        listener |= self._settings.get("listener", {})
+        listeners = [listener, *self._settings.get("more_listeners", ())]
         sections = {key: value for key, value in self._settings.items() if key in ("limits", "log")}
         upstream = {"bootstrap_servers": self._servers, **self._settings.get("upstream", {})}
         return {
@@ -163,7 +165,7 @@ class ProxyProcess:
                 {
                     "name": "main",
                     "upstream": upstream,
-                    "listeners": [listener],
+                    "listeners": listeners,
                     "quotas": {**({"entries": list(quotas)} if quotas else {}), **self._settings.get("source", {})},
                     "throttle": self._settings.get("throttle", {}),
                 }
