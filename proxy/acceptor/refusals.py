@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 
 _OVER_AFTER_MS = 10_000
 _MOST_EPISODES = 1_000
+OTHERS = "others"
+"""Stands for the addresses of a virtual cluster that have no episode of their own."""
 
 
 @dataclass(slots=True)
@@ -23,24 +25,22 @@ class RefusalEpisode:
 
 
 class Refusals:
-    """The episodes that are not over yet, 1,000 at most: beyond that the one with the oldest refusal is over."""
+    """The episodes that are not over yet, of 1,000 addresses at most: what the others meet is one of each cluster."""
 
     def __init__(self) -> None:
         self._episodes: OrderedDict[tuple[str, str], RefusalEpisode] = OrderedDict()
         """The one with the oldest last refusal first."""
-        self._over: list[RefusalEpisode] = []
 
     def note(self, virtual_cluster: str, origin: str, reason: str, now_ms: int) -> bool:
         """Count a refusal; whether an episode begins with it."""
         key = virtual_cluster, origin
         episode = self._episodes.get(key)
+        if episode is None and len(self._episodes) >= _MOST_EPISODES:
+            key = virtual_cluster, OTHERS
+            episode = self._episodes.get(key)
         begins = episode is None
         if episode is None:
-            if len(self._episodes) == _MOST_EPISODES:
-                oldest = self._episodes.popitem(last=False)[1]
-                if len(self._over) < _MOST_EPISODES:
-                    self._over.append(oldest)
-            episode = self._episodes[key] = RefusalEpisode(virtual_cluster, origin, now_ms, now_ms)
+            episode = self._episodes[key] = RefusalEpisode(*key, now_ms, now_ms)
         episode.last_ms = now_ms
         episode.reasons[reason] += 1
         self._episodes.move_to_end(key)
@@ -48,8 +48,6 @@ class Refusals:
 
     def over(self, now_ms: int) -> Iterator[RefusalEpisode]:
         """Those that have ended since this was asked last."""
-        yield from self._over
-        self._over.clear()
         while self._episodes:
             episode = next(iter(self._episodes.values()))
             if now_ms - episode.last_ms < _OVER_AFTER_MS:

@@ -14,6 +14,7 @@ from proxy.acceptor.stages import Arrival
 from proxy.clock import Clock
 from proxy.config.settings import ConnectionLimitsConfig
 from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
+from proxy.logs import shown
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey
 from quotas.ledger import ShadowThrottles
@@ -120,12 +121,12 @@ class Door:
 
     # ------------------------------------------------------------------ refusals
 
-    def note_refused(self, key: ListenerKey, arrival: Arrival, reason: CloseReason) -> None:
+    def note_refused(self, key: ListenerKey, arrival: Arrival, reason: CloseReason, detail: str) -> None:
         """Log the first refusal of an address, and count the others."""
         name = key.virtual_cluster
         origin = self.admission.origin_of(name, arrival.address)
         if self._refusals.note(name, origin, reason.value, self._clock.now_ms()):
-            arrival.log.warning("connection_refused", reason=reason.value, counts_as=origin)
+            arrival.log.warning("connection_refused", reason=reason.value, detail=shown(detail), counts_as=origin)
 
     def tell_ended_refusals(self) -> None:
         """Log what has become of addresses that are refused no more."""

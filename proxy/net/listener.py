@@ -43,7 +43,7 @@ from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.sasl import Identity, Login, SaslRules
-from proxy.virtual_cluster import ListenerNames, addressing
+from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
@@ -61,6 +61,17 @@ _REST_S = 1.0
 
 _RESET = struct.pack("ii", 1, 0)
 """Linger for 0 s: what the kernel has of the connection is dropped, and the peer told so."""
+
+_REFUSED_AT_ONCE = frozenset(
+    {
+        CloseReason.PROXY_PEER_UNTRUSTED,
+        CloseReason.PROXY_HEADER_MISSING,
+        CloseReason.PROXY_HEADER_MALFORMED,
+        CloseReason.TOO_MANY_PROXY_HEADERS,
+        CloseReason.TOO_MANY_HANDSHAKES,
+    }
+)
+"""What stages turn sockets away for as fast as they come: too fast for a line of the log each."""
 
 _connection_ids = itertools.count(1)
 
@@ -237,12 +248,14 @@ class Listener:
         """Take a socket through all stages; one that has to wait for the client goes on by itself."""
         node_id = self.ports.node_of(port)
         log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}", node_id=node_id)
+        known = BOOTSTRAP_NODE_ID if node_id is None else node_id
+        arrival = Arrival(client, port, known, plain_ip(peer[0]), ANONYMOUS, log, peer[1])
         if not self._may_open():
-            self._close(client, log, CloseReason.TOO_MANY_CONNECTIONS)
+            self._refuse(arrival, CloseReason.TOO_MANY_CONNECTIONS)
         elif node_id is None:
-            self._close(client, log, CloseReason.NODE_UNKNOWN, f"no node has the spare port {port}")
+            self._refuse(arrival, CloseReason.NODE_UNKNOWN, detail=f"no node has the spare port {port}")
         else:
-            self._arrive(Arrival(client, port, node_id, plain_ip(peer[0]), ANONYMOUS, log, peer[1]))
+            self._arrive(arrival)
 
     def _arrive(self, arrival: Arrival) -> None:
         """Stage 1: the rates and slots of listener and instance, for which one connection waits at a time."""
@@ -426,16 +439,22 @@ class Listener:
         self._turn_away(arrival, reason, detail)
 
     def _turn_away(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
+        if reason in _REFUSED_AT_ONCE:
+            self._refuse(arrival, reason, detail=detail)
+            return
         self._let_go(arrival)
-        self._close(arrival.socket, arrival.log, reason, detail)
+        arrival.socket.close()
+        tell = arrival.log.info if reason in ORDINARY else arrival.log.warning
+        tell("connection_closed", reason=reason.value, detail=shown(detail))
+        self._note_closed(reason.value)
 
-    def _refuse(self, arrival: Arrival, reason: CloseReason, reset: bool = False) -> None:
+    def _refuse(self, arrival: Arrival, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
         """Close one that is too many, or too fast: the log is told of the first, the others are counted."""
         self._let_go(arrival)
         if reset:
             arrival.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
         arrival.socket.close()
-        self._door.note_refused(self.key, arrival, reason)
+        self._door.note_refused(self.key, arrival, reason, detail)
         self._note_closed(reason.value)
 
     def _let_go(self, arrival: Arrival) -> None:
@@ -443,9 +462,3 @@ class Listener:
         if arrival.place is not None:
             self._door.left(arrival.place)
             arrival.place = None
-
-    def _close(self, client: socket, log: "FilteringBoundLogger", reason: CloseReason, detail: str = "") -> None:
-        client.close()
-        tell = log.info if reason in ORDINARY else log.warning
-        tell("connection_closed", reason=reason.value, detail=shown(detail))
-        self._note_closed(reason.value)

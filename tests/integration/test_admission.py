@@ -181,3 +181,26 @@ def test_what_waits_or_is_held_keeps_no_process_from_ending(start):
     door.wait_for(lambda: door.proxy.metric("client_sockets") >= 2, "one that waits")
     door.proxy.stop()
     assert waiting.fileno() > 0
+
+
+def test_a_storm_of_those_who_never_get_to_the_door_is_a_line_for_each_address(start):
+    door = start()
+    made = config(door.proxy)
+    [listener] = made["virtual_clusters"][0]["listeners"]
+    listener |= {"proxy_protocol": "required", "trusted_networks": ["10.0.0.0/8"]}
+    door.proxy.write_text(json.dumps(made))
+    door.wait_for(lambda: door.proxy.events("config_reloaded"), "proxies that are trusted")
+    for sock in door.connect(A, 30):
+        assert sock.recv(1) == b""
+    made["limits"]["max_connections"] = 1
+    listener["proxy_protocol"] = "off"
+    door.proxy.write_text(json.dumps(made))
+    door.wait_for(lambda: len(door.proxy.events("config_reloaded")) == 2, "a bound")
+    door.connect(C)
+    for sock in door.connect(B, 30):
+        assert sock.recv(1) == b""
+    door.settled(1, proxy_peer_untrusted=30, too_many_connections=30)
+    told = [(line["counts_as"], line["reason"], line["detail"]) for line in door.proxy.events("connection_refused")]
+    untrusted = f"{A} is in none of the trusted networks"
+    assert told == [(A, "proxy_peer_untrusted", untrusted), (B, "too_many_connections", "")]
+    assert door.proxy.events("connection_closed") == []

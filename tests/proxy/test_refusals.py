@@ -17,12 +17,14 @@ def test_an_address_that_is_refused_is_told_of_when_it_begins_and_when_it_is_ove
     assert refusals.note("main", "10.0.0.1", "ip_rate_exceeded", 28_002)
 
 
-def test_of_very_many_addresses_those_with_the_oldest_refusal_end_early():
+def test_very_many_addresses_are_no_more_lines_than_a_log_can_take():
     refusals = Refusals()
-    for i in range(1_500):
-        assert refusals.note("main", str(i), "ip_rate_exceeded", i)
-    assert [episode.origin for episode in refusals.over(1_500)] == [str(i) for i in range(500)]
-    for i in range(10_000):
-        refusals.note("main", str(i), "ip_rate_exceeded", 2_000)
-    assert len(list(refusals.over(2_000))) == 1_000
-    assert len(list(refusals.over(100_000))) == 1_000
+    begun = [refusals.note("main", str(i), "ip_rate_exceeded", i) for i in range(5_000)]
+    assert begun == [True] * 1_001 + [False] * 3_999
+    assert not refusals.note("main", "7", "ip_rate_exceeded", 5_000)
+    ended = list(refusals.over(14_998))
+    assert len(ended) == 999
+    others, seventh = refusals.over(15_000)
+    assert (others.origin, others.reasons) == ("others", {"ip_rate_exceeded": 4_000})
+    assert (seventh.origin, seventh.reasons) == ("7", {"ip_rate_exceeded": 2})
+    assert refusals.note("main", "4999", "ip_rate_exceeded", 15_001)
