@@ -67,6 +67,8 @@ class SlowStage:
 
     `work` notes in the arrival what it learns, or raises Refused. Sockets beyond `most` are refused as `crowded`, those
     that take longer than `timeout_ms` as `overdue`; those that are still here when it is stopped, as SHUTDOWN.
+    When the stage is full, who has fewer here than the address that has most takes the place of that one's oldest: an
+    address crowds out only itself. Where addresses are not known yet, all are one.
     """
 
     def __init__(
@@ -82,7 +84,10 @@ class SlowStage:
         self._work = work
         self._overdue = overdue
         self._crowded = crowded
-        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._tasks: dict[asyncio.Task[None], str] = {}
+        self._tasks_of: dict[str, dict[asyncio.Task[None], None]] = {}
+        """By origin, the oldest first."""
+        self._crowded_out: set[asyncio.Task[None]] = set()
 
     @property
     def under_way(self) -> int:
@@ -91,12 +96,31 @@ class SlowStage:
 
     def begin(self, arrival: Arrival, go_on: GoOn, turn_away: TurnAway) -> None:
         """Take a socket through; then exactly one of `go_on` and `turn_away` is called, soon or late."""
-        if len(self._tasks) >= self.most:
+        origin = "" if arrival.place is None else arrival.place.origin
+        if len(self._tasks) >= self.most and not self._makes_room_for(origin):
             turn_away(arrival, self._crowded, "")
             return
         task = asyncio.get_running_loop().create_task(self._work_on(arrival))
-        self._tasks[task] = None
+        self._tasks[task] = origin
+        self._tasks_of.setdefault(origin, {})[task] = None
         task.add_done_callback(lambda done: self._finish(done, arrival, go_on, turn_away))
+
+    def _makes_room_for(self, origin: str) -> bool:
+        """Have one leave that is of those who have most here, if they have more than this origin then would."""
+        crowd: dict[asyncio.Task[None], None] = max(self._tasks_of.values(), key=len, default={})
+        if len(crowd) <= len(self._tasks_of.get(origin, ())) + 1:
+            return False
+        oldest = next(iter(crowd))
+        self._forget(oldest)
+        self._crowded_out.add(oldest)
+        oldest.cancel()
+        return True
+
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        origin = self._tasks.pop(task)
+        del self._tasks_of[origin][task]
+        if not self._tasks_of[origin]:
+            del self._tasks_of[origin]
 
     def stop(self) -> None:
         """Refuse all that are here."""
@@ -111,9 +135,13 @@ class SlowStage:
             raise Refused(self._overdue, f"not within {self.timeout_ms} ms") from None
 
     def _finish(self, task: "asyncio.Task[None]", arrival: Arrival, go_on: GoOn, turn_away: TurnAway) -> None:
-        del self._tasks[task]
+        crowded_out = task in self._crowded_out
+        if crowded_out:
+            self._crowded_out.discard(task)
+        else:
+            self._forget(task)
         if task.cancelled():
-            turn_away(arrival, CloseReason.SHUTDOWN, "")
+            turn_away(arrival, self._crowded if crowded_out else CloseReason.SHUTDOWN, "")
             return
         match task.exception():
             case None:

@@ -725,8 +725,9 @@ class LimitsConfig(Settings):
     """How long a TLS handshake with a client may take, in milliseconds."""
 
     max_handshakes: Annotated[int, Whole(1, 1_000_000)] = 1_000
-    """TLS handshakes of each listener that are under way; one client more is closed at once. They are computed beside
-    what else the proxy does, as many at a time as it has processors, some 1 ms each."""
+    """TLS handshakes of each listener that are under way; with one more, the oldest is closed of the address that has
+    most, or the new one if that is from there. They are computed beside what else the proxy does, as many at a time as
+    it has processors, some 1 ms each."""
 
     max_sensors: Annotated[int, Whole(16, 10_000_000)] = 100_000
     """Rows of each virtual cluster to measure entities with; beyond it, newcomers of a default share one."""

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 
 import structlog
 
+from proxy.acceptor.admission import Place
 from proxy.acceptor.stages import Arrival, Refused, SlowStage
 from proxy.relay.actions import CloseReason
+from quotas.connection_quotas import ListenerKey
 
 LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS
 
@@ -63,6 +65,41 @@ def test_a_refusal_has_its_reason() -> None:
 
 def test_more_than_there_is_room_for_are_refused_at_once() -> None:
     assert ends(pass_on, count=3) == [FULL.value, "on", "on"]
+
+
+def test_an_address_crowds_out_only_itself() -> None:
+    async def run() -> list[tuple[str, int, str]]:
+        found: list[tuple[str, int, str]] = []
+        stage = SlowStage(hang, 60_000, 4, LATE, FULL)
+
+        def begin(origin: str, number: int) -> None:
+            one = arrival()
+            one.place = Place(ListenerKey("main", "tls"), origin)
+            stage.begin(one, lambda _: None, lambda _a, reason, _d: found.append((origin, number, reason.value)))
+
+        for number in range(6):
+            begin("10.0.0.1", number)
+        for number in range(3):
+            begin("10.0.0.2", number)
+        begin("10.0.0.3", 0)
+        begin("10.0.0.1", 6)
+        assert stage.under_way == 4
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        stage.stop()
+        async with asyncio.timeout(60):
+            while stage.under_way:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        return found
+
+    one, two, three = "10.0.0.1", "10.0.0.2", "10.0.0.3"
+    at_once = [(one, 4), (one, 5), (two, 2), (one, 6)]
+    made_to_leave = [(one, 0), (one, 1), (one, 2)]
+    stayed = [(one, 3), (two, 0), (two, 1), (three, 0)]
+    assert asyncio.run(run()) == [
+        *((*which, FULL.value) for which in (*at_once, *made_to_leave)),
+        *((*which, "shutdown") for which in stayed),
+    ]
 
 
 def test_one_that_takes_too_long_is_refused() -> None:
