@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.simulation import quota_calls, topics, wire
-from tests.simulation.model import ForClient, Model, Taken
+from tests.simulation.exchange import ForClient, Taken
+from tests.simulation.model import Model
 from tests.simulation.network import Endpoint, Events, Link
 from tests.simulation.plan import AnswerPlan, Burst, ConnectionPlan, Drain, End, Raw, RequestPlan, Stall, Step, Wait
 

@@ -5,12 +5,10 @@ call of the relay it is shown the actions, and raises Violation for whatever sho
 """
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from struct import pack
 
-from protocol.client_waits import client_waits
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -30,10 +28,13 @@ from proxy.relay.actions import (
 from proxy.relay.relay import Relay
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
-from tests.simulation import quota_calls, topics, wire
-from tests.simulation.judge import ANY, NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge, Settlement
+from tests.simulation import quota_calls, wire
+from tests.simulation.exchange import Counts, ForClient, Taken, Written, difference, merged
+from tests.simulation.hold import Hold
+from tests.simulation.judge import ANY, NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge
+from tests.simulation.mute import Mute
 from tests.simulation.network import READ_BYTES
-from tests.simulation.oracle import Charge, Of, Violation, WatchedSensors
+from tests.simulation.oracle import Charge, Of, Violation, WatchedSensors, require
 from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
 
 CLIENT, NODE = Side.CLIENT, Side.NODE
@@ -53,8 +54,6 @@ INT32_MAX = 2**31 - 1
 MOST_ASKED_BYTES = 1024 * 1024
 """A larger request is not asked about whole."""
 
-_NOBODY_LISTENS = {CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR}
-
 _BAD_ANSWERS = {
     CloseReason.ANSWER_UNEXPECTED,
     CloseReason.ANSWER_MALFORMED,
@@ -64,98 +63,12 @@ _BAD_ANSWERS = {
 """They end the connection before further requests are taken up."""
 
 
-@dataclass(slots=True)
-class Taken:
-    """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream.
-
-    Nothing is sent on behind one that goes `alone` until it is answered. An `enquiry` is the proxy's own, for the
-    request at its place. `throttle_at` is where the throttle time stands in an `own_answer`, `sent_bytes` what goes to
-    the node, `settlement` what the answer to it needs.
-    """
-
-    head: wire.Head
-    at: int
-    muted_until_ms: int
-    fetch_handle: int | None
-    own_answer: bytes | None = None
-    alone: bool = False
-    enquiry: bool = False
-    throttle_at: int = -1
-    sent_bytes: int = 0
-    settlement: Settlement | None = None
-    timed: int | None = None
-    """The sensor of its request time, until that is charged."""
-
-
-@dataclass(slots=True)
-class _Written:
-    """An answer that the node has written, as far as the relay was given it and has sent it."""
-
-    answer: wire.Answer
-    fed_bytes: int = 0
-    request: Taken | None = None
-    charged: bool = False
-    sent_bytes: int = 0
-    expected: bytes = b""
-    reported: bool = False
-    withheld: bool = False
-    dropped: bool = False
-    merged: bytes = b""
-
-    @property
-    def all_fed(self) -> bool:
-        return self.fed_bytes == len(self.answer.frame)
-
-    @property
-    def is_due(self) -> bool:
-        """Whether it must have been sent on, or refused."""
-        return self.all_fed and not self.answer.ending
-
-
-@dataclass(slots=True)
-class _Loan:
-    """A Fetch answer that went out over quota, to be charged when its mute ends."""
-
-    handle: int
-    value: float
-    head: wire.Head
-
-
-@dataclass(slots=True)
-class ForClient:
-    """One answer on its way to the client: how long, and what throttle time it tells."""
-
-    frame_bytes: int
-    throttle_ms: int
-
-
-@dataclass(slots=True)
-class Counts:
-    """What relays have counted, summed up by the models."""
-
-    requests_by_api: dict[int, int] = field(default_factory=dict)
-    request_bytes: int = 0
-    answers: int = 0
-    answer_bytes: int = 0
-    throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
-    throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
-    throttles_by_node: int = 0
-    withheld: int = 0
-    mutations_refused: int = 0
-
-
 def measured_as(client_id: bytes) -> str:
     """The name under which a client id is measured: a very long one is measured under a digest."""
     name = client_id.decode(errors="replace")
     if len(client_id) > 1024:
         return f"{name[:64]}… sha256 {sha256(client_id).hexdigest()}"
     return name
-
-
-def require(holds: bool, what: str) -> None:
-    """Violation unless it holds."""
-    if not holds:
-        raise Violation(what)
 
 
 class Model:
@@ -225,9 +138,9 @@ class Model:
         self._in_flight: deque[Taken] = deque()
         self._connected = False
         self._opened = False
-        self._throttled = False
-        self._muted_until_ms = 0
-        self._answered_until_ms = 0
+        self._mute = Mute(self._sensors, counts)
+        self._mute_is_over = False
+        self._hold = Hold(self._mute, plan.delays)
         self._blocked = {CLIENT: False, NODE: False}
         self._paused = {CLIENT: False, NODE: False}
         self._eof = {CLIENT: False, NODE: False}
@@ -236,25 +149,12 @@ class Model:
         self._asks_in_a_row = 0
         self._wake_at: int | None = None
 
-        self._held_from_ms: int | None = None
-        """Since when the next answer may have been held; `_held_exactly` where it is since then."""
-        self._held_exactly = False
-        self._held_ms = 0
-        self._ends = False
-        self._letting_go = False
-        self._node_throttles_told: deque[int] = deque()
-
-        self._answers: deque[_Written] = deque()
-        self._unfed: deque[_Written] = deque()
+        self._answers: deque[Written] = deque()
+        self._unfed: deque[Written] = deque()
 
         self._journal = self._sensors.journal
         """What was charged and is not accounted for yet, in its order."""
-        self._loans: deque[_Loan] = deque()
-        self._loans_due_ms = 0
-        self._paid_at_ms = 0
         self._looked: set[int] = set()
-        self._repaying = False
-        self._throttles: list[Throttled] = []
         self._answered = 0
         self._request_bytes = 0
         self._answer_bytes = 0
@@ -263,7 +163,7 @@ class Model:
 
     def node_writes(self, answer: wire.Answer) -> None:
         """The node has put this on its way."""
-        self._unfed.append(_Written(answer))
+        self._unfed.append(Written(answer))
 
     def bytes_came(self, side: Side, data: bytes) -> None:
         self._client_acted = side is CLIENT
@@ -345,7 +245,7 @@ class Model:
         if written.answer.reason:
             return
         self._judge.settle(settlement, written.answer.results, now_ms)
-        written.merged = _merged(settlement, written.answer)
+        written.merged = merged(settlement, written.answer)
 
     def _look_at_quota_call(self, ask: Ask, decision: Verdict | Errand, written: bool) -> None:
         head = self._next()
@@ -369,9 +269,9 @@ class Model:
 
     def time_came(self, now_ms: int) -> None:
         self._wake_at = None
-        if self._throttled and now_ms >= self._muted_until_ms:
-            self._throttled = False
-            self._repaying = True
+        if self._mute.on and now_ms >= self._mute.until_ms:
+            self._mute.on = False
+            self._mute_is_over = True
 
     def writable(self, side: Side) -> None:
         self._blocked[side] = False
@@ -395,59 +295,12 @@ class Model:
             require(not actions, f"{actions} after {self.closed}")
             return
         self._check_time_charges(now_ms)
-        if self._repaying:
-            self._repay(now_ms)
-        if self._plan.delays:
-            self._note_what_is_told(actions)
-        throttled: list[Throttled] = []
+        if self._mute_is_over:
+            self._mute.repay(now_ms)
+        self._hold.see(actions)
         for action in actions:
             require(self.closed is None, f"{action} after {self.closed}")
-            match action:
-                case Send(side, pieces):
-                    require(all(pieces), "an empty piece")
-                    data = b"".join(pieces)
-                    require(bool(data), "a Send of nothing")
-                    self._asks_in_a_row = 0
-                    if side is NODE:
-                        self._sent_to_node(data, now_ms)
-                    else:
-                        self._sent_to_client(data, now_ms)
-                case Pause(side):
-                    require(not self._paused[side], f"{side} is paused twice")
-                    self._paused[side] = True
-                case Resume(side):
-                    require(self._paused[side], f"{side} is resumed twice")
-                    self._paused[side] = False
-                case WakeAt(at_ms):
-                    self._wake_at = at_ms
-                case OpenUpstream():
-                    require(not self._opened, "a second upstream connection")
-                    self._opened = True
-                case Ask():
-                    self._take_own(now_ms)
-                    self._take_enquired()
-                    if action.kind is AskKind.MUTATION and action.side is CLIENT:
-                        require(not self._enquiring, "asks before all is enquired")
-                        told = tuple(self._enquired)
-                        require(action.enquired == told, "asks with other answers than were enquired")
-                        self._enquired.clear()
-                    self._asks_in_a_row += 1
-                    require(self._asks_in_a_row <= MOST_ASKS_IN_A_ROW, "asks again and again")
-                    self._asks[action.ticket] = action
-                case Throttled():
-                    throttled.append(action)
-                case Close():
-                    self._take_enquired()
-                    if action.reason not in _BAD_ANSWERS:
-                        self._take_own(now_ms)
-                    self._account_early(now_ms, all_but=sum(self._sensors.is_open(loan.handle) for loan in self._loans))
-                    self._check_close(action)
-                    held = self._ends and self._held_from_ms is not None and self._next_is_whole
-                    require(not held or self._next_is_wrong, "what is held does not go out at the end")
-                    if self._decided is not None and not self._connection.verdict_ms:
-                        require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
-                    self._call_in_loans()
-                    self.closed = action
+            self._see_one(action, now_ms)
         if self.closed is None:
             self._account_early(now_ms)
             self._take_own(now_ms)
@@ -456,12 +309,68 @@ class Model:
             self._note_hold(now_ms)
             self._check_progress(now_ms)
         require(not self._journal, f"charged without a reason: {list(self._journal)}")
-        require(throttled == self._throttles, f"told {throttled}, {self._throttles} is right")
-        self._throttles.clear()
-        self._client_acted = False
+        throttled = [action for action in actions if isinstance(action, Throttled)]
+        require(throttled == self._mute.told, f"told {throttled}, {self._mute.told} is right")
+        self._mute.told.clear()
+        self._client_acted = self._mute_is_over = False
         self._judge.looks()
         self._judge.require_all_accounted()
         self._check_counters()
+
+    def _see_one(self, action: Action, now_ms: int) -> None:
+        match action:
+            case Send(side, pieces):
+                self._sent(side, pieces, now_ms)
+            case Pause(side):
+                require(not self._paused[side], f"{side} is paused twice")
+                self._paused[side] = True
+            case Resume(side):
+                require(self._paused[side], f"{side} is resumed twice")
+                self._paused[side] = False
+            case WakeAt(at_ms):
+                self._wake_at = at_ms
+            case OpenUpstream():
+                require(not self._opened, "a second upstream connection")
+                self._opened = True
+            case Ask():
+                self._asked(action, now_ms)
+            case Close():
+                self._close(action, now_ms)
+
+    def _sent(self, side: Side, pieces: Sequence[bytes | memoryview], now_ms: int) -> None:
+        require(all(pieces), "an empty piece")
+        data = b"".join(pieces)
+        require(bool(data), "a Send of nothing")
+        self._asks_in_a_row = 0
+        if side is NODE:
+            self._sent_to_node(data, now_ms)
+        else:
+            self._sent_to_client(data, now_ms)
+
+    def _asked(self, ask: Ask, now_ms: int) -> None:
+        self._take_own(now_ms)
+        self._take_enquired()
+        if ask.kind is AskKind.MUTATION and ask.side is CLIENT:
+            require(not self._enquiring, "asks before all is enquired")
+            require(ask.enquired == tuple(self._enquired), "asks with other answers than were enquired")
+            self._enquired.clear()
+        self._asks_in_a_row += 1
+        require(self._asks_in_a_row <= MOST_ASKS_IN_A_ROW, "asks again and again")
+        self._asks[ask.ticket] = ask
+
+    def _close(self, close: Close, now_ms: int) -> None:
+        """Everything that was charged is accounted for; what was lent is paid last."""
+        self._take_enquired()
+        if close.reason not in _BAD_ANSWERS:
+            self._take_own(now_ms)
+        self._account_early(now_ms, all_but=self._mute.payments_due)
+        self._check_close(close)
+        if self._next_is_whole and not self._next_is_wrong:
+            self._hold.require_let_go()
+        if self._decided is not None and not self._connection.verdict_ms:
+            require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
+        self._mute.call_in()
+        self.closed = close
 
     # ------------------------------------------------------------------ requests
 
@@ -488,7 +397,7 @@ class Model:
 
     def _may_take(self, head: wire.Head) -> bool:
         """Whether nothing holds this request back."""
-        if self._throttled or self._full or self._asking(CLIENT):
+        if self._mute.on or self._full or self._asking(CLIENT):
             return False
         if not (head.answered_by_proxy or self._connected):
             return False
@@ -499,7 +408,7 @@ class Model:
     @property
     def _waits_with_requests(self) -> bool:
         """Whether something that will end holds back what the client has sent."""
-        waits = self._throttled or self._full or self._asking(CLIENT) or self._blocked[CLIENT]
+        waits = self._mute.on or self._full or self._asking(CLIENT) or self._blocked[CLIENT]
         waits = waits or (self._opened and not self._connected)
         return waits and bool(self._requests)
 
@@ -520,7 +429,7 @@ class Model:
                 taken.own_answer = self._decided.answer
                 taken.throttle_at = 8 + wire.is_flexible(head.api_key, head.version)
                 self._carry_out(head, now_ms)
-                taken.muted_until_ms = self._muted_until_ms
+                taken.muted_until_ms = self._mute.until_ms
             else:
                 return
             self._count_request(head)
@@ -534,7 +443,7 @@ class Model:
         self._counts.mutations_refused += decided.refused
         left_ms = decided.at_ms + decided.throttle_ms - now_ms
         if left_ms > 0:
-            self._count_throttle(now_ms, left_ms, QuotaType.CONTROLLER_MUTATION, head)
+            self._mute.throttle(now_ms, left_ms, QuotaType.CONTROLLER_MUTATION, head.client_id)
         return decided
 
     def _enquire(self, data: bytes, now_ms: int) -> None:
@@ -583,7 +492,7 @@ class Model:
             require(step <= len(self._requests), "bytes to the node that the client has not sent")
             if data[at : at + step] != self._requests[:step]:
                 raise Violation(
-                    f"other bytes to the node than the client sent: {_difference(data[at:], self._requests)}"
+                    f"other bytes to the node than the client sent: {difference(data[at:], self._requests)}"
                 )
             del self._requests[:step]
             self._request_left -= step
@@ -598,7 +507,7 @@ class Model:
         require(not head.answered_by_proxy, "ApiVersions of an unknown version went to the node")
         require(not head.about_quotas, "a request about quotas went to the node")
         require(self._connected, "a request before the connection stands")
-        require(not self._throttled, f"a request at {now_ms}, muted until {self._muted_until_ms}")
+        require(not self._mute.on, f"a request at {now_ms}, muted until {self._mute.until_ms}")
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
         require(not self._asking(CLIENT), "a request while its verdict is due")
         self._count_request(head)
@@ -611,7 +520,7 @@ class Model:
         self._told_nonsense = False
         fetch_handle = self._charge_produce(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
-        taken = Taken(head, self._at(), self._muted_until_ms, fetch_handle, alone=alone)
+        taken = Taken(head, self._at(), self._mute.until_ms, fetch_handle, alone=alone)
         taken.timed = self._timed_by(head, now_ms)
         if head.answered:
             self._in_flight.append(taken)
@@ -623,7 +532,7 @@ class Model:
         at = self._at()
         decided = self._carry_out(head, now_ms)
         require(decided.answer is None, f"{head} went to the node though the proxy answers it")
-        taken = Taken(head, at, self._muted_until_ms, None, settlement=decided.settlement)
+        taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement)
         taken.timed = self._bound.get(head.client_id)
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
@@ -647,7 +556,7 @@ class Model:
             return False
         self._journal.popleft()
         self._looked.add(look.handle)
-        self._count_throttle(now_ms, look.throttle_ms, QuotaType.FETCH, head)
+        self._mute.throttle(now_ms, look.throttle_ms, QuotaType.FETCH, head.client_id)
         return True
 
     def _charge_produce(self, head: wire.Head, now_ms: int) -> int | None:
@@ -702,61 +611,11 @@ class Model:
         withheld = self._plan.withholds and quota_type is QuotaType.FETCH and (over_time or charge.throttle_ms > 0)
         require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
         if charge.throttle_ms:
-            self._count_throttle(now_ms, charge.throttle_ms, quota_type, head)
+            in_answers = quota_type is QuotaType.FETCH
+            self._mute.throttle(now_ms, charge.throttle_ms, quota_type, head.client_id, in_answers)
             if charge.lent:
-                if not self._loans:
-                    self._loans_due_ms = now_ms + self._sensors.max_throttle_ms
-                self._loans.append(_Loan(charge.handle, charge.value, head))
-                self._paid_at_ms = max(self._paid_at_ms, now_ms + charge.paid_after_ms)
+                self._mute.lend(charge, head.client_id, now_ms)
         return charge.throttle_ms
-
-    def _repay(self, now_ms: int) -> None:
-        """What was lent is charged when the mute ends; while it is too much, the mute goes on, for one cap in all."""
-        self._repaying = False
-        while self._loans:
-            loan = self._loans[0]
-            throttle_ms, goes_on = 0, False
-            if self._sensors.is_open(loan.handle):
-                charge = self._repayment(loan)
-                throttle_ms = charge.throttle_ms
-                goes_on = charge.lent and now_ms + throttle_ms <= self._loans_due_ms
-                if charge.lent and not goes_on:
-                    require(not self._repayment(loan).lent, "a loan is prolonged beyond its time")
-            if not goes_on:
-                self._loans.popleft()
-            wait_ms = min(throttle_ms, self._loans_due_ms - now_ms)
-            if wait_ms > 0:
-                self._count_throttle(now_ms, wait_ms, QuotaType.FETCH, loan.head)
-                return
-        self._paid_at_ms = 0
-
-    def _repayment(self, loan: _Loan) -> Charge:
-        require(bool(self._journal), f"a loan of {loan.value} bytes is not paid back")
-        charge = self._journal.popleft()
-        paid = (charge.of, charge.handle, charge.value, charge.charges)
-        require(paid == (Of.BYTES, loan.handle, loan.value, 1), f"{charge} instead of a loan of {loan.value} bytes")
-        return charge
-
-    def _call_in_loans(self) -> None:
-        """A client that goes pays at once."""
-        for loan in self._loans:
-            if self._sensors.is_open(loan.handle):
-                require(not self._repayment(loan).lent, "a loan to a client that has gone")
-        self._loans.clear()
-
-    def _count_throttle(self, now_ms: int, throttle_ms: int, quota_type: QuotaType, head: wire.Head) -> None:
-        self._counts.throttles[quota_type] += 1
-        prolonged_ms = self._mute(now_ms, throttle_ms, quota_type, head)
-        self._counts.throttled_ms[quota_type] += max(prolonged_ms, 0)
-
-    def _mute(self, now_ms: int, throttle_ms: int, quota_type: QuotaType | None, head: wire.Head) -> int:
-        until_ms = now_ms + throttle_ms
-        prolonged_ms = until_ms - max(self._muted_until_ms, now_ms)
-        if prolonged_ms > 0 or not self._throttled:
-            self._muted_until_ms = until_ms
-            self._throttled = True
-            self._throttles.append(Throttled(quota_type, throttle_ms, head.client_id))
-        return prolonged_ms
 
     def _count_request(self, head: wire.Head) -> None:
         counts = self._counts
@@ -789,77 +648,31 @@ class Model:
             else:
                 at += self._compare(written, data, at, now_ms)
 
-    # --------------------------------------------------------------------- delay
-
-    def _note_what_is_told(self, actions: list[Action]) -> None:
-        """Whether somebody hears that the connection ends by this step, and which throttles of the node mute in it."""
-        self._ends = any(isinstance(action, Close) and action.reason not in _NOBODY_LISTENS for action in actions)
-        told = (action for action in actions if isinstance(action, Throttled) and action.quota_type is None)
-        self._node_throttles_told = deque(action.throttle_time_ms for action in told)
-
-    def _held_until_ms(self, request: Taken) -> int:
-        if self._paid_at_ms:
-            return self._muted_until_ms
-        return max(request.muted_until_ms, self._answered_until_ms)
-
-    def _is_held(self, now_ms: int) -> bool:
-        """Whether the next answer has to wait for the end of a throttle."""
-        if not self._plan.delays or self._letting_go or not self._in_flight or not self._throttled:
-            return False
-        return self._held_until_ms(self._in_flight[0]) > now_ms
+    @property
+    def _first(self) -> Taken | None:
+        """The request whose answer is next."""
+        return self._in_flight[0] if self._in_flight else None
 
     @property
     def _next_is_whole(self) -> bool:
         """Whether the next answer is here and nobody is asked about it: if it has to wait, the relay holds it."""
         written = self._answers[0] if self._answers else None
-        if self._in_flight and self._in_flight[0].own_answer is not None:
+        if self._first is not None and self._first.own_answer is not None:
             return written is None or not written.sent_bytes
         return written is not None and written.all_fed and not written.sent_bytes and not self._asking(NODE)
 
+    @property
+    def _next_is_wrong(self) -> bool:
+        """Whether the answer that is next may not be passed on."""
+        own = self._first is not None and self._first.own_answer is not None
+        return not own and bool(self._answers) and bool(self._answers[0].answer.reason)
+
     def _note_hold(self, now_ms: int) -> None:
-        if self._held_from_ms is not None or not self._is_held(now_ms):
+        if self._first is None or not self._hold.is_on(self._first, now_ms):
             return
         begun = bool(self._answers) and self._answers[0].fed_bytes > 0 and not self._answers[0].sent_bytes
-        if begun or self._in_flight[0].own_answer is not None:
-            self._held_from_ms, self._held_exactly = now_ms, self._next_is_whole
-
-    def _release(self, now_ms: int) -> None:
-        """The next answer begins to go out: for how long it was held, as far as that can be known.
-
-        When the connection ends what is held goes out before its time, and from there on all is told as in a mute.
-        What is not held any more then tells of its wait or not, as it was let go by the end or before.
-        """
-        if self._is_held(now_ms):
-            require(self._ends, f"an answer goes out at {now_ms} though the mute is not over")
-            self._letting_go = True
-        self._held_exactly &= not self._ends
-        self._held_ms = 0 if self._held_from_ms is None else now_ms - self._held_from_ms
-        self._held_from_ms = None
-
-    def _delayed_throttle(self, head: wire.Head, node_ms: int, told_ms: int | None, now_ms: int) -> int:
-        """What an answer that may have been held tells; `told_ms` is what it does tell, if that is here."""
-        waits = client_waits(head.api_key, head.version)
-        held_ms = self._held_ms
-        if held_ms and not self._held_exactly and told_ms is not None:
-            held_ms = self._held_by_what_is_told(waits, node_ms, told_ms)
-            require(0 <= held_ms <= self._held_ms, f"held for {held_ms} ms, at most {self._held_ms} can be")
-        if (left_ms := node_ms - held_ms) > 0:
-            self._counts.throttles_by_node += 1
-            self._mute(now_ms, left_ms, None, head)
-            if self._node_throttles_told:
-                self._node_throttles_told.popleft()
-        if not held_ms and node_ms <= 0:
-            return node_ms
-        return max(left_ms, 0) if waits else max(held_ms, node_ms)
-
-    def _held_by_what_is_told(self, waits: bool, node_ms: int, told_ms: int) -> int:
-        if told_ms == node_ms <= 0:
-            return 0
-        if waits:
-            return node_ms - told_ms if told_ms > 0 else self._held_ms
-        if told_ms > node_ms:
-            return told_ms
-        return node_ms - self._node_throttles_told[0] if self._node_throttles_told else self._held_ms
+        if begun or self._first.own_answer is not None:
+            self._hold.begin(now_ms, exactly=self._next_is_whole)
 
     def _own_answer(self, data: bytes, now_ms: int) -> tuple[bytes, int] | None:
         """The answer of ours that is next, if `data` must begin with one, and the throttle time in it."""
@@ -870,12 +683,12 @@ class Model:
             return None
         request, at = self._in_flight[0], self._in_flight[0].throttle_at
         self._charge_time(request, now_ms)
-        self._release(now_ms)
+        self._hold.release(request, now_ms)
         if at < 0:
             return own, 0
-        left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
-        if self._plan.delays and not self._letting_go:
-            left_ms = self._delayed_throttle(request.head, 0, int.from_bytes(data[at : at + 4], "big"), now_ms)
+        left_ms = max(request.muted_until_ms, self._mute.answers_until_ms) - now_ms
+        if self._hold.tells:
+            left_ms = self._hold.told_ms(request.head, 0, int.from_bytes(data[at : at + 4], "big"), now_ms)
         if left_ms <= 0:
             return own, 0
         return own[:at] + pack(">i", left_ms) + own[at + 4 :], left_ms
@@ -891,7 +704,7 @@ class Model:
         self._counts.answers += 1
         self._counts.answer_bytes += frame_bytes
 
-    def _begin_answer(self, written: _Written, now_ms: int) -> None:
+    def _begin_answer(self, written: Written, now_ms: int) -> None:
         """The next answer begins to go to the client: it must be the one that is due."""
         answer = written.answer
         require(bool(self._in_flight), "an answer to nothing")
@@ -902,7 +715,7 @@ class Model:
         wrong = answer.reason and not answer.passable and not names_nobody
         require(not wrong, f"sent on a wrong answer ({answer.reason})")
         self._charge_time(request, now_ms)
-        self._release(now_ms)
+        self._hold.release(request, now_ms)
         self._in_flight.popleft()
         require(
             answer.for_client[4:8] == pack(">i", request.head.correlation_id),
@@ -914,7 +727,7 @@ class Model:
         if not written.withheld:
             self._count_answer(self._announced(answer))
 
-    def _withhold(self, written: _Written, data: bytes, at: int, now_ms: int) -> int:
+    def _withhold(self, written: Written, data: bytes, at: int, now_ms: int) -> int:
         """Instead of an answer over quota goes an empty one, at once and whole; what comes of the node's is dropped."""
         request, answer = written.request, written.answer
         assert request is not None
@@ -924,7 +737,7 @@ class Model:
             told_ms = int.from_bytes(told[answer.throttle_at : answer.throttle_at + 4], "big", signed=True)
         empty = wire.empty_fetch_answer(request.head, answer.frame, told_ms)
         if data[at : at + len(empty)] != empty:
-            raise Violation(f"in place of what is over quota goes {_difference(data[at:], empty)}")
+            raise Violation(f"in place of what is over quota goes {difference(data[at:], empty)}")
         self._count_answer(len(empty))
         self._counts.withheld += 1
         self.for_client.append(ForClient(len(empty), max(told_ms, 0)))
@@ -933,7 +746,7 @@ class Model:
         self._drop(written)
         return len(empty)
 
-    def _drop(self, written: _Written) -> None:
+    def _drop(self, written: Written) -> None:
         written.sent_bytes = written.fed_bytes
         if written.all_fed and not written.answer.ending:
             self._answers.remove(written)
@@ -941,7 +754,7 @@ class Model:
     def _announced(self, answer: wire.Answer) -> int:
         return int.from_bytes(answer.frame[:4], "big") + 4 if len(answer.frame) >= 4 else 0
 
-    def _charge_fetch(self, written: _Written, request: Taken, now_ms: int) -> None:
+    def _charge_fetch(self, written: Written, request: Taken, now_ms: int) -> None:
         written.charged = True
         over_time = self._may_withhold(request) and self._charge_time(request, now_ms) > 0
         written.withheld = over_time
@@ -956,7 +769,6 @@ class Model:
         throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, request.head, now_ms, over_time)
         if throttle_ms:
             written.withheld = self._plan.withholds
-            self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_ms)
 
     def _timed_by(self, head: wire.Head, now_ms: int) -> int | None:
         """By which sensor the time of a request is measured: that of the binding that the relay has."""
@@ -1026,7 +838,7 @@ class Model:
             return True
         return False
 
-    def _is_for_fetch(self, charge: Charge, request: Taken, written: _Written) -> bool:
+    def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
         """Whether this can be the charge for a Fetch answer; one that may be withheld has its time charged first."""
         if written.sent_bytes or written.charged:
             return False
@@ -1061,11 +873,10 @@ class Model:
             passed_us = 1000 * (now_ms - self._begun_ms)
             require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
         if charge.throttle_ms:
-            self._count_throttle(now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head)
-            self._answered_until_ms = max(self._answered_until_ms, now_ms + charge.throttle_ms)
+            self._mute.throttle(now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head.client_id, in_answers=True)
         return charge.throttle_ms
 
-    def _compare(self, written: _Written, data: bytes, at: int, now_ms: int) -> int:
+    def _compare(self, written: Written, data: bytes, at: int, now_ms: int) -> int:
         """Hold what is sent of an answer against what must be; return how many bytes of `data` are this answer's."""
         step = min(len(written.expected) - written.sent_bytes, len(data) - at)
         after = written.sent_bytes + step
@@ -1074,8 +885,8 @@ class Model:
             told_ms = int.from_bytes(here, "big", signed=True) if len(here) == 4 else None
             written.expected = self._with_throttle(written, now_ms, told_ms)
         if data[at : at + step] != written.expected[written.sent_bytes : after]:
-            difference = _difference(data[at : at + step], written.expected[written.sent_bytes : after])
-            raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {difference}")
+            where = difference(data[at : at + step], written.expected[written.sent_bytes : after])
+            raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {where}")
         written.sent_bytes = after
         if written.answer.reason:
             require(after <= written.answer.passable, f"more than may pass of a wrong answer ({written.answer.reason})")
@@ -1086,37 +897,25 @@ class Model:
             self.learned.update({n: (host.decode(), port) for n, host, port in written.answer.addresses})
         return step
 
-    def _reported(self, written: _Written) -> int:
+    def _reported(self, written: Written) -> int:
         at = written.answer.throttle_at
         return int.from_bytes(written.expected[at : at + 4], "big", signed=True) if at >= 0 else 0
 
-    def _with_throttle(self, written: _Written, now_ms: int, told_ms: int | None = None) -> bytes:
+    def _with_throttle(self, written: Written, now_ms: int, told_ms: int | None = None) -> bytes:
         """The larger of our throttle time and the node's; the node's mutes too."""
         written.reported = True
         request, answer = written.request, written.answer
         assert request is not None
-        if self._plan.delays and not self._letting_go:
-            at, delayed_ms = (
-                answer.throttle_at,
-                self._delayed_throttle(request.head, answer.throttle_ms, told_ms, now_ms),
-            )
-            return written.expected[:at] + pack(">i", delayed_ms) + written.expected[at + 4 :]
-        own_ms = max(request.muted_until_ms, self._answered_until_ms, self._paid_at_ms) - now_ms
-        node_ms = answer.throttle_ms
-        if node_ms > own_ms and node_ms > 0:
-            self._counts.throttles_by_node += 1
-            self._mute(now_ms, node_ms, None, request.head)
-            self._answered_until_ms = max(self._answered_until_ms, now_ms + node_ms)
-        if own_ms <= max(node_ms, 0):
-            return written.expected
+        node_ms, own_ms = answer.throttle_ms, self._mute.left_ms(request, now_ms)
+        if self._hold.tells:
+            right_ms = self._hold.told_ms(request.head, node_ms, told_ms, now_ms)
+        else:
+            right_ms = own_ms if own_ms > max(node_ms, 0) else node_ms
+            if node_ms > max(own_ms, 0):
+                self._mute.throttle_by_node(now_ms, node_ms, request.head.client_id)
+                self._mute.answers_until_ms = max(self._mute.answers_until_ms, now_ms + node_ms)
         at = answer.throttle_at
-        return written.expected[:at] + pack(">i", own_ms) + written.expected[at + 4 :]
-
-    @property
-    def _next_is_wrong(self) -> bool:
-        """Whether the answer that is next may not be passed on."""
-        own = bool(self._in_flight) and self._in_flight[0].own_answer is not None
-        return not own and bool(self._answers) and bool(self._answers[0].answer.reason)
+        return written.expected[:at] + pack(">i", right_ms) + written.expected[at + 4 :]
 
     # -------------------------------------------------------------------- checks
 
@@ -1124,12 +923,12 @@ class Model:
         """Nothing waits without a reason, and what waits is woken."""
         require(not self._verdict_reason, f"does not close for {self._verdict_reason}")
         require(not self._to_enquire, "enquires nothing")
-        if self._throttled:
-            until_ms = self._muted_until_ms
-            if self._is_held(now_ms) and self._held_from_ms is not None:
-                until_ms = min(until_ms, self._held_until_ms(self._in_flight[0]))
-            woken = self._wake_at == until_ms or (not self._next_is_whole and self._wake_at == self._muted_until_ms)
-            require(woken, f"muted until {self._muted_until_ms}, to be woken at {self._wake_at}")
+        if self._mute.on:
+            until_ms = self._mute.until_ms
+            if self._hold.is_on(self._first, now_ms) and self._hold.since_ms is not None:
+                until_ms = min(until_ms, self._hold.until_ms(self._in_flight[0]))
+            woken = self._wake_at == until_ms or (not self._next_is_whole and self._wake_at == self._mute.until_ms)
+            require(woken, f"muted until {self._mute.until_ms}, to be woken at {self._wake_at}")
         head = None
         if self._request_left:
             require(not self._requests, f"{len(self._requests)} bytes of a request that has begun are held back")
@@ -1137,18 +936,18 @@ class Model:
             head = self._next()
             if isinstance(head, wire.Head):
                 require(not self._may_take(head), f"held back for no reason: {head}")
-                if not self._connected and not head.answered_by_proxy and not self._throttled and not self._full:
+                if not self._connected and not head.answered_by_proxy and not self._mute.on and not self._full:
                     require(self._opened, "nobody opens the upstream connection")
             elif (
                 isinstance(head, wire.Bad)
                 and not (head.late and not self._connected)
-                and not (self._throttled or self._full or self._asking(CLIENT))
+                and not (self._mute.on or self._full or self._asking(CLIENT))
             ):
                 raise Violation(f"does not close for {head.reason}")
         if self._eof[CLIENT]:
             require(self._waits_with_requests, "a client that hung up is kept though nothing waits")
-        until_woken = self._held_from_ms is not None and self._throttled
-        if not (until_woken or self._is_held(now_ms)):
+        until_woken = self._hold.since_ms is not None and self._mute.on
+        if not (until_woken or self._hold.is_on(self._first, now_ms)):
             self._check_answers()
         self._check_reading()
         self._check_bounds()
@@ -1167,7 +966,7 @@ class Model:
 
     def _check_reading(self) -> None:
         held = len(self._requests)
-        muted = self._throttled or self._full
+        muted = self._mute.on or self._full
         waiting = muted or not self._connected or self._asking(CLIENT) or self._blocked[CLIENT]
         between = not self._request_left
         if self._paused[CLIENT]:
@@ -1182,7 +981,7 @@ class Model:
             held = self._answers_held()
             if self._paused[NODE]:
                 why = self._blocked[CLIENT] or (self._asking(NODE) and held >= wire.HEAD_BYTES)
-                why = why or self._held_from_ms is not None
+                why = why or self._hold.since_ms is not None
                 require(why, "the node is not read, for no reason")
             else:
                 require(not self._blocked[CLIENT], "the node is read though the client takes nothing")
@@ -1200,7 +999,7 @@ class Model:
         require(self._relay.held_bytes < 2 * HELD_BYTES, f"holds {self._relay.held_bytes} bytes")
         idle = not (self._in_flight or self._requests or self._request_left or self._answers)
         require(self._relay.idle == idle, f"idle is {self._relay.idle}, {idle} is right")
-        muted = self._throttled or self._full or not self._connected or self._asking(CLIENT)
+        muted = self._mute.on or self._full or not self._connected or self._asking(CLIENT)
         require(self._relay.muted == (muted and not self._request_left), f"muted is {self._relay.muted}")
 
     def _check_counters(self) -> None:
@@ -1219,7 +1018,7 @@ class Model:
             return {self._lost_reason}
         reasons = {self._verdict_reason} if self._verdict_reason else set()
         head = None
-        if not self._request_left and self._requests and not (self._throttled or self._full):
+        if not self._request_left and self._requests and not (self._mute.on or self._full):
             head = self._next()
             if isinstance(head, wire.Bad):
                 reasons.add(head.reason)
@@ -1241,7 +1040,7 @@ class Model:
     @property
     def waits_for(self) -> str:
         """Why an open connection rests, empty if it has no reason: for a node's answer, or for the client's bytes."""
-        if self._throttled or self._asks or any(self._blocked.values()):
+        if self._mute.on or self._asks or any(self._blocked.values()):
             return ""
         if self._request_left or (self._requests and not self._full and not self._next_is_here):
             return "client"
@@ -1264,30 +1063,3 @@ class Model:
     def is_paused(self, side: Side) -> bool:
         """Whether the relay has this side unread."""
         return self._paused[side]
-
-
-def _merged(settlement: Settlement, answer: wire.Answer) -> bytes:
-    """The answer with our refusals among the node's results, in the order of the request; what is nobody's is last."""
-    if not settlement.refusals:
-        return answer.frame
-    call, results = settlement.call, list(answer.results)
-    found = dict(
-        zip(settlement.passed, topics.matched([call.items[i] for i in settlement.passed], results), strict=True)
-    )
-    pieces = []
-    for i in range(len(call.items)):
-        result = found.get(i)
-        if i in settlement.refusals:
-            pieces.append(settlement.refusals[i])
-        elif result is not None:
-            pieces.append(result.data)
-            results = [other for other in results if other is not result]
-    pieces += [result.data for result in results]
-    start, end = answer.array
-    return wire.framed(answer.frame[4:start] + wire.count(len(pieces), True) + b"".join(pieces) + answer.frame[end:])
-
-
-def _difference(given: bytes, expected: bytes | bytearray) -> str:
-    shorter = min(len(given), len(expected))
-    at = next((i for i in range(shorter) if given[i] != expected[i]), shorter)
-    return f"at {at}: {bytes(given[at : at + 12]).hex()} instead of {bytes(expected[at : at + 12]).hex()}"

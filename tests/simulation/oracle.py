@@ -19,6 +19,12 @@ class Violation(AssertionError):
     """An invariant does not hold."""
 
 
+def require(holds: bool, what: str) -> None:
+    """Violation unless it holds."""
+    if not holds:
+        raise Violation(what)
+
+
 class Of(Enum):
     """What is charged: bytes, or percents of request time. A look at what fetches OWE charges nothing."""
 

@@ -16,8 +16,9 @@ from quotas.ledger import Ledger
 from quotas.sources.source import tables_of
 from tests.simulation import wire
 from tests.simulation.actors import Client, Node
+from tests.simulation.exchange import Counts
 from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
-from tests.simulation.model import Counts, Model
+from tests.simulation.model import Model
 from tests.simulation.network import Events, Link
 from tests.simulation.oracle import Of, Violation, WatchedSensors, watched_ledger
 from tests.simulation.plan import AMPLE_SENSORS, Change, ConnectionPlan, Fault, Raw, RequestPlan, WorldPlan

@@ -1,0 +1,107 @@
+"""What models remember of requests and answers on their way, and what they count."""
+
+from dataclasses import dataclass, field
+
+from quotas.entities import QuotaType
+from tests.simulation import topics, wire
+from tests.simulation.judge import Settlement
+
+
+@dataclass(slots=True)
+class Taken:
+    """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream.
+
+    Nothing is sent on behind one that goes `alone` until it is answered. An `enquiry` is the proxy's own, for the
+    request at its place. `throttle_at` is where the throttle time stands in an `own_answer`, `sent_bytes` what goes to
+    the node, `settlement` what the answer to it needs. `timed` is the sensor of its request time, until that is
+    charged.
+    """
+
+    head: wire.Head
+    at: int
+    muted_until_ms: int
+    fetch_handle: int | None
+    own_answer: bytes | None = None
+    alone: bool = False
+    enquiry: bool = False
+    throttle_at: int = -1
+    sent_bytes: int = 0
+    settlement: Settlement | None = None
+    timed: int | None = None
+
+
+@dataclass(slots=True)
+class Written:
+    """An answer that the node has written, as far as the relay was given it and has sent it."""
+
+    answer: wire.Answer
+    fed_bytes: int = 0
+    request: Taken | None = None
+    charged: bool = False
+    sent_bytes: int = 0
+    expected: bytes = b""
+    reported: bool = False
+    withheld: bool = False
+    dropped: bool = False
+    merged: bytes = b""
+
+    @property
+    def all_fed(self) -> bool:
+        """Whether the relay was given all of it."""
+        return self.fed_bytes == len(self.answer.frame)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it must have been sent on, or refused."""
+        return self.all_fed and not self.answer.ending
+
+
+@dataclass(slots=True)
+class ForClient:
+    """One answer on its way to the client: how long, and what throttle time it tells."""
+
+    frame_bytes: int
+    throttle_ms: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """What relays have counted, summed up by the models."""
+
+    requests_by_api: dict[int, int] = field(default_factory=dict)
+    request_bytes: int = 0
+    answers: int = 0
+    answer_bytes: int = 0
+    throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
+    throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
+    throttles_by_node: int = 0
+    withheld: int = 0
+    mutations_refused: int = 0
+
+
+def merged(settlement: Settlement, answer: wire.Answer) -> bytes:
+    """The answer with our refusals among the node's results, in the order of the request; what is nobody's is last."""
+    if not settlement.refusals:
+        return answer.frame
+    call, results = settlement.call, list(answer.results)
+    found = dict(
+        zip(settlement.passed, topics.matched([call.items[i] for i in settlement.passed], results), strict=True)
+    )
+    pieces = []
+    for i in range(len(call.items)):
+        result = found.get(i)
+        if i in settlement.refusals:
+            pieces.append(settlement.refusals[i])
+        elif result is not None:
+            pieces.append(result.data)
+            results = [other for other in results if other is not result]
+    pieces += [result.data for result in results]
+    start, end = answer.array
+    return wire.framed(answer.frame[4:start] + wire.count(len(pieces), True) + b"".join(pieces) + answer.frame[end:])
+
+
+def difference(given: bytes, expected: bytes | bytearray) -> str:
+    """Where, and how, what was given begins to be other than what was expected."""
+    shorter = min(len(given), len(expected))
+    at = next((i for i in range(shorter) if given[i] != expected[i]), shorter)
+    return f"at {at}: {bytes(given[at : at + 12]).hex()} instead of {bytes(expected[at : at + 12]).hex()}"

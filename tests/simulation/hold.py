@@ -1,0 +1,95 @@
+"""In throttle mode `delay`: which answers must be held, since when, and what they tell when they go out."""
+
+from protocol.client_waits import client_waits
+from proxy.relay.actions import Action, Close, CloseReason, Throttled
+from tests.simulation import wire
+from tests.simulation.exchange import Taken
+from tests.simulation.mute import Mute
+from tests.simulation.oracle import require
+
+_NOBODY_LISTENS = {CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR}
+
+
+class Hold:
+    """Of the next answer on one connection. It judges by what has come out, and foresees nothing.
+
+    How many bytes of an answer a relay needs before it holds it is its own affair. So, unless an answer was whole when
+    its hold began, it is only known since when it may have been held, and what it tells says since when it was.
+    """
+
+    def __init__(self, mute: Mute, delays: bool) -> None:
+        self.since_ms: int | None = None
+        """Since when the next answer may have been held."""
+        self._delays = delays
+        self._mute = mute
+        self._exactly = False
+        self._held_ms = 0
+        self._ends = False
+        self._letting_go = False
+        self._node_throttles: list[int] = []
+
+    @property
+    def tells(self) -> bool:
+        """Whether answers tell for how long they were held, not how long a mute goes on."""
+        return self._delays and not self._letting_go
+
+    def see(self, actions: list[Action]) -> None:
+        """A step was taken: whether the connection ends by it so that the client hears it, and who is muted by it."""
+        self._ends = any(isinstance(action, Close) and action.reason not in _NOBODY_LISTENS for action in actions)
+        throttled = [action for action in actions if isinstance(action, Throttled)]
+        self._node_throttles = [action.throttle_time_ms for action in throttled if action.quota_type is None]
+
+    def is_on(self, request: Taken | None, now_ms: int) -> bool:
+        """Whether the answer to the request that is next has to wait for the end of a throttle."""
+        return self.tells and request is not None and self._mute.on and self.until_ms(request) > now_ms
+
+    def until_ms(self, request: Taken) -> int:
+        """Until when its answer has to wait."""
+        if self._mute.paid_at_ms:
+            return self._mute.until_ms
+        return max(request.muted_until_ms, self._mute.answers_until_ms)
+
+    def begin(self, now_ms: int, exactly: bool) -> None:
+        """The next answer has to wait from now on, unless it does already; `exactly`: it is here whole."""
+        if self.since_ms is None:
+            self.since_ms, self._exactly = now_ms, exactly
+
+    def release(self, request: Taken, now_ms: int) -> None:
+        """The next answer begins to go out.
+
+        When the connection ends what is held goes out before its time, and from there on all is told as in a mute.
+        What is not held any more then tells of its wait or not, as it was let go by the end or before.
+        """
+        if self.is_on(request, now_ms):
+            require(self._ends, f"an answer goes out at {now_ms} though the mute is not over")
+            self._letting_go = True
+        self._exactly &= not self._ends
+        self._held_ms = 0 if self.since_ms is None else now_ms - self.since_ms
+        self.since_ms = None
+
+    def require_let_go(self) -> None:
+        """The connection ends, and the next answer is whole: if it was held, it should have gone out."""
+        require(not (self._ends and self.since_ms is not None), "what is held does not go out at the end")
+
+    def told_ms(self, head: wire.Head, node_ms: int, told_ms: int | None, now_ms: int) -> int:
+        """What the answer that was released must tell; `told_ms` is what it does tell, if that is here."""
+        waits = client_waits(head.api_key, head.version)
+        held_ms = self._held_ms
+        if held_ms and not self._exactly and told_ms is not None:
+            held_ms = self._held_by_what_is_told(waits, node_ms, told_ms)
+            require(0 <= held_ms <= self._held_ms, f"held for {held_ms} ms, at most {self._held_ms} can be")
+        if (left_ms := node_ms - held_ms) > 0:
+            self._mute.throttle_by_node(now_ms, left_ms, head.client_id)
+            self._node_throttles = self._node_throttles[1:]
+        if not held_ms and node_ms <= 0:
+            return node_ms
+        return max(left_ms, 0) if waits else max(held_ms, node_ms)
+
+    def _held_by_what_is_told(self, waits: bool, node_ms: int, told_ms: int) -> int:
+        if told_ms == node_ms <= 0:
+            return 0
+        if waits:
+            return node_ms - told_ms if told_ms > 0 else self._held_ms
+        if told_ms > node_ms:
+            return told_ms
+        return node_ms - self._node_throttles[0] if self._node_throttles else self._held_ms
