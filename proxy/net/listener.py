@@ -249,7 +249,8 @@ class Listener:
         node_id = self.ports.node_of(port)
         log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}", node_id=node_id)
         known = BOOTSTRAP_NODE_ID if node_id is None else node_id
-        arrival = Arrival(client, port, known, plain_ip(peer[0]), ANONYMOUS, log, peer[1])
+        address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # of IPv4, the kernel's spelling is plain
+        arrival = Arrival(client, port, known, address, ANONYMOUS, log, peer[1])
         if not self._may_open():
             self._refuse(arrival, CloseReason.TOO_MANY_CONNECTIONS)
         elif node_id is None:
@@ -297,7 +298,9 @@ class Listener:
         if not self._demands_sasl and not self._door.admission.user_became(place, arrival.user):
             self._refuse(arrival, CloseReason.TOO_MANY_OF_USER)
             return
-        tally = self.tallies.setdefault(node_id, Tally())
+        tally = self.tallies.get(node_id)
+        if tally is None:
+            tally = self.tallies[node_id] = Tally()
         tally.connections_opened += 1
         tally.connections_open += 1
         facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
