@@ -30,7 +30,7 @@ from tests.storm.storm import Seen, bad, blow, summary, table
 _TOLERANCE = 0.05
 _HAPROXY = """
 global
-    maxconn 20000
+    maxconn 4000
     nbthread 1
 defaults
     mode tcp
@@ -102,6 +102,7 @@ def _haproxy(cluster: KafkaCluster, rate: int) -> Iterator[tuple[tuple[str, int]
         process = subprocess.Popen([need_program("haproxy", "haproxy"), "-db", "-q", "-f", str(path)])
         try:
             while not accepts(HOST, port):
+                assert process.poll() is None, "HAProxy does not start"
                 time.sleep(0.05)
             yield (HOST, port), process.pid
         finally:
