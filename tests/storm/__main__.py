@@ -61,10 +61,10 @@ def main(seconds: float, rate: int, addresses: int, json_file: Path | None, plot
                 seen = blow(target, bad(addresses), seconds, pid)
             found[name] = {**summary(seen, rate), **_kept(seen)}
             print(f"{name}: done", file=sys.stderr, flush=True)
+            result = {"seconds": seconds, "rate": rate, "addresses": addresses, "doors": found}
+            if json_file:
+                json_file.write_text(json.dumps(result))
     table(found)
-    result = {"seconds": seconds, "rate": rate, "addresses": addresses, "doors": found}
-    if json_file:
-        json_file.write_text(json.dumps(result))
     if plot_file:
         draw(result, plot_file)
     ours = found["kafka-throttle"]
