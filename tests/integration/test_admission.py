@@ -172,6 +172,21 @@ def test_the_instance_has_as_many_as_it_may_over_all_listeners(start):
     door.wait_for(lambda: door.proxy.metric("client_sockets") == 4, "the other one waits on")
 
 
+def test_more_sockets_than_there_may_be_are_closed_at_once_and_a_live_limit_lets_in_more(start):
+    door = start()
+    made = config(door.proxy)
+    for most in (3, 100):
+        door.proxy.write_text(json.dumps({**made, "limits": {**made["limits"], "max_connections": most}}))
+        door.wait_for(lambda most=most: door.proxy.metric("client_sockets_limit") == most, "the limit")
+        kept = door.connect(A, 5)
+        if most == 3:
+            assert [sock.recv(1) for sock in kept[3:]] == [b"", b""]
+    door.wait_for(lambda: door.admitted() == 8, "those that may")
+    assert door.proxy.closed() == {"too_many_connections": 2}
+    [line] = door.proxy.events("connection_refused")
+    assert line["reason"] == "too_many_connections"
+
+
 def test_what_waits_or_is_held_keeps_no_process_from_ending(start):
     door = start(rates(), of_listener={"max_connections": 1})
     door.connect(BANNED, 2)
