@@ -48,6 +48,7 @@ class NaiveDoor:
         self.held = []
         self.open = {}
         self.log = []
+        self.now = 0
 
     # ------------------------------------------------------------------ events
 
@@ -66,8 +67,10 @@ class NaiveDoor:
 
     def advance(self, to):
         """Everything that is due until then, in its order."""
-        while (now := self.next_due()) is not None and now <= to:
-            self.serve(now)
+        while (at := self.next_due()) is not None and at <= to:
+            self.now = max(at, self.now)
+            self.serve(self.now)
+        self.now = to
 
     # -------------------------------------------------------------------- time
 

@@ -1,6 +1,7 @@
 """Who comes in, who waits and who is closed, by script and beside a model."""
 
 import itertools
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -338,7 +339,7 @@ class Driven:
     """Drives an Admission as a shell does, and tells what becomes of each connection."""
 
     def __init__(self, limits):
-        self.log, self.places, self.addresses, self.limits = [], {}, {}, limits
+        self.log, self.places, self.addresses, self.limits, self.now = [], {}, {}, limits, 0
         self.admission = Admission(ConnectionQuotas(ConnectionLimits(), 0, 3, WINDOW_MS), limits.held)
         self.admission.add_virtual_cluster("main", 3, WINDOW_MS)
         for key in (FRONT, BACK):
@@ -372,7 +373,8 @@ class Driven:
         self.admission.left(self.places.pop(number))
 
     def advance(self, to):
-        while (now := self.admission.wake_at()) is not None and now <= to:
+        while (at := self.admission.wake_at()) is not None and at <= to:
+            now = self.now = max(at, self.now)  # who waits for a slot has been due for a while
             for what in self.admission.due(now):
                 if what.step is Step.GO_ON:
                     self._admit(what.listener, what.ticket, now)
@@ -381,6 +383,7 @@ class Driven:
                 else:
                     self.log.append((what.ticket, what.reason.value))
             assert self.admission.held <= self.limits.held
+        self.now = to
 
 
 def limited(number):
@@ -410,3 +413,21 @@ def test_what_becomes_of_each_connection_is_what_the_model_says(limits, events):
     assert real.log == model.log
     assert real.admission.held == 0
     assert len({number for number, _ in real.log}) == len(real.log)
+
+
+@settings(max_examples=100, deadline=None)
+@given(some_limits, events)
+def test_no_address_is_hurt_by_another(limits, events):
+    """With limits for addresses only, what becomes of one address is what would if it were alone."""
+    of_addresses = replace(limits, instance_rate=MANY, listener_rate=MANY, instance=MANY, listener=MANY, held=MANY)
+    among_others, alone, now = Driven(of_addresses), Driven(of_addresses), 1_000
+    for number, (gap, what, listener, address) in enumerate(events):
+        now += gap
+        for side in (among_others, alone):
+            side.advance(now)
+            if what == "connect" and (address == THERE or side is among_others):
+                side.arrive(number, listener, address, now)
+    for side in (among_others, alone):
+        side.advance(now + 10 * WINDOW_MS)
+    there = {number for number, (_, _, _, address) in enumerate(events) if address == THERE}
+    assert [told for told in among_others.log if told[0] in there] == alone.log
