@@ -12,7 +12,7 @@ lint:
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
 test: lint  ## set everything up, then the tests that a change needs (about 12 minutes)
-	@python=$$(deploy/setup.sh dev strace) && exec "$$python" -m pytest -m "not long" $(ARGS)
+	@python=$$(deploy/setup.sh dev strace haproxy) && exec "$$python" -m pytest -m "not long" $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
 check: test  ## all of it, what CI runs (about an hour)

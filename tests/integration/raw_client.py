@@ -1,6 +1,7 @@
 """A client of single frames: what it sends, when it was answered, and the throttle time in the answer."""
 
 import socket
+import ssl
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -33,9 +34,18 @@ class RawClient:
     refuses without a charge.)
     """
 
-    def __init__(self, address: tuple[str, int], client_id: str) -> None:
+    def __init__(
+        self,
+        address: tuple[str, int],
+        client_id: str,
+        source: str | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """Connects from the address `source`, or whatever the system chooses; over TLS with a context."""
         self._client_id = client_id.encode()
-        self._socket = socket.create_connection(address, timeout=_TIMEOUT_S)
+        self._socket = socket.create_connection(address, _TIMEOUT_S, (source, 0) if source else None)
+        if tls is not None:
+            self._socket = tls.wrap_socket(self._socket, server_hostname=address[0])
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._stream = self._socket.makefile("rb")
         self._correlation_id = 0

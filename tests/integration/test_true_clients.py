@@ -1,0 +1,211 @@
+"""Who a client is behind load balancers that say so, and who is closed for taking too long."""
+
+import contextlib
+import json
+import socket
+import ssl
+import struct
+import subprocess
+import tempfile
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+from click.testing import CliRunner
+from confluent_kafka import Consumer, Producer
+
+from protocol.proxy_header import Endpoint, proxy_header_v2
+from proxy.cli import main
+from proxy.demo.keeper import die_with_parent
+from tests.bench.processes import need_tool
+from tests.certificates import Authority
+from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.raw_client import RawClient
+from tests.integration.topics import make_topic
+from tests.patience import PATIENCE_S
+
+BALANCER, BALANCER_HOST = "127.0.0.9", "127.0.0.2"
+"""Where it connects from, and where it listens: at the proxy's own ports."""
+CLIENT = "127.0.0.77"
+RATE = 1000
+
+
+class BehindBalancer(ProxyProcess):
+    """A proxy whose clients are told to come through a load balancer, and that believes what it says of them."""
+
+    def __init__(self, cluster, quotas=(), listener=None, connections=None, **settings):
+        self._listener = {"proxy_protocol": "required", **(listener or {})}
+        self._connections = connections or {}
+        super().__init__(cluster, quotas, **settings)
+
+    def config(self, quotas=()):
+        config = super().config(quotas)
+        config["virtual_clusters"][0]["listeners"][0].update(self._listener)
+        config["virtual_clusters"][0]["connections"] = self._connections
+        return config
+
+
+@contextlib.contextmanager
+def haproxy(proxy, version):
+    """HAProxy before all ports of the proxy."""
+    header = {1: "send-proxy", 2: "send-proxy-v2 proxy-v2-options unique-id,crc32c"}[version]
+    proxies = "".join(
+        f"""
+listen port{port}
+  bind {BALANCER_HOST}:{port}
+  unique-id-format %rt
+  server proxy {HOST}:{port} source {BALANCER} {header}
+"""
+        for port in sorted(proxy.ports)
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "haproxy.cfg"
+        file.write_text(
+            "global\n  nbthread 1\n  maxconn 500\ndefaults\n  mode tcp\n  timeout connect 60s\n"
+            f"  timeout client 1h\n  timeout server 1h\n{proxies}"
+        )
+        command = [need_tool("haproxy", "haproxy"), "-db", "-q", "-f", str(file)]
+        process = subprocess.Popen(command, preexec_fn=die_with_parent)
+        try:
+            proxy.wait_for(lambda: reachable(BALANCER_HOST, proxy.port), PATIENCE_S, "HAProxy")
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
+def reachable(host, port):
+    try:
+        socket.create_connection((host, port), PATIENCE_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+def write_and_read(library, topic):
+    """Ten records there and back, by librdkafka, in a group of its own."""
+    producer = Producer({**library, "client.id": "true"})
+    for number in range(10):
+        producer.produce(topic, str(number), partition=0)
+    assert producer.flush(PATIENCE_S) == 0
+    consumer = Consumer({**library, "group.id": f"{topic}-{uuid4()}", "auto.offset.reset": "earliest"})
+    consumer.subscribe([topic])
+    with contextlib.closing(consumer):
+        messages = [consumer.poll(PATIENCE_S) for _ in range(10)]
+    assert [message.value() for message in messages] == [str(number).encode() for number in range(10)]
+
+
+def explained(proxy, **who):
+    arguments = [argument for key, value in who.items() for argument in (f"--{key.replace('_', '-')}", value)]
+    done = CliRunner().invoke(main, ["explain", "-c", str(proxy.config_path), *arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(("version", "encrypted"), [(1, False), (2, True)], ids=["v1", "v2 and TLS"])
+def test_behind_haproxy_the_client_is_the_client(newest_kafka, tmp_path, version, encrypted):
+    topic = f"balanced-{version}"
+    make_topic(newest_kafka.bootstrap_servers, topic)
+    listener = {"advertised_host": BALANCER_HOST, "trusted_networks": [f"{BALANCER}/32"]}
+    tls, library = None, {}
+    if encrypted:
+        authority = Authority(tmp_path)
+        issued = authority.issue(BALANCER_HOST)
+        listener["tls"] = {"certificate_file": str(issued.certificate_file), "key_file": str(issued.key_file)}
+        tls = ssl.create_default_context(cafile=authority.file)
+        library = {"security.protocol": "SSL", "ssl.ca.location": str(authority.file)}
+    quota = {"client_id": "raw", "producer_byte_rate": RATE}
+    counts = {"max_connections_per_ip_overrides": {CLIENT: 2}}
+    with BehindBalancer(newest_kafka, [quota], listener, counts) as proxy, haproxy(proxy, version):
+        library["bootstrap.servers"] = f"{BALANCER_HOST}:{proxy.port}"
+        write_and_read(library, topic)
+        proxy.wait_for(lambda: of_clients(proxy, HOST), PATIENCE_S, "closed connections of the library")
+        assert all(line["proxied_by"] == BALANCER for line in of_clients(proxy, HOST))
+
+        with RawClient((BALANCER_HOST, proxy.node_ports[1]), "raw", CLIENT, tls) as raw:
+            assert raw.produce(20 * RATE).throttle_time_ms > 0
+            [started] = proxy.wait_for(lambda: proxy.events("throttle_started"), PATIENCE_S, "word of the throttle")
+            assert started["client"].startswith(f"{CLIENT}:")
+            told = explained(proxy, client_id="raw")
+            only_so_many_connect_from_its_address(proxy, tls)
+            write_and_read(library, topic)
+        ips = {past["ip"] for quota in told["quotas"] for past in quota["throttles"]}
+        assert ips == {CLIENT}
+
+        with socket.create_connection((HOST, proxy.port), PATIENCE_S, (CLIENT, 0)) as around:
+            around.sendall(proxy_header_v2(Endpoint("192.0.2.1", 1), Endpoint(HOST, proxy.port)))
+            assert ends(around)
+            client = "{}:{}".format(*around.getsockname())
+        assert proxy.closing_line(client)["reason"] == "proxy_peer_untrusted"
+        closed = proxy.closed()
+        assert closed.pop("proxy_peer_untrusted") == closed.pop("too_many_from_ip") == 1
+        assert not [reason for reason in closed if reason.startswith(("proxy", "too_many"))]
+
+
+def only_so_many_connect_from_its_address(proxy, tls):
+    """Two may; that they all come from the load balancer is nothing to it."""
+    with RawClient((BALANCER_HOST, proxy.node_ports[2]), "another", CLIENT, tls) as second:
+        second.produce(100)
+        with socket.create_connection((BALANCER_HOST, proxy.port), PATIENCE_S, (CLIENT, 0)) as third:
+            assert ends(third)
+            client = "{}:{}".format(*third.getsockname())
+        refused = proxy.wait_for(lambda: proxy.events("connection_refused"), PATIENCE_S, "word of the refusal")
+        assert [(line["client"], line["proxied_by"]) for line in refused] == [(client, BALANCER)]
+        second.produce(100)
+
+
+def of_clients(proxy, host):
+    """The ends of clients at an address that a load balancer has told."""
+    lines = proxy.events("connection_closed")
+    return [line for line in lines if line["client"].startswith(f"{host}:") and "proxied_by" in line]
+
+
+def ends(sock):
+    """Whether the other end closes without a word."""
+    sock.settimeout(PATIENCE_S)
+    with contextlib.suppress(ConnectionResetError):
+        return sock.recv(1) == b""
+    return True
+
+
+def test_a_proxy_before_a_proxy_tells_it_who_its_clients_are(newest_kafka):
+    """Both what it carries and what it asks itself."""
+    topic = "chained"
+    make_topic(newest_kafka.bootstrap_servers, topic)
+    telling = {"send_proxy_protocol": True, "source_addresses": [BALANCER]}
+    with BehindBalancer(newest_kafka, listener={"trusted_networks": [f"{BALANCER}/32", HOST]}) as inner:
+        with ProxyProcess(inner.bootstrap, upstream=telling) as outer:
+            write_and_read({"bootstrap.servers": outer.bootstrap}, topic)
+            with RawClient((HOST, outer.node_ports[2]), "raw", CLIENT) as raw:
+                raw.produce(100)
+            [line] = inner.wait_for(lambda: of_clients(inner, CLIENT), PATIENCE_S, "the end of the raw client")
+        assert (line["proxied_by"], line["node_id"], line["requests"]) == (BALANCER, 2, 1)
+        own = [line for line in inner.events("connection_closed") if "proxied_by" not in line]
+        assert own, "nothing was asked over connections of the proxy's own"
+        assert set(inner.closed()) <= {"client_closed", "client_lost"}
+
+
+API_VERSIONS = struct.pack(">ihhih", 14, 18, 0, 7, 4) + b"slow"
+
+
+def test_a_client_that_takes_too_long_is_closed_for_it_and_nobody_else(newest_kafka):
+    limits = {"first_byte_timeout_ms": 8000, "request_timeout_ms": 8000, "idle_timeout_ms": 8000}
+    with ProxyProcess(newest_kafka, limits=limits) as proxy, contextlib.ExitStack() as stack:
+        clients = {
+            stack.enter_context(socket.create_connection((HOST, proxy.port), PATIENCE_S)): (sent, reason)
+            for sent, reason in (
+                (b"", "first_byte_timeout"),
+                (API_VERSIONS[:3], "request_timeout"),
+                (API_VERSIONS[:-1], "request_timeout"),
+                (API_VERSIONS, "idle_timeout"),
+                (API_VERSIONS + API_VERSIONS[:9], "request_timeout"),
+            )
+        }
+        for sock, (sent, _) in clients.items():
+            sock.sendall(sent)
+        for sock, (_, reason) in clients.items():
+            client = "{}:{}".format(*sock.getsockname())
+            while sock.recv(4096):
+                pass
+            assert proxy.closing_line(client)["reason"] == reason
+        assert proxy.closed() == {"first_byte_timeout": 1, "request_timeout": 3, "idle_timeout": 1}
