@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from proxy.demo.kafka_cluster import KafkaCluster
+from tests.integration import logins
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.patience import PATIENCE_S
@@ -77,7 +78,7 @@ def kafka(request):
 
 @pytest.fixture(scope="session")
 def newest_kafka(kafka):
-    """A cluster of three nodes of the newest version, for tests that need only one kind."""
+    """A cluster of three nodes of the newest version, for tests that need only one kind; it has a listener for SASL."""
     return kafka
 
 
@@ -129,7 +130,8 @@ def _remove_quotas(cluster):
 
 
 def _run(version, mode):
-    with KafkaCluster(version, mode, 3) as cluster:
+    secured = {"listeners": {logins.LISTENER: "SASL_PLAINTEXT"}, "extra": logins.secured}
+    with KafkaCluster(version, mode, 3, **(secured if (version, mode) == CLUSTERS[NEWEST] else {})) as cluster:
         _running.append(cluster)
         yield cluster
         _running.remove(cluster)

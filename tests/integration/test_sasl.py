@@ -1,0 +1,130 @@
+"""Users that log in by SASL at the nodes have their own quotas at the proxy: real nodes, real clients."""
+
+import pytest
+
+from tests.integration import logins
+from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
+from tests.integration.proxy_process import ProxyProcess
+from tests.integration.quota_client import QuotaClient
+from tests.integration.topics import make_topic
+from tests.patience import PATIENCE_S
+
+RATE = 10_000
+A_SECOND_OVER = bytes(11 * RATE)
+"""As one record it is throttled for a second at this rate."""
+
+QUOTAS = [
+    {"user": "alice", "default_client_id": True, "producer_byte_rate": RATE},
+    {"user": "bob", "producer_byte_rate": RATE},
+    {"user": "a=b,c", "client_id": "odd", "producer_byte_rate": RATE},
+]
+
+
+@pytest.fixture(scope="module")
+def sasl_kafka(newest_kafka):
+    """The newest cluster; its listener for clients knows all users."""
+    logins.add_scram_users(newest_kafka.bootstrap_servers)
+    return newest_kafka
+
+
+@pytest.fixture(scope="module")
+def topic(sasl_kafka):
+    make_topic(sasl_kafka.bootstrap_servers, "sasl")
+    return "sasl"
+
+
+@pytest.fixture(scope="module")
+def password_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sasl") / "password"
+    path.write_text(PASSWORDS["proxy"] + "\n")
+    return path
+
+
+def admin(password_file):
+    """How the proxy itself logs in."""
+    return {
+        "admin": {
+            "security_protocol": "SASL_PLAINTEXT",
+            "sasl_mechanism": PLAIN,
+            "username": "proxy",
+            "password_file": str(password_file),
+        }
+    }
+
+
+@pytest.fixture(scope="module")
+def sasl_proxy(sasl_kafka, password_file):
+    """A proxy before that listener; that it logs in itself says that clients must."""
+    with ProxyProcess(sasl_kafka.bootstrap(logins.LISTENER), QUOTAS, upstream=admin(password_file)) as process:
+        yield process
+
+
+def throttled(proxy, client_id):
+    """The throttle of a client, once it is told."""
+    [line] = proxy.wait_for(
+        lambda: [line for line in proxy.events("throttle_started") if line["client_id"] == client_id],
+        PATIENCE_S,
+        f"a throttle of {client_id}",
+    )[:1]
+    return line["user"], line["entity"]
+
+
+def endings(proxy, **keys):
+    """The ends of connections so far whose log lines say this."""
+    return [line for line in proxy.events("connection_closed") if all(line.get(k) == v for k, v in keys.items())]
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_mechanism_has_the_quota_of_its_user(sasl_proxy, topic, library):
+    for mechanism in MECHANISMS:
+        client_id = f"{library}-{mechanism}"
+        LIBRARIES[library](Client(sasl_proxy.bootstrap, mechanism, "alice", client_id), topic, A_SECOND_OVER)
+        assert throttled(sasl_proxy, client_id) == ("alice", "user=alice, client-id=<default>")
+        sasl_proxy.wait_for(
+            lambda mechanism=mechanism: endings(sasl_proxy, user="alice", mechanism=mechanism),
+            PATIENCE_S,
+            f"the end of a connection with {mechanism}",
+        )
+
+
+def test_odd_names_are_users(sasl_proxy, topic):
+    client = Client(sasl_proxy.bootstrap, SHA_512, "a=b,c", "odd")
+    logins.send_with_confluent_kafka(client, topic, A_SECOND_OVER)
+    assert throttled(sasl_proxy, "odd") == ("a=b,c", "user='a=b,c', client-id=odd")
+
+
+@pytest.mark.parametrize(
+    "library", ["aiokafka", "confluent-kafka", pytest.param("kafka-python", marks=pytest.mark.long)]
+)
+def test_a_wrong_password_is_told_by_the_node_and_spends_nothing(sasl_proxy, topic, library):
+    """kafka-python tries for half a minute."""
+    failures = sasl_proxy.metric("authentications_total", result="failure")
+    before = len(endings(sasl_proxy, reason="authentication_failed"))
+    client = Client(sasl_proxy.bootstrap, PLAIN, "bob", f"{library}-wrong", "wrong")
+    with pytest.raises(Exception, match=REFUSALS[library]) as refused:
+        LIBRARIES[library](client, topic, A_SECOND_OVER)
+    assert not isinstance(refused.value, AssertionError)
+    sasl_proxy.wait_for(
+        lambda: len(endings(sasl_proxy, reason="authentication_failed")) > before, PATIENCE_S, "the end of a refusal"
+    )
+    assert sasl_proxy.metric("authentications_total", result="failure") > failures
+    assert endings(sasl_proxy, user="bob") == []
+    assert [line for line in sasl_proxy.events("throttle_started") if line["user"] == "bob"] == []
+
+
+REFUSALS = {
+    "kafka-python": "Authentication|Unable to bootstrap|NoBrokers",
+    "aiokafka": "Authentication|Unable to bootstrap",
+    "confluent-kafka": "Invalid username or password",
+}
+
+
+def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topic, password_file):
+    entity = (("user", "alice"),)
+    with QuotaClient(sasl_kafka.address(1)) as quotas:
+        quotas.alter([(entity, [("producer_byte_rate", float(RATE), False)])])
+    servers = sasl_kafka.bootstrap(logins.LISTENER)
+    with ProxyProcess(servers, upstream=admin(password_file), source={"source": "upstream"}) as proxy:
+        proxy.wait_for(lambda: proxy.events("quotas_changed"), PATIENCE_S, "the quotas of the cluster")
+        logins.send_with_confluent_kafka(Client(proxy.bootstrap, OAUTHBEARER, "alice", "learned"), topic, A_SECOND_OVER)
+        assert throttled(proxy, "learned") == ("alice", "user=alice")
