@@ -20,6 +20,7 @@ from proxy import logs
 from proxy.acceptor.admission import AddressStanding, Admission
 from proxy.acceptor.certificate_keeper import CertificateKeeper
 from proxy.acceptor.certificates import Certified, Section, TlsPlace, tls_sections
+from proxy.acceptor.descriptors import clients_within_descriptors
 from proxy.acceptor.sockets import PortsTaken, bind_all
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
@@ -273,6 +274,7 @@ class Service:
         ]
         self._config_path = config_path
         self._tasks: list[asyncio.Task[None]] = []
+        self._max_sockets = config.limits.max_connections
         self._bound = False
         self._stopping = False
         self._stop_asked = asyncio.Event()
@@ -296,13 +298,13 @@ class Service:
 
     def may_open(self) -> bool:
         """Whether one more client connection is within the limit of this process."""
-        return self._open_sockets() < self.config.limits.max_connections
+        return self._open_sockets() < self._max_sockets
 
     def _open_sockets(self) -> int:
         return sum(listener.open_sockets for listener in self._listeners())
 
     def _instance_totals(self) -> InstanceDoor:
-        return self.door.instance_totals(self._open_sockets(), self.config.limits.max_connections)
+        return self.door.instance_totals(self._open_sockets(), self._max_sockets)
 
     def not_ready(self) -> list[str]:
         """Why clients cannot be served, one line a reason; empty when they can."""
@@ -522,6 +524,11 @@ class Service:
         self._apply_limits()
 
     def _apply_limits(self) -> None:
+        wanted = self.config.limits.max_connections
+        ports = sum(len(_ports(listener)) for cluster in self.config.virtual_clusters for listener in cluster.listeners)
+        self._max_sockets = clients_within_descriptors(wanted, ports)
+        if self._max_sockets < wanted:
+            log.warning("few_descriptors", max_connections=self._max_sockets, setting="limits.max_connections")
         self.door.set_limits(limits_of(self.config.connections), self.config.limits.max_held_connections)
         for listener in self._listeners():
             listener.set_limits(self.config.limits)

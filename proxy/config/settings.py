@@ -693,9 +693,9 @@ class LimitsConfig(Settings):
     """Bytes that may wait in one direction of one connection; above it the other side is not read."""
 
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
-    """Sockets of clients in this process, connected, held, on their way in or out; one more is closed at once. This
-    keeps file descriptors, of which each takes two, from running out; where connections are rather to wait,
-    set a smaller `connections.max_connections`."""
+    """Sockets of clients in this process, connected, held, on their way in or out; one more is closed at once. Each
+    takes two file descriptors: there are fewer where the system's hard limit of those (`ulimit -Hn`) says so, with a
+    line in the log. Where connections are rather to wait, set a smaller `connections.max_connections`."""
 
     max_held_connections: Annotated[int, Whole(0, 1_000_000)] = 2_000
     """Connections of all addresses that come too fast which are held at a time; one more is reset at once."""

@@ -1,0 +1,35 @@
+"""Clients are turned away before descriptors run out."""
+
+import resource
+
+import pytest
+
+from proxy.acceptor.descriptors import clients_within_descriptors
+
+
+@pytest.fixture
+def limits(monkeypatch):
+    """The system's limits, as the process finds and sets them."""
+    found = [1_024, 20_000]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(found))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: found.__setitem__(slice(None), new))
+    return found
+
+
+def test_the_soft_limit_is_raised_as_far_as_it_takes(limits):
+    assert clients_within_descriptors(1_000, 5) == 1_000
+    assert limits == [2_133, 20_000]
+    assert clients_within_descriptors(100, 5) == 100
+    assert limits == [2_133, 20_000], "and never lowered"
+
+
+def test_the_hard_limit_bounds_how_many_clients_there_are(limits):
+    assert clients_within_descriptors(10_000, 10) == 9_931
+    assert limits == [20_000, 20_000]
+    limits[:] = [64, 64]
+    assert clients_within_descriptors(10_000, 10) == 1
+
+
+def test_no_limit_is_none(limits):
+    limits[:] = [resource.RLIM_INFINITY, resource.RLIM_INFINITY]
+    assert clients_within_descriptors(1_000_000, 10) == 1_000_000
