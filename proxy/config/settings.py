@@ -151,8 +151,8 @@ class UpstreamConfig(Settings):
     the cluster is asked for its `num.partitions`, and 1 is taken where it does not tell."""
 
     connections_per_second: Rate = None
-    """How many connections of clients are opened to each node in a second, evenly; more wait in order, at most for
-    `connect_timeout_ms`. No bound without it."""
+    """How many connections of clients are opened to each node in a second, evenly; more wait, at most for
+    `connect_timeout_ms`, and clients' addresses have their turns one after the other. No bound without it."""
 
     source_addresses: Many[SourceAddress] = ()
     """Local IP addresses that connections of clients are opened from, in turn. Towards nodes of the other IP version,

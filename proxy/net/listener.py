@@ -307,7 +307,7 @@ class Listener:
         connection = Connection(
             Relay(self._ledger, tally, self._relay_limits()),
             facts,
-            partial(self._upstream.connect, node_id, self._first_words(arrival)),
+            partial(self._upstream.connect, node_id, self._first_words(arrival), place.origin),
             partial(self._open_stream, self._write_buffer_bytes),
             self._book.run_errand,
             self._clock,

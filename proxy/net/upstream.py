@@ -75,17 +75,18 @@ class Upstream:
 
     # ---------------------------------------------------------------- connecting
 
-    async def connect(self, node_id: int, first: bytes = b"") -> NodeSocket:
+    async def connect(self, node_id: int, first: bytes = b"", whose: str = "") -> NodeSocket:
         """A connection to a node; for BOOTSTRAP_NODE_ID to the first bootstrap server that takes one.
 
-        `first` is sent before all else. Raises NodeUnknown, NodeUnreachable, or NodePaced.
+        `first` is sent before all else. Where connections are paced, it takes the turn of an address, `whose` it is.
+        Raises NodeUnknown, NodeUnreachable, or NodePaced.
         """
         if node_id != BOOTSTRAP_NODE_ID:
-            return await self._connect_to(node_id, await self.find(node_id), first)
+            return await self._connect_to(node_id, await self.find(node_id), first, whose)
         failures = []
         for address in self._bootstrap_in_turn():
             try:
-                upstream = await self._connect_to(BOOTSTRAP_NODE_ID, address, first)
+                upstream = await self._connect_to(BOOTSTRAP_NODE_ID, address, first, whose)
             except NodeUnreachable as error:
                 failures.append(error)
             else:
@@ -102,9 +103,9 @@ class Upstream:
         self._next_bootstrap = (self._next_bootstrap + 1) % len(servers)
         return [*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]]
 
-    async def _connect_to(self, node_id: int, address: HostPort, first: bytes) -> NodeSocket:
+    async def _connect_to(self, node_id: int, address: HostPort, first: bytes, whose: str) -> NodeSocket:
         if self.config.connections_per_second is not None:
-            await self._turn(node_id, address)
+            await self._turn(node_id, address, whose)
         reason = CloseReason.NODE_UNREACHABLE
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
@@ -133,14 +134,14 @@ class Upstream:
             raise
         return tls
 
-    async def _turn(self, node_id: int, address: HostPort) -> None:
+    async def _turn(self, node_id: int, address: HostPort, whose: str) -> None:
         """Wait until one more connection to a node may be opened. NodePaced if that takes too long."""
         pace = self._paces.get(address)
         if pace is None:
             pace = self._paces[address] = self._new_pace()
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                if await pace.turn():
+                if await pace.turn(whose):
                     self._note_paced(node_id)
         except TimeoutError:
             bounds = f"connections_per_second {pace.per_second}, connect_timeout_ms {self.config.connect_timeout_ms}"

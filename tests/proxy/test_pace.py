@@ -30,7 +30,7 @@ class Paced:
         await self.settle()
 
     async def _take(self, name):
-        await self.pace.turn()
+        await self.pace.turn(whose=str(name).partition(" ")[0])
         self.turns.append((name, self.clock.now_ms() - 5_000_000))
 
     async def settle(self):
@@ -53,6 +53,16 @@ async def test_turns_come_evenly_and_in_order():
     assert (paced.turns, paced.pace.waiting) == ([("a", 0)], 3)
     await paced.advance(1000)
     assert paced.turns == [("a", 0), ("b", 100), ("c", 200), ("d", 300)]
+    assert (paced.pace.waiting, paced.wakes, paced.pace.unused) == (0, {}, True)
+
+
+async def test_who_asks_for_very_many_waits_for_itself():
+    paced = Paced(10)
+    await paced.ask("one 1", "one 2", "one 3", "one 4", "two 1", "two 2", "three 1")
+    paced.tasks["one 3"].cancel()
+    await paced.settle()
+    await paced.advance(1000)
+    assert [name for name, _ in paced.turns] == ["one 1", "one 2", "two 1", "three 1", "one 4", "two 2"]
     assert (paced.pace.waiting, paced.wakes, paced.pace.unused) == (0, {}, True)
 
 
