@@ -3,10 +3,10 @@
 import contextlib
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-_MOST_AT_ONCE = 256 * 1024
-"""Of plain bytes that one call encrypts; what they become is the most that is kept for a peer that takes nothing."""
+_MOST_AT_ONCE = 64 * 1024
+"""Of bytes that go through OpenSSL's buffers in one piece: a connection keeps two as large as the largest that came."""
 
 _LEAST_READ = 16 * 1024 + 1024
 """A record and more, however little of it is wanted now."""
@@ -106,26 +106,33 @@ class TlsSocket:
     # ----------------------------------------------------------------- writing
 
     def send(self, piece: bytes | memoryview) -> int:
-        """Encrypt and send; how many plain bytes were taken. BlockingIOError while something is unsent."""
+        """Encrypt and send until the kernel is full; how many plain bytes that took.
+
+        BlockingIOError while something of before is unsent.
+        """
         if not self.flush():
             raise BlockingIOError
-        taken = min(len(piece), _MOST_AT_ONCE)
-        self.tls.write(piece if taken == len(piece) else piece[:taken])
-        self.flush()
+        if len(piece) <= _MOST_AT_ONCE:
+            if piece:
+                self.tls.write(piece)
+            self.flush()
+            return len(piece)
+        taken = 0
+        while taken < len(piece) and not self.unsent_bytes:
+            chunk = memoryview(piece)[taken : taken + _MOST_AT_ONCE]
+            self.tls.write(chunk)
+            taken += len(chunk)
+            self.flush()
         return taken
 
     def sendmsg(self, pieces: Sequence[bytes | memoryview]) -> int:
-        """The same for pieces, which become records together."""
-        if len(pieces[0]) >= _MOST_AT_ONCE:
-            return self.send(pieces[0])
-        joined: list[bytes | memoryview] = []
-        size = 0
-        for piece in pieces:
-            if size + len(piece) > _MOST_AT_ONCE:
+        """The same for pieces; small ones become records together."""
+        taken = 0
+        for joined in _joined(pieces):
+            taken += self.send(joined)
+            if self.unsent_bytes:
                 break
-            joined.append(piece)
-            size += len(piece)
-        return self.send(b"".join(joined))
+        return taken
 
     @property
     def unsent_bytes(self) -> int:
@@ -171,6 +178,23 @@ class TlsSocket:
     def getsockopt(self, level: int, name: int) -> int:
         """Of the TCP socket."""
         return self._socket.getsockopt(level, name)
+
+
+def _joined(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The same bytes in fewer pieces."""
+    small: list[bytes | memoryview] = []
+    size = 0
+    for piece in pieces:
+        if small and size + len(piece) > _MOST_AT_ONCE:
+            yield b"".join(small)
+            small, size = [], 0
+        if len(piece) >= _MOST_AT_ONCE:
+            yield piece
+        else:
+            small.append(piece)
+            size += len(piece)
+    if small:
+        yield b"".join(small)
 
 
 AnySocket = socket.socket | TlsSocket
