@@ -124,7 +124,6 @@ def test_a_change_of_the_file_is_felt_by_a_live_connection(start_proxy):
         proxy.wait_for(lambda: noisy.throttles_ms, 10, "the client's word of it")
         held, took_s = noisy.delivered_over(2)
         assert held < _UNDER_WAY_BYTES + 10 * 20_000 * took_s
-        assert max(noisy.throttles_ms) > 5_000
         proxy.write_config([])
         proxy.wait_for(lambda: len(proxy.events("config_reloaded")) == 2, 10, "the second reload")
         assert proxy.metric("config_reloads_total", result="applied") == 2
