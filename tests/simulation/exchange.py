@@ -32,7 +32,9 @@ class Taken:
 
 @dataclass(slots=True)
 class Written:
-    """An answer that the node has written, as far as the relay was given it and has sent it."""
+    """An answer that the node has written, as far as the relay was given it and has sent it. `told_ms` is the throttle
+    time that it tells the client, once that is `reported`.
+    """
 
     answer: wire.Answer
     fed_bytes: int = 0
@@ -41,6 +43,7 @@ class Written:
     sent_bytes: int = 0
     expected: bytes = b""
     reported: bool = False
+    told_ms: int = 0
     withheld: bool = False
     dropped: bool = False
     merged: bytes = b""

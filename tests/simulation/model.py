@@ -174,7 +174,7 @@ class Model:
         left = len(data)
         while left:
             written = self._unfed[0]
-            if written not in self._answers:
+            if not written.fed_bytes:
                 self._answers.append(written)
             step = min(left, len(written.answer.frame) - written.fed_bytes)
             written.fed_bytes += step
@@ -183,9 +183,6 @@ class Model:
                 self._unfed.popleft()
             if written.dropped:
                 self._drop(written)
-
-    def verdict_given(self, ticket: int) -> None:
-        self._asks.pop(ticket, None)
 
     # ------------------------------------------------------------- what is decided
 
@@ -211,7 +208,7 @@ class Model:
             self._decided.at_ms = now_ms
         if verdict.binding is not None:
             self._bind(ask.frame, verdict.binding)
-        self.verdict_given(ask.ticket)
+        self._asks.pop(ask.ticket, None)
 
     def errand_done(self, ask: Ask, verdict: Verdict) -> None:
         """What was to be written for a request is written, or not."""
@@ -250,7 +247,7 @@ class Model:
     def _look_at_quota_call(self, ask: Ask, decision: Verdict | Errand, written: bool) -> None:
         head = self._next()
         assert isinstance(head, wire.Head)
-        plan = self._plan_at(self._at())
+        plan = self._plan_at(self.next_at)
         if plan is None or plan.flipped_bit >= 0 or plan.api_key != head.api_key:
             if isinstance(decision, Verdict) and decision.close is not None:
                 self._verdict_reason = decision.close.reason.value
@@ -422,7 +419,7 @@ class Model:
             head = self._next()
             if not (isinstance(head, wire.Head) and self._may_take(head)):
                 return
-            taken = Taken(head, self._at(), 0, None, timed=self._bound.get(head.client_id))
+            taken = Taken(head, self.next_at, 0, None, timed=self._bound.get(head.client_id))
             if head.answered_by_proxy:
                 taken.own_answer = wire.unsupported_version_answer(head.correlation_id)
             elif self._decided is not None and self._decided.answer is not None:
@@ -453,7 +450,7 @@ class Model:
         for frame in frames:
             head = wire.judge(frame, 2**31 - 1)
             assert isinstance(head, wire.Head)
-            taken = Taken(head, self._at(), 0, None, enquiry=True)
+            taken = Taken(head, self.next_at, 0, None, enquiry=True)
             self._in_flight.append(taken)
             self.for_node.append(taken)
         self._enquiring, self._enquired_ms = len(frames), now_ms
@@ -475,9 +472,6 @@ class Model:
     @property
     def next_at(self) -> int:
         """Where in the client's stream the next request begins."""
-        return self._at()
-
-    def _at(self) -> int:
         return self._requests_fed - len(self._requests)
 
     def _sent_to_node(self, data: bytes, now_ms: int) -> None:
@@ -520,7 +514,7 @@ class Model:
         self._told_nonsense = False
         fetch_handle = self._charge_produce(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
-        taken = Taken(head, self._at(), self._mute.until_ms, fetch_handle, alone=alone)
+        taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
         taken.timed = self._timed_by(head, now_ms)
         if head.answered:
             self._in_flight.append(taken)
@@ -529,7 +523,7 @@ class Model:
 
     def _take_decided(self, head: wire.Head, now_ms: int) -> None:
         """A request that was asked about goes to the node, perhaps without some of its topics."""
-        at = self._at()
+        at = self.next_at
         decided = self._carry_out(head, now_ms)
         require(decided.answer is None, f"{head} went to the node though the proxy answers it")
         taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement)
@@ -733,8 +727,7 @@ class Model:
         assert request is not None
         told_ms = answer.throttle_ms
         if answer.throttle_at >= 0:
-            told = self._with_throttle(written, now_ms)
-            told_ms = int.from_bytes(told[answer.throttle_at : answer.throttle_at + 4], "big", signed=True)
+            told_ms = self._throttle_ms(written, now_ms)
         empty = wire.empty_fetch_answer(request.head, answer.frame, told_ms)
         if data[at : at + len(empty)] != empty:
             raise Violation(f"in place of what is over quota goes {difference(data[at:], empty)}")
@@ -883,7 +876,10 @@ class Model:
         if not written.reported and 0 <= written.answer.throttle_at < after:
             here = data[max(at + written.answer.throttle_at - written.sent_bytes, 0) :][:4]
             told_ms = int.from_bytes(here, "big", signed=True) if len(here) == 4 else None
-            written.expected = self._with_throttle(written, now_ms, told_ms)
+            written.told_ms = self._throttle_ms(written, now_ms, told_ms)
+            place = written.answer.throttle_at
+            told = pack(">i", written.told_ms)
+            written.expected = written.expected[:place] + told + written.expected[place + 4 :]
         if data[at : at + step] != written.expected[written.sent_bytes : after]:
             where = difference(data[at : at + step], written.expected[written.sent_bytes : after])
             raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {where}")
@@ -893,29 +889,22 @@ class Model:
         if after == len(written.expected):
             require(written.all_fed, "an answer went out before it was all there")
             self._answers.popleft()
-            self.for_client.append(ForClient(after, self._reported(written)))
+            self.for_client.append(ForClient(after, written.told_ms))
             self.learned.update({n: (host.decode(), port) for n, host, port in written.answer.addresses})
         return step
 
-    def _reported(self, written: Written) -> int:
-        at = written.answer.throttle_at
-        return int.from_bytes(written.expected[at : at + 4], "big", signed=True) if at >= 0 else 0
-
-    def _with_throttle(self, written: Written, now_ms: int, told_ms: int | None = None) -> bytes:
-        """The larger of our throttle time and the node's; the node's mutes too."""
+    def _throttle_ms(self, written: Written, now_ms: int, told_ms: int | None = None) -> int:
+        """What an answer must tell: the larger of our throttle time and the node's, which mutes, too."""
         written.reported = True
-        request, answer = written.request, written.answer
+        request, node_ms = written.request, written.answer.throttle_ms
         assert request is not None
-        node_ms, own_ms = answer.throttle_ms, self._mute.left_ms(request, now_ms)
         if self._hold.tells:
-            right_ms = self._hold.told_ms(request.head, node_ms, told_ms, now_ms)
-        else:
-            right_ms = own_ms if own_ms > max(node_ms, 0) else node_ms
-            if node_ms > max(own_ms, 0):
-                self._mute.throttle_by_node(now_ms, node_ms, request.head.client_id)
-                self._mute.answers_until_ms = max(self._mute.answers_until_ms, now_ms + node_ms)
-        at = answer.throttle_at
-        return written.expected[:at] + pack(">i", right_ms) + written.expected[at + 4 :]
+            return self._hold.told_ms(request.head, node_ms, told_ms, now_ms)
+        own_ms = self._mute.left_ms(request, now_ms)
+        if node_ms > max(own_ms, 0):
+            self._mute.throttle_by_node(now_ms, node_ms, request.head.client_id)
+            self._mute.answers_until_ms = max(self._mute.answers_until_ms, now_ms + node_ms)
+        return own_ms if own_ms > max(node_ms, 0) else node_ms
 
     # -------------------------------------------------------------------- checks
 
