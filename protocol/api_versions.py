@@ -12,7 +12,7 @@ from struct import Struct
 
 from protocol.api_table import APIS
 from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
-from protocol.primitives import Reader, uvarint
+from protocol.primitives import Reader, int16, int32, string, uvarint
 from protocol.splices import Splice
 
 API_VERSIONS = 18
@@ -21,7 +21,10 @@ UNSUPPORTED_VERSION = 35
 
 _COUNT = Struct(">i")
 _ENTRY = Struct(">hhh")
+_ERROR_AND_COUNT = Struct(">hi")
 _BODY_AT = 8
+_ENTRIES_AT = 14
+_CLIENT_ID = b"kafka-throttle"
 _FIRST_COMPACT_VERSION = 3
 
 VersionRange = tuple[int, int]
@@ -113,6 +116,20 @@ def _add_missing(kept: list[tuple[int, bytes]], ours: Mapping[int, VersionRange]
         if api_key not in named:
             at = next((i for i, (other, _) in enumerate(kept) if other > api_key), len(kept))
             kept.insert(at, (api_key, _ENTRY.pack(api_key, *versions) + end))
+
+
+def versions_request(correlation_id: int) -> bytes:
+    """The whole frame that asks a node for what it offers, in version 0."""
+    head = int16(API_VERSIONS) + int16(0) + int32(correlation_id) + string(_CLIENT_ID)
+    return int32(len(head)) + head
+
+
+def is_whole_offer(frame: bytes) -> bool:
+    """Whether the answer to that request, a whole frame, is an offer and nothing else."""
+    if len(frame) < _ENTRIES_AT:
+        return False
+    error_code, count = _ERROR_AND_COUNT.unpack_from(frame, _BODY_AT)
+    return bool(error_code == 0 and count > 0 and len(frame) == _ENTRIES_AT + count * _ENTRY.size)
 
 
 def is_unsupported_version(frame: bytes | memoryview) -> bool:

@@ -79,8 +79,8 @@ class AskKind(Enum):
     QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
     MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one.
     The verdict carries what is to be enquired first, or splices or an answer and what that costs the client.
-    SASL: `frame` is a whole frame of an authentication, or is empty: the node has answered a request behind an exchange
-    whose end it did not tell. The verdict says where the exchange stands.
+    SASL: `frame` is a whole frame of an authentication, or is empty: a request comes behind an exchange whose end the
+    node did not tell. The verdict says where the exchange stands, or what is to be enquired first.
     """
 
     BINDING = "binding"
@@ -95,10 +95,9 @@ class Exchange(Enum):
     """Where a SASL exchange stands, as far as it matters to a relay.
 
     BEGUN: requests follow that hold tokens. TOKENS: bare tokens follow, each is answered by one. OPAQUE_TOKENS: so they
-    do, but the last may get no answer; only a request behind them shows that they are through. ONGOING: a token was
-    answered. UNPROVEN: it was, and perhaps was the last; requests behind it that are answered show that it was.
-    PROVING: such a request was sent. SUCCEEDED: the client is who it is said to be by now. FAILED: it is not.
-    OUT_OF_PLACE: the node sees no reason for an authentication now.
+    do, but the last may get no answer. ONGOING: a token was answered. UNPROVEN: it was, and perhaps was the last; as
+    behind opaque tokens, a request of our own that is answered shows that it was. SUCCEEDED: the client is who it is
+    said to be by now. FAILED: it is not. OUT_OF_PLACE: the node sees no reason for an authentication now.
     """
 
     BEGUN = "begun"
@@ -106,7 +105,6 @@ class Exchange(Enum):
     OPAQUE_TOKENS = "opaque_tokens"
     ONGOING = "ongoing"
     UNPROVEN = "unproven"
-    PROVING = "proving"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     OUT_OF_PLACE = "out_of_place"

@@ -16,12 +16,10 @@ from quotas.ledger import Binding, Ledger
 _HEAD = Struct(">ihh")
 _SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
 _TOKENS = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
-_MAYBE_OVER = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN, Exchange.PROVING})
-_ANSWERS_THAT_SHOW = {Exchange.OPAQUE_TOKENS: 1, Exchange.UNPROVEN: 2}
-"""A node answers one request amid an exchange of SaslAuthenticate with an error, and closes."""
+_MAY_BE_OVER = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN})
 
 BEHIND_AN_EXCHANGE: Final = b""
-"""The frame of an Ask: the node has answered a request behind an exchange whose end it did not tell."""
+"""The frame of an Ask: a request comes behind an exchange whose end the node did not tell."""
 
 
 class Authentication(Carriage):
@@ -40,10 +38,6 @@ class Authentication(Carriage):
         """Nothing but what precedes an authentication may pass."""
         self._succeeded = False
         self._refused = False
-        self._token_answered = False
-        """A token that nobody can make who may not log in."""
-        self._answers_due = 0
-        """How many requests must be answered before an exchange is known to be over."""
         self._out_of_place = False
         """SASL is answered like any request: it would be a way around a mute."""
 
@@ -80,31 +74,27 @@ class Authentication(Carriage):
 
         Raises Refusal where the node demands an authentication that has not been.
         """
-        if self._exchange in _MAYBE_OVER and not self._succeeded:
-            if not self._answers_due or (not request.answered and self._token_answered):
-                self._ask_whether_proven(after)
-                return None
-            if request.answered and request.plan.asked is not AskKind.QUOTA_API:
-                self._exchange = Exchange.PROVING
-                self._answers_due -= 1
-                self._mute |= AUTHENTICATING
-                return True
-        else:
-            self._exchange = None
+        if self._exchange in _MAY_BE_OVER and not self._succeeded:
+            self._ask_whether_proven(after)
+            return None
+        self._exchange = None
         if self._unproven and request.plan.api_key != API_VERSIONS:
             raise Refusal(CloseReason.NOT_AUTHENTICATED, f"{request.plan.name} before an authentication has succeeded")
         return self._unproven
 
     def _ask_whether_proven(self, after: list[Action]) -> None:
+        """Nothing of the client passes before the node has answered a request of our own: who it is must be known."""
         self._mute |= ASKING
         self._request_ticket = self._next_ticket()
         plan = SASL_TOKEN
-        after.append(
-            Ask(self._request_ticket, AskKind.SASL, Side.CLIENT, plan.api_key, plan.api_version, BEHIND_AN_EXCHANGE)
-        )
+        ask = Ask(self._request_ticket, AskKind.SASL, Side.CLIENT, plan.api_key, plan.api_version, BEHIND_AN_EXCHANGE)
+        ask.enquired, self._enquired = tuple(self._enquired), []
+        after.append(ask)
 
     def _note_exchange(self, exchange: Exchange) -> None:
         """What a verdict has said about the exchange."""
+        if exchange is Exchange.OUT_OF_PLACE and self._exchange in _MAY_BE_OVER and not self._succeeded:
+            return  # it may be out of place because the exchange before was over
         if exchange is Exchange.OUT_OF_PLACE and self._unproven:
             exchange = Exchange.FAILED
         self._refused = exchange is Exchange.FAILED
@@ -120,13 +110,14 @@ class Authentication(Carriage):
             self._exchange = None
         elif exchange is Exchange.OUT_OF_PLACE:
             self._exchange = None
-        elif exchange is Exchange.ONGOING:
-            self._token_answered = True
-        else:
-            self._token_answered = False
-            self._answers_due = _ANSWERS_THAT_SHOW.get(exchange, 0)
+        elif exchange is not Exchange.ONGOING:
             self._exchange, self._bare = exchange, exchange in _TOKENS
             self._become_unlike()
+
+    @property
+    def _awaits_proof(self) -> bool:
+        """Whether the node may close instead of telling that it has accepted nobody."""
+        return self._bare or self._exchange in _MAY_BE_OVER
 
     def _become_unlike(self) -> None:
         """The next request is to be looked at, however like the one before."""

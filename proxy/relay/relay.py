@@ -5,7 +5,6 @@ from proxy.relay.actions import (
     Action,
     Close,
     CloseReason,
-    Exchange,
     RelayLimits,
     Send,
     Side,
@@ -289,8 +288,7 @@ class Relay(RequestSide, AnswerSide):
         if self._refused:
             return True
         by_node = reason in (CloseReason.NODE_CLOSED, CloseReason.NODE_LOST)
-        bare = self._bare or self._exchange is Exchange.PROVING
-        if by_node and bare and self._in_flight:
+        if by_node and self._awaits_proof and self._in_flight:
             self._tally.authentications_failed += 1
             return True
         return False

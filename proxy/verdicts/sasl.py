@@ -6,11 +6,12 @@ it was before. Frames that are not understood pass too, and then whoever succeed
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 from protocol import sasl
+from protocol.api_versions import is_whole_offer, versions_request
 from protocol.errors import ProtocolError
 from protocol.sasl_names import OAUTHBEARER, PLAIN, SCRAM, SUBJECT_CLAIM, claimed_name, succeeds
 from proxy.relay.actions import Ask, Exchange, Side, Verdict
@@ -22,8 +23,8 @@ _MAX_NAME_BYTES = 32_767
 
 _MECHANISM = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _INSPECTED = frozenset({PLAIN, OAUTHBEARER, *SCRAM})
-_GSSAPI = "GSSAPI"
 _FORWARD = Verdict(note=True)
+_ENQUIRE = Verdict(enquiries=(versions_request(-0x6B74),))
 
 
 @dataclass(slots=True, frozen=True)
@@ -58,7 +59,7 @@ class Login:
     def judge(self, ask: Ask, become: Callable[[str], None]) -> Verdict:
         """What a SASL frame means; `become` is called with the user once the node has accepted it."""
         if ask.frame == BEHIND_AN_EXCHANGE:
-            return self._succeed(become)
+            return self._judge_proof(ask.enquired, become) if ask.enquired else _ENQUIRE
         if ask.side is Side.CLIENT:
             self._note_request(ask)
             return _FORWARD
@@ -71,7 +72,8 @@ class Login:
         except ProtocolError:
             return Verdict(exchange=Exchange.FAILED)
         if answer.error_code != sasl.NONE:
-            self._exchanged = ""
+            if answer.error_code != _ILLEGAL_SASL_STATE:
+                self._exchanged = ""
             return _refusal(answer.error_code)
         return self._judge_token(answer.token, become)
 
@@ -95,6 +97,8 @@ class Login:
             self._claimed = claimed_name(self._exchanged, token, self.rules.subject_claim)
 
     def _judge_handshake(self, error_code: int, api_version: int) -> Verdict:
+        if error_code == _ILLEGAL_SASL_STATE:
+            return _refusal(error_code)
         self._exchanged, self._claimed, self._tokens = "", None, 0
         if error_code != sasl.NONE:
             return _refusal(error_code)
@@ -108,13 +112,20 @@ class Login:
         """What a token of the node means that comes without an error."""
         mechanism = self._exchanged
         if not mechanism or (bare and mechanism not in _INSPECTED):
-            return Verdict(exchange=Exchange.ONGOING if mechanism == _GSSAPI else None)
+            return Verdict(exchange=Exchange.ONGOING)
         if mechanism in SCRAM and bytes(token[:2]) == b"e=":
             return Verdict(exchange=Exchange.FAILED)
         success = succeeds(mechanism, token)
         if success:
             return self._succeed(become)
         return Verdict(exchange=Exchange.ONGOING if bare or success is False else Exchange.UNPROVEN)
+
+    def _judge_proof(self, enquired: Sequence[bytes], become: Callable[[str], None]) -> Verdict:
+        """Whether a node has answered as it answers who is through. In an exchange it answers with error 34."""
+        if is_whole_offer(enquired[0]):
+            return self._succeed(become)
+        self._exchanged, self._claimed = "", None
+        return Verdict(exchange=Exchange.FAILED)
 
     def _succeed(self, become: Callable[[str], None]) -> Verdict:
         mechanism = self._exchanged if _MECHANISM.fullmatch(self._exchanged) else "unknown"

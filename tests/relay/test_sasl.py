@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.api_versions import versions_request
 from protocol.requests import MAX_ASKED_BYTES
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
@@ -31,6 +32,7 @@ from tests.sasl_frames import (
 ALICE = plain(b"alice")
 SHA_256 = "SCRAM-SHA-256"
 SERVER_FIRST, PROOF, SERVER_FINAL = b"r=nonce,s=c2FsdA==,i=4096", b"c=biws,r=nonce,p=cHJvb2Y=", b"v=c2ln"
+PROOF_ASKED = versions_request(-0x6B74)
 DEMANDED = RelayLimits(authenticates=True)
 END_MS = NOW_MS + 5000
 
@@ -517,38 +519,79 @@ def test_a_mechanism_that_is_no_word_does_not_become_a_name(make_relay, mechanis
     assert script.facts.user == "?unknown"
 
 
-CUSTOM = [(handshake("AWS_MSK_IAM"), handshaken()), (authenticate(b"{}"), authenticated(b'{"request-id":"1"}'))]
+def challenged(script):
+    """Of a mechanism whose nodes answer whoever comes with something."""
+    passes(
+        script,
+        (handshake("DIGEST-MD5"), handshaken()),
+        (authenticate(b""), authenticated(b"challenge")),
+    )
 
 
-def test_of_an_unknown_mechanism_answered_requests_show_the_end(make_relay):
-    script = client_of(make_relay, "?AWS_MSK_IAM")
-    passes(script, *CUSTOM, (produce(3, size=1500), produced(3)), (produce(4, size=1500), produced(4)))
+@pytest.mark.parametrize("acks", [1, 0])
+def test_of_an_unknown_mechanism_a_request_of_our_own_shows_the_end(make_relay, acks):
+    script = client_of(make_relay, "?DIGEST-MD5")
+    challenged(script)
+    asked = produce(3, size=1500, acks=acks)
+    assert script.client(asked) == PROOF_ASKED
     assert (script.facts.user, script.throttles) == ("", [])
-    assert throttled_user(script) == "?AWS_MSK_IAM"
+    assert proves(script) == asked
+    assert script.facts.user == "?DIGEST-MD5"
+    assert [t.throttle_time_ms for t in script.throttles] == [5000]
 
 
-def test_an_error_that_a_node_answers_amid_an_exchange_shows_nothing(make_relay):
-    script = client_of(make_relay, "iam", rules=SaslRules({"AWS_MSK_IAM": "iam"}))
-    passes(script, *CUSTOM)
-    script.client(produce(3, size=1500) + produce(4, size=1500) + produce(5, size=1500))
-    script.node(produced(3))
+@pytest.mark.parametrize("acks", [1, 0])
+@pytest.mark.parametrize("answer", [{"error": 34}, {"entries": ()}, {"error": 35}])
+def test_a_challenge_is_no_success_whatever_is_sent_behind_it(make_relay, answer, acks):
+    script = client_of(make_relay, "corp", rules=SaslRules({"DIGEST-MD5": "corp"}))
+    script.facts.rights_of = lambda user: (user == "corp", user == "corp")
+    challenged(script)
+    script.client(produce(7, size=1500, acks=acks) + produce(8, size=1500))
+    assert proves(script, **answer) == b""
+    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+    assert (script.met, script.throttles, script.facts.may_alter) == ([], [], False)
+
+
+def test_where_sasl_is_not_demanded_a_challenge_leaves_the_client_who_it_was(make_relay):
+    script = client_of(make_relay, "ANONYMOUS", limits=RelayLimits())
+    challenged(script)
+    asked = produce(7, size=1500)
+    script.client(asked)
+    assert proves(script, error=34) == asked
+    assert (script.met, script.facts.user) == ([], "ANONYMOUS")
+    assert script.throttles
+
+
+def test_a_node_that_closes_amid_an_exchange_has_accepted_nobody(make_relay):
+    script = client_of(make_relay, "corp", rules=SaslRules({"DIGEST-MD5": "corp"}))
+    challenged(script)
+    script.client(produce(3, size=1500) + produce(4, size=1500))
     script.do(script.relay.on_eof(Side.NODE, 1000 * NOW_MS))
     assert script.close_reason is CloseReason.AUTHENTICATION_FAILED
     assert (script.met, script.throttles) == ([], [])
-    script = client_of(make_relay, "iam", rules=SaslRules({"AWS_MSK_IAM": "iam"}))
-    passes(script, *CUSTOM)
-    script.client(produce(3, size=1500, acks=0))
-    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
 
 
 def test_quotas_are_described_by_the_proxy_to_nobody_who_has_not_logged_in(make_relay):
     script = client_of(make_relay)
-    passes(script, *CUSTOM)
+    challenged(script)
+    before = len(script.sent[Side.CLIENT])
     script.client(describe_request([], corr=9))
+    assert proves(script, error=34) == b""
     assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+    assert len(script.sent[Side.CLIENT]) == before
 
 
 # ------------------------------------------------- bare tokens that are opaque
+
+
+def proves(script, *, error=0, entries=((3, 0, 12),)):
+    """The node answers the proxy's own ApiVersions; what goes on to it then."""
+    assert script.sent[Side.NODE].endswith(PROOF_ASKED)
+    body = pack(">hi", error, len(entries)) + b"".join(pack(">hhh", *entry) for entry in entries)
+    before = len(script.sent[Side.NODE]), len(script.sent[Side.CLIENT])
+    script.node(frame(pack(">i", int.from_bytes(PROOF_ASKED[8:12], "big", signed=True)) + body))
+    assert len(script.sent[Side.CLIENT]) == before[1], "the client has not asked"
+    return bytes(script.sent[Side.NODE][before[0] :])
 
 
 def gssapi(script):
@@ -562,44 +605,49 @@ def gssapi(script):
     assert script.client(bare(b"\5\4layer")) == bare(b"\5\4layer")
 
 
-def test_a_request_behind_them_shows_that_they_are_through(make_relay):
+@pytest.mark.parametrize("acks", [1, 0])
+def test_a_request_behind_them_shows_that_they_are_through_and_is_charged(make_relay, acks):
     script = client_of(make_relay, "?GSSAPI")
     gssapi(script)
-    assert script.client(produce(7, size=1500) + produce(8, size=1500)) == produce(7, size=1500)
+    asked = produce(7, size=1500, acks=acks)
+    assert script.client(asked + heartbeat(8)) == PROOF_ASKED
     assert script.facts.user == ""
-    assert script.node(produced(7)) == produced(7)
+    assert proves(script) == asked
     assert script.facts.user == "?GSSAPI"
-    assert script.sent[Side.NODE].endswith(produce(8, size=1500))
     assert [t.throttle_time_ms for t in script.throttles] == [5000]
-    script.node(produced(8))
+    script.time(END_MS)
+    assert script.sent[Side.NODE].endswith(heartbeat(8))
+    script.node((produced(7) if acks else b"") + heartbeaten(8))
     assert script.relay.idle
 
 
-def test_an_attacker_who_cannot_log_in_spends_nothing(make_relay):
+@pytest.mark.parametrize("acks", [1, 0])
+def test_an_attacker_who_cannot_log_in_spends_nothing(make_relay, acks):
     script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
     passes(script, (handshake("GSSAPI", version=0), handshaken()))
-    script.client(bare(b"\x60junk") + produce(7, size=1500) + produce(8, size=1500))
-    assert script.sent[Side.NODE].endswith(produce(7, size=1500))
+    script.client(bare(b"\x60junk") + produce(7, size=1500, acks=acks) + produce(8, size=1500))
+    assert script.sent[Side.NODE].endswith(PROOF_ASKED)
     script.do(script.relay.on_eof(Side.NODE, 1000 * NOW_MS))
     assert script.close_reason is CloseReason.AUTHENTICATION_FAILED
     assert (script.met, script.throttles) == ([], [])
 
 
-def test_a_request_without_an_answer_shows_nothing_unless_a_token_was_answered(make_relay):
-    script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
-    passes(script, (handshake("GSSAPI", version=0), handshaken()))
-    script.client(bare(b"\x60junk") + produce(7, size=1500, acks=0))
-    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+def test_a_late_handshake_behind_them_does_not_make_another_of_the_client(make_relay):
     script = client_of(make_relay, "kerberos", rules=SaslRules({"GSSAPI": "kerberos"}))
     gssapi(script)
-    script.client(produce(7, size=1500, acks=0))
-    assert [t.throttle_time_ms for t in script.throttles] == [5000]
+    assert script.client(handshake("PLAIN", corr=5)) == handshake("PLAIN", corr=5)
+    script.node(handshaken(5, error=34))
+    script.client(heartbeat(7))
+    assert proves(script) == heartbeat(7)
+    assert script.facts.user == "kerberos"
 
 
 def test_behind_a_second_login_with_opaque_tokens_all_is_charged(make_relay):
     script = client_of(make_relay, "?GSSAPI")
     gssapi(script)
-    passes(script, (heartbeat(7), heartbeaten(7)), (heartbeat(8), heartbeaten(8)))
+    script.client(heartbeat(7))
+    proves(script)
+    script.node(heartbeaten(7))
     gssapi(script)
     assert throttled_user(script) == "?GSSAPI"
     assert script.node(produced(9)) == produced(9, 5000)
@@ -609,7 +657,9 @@ def test_behind_a_second_login_with_opaque_tokens_all_is_charged(make_relay):
 def test_an_answer_of_the_proxy_is_not_kept_back_by_a_token_that_gets_none(make_relay):
     script = client_of(make_relay)
     gssapi(script)
-    passes(script, (heartbeat(7), heartbeaten(7)), (heartbeat(8), heartbeaten(8)))
+    script.client(heartbeat(7))
+    proves(script)
+    script.node(heartbeaten(7))
     gssapi(script)
     passes(script, (heartbeat(9), heartbeaten(9)))
     script.client(request(API_VERSIONS, 99, b"\1\1\0", corr=10, tags=True))
