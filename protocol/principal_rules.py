@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from protocol.java_patterns import Replacement, UnsupportedPattern, java_pattern, java_replacement
 
 MAX_SUBJECT_CHARACTERS = 8_192
-"""No longer subject is given to a rule: how long a pattern takes may grow faster than that."""
+"""No longer subject has a user."""
+
+_MAX_MATCHED_CHARACTERS = 2_048
+_MAX_MATCHED_PARTS = 32
+"""To whatever is longer, or has more commas and plus signs, no pattern is applied: six times `(.*?),` would try the
+parts of a subject in more ways than there is time for, and nobody else be served meanwhile.
+"""
 
 _RULE = r"(DEFAULT)|RULE:((\\.|[^\\/])*)/((\\.|[^\\/])*)/([LU]?).*?|(.*?)"
 _SPLITTER = java_pattern(rf"\s*({_RULE})\s*(,\s*|$)")
@@ -53,10 +59,21 @@ class PrincipalRules:
         if len(subject) > MAX_SUBJECT_CHARACTERS:
             raise NoPrincipalRule(f"the subject has {len(subject)} characters, at most {MAX_SUBJECT_CHARACTERS} do")
         for rule in self.rules:
+            if rule is not None:
+                _check_matched(subject)
             name = subject if rule is None else rule.apply(subject)
             if name is not None:
                 return name
         raise NoPrincipalRule(f"no rule applies to the subject {subject!r}")
+
+
+def _check_matched(subject: str) -> None:
+    parts = subject.count(",") + subject.count("+") + 1
+    if len(subject) > _MAX_MATCHED_CHARACTERS or parts > _MAX_MATCHED_PARTS:
+        raise NoPrincipalRule(
+            f"the subject has {len(subject)} characters in {parts} parts: patterns are applied to at most "
+            f"{_MAX_MATCHED_CHARACTERS} in {_MAX_MATCHED_PARTS}"
+        )
 
 
 def principal_rules(text: str) -> PrincipalRules:

@@ -1,6 +1,8 @@
 """TLS contexts made of the files that the configuration names."""
 
+import re
 import ssl
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,8 @@ from proxy.net.tls_socket import why_tls_failed
 
 TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
 
-_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+_CERTIFICATE = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]*)")
+"""All that OpenSSL takes for one, whatever else is in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +114,13 @@ def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
     files = own if tls.key_file is None else f"{own} with {tls.key_file}"
     _use(f"{path}.certificate_file", files, lambda: context.load_cert_chain(own, tls.key_file, lambda: password))
     ends: list[int] = []
-    _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, _certificates(Path(own).read_text()))))
-    return min(ends)
+    _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, _certificates(Path(own).read_bytes()))))
+    return min(ends, default=None)
 
 
-def _certificates(pem: str) -> Iterator[bytes]:
+def _certificates(pem: bytes) -> Iterator[bytes]:
     """Those in a file, in DER."""
-    for part in pem.split(_BEGIN)[1:]:
-        yield ssl.PEM_cert_to_DER_cert(f"{_BEGIN}{part.partition(_END)[0]}{_END}")
+    return map(b64decode, _CERTIFICATE.findall(pem))
 
 
 def _use(path: str, what: str, step: Callable[[], object]) -> None:

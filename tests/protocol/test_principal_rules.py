@@ -354,3 +354,18 @@ def test_whatever_is_written_as_rules_nothing_else_is_raised(rules, subject):
 def test_a_subject_that_is_too_long_has_no_user():
     with pytest.raises(NoPrincipalRule, match="9000 characters"):
         principal_rules("DEFAULT").name_of("x" * 9000)
+
+
+KAFKAS_EXAMPLE = r"RULE:^CN=(.*?),OU=(.*?),O=(.*?),L=(.*?),ST=(.*?),C=(.*?)$/$1@$2/L"
+
+
+@pytest.mark.parametrize("rules", [KAFKAS_EXAMPLE, f"{KAFKAS_EXAMPLE},DEFAULT"])
+@pytest.mark.parametrize("parts", [8, 50])
+def test_a_subject_that_would_take_for_ever_is_given_to_no_pattern(rules, parts):
+    subject = f"CN=x{parts * ',OU=a'}{parts * ',O=a'}{parts * ',L=a'}{parts * ',ST=a'}"
+    with pytest.raises(NoPrincipalRule, match=f"{4 * parts + 1} parts"):
+        principal_rules(rules).name_of(subject)
+    with pytest.raises(NoPrincipalRule, match="2101 characters in 1 parts"):
+        principal_rules(rules).name_of("CN=" + "x" * 2098)
+    assert principal_rules("DEFAULT").name_of(subject) == subject
+    assert principal_rules(rules).name_of("CN=Ann,OU=a,O=b,L=c,ST=d,C=DE") == "ann@a"

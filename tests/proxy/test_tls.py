@@ -16,12 +16,12 @@ from structlog.testing import capture_logs
 
 from proxy.acceptor.admission import Admission
 from proxy.acceptor.certificate_keeper import CertificateKeeper
-from proxy.acceptor.certificates import tls_sections
+from proxy.acceptor.certificates import certify, tls_sections
 from proxy.acceptor.sockets import bind_all
 from proxy.clock import SystemClock
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
-from proxy.config.settings import ListenerConfig
+from proxy.config.settings import ListenerConfig, ListenerTlsConfig
 from proxy.metrics import Metrics
 from proxy.net.door import Door
 from proxy.net.poller import Poller
@@ -593,3 +593,12 @@ def test_files_that_cannot_be_used_are_named_with_what_is_wrong(paper, tmp_path)
     for tls, expected in cases:
         found = problems(tmp_path, **tls)
         assert re.search(expected, found), found
+
+
+@pytest.mark.parametrize("label", ["CERTIFICATE", "X509 CERTIFICATE"])
+def test_a_certificate_may_be_called_as_of_old_and_have_any_text_beside_it(paper, tmp_path, label):
+    pem = paper.listener.certificate_file.read_bytes()
+    own = tmp_path / "own.pem"
+    own.write_bytes(b"M\xfcller\r\n" + re.sub(b"(BEGIN|END) CERTIFICATE", rb"\1 " + label.encode(), pem))
+    tls = ListenerTlsConfig(certificate_file=str(own), key_file=str(paper.listener.key_file))
+    assert certify("tls", tls).ends_s == int(paper.listener.certificate.not_valid_after_utc.timestamp())
