@@ -45,7 +45,7 @@ class Broker:
     def __init__(self) -> None:
         self.cluster = KafkaCluster("3.9.2", "zookeeper", 1, listeners={_LISTENER: "PLAINTEXT"})
         self._set: set[str | None] = set()
-        self._configured = ""
+        self._configured: set[str] = set()
 
     def __enter__(self) -> Self:
         self.cluster.__enter__()
@@ -80,15 +80,15 @@ class Broker:
             f"{prefix}max.connections": limits.listener_count,
             f"{prefix}max.connection.creation.rate": limits.listener_rate,
         }
-        added = ",".join(f"{name}=[{value}]" for name, value in settings.items() if value)
-        removed = ",".join(name for name, value in settings.items() if not value)
-        if added == self._configured:
+        wanted = {name: f"{name}=[{value}]" for name, value in settings.items() if value}
+        added, removed = ",".join(wanted.values()), ",".join(self._configured - wanted.keys())
+        if not added and not removed:
             return
-        self._configured = added
-        changes = ["--add-config", added] if added else []
+        self._configured = set(wanted)
         self.cluster.tool(
             "kafka-configs", "--bootstrap-server", self.cluster.bootstrap(), "--alter", "--entity-type", "brokers",
-            "--entity-name", "1", *changes, *(["--delete-config", removed] if removed else []),
+            "--entity-name", "1", *(["--add-config", added] if added else []),
+            *(["--delete-config", removed] if removed else []),
         )  # fmt: skip
 
 
