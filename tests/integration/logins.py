@@ -24,6 +24,8 @@ from tests.patience import PATIENCE_S
 LISTENER = "CLIENTS"
 PLAIN, SHA_256, SHA_512, OAUTHBEARER = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
 MECHANISMS = (PLAIN, SHA_256, SHA_512, OAUTHBEARER)
+SESSION_MS = 3_000
+"""How long the nodes take a login by SCRAM-SHA-512 for good."""
 
 PASSWORDS = {"alice": "alice's", "bob": "bob's", "a=b,c": "d=e,f", "proxy": "proxy's"}
 """Of users of PLAIN and of both kinds of SCRAM; with OAUTHBEARER anybody may say to be anybody."""
@@ -43,6 +45,7 @@ def secured(node_id: int) -> Mapping[str, str]:
         f"{clients}.scram-sha-256.sasl.jaas.config": scram,
         f"{clients}.scram-sha-512.sasl.jaas.config": scram,
         f"{clients}.oauthbearer.sasl.jaas.config": bearer,
+        f"{clients}.scram-sha-512.connections.max.reauth.ms": str(SESSION_MS),
     }
 
 

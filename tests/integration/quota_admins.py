@@ -82,7 +82,7 @@ def ask_with_java(kafka_version: str) -> Ask:
 
 def ask_with_kadm(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
     """franz-go's kadm."""
-    return _ask_program([str(_kadm_program()), bootstrap], requests)
+    return _ask_program([str(go_program("quotas")), bootstrap], requests)
 
 
 def _ask_program(command: Sequence[str], requests: Sequence[Request]) -> list[Answer]:
@@ -102,11 +102,11 @@ def _entity(names: Mapping[str, str | None]) -> Entity:
     return frozenset(names.items())
 
 
-def _kadm_program() -> Path:
-    """The path of the built program; the first call on a machine fetches franz-go and builds it, some 20 s."""
-    folder = _TESTS / "go" / "quotas"
+def go_program(name: str) -> Path:
+    """The path of a program of tests/go; the first call on a machine fetches franz-go and builds it, some 20 s."""
+    folder = _TESTS / "go" / name
     source = b"".join((folder / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
-    program = cache_dir() / f"kadm-{hashlib.sha256(source).hexdigest()[:16]}"
+    program = cache_dir() / f"go-{name}-{hashlib.sha256(source).hexdigest()[:16]}"
     if not program.exists():
         unfinished = program.with_suffix(f".{os.getpid()}")
         program.parent.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,15 @@
 """Users that log in by SASL at the nodes have their own quotas at the proxy: real nodes, real clients."""
 
+import subprocess
+import time
+
 import pytest
+from confluent_kafka import Producer
 
 from tests.integration import logins
 from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
 from tests.integration.proxy_process import ProxyProcess
+from tests.integration.quota_admins import go_program
 from tests.integration.quota_client import QuotaClient
 from tests.integration.topics import make_topic
 from tests.patience import PATIENCE_S
@@ -119,6 +124,33 @@ REFUSALS = {
 }
 
 
+def test_authenticating_anew_under_load_loses_nothing(sasl_proxy, topic):
+    """The nodes end sessions of this mechanism after a few seconds; the client is muted for most of them."""
+
+    def renewals():
+        logins_so_far = sasl_proxy.metric("authentications_total", result="success")
+        return logins_so_far - sasl_proxy.metric("connections_opened_total")
+
+    one_by_one = {"enable.idempotence": True, "max.in.flight": 1, "batch.num.messages": 1}
+    how = logins.confluent_settings(SHA_512, "bob", PASSWORDS["bob"])
+    producer = Producer({"bootstrap.servers": sasl_proxy.bootstrap, "client.id": "again", **one_by_one, **how})
+    results = []
+    before, sent, deadline = renewals(), 0, time.monotonic() + PATIENCE_S
+    while renewals() < before + 2:
+        assert time.monotonic() < deadline, "no session was renewed"
+        if len(producer) < 3:
+            value = bytes(600) if sent else A_SECOND_OVER
+            producer.produce(topic, value, on_delivery=lambda error, message: results.append((error, message.offset())))
+            sent += 1
+        producer.poll(0.05)
+    assert producer.flush(PATIENCE_S) == 0
+    assert [error for error, _ in results if error is not None] == []
+    offsets = [offset for _, offset in results]
+    assert offsets == list(range(offsets[0], offsets[0] + sent))
+    assert throttled(sasl_proxy, "again") == ("bob", "user=bob")
+    assert endings(sasl_proxy, user="bob", reason="authentication_failed") == []
+
+
 def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topic, password_file):
     entity = (("user", "alice"),)
     with QuotaClient(sasl_kafka.address(1)) as quotas:
@@ -128,3 +160,22 @@ def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topi
         proxy.wait_for(lambda: proxy.events("quotas_changed"), PATIENCE_S, "the quotas of the cluster")
         logins.send_with_confluent_kafka(Client(proxy.bootstrap, OAUTHBEARER, "alice", "learned"), topic, A_SECOND_OVER)
         assert throttled(proxy, "learned") == ("alice", "user=alice")
+
+
+@pytest.mark.long
+def test_franz_go_logs_in(sasl_proxy, topic):
+    program = str(go_program("login"))
+    for mechanism in MECHANISMS:
+        secret = logins.unsecured_token("alice") if mechanism == OAUTHBEARER else PASSWORDS["alice"]
+        arguments = (
+            sasl_proxy.bootstrap,
+            mechanism,
+            "alice",
+            secret,
+            f"go-{mechanism}",
+            topic,
+            str(len(A_SECOND_OVER)),
+        )
+        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=2 * PATIENCE_S)
+        assert done.returncode == 0, done.stderr
+        assert throttled(sasl_proxy, f"go-{mechanism}") == ("alice", "user=alice, client-id=<default>")
