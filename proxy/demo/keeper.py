@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _STDIN, _STDOUT = 0, 1
+_STANDSTILL_S = 10.0
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
@@ -48,6 +50,20 @@ class ParentGone(Exception):
 def die_with_parent() -> None:
     """Ask the kernel for SIGKILL when the thread that starts this process ends; for `preexec_fn`."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def await_standstill(pid: int) -> None:
+    """Return when no thread of a process that was sent SIGSTOP runs any more, which on a busy machine takes a while."""
+    deadline = time.monotonic() + _STANDSTILL_S
+    while any(_is_awake(task) for task in Path(f"/proc/{pid}/task").glob("*/stat")) and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
+def _is_awake(task: Path) -> bool:
+    try:
+        return task.read_text().rpartition(")")[2].split()[0] not in "TtZX"
+    except OSError:  # it has ended
+        return False
 
 
 class Keeper:
@@ -80,6 +96,8 @@ class Keeper:
         if "signal" in order and _status(process) is None:
             send = os.killpg if order["number"] == signal.SIGKILL else os.kill
             send(process.pid, order["number"])
+            if order["number"] == signal.SIGSTOP:
+                await_standstill(process.pid)
             if order.get("wait"):
                 self._wait(process)
         return {"status": _status(process)}

@@ -15,7 +15,7 @@ from kazoo.client import KazooClient
 
 from proxy.demo.jars import kafka_jars
 from proxy.demo.kafka_cluster import ZOOKEEPER_CLASS, free_ports, java_argv, logging_properties, zookeeper_properties
-from proxy.demo.keeper import die_with_parent
+from proxy.demo.keeper import await_standstill, die_with_parent
 
 HOST = "127.0.0.1"
 
@@ -93,6 +93,7 @@ class ZooKeeper:
         """In the block it keeps its connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        await_standstill(self._process.pid)
         try:
             yield
         finally:
