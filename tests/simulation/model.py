@@ -204,6 +204,9 @@ class Model:
         """What was found out reaches the relay."""
         if ask.kind is AskKind.QUOTA_API and verdict.answer is not None:
             self._decided = Decided(now_ms, answer=verdict.answer)
+        elif ask.kind is AskKind.SASL:
+            require(self._requests.startswith(ask.frame), f"asks about {ask.frame[:30]!r}, which is not next")
+            self._decided = Decided(now_ms, frame=ask.frame)
         elif self._decided is not None:
             self._decided.at_ms = now_ms
         if verdict.binding is not None:
@@ -379,7 +382,7 @@ class Model:
     def _is_asked(self, head: wire.Head) -> bool | None:
         """Whether a request is asked about whole; None if that depends on what a full table has room for."""
         if not head.about_topics:
-            return head.about_quotas
+            return head.about_quotas or head.is_sasl
         client_id = measured_as(head.client_id)
         small = head.frame_bytes - 4 <= MOST_ASKED_BYTES
         return self._judge.is_asked(client_id) if small else self._judge.is_limited(client_id)
@@ -392,9 +395,14 @@ class Model:
         alone = bool(self._in_flight) and self._in_flight[-1].alone
         return alone or len(self._in_flight) >= self._plan.max_in_flight
 
+    @property
+    def _next_passes_mute(self) -> bool:
+        """Whether what comes next is taken in a mute, too: with SASL the clocks of sessions run on."""
+        return self._requests[4:6] in wire.SASL_KEYS
+
     def _may_take(self, head: wire.Head) -> bool:
         """Whether nothing holds this request back."""
-        if self._mute.on or self._full or self._asking(CLIENT):
+        if (self._mute.on and not self._next_passes_mute) or self._full or self._asking(CLIENT):
             return False
         if not (head.answered_by_proxy or self._connected):
             return False
@@ -501,7 +509,7 @@ class Model:
         require(not head.answered_by_proxy, "ApiVersions of an unknown version went to the node")
         require(not head.about_quotas, "a request about quotas went to the node")
         require(self._connected, "a request before the connection stands")
-        require(not self._mute.on, f"a request at {now_ms}, muted until {self._mute.until_ms}")
+        require(not self._mute.on or head.is_sasl, f"a request at {now_ms}, muted until {self._mute.until_ms}")
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
         require(not self._asking(CLIENT), "a request while its verdict is due")
         self._count_request(head)
@@ -526,7 +534,7 @@ class Model:
         at = self.next_at
         decided = self._carry_out(head, now_ms)
         require(decided.answer is None, f"{head} went to the node though the proxy answers it")
-        taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement)
+        taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement, alone=head.is_sasl)
         taken.timed = self._bound.get(head.client_id)
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
@@ -955,7 +963,7 @@ class Model:
 
     def _check_reading(self) -> None:
         held = len(self._requests)
-        muted = self._mute.on or self._full
+        muted = (self._mute.on and not self._next_passes_mute) or self._full
         waiting = muted or not self._connected or self._asking(CLIENT) or self._blocked[CLIENT]
         between = not self._request_left
         if self._paused[CLIENT]:
@@ -1007,7 +1015,8 @@ class Model:
             return {self._lost_reason}
         reasons = {self._verdict_reason} if self._verdict_reason else set()
         head = None
-        if not self._request_left and self._requests and not (self._mute.on or self._full):
+        held = self._full or (self._mute.on and not self._next_passes_mute)
+        if not self._request_left and self._requests and not held:
             head = self._next()
             if isinstance(head, wire.Bad):
                 reasons.add(head.reason)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, HEARTBEAT, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 10, 12, 18, 60
 PROXYS_OWN = [(48, 0, 1), (49, 0, 1)]
 """What the proxy answers by itself, whatever the node offers."""
+SASL_KEYS = (b"\0\x11", b"\0\x24")
 OWN_KEYS = {key for key, _, _ in PROXYS_OWN}
 MUTATIONS = (19, 20, 37)
 """CreateTopics, DeleteTopics, CreatePartitions; see topics.py."""
@@ -154,6 +155,11 @@ class Head:
     def about_quotas(self) -> bool:
         """DescribeClientQuotas, AlterClientQuotas."""
         return self.api_key in OWN_KEYS
+
+    @property
+    def is_sasl(self) -> bool:
+        """SaslHandshake, SaslAuthenticate: made of another request by a flipped bit, and never answered here."""
+        return self.api_key.to_bytes(2, "big", signed=True) in SASL_KEYS
 
     @property
     def about_topics(self) -> bool:
