@@ -51,7 +51,7 @@ def test_check_says_what_a_valid_file_comes_to():
     assert result.exit_code == 0
     assert result.stdout == (
         f"{EXAMPLE} is valid\n"
-        "virtual cluster main: 3 quota entries, upstream kafka-1.internal:9092, kafka-2.internal:9092,"
+        "virtual cluster main: 4 quota entries, upstream kafka-1.internal:9092, kafka-2.internal:9092,"
         " kafka-3.internal:9092\n"
         "  listener plain: kafka.example.com, ports 19092, 19093-19098, 19099-19104, 19110-19119 of 0.0.0.0\n"
         "metrics: http://127.0.0.1:9404/metrics\n"
