@@ -163,6 +163,21 @@ def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topi
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kafkas_own_tools_log_in(sasl_kafka, sasl_proxy, topic, mechanism, tmp_path):
+    client_id = f"java-{mechanism}"
+    properties = tmp_path / "client.properties"
+    login = logins.java_properties(mechanism, "alice", PASSWORDS["alice"])
+    properties.write_text(f"{login}bootstrap.servers={sasl_proxy.bootstrap}\nclient.id={client_id}\n")
+    sasl_kafka.tool(
+        "kafka-producer-perf-test",
+        *("--topic", topic, "--num-records", "1", "--record-size", str(len(A_SECOND_OVER)), "--throughput", "-1"),
+        *("--command-config", str(properties)),
+    )
+    assert throttled(sasl_proxy, client_id) == ("alice", "user=alice, client-id=<default>")
+
+
+@pytest.mark.long
 def test_franz_go_logs_in(sasl_proxy, topic):
     program = str(go_program("login"))
     for mechanism in MECHANISMS:
