@@ -505,6 +505,8 @@ class Service:
         """Say what is allowed but hardly meant."""
         for warning in warnings_of(self.config, ephemeral_ports()):
             log.warning("config_warning", problem=str(warning))
+        if self._max_sockets < self.config.limits.max_connections:
+            log.warning("few_descriptors", max_connections=self._max_sockets, setting="limits.max_connections")
 
     def _refuse_reload(self, problems: list[str]) -> None:
         self._metrics.config_reloads.labels("rejected").inc()
@@ -527,8 +529,6 @@ class Service:
         wanted = self.config.limits.max_connections
         ports = sum(len(_ports(listener)) for cluster in self.config.virtual_clusters for listener in cluster.listeners)
         self._max_sockets = clients_within_descriptors(wanted, ports)
-        if self._max_sockets < wanted:
-            log.warning("few_descriptors", max_connections=self._max_sockets, setting="limits.max_connections")
         self.door.set_limits(limits_of(self.config.connections), self.config.limits.max_held_connections)
         for listener in self._listeners():
             listener.set_limits(self.config.limits)

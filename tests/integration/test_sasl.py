@@ -124,31 +124,36 @@ REFUSALS = {
 }
 
 
-def test_authenticating_anew_under_load_loses_nothing(sasl_proxy, topic):
-    """The nodes end sessions of this mechanism after a few seconds; the client is muted for most of them."""
+def test_authenticating_anew_under_load_loses_nothing(sasl_kafka, topic, password_file):
+    """The nodes end sessions of this mechanism after a few seconds; the client is muted for most of them.
 
-    def renewals():
-        logins_so_far = sasl_proxy.metric("authentications_total", result="success")
-        return logins_so_far - sasl_proxy.metric("connections_opened_total")
-
+    It logs in anew when a tenth of one is left: a request that is muted for longer before that has it connect anew.
+    """
     one_by_one = {"enable.idempotence": True, "max.in.flight": 1, "batch.num.messages": 1}
     how = logins.confluent_settings(SHA_512, "bob", PASSWORDS["bob"])
-    producer = Producer({"bootstrap.servers": sasl_proxy.bootstrap, "client.id": "again", **one_by_one, **how})
-    results = []
-    before, sent, deadline = renewals(), 0, time.monotonic() + PATIENCE_S
-    while renewals() < before + 2:
-        assert time.monotonic() < deadline, "no session was renewed"
-        if len(producer) < 3:
-            value = bytes(600) if sent else A_SECOND_OVER
-            producer.produce(topic, value, on_delivery=lambda error, message: results.append((error, message.offset())))
-            sent += 1
-        producer.poll(0.05)
-    assert producer.flush(PATIENCE_S) == 0
+    with ProxyProcess(sasl_kafka.bootstrap(logins.LISTENER), QUOTAS, upstream=admin(password_file)) as proxy:
+        producer = Producer({"bootstrap.servers": proxy.bootstrap, "client.id": "again", **one_by_one, **how})
+        results = []
+        sent, deadline = 0, time.monotonic() + 3 * PATIENCE_S
+        while renewals(proxy) < 2:
+            assert time.monotonic() < deadline, "no session was renewed"
+            if len(producer) < 3:
+                value = bytes(600) if sent else A_SECOND_OVER
+                producer.produce(topic, value, on_delivery=lambda error, message: results.append((error, message)))
+                sent += 1
+            producer.poll(0.05)
+        assert producer.flush(PATIENCE_S) == 0
+        assert throttled(proxy, "again") == ("bob", "user=bob")
+        assert endings(proxy, reason="authentication_failed") == []
     assert [error for error, _ in results if error is not None] == []
-    offsets = [offset for _, offset in results]
+    offsets = [message.offset() for _, message in results]
     assert offsets == list(range(offsets[0], offsets[0] + sent))
-    assert throttled(sasl_proxy, "again") == ("bob", "user=bob")
-    assert endings(sasl_proxy, user="bob", reason="authentication_failed") == []
+
+
+def renewals(proxy):
+    """How many logins on connections that had one already, where nobody else connects."""
+    logged_in = proxy.metric("authentications_total", result="success")
+    return logged_in - proxy.metric("connections_opened_total")
 
 
 def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topic, password_file):

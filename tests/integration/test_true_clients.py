@@ -135,8 +135,6 @@ def test_behind_haproxy_the_client_is_the_client(newest_kafka, tmp_path, version
         with socket.create_connection((HOST, proxy.port), PATIENCE_S, (CLIENT, 0)) as around:
             around.sendall(proxy_header_v2(Endpoint("192.0.2.1", 1), Endpoint(HOST, proxy.port)))
             assert ends(around)
-            client = "{}:{}".format(*around.getsockname())
-        assert proxy.closing_line(client)["reason"] == "proxy_peer_untrusted"
         closed = proxy.closed()
         assert closed.pop("proxy_peer_untrusted") == closed.pop("too_many_from_ip") == 1
         assert not [reason for reason in closed if reason.startswith(("proxy", "too_many"))]

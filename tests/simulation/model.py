@@ -499,6 +499,7 @@ class Model:
             del self._requests[:step]
             self._request_left -= step
             at += step
+        self._take_own(now_ms)  # they were taken before anything was sent, and before their answers mute
 
     def _take(self, now_ms: int) -> None:
         """The next frame begins to go to the node."""
