@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from proxy.acceptor.certificates import tls_sections
-from proxy.commands.config_file import config_option, load, refuse
+from proxy.commands.config_file import config_option, load, problems_of_files, refuse
 from proxy.commands.explain import explain
 from proxy.commands.quotas import quotas
 from proxy.config.checks import listener_ports
@@ -41,10 +40,8 @@ def run(path: Path) -> None:
 def check(path: Path) -> None:
     """Validate a configuration file; tell every problem with its place."""
     config = load(path)
-    try:
-        tls_sections(config)
-    except ConfigErrors as problems:
-        refuse(str(problems))
+    if problems := problems_of_files(config, path):
+        refuse(str(ConfigErrors(problems)))
     for warning in warnings_of(config, ephemeral_ports()):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{path} is valid\n{summary(config)}")

@@ -5,6 +5,7 @@ import ssl
 from base64 import b64decode
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from protocol.distinguished_names import not_after
@@ -19,6 +20,8 @@ TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
 
 _CERTIFICATE = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]*)")
 """All that OpenSSL takes for one, whatever else is in the file."""
+
+_KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +114,31 @@ def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
     if own is None:
         return None
     password = secret(tls.key_password_file, f"{path}.key_password_file") or ""
+    _require_own(path, own, tls)
     files = own if tls.key_file is None else f"{own} with {tls.key_file}"
     _use(f"{path}.certificate_file", files, lambda: context.load_cert_chain(own, tls.key_file, lambda: password))
     ends: list[int] = []
     _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, _certificates(Path(own).read_bytes()))))
     return min(ends, default=None)
+
+
+def _require_own(path: str, own: str, tls: TlsConfig) -> None:
+    """ConfigErrors where a certificate or its key is missing: OpenSSL says so by a number only."""
+    found: dict[str, bytes] = {}
+    for setting, name in (("certificate_file", own), ("key_file", tls.key_file or own)):
+        _use(f"{path}.{setting}", name, partial(_read_into, found, name))
+    if not _CERTIFICATE.search(found[own]):
+        raise _error(f"{path}.certificate_file", f"{own} holds no certificate in PEM")
+    key = found[tls.key_file or own]
+    if not _KEY.search(key):
+        hint = "" if tls.key_file else ": expected one there, or in key_file"
+        raise _error(f"{path}.key_file", f"{tls.key_file or own} holds no private key in PEM{hint}")
+    if b"ENCRYPTED" in key and tls.key_password_file is None:
+        raise _error(f"{path}.key_password_file", f"expected a file with the password of {tls.key_file or own}")
+
+
+def _read_into(found: dict[str, bytes], name: str) -> None:
+    found[name] = Path(name).read_bytes()
 
 
 def _certificates(pem: bytes) -> Iterator[bytes]:

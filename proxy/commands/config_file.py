@@ -1,14 +1,18 @@
 """The configuration file that commands are given, and what ends them when it cannot be used."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
+from proxy.acceptor.certificates import tls_sections
+from proxy.admin.token_file import read_token
 from proxy.config.load import load_config
-from proxy.config.problems import ConfigErrors
-from proxy.config.settings import Config, VirtualClusterConfig
+from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.settings import Config, CredentialsConfig, VirtualClusterConfig
+from proxy.credentials import secret
 
 BAD_INPUT = 2
 """The exit status for a configuration or a command line that cannot be used."""
@@ -36,6 +40,33 @@ def load(path: Path) -> Config:
         return load_config(path)
     except ConfigErrors as problems:
         refuse(str(problems))
+
+
+def problems_of_files(config: Config, path: Path) -> list[ConfigError]:
+    """What is wrong with the files that the configuration at `path` names: certificates, keys, secrets."""
+    problems: list[ConfigError] = []
+    for read in (lambda: tls_sections(config), lambda: read_token(config.admin, path)):
+        try:
+            read()
+        except ConfigErrors as errors:
+            problems += errors.problems
+    for i, cluster in enumerate(config.virtual_clusters):
+        problems += _problems_of_credentials(f"virtual_clusters[{i}].upstream.admin", cluster.upstream.admin)
+    return problems
+
+
+def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[ConfigError]:
+    try:
+        secret(admin.password_file, f"{path}.password_file")
+    except ConfigErrors as errors:
+        yield from errors.problems
+    for setting in ("ca_file", "certificate_file", "key_file"):
+        name = getattr(admin, setting)
+        try:
+            if name is not None:
+                Path(name).read_bytes()
+        except OSError as error:
+            yield ConfigError(f"{path}.{setting}", f"{name} cannot be read: {error.strerror or error}")
 
 
 def cluster_of(config: Config, name: str | None) -> VirtualClusterConfig:

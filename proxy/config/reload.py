@@ -54,4 +54,6 @@ def _listener_changes(path: str, old: VirtualClusterConfig, new: VirtualClusterC
         else:
             fields = [f for f in ListenerConfig.model_fields if needs_restart(f"virtual_clusters[].listeners[].{f}")]
             changes += [f"{where}.{f}" for f in fields if getattr(known[1], f) != getattr(listener, f)]
+            if (known[1].tls is None) != (listener.tls is None):  # a line less must not have a port speak plain
+                changes.append(f"{where}.tls: {'removed' if listener.tls is None else 'added'}")
     return changes + [f"{path}.listeners[{i}]: removed" for i, _ in before.values()]

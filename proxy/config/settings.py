@@ -186,7 +186,8 @@ class ConnectionLimitsConfig(Settings):
     """
 
     max_connection_creation_rate: ConnectionRate = None
-    """Connections per second, as the broker setting `max.connection.creation.rate`; no limit without it."""
+    """Connections per second, as the broker setting `max.connection.creation.rate`; no limit without it. With 0 each
+    waits for one window."""
 
     max_connections: Annotated[int | None, Whole(1, INT32_MAX)] = None
     """How many at a time, as the broker setting `max.connections`; no limit without it."""
@@ -304,7 +305,7 @@ class ListenerConfig(Settings):
     say which name they want (SNI). All of them come to `port`, `advertised_host` is the name to bootstrap."""
 
     tls: ListenerTlsConfig | None = None
-    """TLS between clients and this listener."""
+    """TLS between clients and this listener. Adding this section, or taking it away, waits for a restart."""
 
     proxy_protocol: Literal["off", "optional", "required"] = "off"
     """Whether load balancers tell whose a connection is, by a header of the PROXY protocol (version 1 or 2) before all

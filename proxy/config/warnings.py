@@ -48,6 +48,12 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
             problem = "expected SSL or SASL_SSL, as clients' connections to the nodes speak TLS, got"
             where = f"{path}.upstream.admin.security_protocol"
             warnings.append(ConfigError(where, f"{problem} {cluster.upstream.admin.security_protocol!r}"))
+        if cluster.sasl.required and not cluster.upstream.admin.security_protocol.startswith("SASL"):
+            problem = (
+                "expected SASL_PLAINTEXT or SASL_SSL, as the nodes demand SASL of the proxy's own connections, too, got"
+            )
+            where = f"{path}.upstream.admin.security_protocol"
+            warnings.append(ConfigError(where, f"{problem} {cluster.upstream.admin.security_protocol!r}"))
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections

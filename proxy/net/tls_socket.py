@@ -200,9 +200,15 @@ def _joined(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview
 AnySocket = socket.socket | TlsSocket
 
 
+_PEM_LIB = 524297
+"""All that OpenSSL tells of a key that it cannot decrypt."""
+
+
 def why_tls_failed(error: ssl.SSLError) -> str:
     """What OpenSSL says, without where in its source."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     reason: str | None = getattr(error, "reason", None)
+    if reason is None and error.args == (_PEM_LIB, *error.args[1:]):
+        return "a key that cannot be read, or another password than its own"
     return (reason or str(error.args[0] if error.args else error)).lower().replace("_", " ")

@@ -577,12 +577,12 @@ def test_files_that_cannot_be_used_are_named_with_what_is_wrong(paper, tmp_path)
     cases = [
         (
             own | {"certificate_file": "gone.pem"},
-            f"^{at}.certificate_file: .*gone.pem with .* cannot be read: No such",
+            f"^{at}.certificate_file: .*gone.pem cannot be read: No such",
         ),
-        (own | {"certificate_file": "junk"}, f"^{at}.certificate_file: .*junk with .* cannot be used"),
+        (own | {"certificate_file": "junk"}, f"^{at}.certificate_file: .*junk holds no certificate in PEM"),
         (own | {"key_file": str(paper.etl.key_file)}, "key values mismatch"),
-        (files(locked), "cannot be used"),
-        (files(locked) | {"key_password_file": "wrong"}, "cannot be used"),
+        (files(locked), f"^{at}.key_password_file: expected a file with the password of "),
+        (files(locked) | {"key_password_file": "wrong"}, "cannot be used: .* another password than its own"),
         (
             files(locked) | {"key_password_file": "gone"},
             f"^{at}.key_password_file: .*gone cannot be read: No such",

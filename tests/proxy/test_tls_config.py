@@ -1,13 +1,17 @@
 """Settings of TLS: what is wrong with them, each by itself and together."""
 
 import copy
+import json
 
 import pytest
+from click.testing import CliRunner
 
+from proxy.cli import main
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.reload import changes_needing_restart
 from proxy.config.warnings import warnings_of
+from tests.certificates import Authority
 from tests.proxy.test_config import LISTENER, MINIMAL
 
 
@@ -73,5 +77,74 @@ def test_plain_connections_of_the_proxys_own_are_warned_about_where_those_of_cli
 
 
 def test_certificates_of_a_listener_change_without_a_restart():
+    one, another = (config_of(with_tls(tls={"certificate_file": name})) for name in "ab")
+    assert changes_needing_restart(one, another) == []
+
+
+def test_no_line_less_has_a_running_listener_speak_plain():
     plain, secured = config_of(MINIMAL), config_of(with_tls(tls={"certificate_file": "c"}))
-    assert changes_needing_restart(plain, secured) == []
+    assert changes_needing_restart(secured, plain) == [f"{LISTENER}.tls: removed"]
+    assert changes_needing_restart(plain, secured) == [f"{LISTENER}.tls: added"]
+
+
+def test_that_the_nodes_demand_sasl_of_the_proxy_too_is_warned_about():
+    data = with_tls()
+    data["virtual_clusters"][0]["sasl"] = {"required": True}
+    warnings = [str(warning) for warning in warnings_of(config_of(data), range(0))]
+    assert any("upstream.admin.security_protocol: expected SASL_PLAINTEXT or SASL_SSL" in each for each in warnings)
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory):
+    return Authority(tmp_path_factory.mktemp("authority")).issue("localhost")
+
+
+def checked(tmp_path, data):
+    path = tmp_path / "proxy.yaml"
+    path.write_text(json.dumps(data))
+    done = CliRunner().invoke(main, ["check", "-c", str(path)])
+    return done.exit_code, done.stderr
+
+
+def test_check_says_why_a_certificate_cannot_be_used(tmp_path, issued):
+    certificate, key = str(issued.certificate_file), str(issued.key_file)
+    alone, nonsense = tmp_path / "alone.pem", tmp_path / "nonsense.pem"
+    alone.write_bytes(issued.certificate_file.read_bytes().partition(b"-----BEGIN PRIVATE")[0])
+    nonsense.write_text("nonsense")
+    for tls, setting, reason in (
+        (
+            {"certificate_file": str(alone)},
+            "key_file",
+            "holds no private key in PEM: expected one there, or in key_file",
+        ),
+        ({"certificate_file": key, "key_file": key}, "certificate_file", "holds no certificate in PEM"),
+        ({"certificate_file": certificate, "key_file": str(nonsense)}, "key_file", "holds no private key in PEM"),
+        (
+            {"certificate_file": certificate, "key_file": "/nowhere"},
+            "key_file",
+            "/nowhere cannot be read: No such file",
+        ),
+    ):
+        status, told = checked(tmp_path, with_tls(tls=tls))
+        assert status == 2
+        assert told.startswith(f"{LISTENER}.tls.{setting}: "), told
+        assert reason in told
+
+
+def test_check_reads_every_file_that_is_named(tmp_path):
+    data = with_tls()
+    data["admin"] = {"token_file": "/no/token"}
+    data["virtual_clusters"][0]["upstream"]["admin"] = {
+        "security_protocol": "SASL_SSL",
+        "ca_file": "/no/ca",
+        "sasl_mechanism": "PLAIN",
+        "username": "proxy",
+        "password_file": "/no/password",
+    }
+    status, told = checked(tmp_path, data)
+    assert status == 2
+    assert [line.partition(":")[0] for line in told.splitlines()] == [
+        "admin.token_file",
+        "virtual_clusters[0].upstream.admin.password_file",
+        "virtual_clusters[0].upstream.admin.ca_file",
+    ]
