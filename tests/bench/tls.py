@@ -28,7 +28,7 @@ if not __package__:  # started as a script: what is imported below counts from t
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from proxy.demo.proxy_process import free_port_run
-from tests.bench.processes import TICKS_PER_SECOND, need_tool, running, say, two_or_three_cores
+from tests.bench.processes import need_tool, running, say, two_or_three_cores
 from tests.certificates import Authority, Issued, client_context
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced
 
@@ -37,6 +37,8 @@ FRAME_BYTES = 1 << 20
 COLUMNS = ("handshakes", "in", "out")
 Side = tuple[str, bool]
 """(who, whether with TLS)."""
+_SCHED_CLOCK = 2
+"""As clock_getcpuclockid(3) numbers it: CPUCLOCK_SCHED of Linux."""
 
 
 # ------------------------------------------------------------------ the sides
@@ -145,9 +147,8 @@ LOADS: dict[str, Callable[[int, ssl.SSLContext | None, int], None]] = {
 
 
 def used_s(pid: int) -> float:
-    """Processor time of a process with all its threads, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+    """Processor time of a process with all its threads, in seconds; /proc has it in hundredths only."""
+    return time.clock_gettime(~pid << 3 | _SCHED_CLOCK)
 
 
 def measure(load: str, pid: int, port: int, context: ssl.SSLContext | None, count: int) -> float:
