@@ -202,28 +202,23 @@ def _source_problems(data: Any) -> Iterator[ConfigError]:
 
 
 def _request_cost_problems(data: Any) -> Iterator[ConfigError]:
-    for i, cluster in enumerate(_items(data, "virtual_clusters")):
-        quotas = cluster.get("quotas") if isinstance(cluster, Mapping) else None
-        path = f"virtual_clusters[{i}].quotas.request_costs"
-        seen: dict[str, int] = {}
-        for k, pinned in enumerate(_items(quotas, "request_costs")):
-            api = pinned.get("api") if isinstance(pinned, Mapping) else None
-            if isinstance(api, str) and seen.setdefault(api, k) != k:
-                yield ConfigError(
-                    f"{path}[{k}].api", f"expected one cost for each API, got that of {path}[{seen[api]}]"
-                )
+    return _repetitions(data, "quotas", "request_costs", "api", "one cost for each API")
 
 
 def _sasl_problems(data: Any) -> Iterator[ConfigError]:
+    return _repetitions(data, "sasl", "principals", "mechanism", "one user for each mechanism")
+
+
+def _repetitions(data: Any, section: str, entries: str, key: str, expected: str) -> Iterator[ConfigError]:
+    """Entries of a section of a virtual cluster that say the same `key` as one before them."""
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
-        sasl = cluster.get("sasl") if isinstance(cluster, Mapping) else None
-        path = f"virtual_clusters[{i}].sasl.principals"
+        settings = cluster.get(section) if isinstance(cluster, Mapping) else None
+        path = f"virtual_clusters[{i}].{section}.{entries}"
         seen: dict[str, int] = {}
-        for k, principal in enumerate(_items(sasl, "principals")):
-            name = principal.get("mechanism") if isinstance(principal, Mapping) else None
+        for k, entry in enumerate(_items(settings, entries)):
+            name = entry.get(key) if isinstance(entry, Mapping) else None
             if isinstance(name, str) and seen.setdefault(name, k) != k:
-                problem = f"expected one user for each mechanism, got that of {path}[{seen[name]}]"
-                yield ConfigError(f"{path}[{k}].mechanism", problem)
+                yield ConfigError(f"{path}[{k}].{key}", f"expected {expected}, got that of {path}[{seen[name]}]")
 
 
 def _settings_of_other_sources(path: str, quotas: Mapping[str, Any]) -> Iterator[ConfigError]:

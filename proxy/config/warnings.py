@@ -6,7 +6,7 @@ from pathlib import Path
 from proxy.config.checks import common, listener_ports
 from proxy.config.kinds import is_loopback, show_range
 from proxy.config.problems import ConfigError
-from proxy.config.settings import Config, ListenerConfig, QuotaEntry, QuotasConfig
+from proxy.config.settings import Config, ListenerConfig, QuotaEntry, QuotasConfig, VirtualClusterConfig
 from quotas.entities import DEFAULT, Entity, QuotaKey
 from quotas.explain import always_beaten_by
 
@@ -44,16 +44,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
             problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
             warnings.append(ConfigError(f"{path}.quotas.state_file", problem))
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
-        if cluster.upstream.tls is not None and not cluster.upstream.admin.security_protocol.endswith("SSL"):
-            problem = "expected SSL or SASL_SSL, as clients' connections to the nodes speak TLS, got"
-            where = f"{path}.upstream.admin.security_protocol"
-            warnings.append(ConfigError(where, f"{problem} {cluster.upstream.admin.security_protocol!r}"))
-        if cluster.sasl.required and not cluster.upstream.admin.security_protocol.startswith("SASL"):
-            problem = (
-                "expected SASL_PLAINTEXT or SASL_SSL, as the nodes demand SASL of the proxy's own connections, too, got"
-            )
-            where = f"{path}.upstream.admin.security_protocol"
-            warnings.append(ConfigError(where, f"{problem} {cluster.upstream.admin.security_protocol!r}"))
+        warnings += _own_connection_warnings(path, cluster)
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections
@@ -62,6 +53,20 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
         warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
     return warnings
+
+
+def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[ConfigError]:
+    """What the nodes want of clients' connections they want of the proxy's own, too."""
+    found = cluster.upstream.admin.security_protocol
+    where = f"{path}.upstream.admin.security_protocol"
+    if cluster.upstream.tls is not None and not found.endswith("SSL"):
+        problem = "expected SSL or SASL_SSL, as clients' connections to the nodes speak TLS, got"
+        yield ConfigError(where, f"{problem} {found!r}")
+    if cluster.sasl.required and not found.startswith("SASL"):
+        problem = (
+            "expected SASL_PLAINTEXT or SASL_SSL, as the nodes demand SASL of the proxy's own connections, too, got"
+        )
+        yield ConfigError(where, f"{problem} {found!r}")
 
 
 def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError]:
