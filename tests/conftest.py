@@ -1,9 +1,15 @@
-"""A run that fails ends with what failed, in so few words that they survive a log of which only the end is kept."""
+"""Keeps of each failure what it was, in few words, and whether the machine was busy with something else meanwhile.
 
+`tests.run` reads that from the file that `--failures` names; pytest by itself prints the words in the end.
+"""
+
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.disturbance import Disturbance
 
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -15,9 +21,24 @@ _MOST_OF_ONE = 2_500
 _LOGS = "logs"
 _STATEMENTS = 5
 
+_disturbance = Disturbance()
+
 
 def pytest_addoption(parser):
     parser.addini("log_folder", "where the logs of what failed are kept", default="build/test-logs")
+    parser.addoption("--failures", type=Path, help="write there what failed, as JSON, for tests.run")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtestloop(session):
+    if session.config.option.collectonly:
+        return (yield)
+    with _disturbance:
+        return (yield)
+
+
+def pytest_runtest_logstart():
+    _disturbance.begin_anew()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -26,6 +47,8 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.failed:
         report.in_words = in_words(call.excinfo, item.config.rootpath)
+        _disturbance.take_stock()
+        report.disturbance = str(_disturbance) if _disturbance.seen else ""
     return report
 
 
@@ -46,9 +69,15 @@ def pytest_sessionfinish(session):
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and (reports := [*reporter.getreports("failed"), *reporter.getreports("error")]):
-        reporter.ensure_newline()
-        reporter.section("what failed, in short")
-        reporter.write_line(in_short(reports))
+        if file := session.config.option.failures:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            disturbances = {report.nodeid: getattr(report, "disturbance", "") for report in reports}
+            found = {"in_short": in_short(reports), "in_full": in_full(reports), "disturbances": disturbances}
+            file.write_text(json.dumps(found))
+        else:
+            reporter.ensure_newline()
+            reporter.section("what failed, in short")
+            reporter.write_line(in_short(reports))
     return result
 
 
@@ -58,11 +87,19 @@ def in_short(reports):
     return "\n".join(_of_one(report, max(most, 200)) for report in reports)[:_MOST_CHARACTERS]
 
 
+def in_full(reports):
+    """All that pytest knows of each."""
+    told = [[report.nodeid, str(report.longrepr), *map("\n".join, report.sections)] for report in reports]
+    return "\n\n".join(part for parts in told for part in parts)
+
+
 def _of_one(report, most):
     when = f" ({report.when})" if getattr(report, "when", "call") != "call" else ""
+    disturbance = getattr(report, "disturbance", "")
+    meanwhile = f"meanwhile: {disturbance}" if disturbance else ""
     words = shortened(getattr(report, "in_words", "") or str(report.longrepr), 2 * most // 3)
     logs = "\n".join(text for title, text in getattr(report, "sections", ()) if title == _LOGS)
-    return "\n".join(filter(None, [f"{report.nodeid}{when}", words, shortened(logs, most // 3)]))
+    return "\n".join(filter(None, [f"{report.nodeid}{when}", meanwhile, words, shortened(logs, most // 3)]))
 
 
 def shortened(text, most):

@@ -17,6 +17,7 @@ MOST_CORES = 0.3
 
 _BEAT_S = 0.02
 _FAMILY_S = 0.5
+_MOMENT_S = 1.0
 _STOPPED = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
 _T = TypeVar("_T")
 
@@ -25,21 +26,21 @@ class Disturbance:
     """Watches the cores, and the processes below this one; use it as a context manager.
 
     On each core a thread sleeps a moment, over and over: `longest_s` is by how much it was woken late at worst, or for
-    how long a process below was seen to be stopped. `others_cores` is, in the end, how many cores were busy on average
-    with what is none of ours.
+    how long a process below was seen to be stopped. `others_cores` is, in the end or when stock is taken, how many
+    cores were busy on average with what is none of ours.
     """
 
     def __init__(self) -> None:
         self.longest_s = 0.0
         self.others_cores = 0.0
-        self._began = (0.0, 0.0)
+        self._began = (-_MOMENT_S, 0.0)
         self._done = threading.Event()
         watches = [(self._watch_core, core) for core in sorted(os.sched_getaffinity(0))]
         self._threads = [threading.Thread(target=watch, args=(core,), daemon=True) for watch, core in watches]
         self._threads.append(threading.Thread(target=self._watch_family, daemon=True))
 
     def __enter__(self) -> Self:
-        self._began = time.monotonic(), _busy_with_others_s()
+        self.begin_anew()
         for thread in self._threads:
             thread.start()
         return self
@@ -50,6 +51,16 @@ class Disturbance:
         self._done.set()
         for thread in self._threads:
             thread.join()
+        self.take_stock()
+
+    def begin_anew(self) -> None:
+        """Forget what was seen. What others do is reckoned from now, or from a moment ago: asking takes a while."""
+        self.longest_s = self.others_cores = 0.0
+        if (now_s := time.monotonic()) - self._began[0] > _MOMENT_S:
+            self._began = now_s, _busy_with_others_s()
+
+    def take_stock(self) -> None:
+        """Reckon `others_cores` since the beginning."""
         began_s, busy_s = self._began
         self.others_cores = (_busy_with_others_s() - busy_s) / (time.monotonic() - began_s)
 

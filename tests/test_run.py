@@ -1,0 +1,114 @@
+"""What a run says of failures, and which of them it runs once more."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.integration.proxy_process import ROOT
+
+CONFTEST = Path(__file__).with_name("conftest.py")
+FAILING = """
+import pytest
+
+def test_noise():
+    for number in range(2000):
+        print("a long line of a log " * 10)
+    assert [1, 2] == [1, 3], "the last is another"
+
+@pytest.fixture
+def broken():
+    error = ConnectionError("nobody there")
+    error.add_note("a log " * 5000)
+    raise error
+
+@pytest.mark.parametrize("number", range(3))
+def test_needs(broken, number):
+    pass
+"""
+NOTED = """
+from pathlib import Path
+
+from tests.conftest import _disturbance
+
+def test_good():
+    pass
+
+def test_once():
+    runs = Path("runs")
+    runs.write_text((runs.read_text() if runs.exists() else "") + "|")
+    _disturbance.longest_s = DISTURBED_S
+    assert runs.read_text() == ENOUGH
+"""
+
+
+def pytest_in(folder, *arguments, module="pytest"):
+    (folder / "conftest.py").write_text("from tests.conftest import *\n")
+    options = ["-p", "no:cacheprovider", "-ra", "--rootdir", str(folder), *arguments]
+    path = {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", module, *options]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | path, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def end_of(done):
+    return done.stdout[-6000:].partition("what failed, in short")[2]
+
+
+def noted(folder, *, disturbed_s, enough):
+    text = NOTED.replace("DISTURBED_S", str(disturbed_s)).replace("ENOUGH", repr("|" * enough))
+    (folder / "test_noted.py").write_text(text)
+    return pytest_in(folder, module="tests.run")
+
+
+def test_a_run_ends_with_every_failure_and_its_message(tmp_path):
+    (tmp_path / "test_it.py").write_text(FAILING)
+    end = end_of(pytest_in(tmp_path))
+    assert "test_it.py::test_noise\n" in end
+    assert 'test_it.py:7: assert [1, 2] == [1, 3], "the last is another"' in end
+    assert "AssertionError: the last is another" in end
+    assert re.findall(r"test_needs\[\d\] \(setup\)", end) == [f"test_needs[{n}] (setup)" for n in range(3)]
+    assert end.count("ConnectionError: nobody there") == 3
+    assert "a log" not in end
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    (tmp_path / "test_bad.py").write_text("import nothing_of_this_name\n")
+    assert "nothing_of_this_name" in end_of(pytest_in(tmp_path))
+
+
+def test_a_good_run_ends_as_ever(tmp_path):
+    (tmp_path / "test_good.py").write_text("def test_good():\n    pass\n")
+    assert "in short" not in pytest_in(tmp_path, "test_good.py").stdout
+
+
+def test_what_fails_undisturbed_has_failed_and_both_streams_end_with_it(tmp_path):
+    done = noted(tmp_path, disturbed_s=0, enough=2)
+    assert done.returncode == 1
+    assert (tmp_path / "runs").read_text() == "|"
+    for said in (done.stdout, done.stderr):
+        assert "test_noted.py::test_once\n" in said.partition("what failed, in short")[2]
+    assert "test_once" in (tmp_path / "build/test-logs/first.txt").read_text()
+
+
+def test_what_the_machine_spoilt_is_run_once_more_and_that_is_said(tmp_path):
+    done = noted(tmp_path, disturbed_s=3, enough=2)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "runs").read_text() == "||"
+    assert "test_noted.py::test_once: somebody late by 3000 ms at most" in done.stdout
+
+
+def test_what_fails_twice_has_failed(tmp_path):
+    done = noted(tmp_path, disturbed_s=3, enough=3)
+    assert done.returncode == 1
+    assert (tmp_path / "runs").read_text() == "||"
+    assert "meanwhile: somebody late by 3000 ms at most" in end_of(done)
+
+
+def test_what_cannot_be_collected_has_failed(tmp_path):
+    (tmp_path / "test_bad.py").write_text("import nothing_of_this_name\n")
+    done = pytest_in(tmp_path, module="tests.run")
+    assert done.returncode == 2
+    assert "nothing_of_this_name" in end_of(done)
