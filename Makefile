@@ -59,7 +59,7 @@ format:  ## let ruff rewrite
 	@bin=$$(dirname "$$(deploy/setup.sh dev)") && "$$bin/ruff" format . && "$$bin/ruff" check --fix .
 
 lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
-	@for extra in "" demo dev fuzz; do \
+	@for extra in "" demo pipeline dev fuzz; do \
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 

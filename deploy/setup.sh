@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up what the Makefile's targets need, and prints the path of the Python to use (all else goes to stderr).
 #
-#   deploy/setup.sh demo|dev|fuzz [debian-package ...]
+#   deploy/setup.sh demo|pipeline|dev|fuzz [debian-package ...]
 #
 # Tools come from apt (as root, when missing); Python packages from the hash-pinned lock into an environment that is
 # named for the lock's content. Both it and the Kafka jars live in ${KAFKA_THROTTLE_CACHE:-~/.cache/kafka-throttle}.
