@@ -1,0 +1,101 @@
+"""Lines of usage: what is written is read, what is broken is told."""
+
+from dataclasses import fields
+from zlib import crc32
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quotas.usage_record import ROWS, BadLine, Dropped, End, Header, UsageRecord, columns, line_of, read_line
+
+VALUES = {
+    str: st.text(),
+    int: st.integers(-(2**63), 2**63 - 1),
+    float: st.floats(allow_nan=False, allow_infinity=False),
+}
+END = End(records=3, next_sequence=9)
+USAGE_COLUMNS = (
+    "instance epoch sequence begin_ms end_ms virtual_cluster node_id user client_id ip quota_type used peak requests "
+    "in_bytes out_bytes throttles throttled_ms backlogged_ms limit rule shadow_limit shadow_rule shadow_throttles "
+    "shadow_throttled_ms"
+)
+
+
+def rows(row):
+    optional = {True: lambda values: st.none() | values, False: lambda values: values}
+    return st.builds(
+        row, **{name: optional[can_be_missing](VALUES[kind]) for name, (kind, can_be_missing) in columns(row).items()}
+    )
+
+
+def line(body):
+    return f"{body}\t{crc32(body.encode()):08x}\n"
+
+
+@given(st.one_of(*map(rows, ROWS.values())))
+def test_what_is_written_is_read(row):
+    text = line_of(row)
+    assert text.count("\n") == 1
+    assert read_line(text) == row
+
+
+def test_the_order_of_columns_stands():
+    """A column that is added comes last, with a default, and the version goes up."""
+    assert list(columns(UsageRecord)) == USAGE_COLUMNS.split()
+
+
+def test_every_column_is_told():
+    for row in ROWS.values():
+        assert all(column.metadata["about"] for column in fields(row))
+
+
+@given(rows(UsageRecord), st.data())
+def test_what_was_changed_or_cut_is_refused(row, data):
+    text = line_of(row)
+    at = data.draw(st.integers(0, len(text) - 2))
+    with pytest.raises(BadLine):
+        read_line(text[:at])
+    with pytest.raises(BadLine):
+        read_line(text[:at] + ("x" if text[at] != "x" else "y") + text[at + 1 :])
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ("", "expected a version, got ''"),
+        ("-1\tend\t1\t2", "expected a version, got '-1'"),
+        ("1", "unknown kind ''"),
+        ("1\tbanana\t1", "unknown kind 'banana'"),
+        ("1\tend\t3", "expected 2 columns, got 1: next_sequence is missing"),
+        ("1\tend\t3\t4\t5", "expected 2 columns, got 3"),
+        ("1\tend\tmany\t4", "records: expected int, got 'many'"),
+        ("1\tend\t\\N\t4", "records: expected int, got"),
+    ],
+)
+def test_bad_lines_are_told(body, problem):
+    with pytest.raises(BadLine, match=problem.replace("\\", "\\\\")):
+        read_line(line(body))
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf", "1e999"])
+def test_numbers_are_finite(number):
+    record = UsageRecord(**{name: kind() for name, (kind, _) in columns(UsageRecord).items()})
+    body = line_of(record).rpartition("\t")[0].split("\t")
+    at = 2 + USAGE_COLUMNS.split().index("used")
+    with pytest.raises(BadLine, match="used: expected a finite number"):
+        read_line(line("\t".join([*body[:at], number, *body[at + 1 :]])))
+
+
+def test_columns_of_a_later_version_are_left_out():
+    assert read_line(line("2\tend\t3\t9\tnew")) == END
+
+
+def test_a_name_that_is_no_text_is_kept_readable():
+    row = Dropped(instance="\udc80", epoch=1, stream="usage", first_sequence=1, last_sequence=2, reason="full")
+    assert read_line(line_of(row)).instance == "\\udc80"
+
+
+def test_a_header_says_what_follows():
+    header = Header(stream="usage", instance="here", epoch=5, file=1, first_sequence=1)
+    assert line_of(header).startswith("1\theader\tusage\there\t5\t1\t1\t")
