@@ -24,15 +24,17 @@ NONE = 0
 
 _AUTHENTICATE_FLEXIBLE_SINCE = 2
 _SIZE_BYTES = 4
+_MAX_WORDS_BYTES = 500
 _ANSWER_BODY_AT = 8
 
 
 @dataclass(slots=True, frozen=True)
 class SaslToken:
-    """What an answer to a token says: an error code, and the token of the node."""
+    """What an answer to a token says: an error code, why (if the node says so), and the token of the node."""
 
     error_code: int
     token: memoryview = field(repr=False)
+    error_message: str = ""
 
 
 def read_handshake(frame: bytes, body_at: int) -> str:
@@ -59,11 +61,9 @@ def read_authenticate_answer(frame: bytes, api_version: int) -> SaslToken:
     if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE:
         reader.tags()
     error_code = reader.int16()
-    if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE:
-        reader.compact_string()
-    else:
-        reader.string()
-    return SaslToken(error_code, _token(reader, frame, api_version))
+    message = reader.compact_string() if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE else reader.string()
+    words = (message or b"")[:_MAX_WORDS_BYTES].decode(errors="replace")
+    return SaslToken(error_code, _token(reader, frame, api_version), words)
 
 
 def bare_token(frame: bytes) -> memoryview:

@@ -43,7 +43,19 @@ def configure(level: str, form: Literal["json", "console"]) -> None:
     root = logging.getLogger()
     root.handlers = [handler for handler in root.handlers if not isinstance(handler, _IntoStructlog)]
     root.addHandler(_IntoStructlog())
+    sys.unraisablehook = _tell_unraisable
     set_level(level)
+
+
+def _tell_unraisable(what: "sys.UnraisableHookArgs") -> None:
+    """Errors that Python can raise nowhere are log lines, too; but for one that the handshake tells in its own words.
+
+    That is a server name that is not ASCII: ssl decodes it before it calls anybody.
+    """
+    if isinstance(what.exc_value, UnicodeDecodeError) and isinstance(what.object, bytes):
+        return
+    log = structlog.get_logger()
+    log.error("unraisable_error", place=repr(what.object), problem=what.err_msg, exc_info=what.exc_value)
 
 
 def set_level(level: str) -> None:

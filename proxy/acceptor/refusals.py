@@ -1,6 +1,6 @@
-"""What the log is told of refused connections: a line when an address is refused first, and one when that is over.
+"""What the log is told of connections that end badly: a line when an address meets that first, one when it is over.
 
-A storm brings more of them in a second than a log can take.
+A storm brings more of them in a second than a log can take, and a client with a wrong setting comes again for ever.
 """
 
 from collections import Counter, OrderedDict
@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 
 _OVER_AFTER_MS = 10_000
 _MOST_EPISODES = 1_000
+_MOST_REASONS = 16
 OTHERS = "others"
-"""Stands for the addresses of a virtual cluster that have no episode of their own."""
+"""Stands for the addresses of a virtual cluster that have no episode of their own, and for further reasons."""
 
 
 @dataclass(slots=True)
 class RefusalEpisode:
-    """Refusals of one address, no two of them further apart than 10 s; how many by reason."""
+    """Refusals of one address, no two of them far apart; how many by reason."""
 
     virtual_cluster: str
     origin: str
@@ -25,14 +26,20 @@ class RefusalEpisode:
 
 
 class Refusals:
-    """The episodes that are not over yet, of 1,000 addresses at most: what the others meet is one of each cluster."""
+    """The episodes that are not over yet, of 1,000 addresses at most: what the others meet is one of each cluster.
 
-    def __init__(self) -> None:
+    One is over when nothing has come for `over_after_ms`. With `tells_each` each of its reasons is worth a line of its
+    own, not only the first. Each counts 16 reasons; what further ones there are is counted together.
+    """
+
+    def __init__(self, over_after_ms: int = _OVER_AFTER_MS, tells_each: bool = False) -> None:
+        self._over_after_ms = over_after_ms
+        self._tells_each = tells_each
         self._episodes: OrderedDict[tuple[str, str], RefusalEpisode] = OrderedDict()
         """The one with the oldest last refusal first."""
 
     def note(self, virtual_cluster: str, origin: str, reason: str, now_ms: int) -> bool:
-        """Count a refusal; whether an episode begins with it."""
+        """Count a refusal; whether that is worth a line: an episode begins with it, or meets another reason."""
         key = virtual_cluster, origin
         episode = self._episodes.get(key)
         if episode is None and len(self._episodes) >= _MOST_EPISODES:
@@ -42,14 +49,16 @@ class Refusals:
         if episode is None:
             episode = self._episodes[key] = RefusalEpisode(*key, now_ms, now_ms)
         episode.last_ms = now_ms
+        if len(episode.reasons) >= _MOST_REASONS and reason not in episode.reasons:
+            reason = OTHERS
         episode.reasons[reason] += 1
         self._episodes.move_to_end(key)
-        return begins
+        return begins or (self._tells_each and reason != OTHERS and episode.reasons[reason] == 1)
 
     def over(self, now_ms: int) -> Iterator[RefusalEpisode]:
         """Those that have ended since this was asked last."""
         while self._episodes:
             episode = next(iter(self._episodes.values()))
-            if now_ms - episode.last_ms < _OVER_AFTER_MS:
+            if now_ms - episode.last_ms < self._over_after_ms:
                 return
             yield self._episodes.popitem(last=False)[1]

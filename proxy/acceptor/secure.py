@@ -122,6 +122,8 @@ class Secure:
         wanted = tls.tls.wanted if isinstance(tls.tls, _NamedObject) else None
         if wanted is not None and self.names is not None and self.names.node_named(wanted) is None:
             return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"{wanted} is none of {self.names}")
+        if wanted is None and text == "callback failed":  # it was not called: Python decodes names as ASCII
+            return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"a name that is not ASCII is none of {self.names}")
         if text == "peer did not return a certificate":
             return Refused(CloseReason.CLIENT_CERTIFICATE_MISSING)
         told = " alert " in text  # the client's own word, why it does not go on

@@ -3,7 +3,7 @@
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.sasl import LoginFailure
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -100,6 +101,8 @@ class Connection:
         self.facts = facts
         self.opened_ms = clock.now_ms()
         self.closing = False
+        self.worth_a_line: Callable[[CloseReason, str], bool] = lambda reason, detail: True
+        """Whether the log is to be told of an end for this reason, which a client may meet again and again."""
         self.episode: ThrottleEpisode | None = None
         self._connect = connect
         self._open_stream = open_stream
@@ -344,14 +347,14 @@ class Connection:
         self.closing = True
         self._cancel_timer()
         self._log_episode()
-        relay = self.relay
-        quiet = close.reason in ORDINARY
-        (self._log.info if quiet else self._log.warning)(
+        relay, login = self.relay, self.facts.login
+        failed_login = _failed_login(login.failure) if close.reason is CloseReason.AUTHENTICATION_FAILED else {}
+        self._level_of(close, failed_login)(
             "connection_closed",
             reason=close.reason.value,
             detail=shown(close.detail),
             user=shown(self.facts.user) or None,
-            **({"mechanism": self.facts.login.mechanism} if self.facts.login.mechanism else {}),
+            **({"mechanism": login.mechanism} if login.mechanism else {}) | failed_login,
             requests=relay.requests,
             request_bytes=relay.request_bytes,
             answers=relay.answers,
@@ -367,6 +370,13 @@ class Connection:
                 stream.close()
         self._timer = self._loop.call_later(LINGER_S, self.abort)
         self._leave_if_both_are_gone()
+
+    def _level_of(self, close: Close, failed_login: Mapping[str, str | int | None]) -> Callable[..., None]:
+        """How loud an end is told: a client that makes the same mistake again and again only at DEBUG, then."""
+        if close.reason in ORDINARY:
+            return self._log.info
+        what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
+        return self._log.warning if self.worth_a_line(close.reason, what) else self._log.debug
 
     @property
     def unsent_bytes(self) -> int:
@@ -386,6 +396,16 @@ class Connection:
         if not self.closing:
             self.closing = True
             self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_us())
+
+
+def _failed_login(failure: LoginFailure) -> dict[str, str | int | None]:
+    """What the log is told of one: never a token, and nobody as if he had proven to be that."""
+    return {
+        "mechanism": shown(failure.mechanism) or None,
+        "claimed_user": None if failure.claimed_user is None else shown(failure.claimed_user),
+        "error": failure.error,
+        "error_message": shown(failure.error_message) or None,
+    }
 
 
 ORDINARY = frozenset(

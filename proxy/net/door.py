@@ -22,6 +22,9 @@ from quotas.ledger import ShadowThrottles
 Number = TypeVar("Number", int, float)
 
 
+_FAULTS_OVER_AFTER_MS = 60_000
+"""Clients with a wrong setting come again more slowly than those that are refused."""
+
 _AT_ONCE = 200
 """So many that have waited are carried on with before others have their turn."""
 
@@ -39,6 +42,7 @@ class Door:
         self.admission = admission
         self._clock = clock
         self._refusals = Refusals()
+        self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
         self._carry_on: dict[ListenerKey, Callable[[Next[Arrival]], None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ms = 0
@@ -128,8 +132,28 @@ class Door:
         if self._refusals.note(name, origin, reason.value, self._clock.now_ms()):
             arrival.log.warning("connection_refused", reason=reason.value, detail=shown(detail), counts_as=origin)
 
+    def note_fault(self, key: ListenerKey, address: str, fault: str) -> bool:
+        """Count a connection that ended by a wrong setting of its client; whether that is worth a line of the log.
+
+        `fault` says what is wrong, and is as long as the log shows it.
+        """
+        name = key.virtual_cluster
+        origin = self.admission.origin_of(name, address)
+        return self._faults.note(name, origin, fault, self._clock.now_ms())
+
     def tell_ended_refusals(self) -> None:
-        """Log what has become of addresses that are refused no more."""
+        """Log what has become of addresses that are refused no more, or make the same mistake no more."""
+        for episode in self._faults.over(self._clock.now_ms()):
+            connections = episode.reasons.total()
+            if connections > len(episode.reasons):  # else all has been told
+                self._log.info(
+                    "connections_closed",
+                    virtual_cluster=episode.virtual_cluster,
+                    counts_as=episode.origin,
+                    duration_ms=episode.last_ms - episode.began_ms,
+                    connections=connections,
+                    faults=[f"{count} {fault}" for fault, count in episode.reasons.most_common()],
+                )
         for episode in self._refusals.over(self._clock.now_ms()):
             self._log.info(
                 "connections_refused",

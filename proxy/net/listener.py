@@ -73,6 +73,17 @@ _REFUSED_AT_ONCE = frozenset(
 )
 """What stages turn sockets away for as fast as they come: too fast for a line of the log each."""
 
+_MISTAKES = frozenset(
+    {
+        CloseReason.TLS_UNEXPECTED,
+        CloseReason.TLS_FAILED,
+        CloseReason.NOT_AUTHENTICATED,
+        CloseReason.AUTHENTICATION_FAILED,
+        CloseReason.TOO_MANY_OF_USER,
+    }
+)
+"""Ends of connections that a client's setting may bring about again and again."""
+
 _connection_ids = itertools.count(1)
 
 
@@ -316,6 +327,7 @@ class Listener:
             partial(self._let_linger, tally),
             self.lingering.discard,
         )
+        connection.worth_a_line = partial(self._worth_a_line, arrival)
         facts.login.note_identity = partial(self._note_identity, connection, arrival.log)
         self.connections.add(connection)
         self._places[connection] = place
@@ -447,9 +459,23 @@ class Listener:
             return
         self._let_go(arrival)
         arrival.socket.close()
-        tell = arrival.log.info if reason in ORDINARY else arrival.log.warning
-        tell("connection_closed", reason=reason.value, detail=shown(detail))
+        self._level_of(arrival, reason, detail)("connection_closed", reason=reason.value, detail=shown(detail))
         self._note_closed(reason.value)
+
+    def _level_of(self, arrival: Arrival, reason: CloseReason, detail: str) -> Callable[..., None]:
+        """How loud the end of one on its way in is told: the same mistake of the same address once, then at DEBUG."""
+        if reason in ORDINARY:
+            return arrival.log.info
+        again = reason is not CloseReason.INTERNAL_ERROR and not self._is_news(arrival, reason, detail)
+        return arrival.log.debug if again else arrival.log.warning
+
+    def _worth_a_line(self, arrival: Arrival, reason: CloseReason, detail: str) -> bool:
+        return reason not in _MISTAKES or self._is_news(arrival, reason, detail)
+
+    def _is_news(self, arrival: Arrival, reason: CloseReason, detail: str) -> bool:
+        return self._door.note_fault(
+            self.key, arrival.address, shown(f"{reason.value}: {detail}" if detail else reason.value)
+        )
 
     def _refuse(self, arrival: Arrival, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
         """Close one that is too many, or too fast: the log is told of the first, the others are counted."""

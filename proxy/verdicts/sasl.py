@@ -21,6 +21,13 @@ _ILLEGAL_SASL_STATE = 34
 _MAX_NAME_BYTES = 32_767
 """No quota can be set on a longer name: Kafka's strings end here."""
 
+_MAX_WORDS_BYTES = 500
+_ERROR_NAMES = {
+    33: "UNSUPPORTED_SASL_MECHANISM",
+    _ILLEGAL_SASL_STATE: "ILLEGAL_SASL_STATE",
+    58: "SASL_AUTHENTICATION_FAILED",
+}
+
 _MECHANISM = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _INSPECTED = frozenset({PLAIN, OAUTHBEARER, *SCRAM})
 _FORWARD = Verdict(note=True)
@@ -44,6 +51,25 @@ class Identity:
     visible: bool
 
 
+@dataclass(slots=True, frozen=True)
+class LoginFailure:
+    """What is known of an authentication that failed: all of it but the mechanism's offer is the word of others.
+
+    `claimed_user` is who the client said to be, and has not proven; None where no token says. `error_code` is None
+    where the node told none.
+    """
+
+    mechanism: str
+    claimed_user: str | None
+    error_code: int | None = None
+    error_message: str = ""
+
+    @property
+    def error(self) -> str | None:
+        """The name of the error code."""
+        return None if self.error_code is None else _ERROR_NAMES.get(self.error_code, str(self.error_code))
+
+
 @dataclass(slots=True)
 class Login:
     """Where one connection stands with SASL. `mechanism` is that of the last success, "" before one."""
@@ -55,6 +81,12 @@ class Login:
     _exchanged: str = ""
     _claimed: str | None = None
     _tokens: int = 0
+    _failure: LoginFailure | None = field(default=None, repr=False)
+
+    @property
+    def failure(self) -> LoginFailure:
+        """What is known of the authentication that failed last, or that is under way and did not come to its end."""
+        return self._failure or LoginFailure(self._exchanged, self._claimed)
 
     def judge(self, ask: Ask, become: Callable[[str], None]) -> Verdict:
         """What a SASL frame means; `become` is called with the user once the node has accepted it."""
@@ -69,9 +101,11 @@ class Login:
             if ask.api_version == sasl.BARE:
                 return self._judge_token(sasl.bare_token(ask.frame), become, bare=True)
             answer = sasl.read_authenticate_answer(ask.frame, ask.api_version)
-        except ProtocolError:
+        except ProtocolError as error:
+            self._failed(error_message=f"the node's answer: {error}")
             return Verdict(exchange=Exchange.FAILED)
         if answer.error_code != sasl.NONE:
+            self._failed(answer.error_code, answer.error_message)
             if answer.error_code != _ILLEGAL_SASL_STATE:
                 self._exchanged = ""
             return _refusal(answer.error_code)
@@ -98,9 +132,11 @@ class Login:
 
     def _judge_handshake(self, error_code: int, api_version: int) -> Verdict:
         if error_code == _ILLEGAL_SASL_STATE:
+            self._failed(error_code)
             return _refusal(error_code)
         self._exchanged, self._claimed, self._tokens = "", None, 0
         if error_code != sasl.NONE:
+            self._failure = LoginFailure(self._offered, None, error_code)
             return _refusal(error_code)
         self._exchanged = self._offered or "?"
         if api_version != sasl.BARE_TOKENS_VERSION:
@@ -114,6 +150,7 @@ class Login:
         if not mechanism or (bare and mechanism not in _INSPECTED):
             return Verdict(exchange=Exchange.ONGOING)
         if mechanism in SCRAM and bytes(token[:2]) == b"e=":
+            self._failed(error_message=bytes(token[2:_MAX_WORDS_BYTES]).decode(errors="replace"))
             return Verdict(exchange=Exchange.FAILED)
         success = succeeds(mechanism, token)
         if success:
@@ -124,14 +161,18 @@ class Login:
         """Whether a node has answered as it answers who is through. In an exchange it answers with error 34."""
         if is_whole_offer(enquired[0]):
             return self._succeed(become)
+        self._failed(error_message="the node answers nothing behind it but what belongs to an authentication")
         self._exchanged, self._claimed = "", None
         return Verdict(exchange=Exchange.FAILED)
+
+    def _failed(self, error_code: int | None = None, error_message: str = "") -> None:
+        self._failure = LoginFailure(self._exchanged or self._offered, self._claimed, error_code, error_message)
 
     def _succeed(self, become: Callable[[str], None]) -> Verdict:
         mechanism = self._exchanged if _MECHANISM.fullmatch(self._exchanged) else "unknown"
         user = self._claimed or self.rules.principals.get(mechanism)
         identity = Identity(_measurable(user or f"?{mechanism}"), mechanism, user is not None)
-        self.mechanism, self._exchanged, self._claimed = mechanism, "", None
+        self.mechanism, self._exchanged, self._claimed, self._failure = mechanism, "", None, None
         become(identity.user)
         self.note_identity(identity)
         return Verdict(exchange=Exchange.SUCCEEDED)

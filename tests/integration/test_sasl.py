@@ -104,14 +104,17 @@ def test_odd_names_are_users(sasl_proxy, topic):
 def test_a_wrong_password_is_told_by_the_node_and_spends_nothing(sasl_proxy, topic, library):
     """kafka-python tries for half a minute."""
     failures = sasl_proxy.metric("authentications_total", result="failure")
-    before = len(endings(sasl_proxy, reason="authentication_failed"))
+    before = sasl_proxy.closed().get("authentication_failed", 0)
     client = Client(sasl_proxy.bootstrap, PLAIN, "bob", f"{library}-wrong", "wrong")
     with pytest.raises(Exception, match=REFUSALS[library]) as refused:
         LIBRARIES[library](client, topic, A_SECOND_OVER)
     assert not isinstance(refused.value, AssertionError)
     sasl_proxy.wait_for(
-        lambda: len(endings(sasl_proxy, reason="authentication_failed")) > before, PATIENCE_S, "the end of a refusal"
+        lambda: sasl_proxy.closed().get("authentication_failed", 0) > before, PATIENCE_S, "the end of a refusal"
     )
+    [line, *_] = endings(sasl_proxy, reason="authentication_failed", claimed_user="bob")
+    assert (line["user"], line["mechanism"], line["error"]) == (None, "PLAIN", "SASL_AUTHENTICATION_FAILED")
+    assert "Invalid username or password" in line["error_message"]
     assert sasl_proxy.metric("authentications_total", result="failure") > failures
     assert endings(sasl_proxy, user="bob") == []
     assert [line for line in sasl_proxy.events("throttle_started") if line["user"] == "bob"] == []

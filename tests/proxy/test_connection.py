@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 import structlog
 from structlog.testing import capture_logs
 
@@ -18,9 +19,9 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.patience import PATIENCE_S
 from tests.quota_frames import alter_request, altered
-from tests.relay.frames import heartbeat, heartbeaten, produce
+from tests.relay.frames import frame, heartbeat, heartbeaten, produce
 from tests.relay.script import FixedNodes, ledger_with
-from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain
+from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 from tests.topic_frames import create_topics, metadata_by_name, new_topic
 
 
@@ -260,15 +261,71 @@ async def test_the_end_of_a_connection_names_the_user_that_logged_in_and_how():
     assert "secret" not in repr(logs)
 
 
-async def test_the_end_of_a_connection_names_nobody_whom_the_node_has_refused():
+async def logs_in_and_ends(*steps, news=True):
+    """The log line of a connection whose node ends it, and what was said to be worth a line."""
+    told = []
     with capture_logs() as logs:
         shell = Shell(limits=RelayLimits(authenticates=True))
         shell.connection.facts.user = ""
-        for ask, answer in ((handshake(), handshaken()), (authenticate(plain(b"alice")), authenticated(error=58))):
+        shell.connection.worth_a_line = lambda reason, detail: told.append((reason, detail)) or news
+        for ask, answer in steps:
             await shell.client_sends(ask)
             shell.connection.bytes_came(Side.NODE, answer)
         shell.connection.eof_came(Side.NODE)
-    [line] = [line for line in logs if line["event"] == "connection_closed"]
-    assert (line["user"], line["reason"]) == (None, "authentication_failed")
-    assert "alice" not in repr(logs)
     assert "secret" not in repr(logs)
+    [line] = [line for line in logs if line["event"] == "connection_closed"]
+    return line, told
+
+
+ASKED = (handshake(), handshaken())
+
+
+async def test_a_login_that_failed_names_the_mechanism_who_was_claimed_and_what_the_node_said():
+    refused = authenticated(error=58, text=b"Authentication failed: Invalid\nusername or password")
+    line, told = await logs_in_and_ends(ASKED, (authenticate(plain(b"ali\nce")), refused))
+    assert (line["user"], line["reason"], line["log_level"]) == (None, "authentication_failed", "warning")
+    assert (line["mechanism"], line["claimed_user"]) == ("PLAIN", "ali\\nce")
+    assert line["error"] == "SASL_AUTHENTICATION_FAILED"
+    assert line["error_message"] == "Authentication failed: Invalid\\nusername or password"
+    [(reason, detail)] = told
+    assert reason is CloseReason.AUTHENTICATION_FAILED
+    assert detail.startswith("PLAIN, ali\\nce, SASL_AUTHENTICATION_FAILED, ")
+
+
+FAILURES = {
+    "an unknown mechanism": (
+        ((handshake("OTHER"), handshaken(error=33)),),
+        "OTHER",
+        None,
+        "UNSUPPORTED_SASL_MECHANISM",
+    ),
+    "a node that only closes": (
+        ((handshake(version=0), handshaken()), (frame(plain(b"a" * 999)), b"")),
+        "PLAIN",
+        "a" * 127 + "…",
+        None,
+    ),
+    "SCRAM": (
+        (
+            (handshake("SCRAM-SHA-256"), handshaken()),
+            (authenticate(scram_first("alice")), authenticated(b"e=unknown-user")),
+        ),
+        "SCRAM-SHA-256",
+        "alice",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+async def test_a_login_may_fail_in_other_ways(case):
+    steps, mechanism, claimed, error = FAILURES[case]
+    line, _ = await logs_in_and_ends(*steps)
+    assert line["reason"] == "authentication_failed"
+    assert (line["mechanism"], line["claimed_user"], line["error"]) == (mechanism, claimed, error)
+    assert line["error_message"] == ("unknown-user" if case == "SCRAM" else None)
+
+
+async def test_a_client_that_makes_the_same_mistake_again_is_told_of_to_who_hunts_a_fault():
+    line, _ = await logs_in_and_ends(ASKED, (authenticate(plain(b"alice")), authenticated(error=58)), news=False)
+    assert line["log_level"] == "debug"

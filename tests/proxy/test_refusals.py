@@ -28,3 +28,23 @@ def test_very_many_addresses_are_no_more_lines_than_a_log_can_take():
     assert (others.origin, others.reasons) == ("others", {"ip_rate_exceeded": 4_000})
     assert (seventh.origin, seventh.reasons) == ("7", {"ip_rate_exceeded": 2})
     assert refusals.note("main", "4999", "ip_rate_exceeded", 15_001)
+
+
+def test_each_mistake_of_an_address_is_told_once_until_it_has_stayed_away_for_long():
+    faults = Refusals(60_000, tells_each=True)
+    assert faults.note("main", "10.0.0.1", "tls_expected", 0)
+    assert not faults.note("main", "10.0.0.1", "tls_expected", 59_000)
+    assert faults.note("main", "10.0.0.1", "tls_failed", 118_000)
+    assert not faults.note("main", "10.0.0.1", "tls_expected", 118_000)
+    assert list(faults.over(177_999)) == []
+    [episode] = faults.over(178_000)
+    assert episode.reasons == {"tls_expected": 3, "tls_failed": 1}
+    assert faults.note("main", "10.0.0.1", "tls_expected", 178_001)
+
+
+def test_an_address_that_makes_up_a_new_mistake_each_time_is_told_of_a_few_times():
+    faults = Refusals(60_000, tells_each=True)
+    assert [faults.note("main", "10.0.0.1", f"user {i}", i) for i in range(500)] == [True] * 16 + [False] * 484
+    [episode] = faults.over(100_000)
+    assert len(episode.reasons) == 17
+    assert episode.reasons["others"] == 484

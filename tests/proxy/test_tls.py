@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import ssl
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
+from proxy import logs as logging_setup
 from proxy.acceptor.admission import Admission
 from proxy.acceptor.certificate_keeper import CertificateKeeper
 from proxy.acceptor.certificates import certify, tls_sections
@@ -106,7 +108,7 @@ class Proxy:
         clock = clock or SystemClock()
         poller = Poller()
         [settings] = self.config.virtual_clusters
-        door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+        door = self.door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
         self.cluster = VirtualCluster(settings, Path("x"), 100, poller, clock, self.metrics, lambda: True, door)
         [self.listener] = self.cluster.listeners
         self.listener.set_limits(self.config.limits)
@@ -341,13 +343,36 @@ async def test_who_speaks_no_tls_is_told_from_one_who_speaks_it_badly(paper):
     assert told[2][0] == "tls_failed"
 
 
-async def test_tls_on_a_plain_listener_is_told(paper):
+async def test_tls_on_a_plain_listener_is_told_once(paper):
     with capture_logs() as logs:
         async with proxying() as proxy:
-            with pytest.raises(OSError):
-                await proxy.client(client_context(paper.ours))
-            await until(lambda: proxy.closed("tls_unexpected") == 1)
-    assert any(line.get("detail") == "looks like a TLS handshake" for line in logs)
+            for count in (1, 2, 3):
+                with pytest.raises(OSError):
+                    await proxy.client(client_context(paper.ours))
+                await until(lambda count=count: proxy.closed("tls_unexpected") == count)
+    told = [line["log_level"] for line in logs if line.get("detail") == "looks like a TLS handshake"]
+    assert told == ["warning", "debug", "debug"]
+
+
+async def test_a_client_that_speaks_no_tls_again_and_again_is_told_of_when_it_begins_and_when_it_is_over(paper):
+    clock = FakeClock()
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener), clock=clock) as proxy:
+            for count in (1, 2, 3):
+                client = await proxy.client()
+                client.writer.write(heartbeat(1))
+                await until(lambda count=count: proxy.closed("tls_expected") == count)
+                client.close()
+                clock.advance(20_000)
+            proxy.door.tell_ended_refusals()
+            assert "connections_closed" not in [line["event"] for line in logs]
+            clock.advance(40_000)
+            proxy.door.tell_ended_refusals()
+    closings = [line["log_level"] for line in logs if line["event"] == "connection_closed"]
+    assert closings == ["warning", "debug", "debug"]
+    [over] = [line for line in logs if line["event"] == "connections_closed"]
+    assert (over["counts_as"], over["connections"], over["duration_ms"]) == ("127.0.0.1", 3, 40_000)
+    assert over["faults"] == ["3 tls_expected: got bytes as of a client that speaks Kafka without TLS"]
 
 
 async def test_a_client_that_leaves_in_the_handshake_has_just_left(paper):
@@ -483,6 +508,30 @@ async def test_a_name_of_nobodys_is_refused(paper):
                 await proxy.client(client_context(paper.ours), "c5.kafka.test")
             await until(lambda: proxy.closed("server_name_unknown") == 1)
     assert any("c5.kafka.test is none of boot.kafka.test and b{node_id}" in line.get("detail", "") for line in logs)
+
+
+def hello_to(name):
+    """The first bytes of a client that wants this name, whatever is in it."""
+    sent = ssl.MemoryBIO()
+    stand_in = "x" * len(name)
+    client = ssl._create_unverified_context().wrap_bio(ssl.MemoryBIO(), sent, server_hostname=stand_in)
+    with contextlib.suppress(ssl.SSLWantReadError):
+        client.do_handshake()
+    return sent.read().replace(stand_in.encode(), name)
+
+
+async def test_a_name_that_is_not_ascii_is_refused_in_our_own_words(paper, monkeypatch):
+    monkeypatch.setattr(sys, "unraisablehook", logging_setup._tell_unraisable)
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener), **BY_NAME) as proxy:
+            client = await proxy.client()
+            client.writer.write(hello_to("bücher.kafka.test".encode()))
+            await until(lambda: proxy.closed("server_name_unknown") == 1)
+            client.close()
+    told = [line for line in logs if not line["event"].startswith("certificate_")]
+    assert [line.get("reason") for line in told] == ["server_name_unknown"], told
+    [line] = told
+    assert line["detail"].startswith("a name that is not ASCII is none of boot.kafka.test and b{node_id}")
 
 
 # ---------------------------------------------------------------- rotation
