@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from protocol.proxy_header import Endpoint
 from proxy.acceptor.admission import Place
+from proxy.acceptor.crowd import Crowd
 from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from quotas.entities import plain_ip
@@ -67,8 +68,7 @@ class SlowStage:
 
     `work` notes in the arrival what it learns, or raises Refused. Sockets beyond `most` are refused as `crowded`, those
     that take longer than `timeout_ms` as `overdue`; those that are still here when it is stopped, as SHUTDOWN.
-    When the stage is full, who has fewer here than the address that has most takes the place of that one's oldest: an
-    address crowds out only itself. Where addresses are not known yet, all are one.
+    When the stage is full, an address crowds out only itself, see Crowd.
     """
 
     def __init__(
@@ -84,9 +84,7 @@ class SlowStage:
         self._work = work
         self._overdue = overdue
         self._crowded = crowded
-        self._tasks: dict[asyncio.Task[None], str] = {}
-        self._tasks_of: dict[str, dict[asyncio.Task[None], None]] = {}
-        """By origin, the oldest first."""
+        self._tasks: Crowd[asyncio.Task[None]] = Crowd()
         self._crowded_out: set[asyncio.Task[None]] = set()
 
     @property
@@ -97,30 +95,22 @@ class SlowStage:
     def begin(self, arrival: Arrival, go_on: GoOn, turn_away: TurnAway) -> None:
         """Take a socket through; then exactly one of `go_on` and `turn_away` is called, soon or late."""
         origin = "" if arrival.place is None else arrival.place.origin
-        if len(self._tasks) >= self.most and not self._makes_room_for(origin):
+        if len(self._tasks) >= self.most and not self._make_room_for(origin):
             turn_away(arrival, self._crowded, "")
             return
         task = asyncio.get_running_loop().create_task(self._work_on(arrival))
-        self._tasks[task] = origin
-        self._tasks_of.setdefault(origin, {})[task] = None
+        self._tasks.enter(task, origin)
         task.add_done_callback(lambda done: self._finish(done, arrival, go_on, turn_away))
 
-    def _makes_room_for(self, origin: str) -> bool:
-        """Have one leave that is of those who have most here, if they have more than this origin then would."""
-        crowd: dict[asyncio.Task[None], None] = max(self._tasks_of.values(), key=len, default={})
-        if len(crowd) <= len(self._tasks_of.get(origin, ())) + 1:
+    def _make_room_for(self, origin: str) -> bool:
+        """Have one leave, if one has to."""
+        oldest = self._tasks.who_leaves_for(origin)
+        if oldest is None:
             return False
-        oldest = next(iter(crowd))
-        self._forget(oldest)
+        self._tasks.leave(oldest)
         self._crowded_out.add(oldest)
         oldest.cancel()
         return True
-
-    def _forget(self, task: "asyncio.Task[None]") -> None:
-        origin = self._tasks.pop(task)
-        del self._tasks_of[origin][task]
-        if not self._tasks_of[origin]:
-            del self._tasks_of[origin]
 
     def stop(self) -> None:
         """Refuse all that are here."""
@@ -139,7 +129,7 @@ class SlowStage:
         if crowded_out:
             self._crowded_out.discard(task)
         else:
-            self._forget(task)
+            self._tasks.leave(task)
         if task.cancelled():
             turn_away(arrival, self._crowded if crowded_out else CloseReason.SHUTDOWN, "")
             return

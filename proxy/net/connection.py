@@ -120,7 +120,6 @@ class Connection:
         self._errand: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Patience()
-        self._held_up = False
         self._busy = False
         self._steps: deque[Callable[[], list[Action]]] = deque()
 
@@ -184,7 +183,7 @@ class Connection:
 
     def reading_waits(self, side: Side) -> None:
         """A cap has what one side has sent wait."""
-        self._held_up = True
+        self._patience.note_held_up()
         self.relay.on_held_up()
 
     # ------------------------------------------------------------ carrying out
@@ -216,7 +215,8 @@ class Connection:
                 case Ask():
                     self._steps.append(partial(self._decide, action, now_us))
                 case Pause():
-                    self._held_up |= action.side is Side.CLIENT
+                    if action.side is Side.CLIENT:
+                        self._patience.note_held_up()
                     self._stream(action.side).pause_reading()
                 case Resume():
                     self._stream(action.side).resume_reading()
@@ -298,12 +298,9 @@ class Connection:
         if self.closing:
             return
         self.close_episode_if_over(now_ms)
-        held_up, self._held_up = self._held_up, False
-        relay, patience = self.relay, self._patience
-        reason = patience.for_bytes(relay.awaited, relay.whole_requests, held_up, step_ms, time_outs)
-        if self._client is not None and reason is None:
-            unsent_bytes, written_bytes = self._client.unsent_bytes, self._client.written_late_bytes
-            reason = patience.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
+        client = self._client
+        unsent_bytes, written_bytes = (client.unsent_bytes, client.written_late_bytes) if client is not None else (0, 0)
+        reason = self._patience.look(self.relay, unsent_bytes, written_bytes, step_ms, time_outs)
         if reason is not None:
             self.give_up(reason)
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from itertools import islice
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -35,16 +35,34 @@ def limits_of(config: ConnectionLimitsConfig) -> ConnectionLimits:
     return ConnectionLimits(NO_LIMIT if rate is None else rate, NO_LIMIT if most is None else most)
 
 
-class Door:
-    """One for all listeners of this process; `admission` decides."""
+class Timer(Protocol):
+    """A call that is to be made later."""
 
-    def __init__(self, admission: Admission[Arrival], clock: Clock) -> None:
+    def cancel(self) -> None:
+        """Not any more."""
+
+
+def on_the_loop(delay_s: float, callback: Callable[[], None]) -> Timer:
+    """Have the running event loop call back."""
+    return asyncio.get_running_loop().call_later(delay_s, callback)
+
+
+class Door:
+    """One for all listeners of this process; `admission` decides. `call_later` is what wakes it, never at once."""
+
+    def __init__(
+        self,
+        admission: Admission[Arrival],
+        clock: Clock,
+        call_later: Callable[[float, Callable[[], None]], Timer] = on_the_loop,
+    ) -> None:
         self.admission = admission
+        self._call_later = call_later
         self._clock = clock
         self._refusals = Refusals()
         self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
         self._carry_on: dict[ListenerKey, Callable[[Next[Arrival]], None]] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Timer | None = None
         self._timer_ms = 0
         self._log = structlog.get_logger()
 
@@ -113,7 +131,7 @@ class Door:
             self._timer.cancel()
         self._timer_ms = at_ms
         delay_s = max(at_ms - self._clock.now_ms(), 0) / 1000
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+        self._timer = self._call_later(delay_s, self._look)
 
     def _look(self) -> None:
         self._timer = None

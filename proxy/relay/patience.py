@@ -5,6 +5,7 @@ Looked at now and then, by what relays and streams count anyway: a request costs
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Protocol
 
 from proxy.relay.actions import CloseReason
 
@@ -42,10 +43,22 @@ _REASONS = {
 }
 
 
+class Waiting(Protocol):
+    """A relay, as far as its client is waited for."""
+
+    @property
+    def awaited(self) -> Awaited:
+        """What the client is waited for."""
+
+    @property
+    def whole_requests(self) -> int:
+        """How many requests have come to their end."""
+
+
 class Patience:
     """The waits of one connection. Each counts from the first look that finds it, so that none ends early."""
 
-    __slots__ = ("_awaited", "_requests", "_unread_ms", "_waited_ms", "_written_bytes")
+    __slots__ = ("_awaited", "_held_up", "_requests", "_unread_ms", "_waited_ms", "_written_bytes")
 
     def __init__(self) -> None:
         self._awaited = Awaited.NOTHING
@@ -53,6 +66,19 @@ class Patience:
         self._waited_ms = 0
         self._written_bytes = -1
         self._unread_ms = 0
+        self._held_up = False
+
+    def note_held_up(self) -> None:
+        """We, or the node, keep the client from being read, if only for a moment."""
+        self._held_up = True
+
+    def look(
+        self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
+    ) -> CloseReason | None:
+        """Why the connection ends, if a time is over; see `for_bytes` and `for_reading`."""
+        held_up, self._held_up = self._held_up, False
+        reason = self.for_bytes(relay.awaited, relay.whole_requests, held_up, step_ms, time_outs)
+        return reason or self.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
 
     def for_bytes(
         self, awaited: Awaited, requests: int, held_up: bool, step_ms: int, time_outs: TimeOuts
