@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 import structlog
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kafka.protocol.metadata import MetadataRequest
 
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
@@ -27,12 +28,16 @@ from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
+from quotas.sources.cluster_connection import ClusterConnection
+from quotas.sources.cluster_faults import ConnectionFault, Fault
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
 _IP_BIND_ADDRESS_NO_PORT = 24
 """Of <linux/in.h>: the port is chosen with the destination, so that each may be used towards many."""
 _MAX_PACES = 10_000
+_SERVERS_LOOKED_AT = 3
+_LONGEST_LOOK_S = 5.0
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
 
@@ -68,6 +73,7 @@ class Upstream:
         self._asked = asyncio.Event()
         self._answered = asyncio.Condition()
         self._failing = False
+        self._told_reason = ""
         self._nodes: list[int] = []
         self.recent_topics = RecentTopics()
         self._default_partitions: int | None = None
@@ -202,9 +208,7 @@ class Upstream:
         try:
             brokers, default_partitions = await _in_daemon_thread(partial(_brokers, self.config))
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
-            if not self._failing:
-                servers = [str(server) for server in self.config.bootstrap_servers]
-                self._log.warning("cluster_unreachable", bootstrap_servers=servers, error=str(error))
+            await self._tell_failure(error)
             self._failing = True
             self._note_refresh_failure()
             return False
@@ -218,6 +222,24 @@ class Upstream:
         async with self._answered:
             self._answered.notify_all()
         return True
+
+    async def _tell_failure(self, error: Exception) -> None:
+        """Log why the cluster cannot be had, once for each reason that is another than the last one."""
+        servers = [str(server) for server in self.config.bootstrap_servers]
+        looks = (_in_daemon_thread(partial(_fault_at, server, self.config)) for server in servers[:_SERVERS_LOOKED_AT])
+        faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
+        reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
+        if self._failing and reason == self._told_reason:
+            return
+        self._told_reason = reason
+        self._log.warning(
+            "cluster_unreachable",
+            bootstrap_servers=servers,
+            error=str(error),
+            reason=reason if faults else None,
+            problems=[f"{server}: {fault.problem}" for server, fault in faults],
+            settings=sorted({f"upstream.{part}" for _, fault in faults for part in fault.setting.split(", ")}),
+        )
 
     def set_tls(self, context: ssl.SSLContext | None) -> None:
         """What connections to nodes speak TLS with from now on; None: they are plain."""
@@ -350,6 +372,21 @@ def _brokers(config: UpstreamConfig) -> tuple[list[dict[str, Any]], int | None]:
     finally:
         admin.close()
     return brokers, default_partitions
+
+
+def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
+    """What is wrong with a bootstrap server, as a connection of its own tells; None if nothing is.
+
+    Blocks; for a thread of its own. kafka-python's client for administrators tells nothing but that it took too long.
+    """
+    try:
+        with contextlib.closing(ClusterConnection(server, credentials_of(config), _LONGEST_LOOK_S)) as connection:
+            connection.ask(MetadataRequest(topics=[]))
+    except ConnectionFault as error:
+        return server, error.fault
+    except Exception as error:  # of files, or of a library: what is told is only why something failed
+        return server, Fault("unusable", str(error) or type(error).__name__, "admin")
+    return None
 
 
 def _num_partitions(admin: KafkaAdminClient, brokers: list[dict[str, Any]]) -> int | None:

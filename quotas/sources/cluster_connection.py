@@ -10,6 +10,7 @@ from kafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaT
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
+from quotas.sources.cluster_faults import ConnectionFault, Fault, Spoken, Who, fault_of, spoken_at
 from quotas.sources.source import SourceUnavailable
 
 CLIENT_ID: Final = "kafka-throttle"
@@ -48,6 +49,7 @@ class ClusterConnection:
         self._server = server
         self._credentials = credentials
         self._timeout_s = timeout_s
+        self._interrupted = False
         self._net = NetworkSelector(client_id=CLIENT_ID)
         self._manager = KafkaConnectionManager(
             self._net,
@@ -73,11 +75,26 @@ class ClusterConnection:
         except Exception as error:  # a library that stumbles over a cluster is a cluster that cannot be read
             raise SourceUnavailable(f"{self._server}: {error}") from error
         if not future.is_done:
-            raise SourceUnavailable(f"{self._server}: {self._told(KafkaTimeoutError())}")
+            fault = Fault("no_answer", self._told(KafkaTimeoutError()), "bootstrap_servers, connect_timeout_ms")
+            raise ConnectionFault(self._server, fault)
         if future.exception is not None:
             _let_go_of_sockets(future.exception)
-            raise SourceUnavailable(f"{self._server}: {self._told(future.exception)}") from future.exception
+            raise ConnectionFault(self._server, self._fault(future.exception)) from future.exception
         return future.value
+
+    def _fault(self, error: BaseException) -> Fault:
+        who = self._credentials
+        if isinstance(error, KafkaTimeoutError | RequestTimedOutError | IncompatibleBrokerVersion) or self._interrupted:
+            return Fault("no_answer", self._told(error), "bootstrap_servers")
+        if isinstance(error, OSError) and who.files:
+            return Fault("files_unusable", self._told(error), "admin.ca_file, admin.certificate_file, admin.key_file")
+        secured, logs_in = who.security_protocol.endswith("SSL"), who.sasl_mechanism is not None
+        logged_in = logs_in and self._connection.init_future.succeeded()
+
+        def look() -> Spoken:
+            return spoken_at(self._server, secured) if who.proxy_url is None else Spoken.NOTHING_KNOWN
+
+        return fault_of(error, self._told(error), Who(secured, logs_in, logged_in), look)
 
     def _wait_out_throttle(self) -> None:
         """A cluster with quotas may have throttled this connection at its last answer."""
@@ -100,6 +117,7 @@ class ClusterConnection:
 
     def interrupt(self) -> None:
         """Let the `ask` that is under way in another thread fail, and all later ones."""
+        self._interrupted = True
         with contextlib.suppress(RuntimeError):  # closed already
             self._net.call_soon_threadsafe(lambda: self._connection.close(KafkaConnectionError("stopped")))
 

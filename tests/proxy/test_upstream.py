@@ -6,6 +6,7 @@ import socket
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
@@ -17,6 +18,7 @@ from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection
 from quotas.sources.source import SourceUnavailable
+from tests.certificates import Authority, server_context
 from tests.fakes.clock import FakeClock
 from tests.patience import PATIENCE_S
 
@@ -131,3 +133,30 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
             accepted.settimeout(PATIENCE_S)
             first = await asyncio.to_thread(accepted.recv, 16, socket.MSG_WAITALL)
         assert (first == LOCAL_PROXY_HEADER) == announced
+
+
+async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reason(tmp_path, monkeypatch):
+    """First nobody is there, then somebody that speaks TLS."""
+    monkeypatch.setattr("proxy.net.upstream._LONGEST_LOOK_S", PATIENCE_S)
+    context = server_context(Authority(tmp_path).issue("127.0.0.1"))
+    node = Node(connect_timeout_ms=100)
+    node.server.close()
+    with capture_logs() as logs:
+        for _ in range(2):
+            assert not await node.upstream._learn()
+        with socket.create_server(("127.0.0.1", node.port)) as server:
+            threading.Thread(target=refuse_plain, args=(server, context), daemon=True).start()
+            assert not await node.upstream._learn()
+    told = [line for line in logs if line["event"] == "cluster_unreachable"]
+    assert [line["reason"] for line in told] == ["unreachable", "tls_expected"]
+    assert told[0]["settings"] == ["upstream.bootstrap_servers"]
+    assert told[1]["settings"] == ["upstream.admin.security_protocol"]
+    assert told[1]["problems"][0].startswith(f"127.0.0.1:{node.port}: it speaks TLS")
+
+
+def refuse_plain(server, context):
+    with contextlib.suppress(OSError):
+        while True:
+            with server.accept()[0] as sock, contextlib.suppress(OSError):
+                sock.settimeout(PATIENCE_S)
+                context.wrap_socket(sock, server_side=True).close()

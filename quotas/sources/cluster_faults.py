@@ -1,0 +1,170 @@
+"""Why a connection of the proxy's own to a node came to nothing, and which setting to look at.
+
+Libraries tell a closed socket, which is what nodes say to whoever speaks TLS to a plain listener, or plain to one that
+speaks TLS, or no SASL where that is wanted. So such a node is asked once more, by hand, what it speaks.
+"""
+
+import socket
+import ssl
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from enum import Enum
+from struct import pack, unpack
+from typing import Final, NamedTuple
+
+from kafka.errors import SaslAuthenticationFailedError, UnsupportedSaslMechanismError
+
+from quotas.sources.source import SourceUnavailable
+
+_HOST_MISMATCH: Final = (62, 64)
+"""X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL."""
+
+_LOOK_S: Final = 3.0
+_LOGIN: Final = "admin.username, admin.password_file"
+_API_VERSIONS: Final = pack(">ihhih", 10, 18, 0, 7, -1)
+_SASL_HANDSHAKE: Final = pack(">ihhihh", 13, 17, 1, 8, -1, 1) + b"?"
+_UNSUPPORTED_SASL_MECHANISM: Final = 33
+
+
+class Spoken(Enum):
+    """What a port speaks, as far as a look tells."""
+
+    KAFKA = "Kafka without TLS"
+    KAFKA_WITH_SASL = "Kafka that wants SASL"
+    TLS = "TLS"
+    NOTHING_KNOWN = "nothing that is known"
+    NOBODY_IS_THERE = "nothing, as nobody takes a connection"
+
+
+class Fault(NamedTuple):
+    """`reason` is one word of a few, `setting` where the configuration may be wrong, below `upstream`."""
+
+    reason: str
+    problem: str
+    setting: str
+
+
+class ConnectionFault(SourceUnavailable):
+    """No connection to a node, or no answer over it."""
+
+    def __init__(self, server: str, fault: Fault) -> None:
+        super().__init__(f"{server}: {fault.problem} (setting: {fault.setting})")
+        self.fault = fault
+
+
+class Who(NamedTuple):
+    """Whether the proxy speaks TLS on its connection, whether it logs in there, and whether that has succeeded."""
+
+    secured: bool
+    logs_in: bool
+    logged_in: bool
+
+
+def fault_of(error: BaseException, text: str, who: Who, look: Callable[[], Spoken]) -> Fault:
+    """What an error of kafka-python comes to; `text` is what is told of it where nothing better is known.
+
+    `look` finds out what the node speaks.
+    """
+    for each in _with_causes(error):
+        if isinstance(each, ssl.SSLError):
+            return _tls_fault(each, look)
+        if isinstance(each, UnsupportedSaslMechanismError):
+            return Fault("mechanism_refused", f"it does not take the SASL mechanism: {text}", "admin.sasl_mechanism")
+        if isinstance(each, SaslAuthenticationFailedError):
+            return Fault("authentication_failed", f"it refuses the login: {text}", _LOGIN)
+    return _fault_of_closed(text, who, look())
+
+
+def _fault_of_closed(text: str, who: "Who", spoken: Spoken) -> Fault:
+    """A node that only closes."""
+    if spoken is Spoken.NOBODY_IS_THERE:
+        return Fault("unreachable", text, "bootstrap_servers")
+    if spoken is Spoken.TLS and not who.secured:
+        return Fault("tls_expected", f"it speaks TLS ({text})", "admin.security_protocol")
+    if spoken is Spoken.KAFKA_WITH_SASL and not who.logs_in:
+        return Fault("authentication_expected", f"it wants SASL ({text})", "admin.security_protocol")
+    if who.logs_in and not who.logged_in:  # a node closes at once after its no, and that may be lost before the end
+        return Fault("authentication_failed", text, _LOGIN)
+    return Fault("closed", text, "bootstrap_servers, admin.security_protocol")
+
+
+def _tls_fault(error: ssl.SSLError, look: Callable[[], Spoken]) -> Fault:
+    if isinstance(error, ssl.SSLCertVerificationError):
+        setting = "bootstrap_servers" if error.verify_code in _HOST_MISMATCH else "admin.ca_file"
+        return Fault("certificate_refused", f"its certificate is refused: {error.verify_message}", setting)
+    text = (error.reason or str(error)).lower().replace("_", " ")
+    if " alert " in text:
+        return Fault("tls_refused", f"it refuses TLS: {text}", "admin.certificate_file, admin.security_protocol")
+    if look() in (Spoken.KAFKA, Spoken.KAFKA_WITH_SASL):
+        return Fault("tls_unexpected", f"it speaks Kafka without TLS ({text})", "admin.security_protocol")
+    return Fault("tls_failed", f"TLS: {text}", "admin.security_protocol")
+
+
+def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+# ---------------------------------------------------------------------- a look
+
+
+def spoken_at(server: str, secured: bool) -> Spoken:
+    """What a port speaks; whether it wants SASL is asked over TLS if that is `secured`. Blocks for seconds at most."""
+    host, _, port = server.rpartition(":")
+    address = host.strip("[]"), int(port)
+    try:
+        plain = _connected(address)
+    except OSError:
+        return Spoken.NOBODY_IS_THERE
+    with suppress(OSError, ValueError), plain as sock:
+        if _answers_kafka(sock):
+            return Spoken.KAFKA_WITH_SASL if _wants_sasl(sock) else Spoken.KAFKA
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with _connected(address) as sock, context.wrap_socket(sock) as tls:
+            if secured and _answers_kafka(tls) and _wants_sasl(tls):
+                return Spoken.KAFKA_WITH_SASL
+            return Spoken.TLS
+    except ssl.SSLError as error:
+        return Spoken.TLS if " alert " in str(error).lower().replace("_", " ") else Spoken.NOTHING_KNOWN
+    except (OSError, ValueError):
+        return Spoken.NOTHING_KNOWN
+
+
+def _connected(address: tuple[str, int]) -> socket.socket:
+    return socket.create_connection(address, _LOOK_S)
+
+
+def _answers_kafka(sock: socket.socket) -> bool:
+    sock.sendall(_API_VERSIONS)
+    answer = _answer(sock)
+    return answer[:4] == pack(">i", 7)
+
+
+def _wants_sasl(sock: socket.socket) -> bool:
+    """Whether a mechanism that is none is refused as such; who wants no SASL refuses it as out of place."""
+    answer = b""
+    with suppress(OSError, ValueError):  # some only close
+        sock.sendall(_SASL_HANDSHAKE)
+        answer = _answer(sock)
+    return len(answer) >= 6 and unpack(">h", answer[4:6])[0] == _UNSUPPORTED_SASL_MECHANISM
+
+
+def _answer(sock: socket.socket) -> bytes:
+    """The first bytes of a frame, enough to know it by; the rest is read and dropped."""
+    size = int.from_bytes(_exactly(sock, 4), "big")
+    if not 6 <= size <= 100_000:
+        raise ValueError(size)
+    return _exactly(sock, size)[:6]
+
+
+def _exactly(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionResetError
+        data += piece
+    return data

@@ -1,0 +1,146 @@
+"""Why the proxy's own connection to a node comes to nothing: on real sockets, with listeners that are played."""
+
+import contextlib
+import socket
+import threading
+from struct import pack
+
+import pytest
+from kafka.protocol.metadata import MetadataRequest
+
+from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from quotas.sources.cluster_faults import ConnectionFault
+from tests.certificates import Authority, server_context
+from tests.patience import PATIENCE_S
+
+VERSIONS = {3: (0, 1), 17: (0, 1), 18: (0, 0), 36: (0, 0)}
+LOGIN = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "opensesame"}
+
+
+class Listener:
+    """Answers ApiVersions, other requests with the bodies in `answers`, by API key; to those without it closes."""
+
+    def __init__(self, context=None, answers=None):
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
+        self._context, self._answers = context, answers or {}
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self.server.accept()
+                threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
+
+    def _serve(self, sock):
+        sock.settimeout(PATIENCE_S)
+        with contextlib.suppress(OSError, ValueError), sock:
+            stream = sock if self._context is None else self._context.wrap_socket(sock, server_side=True)
+            with stream.makefile("rwb") as file:
+                while len(size := file.read(4)) == 4:
+                    if int.from_bytes(size, "big") > 1_000_000:  # as a broker does with what is not Kafka's
+                        break
+                    frame = file.read(int.from_bytes(size, "big"))
+                    body = self._body(frame)
+                    if not body:
+                        break
+                    file.write(pack(">i", len(body) + 4) + frame[4:8] + body)
+                    file.flush()
+
+    def _body(self, frame):
+        key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
+        if key != 18:
+            return self._answers.get(key, b"")
+        keys = b"".join(pack(">hhh", key, *versions) for key, versions in VERSIONS.items())
+        return pack(">hi", 35 if version else 0, len(VERSIONS)) + keys
+
+
+def text(value):
+    return pack(">h", len(value)) + value
+
+
+WANTS_SASL = {17: pack(">hi", 33, 1) + text(b"SCRAM-SHA-256")}
+TAKES_PLAIN = pack(">hi", 0, 1) + text(b"PLAIN")
+REFUSES = pack(">h", 58) + text(b"Invalid username or password") + pack(">i", 0)
+NO_SASL = {17: pack(">hi", 34, 0)}
+
+
+@pytest.fixture(scope="module")
+def paper(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("certificates")
+    ours, strange = Authority(folder), Authority(folder, "stranger")
+    return ours, strange, server_context(ours.issue("127.0.0.1", name="node"))
+
+
+def fault(listener, address=None, **credentials):
+    """What a connection with these credentials comes to."""
+    try:
+        with (
+            contextlib.closing(
+                ClusterConnection(address or listener.address, Credentials(**credentials), PATIENCE_S)
+            ) as own,
+            pytest.raises(ConnectionFault) as raised,
+        ):
+            own.ask(MetadataRequest(topics=[]))
+    finally:
+        listener.server.close()
+    assert "opensesame" not in str(raised.value)
+    assert raised.value.fault.setting in str(raised.value)
+    return raised.value.fault
+
+
+def test_a_dead_node():
+    listener = Listener()
+    listener.server.close()
+    found = fault(listener)
+    assert (found.reason, found.setting) == ("unreachable", "bootstrap_servers")
+
+
+def test_tls_spoken_to_in_plain(paper):
+    found = fault(Listener(paper[2]))
+    assert (found.reason, found.setting) == ("tls_expected", "admin.security_protocol")
+    assert "it speaks TLS" in found.problem
+
+
+def test_a_plain_listener_spoken_to_in_tls(paper):
+    found = fault(Listener(), security_protocol="SSL", ssl_cafile=str(paper[0].file))
+    assert (found.reason, found.setting) == ("tls_unexpected", "admin.security_protocol")
+
+
+def test_a_certificate_of_somebody_unknown(paper):
+    found = fault(Listener(paper[2]), security_protocol="SSL", ssl_cafile=str(paper[1].file))
+    assert (found.reason, found.setting) == ("certificate_refused", "admin.ca_file")
+
+
+def test_a_certificate_for_another_name(paper):
+    listener = Listener(paper[2])
+    address = listener.address.replace("127.0.0.1", "localhost")
+    found = fault(listener, address, security_protocol="SSL", ssl_cafile=str(paper[0].file))
+    assert (found.reason, found.setting) == ("certificate_refused", "bootstrap_servers")
+
+
+def test_no_login_where_one_is_wanted():
+    found = fault(Listener(answers=WANTS_SASL))
+    assert (found.reason, found.setting) == ("authentication_expected", "admin.security_protocol")
+
+
+def test_a_node_that_wants_nothing_and_closes():
+    assert fault(Listener(answers=NO_SASL)).reason == "closed"
+
+
+def test_a_mechanism_that_the_node_does_not_take():
+    found = fault(Listener(answers=WANTS_SASL), security_protocol="SASL_PLAINTEXT", **LOGIN)
+    assert (found.reason, found.setting) == ("mechanism_refused", "admin.sasl_mechanism")
+
+
+@pytest.mark.parametrize("said", [REFUSES, b""])
+def test_a_wrong_password_whether_the_node_says_so_or_only_closes(said):
+    listener = Listener(answers={17: TAKES_PLAIN, 36: said})
+    found = fault(listener, security_protocol="SASL_PLAINTEXT", **LOGIN)
+    assert (found.reason, found.setting) == ("authentication_failed", "admin.username, admin.password_file")
+    assert ("Invalid username or password" in found.problem) == (said == REFUSES)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    found = fault(Listener(), security_protocol="SSL", ssl_cafile=str(tmp_path / "none.pem"))
+    assert found.reason == "files_unusable"
