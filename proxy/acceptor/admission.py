@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from heapq import heappop, heappush
 from ipaddress import ip_network
 from itertools import count
@@ -83,6 +84,14 @@ class Refused:
 
     reason: CloseReason
     reset: bool = False
+
+
+class LimitReached(NamedTuple):
+    """A limit of `listener`, None: of the instance, that is reached; `setting` of its section `connections`."""
+
+    listener: ListenerKey | None
+    setting: str
+    limit: float
 
 
 class Held(Enum):
@@ -400,6 +409,19 @@ class Admission(Generic[Ticket]):
         key, most = AddressKey(virtual_cluster, origin), self.quotas.address_limits(virtual_cluster).count_of(origin)
         reading = self.quotas.address_reading(key, now_ms, shadow)
         return AddressStanding(origin, self.quotas.connections_from(key), None if most >= NO_LIMIT else most, reading)
+
+    def limits_reached(self, key: ListenerKey, now_ms: int) -> Iterator[LimitReached]:
+        """What has a connection wait at a listener now."""
+        quotas, on_the_way = self.quotas, self._on_the_way
+        for where, limits, rate, connections in (
+            (None, quotas.instance_limits, quotas.instance_reading, quotas.connections + self._on_the_way_in_all),
+            (key, quotas.listener_limits(key), partial(quotas.listener_reading, key), quotas.connections_of(key)),
+        ):
+            here = connections + (on_the_way[key] if where else 0)
+            if here >= limits.connections:
+                yield LimitReached(where, "max_connections", limits.connections)
+            if rate(now_ms).rate > limits.creation_rate:
+                yield LimitReached(where, "max_connection_creation_rate", limits.creation_rate)
 
     @property
     def virtual_clusters(self) -> Iterable[str]:

@@ -25,6 +25,7 @@ Number = TypeVar("Number", int, float)
 _FAULTS_OVER_AFTER_MS = 60_000
 """Clients with a wrong setting come again more slowly than those that are refused."""
 
+_FULL = "limits.max_connections"
 _AT_ONCE = 200
 """So many that have waited are carried on with before others have their turn."""
 
@@ -60,6 +61,7 @@ class Door:
         self._call_later = call_later
         self._clock = clock
         self._refusals = Refusals()
+        self._limits = Refusals(tells_each=True)
         self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
         self._carry_on: dict[ListenerKey, Callable[[Next[Arrival]], None]] = {}
         self._timer: Timer | None = None
@@ -75,8 +77,24 @@ class Door:
         """Whether a connection may go on; else its listener is to accept no other before `carry_on` says so."""
         may_go_on = self.admission.arrive(key, arrival, self._clock.now_ms())
         if not may_go_on:
+            self._note_limits(key)
             self._plan()
         return may_go_on
+
+    def _note_limits(self, key: ListenerKey) -> None:
+        """Log that a limit of the instance, or of a listener, is reached; further ones that wait are counted."""
+        now_ms = self._clock.now_ms()
+        for where, setting, limit in self.admission.limits_reached(key, now_ms):
+            name, listener = where or ("", "")
+            path = f"listeners[].connections.{setting}" if where else f"connections.{setting}"
+            if self._limits.note(name, listener, path, now_ms):
+                whose = _whose(name, listener)
+                self._log.warning("connection_limit_reached", **whose, setting=path, limit=limit, others="wait")
+
+    def note_full(self, limit: int) -> None:
+        """Log that the process has as many sockets of clients as it may have; further refusals are counted."""
+        if self._limits.note("", "", _FULL, self._clock.now_ms()):
+            self._log.warning("connection_limit_reached", setting=_FULL, limit=limit, others="are closed at once")
 
     def admit(self, key: ListenerKey, arrival: Arrival) -> Place | Held | Refused:
         """What becomes of it, now that its address is known."""
@@ -160,7 +178,12 @@ class Door:
         return self._faults.note(name, origin, fault, self._clock.now_ms())
 
     def tell_ended_refusals(self) -> None:
-        """Log what has become of addresses that are refused no more, or make the same mistake no more."""
+        """Log what has become of limits, and of addresses that are refused, or make the same mistake, no more."""
+        for episode in self._limits.over(self._clock.now_ms()):
+            whose, lasted_ms = _whose(episode.virtual_cluster, episode.origin), episode.last_ms - episode.began_ms
+            for path, count in episode.reasons.items():
+                number = {"refused" if path == _FULL else "waited": count}
+                self._log.info("connection_limit_over", **whose, setting=path, duration_ms=lasted_ms, **number)
         for episode in self._faults.over(self._clock.now_ms()):
             connections = episode.reasons.total()
             if connections > len(episode.reasons):  # else all has been told
@@ -230,6 +253,11 @@ class Door:
         """Each address whose rate is measured."""
         for key, reading in self.admission.quotas.address_readings(self._clock.now_ms()):
             yield AddressUse(*key, reading.rate, reading.limit, reading.throttles)
+
+
+def _whose(virtual_cluster: str, listener: str) -> dict[str, str]:
+    """Whose limit: of a listener, or nobody's but the whole process's."""
+    return {"virtual_cluster": virtual_cluster, "listener": listener} if listener else {}
 
 
 def _limit(limit: Number) -> Number | None:

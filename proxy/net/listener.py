@@ -263,6 +263,7 @@ class Listener:
         address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # of IPv4, the kernel's spelling is plain
         arrival = Arrival(client, port, known, address, ANONYMOUS, log, peer[1])
         if not self._may_open():
+            self._door.note_full(self._limits.max_connections)
             self._refuse(arrival, CloseReason.TOO_MANY_CONNECTIONS)
         elif node_id is None:
             self._refuse(arrival, CloseReason.NODE_UNKNOWN, detail=f"no node has the spare port {port}")

@@ -1,0 +1,89 @@
+"""The door on the event loop: what the log is told of limits that are reached."""
+
+import socket
+
+import pytest
+import structlog
+from structlog.testing import capture_logs
+
+from proxy.acceptor.admission import ANONYMOUS, Admission, Place
+from proxy.acceptor.stages import Arrival
+from proxy.net.door import Door
+from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
+from tests.fakes.clock import FakeClock
+
+KEY, OTHER = ListenerKey("main", "plain"), ListenerKey("main", "tls")
+
+
+@pytest.fixture
+async def at_the_door():
+    clock = FakeClock()
+    door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+    door.admission.add_virtual_cluster("main", 11, 1000)
+    for key in (KEY, OTHER):
+        door.add_listener(key, lambda what: None)
+    with capture_logs() as logs:
+        yield door, clock, logs
+        door.empty()
+
+
+def arrival():
+    return Arrival(socket.socket(), 9092, 1, "192.0.2.1", ANONYMOUS, structlog.get_logger())
+
+
+def told(logs):
+    return [
+        {k: v for k, v in line.items() if k not in ("event", "log_level", "virtual_cluster")}
+        for line in logs
+        if line["event"].startswith("connection_limit_")
+    ]
+
+
+async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_has_for_long(at_the_door):
+    door, clock, logs = at_the_door
+    door.set_listener_limits(KEY, ConnectionLimits(connections=1))
+    assert door.arrive(KEY, arrival())
+    place = door.admit(KEY, arrival())
+    assert isinstance(place, Place)
+    assert told(logs) == []
+    for _ in range(3):  # each waits until one has left, and is then the one that is there
+        assert not door.arrive(KEY, arrival())
+        door.admission.left(place)
+        [what] = door.admission.due(clock.now_ms())
+        place = door.admit(KEY, what.ticket)
+        clock.advance(3_000)
+    setting = {"listener": "plain", "setting": "listeners[].connections.max_connections"}
+    assert told(logs) == [{**setting, "limit": 1, "others": "wait"}]
+    clock.advance(6_999)
+    door.tell_ended_refusals()
+    assert len(told(logs)) == 1
+    clock.advance(1)
+    door.tell_ended_refusals()
+    assert told(logs)[1:] == [{**setting, "duration_ms": 6_000, "waited": 3}]
+
+
+async def test_the_limit_that_has_somebody_wait_is_named(at_the_door):
+    door, _, logs = at_the_door
+    door.set_limits(ConnectionLimits(creation_rate=1), 10)
+    for _ in range(11):
+        if not door.arrive(KEY, arrival()):
+            break
+        door.admit(KEY, arrival())
+    [line] = told(logs)
+    assert line == {"setting": "connections.max_connection_creation_rate", "limit": 1, "others": "wait"}
+    door.set_limits(ConnectionLimits(connections=0), 10)
+    assert not door.arrive(OTHER, arrival())
+    assert [line["setting"] for line in told(logs)][1:] == ["connections.max_connections"]
+
+
+async def test_a_full_process_tells_how_many_it_has_turned_away(at_the_door):
+    door, clock, logs = at_the_door
+    for _ in range(500):
+        door.note_full(10_000)
+    clock.advance(10_000)
+    door.tell_ended_refusals()
+    setting = {"setting": "limits.max_connections"}
+    assert told(logs) == [
+        {**setting, "limit": 10_000, "others": "are closed at once"},
+        {**setting, "duration_ms": 0, "refused": 500},
+    ]
