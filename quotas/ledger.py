@@ -1,6 +1,6 @@
 """The one owner of the quota table, and of which sensor measures whom."""
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from itertools import chain, islice
@@ -12,6 +12,8 @@ from quotas.request_costs import NodeCosts, RequestCosts
 from quotas.rows import Rows
 from quotas.sensors import SensorReading, Sensors
 from quotas.token_buckets import BucketReading, TokenBuckets
+from quotas.trace import Operation
+from quotas.traced_sensors import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
 
 IDLE_MS = 3_600_000
 """A sensor that was not used for longer is closed, as in a broker."""
@@ -109,22 +111,21 @@ class Ledger:
         shadow: QuotaTable | None = None,
         buckets: TokenBuckets | None = None,
         costs: RequestCosts | None = None,
+        traces: Callable[[SensorTags, Entity | None], bool] | None = None,
     ) -> None:
         """`buckets` are for controller mutations: as many as there are sensors, and with the same cap, if not given.
 
-        `costs` tell what requests cost the nodes.
+        `costs` tell what requests cost the nodes. `traces` says which sensors are traced, by what they measure and
+        whose quota that is; the tables are to be such as tell of it.
         """
+        self._traces = traces
         self.sensors = sensors
         self.request_sensors = _of_request_time(sensors)
         self.shadow_request_sensors = _of_request_time(sensors)
         self.costs = costs or RequestCosts()
         self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
-        self.shadow_buckets = TokenBuckets(
-            self.buckets.capacity, self.buckets.samples, self.buckets.window_ms, self.buckets.max_throttle_ms
-        )
-        self.shadow_sensors = Sensors(
-            sensors.capacity, sensors.samples, sensors.window_ms, sensors.max_throttle_ms, sensors.max_debt_ms
-        )
+        self.shadow_buckets = self.buckets.like()
+        self.shadow_sensors = sensors.like(sensors.max_throttle_ms, sensors.max_debt_ms)
         self._rows: dict[tuple[QuotaType, bool], Sensors | TokenBuckets] = {
             (QuotaType.PRODUCE, False): self.sensors,
             (QuotaType.PRODUCE, True): self.shadow_sensors,
@@ -444,11 +445,11 @@ class Ledger:
         if handle is not None:
             self._set_limit(key, handle, limit, now_ms)
         elif _has_room(self._rows_of(key)):
-            handle = self._open(key, limit, now_ms)
+            handle = self._open(key, entity, limit, now_ms)
         else:
-            return self._overflow(key, entity, limit, now_ms), limit
+            return _used_by(self._overflow(key, entity, limit, now_ms), user, client_id, entity), limit
         self._spared.add(key)
-        return handle, limit
+        return _used_by(handle, user, client_id, entity), limit
 
     def _overflow(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int | None:
         """A sensor from the reserve: one for all newcomers of a default, its own for whoever has a quota by name.
@@ -471,7 +472,7 @@ class Ledger:
                 if key.shadow:
                     return None
                 self._close_longest_idle(rows)
-            handle = self._open(key, limit, now_ms)
+            handle = self._open(key, entity, limit, now_ms)
         self._spared.add(key)
         return handle
 
@@ -504,16 +505,30 @@ class Ledger:
                 self._shared_closed = self.version + 1
         self._next_version()
 
-    def _open(self, key: SensorKey, limit: float, now_ms: int) -> int:
-        handle = self._handles[key] = self._rows_of(key).open(limit, now_ms)
+    def _open(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int:
+        handle = self._rows_of(key).open(limit, now_ms)
+        if self._traces is not None and self._traces(key.tags, entity):
+            handle = self._traced(key, entity, handle, limit, now_ms)
+        self._handles[key] = handle
         self._places.add((key.virtual_cluster, key.node_id))
         return handle
 
+    def _traced(self, key: SensorKey, entity: Entity | None, handle: int, limit: float, now_ms: int) -> int:
+        rows, tags = self._rows_of(key), key.tags
+        assert isinstance(rows, TracedSensors | TracedBuckets)
+        of = (key.virtual_cluster, key.node_id, key.quota_type, key.shadow, tags.user, tags.client_id, _rule(entity))
+        traced = TracedHandle.of(handle, Subject(*of))
+        rows.note(Traced(Operation.OPEN, traced.subject, handle, limit, 1, 0, limit, now_ms))
+        return traced
+
     def _close(self, key: SensorKey) -> None:
-        handle = self._handles.pop(key)
+        handle, rows = self._handles.pop(key), self._rows_of(key)
         if key.shadow:
             self._add_shadow_throttles(self._closed_shadows, key, handle)
-        self._rows_of(key).close(handle)
+        if isinstance(handle, TracedHandle) and isinstance(rows, TracedSensors | TracedBuckets):
+            at_ms, limit = rows.idle_since_ms(handle), rows.limit(handle)
+            rows.note(Traced(Operation.CLOSE, handle.subject, int(handle), 0.0, 1, 0, limit, at_ms))
+        rows.close(handle)
 
     def _limit(self, key: SensorKey) -> float | None:
         """What the table says for a sensor that lives; None for a shared one whose entity has no quota any more."""
@@ -538,9 +553,18 @@ class Ledger:
         return int(min(self.sensors.burst(limit), NO_CEILING_BYTES))
 
 
+def _used_by(handle: int | None, user: str, client_id: str, entity: Entity | None) -> int | None:
+    """The handle, in the hands of a client if it is traced."""
+    return handle.used_by(user, client_id, _rule(entity)) if isinstance(handle, TracedHandle) else handle
+
+
+def _rule(entity: Entity | None) -> str:
+    return "" if entity is None else str(entity)
+
+
 def _of_request_time(sensors: Sensors) -> Sensors:
     """As many rows for request time; no throttle is longer than one window (KIP-124), so there is no debt."""
-    return Sensors(sensors.capacity, sensors.samples, sensors.window_ms, sensors.window_ms, max_debt_ms=0)
+    return sensors.like(sensors.window_ms, 0)
 
 
 def _has_room(rows: Rows) -> bool:

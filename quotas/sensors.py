@@ -103,6 +103,10 @@ class Sensors(Rows):
         self.max_throttle_ms = max_throttle_ms
         self.max_debt_ms = max_debt_ms
 
+    def like(self, max_throttle_ms: int, max_debt_ms: int) -> "Sensors":
+        """As many more, all unused, with caps of their own."""
+        return Sensors(self.capacity, self.samples, self.window_ms, max_throttle_ms, max_debt_ms)
+
     def burst(self, limit: float) -> float:
         """What may be recorded at one instant from an idle start."""
         return limit * (self.samples - 1) * (self.window_ms / 1000)

@@ -72,6 +72,10 @@ class TokenBuckets(Rows):
             raise ValueError(f"expected a cap from 1 to 2^31-1, got {max_throttle_ms}")
         self.max_throttle_ms = max_throttle_ms
 
+    def like(self) -> "TokenBuckets":
+        """As many more, all unused."""
+        return TokenBuckets(self.capacity, self.samples, self.window_ms, self.max_throttle_ms)
+
     def burst(self, limit: float) -> float:
         """How many tokens a bucket of this limit holds."""
         return self.samples * (self.window_ms / 1000.0) * limit

@@ -99,9 +99,9 @@ class UsageRecord(Row):
     begin_ms: int = _column("ms since 1970", "when the window began")
     end_ms: int = _column("ms since 1970", "when it was closed")
     virtual_cluster: str = _column("", "virtual cluster")
-    node_id: int = _column("", "node that served; -2: all of them")
-    user: str = _column("", "principal's name")
-    client_id: str = _column("", "as the client gave it")
+    node_id: int = _column("", "node that served; -2: all of them; -1: none yet")
+    user: str = _column("", "principal's name; empty: not known yet")
+    client_id: str = _column("", "as the client gave it; `<overflow>`: of clients that were too many to tell apart")
     ip: str = _column("", "address of the client, for connection; else empty")
     quota_type: str = _column("", "`produce`, `fetch`, `request`, `controller_mutation`, `connection`")
     used: float = _column("by type", "what the quota counts")
@@ -110,7 +110,7 @@ class UsageRecord(Row):
     in_bytes: int = _column("bytes", "of those requests, as the client sent them, with their length prefixes")
     out_bytes: int = _column("bytes", "of their answers, as the client got them")
     throttles: int = _column("", "how often this quota throttled")
-    throttled_ms: int = _column("ms", "sum of those throttles")
+    throttled_ms: int = _column("ms", "by how much they prolonged mutes of its connections")
     backlogged_ms: int = _column("ms", "of mutes by this quota at whose end a request was already waiting")
     limit: float | None = _column("by type, per s", "bound in force at the end of the window; percent for request")
     rule: str = _column("", "entity whose quota that is, as `user=alice, client-id=<default>`; empty: none")
@@ -118,6 +118,9 @@ class UsageRecord(Row):
     shadow_rule: str = _column("", "entity whose shadow quota that is")
     shadow_throttles: int = _column("", "how often the shadow quota would have throttled")
     shadow_throttled_ms: int = _column("ms", "sum of those")
+    unsent_bytes: int = _column(
+        "bytes", "of out_bytes, here or in earlier records: what the client did not get before its end", default=0
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +145,9 @@ class TraceEvent(Row):
     throttle_ms: int = _column("ms", "throttle time that came of it")
     limit: float | None = _column("by type, per s", "bound that was in force; percent for request")
     rule: str = _column("", "entity whose quota that is; empty: none")
+    sensor: int = _column("", "which sensor of this quota type: a number that no other one has, in an epoch", default=0)
+    shadow: int = _column("", "1: of a quota that is measured and never felt; else 0", default=0)
+    count: int = _column("", "of how many requests; for run", default=1)
 
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (Header, End, Dropped, UsageRecord, TraceEvent)}

@@ -18,7 +18,7 @@ END = End(records=3, next_sequence=9)
 USAGE_COLUMNS = (
     "instance epoch sequence begin_ms end_ms virtual_cluster node_id user client_id ip quota_type used peak requests "
     "in_bytes out_bytes throttles throttled_ms backlogged_ms limit rule shadow_limit shadow_rule shadow_throttles "
-    "shadow_throttled_ms"
+    "shadow_throttled_ms unsent_bytes"
 )
 
 

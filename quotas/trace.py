@@ -1,0 +1,214 @@
+"""What a trace tells, and how the same is done again: every live throttle time comes out to the millisecond.
+
+A `TraceEvent` is one operation on one sensor. Those of one (virtual cluster, quota type, shadow) that have the same
+`sensor` are in the order in which they were done; from its `open` on nothing that was done to a sensor is missing but
+what a `dropped` line tells.
+"""
+
+from enum import StrEnum
+
+from quotas.address_rates import AddressRates
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.quota_table import UNLIMITED
+from quotas.sensors import Sensors
+from quotas.token_buckets import TokenBuckets
+from quotas.usage_record import TraceEvent
+
+MAX_SENSORS = 65_536
+
+
+class Operation(StrEnum):
+    """What was done. `value` is what the quota counts (percent of a thread for request) unless it is told otherwise.
+
+    Settings: how the sensors of a quota type work; `sensor` is 0. They come before the first `open`, and whenever one
+    of them changes.
+
+    - SAMPLES, WINDOW_MS: a broker's `quota.window.num` and `quota.window.size.seconds`, or of controller mutations.
+    - MAX_THROTTLE_MS, MAX_DEBT_MS: the caps on a throttle and on a debt.
+
+    Sensors. `user` and `client_id` are the names that it measures: empty where one does not count.
+
+    - OPEN: a new one; `value` is its limit.
+    - SET_LIMIT: another limit, `value`, from now on.
+    - CLOSE: it is not used any more.
+
+    Use, by the client that `user` and `client_id` tell. `throttle_ms` is what the arithmetic gave.
+
+    - CHARGE: `value` was recorded.
+    - RUN: `value` in all was recorded for `count` requests, none of which was throttled.
+    - CHARGE_OR_LEND: an answer to a Fetch went out: charged, or taken back at once and lent if it was too much.
+    - REPAY: what was lent is charged, or lent once more.
+    - CALL_IN: what was lent is charged whatever comes of it: its client is gone, or it was lent for too long.
+    - OWE: nothing was recorded; `throttle_ms` is what a client had to wait before its first Fetch.
+    - CHARGE_IF_WITHIN: recorded, and taken back at once if it was too much.
+    - GIVE_BACK: `value` was taken back.
+
+    Token buckets (controller_mutation), by a client:
+
+    - SPEND: `value` was taken, whatever is left.
+    - SPEND_STRICTLY: `value` was taken unless the bucket was overdrawn.
+    - GIVE_BACK: `value` was put back.
+
+    Connections, by `ip`:
+
+    - CONNECT: one came, where the rate is `limit`; `throttle_ms` is for how long it was to be held.
+    """
+
+    SAMPLES = "samples"
+    WINDOW_MS = "window_ms"
+    MAX_THROTTLE_MS = "max_throttle_ms"
+    MAX_DEBT_MS = "max_debt_ms"
+    OPEN = "open"
+    SET_LIMIT = "set_limit"
+    CLOSE = "close"
+    CHARGE = "charge"
+    RUN = "run"
+    CHARGE_OR_LEND = "charge_or_lend"
+    REPAY = "repay"
+    CALL_IN = "call_in"
+    OWE = "owe"
+    CHARGE_IF_WITHIN = "charge_if_within"
+    GIVE_BACK = "give_back"
+    SPEND = "spend"
+    SPEND_STRICTLY = "spend_strictly"
+    CONNECT = "connect"
+
+
+SETTINGS = frozenset({Operation.SAMPLES, Operation.WINDOW_MS, Operation.MAX_THROTTLE_MS, Operation.MAX_DEBT_MS})
+"""Operations that say how sensors work."""
+
+_Place = tuple[str, str, int]
+"""Virtual cluster, quota type, shadow."""
+
+_BUCKETS = QuotaType.CONTROLLER_MUTATION.name.lower()
+_ANY_ADDRESS = str(Entity(ip=DEFAULT))
+
+
+class Unknown(LookupError):
+    """An event about a sensor whose `open` was not seen, or of an operation that this version does not know."""
+
+
+class Replay:
+    """Does again what the events of one (instance, epoch) tell, in their order. For another epoch take another one."""
+
+    def __init__(self, max_sensors: int = MAX_SENSORS) -> None:
+        self._max_sensors = max_sensors
+        self._settings: dict[_Place, dict[Operation, int]] = {}
+        self._rates: dict[_Place, Sensors] = {}
+        self._buckets: dict[_Place, TokenBuckets] = {}
+        self._addresses: dict[_Place, AddressRates] = {}
+        self._handles: dict[tuple[_Place, int], int] = {}
+
+    def apply(self, event: TraceEvent) -> int:
+        """Do what the event tells; the throttle time in ms that comes of it here. Raises Unknown."""
+        place = (event.virtual_cluster, event.quota_type, event.shadow)
+        try:
+            operation = Operation(event.operation)
+        except ValueError:
+            raise Unknown(f"operation {event.operation!r}") from None
+        if operation in SETTINGS:
+            self._set(place, operation, int(event.value))
+            return 0
+        if operation is Operation.CONNECT:
+            return self._connect(place, event)
+        if event.quota_type == _BUCKETS:
+            return self._at_bucket(place, operation, event)
+        return self._at_rate(place, operation, event)
+
+    def _set(self, place: _Place, operation: Operation, value: int) -> None:
+        settings = self._settings.setdefault(place, {})
+        settings[operation] = value
+        if (sensors := self._rates.get(place)) is not None:
+            sensors.set_caps(settings[Operation.MAX_THROTTLE_MS], settings[Operation.MAX_DEBT_MS])
+        if (buckets := self._buckets.get(place)) is not None:
+            buckets.set_cap(settings[Operation.MAX_THROTTLE_MS])
+
+    def _setting(self, place: _Place, operation: Operation) -> int:
+        settings = self._settings.get(place, {})
+        if operation not in settings:
+            raise Unknown(f"{operation} of {place[1]} in {place[0]}")
+        return settings[operation]
+
+    def _handle(self, place: _Place, event: TraceEvent) -> int:
+        handle = self._handles.get((place, event.sensor))
+        if handle is None:
+            raise Unknown(f"sensor {event.sensor} of {event.quota_type} in {event.virtual_cluster}: it was not opened")
+        return handle
+
+    def _connect(self, place: _Place, event: TraceEvent) -> int:
+        rates = self._addresses.get(place)
+        if rates is None:
+            samples, window_ms = self._windows(place)
+            rates = self._addresses[place] = AddressRates(samples, window_ms, self._max_sensors)
+        limit = UNLIMITED if event.limit is None else event.limit
+        return rates.measure(event.ip, limit, event.rule not in ("", _ANY_ADDRESS), event.at_ms)
+
+    def _windows(self, place: _Place) -> tuple[int, int]:
+        return self._setting(place, Operation.SAMPLES), self._setting(place, Operation.WINDOW_MS)
+
+    def _rates_at(self, place: _Place) -> Sensors:
+        sensors = self._rates.get(place)
+        if sensors is None:
+            caps = self._setting(place, Operation.MAX_THROTTLE_MS), self._setting(place, Operation.MAX_DEBT_MS)
+            sensors = self._rates[place] = Sensors(self._max_sensors, *self._windows(place), *caps)
+        return sensors
+
+    def _buckets_at(self, place: _Place) -> TokenBuckets:
+        buckets = self._buckets.get(place)
+        if buckets is None:
+            cap = self._setting(place, Operation.MAX_THROTTLE_MS)
+            buckets = self._buckets[place] = TokenBuckets(self._max_sensors, *self._windows(place), cap)
+        return buckets
+
+    def _at_rate(self, place: _Place, operation: Operation, event: TraceEvent) -> int:
+        sensors = self._rates_at(place)
+        if operation is Operation.OPEN:
+            self._handles[place, event.sensor] = sensors.open(event.value, event.at_ms)
+            return 0
+        handle, value, at_ms = self._handle(place, event), event.value, event.at_ms
+        match operation:
+            case Operation.CHARGE:
+                return sensors.charge(handle, value, at_ms)
+            case Operation.RUN:
+                within = sensors.charge_unthrottled(handle, value, event.count, at_ms)
+                return 0 if within else sensors.charge(handle, value, at_ms)
+            case Operation.CHARGE_OR_LEND:
+                return sensors.charge_or_lend(handle, value, at_ms)[0]
+            case Operation.REPAY:
+                return sensors.repay(handle, value, at_ms)[0]
+            case Operation.CALL_IN:
+                sensors.call_in(handle, value)
+            case Operation.OWE:
+                return sensors.owed_ms(handle, at_ms)
+            case Operation.CHARGE_IF_WITHIN:
+                return sensors.charge_if_within(handle, value, at_ms)
+            case Operation.GIVE_BACK:
+                sensors.give_back(handle, value, at_ms)
+            case Operation.SET_LIMIT:
+                sensors.set_limit(handle, value, at_ms)
+            case Operation.CLOSE:
+                sensors.close(self._handles.pop((place, event.sensor)))
+            case _:
+                raise Unknown(f"{operation} of {event.quota_type}")
+        return 0
+
+    def _at_bucket(self, place: _Place, operation: Operation, event: TraceEvent) -> int:
+        buckets = self._buckets_at(place)
+        if operation is Operation.OPEN:
+            self._handles[place, event.sensor] = buckets.open(event.value, event.at_ms)
+            return 0
+        handle, value, at_ms = self._handle(place, event), event.value, event.at_ms
+        match operation:
+            case Operation.SPEND:
+                return buckets.spend_permissively(handle, value, at_ms) or 0
+            case Operation.SPEND_STRICTLY:
+                return buckets.spend_strictly(handle, value, at_ms) or 0
+            case Operation.GIVE_BACK:
+                buckets.give_back(handle, value, at_ms)
+            case Operation.SET_LIMIT:
+                buckets.set_limit(handle, value, at_ms)
+            case Operation.CLOSE:
+                buckets.close(self._handles.pop((place, event.sensor)))
+            case _:
+                raise Unknown(f"{operation} of {event.quota_type}")
+        return 0

@@ -1,0 +1,186 @@
+"""Sensors that tell what is done to them: what a trace is made of. Where nothing is traced they are not used at all."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quotas.entities import QuotaType
+from quotas.rows import LIMIT, ROW_MASK
+from quotas.sensors import Sensors
+from quotas.token_buckets import TokenBuckets
+from quotas.trace import Operation
+
+
+class Subject(NamedTuple):
+    """Whose use a traced handle stands for; `rule` is the entity whose quota it is, empty if there is none."""
+
+    virtual_cluster: str
+    node_id: int
+    quota_type: QuotaType
+    shadow: bool
+    user: str
+    client_id: str
+    rule: str
+
+
+class TracedHandle(int):
+    """A handle whose operations are told of; to everybody else it is the number that it is."""
+
+    subject: Subject
+
+    @classmethod
+    def of(cls, handle: int, subject: Subject) -> "TracedHandle":
+        """The same handle, traced."""
+        traced = cls(handle)
+        traced.subject = subject
+        return traced
+
+    def used_by(self, user: str, client_id: str, rule: str) -> "TracedHandle":
+        """The same handle in the hands of one client, by the quota of `rule`."""
+        return self.of(int(self), self.subject._replace(user=user, client_id=client_id, rule=rule))
+
+
+class Traced(NamedTuple):
+    """What was done. `limit` is in units/s."""
+
+    operation: Operation
+    subject: Subject
+    sensor: int
+    value: float
+    requests: int
+    throttle_ms: int
+    limit: float
+    at_ms: int
+
+
+Note = Callable[[Traced], None]
+"""Is told of an operation when it has been done."""
+
+
+class TracedSensors(Sensors):
+    """Sensors that tell `note` what is done to those whose handle is a TracedHandle."""
+
+    def __init__(
+        self, note: Note, capacity: int, samples: int, window_ms: int, max_throttle_ms: int, max_debt_ms: int
+    ) -> None:
+        self.note = note
+        super().__init__(capacity, samples, window_ms, max_throttle_ms, max_debt_ms)
+
+    def like(self, max_throttle_ms: int, max_debt_ms: int) -> Sensors:
+        """As many more that tell the same."""
+        return TracedSensors(self.note, self.capacity, self.samples, self.window_ms, max_throttle_ms, max_debt_ms)
+
+    def _tell(
+        self,
+        operation: Operation,
+        handle: TracedHandle,
+        value: float,
+        now_ms: int,
+        throttle_ms: int = 0,
+        count: int = 1,
+    ) -> None:
+        limit = self._floats[(handle & ROW_MASK) + LIMIT]
+        self.note(Traced(operation, handle.subject, int(handle), value, count, throttle_ms, limit, now_ms))
+
+    def charge(self, handle: int, value: float, now_ms: int) -> int:
+        """As of any sensor."""
+        throttle_ms = super().charge(handle, value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.CHARGE, handle, value, now_ms, throttle_ms)
+        return throttle_ms
+
+    def charge_unthrottled(self, handle: int, value: float, charges: int, now_ms: int) -> bool:
+        """As of any sensor."""
+        within = super().charge_unthrottled(handle, value, charges, now_ms)
+        if within and isinstance(handle, TracedHandle):
+            self._tell(Operation.RUN, handle, value, now_ms, count=charges)
+        return within
+
+    def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
+        """As of any sensor."""
+        throttle_ms, lent = super().charge_or_lend(int(handle), value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.CHARGE_OR_LEND, handle, value, now_ms, throttle_ms)
+        return throttle_ms, lent
+
+    def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
+        """As of any sensor."""
+        throttle_ms = super().charge_if_within(int(handle), value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.CHARGE_IF_WITHIN, handle, value, now_ms, throttle_ms)
+        return throttle_ms
+
+    def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
+        """As of any sensor."""
+        throttle_ms, lent = super().repay(int(handle), value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.REPAY, handle, value, now_ms, throttle_ms)
+        return throttle_ms, lent
+
+    def call_in(self, handle: int, value: float) -> None:
+        """As of any sensor."""
+        super().call_in(int(handle), value)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.CALL_IN, handle, value, self.idle_since_ms(handle))
+
+    def owed_ms(self, handle: int, now_ms: int) -> int:
+        """As of any sensor."""
+        throttle_ms = super().owed_ms(handle, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.OWE, handle, 0.0, now_ms, throttle_ms)
+        return throttle_ms
+
+    def give_back(self, handle: int, value: float, now_ms: int) -> None:
+        """As of any sensor."""
+        super().give_back(handle, value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.GIVE_BACK, handle, value, now_ms)
+
+    def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
+        """As of any sensor."""
+        super().set_limit(handle, limit, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.SET_LIMIT, handle, limit, now_ms)
+
+
+class TracedBuckets(TokenBuckets):
+    """Token buckets that tell `note` what is done to those whose handle is a TracedHandle."""
+
+    def __init__(self, note: Note, capacity: int, samples: int, window_ms: int, max_throttle_ms: int) -> None:
+        self.note = note
+        super().__init__(capacity, samples, window_ms, max_throttle_ms)
+
+    def like(self) -> TokenBuckets:
+        """As many more that tell the same."""
+        return TracedBuckets(self.note, self.capacity, self.samples, self.window_ms, self.max_throttle_ms)
+
+    def _tell(
+        self, operation: Operation, handle: TracedHandle, value: float, now_ms: int, throttle_ms: int | None = None
+    ) -> None:
+        limit = self._floats[(handle & ROW_MASK) + LIMIT]
+        self.note(Traced(operation, handle.subject, int(handle), value, 1, throttle_ms or 0, limit, now_ms))
+
+    def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
+        """As of any bucket."""
+        told_ms = super().spend_permissively(handle, value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.SPEND, handle, value, now_ms, told_ms)
+        return told_ms
+
+    def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
+        """As of any bucket."""
+        told_ms = super().spend_strictly(handle, value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.SPEND_STRICTLY, handle, value, now_ms, told_ms)
+        return told_ms
+
+    def give_back(self, handle: int, value: float, now_ms: int) -> None:
+        """As of any bucket."""
+        super().give_back(handle, value, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.GIVE_BACK, handle, value, now_ms)
+
+    def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
+        """As of any bucket."""
+        super().set_limit(handle, limit, now_ms)
+        if isinstance(handle, TracedHandle):
+            self._tell(Operation.SET_LIMIT, handle, limit, now_ms)

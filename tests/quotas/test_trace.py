@@ -1,0 +1,233 @@
+"""What is traced, done again from the lines alone, gives every throttle time to the millisecond."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
+from quotas.trace import Operation, Replay, Unknown
+from quotas.traced_sensors import TracedBuckets, TracedSensors
+from quotas.usage_record import TraceEvent, line_of, read_line
+
+ALICE = Entity(user="alice")
+LIMITS = {
+    QuotaType.PRODUCE: 1000.0,
+    QuotaType.FETCH: 2000.0,
+    QuotaType.REQUEST: 5.0,
+    QuotaType.CONTROLLER_MUTATION: 2.0,
+}
+CAPS = (20_000, 60_000)
+VC = "main"
+
+
+class Lines:
+    """What the proxy would have written."""
+
+    def __init__(self):
+        self.lines = []
+        for quota_type in list(QuotaType)[:4]:
+            samples, window_ms, throttle_ms, debt_ms = 11, 1000, *CAPS
+            if quota_type is QuotaType.REQUEST:
+                throttle_ms, debt_ms = window_ms, 0
+            settings = zip(list(Operation)[:4], (samples, window_ms, throttle_ms, debt_ms), strict=True)
+            for shadow in (0, 1):
+                for operation, value in dict(settings).items() if not shadow else ():
+                    for which in (0, 1):
+                        self.add(quota_type, which, 0, operation, value)
+
+    def add(self, quota_type, shadow, sensor, operation, value, at_ms=0, throttle_ms=0, count=1, subject=None):
+        self.lines.append(
+            line_of(
+                TraceEvent(
+                    instance="here",
+                    epoch=1,
+                    sequence=len(self.lines) + 1,
+                    at_ms=at_ms,
+                    wall_ms=at_ms,
+                    virtual_cluster=VC,
+                    node_id=1 if subject is None else subject.node_id,
+                    user="" if subject is None else subject.user,
+                    client_id="" if subject is None else subject.client_id,
+                    ip="",
+                    quota_type=quota_type.name.lower(),
+                    operation=operation,
+                    value=float(value),
+                    throttle_ms=throttle_ms,
+                    limit=None,
+                    rule="" if subject is None else subject.rule,
+                    sensor=sensor,
+                    shadow=int(shadow),
+                    count=count,
+                )
+            )
+        )
+
+    def note(self, done):
+        self.add(
+            done.subject.quota_type,
+            done.subject.shadow,
+            done.sensor,
+            done.operation,
+            done.value,
+            done.at_ms,
+            done.throttle_ms,
+            done.requests,
+            done.subject,
+        )
+
+    @property
+    def events(self):
+        return [read_line(line) for line in self.lines]
+
+
+def ledger_of(lines, traces=lambda tags, entity: True):
+    sensors = TracedSensors(lines.note, 64, 11, 1000, *CAPS)
+    buckets = TracedBuckets(lines.note, 64, 11, 1000, CAPS[0])
+    table = QuotaTable({ALICE: LIMITS, Entity(user=DEFAULT): LIMITS})
+    return Ledger(sensors, table, QuotaTable({ALICE: LIMITS}), buckets, traces=traces)
+
+
+def charge(ledger, binding, value, now_ms):
+    return ledger.sensors.charge(binding.produce, value, now_ms)
+
+
+def run(ledger, binding, value, now_ms):
+    return 0 if ledger.sensors.charge_unthrottled(binding.produce, value, 3, now_ms) else None
+
+
+def fetch(ledger, binding, value, now_ms):
+    throttle_ms, lent = ledger.sensors.charge_or_lend(binding.fetch, value, now_ms)
+    if lent:
+        ledger.lent.append((binding.fetch, value))
+    return throttle_ms
+
+
+def repay(ledger, binding, value, now_ms):
+    if not ledger.lent:
+        return None
+    handle, value = ledger.lent.pop()
+    throttle_ms, lent = ledger.sensors.repay(handle, value, now_ms)
+    if lent:
+        ledger.lent.append((handle, value))
+    return throttle_ms
+
+
+def call_in(ledger, binding, value, now_ms):
+    if not ledger.lent:
+        return None
+    ledger.sensors.call_in(*ledger.lent.pop())
+    return 0
+
+
+def owe(ledger, binding, value, now_ms):
+    return ledger.sensors.owed_ms(binding.fetch, now_ms)
+
+
+def withhold(ledger, binding, value, now_ms):
+    return ledger.sensors.charge_if_within(binding.fetch, value, now_ms)
+
+
+def give_back(ledger, binding, value, now_ms):
+    return ledger.sensors.give_back(binding.fetch, value, now_ms) or 0
+
+
+def shadow(ledger, binding, value, now_ms):
+    return None if binding.shadow_produce is None else ledger.shadow_sensors.charge(binding.shadow_produce, 9e4, now_ms)
+
+
+def request_time(ledger, binding, value, now_ms):
+    return ledger.request_sensors.charge(binding.request, value / 300.3, now_ms)
+
+
+def spend(ledger, binding, value, now_ms):
+    return ledger.buckets.spend_permissively(binding.mutation, value // 1000, now_ms) or 0
+
+
+def spend_strictly(ledger, binding, value, now_ms):
+    return ledger.buckets.spend_strictly(binding.mutation, value // 1000, now_ms) or 0
+
+
+def put_back(ledger, binding, value, now_ms):
+    return ledger.buckets.give_back(binding.mutation, 1, now_ms) or 0
+
+
+def change(ledger, binding, value, now_ms):
+    changed = {t: limit * (1 + value % 3) for t, limit in LIMITS.items()}
+    ledger.replace(QuotaTable({ALICE: changed, Entity(user=DEFAULT): LIMITS}), now_ms, ledger.shadow, {ALICE})
+    return 0
+
+
+WAYS = (charge, charge, run, fetch, fetch, repay, call_in, owe, withhold, give_back, shadow)
+WAYS += (request_time, spend, spend_strictly, put_back, change)
+TOLD_OTHERWISE = {change}
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(WAYS), st.sampled_from(["alice", "bob"]), st.integers(0, 30_000), st.integers(0, 4_000)
+        ),
+        max_size=60,
+    )
+)
+def test_a_replay_of_the_lines_gives_every_throttle_time(steps):
+    lines = Lines()
+    ledger = ledger_of(lines)
+    ledger.lent = []
+    now_ms, live = 5_000, []
+    for way, user, value, pause_ms in steps:
+        now_ms += pause_ms
+        binding = ledger.bind(VC, 1, user, "etl", now_ms)
+        if (throttle_ms := way(ledger, binding, value, now_ms)) is not None and way is not change:
+            live.append(throttle_ms)
+    replay = Replay(64)
+    told = [(event, replay.apply(event)) for event in lines.events]
+    assert [(event.operation, event.throttle_ms) for event, _ in told] == [
+        (event.operation, throttle_ms) for event, throttle_ms in told
+    ]
+    of_use = set(Operation) - {*list(Operation)[:7]}
+    assert [throttle_ms for event, throttle_ms in told if event.operation in of_use] == live
+
+
+def test_only_chosen_sensors_are_traced():
+    lines = Lines()
+    before = len(lines.lines)
+    ledger = ledger_of(lines, traces=lambda tags, entity: tags.user == "bob")
+    charge(ledger, ledger.bind(VC, 1, "alice", "etl", 0), 10, 0)
+    assert len(lines.lines) == before
+    charge(ledger, ledger.bind(VC, 1, "bob", "etl", 0), 10, 0)
+    event = lines.events[-1]
+    assert (event.user, event.client_id, event.rule) == ("bob", "etl", "user=<default>")
+    assert (event.operation, event.value) == (Operation.CHARGE, 10)
+
+
+def test_a_traced_sensor_that_is_closed_is_told():
+    lines = Lines()
+    ledger = ledger_of(lines)
+    ledger.bind(VC, 1, "alice", "etl", 0)
+    ledger.replace(QuotaTable(), 10, QuotaTable())
+    assert [event.operation for event in lines.events].count(Operation.CLOSE) == 4
+    replay = Replay(64)
+    for event in lines.events:
+        replay.apply(event)
+
+
+def test_what_is_not_traced_is_no_other_table():
+    assert type(Ledger(Sensors(4), QuotaTable()).request_sensors) is Sensors
+
+
+def test_what_a_replay_cannot_know_is_told():
+    lines = Lines()
+    lines.add(QuotaType.PRODUCE, 0, 77, "charge", 1)
+    *settings, event = lines.events
+    replay = Replay(64)
+    for setting in settings:
+        replay.apply(setting)
+    with pytest.raises(Unknown, match="sensor 77 of produce in main: it was not opened"):
+        replay.apply(event)
+    lines.add(QuotaType.PRODUCE, 0, 77, "juggle", 1)
+    with pytest.raises(Unknown, match="operation 'juggle'"):
+        replay.apply(lines.events[-1])
