@@ -18,6 +18,15 @@ MOST_TO_RUN_AGAIN = 10
 """If more fails than that, it is not the machine's doing."""
 _TESTS_FAILED = 1
 
+_PYTEST = """
+import os, sys, pytest
+status = pytest.main(sys.argv[1:])
+sys.stdout.flush()
+sys.stderr.flush()
+os._exit(status)
+"""
+"""Ends at once: clients that a test has left behind have threads that may crash an interpreter which takes its time."""
+
 
 @dataclass(slots=True)
 class Outcome:
@@ -49,7 +58,7 @@ def run_pytest(arguments: Sequence[str], name: str) -> Outcome:
     """Run it; what fails is written to a file of this name, with its output."""
     file = LOGS.absolute() / f"{name}.json"
     file.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "--tb=no", f"--failures={file}", *arguments]
+    command = [sys.executable, "-c", _PYTEST, "--tb=no", f"--failures={file}", *arguments]
     status = subprocess.run(command, check=False).returncode
     outcome = Outcome(status, **(json.loads(file.read_text()) if file.exists() else {}))
     if outcome.in_full:

@@ -30,15 +30,20 @@ def test_needs(broken, number):
 NOTED = """
 from pathlib import Path
 
-from tests.conftest import _disturbance
+from tests import conftest
+
+class Seen:
+    seen = DISTURBED
+    begin_anew = take_stock = lambda self: None
+    __str__ = lambda self: "somebody stood still"
 
 def test_good():
     pass
 
 def test_once():
+    conftest._disturbance = Seen()
     runs = Path("runs")
     runs.write_text((runs.read_text() if runs.exists() else "") + "|")
-    _disturbance.longest_s = DISTURBED_S
     assert runs.read_text() == ENOUGH
 """
 
@@ -57,8 +62,8 @@ def end_of(done):
     return done.stdout[-6000:].partition("what failed, in short")[2]
 
 
-def noted(folder, *, disturbed_s, enough):
-    text = NOTED.replace("DISTURBED_S", str(disturbed_s)).replace("ENOUGH", repr("|" * enough))
+def noted(folder, *, disturbed, enough):
+    text = NOTED.replace("DISTURBED", str(disturbed)).replace("ENOUGH", repr("|" * enough))
     (folder / "test_noted.py").write_text(text)
     return pytest_in(folder, module="tests.run")
 
@@ -85,8 +90,8 @@ def test_a_good_run_ends_as_ever(tmp_path):
 
 
 def test_what_fails_undisturbed_has_failed_and_both_streams_end_with_it(tmp_path):
-    done = noted(tmp_path, disturbed_s=0, enough=2)
-    assert done.returncode == 1
+    done = noted(tmp_path, disturbed=False, enough=2)
+    assert done.returncode == 1, done.stdout
     assert (tmp_path / "runs").read_text() == "|"
     for said in (done.stdout, done.stderr):
         assert "test_noted.py::test_once\n" in said.partition("what failed, in short")[2]
@@ -94,17 +99,17 @@ def test_what_fails_undisturbed_has_failed_and_both_streams_end_with_it(tmp_path
 
 
 def test_what_the_machine_spoilt_is_run_once_more_and_that_is_said(tmp_path):
-    done = noted(tmp_path, disturbed_s=3, enough=2)
+    done = noted(tmp_path, disturbed=True, enough=2)
     assert done.returncode == 0, done.stdout
     assert (tmp_path / "runs").read_text() == "||"
-    assert "test_noted.py::test_once: somebody late by 3000 ms at most" in done.stdout
+    assert "test_noted.py::test_once: somebody stood still" in done.stdout
 
 
 def test_what_fails_twice_has_failed(tmp_path):
-    done = noted(tmp_path, disturbed_s=3, enough=3)
-    assert done.returncode == 1
+    done = noted(tmp_path, disturbed=True, enough=3)
+    assert done.returncode == 1, done.stdout
     assert (tmp_path / "runs").read_text() == "||"
-    assert "meanwhile: somebody late by 3000 ms at most" in end_of(done)
+    assert "meanwhile: somebody stood still" in end_of(done)
 
 
 def test_what_cannot_be_collected_has_failed(tmp_path):

@@ -40,6 +40,7 @@ class Producer(scenarios.Producer):
 
     def close(self):
         assert self._producer.flush(60) == 0, "records are left unsent"
+        self._producer.close()
 
 
 class Consumer(scenarios.Consumer):
