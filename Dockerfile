@@ -5,6 +5,7 @@ COPY requirements.lock pyproject.toml README.md ./
 COPY protocol protocol
 COPY quotas quotas
 COPY proxy proxy
+COPY pipeline pipeline
 RUN python -m venv /opt/kafka-throttle \
  && /opt/kafka-throttle/bin/pip install --no-cache-dir --no-deps --require-hashes -r requirements.lock \
  && python -m venv /opt/build \

@@ -8,6 +8,7 @@ import click
 from proxy.commands.config_file import config_option, load, problems_of_files, refuse
 from proxy.commands.explain import explain
 from proxy.commands.quotas import quotas
+from proxy.commands.usage import usage
 from proxy.config.checks import listener_ports
 from proxy.config.kinds import HostPort, show_range
 from proxy.config.problems import ConfigErrors
@@ -78,3 +79,4 @@ def summary(config: Config) -> str:
 
 main.add_command(explain)
 main.add_command(quotas)
+main.add_command(usage)

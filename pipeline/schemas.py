@@ -1,0 +1,46 @@
+"""What the tables' columns are, derived from the one place that knows the records."""
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from typing import Any
+
+from pyspark.sql import types as T  # noqa: N812, as everybody calls it
+
+from quotas.usage_record import Row, TraceEvent, UsageRecord, columns
+
+ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (UsageRecord, TraceEvent)}
+"""What the table has of each stream."""
+
+_TYPES: Mapping[type, T.DataType] = {str: T.StringType(), int: T.LongType(), float: T.DoubleType()}
+
+PARTITION = "virtual_cluster"
+"""The column whose values have a directory each, below the day's."""
+
+OFFSET = "line_offset"
+"""A column that only files have: sequence number less line number in a batch, the same throughout a run of lines."""
+
+QUARANTINE = T.StructType(
+    [
+        T.StructField("file", T.StringType()),
+        T.StructField("line", T.LongType()),
+        T.StructField("reason", T.StringType()),
+        T.StructField("text", T.StringType()),
+        T.StructField("at_ms", T.LongType()),
+    ]
+)
+"""What was not taken: where it was (no line: the whole file), why, how it began, and when it was found."""
+
+
+def schema_of(row: type[Row]) -> T.StructType:
+    """The records as Spark has them: text, 64-bit integers and doubles, in the order of the line."""
+    return T.StructType([T.StructField(name, _TYPES[kind]) for name, (kind, _) in columns(row).items()])
+
+
+def defaults(row: type[Row]) -> dict[str, Any]:
+    """The values that columns have where a record was written before they were known."""
+    return {column.name: column.default for column in fields(row) if column.default is not MISSING}
+
+
+def time_column(row: type[Row]) -> str:
+    """The column that says when it was, in ms since 1970; its day is the record's partition."""
+    return "begin_ms" if row is UsageRecord or issubclass(row, UsageRecord) else "wall_ms"

@@ -1,0 +1,74 @@
+"""The one place that starts Spark."""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+LOCAL = "local[*]"
+"""The master if none is named: this machine, all its cores."""
+
+_OURS = ("quotas", "pipeline")
+"""The packages that executors need."""
+_ARCHIVE = "kafka_throttle_pipeline.zip"
+
+MOST_LINE_BYTES = 1 << 20
+"""Longer lines are not read: no line of ours is that long, and one that never ends would fill the memory."""
+
+_ALWAYS = {
+    "spark.ui.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.parquet.compression.codec": "zstd",
+    # Days and virtual clusters are written side by side; without this each task would sort its rows first.
+    "spark.sql.maxConcurrentOutputFileWriters": "200",
+    # A method above 8,000 bytes is never compiled by the JVM: rather several stages than one that is interpreted.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
+    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
+    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+    "spark.hadoop.mapreduce.input.linerecordreader.line.maxlength": str(MOST_LINE_BYTES),
+    # Whole commits are read, so what lies in a directory is not worth a job of its own.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "2000",
+}
+_ON_ONE_MACHINE = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
+}
+
+
+def spark_session(
+    master: str = LOCAL, memory: str = "2g", name: str = "kafka-throttle", settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Spark on `master`, for one command. `memory` is the driver's, as in `4g`; `settings` are Spark's own and win."""
+    chosen = {**_ALWAYS, "spark.driver.memory": memory}
+    if master.startswith("local"):
+        chosen |= _ON_ONE_MACHINE | {"spark.pyspark.python": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+    chosen["spark.ui.showConsoleProgress"] = str(sys.stderr.isatty()).lower()
+    builder = SparkSession.builder.master(master).appName(name)
+    for key, value in (chosen | dict(settings or {})).items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    if _ARCHIVE not in spark.sparkContext._python_includes:
+        spark.sparkContext.addPyFile(str(_zipped()))
+    return spark
+
+
+def _zipped() -> Path:
+    """Our packages in one file, as addPyFile takes them; executors fetch it as long as this process lives."""
+    folder = tempfile.mkdtemp(prefix="kafka-throttle-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    archive = Path(folder) / _ARCHIVE
+    root = Path(__file__).parents[1]
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
+        for package in _OURS:
+            for file in sorted((root / package).rglob("*.py")):
+                packed.write(file, file.relative_to(root))
+    return archive

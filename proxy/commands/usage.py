@@ -1,0 +1,61 @@
+"""`kafka-throttle usage`: what becomes of usage records, on Spark. The work is in `pipeline.jobs`."""
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from proxy.commands.config_file import BAD_INPUT, refuse
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OF_THE_EXTRA = {"pyspark", "py4j", "pandas", "pyarrow", "jinja2", "numpy"}
+
+_SPARK_OPTIONS = (
+    click.option("--master", default="local[*]", show_default=True, help="Spark's master, as spark://host:7077."),
+    click.option("--memory", default="2g", show_default=True, help="Memory of Spark's driver."),
+    click.option("--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's own."),
+)
+
+table_option = click.option("--table", required=True, metavar="DIRECTORY", help="The table: a path, or hdfs://...")
+
+
+def spark_options(command: Command) -> Command:
+    """Give a command what says where Spark runs; `run_job` takes it as it is."""
+    for option in reversed(_SPARK_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.group()
+def usage() -> None:
+    """From what the proxy wrote down to reports and quotas, on Spark."""
+
+
+def run_job(name: str, **arguments: Any) -> NoReturn:
+    """Run `pipeline.jobs.<name>.main` and end with its exit status, 2 if it raises ValueError: bad input.
+
+    Only here is Spark imported, so who uses other commands needs none.
+    """
+    if "settings" in arguments:
+        arguments["settings"] = dict(map(_setting, arguments["settings"]))
+    try:
+        job = import_module(f"pipeline.jobs.{name}")
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in _OF_THE_EXTRA:
+            raise
+        message = f"usage {name} needs {error.name}: pip install 'kafka-throttle[pipeline]'"
+        raise click.ClickException(message) from error
+    try:
+        sys.exit(job.main(**arguments))
+    except ValueError as error:
+        refuse(str(error), BAD_INPUT)
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key.startswith("spark."):
+        refuse(f"--conf: expected spark.SOMETHING=VALUE, got {text!r}")
+    return key, value

@@ -1,0 +1,17 @@
+"""One Spark for all tests of the pipeline: starting it takes longer than most of them."""
+
+import pytest
+
+from pipeline.session import spark_session
+
+
+@pytest.fixture(scope="session")
+def spark():
+    session = spark_session(
+        "local[2]",
+        memory="1g",
+        name="tests",
+        settings={"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+    )
+    yield session
+    session.stop()
