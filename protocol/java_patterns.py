@@ -1,11 +1,17 @@
 """Regular expressions of Java, for Python: what means the same in both, what can be translated, and no more.
 
 Source: java.util.regex.Pattern and Matcher of JDK 17. A pattern whose meaning would differ is refused, not guessed.
+
+Like Java's, patterns may take exponentially long. They are matched by the library `regex`, which means by them what
+`re` does, can be told how long to try, and lets other threads run meanwhile.
 """
 
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
+
+import regex
 
 _LINE_END = "\n\r\x85\u2028\u2029"
 _ANY = f"[^{_LINE_END}]"
@@ -23,12 +29,84 @@ class UnsupportedPattern(ValueError):
     """A pattern or replacement that Java refuses, too, or that Python would understand in another way."""
 
 
-def java_pattern(text: str) -> re.Pattern[str]:
+class PatternTooSlow(Exception):
+    """A pattern has not come to an end in its time."""
+
+
+MAX_PATTERN_SIZE: Final = 20_000
+"""In characters, sets and the like, each as often as repetitions say: `regex` writes some out."""
+
+TimeLeft = Callable[[], float]
+"""How many seconds of this process's processor time may be spent."""
+
+
+class JavaPattern:
+    """Asked as Java's Matcher is. Raises PatternTooSlow when no time is left."""
+
+    def __init__(self, pattern: str) -> None:
+        """Of a translated pattern."""
+        self._pattern = regex.compile(pattern, regex.ASCII | regex.VERSION0)
+        self.groups: int = self._pattern.groups
+        self.groupindex: dict[str, int] = dict(self._pattern.groupindex)
+
+    def fullmatch(self, text: str, time_left: TimeLeft) -> Any:
+        """The match of the whole text, or None."""
+        return self._within(time_left, self._pattern.fullmatch, text, 0)
+
+    def search(self, text: str, start: int, time_left: TimeLeft) -> Any:
+        """The first match from `start` on, or None."""
+        return self._within(time_left, self._pattern.search, text, start)
+
+    def _within(self, time_left: TimeLeft, match: Any, text: str, start: int) -> Any:
+        seconds = time_left()
+        if seconds <= 0:
+            raise PatternTooSlow
+        try:
+            return match(text, start, timeout=seconds, concurrent=True)
+        except TimeoutError:
+            raise PatternTooSlow from None
+
+
+def java_pattern(text: str) -> JavaPattern:
     """The pattern that matches what Java's does. Raises UnsupportedPattern."""
     try:
-        return re.compile(_translated(text), re.ASCII)
-    except (re.error, OverflowError, RecursionError) as error:
+        translated = _translated(text)
+        re.compile(translated, re.ASCII)
+        if (size := _size(translated)) > MAX_PATTERN_SIZE:
+            raise UnsupportedPattern(
+                f"pattern {text!r}: {size} characters with all repetitions written out, at most {MAX_PATTERN_SIZE} do"
+            )
+        return JavaPattern(translated)
+    except (re.error, regex.error, OverflowError, RecursionError) as error:
         raise UnsupportedPattern(f"pattern {text!r}: {error}") from error
+
+
+def java_parser(text: str) -> re.Pattern[str]:
+    """The same of a pattern that is known to be quick, whatever it is matched with."""
+    return re.compile(_translated(text), re.ASCII)
+
+
+_PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])+\]|\{(\d+)(?:,(\d*))?\}|[^\\]", re.S)
+"""One of a pattern that is valid: an escape, a set, a repetition, or a character, such as a bracket."""
+
+
+def _size(pattern: str) -> int:
+    """How long a translated pattern is with its repetitions written out."""
+    sizes, last = [0], 0
+    for piece in _PIECE.finditer(pattern):
+        if piece[0] == "(":
+            sizes.append(0)
+            continue
+        if piece[1] is not None:
+            more = last * (max(int(piece[1]), int(piece[2] or 0)) - 1)
+        elif piece[0] == ")":
+            last = more = sizes.pop()
+        else:
+            last = more = 1
+        if piece[1] is not None:
+            last += more
+        sizes[-1] += more
+    return sum(sizes)
 
 
 def _translated(text: str) -> str:
@@ -143,25 +221,25 @@ class Replacement:
 
     parts: tuple[str | int, ...]
 
-    def all_in(self, pattern: re.Pattern[str], text: str) -> str:
-        """As String.replaceAll: the text with every match replaced."""
+    def all_in(self, pattern: JavaPattern, text: str, time_left: TimeLeft) -> str:
+        """As String.replaceAll: the text with every match replaced. Raises PatternTooSlow."""
         pieces = []
         copied = search_from = 0
-        while search_from <= len(text) and (match := pattern.search(text, search_from)):
+        while search_from <= len(text) and (match := pattern.search(text, search_from, time_left)):
             pieces += [text[copied : match.start()], self._of(match)]
             copied = search_from = match.end()
             if match.start() == match.end():  # Java then looks one further, Python would look for more here first
                 search_from += 1
         return "".join([*pieces, text[copied:]])
 
-    def _of(self, match: re.Match[str]) -> str:
+    def _of(self, match: Any) -> str:
         return "".join(part if isinstance(part, str) else match[part] or "" for part in self.parts)
 
 
 _NAMED = re.compile(r"\{([a-zA-Z][a-zA-Z0-9]*)\}")
 
 
-def java_replacement(text: str, pattern: re.Pattern[str]) -> Replacement:
+def java_replacement(text: str, pattern: JavaPattern) -> Replacement:
     """The replacement that a text stands for. Raises UnsupportedPattern where Java would throw."""
     parts: list[str | int] = []
     at = 0
@@ -181,7 +259,7 @@ def java_replacement(text: str, pattern: re.Pattern[str]) -> Replacement:
     return Replacement(tuple(parts))
 
 
-def _group_of(text: str, at: int, pattern: re.Pattern[str]) -> tuple[int, int]:
+def _group_of(text: str, at: int, pattern: JavaPattern) -> tuple[int, int]:
     """A group's number and where the text goes on: of digits as many as there are groups for."""
     name = _NAMED.match(text, at)
     if name is not None:

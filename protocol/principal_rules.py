@@ -9,7 +9,16 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from protocol.java_patterns import Replacement, UnsupportedPattern, java_pattern, java_replacement
+from protocol.java_patterns import (
+    JavaPattern,
+    PatternTooSlow,
+    Replacement,
+    TimeLeft,
+    UnsupportedPattern,
+    java_parser,
+    java_pattern,
+    java_replacement,
+)
 
 MAX_SUBJECT_CHARACTERS = 8_192
 """No longer subject has a user."""
@@ -17,12 +26,14 @@ MAX_SUBJECT_CHARACTERS = 8_192
 _MAX_MATCHED_CHARACTERS = 2_048
 _MAX_MATCHED_PARTS = 32
 """To whatever is longer, or has more commas and plus signs, no pattern is applied: six times `(.*?),` would try the
-parts of a subject in more ways than there is time for, and nobody else be served meanwhile.
+parts of a subject in more ways than there is time for.
 """
 
+_TRIAL_S = 0.02
+
 _RULE = r"(DEFAULT)|RULE:((\\.|[^\\/])*)/((\\.|[^\\/])*)/([LU]?).*?|(.*?)"
-_SPLITTER = java_pattern(rf"\s*({_RULE})\s*(,\s*|$)")
-_PARSER = java_pattern(_RULE)
+_SPLITTER = java_parser(rf"\s*({_RULE})\s*(,\s*|$)")
+_PARSER = java_parser(_RULE)
 _BACK_REFERENCE = re.compile(r"\$([0-9]+)")
 _JAVA_BLANKS = "".join(map(chr, range(33)))
 
@@ -37,14 +48,14 @@ class NoPrincipalRule(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    pattern: re.Pattern[str]
+    pattern: JavaPattern
     replacement: Replacement
     case: str
 
-    def apply(self, subject: str) -> str | None:
-        if self.pattern.fullmatch(subject) is None:
+    def apply(self, subject: str, time_left: TimeLeft) -> str | None:
+        if self.pattern.fullmatch(subject, time_left) is None:
             return None
-        name = self.replacement.all_in(self.pattern, subject)
+        name = self.replacement.all_in(self.pattern, subject, time_left)
         return name.lower() if self.case == "L" else name.upper() if self.case == "U" else name
 
 
@@ -54,17 +65,47 @@ class PrincipalRules:
 
     rules: Sequence[_Rule | None]
 
-    def name_of(self, subject: str) -> str:
-        """The name of the user whose certificate has this subject. Raises NoPrincipalRule."""
+    @property
+    def quick(self) -> bool:
+        """Whether no pattern is to be matched."""
+        return all(rule is None for rule in self.rules)
+
+    def name_of(self, subject: str, time_left: TimeLeft = lambda: _TRIAL_S) -> str:
+        """The name of the user whose certificate has this subject. Raises NoPrincipalRule, also for want of time."""
         if len(subject) > MAX_SUBJECT_CHARACTERS:
             raise NoPrincipalRule(f"the subject has {len(subject)} characters, at most {MAX_SUBJECT_CHARACTERS} do")
-        for rule in self.rules:
+        for number, rule in enumerate(self.rules, 1):
             if rule is not None:
                 _check_matched(subject)
-            name = subject if rule is None else rule.apply(subject)
+            try:
+                name = subject if rule is None else rule.apply(subject, time_left)
+            except PatternTooSlow:
+                raise NoPrincipalRule(f"rule {number} takes too long for the subject {subject!r}") from None
             if name is not None:
                 return name
         raise NoPrincipalRule(f"no rule applies to the subject {subject!r}")
+
+    def slow_rules(self) -> Iterator[int]:
+        """Numbers of rules, from 1 on, that take too long for a subject that might have been made for it."""
+        for number, rule in enumerate(self.rules, 1):
+            if rule is not None and any(_is_slow(rule.pattern, subject) for subject in _HOSTILE):
+                yield number
+
+
+_HOSTILE = tuple(
+    f"{begin}{repeated * (60 // len(repeated))}\0"
+    for begin in ("", "CN=", "CN=a,OU=")
+    for repeated in ("a", "A", "0", " ", ".", "-", "aA0", "a.", "a,", "CN=a,")
+)
+"""Nearly what patterns are looking for, again and again, and then something else."""
+
+
+def _is_slow(pattern: JavaPattern, subject: str) -> bool:
+    try:
+        pattern.fullmatch(subject, lambda: _TRIAL_S)
+    except PatternTooSlow:
+        return True
+    return False
 
 
 def _check_matched(subject: str) -> None:

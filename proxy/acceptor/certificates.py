@@ -21,6 +21,9 @@ TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
 _CERTIFICATE = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]*)")
 """All that OpenSSL takes for one, whatever else is in the file."""
 
+_LEAST_STRENGTH_BITS = 112
+"""What NIST SP 800-131A allows since 2014."""
+
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----")
 
 
@@ -82,10 +85,11 @@ def certify(path: str, tls: TlsConfig) -> Certified:
     """What one section comes to; `path` is its place in the configuration. ConfigErrors. Reads files."""
     if isinstance(tls, ListenerTlsConfig):
         context = _new_context(path, ssl.PROTOCOL_TLS_SERVER, tls)
-        context.options |= ssl.OP_NO_RENEGOTIATION
         context.verify_mode = _VERIFY_MODES[tls.client_auth]
         if tls.client_auth != "none":
-            context.num_tickets = 0  # who comes again proves again who he is
+            # Who comes again proves again who he is. With TLS 1.2, which cannot do without, a session that is resumed
+            # has the certificate it began with: its end is looked at anew, and changed files end all sessions.
+            context.num_tickets = 0
         return Certified(context, _load_own(path, context, tls), principal_rules(tls.principal_mapping_rules))
     context = _new_context(path, ssl.PROTOCOL_TLS_CLIENT, tls)
     context.check_hostname = tls.endpoint_identification
@@ -101,11 +105,24 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 def _new_context(path: str, protocol: int, tls: TlsConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = _VERSIONS[tls.min_version]
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     if (ciphers := tls.ciphers) is not None:
         _use(f"{path}.ciphers", ciphers, lambda: context.set_ciphers(ciphers))
+        _refuse_weak_ciphers(f"{path}.ciphers", context)
     if (ca_file := tls.ca_file) is not None:
         _use(f"{path}.ca_file", ca_file, lambda: context.load_verify_locations(ca_file))
     return context
+
+
+def _refuse_weak_ciphers(path: str, context: ssl.SSLContext) -> None:
+    """ConfigErrors for those that hide nothing, or prove nothing of who is there."""
+    weak = [
+        str(cipher["name"])
+        for cipher in context.get_ciphers()
+        if int(cipher["strength_bits"]) < _LEAST_STRENGTH_BITS or cipher["auth"] == "auth-null"
+    ]
+    if weak:
+        raise _error(path, f"expected ciphers that encrypt and authenticate, got {', '.join(weak[:5])}")
 
 
 def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:

@@ -1,8 +1,10 @@
 """The stage in which a client and its listener come to speak TLS: who the client is, and which node it wants."""
 
 import ssl
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 from protocol.distinguished_names import not_after, subject_of
 from protocol.errors import ProtocolError
@@ -10,7 +12,7 @@ from protocol.principal_rules import NoPrincipalRule, PrincipalRules
 from proxy.acceptor.certificates import Certified
 from proxy.acceptor.stages import Arrival, Refused, SlowStage
 from proxy.clock import Clock
-from proxy.net.handshake import shake_hands
+from proxy.net.handshake import beside_the_loop, shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
@@ -22,6 +24,15 @@ _HANDSHAKE = 0x16
 
 _OUT_OF_DATE = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED of OpenSSL."""
+
+
+_RULES_S = 0.2
+"""Of processor time, for the rules that say who a client is; the patterns of most take some us."""
+
+
+def _user(rules: PrincipalRules, subject: str) -> str:
+    until_s = time.process_time() + _RULES_S
+    return rules.name_of(subject, lambda: until_s - time.process_time())
 
 
 class _NamedObject(ssl.SSLObject):
@@ -75,20 +86,22 @@ class Secure:
             raise self._refused(tls, error) from error
         except OSError as error:
             raise Refused(CloseReason.CLIENT_LOST, error.strerror or str(error)) from error
-        self._note_user(arrival, tls, certified.rules)
+        await self._note_user(arrival, tls, certified.rules)
         await self._note_node(arrival, tls)
         arrival.tls = tls
 
     # ------------------------------------------------------------- what is proved
 
-    def _note_user(self, arrival: Arrival, tls: TlsSocket, rules: PrincipalRules) -> None:
+    async def _note_user(self, arrival: Arrival, tls: TlsSocket, rules: PrincipalRules) -> None:
         certificate = tls.tls.getpeercert(binary_form=True)
         if certificate is None:
             return
         try:
             if not_after(certificate) * 1000 < self.clock.epoch_ms():  # of a session that is resumed
                 raise Refused(CloseReason.CLIENT_CERTIFICATE_EXPIRED)
-            arrival.user = rules.name_of(subject_of(certificate))
+            subject = subject_of(certificate)
+            find = partial(_user, rules, subject)
+            arrival.user = find() if rules.quick else await beside_the_loop(find)
         except ProtocolError as error:
             raise Refused(CloseReason.CLIENT_CERTIFICATE_UNTRUSTED, str(error)) from error
         except NoPrincipalRule as error:

@@ -3,10 +3,18 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from protocol.principal_rules import principal_rules
 from proxy.config.checks import common, listener_ports
 from proxy.config.kinds import is_loopback, show_range
 from proxy.config.problems import ConfigError
-from proxy.config.settings import Config, ListenerConfig, QuotaEntry, QuotasConfig, VirtualClusterConfig
+from proxy.config.settings import (
+    Config,
+    ListenerConfig,
+    ListenerTlsConfig,
+    QuotaEntry,
+    QuotasConfig,
+    VirtualClusterConfig,
+)
 from quotas.entities import DEFAULT, Entity, QuotaKey
 from quotas.explain import always_beaten_by
 
@@ -36,6 +44,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
                     problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
                     warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
             warnings += _trust_warnings(f"{path}.listeners[{k}]", listener)
+            warnings += _rule_warnings(f"{path}.listeners[{k}].tls.principal_mapping_rules", listener.tls)
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
         warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
@@ -78,6 +87,13 @@ def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError
         if listener.proxy_protocol != "off" and network.prefixlen == 0:
             problem = f"{network} is everybody: every client may claim to be at any address"
             yield ConfigError(f"{path}.trusted_networks[{i}]", problem)
+
+
+def _rule_warnings(path: str, tls: ListenerTlsConfig | None) -> Iterator[ConfigError]:
+    """Patterns that try a subject in more ways than there is time for."""
+    for number in principal_rules(tls.principal_mapping_rules).slow_rules() if tls else ():
+        problem = f"the pattern of rule {number} takes very long for some subjects, which it can divide in many ways"
+        yield ConfigError(path, f"{problem}: clients with such a certificate are closed")
 
 
 def _entry_warnings(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:

@@ -5,7 +5,9 @@ import contextlib
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 from proxy.net.poller import READABLE, WRITABLE, Poller
 from proxy.net.tls_socket import TlsSocket
@@ -17,6 +19,13 @@ and back, and cannot come faster than these."""
 
 
 _UNREAD_BYTES = 65_536
+
+Result = TypeVar("Result")
+
+
+async def beside_the_loop(work: Callable[[], Result]) -> Result:
+    """What comes of work that belongs to a handshake and may take long, done where handshakes are computed."""
+    return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 async def shake_hands(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:

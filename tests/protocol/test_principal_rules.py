@@ -1,5 +1,6 @@
 """From the subject of a certificate to a user: what the JDK and Kafka's own class make of each case, and what we do."""
 
+import contextlib
 import random
 import subprocess
 from pathlib import Path
@@ -369,3 +370,43 @@ def test_a_subject_that_would_take_for_ever_is_given_to_no_pattern(rules, parts)
         principal_rules(rules).name_of("CN=" + "x" * 2098)
     assert principal_rules("DEFAULT").name_of(subject) == subject
     assert principal_rules(rules).name_of("CN=Ann,OU=a,O=b,L=c,ST=d,C=DE") == "ann@a"
+
+
+SLOW = ["RULE:CN=(a|a[a-z])+/x/", r"RULE:CN=(\w|\w\w)+/x/", "RULE:CN=(a|a.)+/x/", "RULE:(?:CN=|a|aa)*/x/"]
+
+
+@pytest.mark.parametrize("rules", SLOW)
+def test_a_pattern_that_takes_exponentially_long_is_found_and_names_nobody(rules):
+    slow = principal_rules(f"RULE:quick/x/, {rules}")
+    assert list(slow.slow_rules()) == [2]
+    with pytest.raises(NoPrincipalRule, match="rule 2 takes too long for the subject"):
+        slow.name_of("CN=" + "a" * 60 + "\0")
+
+
+def test_patterns_as_people_write_them_are_not_called_slow():
+    rules = [rule for rule in RULES if "+)+" not in rule and "*)*" not in rule]
+    found = {}
+    for rule in rules:
+        with contextlib.suppress(InvalidPrincipalRules):
+            found[rule] = list(principal_rules(rule).slow_rules())
+    assert [rule for rule, slow in found.items() if slow] == []
+    assert len(found) > 20
+
+
+def test_when_no_time_is_left_nobody_is_named_and_the_default_needs_none():
+    spent = iter([1.0, 0.0])
+    with pytest.raises(NoPrincipalRule, match="rule 1 takes too long"):
+        principal_rules("RULE:^(CN=.*)$/$1/, DEFAULT").name_of("CN=a", lambda: next(spent))
+    assert principal_rules("DEFAULT").name_of("CN=a", lambda: 0.0) == "CN=a"
+
+
+@pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "(?:ab|[cd]e){9999}", r"(\d{2,}(x,){99,9999})"])
+def test_a_pattern_that_would_fill_the_memory_is_refused(pattern):
+    with pytest.raises(InvalidPrincipalRules, match="with all repetitions written out, at most 20000 do"):
+        principal_rules(f"RULE:{pattern}/x/")
+
+
+def test_repetitions_that_stand_beside_each_other_add_up():
+    hexes = "-".join(f"[0-9a-f]{{{count}}}" for count in (8, 4, 4, 4, 12))
+    subject = "CN=01234567-89ab-cdef-0123-456789abcdef"
+    assert principal_rules(f"RULE:CN=({hexes})/$1/").name_of(subject) == subject.removeprefix("CN=")

@@ -23,7 +23,7 @@ from proxy.acceptor.sockets import bind_all
 from proxy.clock import SystemClock
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
-from proxy.config.settings import ListenerConfig, ListenerTlsConfig
+from proxy.config.settings import ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
 from proxy.metrics import Metrics
 from proxy.net.door import Door
 from proxy.net.poller import Poller
@@ -455,6 +455,25 @@ async def test_a_node_that_wants_a_certificate_and_is_shown_none_says_so(paper, 
     assert re.search("alert (certificate required|handshake failure)", line["detail"].lower().replace("_", " "))
 
 
+@pytest.mark.parametrize("client_auth", ["none", "requested"])
+def test_what_is_spoken_is_new_and_offers_no_tricks(paper, client_auth):
+    proven = {"client_auth": client_auth} | ({} if client_auth == "none" else {"ca_file": str(paper.ours.file)})
+    contexts = {
+        "listener": certify("tls", ListenerTlsConfig.model_validate(files(paper.listener) | proven)).context,
+        "upstream": certify("tls", UpstreamTlsConfig.model_validate({"ca_file": str(paper.ours.file)})).context,
+    }
+    for context in contexts.values():
+        assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+        for never in (ssl.OP_NO_RENEGOTIATION, ssl.OP_NO_COMPRESSION, ssl.OP_NO_SSLv3):
+            assert context.options & never
+        ciphers = [cipher for cipher in context.get_ciphers() if cipher["protocol"] != "TLSv1.3"]
+        assert {cipher["kea"] for cipher in ciphers} <= {"kx-ecdhe", "kx-dhe"}
+        assert {cipher["digest"] for cipher in ciphers} <= {None, "sha256", "sha384"}
+    assert contexts["upstream"].check_hostname
+    assert contexts["upstream"].verify_mode is ssl.CERT_REQUIRED
+    assert contexts["listener"].num_tickets == (2 if client_auth == "none" else 0)
+
+
 # ------------------------------------------------------------------ names
 
 
@@ -638,6 +657,11 @@ def test_files_that_cannot_be_used_are_named_with_what_is_wrong(paper, tmp_path)
         ),
         (mutual(paper) | {"ca_file": "junk"}, f"^{at}.ca_file: .*junk cannot be used: no certificate"),
         (own | {"ciphers": "NONSENSE"}, f"^{at}.ciphers: NONSENSE cannot be used: no cipher"),
+        (
+            own | {"ciphers": "aNULL@SECLEVEL=0"},
+            f"^{at}.ciphers: expected ciphers that encrypt and authenticate, got A",
+        ),
+        (own | {"ciphers": "eNULL@SECLEVEL=0"}, f"^{at}.ciphers: expected ciphers that encrypt and authenticate, got "),
     ]
     for tls, expected in cases:
         found = problems(tmp_path, **tls)
