@@ -15,7 +15,7 @@ from proxy.config.checks import CHECKS
 from proxy.config.kinds import Kind
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable, either, show
 from proxy.config.settings import Config, Settings
-from proxy.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
+from quotas.sources.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
 
 
 def load_config(path: Path) -> Config:

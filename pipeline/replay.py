@@ -1,0 +1,184 @@
+"""What a sensor would have done to the clients that share it, event by event, by the proxy's own arithmetic.
+
+Demand stands in *lanes*: a lane is a connection, as far as that can be told. A lane sends its requests in their order,
+each when it is due and the lane is not muted; whatever a sensor says to a request mutes its lane. All lanes of a sensor
+take turns by time, and at the same ms by the order of their demands.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
+
+from pipeline.meter import Meter
+from quotas.trace import Operation
+
+_UNHELD = frozenset({Operation.GIVE_BACK, Operation.CALL_IN})
+_REFUSES = frozenset({Operation.SPEND_STRICTLY, Operation.CHARGE_IF_WITHIN, Operation.CONNECT})
+_NO_REQUEST = frozenset({Operation.REPAY, Operation.OWE, *_UNHELD})
+
+
+@dataclass(slots=True)
+class Demand:
+    """One use, or `count` equal ones, of `value` in all.
+
+    It comes at `due_ms`, or `lag_ms` after the end of the mute that holds its lane then. A client that would use all
+    it may sends more of the same until `greedy_until_ms`, each `gap_ms` after the end of the one before. What is
+    refused comes again when the mute is over if it `insists`.
+    """
+
+    due_ms: int
+    value: float
+    order: int = 0
+    count: int = 1
+    lag_ms: int = 0
+    operation: str = Operation.CHARGE
+    greedy_until_ms: int = 0
+    gap_ms: int = 1
+    insists: bool = False
+
+
+@dataclass(slots=True)
+class Lane:
+    """A connection of `client`."""
+
+    client: Hashable
+    demands: deque[Demand] = field(default_factory=deque)
+    free_ms: int = -(2**62)
+    lent: deque[float] = field(default_factory=deque)
+
+    def next_ms(self) -> int:
+        """When its next request goes."""
+        demand = self.demands[0]
+        if self.free_ms <= demand.due_ms or demand.operation in _UNHELD:
+            return demand.due_ms
+        return self.free_ms + demand.lag_ms
+
+
+@dataclass(slots=True)
+class Throttling:
+    """What became of one client, or of all that share a sensor; `muted_ms` is time in which anyone was muted."""
+
+    requests: int = 0
+    used: float = 0.0
+    throttles: int = 0
+    throttled_ms: int = 0
+    longest_ms: int = 0
+    muted_ms: int = 0
+    muted_until_ms: int = -(2**62)
+
+    def add(self, throttle_ms: int, now_ms: int) -> None:
+        """One throttle more."""
+        until_ms = now_ms + throttle_ms
+        self.throttles += 1
+        self.throttled_ms += throttle_ms
+        self.longest_ms = max(self.longest_ms, throttle_ms)
+        self.muted_ms += max(0, until_ms - max(now_ms, self.muted_until_ms))
+        self.muted_until_ms = max(self.muted_until_ms, until_ms)
+
+
+class SensorReplay:
+    """One sensor and the lanes that use it. Demands may be added while it goes on, never before `now_ms`.
+
+    `told`, if given, gets the throttle time of each demand's use by its order; extra ones of a greedy client have none.
+    """
+
+    def __init__(self, meter: Meter, told: dict[int, int] | None = None) -> None:
+        self.meter = meter
+        self.clients: dict[Hashable, Throttling] = {}
+        self.all = Throttling()
+        self.now_ms = -(2**62)
+        self._told = told
+        self._turns: list[tuple[int, int, int]] = []
+        self._lanes: list[Lane] = []
+        self._numbers: dict[int, int] = {}
+
+    def add(self, lane: Lane, demands: Iterable[Demand]) -> None:
+        """Have a lane send these, behind what it has to send already."""
+        number = self._numbers.get(id(lane))
+        if number is None:
+            number = self._numbers[id(lane)] = len(self._lanes)
+            self._lanes.append(lane)
+        idle = not lane.demands
+        lane.demands.extend(demands)
+        if idle and lane.demands:
+            self._queue(number, lane)
+
+    def run(self, until_ms: int = 2**62) -> None:
+        """Go on up to a time, or until nothing is left to be sent."""
+        turns, lanes = self._turns, self._lanes
+        while turns and turns[0][0] < until_ms:
+            now_ms, _, number = heappop(turns)
+            lane = lanes[number]
+            self.now_ms = now_ms
+            self._use(lane, lane.demands[0], now_ms)
+            if lane.demands:
+                self._queue(number, lane)
+
+    @property
+    def waiting(self) -> int:
+        """How many lanes have something left to send."""
+        return len(self._turns)
+
+    def _queue(self, number: int, lane: Lane) -> None:
+        heappush(self._turns, (lane.next_ms(), lane.demands[0].order, number))
+
+    def _use(self, lane: Lane, demand: Demand, now_ms: int) -> None:
+        client = self.clients.get(lane.client)
+        if client is None:
+            client = self.clients[lane.client] = Throttling()
+        value, count = demand.value, demand.count
+        if count > 1:
+            if self.meter.use_many(value, count, now_ms):
+                lane.demands.popleft()
+                self._sent(client, value, count)
+                return
+            value /= count
+            demand.value -= value
+            demand.count -= 1
+            demand.due_ms = now_ms
+        else:
+            lane.demands.popleft()
+        throttle_ms = self._judge(lane, demand, value, now_ms)
+        if self._told is not None and demand.order not in self._told:
+            self._told[demand.order] = throttle_ms
+        refused = throttle_ms > 0 and demand.operation in _REFUSES
+        if demand.operation not in _NO_REQUEST and not refused:
+            self._sent(client, value, 1)
+        if throttle_ms:
+            self._mute(lane, client, throttle_ms, now_ms)
+        if refused and demand.insists:
+            lane.demands.appendleft(Demand(now_ms, value, demand.order, operation=demand.operation, insists=True))
+        if demand.greedy_until_ms and demand.count <= 1:
+            self._want_more(lane, demand, value, now_ms)
+
+    def _judge(self, lane: Lane, demand: Demand, value: float, now_ms: int) -> int:
+        """The throttle time; what is lent is repaid when that is over, before anything else of the lane."""
+        operation = demand.operation
+        if operation in (Operation.REPAY, Operation.CALL_IN):
+            if not lane.lent:
+                return 0
+            value = lane.lent.popleft()
+        throttle_ms = self.meter.use(operation, value, now_ms)
+        if self.meter.lent:
+            lane.lent.append(value)
+            following = lane.demands[0] if lane.demands else None
+            if following is None or following.operation not in (Operation.REPAY, Operation.CALL_IN):
+                lane.demands.appendleft(Demand(now_ms, value, demand.order, operation=Operation.REPAY))
+        return throttle_ms
+
+    def _sent(self, client: Throttling, value: float, requests: int) -> None:
+        for sums in (client, self.all):
+            sums.used += value
+            sums.requests += requests
+
+    def _mute(self, lane: Lane, client: Throttling, throttle_ms: int, now_ms: int) -> None:
+        client.add(throttle_ms, now_ms)
+        self.all.add(throttle_ms, now_ms)
+        lane.free_ms = max(lane.free_ms, now_ms + throttle_ms)
+
+    def _want_more(self, lane: Lane, demand: Demand, value: float, now_ms: int) -> None:
+        due_ms = max(lane.free_ms, now_ms) + demand.gap_ms
+        if due_ms < demand.greedy_until_ms:
+            more = replace(demand, due_ms=due_ms, value=value, count=1, lag_ms=0)
+            lane.demands.insert(1 if lane.lent else 0, more)

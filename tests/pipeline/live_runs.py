@@ -1,0 +1,192 @@
+"""Simulated live runs: clients that use the proxy's own ledger, and what the proxy would have written of it."""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+from typing import NamedTuple
+
+from pipeline.candidate import Candidate, Rules
+from quotas.entities import QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.sensors import Sensors
+from quotas.usage_record import TraceEvent, UsageRecord
+
+EPOCH_MS = 1_795_000_000_000
+BEGIN_MS = 5_000_000
+WINDOW_MS = 10_000
+NODE_ID = 1
+CLUSTER = "main"
+
+
+class Request(NamedTuple):
+    """What a connection sends: `value`, not before `at_ms`."""
+
+    at_ms: int
+    value: int
+
+
+Load = Callable[[Random], Iterator[Request]]
+"""The requests of one connection in their order, in ms of the run."""
+
+
+def greedy(size: int, begin_ms: int = 0, end_ms: int = 2**60) -> Load:
+    """Always one more, as soon as it may."""
+
+    def requests(random: Random) -> Iterator[Request]:
+        while True:
+            yield Request(begin_ms, size)
+
+    return requests
+
+
+def steady(rate: float, size: int, jitter: float = 0.5) -> Load:
+    """As many bytes/s on average, whatever becomes of them."""
+
+    def requests(random: Random) -> Iterator[Request]:
+        step_ms = size / rate * 1000
+        for i in count():
+            yield Request(int((i + random.random() * jitter) * step_ms), size)
+
+    return requests
+
+
+def bursty(burst: int, size: int, period_ms: int, begin_ms: int = 0) -> Load:
+    """So many bytes at once, again and again."""
+
+    def requests(random: Random) -> Iterator[Request]:
+        for i in count():
+            at_ms = begin_ms + int((i + random.random() * 0.2) * period_ms)
+            for _ in range(burst // size):
+                yield Request(at_ms, size)
+
+    return requests
+
+
+@dataclass
+class Connection:
+    user: str
+    client_id: str
+    load: Load
+    service_ms: int = 3
+
+
+@dataclass
+class _Window:
+    seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
+    requests: int = 0
+    throttles: int = 0
+    throttled_ms: int = 0
+    backlogged_ms: int = 0
+
+
+@dataclass
+class LiveRun:
+    events: list[TraceEvent]
+    records: list[UsageRecord]
+    throttled_ms: dict[tuple[str, str], int]
+    used: dict[tuple[str, str], float]
+
+
+def live_run(table: QuotaTable, connections: list[Connection], seconds: int, seed: int = 1) -> LiveRun:
+    """What `connections` do in so long under the quotas of `table`; all produce."""
+    random = Random(seed)
+    sensors = Sensors(1_000)
+    ledger = Ledger(sensors, table)
+    loads = [connection.load(random) for connection in connections]
+    turns: list[tuple[int, int, int]] = []
+    for i, load in enumerate(loads):
+        request = next(load)
+        heappush(turns, (request.at_ms, i, request.value))
+    events: list[TraceEvent] = []
+    windows: dict[tuple[str, str, int], _Window] = defaultdict(_Window)
+    throttled: dict[tuple[str, str], int] = defaultdict(int)
+    used: dict[tuple[str, str], float] = defaultdict(float)
+    while turns and turns[0][0] < seconds * 1000:
+        at_ms, i, value = heappop(turns)
+        connection = connections[i]
+        user, client_id = connection.user, connection.client_id
+        now_ms = BEGIN_MS + at_ms
+        binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
+        throttle_ms = 0 if binding.produce is None else sensors.charge(binding.produce, value, now_ms)
+        events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms))
+        window = windows[user, client_id, at_ms // WINDOW_MS]
+        window.seconds[at_ms // 1000] += value
+        window.requests += 1
+        window.throttles += throttle_ms > 0
+        window.throttled_ms += throttle_ms
+        throttled[user, client_id] += throttle_ms
+        used[user, client_id] += value
+        request = next(loads[i])
+        free_ms = at_ms + throttle_ms
+        if throttle_ms and request.at_ms <= free_ms:
+            windows[user, client_id, free_ms // WINDOW_MS].backlogged_ms += throttle_ms
+        lag_ms = random.randrange(1, connection.service_ms + 1)
+        heappush(turns, (max(request.at_ms, free_ms + lag_ms), i, request.value))
+    records = [
+        _record(number, k, user, client_id, window, table)
+        for number, ((user, client_id, k), window) in enumerate(sorted(windows.items(), key=lambda w: w[0][2]), 1)
+        if k < seconds * 1000 // WINDOW_MS
+    ]
+    return LiveRun(events, records, throttled, used)
+
+
+def _event(sequence: int, now_ms: int, connection: Connection, value: float, throttle_ms: int) -> TraceEvent:
+    return TraceEvent(
+        instance="a",
+        epoch=EPOCH_MS,
+        sequence=sequence,
+        at_ms=now_ms,
+        wall_ms=EPOCH_MS + now_ms - BEGIN_MS,
+        virtual_cluster=CLUSTER,
+        node_id=NODE_ID,
+        user=connection.user,
+        client_id=connection.client_id,
+        ip="",
+        quota_type="produce",
+        operation="charge",
+        value=float(value),
+        throttle_ms=throttle_ms,
+        limit=None,
+        rule="",
+    )
+
+
+def _record(number: int, k: int, user: str, client_id: str, window: _Window, table: QuotaTable) -> UsageRecord:
+    standing = table.tags_and_limit(QuotaType.PRODUCE, user, client_id)
+    total = sum(window.seconds.values())
+    return UsageRecord(
+        instance="a",
+        epoch=EPOCH_MS,
+        sequence=number,
+        begin_ms=EPOCH_MS + k * WINDOW_MS,
+        end_ms=EPOCH_MS + (k + 1) * WINDOW_MS,
+        virtual_cluster=CLUSTER,
+        node_id=NODE_ID,
+        user=user,
+        client_id=client_id,
+        ip="",
+        quota_type="produce",
+        used=total,
+        peak=max(window.seconds.values(), default=0.0),
+        requests=window.requests,
+        in_bytes=int(total),
+        out_bytes=0,
+        throttles=window.throttles,
+        throttled_ms=window.throttled_ms,
+        backlogged_ms=window.backlogged_ms,
+        limit=None if standing.limit >= UNLIMITED else standing.limit,
+        rule="" if standing.entity is None else str(standing.entity),
+        shadow_limit=None,
+        shadow_rule="",
+        shadow_throttles=0,
+        shadow_throttled_ms=0,
+    )
+
+
+def candidate_with(table: QuotaTable) -> Candidate:
+    """As a candidate file that says the same."""
+    return Candidate(all_others=Rules(table))

@@ -1,0 +1,135 @@
+"""A candidate file is read as the proxy reads its own, and every mistake is told with its place."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.candidate import CandidateErrors, candidate_of, load_candidate, parse_candidate
+from proxy.config.load import config_of
+from proxy.config.problems import ConfigErrors
+from proxy.config.settings import quota_entries
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
+from quotas.sources.entries import read_entries
+from quotas.sources.overlay import Change, format_overlay
+
+ENTRIES = """
+entries:
+  - {user: alice, producer_byte_rate: 1000, shadow_consumer_byte_rate: 5}
+  - {default_user: true, client_id: etl, request_percentage: 12.5}
+windows: {quota_window_num: 5}
+throttle: {max_throttle_ms: 7000}
+"""
+
+
+def problems_of(text: str) -> dict[str, str]:
+    with pytest.raises(CandidateErrors) as raised:
+        parse_candidate(text)
+    return {problem.path: problem.problem for problem in raised.value.problems}
+
+
+def test_entries_by_themselves_are_for_all_virtual_clusters():
+    rules = parse_candidate(ENTRIES).rules("any")
+    assert rules is not None
+    assert dict(rules.table) == {
+        Entity(user="alice"): {QuotaType.PRODUCE: 1000.0},
+        Entity(user=DEFAULT, client_id="etl"): {QuotaType.REQUEST: 12.5},
+    }
+    assert (rules.samples, rules.window_ms, rules.max_throttle_ms, rules.max_debt_ms) == (5, 1000, 7000, 60_000)
+
+
+def test_a_whole_proxy_file_tells_each_virtual_cluster():
+    candidate = load_candidate(Path("deploy/proxy.example.yaml"))
+    rules = candidate.rules("main")
+    assert rules is not None
+    assert rules.table[Entity(user=DEFAULT)][QuotaType.FETCH] == 10_000_000
+    assert candidate.rules("another") is None
+
+
+def test_a_state_file_is_a_candidate_too(tmp_path):
+    path = tmp_path / "state.json"
+    key = QuotaKey(QuotaType.PRODUCE)
+    overlay = {Entity(user="a"): {key: Change(7.0, None)}, Entity(user="b"): {key: Change(None, 5.0)}}
+    path.write_bytes(format_overlay(overlay))
+    rules = load_candidate(path).rules("main")
+    assert rules is not None
+    assert dict(rules.table) == {Entity(user="a"): {QuotaType.PRODUCE: 7.0}}
+
+
+def test_every_mistake_is_told_with_its_place():
+    problems = problems_of(
+        """
+        quotas:
+          entries:
+            - {user: a, producer_byte_rate: 0}
+            - {user: a, producr_byte_rate: 3}
+            - {user: 7, default_client_id: yes please, producer_byte_rate: 1}
+            - {user: b, ip: 10.0.0.1, producer_byte_rate: 1}
+            - {user: c, connection_creation_rate: 1}
+            - {user: d, producer_byte_rate: 1}
+            - {user: d, consumer_byte_rate: 1}
+            - {user: e}
+            - nonsense
+          windows: {quota_window_num: 0, quota_window: 3}
+        throttle: {max_throttle_ms: "long"}
+        listeners: []
+        """
+    )
+    assert sorted(problems) == [
+        "listeners",
+        "quotas.entries[0].producer_byte_rate",
+        "quotas.entries[1].producr_byte_rate",
+        "quotas.entries[2].default_client_id",
+        "quotas.entries[2].user",
+        "quotas.entries[3]",
+        "quotas.entries[4]",
+        "quotas.entries[6]",
+        "quotas.entries[7]",
+        "quotas.entries[8]",
+        "quotas.windows.quota_window",
+        "quotas.windows.quota_window_num",
+        "throttle.max_throttle_ms",
+    ]
+    assert problems["quotas.entries[6]"] == "expected one entry for each entity, got the entity of quotas.entries[5]"
+    assert problems["quotas.entries[0].producer_byte_rate"].endswith("got 0")
+
+
+@pytest.mark.parametrize("text", ["", "7", "[a, b", "virtual_clusters: []", "virtual_clusters: [{name: ''}]"])
+def test_what_is_no_candidate_is_refused(text):
+    assert problems_of(text)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(CandidateErrors, match=r"nowhere\.yaml.*cannot be read"):
+        load_candidate(tmp_path / "nowhere.yaml")
+
+
+_VALUES = st.one_of(st.none(), st.booleans(), st.integers(-1, 2**63), st.floats(), st.text(max_size=3), st.just({}))
+_KEYS = ["user", "default_user", "client_id", "default_client_id", "ip", "default_ip", "odd"]
+_ENTRY = st.dictionaries(st.sampled_from(_KEYS + [t.value for t in QuotaType]), _VALUES, max_size=4)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(_ENTRY, max_size=3))
+def test_the_proxy_takes_the_same_entries(entries):
+    listener = {"name": "l", "bind": "127.0.0.1", "port": 1, "advertised_host": "h", "node_ids": [0]}
+    cluster = {
+        "name": "main",
+        "upstream": {"bootstrap_servers": ["h:9092"]},
+        "listeners": [listener],
+        "quotas": {"entries": entries},
+    }
+    problems = []
+    read = read_entries(entries, "entries", problems)
+    try:
+        config = config_of({"virtual_clusters": [cluster]})
+    except ConfigErrors:
+        assert problems, entries
+    else:
+        assert problems == []
+        assert read == quota_entries(config.virtual_clusters[0])
+
+
+def test_a_candidate_of_lists_and_mappings():
+    assert candidate_of([{"user": "a", "producer_byte_rate": 5}]).rules("x") is not None

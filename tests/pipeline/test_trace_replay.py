@@ -1,0 +1,95 @@
+"""A trace replayed: under the same quotas it is what was lived through; under others an interval."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.candidate import Candidate, Rules
+from pipeline.simulated_trace import ClientKey, simulate_trace
+from pipeline.traced import Client
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.quota_table import QuotaTable
+from tests.pipeline.live_runs import Connection, bursty, candidate_with, greedy, live_run, steady
+
+MB = 1_000_000
+
+
+def table(rate: float, **users: float) -> QuotaTable:
+    quotas = {Entity(user=DEFAULT): {QuotaType.PRODUCE: rate}}
+    return QuotaTable(quotas | {Entity(user=user): {QuotaType.PRODUCE: own} for user, own in users.items()})
+
+
+_LOADS = st.one_of(
+    st.builds(greedy, st.integers(10_000, 3_000_000)),
+    st.builds(steady, st.floats(0.1 * MB, 2 * MB), st.integers(20_000, 500_000)),
+    st.builds(bursty, st.integers(1_000_000, 20_000_000), st.just(200_000), st.integers(2_000, 30_000)),
+)
+_CONNECTIONS = st.lists(
+    st.builds(Connection, st.sampled_from("ab"), st.sampled_from("xyz"), _LOADS, st.integers(1, 30)),
+    min_size=1,
+    max_size=6,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(_CONNECTIONS, st.integers(200_000, 3_000_000), st.integers(0, 1000))
+def test_with_the_same_quotas_every_throttle_time_is_the_live_one(connections, rate, seed):
+    quotas = table(float(rate), a=rate * 2.0)
+    run = live_run(quotas, connections, 40, seed)
+    told: dict[int, int] = {}
+    for sensor in simulate_trace(run.events, candidate_with(quotas)):
+        told |= sensor.told
+    assert told == {event.sequence: event.throttle_ms for event in run.events}
+
+
+def test_events_may_come_doubled_and_in_any_order():
+    quotas = table(1.0 * MB)
+    run = live_run(quotas, [Connection("a", "x", greedy(100_000))], 20)
+    [sensor] = simulate_trace([*reversed(run.events), *run.events[5:]], candidate_with(quotas))
+    assert sensor.told == {event.sequence: event.throttle_ms for event in run.events}
+
+
+def test_without_a_quota_there_is_nothing_to_throttle():
+    run = live_run(table(1.0 * MB), [Connection("a", "x", greedy(100_000))], 20)
+    assert list(simulate_trace(run.events, Candidate(all_others=Rules()))) == []
+    assert list(simulate_trace(run.events, Candidate())) == []
+
+
+@pytest.mark.parametrize("connections", [1, 5])
+def test_a_greedy_load_under_a_doubled_quota_meets_its_greedy_bound(connections):
+    load = [Connection("a", "x", greedy(100_000)) for _ in range(connections)]
+    before, after = live_run(table(1.0 * MB), load, 120), live_run(table(2.0 * MB), load, 120)
+    [sensor] = simulate_trace(before.events, candidate_with(table(2.0 * MB)))
+    bound = sensor.replayed[Client.GREEDY].all.used
+    assert abs(bound / sum(after.used.values()) - 1) < 0.1
+    assert sensor.replayed[Client.PACED].all.used == sum(before.used.values())
+
+
+def test_an_open_load_below_a_doubled_quota_meets_its_paced_bound():
+    load = [Connection("a", "x", steady(0.9 * MB, 50_000))]
+    before, after = live_run(table(1.0 * MB), load, 120), live_run(table(2.0 * MB), load, 120)
+    [sensor] = simulate_trace(before.events, candidate_with(table(2.0 * MB)))
+    assert sensor.replayed[Client.PACED].all.throttled_ms == sum(after.throttled_ms.values()) == 0
+    assert sensor.replayed[Client.PACED].all.used == sum(after.used.values())
+
+
+def test_who_shares_a_sensor_is_replayed_together_in_the_order_of_time():
+    load = [Connection("a", "x", greedy(100_000)), Connection("a", "y", steady(0.2 * MB, 20_000))]
+    run = live_run(QuotaTable({Entity(user=DEFAULT, client_id=DEFAULT): {QuotaType.PRODUCE: MB}}), load, 60)
+    assert run.throttled_ms["a", "y"] == 0
+    sensors = list(simulate_trace(run.events, candidate_with(table(1.0 * MB))))
+    assert [sensor.key.place.user for sensor in sensors] == ["a"]
+    hurt = sensors[0].replayed[Client.PACED].clients
+    assert hurt[ClientKey("a", "y", "")].throttles > 0
+
+
+def test_the_strongest_entity_decides_as_it_does_in_the_proxy():
+    run = live_run(table(1.0 * MB), [Connection("a", "x", greedy(100_000)), Connection("b", "x", greedy(100_000))], 30)
+    quotas = table(0.5 * MB, b=3.0 * MB)
+    sensors = {sensor.key.place.user: sensor for sensor in simulate_trace(run.events, candidate_with(quotas))}
+    assert {user: (sensor.limit, sensor.rule) for user, sensor in sensors.items()} == {
+        "a": (0.5 * MB, "user=<default>"),
+        "b": (3.0 * MB, "user=b"),
+    }
+    assert sensors["a"].replayed[Client.PACED].all.throttled_ms > run.throttled_ms["a", "x"] / 2
+    assert sensors["b"].replayed[Client.PACED].all.throttled_ms == 0
