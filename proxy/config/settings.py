@@ -255,8 +255,8 @@ class ListenerTlsConfig(Settings):
     """PEM certificates that clients' certificates must go back to."""
 
     principal_mapping_rules: Annotated[str, Text("a string that is not empty", bool)] = "DEFAULT"
-    """Which user the subject of a certificate is, as `ssl.principal.mapping.rules`. Where no rule applies, the
-    connection is closed."""
+    """Which user the subject of a certificate is, as `ssl.principal.mapping.rules`. Where no rule applies, or the rules
+    take more than 0.2 s of processor time, the connection is closed."""
 
     min_version: Literal["TLSv1.2", "TLSv1.3"] = "TLSv1.2"
     """The oldest version of TLS that is spoken."""
@@ -713,7 +713,8 @@ class LimitsConfig(Settings):
     0: never. Not while an answer is due or the client is throttled."""
 
     unread_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
-    """How long a client may read nothing at all while answers wait for it, in milliseconds; 0: for ever."""
+    """How long a client may read nothing at all while answers wait for it, in milliseconds; 0: for ever. Read is what
+    its system acknowledges, a segment at a time: 3 bytes/s suffice in a network, some 100 on the same machine."""
 
     proxy_header_timeout_ms: Annotated[int, Whole(100, 300_000)] = 5_000
     """How long a load balancer may take from connecting to the end of its PROXY header, in milliseconds; with

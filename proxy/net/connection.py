@@ -299,8 +299,9 @@ class Connection:
             return
         self.close_episode_if_over(now_ms)
         client = self._client
-        unsent_bytes, written_bytes = (client.unsent_bytes, client.written_late_bytes) if client is not None else (0, 0)
-        reason = self._patience.look(self.relay, unsent_bytes, written_bytes, step_ms, time_outs)
+        unsent_bytes = client.unsent_bytes if client is not None else 0
+        taken_bytes = client.taken_bytes if client is not None and unsent_bytes else 0
+        reason = self._patience.look(self.relay, unsent_bytes, taken_bytes, step_ms, time_outs)
         if reason is not None:
             self.give_up(reason)
 

@@ -4,8 +4,10 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from fcntl import ioctl
 from itertools import islice
 from typing import Protocol
 
@@ -23,6 +25,8 @@ _PIECES_AT_ONCE = 64
 """Of buffered pieces; the kernel takes 1,024 (IOV_MAX)."""
 
 _IOV_MAX = 1024
+_SIOCOUTQ = 0x5411
+"""Of <linux/sockios.h>: how many bytes the peer has not acknowledged."""
 
 _read_buffer = memoryview(bytearray(READ_BYTES))
 """One for all: it is filled and emptied within one callback."""
@@ -98,6 +102,14 @@ class Stream:
     def unsent_bytes(self) -> int:
         """What the kernel has not taken yet."""
         return self._unsent_bytes
+
+    @property
+    def taken_bytes(self) -> int:
+        """Changes whenever the peer's system takes something of what had to wait; asks the kernel."""
+        if self._closed:
+            return self.written_late_bytes
+        in_kernel = int.from_bytes(ioctl(self._fd, _SIOCOUTQ, bytes(4)), sys.byteorder)
+        return self.written_late_bytes - in_kernel
 
     # ----------------------------------------------------------------- reading
 

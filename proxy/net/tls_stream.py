@@ -35,6 +35,11 @@ class TlsStream(Stream):
         """What the kernel has not taken yet, encrypted or not."""
         return self._unsent_bytes + self._tls.unsent_bytes
 
+    @property
+    def taken_bytes(self) -> int:
+        """Changes whenever the peer's system takes something of what had to wait, encrypted or not."""
+        return super().taken_bytes - self._tls.unsent_bytes
+
     def resume_reading(self) -> None:
         """Read again, what is pending before what comes."""
         super().resume_reading()
@@ -67,7 +72,8 @@ class TlsStream(Stream):
         return self._tls.pending and self._reading and not self._waits and not self._closed
 
     def _wanted(self) -> int:
-        return super()._wanted() | (WRITABLE if self._tls.unsent_bytes else 0)
+        unsent = self._fault is None and self._tls.unsent_bytes  # after a fault it stays so for ever
+        return super()._wanted() | (WRITABLE if unsent else 0)
 
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send the pieces in order, after what is buffered."""

@@ -10,7 +10,7 @@ class FakeStream:
         self.closed = False
         self.aborted = False
         self.unsent_bytes = 0
-        self.written_late_bytes = 0
+        self.taken_bytes = 0
 
     def write(self, pieces) -> None:
         self.written += b"".join(pieces)

@@ -231,7 +231,7 @@ async def test_a_client_that_reads_none_of_its_answers_is_closed():
     await shell.client_sends(heartbeat(1))
     shell.client.unsent_bytes = 1000
     for sent in range(3):
-        shell.client.written_late_bytes = sent
+        shell.client.taken_bytes = sent
         look(shell, 5, unread_ms=5000)
     assert shell.ended == []
     look(shell, 1, unread_ms=5000)

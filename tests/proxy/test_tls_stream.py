@@ -348,3 +348,47 @@ async def test_both_directions_at_once_under_all_sizes(ends):
     ends.stream.close()
     assert ends.owner.data == up
     assert await reading == (down, True)
+
+
+async def test_whoever_takes_a_little_is_seen_to_take_it(contexts):
+    """Though the kernel tells of room only when much of its buffer is free, and a record is one piece."""
+    ends = Ends(contexts)
+    ends.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    while "full" not in ends.owner.told:
+        ends.stream.write([bytes(16 * 1024)])
+    await asyncio.sleep(0.05)  # what is under way comes to rest
+    written, taken = ends.stream.written_late_bytes, ends.stream.taken_bytes
+    got = 0
+    async with asyncio.timeout(PATIENCE_S):
+        while ends.stream.taken_bytes == taken:
+            got += len(ends.raw.recv(1000))
+            await asyncio.sleep(0.001)
+    assert got < 1_000_000
+    assert written <= ends.stream.written_late_bytes
+    ends.close()
+    assert isinstance(ends.stream.taken_bytes, int)
+
+
+async def test_a_node_that_is_gone_is_not_tried_again_and_again_while_a_cap_has_it_wait(contexts):
+    """What is encrypted can go nowhere, and reading, which would find the end, waits for its turn."""
+    of_all = cap(1)
+    ends = Ends(contexts, side=Side.NODE, caps=(of_all,))
+    for _ in range(20):  # the buffers of both systems fill up
+        while ends.stream.unsent_bytes <= HIGH_WATER_BYTES:
+            ends.stream.write([bytes(16 * 1024)])
+        await asyncio.sleep(0.002)
+    of_all.reserve(1_000, now_ms())
+    ends.send(b"abc")
+    await ends.until(lambda: of_all.waiting == 1)
+    ends.reset()
+    await ends.until(lambda: ends.stream._fault is not None)
+    calls = []
+    ends.stream._tls.flush = lambda: calls.append(1)
+    for _ in range(100):
+        await asyncio.sleep(0)
+        ends.poller._serve()
+    assert calls == []
+    told = len(ends.owner.told)
+    of_all.set_limit(None, now_ms())  # its turn has come
+    await ends.until(lambda: len(ends.owner.told) > told)
+    ends.close()
