@@ -12,11 +12,11 @@ lint:
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
 test: lint  ## set everything up, then the tests that a change needs (about 12 minutes)
-	@python=$$(deploy/setup.sh dev strace haproxy) && exec "$$python" -m tests.run -m "not long" $(ARGS)
+	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run -m "not long" $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
 check: test  ## all of it, what CI runs (about an hour)
-	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream) && exec "$$python" -m tests.run -m long $(ARGS)
+	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper) && exec "$$python" -m tests.run -m long $(ARGS)
 
 bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then with a real Kafka, about 25 minutes
 	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy nginx libnginx-mod-stream) && mkdir -p build/bench && \

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from proxy.demo.kafka_cluster import KafkaCluster
-from tests.integration import logins
+from tests.integration import certified, logins
+from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.patience import PATIENCE_S
@@ -71,14 +72,20 @@ def _kind(item):
 
 
 @pytest.fixture(scope="session")
-def kafka(request):
+def certificates(tmp_path_factory):
+    """Of the newest cluster, whose listener for TLS demands them; of the proxy, and of a client."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="session")
+def kafka(request, certificates):
     """A cluster of three nodes, of each kind in turn."""
-    yield from _run(*CLUSTERS[request.param])
+    yield from _run(*CLUSTERS[request.param], certificates)
 
 
 @pytest.fixture(scope="session")
 def newest_kafka(kafka):
-    """A cluster of three nodes of the newest version, for tests that need only one kind; it has a listener for SASL."""
+    """Three nodes of the newest version, with listeners for SASL and TLS, for tests that need only one kind."""
     return kafka
 
 
@@ -129,8 +136,11 @@ def _remove_quotas(cluster):
             client.clear()
 
 
-def _run(version, mode):
-    secured = {"listeners": {logins.LISTENER: "SASL_PLAINTEXT"}, "extra": logins.secured}
+def _run(version, mode, certificates):
+    secured = {
+        "listeners": {logins.LISTENER: "SASL_PLAINTEXT", certified.LISTENER: "SSL"},
+        "extra": lambda node_id: {**logins.secured(node_id), **certificates.of_nodes(node_id)},
+    }
     with KafkaCluster(version, mode, 3, **(secured if (version, mode) == CLUSTERS[NEWEST] else {})) as cluster:
         _running.append(cluster)
         yield cluster

@@ -105,16 +105,25 @@ def confluent_settings(mechanism: str, user: str, password: str) -> dict[str, An
     return {**settings, "sasl.username": user, "sasl.password": password}
 
 
-def java_properties(mechanism: str, user: str, password: str) -> str:
-    """How Kafka's own clients log in, as a file of properties."""
+def go(mechanism: str, user: str, password: str) -> dict[str, str]:
+    """How franz-go logs in, as tests/go/pipe has it."""
+    secret = unsecured_token(user) if mechanism == OAUTHBEARER else password
+    return {"mechanism": mechanism, "user": user, "password": secret}
+
+
+def java(mechanism: str, user: str, password: str) -> dict[str, str]:
+    """How Kafka's own clients log in, as their properties."""
     if mechanism == PLAIN:
         login = f'plain.PlainLoginModule required username="{user}" password="{password}"'
     elif mechanism == OAUTHBEARER:
         login = f'oauthbearer.OAuthBearerLoginModule required unsecuredLoginStringClaim_sub="{user}"'
     else:
         login = f'scram.ScramLoginModule required username="{user}" password="{password}"'
-    lines = ("security.protocol=SASL_PLAINTEXT", f"sasl.mechanism={mechanism}", f"sasl.jaas.config={_MODULES}.{login};")
-    return "\n".join(lines) + "\n"
+    return {
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.jaas.config": f"{_MODULES}.{login};",
+    }
 
 
 class Client:

@@ -1,6 +1,5 @@
 """Users that log in by SASL at the nodes have their own quotas at the proxy: real nodes, real clients."""
 
-import subprocess
 import time
 
 import pytest
@@ -9,8 +8,8 @@ from confluent_kafka import Producer
 from tests.integration import logins
 from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
 from tests.integration.proxy_process import ProxyProcess
-from tests.integration.quota_admins import go_program
 from tests.integration.quota_client import QuotaClient
+from tests.integration.steady_producers import with_franz_go
 from tests.integration.topics import make_topic
 from tests.patience import PATIENCE_S
 
@@ -175,8 +174,9 @@ def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topi
 def test_kafkas_own_tools_log_in(sasl_kafka, sasl_proxy, topic, mechanism, tmp_path):
     client_id = f"java-{mechanism}"
     properties = tmp_path / "client.properties"
-    login = logins.java_properties(mechanism, "alice", PASSWORDS["alice"])
-    properties.write_text(f"{login}bootstrap.servers={sasl_proxy.bootstrap}\nclient.id={client_id}\n")
+    login = logins.java(mechanism, "alice", PASSWORDS["alice"])
+    settings = {**login, "bootstrap.servers": sasl_proxy.bootstrap, "client.id": client_id}
+    properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     sasl_kafka.tool(
         "kafka-producer-perf-test",
         *("--topic", topic, "--num-records", "1", "--record-size", str(len(A_SECOND_OVER)), "--throughput", "-1"),
@@ -186,19 +186,12 @@ def test_kafkas_own_tools_log_in(sasl_kafka, sasl_proxy, topic, mechanism, tmp_p
 
 
 @pytest.mark.long
-def test_franz_go_logs_in(sasl_proxy, topic):
-    program = str(go_program("login"))
-    for mechanism in MECHANISMS:
-        secret = logins.unsecured_token("alice") if mechanism == OAUTHBEARER else PASSWORDS["alice"]
-        arguments = (
-            sasl_proxy.bootstrap,
-            mechanism,
-            "alice",
-            secret,
-            f"go-{mechanism}",
-            topic,
-            str(len(A_SECOND_OVER)),
-        )
-        done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=2 * PATIENCE_S)
-        assert done.returncode == 0, done.stderr
-        assert throttled(sasl_proxy, f"go-{mechanism}") == ("alice", "user=alice, client-id=<default>")
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_franz_go_logs_in(sasl_proxy, topic, mechanism):
+    client_id = f"go-{mechanism}"
+    login = logins.go(mechanism, "alice", PASSWORDS["alice"])
+    go = with_franz_go(topic, {"bootstrap": sasl_proxy.bootstrap, "client_id": client_id, "sasl": login})
+    go.send(0, " " * len(A_SECOND_OVER))
+    go.close()
+    assert len(go.acknowledged()) == 1
+    assert throttled(sasl_proxy, client_id) == ("alice", "user=alice, client-id=<default>")

@@ -10,142 +10,160 @@ import aiokafka
 import confluent_kafka
 import kafka
 import pytest
-from cryptography.x509.oid import NameOID
 
-from proxy.demo.kafka_cluster import KafkaCluster
 from proxy.demo.proxy_process import free_port_run
-from tests.certificates import Authority, client_context
+from tests.certificates import client_context
+from tests.integration import certified, steady_producers
+from tests.integration.certified import BOOTSTRAP_NAME, DOMAIN, NODE_NAME, USER
 from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.steady_producers import Load
+from tests.integration.topics import make_topic
 from tests.patience import PATIENCE_S
 
-RECORDS, RECORD_BYTES = 5, 40_000
-QUOTA = {"user": "etl", "producer_byte_rate": 1_000}
+RECORDS, RECORD_BYTES = 6, 40_000
+QUOTA = {"user": USER, "producer_byte_rate": 1_000}
 """What each client sends costs it a throttle, which `SOON` keeps short."""
 SOON = {"max_throttle_ms": 200, "max_debt_ms": 0}
-RULES = "RULE:^CN=(.*?),O=Acme$/$1/L, DEFAULT"
-DOMAIN = "kafka.test"
+NODES = ("1", "2", "3")
 
 _topics = (f"tls-{number}" for number in itertools.count())
 
 
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory):
-    return Authority(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
-def etl(authority):
-    subject = ((NameOID.ORGANIZATION_NAME, "Acme"), (NameOID.COMMON_NAME, "ETL"))
-    issued = authority.issue(subject=subject, name="etl")
-    (authority.folder / "etl-both.pem").write_text(issued.in_one_file())
-    return issued
-
-
-@pytest.fixture(scope="module")
-def cluster(authority):
-    """One node, whose listener for the proxy wants to be shown a certificate."""
-    keys = authority.folder / "node-both.pem"
-    keys.write_text(authority.issue(HOST, name="node").in_one_file())
-    tls = {
-        "keystore.type": "PEM",
-        "keystore.location": str(keys),
-        "truststore.type": "PEM",
-        "truststore.location": str(authority.file),
-        "client.auth": "required",
-    }
-    extra = {f"listener.name.secured.ssl.{name}": value for name, value in tls.items()}
-    with KafkaCluster(nodes=1, listeners={"SECURED": "SSL"}, extra=lambda _: extra) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def proxy(cluster, authority):
-    """Two listeners: of one the nodes have ports, of the other names."""
-    listener = authority.issue(HOST, f"*.{DOMAIN}", name="listener")
-    own = authority.issue("proxy", name="proxy")
-    ours = {"certificate_file": str(listener.certificate_file), "key_file": str(listener.key_file)}
-    ours |= {"client_auth": "required", "ca_file": str(authority.file), "principal_mapping_rules": RULES}
-    upstream = {"ca_file": str(authority.file), "certificate_file": str(own.certificate_file)}
-    upstream["key_file"] = str(own.key_file)
+def proxy(newest_kafka, certificates):
+    """Two listeners: at one the nodes have ports, at the other names. To the nodes it shows its own certificate."""
+    ours = certificates.of_listener(HOST, f"*.{DOMAIN}")
     [port] = free_port_run(1)
     names = {"name": "names", "bind": HOST, "port": port, "tls": ours}
-    names |= {"advertised_host": f"boot.{DOMAIN}", "advertised_node_host": f"b{{node_id}}.{DOMAIN}"}
+    names |= {"advertised_host": BOOTSTRAP_NAME, "advertised_node_host": NODE_NAME}
     with ProxyProcess(
-        cluster.bootstrap("SECURED"),
+        newest_kafka.bootstrap(certified.LISTENER),
         [QUOTA],
-        upstream={"tls": upstream, "admin": {"security_protocol": "SSL", **upstream}},
+        upstream=certificates.of_upstream,
         listener={"tls": ours},
         more_listeners=[names],
         throttle=SOON,
         limits={"drain_s": 1},
     ) as process:
-        process.names = f"boot.{DOMAIN}:{port}"
-        process.listener_certificate = listener
+        process.names = f"{BOOTSTRAP_NAME}:{port}"
+        process.listener_certificate = ours
         yield process
 
 
 @pytest.fixture
-def topic(cluster):
-    name = next(_topics)
-    with_admin = kafka.KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
-    with_admin.create_topics([kafka.admin.NewTopic(name, 1, 1)])
-    with_admin.close()
-    return name
+def topic(newest_kafka):
+    """Each node leads one of its partitions, unless one was away for a moment."""
+    for name in itertools.islice(_topics, 10):
+        leaders = make_topic(newest_kafka.bootstrap_servers, name, steady_producers.PARTITIONS)
+        if len(set(leaders.values())) == len(NODES):
+            return name
+    raise AssertionError(f"a node leads nothing: {leaders}")
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    """A file by which the names of the listener are this machine's."""
+    names = (BOOTSTRAP_NAME, *(NODE_NAME.format(node_id=node_id) for node_id in NODES))
+    path = tmp_path / "hosts"
+    path.write_text(f"{HOST} localhost {' '.join(names)}\n")
+    return path
 
 
 # ---------------------------------------------------------------- the clients
 
 
-def with_kafka_python(bootstrap, topic, authority, etl):
-    tls = {"security_protocol": "SSL", "ssl_context": client_context(authority, etl)}
-    producer = kafka.KafkaProducer(bootstrap_servers=bootstrap, **tls)
-    for number in range(RECORDS):
-        producer.send(topic, str(number).encode().ljust(RECORD_BYTES)).get(PATIENCE_S)
-    producer.close()
-    consumer = kafka.KafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", **tls)
-    found = [int(next(consumer).value) for _ in range(RECORDS)]
+def of_kafka_python(servers, topic, certificates, count):
+    consumer = kafka.KafkaConsumer(
+        topic, bootstrap_servers=servers, auto_offset_reset="earliest", **certificates.python()
+    )
+    found = [next(consumer).value for _ in range(count)]
     consumer.close()
     return found
 
 
-def with_aiokafka(bootstrap, topic, authority, etl):
-    async def both():
-        tls = {"security_protocol": "SSL", "ssl_context": client_context(authority, etl)}
-        producer = aiokafka.AIOKafkaProducer(bootstrap_servers=bootstrap, **tls)
-        await producer.start()
-        for number in range(RECORDS):
-            await producer.send_and_wait(topic, str(number).encode().ljust(RECORD_BYTES))
-        await producer.stop()
-        consumer = aiokafka.AIOKafkaConsumer(topic, bootstrap_servers=bootstrap, auto_offset_reset="earliest", **tls)
+def of_aiokafka(servers, topic, certificates, count):
+    async def read():
+        tls = certificates.python()
+        consumer = aiokafka.AIOKafkaConsumer(topic, bootstrap_servers=servers, auto_offset_reset="earliest", **tls)
         await consumer.start()
-        found = [int((await consumer.getone()).value) for _ in range(RECORDS)]
+        found = [(await consumer.getone()).value for _ in range(count)]
         await consumer.stop()
         return found
 
-    return asyncio.run(asyncio.wait_for(both(), PATIENCE_S))
+    return asyncio.run(asyncio.wait_for(read(), PATIENCE_S))
 
 
-def confluent_tls(bootstrap, authority, etl):
-    return {
-        "bootstrap.servers": bootstrap,
-        "security.protocol": "SSL",
-        "ssl.ca.location": str(authority.file),
-        "ssl.certificate.location": str(etl.certificate_file),
-        "ssl.key.location": str(etl.key_file),
-    }
-
-
-def with_confluent_kafka(bootstrap, topic, authority, etl):
-    tls = confluent_tls(bootstrap, authority, etl)
-    producer = confluent_kafka.Producer(tls | {"linger.ms": 0})
-    for number in range(RECORDS):
-        producer.produce(topic, str(number).encode().ljust(RECORD_BYTES))
-        assert producer.flush(PATIENCE_S) == 0
-    consumer = confluent_kafka.Consumer(tls | {"group.id": topic, "auto.offset.reset": "earliest"})
+def of_confluent_kafka(servers, topic, certificates, count):
+    start = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest"}
+    consumer = confluent_kafka.Consumer(certificates.confluent() | start)
     consumer.subscribe([topic])
-    found = consumer.consume(RECORDS, PATIENCE_S)
+    found = consumer.consume(count, PATIENCE_S)
     consumer.close()
-    return [int(message.value()) for message in found]
+    return [message.value() for message in found]
+
+
+READERS = {"kafka-python": of_kafka_python, "aiokafka": of_aiokafka, "confluent-kafka": of_confluent_kafka}
+
+
+@pytest.fixture
+def start(newest_kafka, certificates, tmp_path):
+    """Starts a producer of a library, which shows the client's certificate; with `hosts`, in a process of its own."""
+
+    def started(library, servers, topic, hosts=None):
+        python = {"bootstrap_servers": servers, "client_id": library, **certificates.python()}
+        confluent = {"bootstrap.servers": servers, "client.id": library, **certificates.confluent()}
+        match library:
+            case "kafka-python":
+                return steady_producers.WithKafkaPython(topic, **python)
+            case "aiokafka":
+                return steady_producers.WithAiokafka(topic, **python)
+            case "confluent-kafka" if hosts:
+                return steady_producers.piped(library, topic, confluent, hosts)
+            case "confluent-kafka":
+                return steady_producers.WithConfluentKafka(topic, **confluent)
+            case "Java":
+                java = {"bootstrap.servers": servers, "client.id": library, **certificates.java()}
+                return steady_producers.with_java(newest_kafka, topic, tmp_path / "java.properties", java, hosts)
+            case "franz-go":
+                go = {"bootstrap": servers, "client_id": library, "tls": certificates.go()}
+                return steady_producers.with_franz_go(topic, go, hosts)
+
+    return started
+
+
+def throttles(proxy):
+    """How many there were at each node, all of the same user."""
+    assert {line["user"] for line in proxy.events("throttle_started")} <= {USER}
+    return {node: proxy.metric("throttles_total", quota_type="produce", node_id=node) for node in NODES}
+
+
+def sends_and_is_throttled(proxy, cluster, topic, producer):
+    """Some records to each node, which cost a throttle each."""
+    before = throttles(proxy)
+    with Load(producer, RECORD_BYTES) as load:
+        for _ in range(RECORDS):
+            load.send()
+            load.arrive()
+        load.assert_all_are_there_once_and_in_order(cluster, topic)
+    after = throttles(proxy)
+    assert {node: after[node] - before[node] >= RECORDS / len(NODES) for node in NODES} == dict.fromkeys(NODES, True)
+
+
+BY_PORT = [*READERS, pytest.param("Java", marks=pytest.mark.long), pytest.param("franz-go", marks=pytest.mark.long)]
+IN_THIS_PROCESS = ["kafka-python", "aiokafka"]
+BY_NAME = [*IN_THIS_PROCESS, "confluent-kafka", "Java", pytest.param("franz-go", marks=pytest.mark.long)]
+
+
+@pytest.mark.parametrize("library", BY_PORT)
+def test_clients_speak_tls_and_their_certificate_names_the_user_of_the_quota(
+    library, proxy, newest_kafka, topic, start, certificates
+):
+    sends_and_is_throttled(proxy, newest_kafka, topic, start(library, proxy.bootstrap, topic))
+    started = [line for line in proxy.events("throttle_started") if line["client_id"] == library]
+    assert {line["entity"] for line in started} == {f"user={USER}"}
+    if library in READERS:
+        found = READERS[library](proxy.bootstrap, topic, certificates, RECORDS)
+        assert sorted(map(int, found)) == list(range(RECORDS))
 
 
 @pytest.fixture
@@ -160,93 +178,67 @@ def address_of(host):
     return HOST if named else host
 
 
-def throttles_of_etl(proxy):
-    started = proxy.events("throttle_started")
-    assert {line["user"] for line in started} <= {"etl"}
-    return len(started), proxy.metric("throttles_total", quota_type="produce")
+@pytest.mark.parametrize("library", BY_NAME)
+def test_all_nodes_are_reached_by_name_at_one_port(
+    library, proxy, newest_kafka, topic, start, certificates, names_resolve, hosts
+):
+    def opened():
+        return {node: proxy.metric("connections_opened_total", listener="names", node_id=node) for node in NODES}
+
+    before = opened()
+    producer = start(library, proxy.names, topic, None if library in IN_THIS_PROCESS else hosts)
+    sends_and_is_throttled(proxy, newest_kafka, topic, producer)
+    if library in IN_THIS_PROCESS:
+        found = READERS[library](proxy.names, topic, certificates, RECORDS)
+        assert sorted(map(int, found)) == list(range(RECORDS))
+    after = opened()
+    assert {node: after[node] > before[node] for node in NODES} == dict.fromkeys(NODES, True)
 
 
-@pytest.mark.parametrize("client", [with_kafka_python, with_aiokafka, with_confluent_kafka])
-def test_clients_speak_tls_and_their_certificate_names_the_user_of_the_quota(client, proxy, topic, authority, etl):
-    episodes, throttles = throttles_of_etl(proxy)
-    assert client(proxy.bootstrap, topic, authority, etl) == list(range(RECORDS))
-    now_episodes, now_throttles = throttles_of_etl(proxy)
-    assert now_throttles - throttles >= RECORDS
-    assert now_episodes > episodes
+STEADY = [
+    "confluent-kafka",
+    pytest.param("Java", marks=pytest.mark.long),
+    pytest.param("franz-go", marks=pytest.mark.long),
+]
 
 
-@pytest.mark.parametrize("client", [with_kafka_python, with_aiokafka])
-def test_all_nodes_are_reached_by_name_at_one_port(client, proxy, topic, authority, etl, names_resolve):
-    opened = proxy.metric("connections_opened_total", listener="names", node_id="1")
-    assert client(proxy.names, topic, authority, etl) == list(range(RECORDS))
-    assert proxy.metric("connections_opened_total", listener="names", node_id="1") > opened
-
-
-def test_java_reaches_nodes_by_name_with_its_certificate(proxy, cluster, topic, authority, etl, tmp_path):
-    hosts = tmp_path / "hosts"
-    hosts.write_text(f"{HOST} boot.{DOMAIN} b1.{DOMAIN}\n")
-    settings = tmp_path / "client.properties"
-    settings.write_text(
-        "security.protocol=SSL\nssl.truststore.type=PEM\nssl.keystore.type=PEM\n"
-        f"ssl.truststore.location={authority.file}\nssl.keystore.location={authority.folder / 'etl-both.pem'}\n"
-    )
-    _, throttles = throttles_of_etl(proxy)
-    tool = cluster._tool_class("kafka-console-producer")
-    options = ("-XX:TieredStopAtLevel=1", f"-Djdk.net.hosts.file={hosts}")
-    arguments = ("--bootstrap-server", proxy.names, "--topic", topic, "--command-config", str(settings))
-    lines = "".join(str(number).ljust(RECORD_BYTES) + "\n" for number in range(RECORDS))
-    done = cluster.run(cluster.java_command(tool, *arguments, options=options), stdin=lines)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert throttles_of_etl(proxy)[1] > throttles
-    consumer = kafka.KafkaConsumer(topic, bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest")
-    assert [int(next(consumer).value) for _ in range(RECORDS)] == list(range(RECORDS))
-    consumer.close()
-
-
-def test_certificates_change_under_load_and_no_record_is_lost(proxy, cluster, topic, authority, etl):
+@pytest.mark.parametrize("library", STEADY)
+def test_certificates_change_under_load_and_no_record_is_lost(library, proxy, newest_kafka, topic, start, certificates):
     """One producer goes on through all changes, another one comes after each; who comes sees the new certificate."""
-    tls = confluent_tls(proxy.bootstrap, authority, etl)
-    delivered = []
-    steady = confluent_kafka.Producer(tls | {"enable.idempotence": True, "linger.ms": 0, "client.id": "steady"})
-
-    def note(error, message):
-        assert error is None, error
-        delivered.append(message.value())
-
-    numbers = itertools.count()
+    of_who_comes_late = f"{topic}-late"
+    make_topic(newest_kafka.bootstrap_servers, of_who_comes_late)
     before = proxy.closed()
-    port = proxy.port
-    for change in range(1, 4):
-        renewed = authority.issue(HOST, f"*.{DOMAIN}", name="renewed")
-        shutil.copy(renewed.key_file, proxy.listener_certificate.key_file)
-        shutil.copy(renewed.certificate_file, proxy.listener_certificate.certificate_file)
-
-        def goes_on(change=change):
-            steady.produce(topic, str(next(numbers)).encode(), on_delivery=note)
-            steady.poll(0.02)
-            return proxy.metric("certificate_reloads_total", listener="plain", result="applied") >= change
-
-        proxy.wait_for(goes_on, PATIENCE_S, "new certificates")
-        context = client_context(authority, etl)
-        with socket.create_connection((HOST, port)) as sock, context.wrap_socket(sock, server_hostname=HOST) as shown:
-            assert shown.getpeercert(binary_form=True) == renewed.der
-        late = confluent_kafka.Producer(tls | {"client.id": "late"})
-        late.produce(topic, str(next(numbers)).encode(), on_delivery=note)
-        assert late.flush(PATIENCE_S) == 0
-    assert steady.flush(PATIENCE_S) == 0
-    count = next(numbers)
-    assert sorted(map(int, delivered)) == list(range(count))
-    consumer = kafka.KafkaConsumer(topic, bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest")
-    assert sorted(int(next(consumer).value) for _ in range(count)) == list(range(count))
-    consumer.close()
+    reloads = proxy.metric("certificate_reloads_total", listener="plain", result="applied")
+    with Load(start(library, proxy.bootstrap, topic)) as load:
+        load.send()
+        load.arrive()
+        for change in range(1, 4):
+            renewed = certificates.authority.issue(HOST, f"*.{DOMAIN}", name="renewed")
+            shutil.copy(renewed.key_file, proxy.listener_certificate["key_file"])
+            shutil.copy(renewed.certificate_file, proxy.listener_certificate["certificate_file"])
+            load.go_on_until(
+                lambda change=change: (
+                    proxy.metric("certificate_reloads_total", listener="plain", result="applied") >= reloads + change
+                ),
+                "new certificates",
+            )
+            context = certificates.context()
+            connected = socket.create_connection((HOST, proxy.port), PATIENCE_S)
+            with connected as sock, context.wrap_socket(sock, server_hostname=HOST) as shown:
+                assert shown.getpeercert(binary_form=True) == renewed.der
+            late = start("confluent-kafka", proxy.bootstrap, of_who_comes_late)
+            late.send(0, "")
+            late.close()
+            assert len(late.acknowledged()) == 1
+        load.assert_all_are_there_once_and_in_order(newest_kafka, topic)
     ended = {reason for reason, times in proxy.closed().items() if times > before.get(reason, 0)}
     assert ended <= {"client_closed", "client_lost"}
 
 
-def test_a_client_without_a_certificate_is_told_and_so_is_the_operator(proxy, authority):
+def test_a_client_without_a_certificate_is_told_and_so_is_the_operator(proxy, certificates):
     before = proxy.closed().get("client_certificate_missing", 0)
     with pytest.raises(ssl.SSLError, match=r"(?i)certificate.required|handshake.failure"):
-        _speak(proxy.port, client_context(authority))
+        _speak(proxy.port, client_context(certificates.authority))
     proxy.wait_for(lambda: proxy.closed().get("client_certificate_missing", 0) == before + 1, PATIENCE_S, "the refusal")
 
 

@@ -1,4 +1,4 @@
-module kafka-throttle/tests/go/login
+module kafka-throttle/tests/go/pipe
 
 go 1.19
 
