@@ -89,7 +89,8 @@ class AiokafkaTokens(AiokafkaTokenProvider):
         return unsecured_token(self._user)
 
 
-def _python_settings(mechanism: str, user: str, password: str, tokens: type[Any]) -> dict[str, Any]:
+def python(mechanism: str, user: str, password: str, tokens: type[Any] = Tokens) -> dict[str, Any]:
+    """How kafka-python logs in, and with tokens of its own kind aiokafka."""
     settings: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": mechanism}
     if mechanism == OAUTHBEARER:
         return {**settings, "sasl_oauth_token_provider": tokens(user)}
@@ -139,7 +140,7 @@ class Client:
 
 def send_with_kafka_python(client: Client, topic: str, value: bytes) -> None:
     """One record, acknowledged."""
-    how = _python_settings(client.mechanism, client.user, client.password, Tokens)
+    how = python(client.mechanism, client.user, client.password, Tokens)
     producer = KafkaProducer(bootstrap_servers=client.bootstrap, client_id=client.client_id, **how)
     try:
         producer.send(topic, value).get(PATIENCE_S)
@@ -151,7 +152,7 @@ def send_with_aiokafka(client: Client, topic: str, value: bytes) -> None:
     """One record, acknowledged."""
 
     async def send() -> None:
-        how = _python_settings(client.mechanism, client.user, client.password, AiokafkaTokens)
+        how = python(client.mechanism, client.user, client.password, AiokafkaTokens)
         producer = AIOKafkaProducer(bootstrap_servers=client.bootstrap, client_id=client.client_id, **how)
         try:
             await producer.start()

@@ -273,7 +273,7 @@ class Load:
         self.count += 1
         self._producer.send(partition, value)
 
-    def go_on_until(self, enough: Callable[[], bool], what: str, most_s: float = 3 * PATIENCE_S) -> None:
+    def go_on_until(self, enough: Callable[[], bool], what: str, most_s: float = 2 * PATIENCE_S) -> None:
         """Send until something has come about."""
         deadline = time.monotonic() + most_s
         while not enough():

@@ -1,15 +1,12 @@
 """Users that log in by SASL at the nodes have their own quotas at the proxy: real nodes, real clients."""
 
-import time
-
 import pytest
-from confluent_kafka import Producer
 
-from tests.integration import logins
+from tests.integration import logins, steady_producers
 from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_client import QuotaClient
-from tests.integration.steady_producers import with_franz_go
+from tests.integration.steady_producers import Load, with_franz_go
 from tests.integration.topics import make_topic
 from tests.patience import PATIENCE_S
 
@@ -126,36 +123,91 @@ REFUSALS = {
 }
 
 
-def test_authenticating_anew_under_load_loses_nothing(sasl_kafka, topic, password_file):
-    """The nodes end sessions of this mechanism after a few seconds; the client is muted for most of them.
+@pytest.fixture
+def start(sasl_kafka, tmp_path):
+    """Starts a producer of a library, which logs in as bob by the mechanism whose sessions are short."""
 
-    It logs in anew when a tenth of one is left: a request that is muted for longer before that has it connect anew.
+    def started(library, servers, topic):
+        login = (SHA_512, "bob", PASSWORDS["bob"])
+        python = {"bootstrap_servers": servers, "client_id": library, **logins.python(*login)}
+        match library:
+            case "kafka-python":
+                return steady_producers.WithKafkaPython(topic, **python)
+            case "aiokafka":
+                return steady_producers.WithAiokafka(topic, **python)
+            case "confluent-kafka":
+                confluent = {"bootstrap.servers": servers, "client.id": library, **logins.confluent_settings(*login)}
+                return steady_producers.WithConfluentKafka(topic, **confluent)
+            case "Java":
+                java = {"bootstrap.servers": servers, "client.id": library, **logins.java(*login)}
+                return steady_producers.with_java(sasl_kafka, topic, tmp_path / "java.properties", java)
+        go = {"bootstrap": servers, "client_id": library, "sasl": logins.go(*login)}
+        return steady_producers.with_franz_go(topic, go)
+
+    return started
+
+
+AT_ONCE = ["confluent-kafka"]
+RENEWING = [*AT_ONCE, *(pytest.param(name, marks=pytest.mark.long) for name in ("kafka-python", "Java", "franz-go"))]
+
+
+@pytest.mark.parametrize("library", RENEWING)
+def test_authenticating_anew_under_load_loses_nothing(sasl_kafka, password_file, start, library):
+    """The nodes end sessions of this mechanism after a few seconds; a client is throttled before and after that.
+
+    It logs in anew when a tenth of a session is left. If it stands still then, it connects anew.
     """
-    one_by_one = {"enable.idempotence": True, "max.in.flight": 1, "batch.num.messages": 1}
-    how = logins.confluent_settings(SHA_512, "bob", PASSWORDS["bob"])
-    with ProxyProcess(sasl_kafka.bootstrap(logins.LISTENER), QUOTAS, upstream=admin(password_file)) as proxy:
-        producer = Producer({"bootstrap.servers": proxy.bootstrap, "client.id": "again", **one_by_one, **how})
-        results = []
-        sent, deadline = 0, time.monotonic() + 3 * PATIENCE_S
-        while renewals(proxy) < 2:
-            assert time.monotonic() < deadline, "no session was renewed"
-            if len(producer) < 3:
-                value = bytes(600) if sent else A_SECOND_OVER
-                producer.produce(topic, value, on_delivery=lambda error, message: results.append((error, message)))
-                sent += 1
-            producer.poll(0.05)
-        assert producer.flush(PATIENCE_S) == 0
-        assert throttled(proxy, "again") == ("bob", "user=bob")
+    topic = f"again-{library}"
+    make_topic(sasl_kafka.bootstrap_servers, topic, steady_producers.PARTITIONS)
+    with sasl_proxy_of_its_own(sasl_kafka, password_file) as proxy:
+        with Load(start(library, proxy.bootstrap, topic), 600) as load:
+            is_throttled_everywhere(proxy, load)
+            load.go_on_until(lambda: renewals(proxy) >= 3, "renewed sessions")
+            is_throttled_everywhere(proxy, load)
+            load.assert_all_are_there_once_and_in_order(sasl_kafka, topic)
+        assert throttled(proxy, library) == ("bob", "user=bob")
+        assert {line["user"] for line in proxy.events("throttle_started")} == {"bob"}
         assert endings(proxy, reason="authentication_failed") == []
-    assert [error for error, _ in results if error is not None] == []
-    offsets = [message.offset() for _, message in results]
-    assert offsets == list(range(offsets[0], offsets[0] + sent))
+
+
+def sasl_proxy_of_its_own(cluster, password_file):
+    """It does not keep clients waiting until their session is over."""
+    soon = {"max_throttle_ms": 100, "max_debt_ms": 0}
+    return ProxyProcess(cluster.bootstrap(logins.LISTENER), QUOTAS, upstream=admin(password_file), throttle=soon)
+
+
+def is_throttled_everywhere(proxy, load):
+    """More than the quota allows to each node."""
+    before = proxy.metric("throttles_total", quota_type="produce")
+    for _ in range(steady_producers.PARTITIONS):
+        load.send(len(A_SECOND_OVER))
+    load.arrive()
+    assert proxy.metric("throttles_total", quota_type="produce") >= before + steady_producers.PARTITIONS
 
 
 def renewals(proxy):
     """How many logins on connections that had one already, where nobody else connects."""
     logged_in = proxy.metric("authentications_total", result="success")
     return logged_in - proxy.metric("connections_opened_total")
+
+
+@pytest.mark.long
+def test_aiokafka_connects_anew_when_its_session_is_over_and_loses_nothing(sasl_kafka, password_file, start):
+    """It does not know KIP-368: the node closes its connection (0.14)."""
+    topic = "anew"
+    make_topic(sasl_kafka.bootstrap_servers, topic, steady_producers.PARTITIONS)
+    with sasl_proxy_of_its_own(sasl_kafka, password_file) as proxy:
+        with Load(start("aiokafka", proxy.bootstrap, topic), 600) as load:
+            is_throttled_everywhere(proxy, load)
+
+            def closed_by_nodes():
+                return [line for line in endings(proxy, reason="node_closed") if line.get("user") == "bob"]
+
+            load.go_on_until(lambda: len(closed_by_nodes()) >= 4, "ends of sessions")
+            is_throttled_everywhere(proxy, load)
+            load.assert_all_are_there_once_and_in_order(sasl_kafka, topic)
+        assert {line["user"] for line in proxy.events("throttle_started")} == {"bob"}
+        assert renewals(proxy) <= 0
 
 
 def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topic, password_file):
