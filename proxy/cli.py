@@ -11,6 +11,7 @@ from proxy.commands.quotas import quotas
 from proxy.commands.usage import usage
 from proxy.config.checks import listener_ports
 from proxy.config.kinds import HostPort, show_range
+from proxy.config.places import placed
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
 from proxy.config.warnings import ephemeral_ports, warnings_of
@@ -32,8 +33,8 @@ def run(path: Path) -> None:
 
     try:
         sys.exit(run_service(path, config))
-    except ConfigErrors as problems:
-        refuse(str(problems))
+    except ConfigErrors as errors:
+        refuse(str(ConfigErrors(placed(errors.problems, path))))
 
 
 @main.command()
@@ -42,8 +43,8 @@ def check(path: Path) -> None:
     """Validate a configuration file; tell every problem with its place."""
     config = load(path)
     if problems := problems_of_files(config, path):
-        refuse(str(ConfigErrors(problems)))
-    for warning in warnings_of(config, ephemeral_ports()):
+        refuse(str(ConfigErrors(placed(problems, path))))
+    for warning in placed(warnings_of(config, ephemeral_ports()), path):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{path} is valid\n{summary(config)}")
 

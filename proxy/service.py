@@ -28,6 +28,7 @@ from proxy.admin.metrics_site import MetricsSite
 from proxy.admin.token_file import read_token
 from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
+from proxy.config.places import with_places
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
 from proxy.config.settings import Config, LimitsConfig, ListenerConfig, VirtualClusterConfig, pinned_costs
@@ -485,7 +486,8 @@ class Service:
         Returns False if the file could not be read: that may pass.
         """
         try:
-            config, token, sections = await asyncio.to_thread(_load_with_files, self._config_path)
+            path = self._config_path
+            config, token, sections = await asyncio.to_thread(with_places, path, partial(_load_with_files, path))
         except ConfigErrors as errors:
             self._refuse_reload([str(problem) for problem in errors.problems])
             return not isinstance(errors, ConfigUnreadable)
@@ -510,7 +512,7 @@ class Service:
 
     def _refuse_reload(self, problems: list[str]) -> None:
         self._metrics.config_reloads.labels("rejected").inc()
-        log.error("config_rejected", problems=problems)
+        log.error("config_rejected", file=str(self._config_path), problems=problems)
 
     async def _apply(self) -> None:
         settings = {cluster.name: cluster for cluster in self.config.virtual_clusters}

@@ -1,8 +1,9 @@
 """Loading the configuration file, with everything that is wrong with it told in one run."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin
@@ -13,9 +14,13 @@ from pydantic_core import ErrorDetails
 
 from proxy.config.checks import CHECKS
 from proxy.config.kinds import Kind
+from proxy.config.places import with_places
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable, either, show
 from proxy.config.settings import Config, Settings
 from quotas.sources.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
+
+_FEW_SECTIONS = 4
+"""A setting that more sections have is no word for any of them."""
 
 
 def load_config(path: Path) -> Config:
@@ -26,7 +31,7 @@ def load_config(path: Path) -> Config:
         raise ConfigUnreadable([ConfigError(error.place, error.problem)]) from error
     except YamlFileError as error:
         raise ConfigErrors([ConfigError(error.place, error.problem)]) from error
-    return config_of(data, path.absolute().parent)
+    return with_places(path, lambda: config_of(data, path.absolute().parent))
 
 
 def parse_config(text: str) -> Config:
@@ -76,8 +81,33 @@ def _problem(details: ErrorDetails) -> ConfigError:
 def _unknown_key(loc: tuple[int | str, ...]) -> str:
     key = str(loc[-1])
     known = list(_model_at(loc[:-1]).model_fields)
-    close = get_close_matches(key, known, n=1)
+    elsewhere = sections_by_setting()
+    close = get_close_matches(key, [*known, *elsewhere], n=1)
+    if close and close[0] not in known:
+        place = f"{close[0]!r} of" if close[0] != key else "it stands in"
+        return f"unknown key here, {place} {either(elsewhere[close[0]])}"
     return f"unknown key, did you mean {close[0]!r}?" if close else f"unknown key, expected {either(known)}"
+
+
+@cache
+def sections_by_setting() -> dict[str, list[str]]:
+    """Where settings stand that only few sections have, by name; each section as "virtual_clusters[].quotas"."""
+    found: dict[str, list[str]] = {}
+    for path, model in _sections("", Config):
+        for name in model.model_fields:
+            found.setdefault(name, []).append(path or "the file itself")
+    return {name: paths for name, paths in found.items() if len(paths) <= _FEW_SECTIONS}
+
+
+def _sections(path: str, model: type[Settings]) -> Iterator[tuple[str, type[Settings]]]:
+    yield path, model
+    for name, field in model.model_fields.items():
+        annotation = without_none(field.annotation)
+        several = get_args(annotation) and get_args(annotation)[-1] is Ellipsis
+        inner = get_args(annotation)[0] if several else annotation
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            dot = "." if path else ""
+            yield from _sections(f"{path}{dot}{name}{'[]' if several else ''}", inner)
 
 
 def _path(loc: Sequence[int | str]) -> str:

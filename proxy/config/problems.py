@@ -7,10 +7,11 @@ from typing import Any
 class ConfigError(Exception):
     """One problem: where in the YAML file, and what was expected and found there."""
 
-    def __init__(self, path: str, problem: str) -> None:
-        super().__init__(f"{path}: {problem}")
+    def __init__(self, path: str, problem: str, line: int | None = None) -> None:
+        super().__init__(f"{path}: {problem}" + ("" if line is None else f" (line {line})"))
         self.path = path
         self.problem = problem
+        self.line = line
 
 
 class ConfigErrors(Exception):

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from protocol.principal_rules import principal_rules
+from protocol.sasl_names import PLAIN, SCRAM
 from proxy.config.checks import common, listener_ports
 from proxy.config.kinds import is_loopback, show_range
 from proxy.config.problems import ConfigError
@@ -13,6 +14,7 @@ from proxy.config.settings import (
     ListenerTlsConfig,
     QuotaEntry,
     QuotasConfig,
+    SaslConfig,
     VirtualClusterConfig,
 )
 from quotas.entities import DEFAULT, Entity, QuotaKey
@@ -54,6 +56,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
             warnings.append(ConfigError(f"{path}.quotas.state_file", problem))
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
         warnings += _own_connection_warnings(path, cluster)
+        warnings += _principal_warnings(f"{path}.sasl.principals", cluster.sasl)
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections
@@ -78,8 +81,22 @@ def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterat
         yield ConfigError(where, f"{problem} {found!r}")
 
 
+def _principal_warnings(path: str, sasl: SaslConfig) -> Iterator[ConfigError]:
+    """Users of mechanisms whose tokens say by themselves who logs in."""
+    for i, known in enumerate(sasl.principals):
+        if known.mechanism.upper() in (PLAIN, *SCRAM):
+            problem = f"is without effect with {known.mechanism}: its tokens name their users"
+            yield ConfigError(f"{path}[{i}].mechanism", f"{problem}, who have quotas of their own")
+        elif known.mechanism != known.mechanism.upper():
+            problem = f"expected the mechanism as nodes call it, {known.mechanism.upper()}, got {known.mechanism}"
+            yield ConfigError(f"{path}[{i}].mechanism", problem)
+
+
 def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError]:
     """Whoever may tell the address of a client may choose whose quota is spent."""
+    if listener.proxy_protocol == "off" and listener.trusted_networks:
+        problem = "is without effect while proxy_protocol is 'off': every client counts as the address it connects from"
+        yield ConfigError(f"{path}.trusted_networks", problem)
     if listener.proxy_protocol == "optional":
         problem = "counts a load balancer that sends no header as one client: once all of them do, set 'required'"
         yield ConfigError(f"{path}.proxy_protocol", problem)

@@ -31,6 +31,19 @@ class YamlFileUnreadable(YamlFileError):
 
 def read_yaml_file(path: Path) -> Any:
     """The content of the file's one document. YamlFileError if there is none to be had."""
+    return parse_yaml(_text_of(path), str(path))
+
+
+def read_yaml_nodes(path: Path) -> Node | None:
+    """The nodes of the file's one document, which know their lines; they may go in circles. YamlFileError."""
+    try:
+        node: Node | None = YAML(typ="safe", pure=True).compose(_text_of(path))
+    except (YAMLError, RecursionError, ValueError) as error:
+        raise YamlFileError(str(path), _first_line(str(error))) from error
+    return node
+
+
+def _text_of(path: Path) -> str:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -39,11 +52,10 @@ def read_yaml_file(path: Path) -> Any:
     if len(data) > MAX_FILE_BYTES:
         raise YamlFileError(str(path), f"expected at most {MAX_FILE_BYTES} bytes, got more")
     try:
-        text = data.decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise YamlFileError(f"line {line}", f"expected UTF-8, got the byte 0x{data[error.start]:02x}") from error
-    return parse_yaml(text, str(path))
 
 
 def parse_yaml(text: str, name: str) -> Any:

@@ -46,6 +46,11 @@ def service(monkeypatch):
     return module
 
 
+def line_of(path, text):
+    """The number of the first line of a file that has this in it."""
+    return next(i for i, line in enumerate(Path(path).read_text().splitlines(), 1) if text in line)
+
+
 def test_check_says_what_a_valid_file_comes_to():
     result = invoke("check", "-c", EXAMPLE)
     assert result.exit_code == 0
@@ -64,8 +69,9 @@ def test_check_tells_every_problem_on_a_line_of_standard_error_and_exits_with_2(
     assert result.exit_code == 2
     assert result.stdout == ""
     assert result.stderr.splitlines() == [
-        "virtual_clusters[0].listeners[0].port: expected a whole number from 1 to 65535, got 'ninety'",
-        "log.levle: unknown key, did you mean 'level'?",
+        "virtual_clusters[0].listeners[0].port: expected a whole number from 1 to 65535, got 'ninety'"
+        f" (line {line_of(bad_file, 'ninety')})",
+        f"log.levle: unknown key, did you mean 'level'? (line {line_of(bad_file, 'levle')})",
     ]
 
 
@@ -75,7 +81,7 @@ def test_check_warns_without_failing(monkeypatch):
     assert result.exit_code == 0
     assert result.stderr == (
         "warning: virtual_clusters[0].listeners[0].spare_ports[0]: expected ports outside of the system's"
-        " ephemeral range 19110-19999, got 19110-19119\n"
+        f" ephemeral range 19110-19999, got 19110-19119 (line {line_of(EXAMPLE, '19110-19119')})\n"
     )
 
 
@@ -104,7 +110,7 @@ def test_run_tells_a_setting_that_turns_out_wrong_at_start(service):
     service.outcome = ConfigErrors([ConfigError("metrics.port", "expected a free port, got 9404")])
     result = invoke("run", "-c", EXAMPLE)
     assert result.exit_code == 2
-    assert result.stderr == "metrics.port: expected a free port, got 9404\n"
+    assert result.stderr == f"metrics.port: expected a free port, got 9404 (line {line_of(EXAMPLE, 'port: 9404')})\n"
 
 
 @pytest.mark.parametrize(

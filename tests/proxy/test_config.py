@@ -135,6 +135,33 @@ BAD_VALUES = [
         "virtual_clusters[0].throttle.zzz: unknown key, "
         "expected mode, max_throttle_ms, max_debt_ms, fetch or charge_validate_only",
     ),
+    (
+        ("limits", "max_connections_per_ip"),
+        1,
+        "limits.max_connections_per_ip: unknown key here, it stands in virtual_clusters[].connections",
+    ),
+    (
+        ("limits", "max_conections_per_ip"),
+        1,
+        "limits.max_conections_per_ip: unknown key here, 'max_connections_per_ip' of virtual_clusters[].connections",
+    ),
+    (
+        cluster("connections", "max_connection_creation_rate"),
+        1,
+        "virtual_clusters[0].connections.max_connection_creation_rate: unknown key here, "
+        "it stands in virtual_clusters[].listeners[].connections or connections",
+    ),
+    (
+        cluster("connections", "max_connections"),
+        1,
+        "virtual_clusters[0].connections.max_connections: unknown key here, "
+        "it stands in virtual_clusters[].listeners[].connections, limits or connections",
+    ),
+    (
+        listener("max_held_per_ip"),
+        1,
+        f"{LISTENER}.max_held_per_ip: unknown key here, it stands in virtual_clusters[].connections",
+    ),
     (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, connections or log"),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
     (listener("bind"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
@@ -875,3 +902,35 @@ def test_users_of_mechanisms_that_do_not_name_them():
         "virtual_clusters[0].sasl.required: expected true or false, got 'yes'",
         "virtual_clusters[0].sasl.subject_claim: expected the name of a claim, got ''",
     ]
+
+
+def told_warnings(data):
+    return [str(warning) for warning in warnings_of(config_of(data), range(0))]
+
+
+def test_networks_that_nobody_is_asked_to_trust_are_warned_about():
+    data = copy.deepcopy(MINIMAL)
+    [cluster] = data["virtual_clusters"]
+    cluster["listeners"][0] |= {"trusted_networks": ["10.0.0.0/8"]}
+    assert any(f"{LISTENER}.trusted_networks: is without effect while" in each for each in told_warnings(data))
+    cluster["listeners"][0] |= {"proxy_protocol": "required"}
+    assert not any("trusted_networks" in each for each in told_warnings(data))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "expected"),
+    [
+        ("PLAIN", "is without effect with PLAIN: its tokens name their users"),
+        ("SCRAM-SHA-512", "is without effect with SCRAM-SHA-512"),
+        ("gssapi", "expected the mechanism as nodes call it, GSSAPI, got gssapi"),
+        ("GSSAPI", None),
+        ("OAUTHBEARER", None),
+    ],
+)
+def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expected):
+    data = copy.deepcopy(MINIMAL)
+    data["virtual_clusters"][0]["sasl"] = {"principals": [{"mechanism": mechanism, "user": "u"}]}
+    found = [
+        each for each in told_warnings(data) if each.startswith("virtual_clusters[0].sasl.principals[0].mechanism")
+    ]
+    assert [expected in each for each in found] == ([True] if expected else [])

@@ -228,7 +228,7 @@ def test_a_source_that_is_away_ends_with_1(path, monkeypatch):
 def test_a_bad_configuration_ends_with_2(tmp_path):
     (tmp_path / "proxy.yaml").write_text("virtual_clusters: 1")
     status, _, err = quotas(tmp_path / "proxy.yaml", "describe")
-    assert (status, err) == (2, "virtual_clusters: expected a list, got 1\n")
+    assert (status, err) == (2, "virtual_clusters: expected a list, got 1 (line 1)\n")
 
 
 def test_the_version_is_told():

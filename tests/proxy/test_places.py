@@ -1,0 +1,78 @@
+"""Lines of problems: of what is wrong, or of what it should stand in."""
+
+import pytest
+
+from proxy.config.load import load_config
+from proxy.config.places import placed, with_places
+from proxy.config.problems import ConfigError, ConfigErrors
+
+TEXT = """\
+# a comment
+virtual_clusters:
+- name: main
+  upstream: {bootstrap_servers: ["a:1"]}
+  listeners:
+    - name: plain
+      bind: 127.0.0.1
+      port: 9092
+      node_ids:
+        - 0-2
+        - nine
+limits:
+  max_connections_per_ip: 5
+"""
+
+LINES = {
+    "virtual_clusters[0]": 3,
+    "virtual_clusters[0].listeners[0].port": 8,
+    "virtual_clusters[0].listeners[0].node_ids[1]": 11,
+    "virtual_clusters[0].listeners[0].tls.certificate_file": 6,
+    "virtual_clusters[0].upstream.bootstrap_servers[0]": 4,
+    "virtual_clusters[7].name": 2,
+    "limits.max_connections_per_ip": 13,
+    "limits.['odd']": 12,
+    "metrics.port": None,
+    "line 3, column 5": None,
+    "(file)": None,
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "proxy.yaml"
+    path.write_text(TEXT)
+    return path
+
+
+def test_a_problem_has_the_line_of_the_last_thing_that_its_path_leads_to(file):
+    found = placed([ConfigError(path, "no") for path in LINES], file)
+    assert {each.path: each.line for each in found} == LINES
+    assert str(found[1]) == "virtual_clusters[0].listeners[0].port: no (line 8)"
+    assert str(found[-1]) == "(file): no"
+
+
+def test_a_file_that_is_no_yaml_or_gone_has_no_lines(file):
+    problem = ConfigError("limits", "no")
+    for text in ("a: [", "a: &x [*x]"):
+        file.write_text(text)
+        assert [each.line for each in placed([problem], file)] == [None]
+    file.unlink()
+    assert [str(each) for each in placed([problem], file)] == ["limits: no"]
+
+
+def test_a_line_that_is_known_stays(file):
+    def fail():
+        raise ConfigErrors([ConfigError("limits", "no", line=99), ConfigError("limits", "neither")])
+
+    with pytest.raises(ConfigErrors) as raised:
+        with_places(file, fail)
+    assert [each.line for each in raised.value.problems] == [99, 12]
+
+
+def test_loading_tells_lines(file):
+    with pytest.raises(ConfigErrors) as raised:
+        load_config(file)
+    assert [(each.path, each.line) for each in raised.value.problems] == [
+        ("virtual_clusters[0].listeners[0].node_ids[1]", 11),
+        ("limits.max_connections_per_ip", 13),
+    ]
