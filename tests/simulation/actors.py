@@ -8,13 +8,27 @@ from tests.simulation import quota_calls, topics, wire
 from tests.simulation.exchange import ForClient, Taken
 from tests.simulation.model import Model
 from tests.simulation.network import Endpoint, Events, Link
-from tests.simulation.plan import AnswerPlan, Burst, ConnectionPlan, Drain, End, Raw, RequestPlan, Stall, Step, Wait
+from tests.simulation.plan import (
+    AnswerPlan,
+    Burst,
+    ConnectionPlan,
+    Drain,
+    Dribble,
+    End,
+    Raw,
+    RequestPlan,
+    Stall,
+    Step,
+    Wait,
+)
 
 
 class Client:
     """Writes what its steps say, and reads answers; an obedient one waits when it is told to."""
 
-    def __init__(self, plan: ConnectionPlan, events: Events, link: Link, model: Model, cluster: topics.Cluster) -> None:
+    def __init__(self, plan: ConnectionPlan, events: Events, link: Link, cluster: topics.Cluster) -> None:
+        self.model: Model | None = None
+        """Once it is let in."""
         self.plans_by_place: dict[int, RequestPlan] = {}
         """Where in the stream each request begins."""
         self.due = 0
@@ -24,12 +38,13 @@ class Client:
         self.gone = ""
         self.left_unread = False
         self._events = events
-        self._model = model
         self._cluster = cluster
         self._obedient = plan.obedient
         self._depth = plan.depth
         self._steps: deque[Step] = deque(plan.steps)
         self._burst: deque[RequestPlan] = deque()
+        self._dribble: deque[bytes] = deque()
+        self._every_ms = 0
         self._quiet_until_ms = 0
         self._unread_bytes = 0
         self._draining = False
@@ -45,6 +60,10 @@ class Client:
             if self._events.now_ms < self._quiet_until_ms:
                 self._wake_at(self._quiet_until_ms)
                 return
+            if self._dribble:
+                self._send(self._dribble.popleft())
+                self._quiet_until_ms = self._events.now_ms + self._every_ms
+                continue
             if self._burst:
                 if not self._write_some():
                     return
@@ -62,10 +81,13 @@ class Client:
         while self._burst and self.due < self._depth:
             request = self._burst.popleft()
             self.plans_by_place[self.written_bytes + len(data)] = request
-            data += wire.request_frame(request, self._body(request))
-            self.due += request.api_key != wire.PRODUCE or request.acks != 0
+            data += self._frame(request)
         self._send(bytes(data))
         return bool(data)
+
+    def _frame(self, request: RequestPlan) -> bytes:
+        self.due += request.api_key != wire.PRODUCE or request.acks != 0
+        return wire.request_frame(request, self._body(request))
 
     def _body(self, request: RequestPlan) -> bytes | None:
         if request.api_key in wire.MUTATIONS:
@@ -81,6 +103,12 @@ class Client:
         match step:
             case Burst(requests):
                 self._burst.extend(requests)
+            case Dribble(request, pieces, every_ms):
+                self.plans_by_place[self.written_bytes] = request
+                frame = self._frame(request)
+                part = -(-len(frame) // pieces)
+                self._dribble.extend(frame[at : at + part] for at in range(0, len(frame), part))
+                self._every_ms = every_ms
             case Raw():
                 self._send(step.data)
             case Wait(ms):
@@ -106,7 +134,8 @@ class Client:
 
     def _on_data(self, data: bytes) -> None:
         self._unread_bytes += len(data)
-        for_client = self._model.for_client
+        assert self.model is not None
+        for_client = self.model.for_client
         while for_client and self._unread_bytes >= for_client[0].frame_bytes:
             self._unread_bytes -= for_client[0].frame_bytes
             self._read_answer(for_client.popleft())
@@ -201,6 +230,9 @@ class Node:
         if plan.kind == "extra":
             answers.append(wire.extra_answer())
         self._answer_ms = max(self._answer_ms, self._events.now_ms + plan.delay_ms)
+        if request.token is not None and request.token.hangs_up:
+            self._fall_silent("closed")
+            self._events.at(self._answer_ms + self._flush_ms + 1, self.endpoint.close)
         if any(answer.reason for answer in answers):
             self._fall_silent("wrong")
         self._events.at(self._answer_ms, lambda: self._answer(answers))
@@ -211,6 +243,8 @@ class Node:
         if taken.enquiry:
             told = self._cluster.told(topics.read_enquiry(frame, head.version))
             return wire.answer(head, plan, self._around, topics.metadata_body(head.version, told, plan))
+        if request.token is not None:
+            return wire.token_answer(head, request.token.answer, self._around)
         if not head.about_topics:
             return wire.answer(head, plan, self._around)
         call = topics.read_call(frame, head.api_key, head.version, head.body_at)

@@ -80,6 +80,8 @@ class Counts:
     throttles_by_node: int = 0
     withheld: int = 0
     mutations_refused: int = 0
+    logins: int = 0
+    logins_failed: int = 0
 
 
 def merged(settlement: Settlement, answer: wire.Answer) -> bytes:

@@ -26,6 +26,7 @@ from tests.simulation.plan import (
     Wait,
     WorldPlan,
 )
+from tests.simulation.visitors import add_visitors
 from tests.simulation.wire import (
     API_VERSIONS,
     DESCRIBE_CLUSTER,
@@ -72,6 +73,7 @@ def world_of(seed: int) -> WorldPlan:
     if rng.random() < 0.1:
         plan.changes.append(Change(rng.choice((5, 100, 3000)), "drain", drain_ms=rng.choice((0, 50, 10_000))))
     _choose_modes(rng, plan)
+    add_visitors(plan)
     return plan
 
 

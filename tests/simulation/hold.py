@@ -41,7 +41,9 @@ class Hold:
 
     def is_on(self, request: Taken | None, now_ms: int) -> bool:
         """Whether the answer to the request that is next has to wait for the end of a throttle."""
-        return self.tells and request is not None and self._mute.on and self.until_ms(request) > now_ms
+        if request is None or request.head.is_sasl:
+            return False
+        return self.tells and self._mute.on and self.until_ms(request) > now_ms
 
     def until_ms(self, request: Taken) -> int:
         """Until when its answer has to wait."""

@@ -86,17 +86,17 @@ class Judge:
 
     # ------------------------------------------------------------- who is asked about
 
-    def is_limited(self, client_id: str) -> bool:
+    def is_limited(self, user: str, client_id: str) -> bool:
         """Whether a quota in force can hold this client back."""
         table = self._ledger.table
-        return table.is_on(MUTATION) and table.tags_and_limit(MUTATION, USER, client_id).limit < UNLIMITED
+        return table.is_on(MUTATION) and table.tags_and_limit(MUTATION, user, client_id).limit < UNLIMITED
 
-    def is_asked(self, client_id: str) -> bool | None:
+    def is_asked(self, user: str, client_id: str) -> bool | None:
         """Whether requests of this client are judged at all; None: it depends on what a full table has room for."""
-        if self.is_limited(client_id):
+        if self.is_limited(user, client_id):
             return True
         shadow = self._ledger.shadow
-        if not shadow.is_on(MUTATION) or shadow.tags_and_limit(MUTATION, USER, client_id).entity is None:
+        if not shadow.is_on(MUTATION) or shadow.tags_and_limit(MUTATION, user, client_id).entity is None:
             return False
         return True if self._exact else None
 
@@ -114,7 +114,14 @@ class Judge:
     # ----------------------------------------------------------------------- requests
 
     def judge(
-        self, frame: bytes, head: wire.Head, client_id: str, told: wire.Told | None, told_ms: int, now_ms: int
+        self,
+        frame: bytes,
+        head: wire.Head,
+        user: str,
+        client_id: str,
+        told: wire.Told | None,
+        told_ms: int,
+        now_ms: int,
     ) -> Decided:
         """What is to happen to a request; `told` is what was enquired for it, None if nothing was yet."""
         try:
@@ -128,7 +135,7 @@ class Judge:
             self.enquiries += 1
             return Decided(now_ms, enquire=enquiries)
         costs = _Costs(call, self._found(told or ()), self._recently(now_ms), self._plan.default_partitions)
-        binding = self._bind(client_id, now_ms)
+        binding = self._bind(user, client_id, now_ms)
         bucket = binding.mutation if binding is not None else ANY
         shadow_bucket = binding.shadow_mutation if binding is not None else ANY
         refused, throttle_ms = self._spend(call, costs, bucket)
@@ -148,10 +155,10 @@ class Judge:
             found.settlement = Settlement(call, passed, refusals, bucket, shadow_bucket, told_ms)
         return found
 
-    def _bind(self, client_id: str, now_ms: int) -> Binding | None:
+    def _bind(self, user: str, client_id: str, now_ms: int) -> Binding | None:
         if not self._exact:
             return None
-        return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, USER, client_id, now_ms)
+        return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, user, client_id, now_ms)
 
     def _spend(self, call: Call, costs: "_Costs", bucket: int | None) -> tuple[set[int], int]:
         refused: set[int] = set()

@@ -36,6 +36,7 @@ from tests.simulation.mute import Mute
 from tests.simulation.network import READ_BYTES
 from tests.simulation.oracle import Charge, Of, Violation, WatchedSensors, require
 from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
+from tests.simulation.waits import FIRST_BYTE, REQUEST, USE, Waits
 
 CLIENT, NODE = Side.CLIENT, Side.NODE
 HELD_BYTES = wire.HEAD_BYTES + READ_BYTES
@@ -91,7 +92,12 @@ class Model:
         book: quota_calls.Book,
         plan_at: Callable[[int], RequestPlan | None],
         exact_keys: bool,
+        now_ms: int,
     ) -> None:
+        self.user = "" if plan.demands_sasl else USER
+        self.held_up = False
+        """The client was kept from being read since this was looked at last."""
+        self.waits = Waits(now_ms)
         self.closed: Close | None = None
         self.for_node: deque[Taken] = deque()
         """Requests sent on, for the node to take off."""
@@ -114,6 +120,11 @@ class Model:
         self._plan_at = plan_at
         self._exact_keys = exact_keys
 
+        self._unproven = plan.demands_sasl
+        self._bare = False
+        self._exchanging = False
+        self._login_failed = False
+        self._sasl_out_of_place = False
         self._decided: Decided | None = None
         self._to_enquire: list[bytes] = []
         self._enquiring = 0
@@ -204,6 +215,8 @@ class Model:
         """What was found out reaches the relay."""
         if ask.kind is AskKind.QUOTA_API and verdict.answer is not None:
             self._decided = Decided(now_ms, answer=verdict.answer)
+        elif ask.kind is AskKind.SASL and ask.side is NODE:
+            self._note_exchange(ask)
         elif ask.kind is AskKind.SASL:
             require(self._requests.startswith(ask.frame), f"asks about {ask.frame[:30]!r}, which is not next")
             self._decided = Decided(now_ms, frame=ask.frame)
@@ -212,6 +225,31 @@ class Model:
         if verdict.binding is not None:
             self._bind(ask.frame, verdict.binding)
         self._asks.pop(ask.ticket, None)
+
+    def _note_exchange(self, ask: Ask) -> None:
+        """The node has answered a frame of an authentication: what it means is as planned."""
+        plan = self._plan_at(self._in_flight[0].at)
+        require(ask.frame == self._answers[0].answer.frame, "asks about another answer than the one that is here")
+        require(plan is not None and plan.token is not None, "asks about the end of what is no authentication")
+        assert plan is not None
+        assert plan.token is not None
+        outcome = plan.token.outcome
+        if outcome == "out_of_place" and self._unproven:
+            outcome = "failed"
+        elif outcome == "succeeded" and not self._exchanging:
+            outcome = "ongoing"
+        if outcome not in ("ongoing", "out_of_place"):
+            self._exchanging = outcome in ("begun", "tokens")
+        self._login_failed = outcome == "failed"
+        self._sasl_out_of_place = outcome == "out_of_place"
+        self._counts.logins_failed += self._login_failed
+        if outcome == "tokens":
+            self._bare = True
+        elif outcome == "succeeded":
+            self._bare = self._unproven = False
+            self.user = plan.token.user
+            self._bound.clear()
+            self._counts.logins += 1
 
     def errand_done(self, ask: Ask, verdict: Verdict) -> None:
         """What was to be written for a request is written, or not."""
@@ -227,7 +265,8 @@ class Model:
             self._verdict_reason = "answer_malformed"
             return
         told = tuple(self._told) if ask.enquired else None
-        found = self._judge.judge(frame, head, measured_as(head.client_id), told, self._enquired_ms, now_ms)
+        client_id = measured_as(head.client_id)
+        found = self._judge.judge(frame, head, self.user, client_id, told, self._enquired_ms, now_ms)
         self._told.clear()
         if found.close:
             self._verdict_reason = found.close
@@ -263,7 +302,8 @@ class Model:
         assert decision.answer is not None
         require(decision.answer[4:8] == pack(">i", head.correlation_id), "an answer of ours with another id")
         if plan.api_key == quota_calls.DESCRIBE:
-            self._book.check_described(decision.answer, plan, self._connection.may_describe, self._known_then)
+            may = self._connection.may_describe
+            self._book.check_described(decision.answer, plan, self.user, may, self._known_then)
         else:
             self._book.check_altered(decision.answer, plan, self._connection.may_alter, written)
 
@@ -323,6 +363,7 @@ class Model:
                 self._sent(side, pieces, now_ms)
             case Pause(side):
                 require(not self._paused[side], f"{side} is paused twice")
+                self.held_up |= side is CLIENT
                 self._paused[side] = True
             case Resume(side):
                 require(self._paused[side], f"{side} is resumed twice")
@@ -365,6 +406,8 @@ class Model:
             self._take_own(now_ms)
         self._account_early(now_ms, all_but=self._mute.payments_due)
         self._check_close(close)
+        if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
+            self._counts.logins_failed += 1
         if self._next_is_whole and not self._next_is_wrong:
             self._hold.require_let_go()
         if self._decided is not None and not self._connection.verdict_ms:
@@ -375,7 +418,11 @@ class Model:
     # ------------------------------------------------------------------ requests
 
     def _next(self) -> wire.Head | wire.Bad | None:
+        if self._bare:
+            return wire.judge_token(self._requests)
         head = wire.judge(self._requests, self._plan.max_frame_bytes, self._plan.withholds)
+        if self._unproven and isinstance(head, wire.Head) and not (head.is_sasl or head.api_key == wire.API_VERSIONS):
+            return wire.Bad("not_authenticated", late=True)
         large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > MOST_ASKED_BYTES
         return wire.Bad("request_too_large") if large and self._is_asked(head) else head
 
@@ -385,7 +432,7 @@ class Model:
             return head.about_quotas or head.is_sasl
         client_id = measured_as(head.client_id)
         small = head.frame_bytes - 4 <= MOST_ASKED_BYTES
-        return self._judge.is_asked(client_id) if small else self._judge.is_limited(client_id)
+        return self._judge.is_asked(self.user, client_id) if small else self._judge.is_limited(self.user, client_id)
 
     def _is_whole(self, head: wire.Head) -> bool:
         return len(self._requests) >= head.frame_bytes
@@ -398,7 +445,7 @@ class Model:
     @property
     def _next_passes_mute(self) -> bool:
         """Whether what comes next is taken in a mute, too: with SASL the clocks of sessions run on."""
-        return self._requests[4:6] in wire.SASL_KEYS
+        return not self._sasl_out_of_place and (self._bare or self._requests[4:6] in wire.SASL_KEYS)
 
     def _may_take(self, head: wire.Head) -> bool:
         """Whether nothing holds this request back."""
@@ -510,7 +557,9 @@ class Model:
         require(not head.answered_by_proxy, "ApiVersions of an unknown version went to the node")
         require(not head.about_quotas, "a request about quotas went to the node")
         require(self._connected, "a request before the connection stands")
-        require(not self._mute.on or head.is_sasl, f"a request at {now_ms}, muted until {self._mute.until_ms}")
+        require(
+            not self._mute.on or self._next_passes_mute, f"a request at {now_ms}, muted until {self._mute.until_ms}"
+        )
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
         require(not self._asking(CLIENT), "a request while its verdict is due")
         self._count_request(head)
@@ -524,7 +573,7 @@ class Model:
         fetch_handle = self._charge_produce(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
-        taken.timed = self._timed_by(head, now_ms)
+        taken.timed = None if self._unproven else self._timed_by(head, now_ms)
         if head.answered:
             self._in_flight.append(taken)
         self.for_node.append(taken)
@@ -537,6 +586,8 @@ class Model:
         require(decided.answer is None, f"{head} went to the node though the proxy answers it")
         taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement, alone=head.is_sasl)
         taken.timed = self._bound.get(head.client_id)
+        if head.is_sasl:
+            taken.muted_until_ms, taken.timed = 0, None
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
         self.for_node.append(taken)
@@ -570,10 +621,10 @@ class Model:
         if not self._ledger.table.is_on(quota_type):
             return None
         client_id = measured_as(head.client_id)
-        limit = self._ledger.table.tags_and_limit(quota_type, USER, client_id).limit
+        limit = self._ledger.table.tags_and_limit(quota_type, self.user, client_id).limit
         handle = -1
         if self._exact_keys:
-            binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, USER, client_id, now_ms)
+            binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms)
             bound = binding.produce if quota_type is QuotaType.PRODUCE else binding.fetch
             assert bound is not None
             handle = bound
@@ -595,7 +646,7 @@ class Model:
         return int(min(limit * window_s, INT32_MAX))
 
     def _has_ceiling(self, head: wire.Head) -> bool:
-        limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, USER, measured_as(head.client_id)).limit
+        limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
         return self._ceiling_bytes(limit) < INT32_MAX
 
     def _charge(
@@ -721,7 +772,7 @@ class Model:
         self._hold.release(request, now_ms)
         self._in_flight.popleft()
         require(
-            answer.for_client[4:8] == pack(">i", request.head.correlation_id),
+            request.head.bare or answer.for_client[4:8] == pack(">i", request.head.correlation_id),
             f"the answer {answer.for_client[4:8].hex()} is not the one to {request.head}",
         )
         written.request = request
@@ -776,7 +827,7 @@ class Model:
         """By which sensor the time of a request is measured: that of the binding that the relay has."""
         if not self._exact_keys:
             return self._bound.get(head.client_id, ANY)
-        binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, USER, measured_as(head.client_id), now_ms)
+        binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, measured_as(head.client_id), now_ms)
         sensor = self._bound.get(head.client_id, binding.request)
         require(sensor == binding.request, f"{head} is measured by {sensor} instead of {binding.request}")
         return sensor
@@ -1008,8 +1059,16 @@ class Model:
 
     def _check_close(self, close: Close) -> None:
         reason = close.reason.value
-        allowed = self._reasons_to_close()
+        allowed = {self._as_told(reason) for reason in self._reasons_to_close()}
         require(reason in allowed, f"closes for {reason} ({close.detail}), allowed: {sorted(allowed)}")
+
+    def _as_told(self, reason: str) -> str:
+        """An end behind a failed login is told as such; a node that takes no bare token only closes."""
+        by_node = reason in ("node_closed", "node_lost")
+        if not by_node and reason not in ("client_closed", "client_lost"):
+            return reason
+        refused = by_node and self._bare and bool(self._in_flight)
+        return "authentication_failed" if self._login_failed or refused else reason
 
     def _reasons_to_close(self) -> set[str]:
         if self._lost_reason:
@@ -1033,6 +1092,27 @@ class Model:
         if self._eof[NODE] and (not seen or self._asking(NODE)):
             reasons.add("node_closed")  # behind an answer that is asked about nothing is looked at
         return reasons
+
+    # ------------------------------------------------------------------- time-outs
+
+    @property
+    def awaited(self) -> str:
+        """What the client is waited for, empty if it is not its turn."""
+        if self._request_left:
+            return "" if self._paused[CLIENT] else REQUEST
+        waits = self._mute.on or self._full or self._asking(CLIENT) or (self._opened and not self._connected)
+        if waits or self._paused[CLIENT] or self._eof[CLIENT]:
+            return ""
+        if self._requests:
+            return REQUEST
+        if not self.requests:
+            return FIRST_BYTE
+        return "" if self._in_flight or self._answers else USE
+
+    @property
+    def whole_requests(self) -> int:
+        """How many requests have come to their end."""
+        return self.requests - (self._request_left > 0)
 
     # ----------------------------------------------------------------- at the end
 

@@ -1,12 +1,16 @@
-"""Relays with a bug put in on purpose, each around a sound one: what the simulator must find.
+"""Relays, and doors before them, with a bug put in on purpose, each around a sound one: what the simulator must find.
 
-They change what goes into a relay and what comes out of it, so they do not depend on how it is made.
+They change what goes into a relay and what comes out of it, so they do not depend on how it is made. What stands at the
+door, and who looks at the time, is an attribute: `admission`, `door`, `crowd`, `make_patience`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from proxy.acceptor.admission import Admission, ClusterRules, Held, Place, Refused
+from proxy.acceptor.crowd import Crowd
+from proxy.net.door import Door
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -14,6 +18,7 @@ from proxy.relay.actions import (
     Close,
     CloseReason,
     Errand,
+    Exchange,
     Pause,
     RelayLimits,
     Resume,
@@ -22,19 +27,63 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
+from proxy.relay.patience import Awaited, Patience, TimeOuts, Waiting
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts
+from quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from quotas.ledger import Ledger
 from quotas.sensors import Sensors
+from tests.simulation.plan import WorldPlan
 
 CLIENT, NODE = Side.CLIENT, Side.NODE
 Piece = bytes | memoryview
 
 
+def _anywhere(world: WorldPlan) -> bool:
+    return True
+
+
+def _about_topics(world: WorldPlan) -> bool:
+    """Some are refused topics, perhaps."""
+    limited = any(quota.mutation for quota in world.quotas)
+    return limited and any(request.topics for party in world.connections for request in party.requests())
+
+
+def _with_other_ids(world: WorldPlan) -> bool:
+    return any(request.answer.kind == "other_id" for party in world.connections for request in party.requests())
+
+
+def _with_unknown_versions(world: WorldPlan) -> bool:
+    """Those of ApiVersions, which the proxy answers."""
+    return any(
+        request.api_key == 18 and request.version > 4 for party in world.connections for request in party.requests()
+    )
+
+
+def _withholding(world: WorldPlan) -> bool:
+    return world.withholds
+
+
+def _delaying(world: WorldPlan) -> bool:
+    return world.delays
+
+
+def _with_storms(world: WorldPlan) -> bool:
+    return bool(world.storms)
+
+
+def _with_time_outs(world: WorldPlan) -> bool:
+    return any(world.time_outs)
+
+
 class Mutant:
-    """Hands everything through to a sound relay; subclasses change something on the way."""
+    """Hands everything through to a sound relay; subclasses change something on the way, which `shows_in` such worlds
+    if it does.
+    """
+
+    shows_in: Callable[[WorldPlan], bool] = staticmethod(_anywhere)
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         self.sound = Relay(self.seen_ledger(ledger), tally, limits)
@@ -141,12 +190,16 @@ class StaleQuota(Mutant):
 class DelayForgotten(Mutant):
     """Answers that are to be held go out at once."""
 
+    shows_in = staticmethod(_delaying)
+
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         super().__init__(ledger, tally, replace(limits, delays=False))
 
 
 class HeldAnswerLostAtTheEnd(Mutant):
     """Answers that are held when the connection is given up do not go out."""
+
+    shows_in = staticmethod(_delaying)
 
     def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
         actions = self.sound.on_lost(reason, detail, now_us)
@@ -155,6 +208,8 @@ class HeldAnswerLostAtTheEnd(Mutant):
 
 class WithheldAndCharged(Mutant):
     """What a client over its quota is not given is charged all the same."""
+
+    shows_in = staticmethod(_withholding)
 
     def seen_ledger(self, ledger: Ledger) -> Any:
         return _Changed(ledger, sensors=_Changed(ledger.sensors, charge_if_within=ledger.sensors.charge))
@@ -193,6 +248,8 @@ class UnboundedBuffer(Mutant):
 class OwnAnswerTooEarly(Mutant):
     """An answer of the proxy's own overtakes what came with it."""
 
+    shows_in = staticmethod(_with_unknown_versions)
+
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         for action in actions:
             if isinstance(action, Send) and action.side is CLIENT:
@@ -222,6 +279,8 @@ class OneByteShort(Mutant):
 class AnyCorrelationId(Mutant):
     """An answer is taken for the one that is due, whatever id it has."""
 
+    shows_in = staticmethod(_with_other_ids)
+
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         in_flight = self.sound._in_flight
         if side is NODE and len(data) >= 8 and in_flight and not self.sound.held_bytes and not self.sound._amid_answer:
@@ -249,6 +308,8 @@ class EnquiryToldToTheClient(Mutant):
 class RefusalsLast(Mutant):
     """Topics that are refused are answered behind those that are not, whatever the order of the request was."""
 
+    shows_in = staticmethod(_about_topics)
+
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
         note: Any = ask.note
         if note is not None:
@@ -263,6 +324,8 @@ class RefusalsLast(Mutant):
 class TokensNotGivenBack(Mutant):
     """What a node did not do stays charged."""
 
+    shows_in = staticmethod(_about_topics)
+
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
         ledger: Any = _Changed(facts.ledger, buckets=_Changed(facts.ledger.buckets, give_back=lambda *_: None))
         return decide(ask, replace(facts, ledger=ledger), now_ms)
@@ -270,6 +333,8 @@ class TokensNotGivenBack(Mutant):
 
 class RefusalWithoutMute(Mutant):
     """Who is refused everything may ask again at once."""
+
+    shows_in = staticmethod(_about_topics)
 
     def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
         told = replace(verdict, throttle_time_ms=0) if verdict.answer is not None else verdict
@@ -279,6 +344,8 @@ class RefusalWithoutMute(Mutant):
 class RefusedTopicsSentOn(Mutant):
     """The node gets those topics, too, that the client is told are refused."""
 
+    shows_in = staticmethod(_about_topics)
+
     def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
         told = replace(verdict, splices=()) if verdict.refused else verdict
         return super().on_verdict(ticket, told, now_us)
@@ -287,6 +354,8 @@ class RefusedTopicsSentOn(Mutant):
 class StrictTooEarly(Mutant):
     """Topics are refused in a version whose clients do not know that error."""
 
+    shows_in = staticmethod(_about_topics)
+
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
         early = ask.kind is AskKind.MUTATION and (ask.api_key, ask.api_version) == (19, 5)
         return decide(replace(ask, api_version=6) if early else ask, facts, now_ms)
@@ -294,6 +363,8 @@ class StrictTooEarly(Mutant):
 
 class ValidationCharged(Mutant):
     """What is only to be validated costs tokens although that is not wished."""
+
+    shows_in = staticmethod(_about_topics)
 
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
         return decide(ask, replace(facts, charge_validate_only=True), now_ms)
@@ -318,6 +389,173 @@ class AlterationLost(Mutant):
             return decision
         *others, last = decision.alterations
         return replace(decision, alterations=(*others, replace(last, limits={})))
+
+
+# -------------------------------------------------------------------- at the door
+
+
+class RefusedStillCount(Mutant):
+    """Connections that their address may not have count for the rates of listener and instance."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class admission(Admission[Any]):
+        def __init__(self, quotas: ConnectionQuotas, max_held: int) -> None:
+            super().__init__(quotas, max_held)
+            vars(quotas)["take_back"] = lambda key, now_ms: None
+
+
+class HeldWithoutBound(Mutant):
+    """An address may have any number of sockets held."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class admission(Admission[Any]):
+        def set_rules(self, virtual_cluster: str, rules: ClusterRules) -> None:
+            super().set_rules(virtual_cluster, replace(rules, max_held=10**9))
+
+
+class NewcomerOvertakes(Mutant):
+    """Who comes when others of its address are queueing is looked at before them."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class admission(Admission[Any]):
+        def admit(self, key: ListenerKey, ticket: Any, address: str, now_ms: int) -> Place | Held | Refused:
+            rules = self._rules[key.virtual_cluster]
+            self.set_rules(key.virtual_cluster, replace(rules, waits=False))
+            told = super().admit(key, ticket, address, now_ms)
+            self.set_rules(key.virtual_cluster, rules)
+            return told
+
+
+class StrangersShareARate(Mutant):
+    """Neighbours count as one, although nobody has said so."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class admission(Admission[Any]):
+        def origin_of(self, virtual_cluster: str, address: str) -> str:
+            return super().origin_of(virtual_cluster, address.replace("10.0.0.", "10.0.1."))
+
+
+class SlotNeverFree(Mutant):
+    """Who goes before it is known whose address counts keeps its slot."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class admission(Admission[Any]):
+        _admits = False
+
+        def give_up(self, key: ListenerKey) -> None:
+            if self._admits:
+                super().give_up(key)
+
+        def admit(self, key: ListenerKey, ticket: Any, address: str, now_ms: int) -> Place | Held | Refused:
+            self._admits = True
+            told = super().admit(key, ticket, address, now_ms)
+            self._admits = False
+            return told
+
+
+class UserCountedForEver(Mutant):
+    """A user's connections count when they have gone, too."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class admission(Admission[Any]):
+        def left(self, place: Place) -> None:
+            place.user = None
+            super().left(place)
+
+
+class DoorAsleep(Mutant):
+    """Nobody looks who may come in when a slot is free."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class door(Door):
+        def _slot_is_free(self) -> None:
+            pass
+
+
+class AnybodyIsCrowdedOut(Mutant):
+    """Who is in a full stage for longest leaves it for others, wherever they come from."""
+
+    shows_in = staticmethod(_with_storms)
+
+    class crowd(Crowd[Any]):
+        def who_leaves_for(self, origin: str) -> Any:
+            return next(iter(self), None)
+
+
+# ------------------------------------------------------------------------- logins
+
+
+class ClaimIsEnough(Mutant):
+    """Whoever names a user is that user before the node has said so."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Any:
+        decision = decide(ask, facts, now_ms)
+        if ask.kind is AskKind.SASL and ask.side is CLIENT and facts.login._claimed:
+            facts.become(facts.login._claimed)
+        return decision
+
+
+class FailureIsForgotten(Mutant):
+    """A client that fails to log in anew is nobody."""
+
+    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Any:
+        decision = decide(ask, facts, now_ms)
+        if isinstance(decision, Verdict) and decision.exchange is Exchange.FAILED:
+            facts.become("ANONYMOUS")
+        return decision
+
+
+class NobodyMustLogIn(Mutant):
+    """Requests pass before a login has succeeded."""
+
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+        super().__init__(ledger, tally, replace(limits, authenticates=False))
+
+
+# ---------------------------------------------------------------------- time-outs
+
+
+class BlameForOurWaits(Mutant):
+    """That a client is kept from being read counts as its own silence."""
+
+    shows_in = staticmethod(_with_time_outs)
+
+    class make_patience(Patience):
+        def note_held_up(self) -> None:
+            pass
+
+
+class DribblingIsProgress(Mutant):
+    """A request that comes byte by byte may take for ever."""
+
+    shows_in = staticmethod(_with_time_outs)
+
+    class make_patience(Patience):
+        def look(
+            self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
+        ) -> CloseReason | None:
+            return super().look(relay, unsent_bytes, written_bytes, step_ms, replace(time_outs, request_ms=0))
+
+
+class SlowAnswersAreIdle(Mutant):
+    """A client that waits for an answer is taken for one that is idle."""
+
+    shows_in = staticmethod(_with_time_outs)
+
+    class make_patience(Patience):
+        def look(
+            self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
+        ) -> CloseReason | None:
+            awaited = Awaited.USE if relay.awaited is Awaited.NOTHING else relay.awaited
+            seen: Any = _Changed(relay, awaited=awaited)
+            return super().look(seen, unsent_bytes, written_bytes, step_ms, time_outs)
 
 
 MUTANTS = {
@@ -345,5 +583,19 @@ MUTANTS = {
     ValidationCharged: "",
     FailedAlterationToldAsDone: "tells of its alterations",
     AlterationLost: "the quotas are",
+    RefusedStillCount: "may go on",
+    HeldWithoutBound: "too_many_held is right",
+    NewcomerOvertakes: "",
+    StrangersShareARate: "",
+    SlotNeverFree: "",
+    UserCountedForEver: "",
+    DoorAsleep: "waits for ever",
+    AnybodyIsCrowdedOut: "leaves a stage",
+    ClaimIsEnough: "",
+    FailureIsForgotten: "",
+    NobodyMustLogIn: "",
+    BlameForOurWaits: "nothing is right",
+    DribblingIsProgress: "request_timeout is right",
+    SlowAnswersAreIdle: "nothing is right",
 }
 """Each with a part of what must be said of it; empty where that depends on what hit first."""

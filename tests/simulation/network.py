@@ -38,6 +38,13 @@ class Events:
     def cancel(handle: list[Callback | None]) -> None:
         handle[0] = None
 
+    @property
+    def next_ms(self) -> int | None:
+        """When the next thing is to happen."""
+        while self._waiting and self._waiting[0][2][0] is None:
+            heappop(self._waiting)
+        return self._waiting[0][0] if self._waiting else None
+
     def run(self, most: int) -> bool:
         """Let everything happen, at most so many things; whether nothing is left to happen."""
         while self._waiting and self.happened < most:
@@ -171,6 +178,14 @@ class Link:
     def broken(self) -> bool:
         return self.to_proxy.broken or self.from_proxy.broken
 
+    def refuse(self) -> None:
+        """Close the proxy's end, of which nothing was read: bytes that nobody will read are answered with a reset."""
+        self.from_proxy.close()
+        if self.to_proxy.arrived:
+            self.reset()
+        else:
+            self.to_proxy.on_unread = self.reset
+
     def reset(self) -> None:
         """Neither side hears more of the other than that the connection is gone."""
         self.to_proxy.break_()
@@ -294,6 +309,8 @@ class Stream:
         self.reading = True
         self.closed = False
         self.kept_bytes = 0
+        self.late_bytes = 0
+        """What was kept and has gone out since."""
         self._kept: deque[memoryview] = deque()
         self._paused = False
         self._ended = False
@@ -305,6 +322,8 @@ class Stream:
         self._observer = observer
         link.to_proxy.reader = self
         link.from_proxy.on_room = self._flush
+        if link.to_proxy.arrived or link.to_proxy.ended or link.to_proxy.broken:
+            events.soon(self.readable)
 
     # ----------------------------------------------------------------- reading
 
@@ -366,6 +385,7 @@ class Stream:
         while self._kept:
             taken = self._link.from_proxy.write(self._kept[0])
             self.kept_bytes -= taken
+            self.late_bytes += taken
             if taken < len(self._kept[0]):
                 self._kept[0] = self._kept[0][taken:]
                 break

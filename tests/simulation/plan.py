@@ -66,8 +66,25 @@ class FilterPlan:
 
 
 @dataclass(slots=True)
+class TokenPlan:
+    """What a frame of an authentication holds behind its header (a `bare` one: behind its length), and the answer.
+
+    `outcome` is what the answer means: begun, tokens, ongoing, succeeded, failed or out_of_place. After a success the
+    client is this `user`. A node that `hangs_up` closes behind its answer.
+    """
+
+    data: bytes
+    answer: bytes
+    outcome: str = "ongoing"
+    user: str = ""
+    bare: bool = False
+    hangs_up: bool = False
+
+
+@dataclass(slots=True)
 class RequestPlan:
-    """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame.
+    """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame. With a `token` it is part
+    of an authentication.
 
     `topics` are those of a request about topics; `enquiry` is how the node answers what the proxy enquires for it.
     `entries` are those of an alteration of quotas, which is written after `errand_ms` and fails for those entries whose
@@ -95,6 +112,7 @@ class RequestPlan:
     strict: bool = False
     errand_ms: int = 0
     errand_fails: tuple[int, ...] = ()
+    token: TokenPlan | None = None
 
 
 @dataclass(slots=True)
@@ -102,6 +120,15 @@ class Burst:
     """Requests that are written together, as far as the client's depth allows."""
 
     requests: list[RequestPlan]
+
+
+@dataclass(slots=True)
+class Dribble:
+    """One request in `pieces`, `every_ms` apart."""
+
+    request: RequestPlan
+    pieces: int
+    every_ms: int
 
 
 @dataclass(slots=True)
@@ -138,7 +165,7 @@ class End:
     how: str
 
 
-Step = Burst | Raw | Wait | Stall | Drain | End
+Step = Burst | Dribble | Raw | Wait | Stall | Drain | End
 
 
 @dataclass(slots=True)
@@ -162,7 +189,8 @@ class ConnectionPlan:
     read, `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how
     long a node collects answers before it writes them, `verdict_ms` how long a verdict takes: it is found at its end,
     or, with `early_verdicts`, at its beginning. The user `may_alter` quotas and `may_describe` those of
-    others.
+    others. It comes from `address` to one of two listeners; `header_ms`, `handshake_ms` are how long it has them wait
+    where they want a PROXY header or speak TLS (-1: for ever).
     """
 
     seed: int
@@ -181,12 +209,18 @@ class ConnectionPlan:
     may_alter: bool = True
     may_describe: bool = True
     faults: list[Fault] = field(default_factory=list)
+    address: str = "10.9.0.1"
+    listener: int = 0
+    header_ms: int = 0
+    handshake_ms: int = 0
 
     def requests(self) -> Iterator[RequestPlan]:
         """Every request, in order."""
         for step in self.steps:
             if isinstance(step, Burst):
                 yield from step.requests
+            elif isinstance(step, Dribble):
+                yield step.request
 
 
 @dataclass(slots=True, frozen=True)
@@ -201,9 +235,71 @@ class QuotaPlan:
     request: float | None = None
 
 
+NO_LIMIT = 2**31 - 1
+"""Of connections, and of connections/s."""
+
+
+@dataclass(slots=True)
+class DoorPlan:
+    """Who may connect: rates and counts of the instance, of each of two listeners, of an address (some have their own),
+    and counts of a user.
+
+    Addresses that come too fast are held, `max_held_of_ip` each and `max_held` in all, and closed, or with `waits`
+    queue. `headers` and `handshakes` say which listeners want PROXY headers and speak TLS; `most_` of them are waited
+    for at a time, and for `_ms` at most.
+    """
+
+    instance_rate: float = NO_LIMIT
+    instance_count: int = NO_LIMIT
+    listener_rates: tuple[float, float] = (NO_LIMIT, NO_LIMIT)
+    listener_counts: tuple[int, int] = (NO_LIMIT, NO_LIMIT)
+    rate: float = NO_LIMIT
+    rates: tuple[tuple[str, float], ...] = ()
+    count: int = NO_LIMIT
+    counts: tuple[tuple[str, int], ...] = ()
+    user_count: int = NO_LIMIT
+    user_counts: tuple[tuple[str, int], ...] = ()
+    waits: bool = False
+    max_held: int = 2000
+    max_held_of_ip: int = 200
+    ipv4_prefix: int = 32
+    ipv6_prefix: int = 128
+    headers: tuple[bool, bool] = (False, False)
+    most_headers: int = 1000
+    header_ms: int = 5000
+    handshakes: tuple[bool, bool] = (False, False)
+    most_handshakes: int = 1000
+    handshake_ms: int = 10_000
+
+
+@dataclass(slots=True)
+class StormPlan:
+    """Connections of `addresses` addresses of a `family` (ipv4, ipv6, or mapped), the first of them number `first`.
+
+    Each begins `apart_ms` after the one before, and connects `tries` times, `gap_ms` after it was closed. Who is
+    admitted says nothing, and goes after `stays_ms`; before it logs in as a `user` if there is one, and is let in
+    unless it `fails`.
+    """
+
+    at_ms: int
+    addresses: int
+    tries: int
+    gap_ms: int = 0
+    apart_ms: int = 0
+    stays_ms: int = 0
+    first: int = 0
+    family: str = "ipv4"
+    listener: int = 0
+    header_ms: int = 0
+    handshake_ms: int = 0
+    user: str = ""
+    fails: bool = False
+
+
 @dataclass(slots=True)
 class Change:
-    """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors.
+    """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors, `door` says
+    who may connect from now on, `time_outs` how long clients are waited for.
 
     `drain` closes connections at idle moments, and after `drain_ms` the rest.
     """
@@ -214,6 +310,8 @@ class Change:
     max_throttle_ms: int = MAX_THROTTLE_MS
     max_debt_ms: int = MAX_THROTTLE_MS
     drain_ms: int = 0
+    door: DoorPlan = field(default_factory=DoorPlan)
+    time_outs: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -223,6 +321,9 @@ class WorldPlan:
     With `withholds` fetches over quota are answered without data, with `delays` answers are held.
     The cluster begins with so many `topics`; what Metadata tells of them is `metadata_lag_ms` old.
     Whatever is asked costs a node `cost_us`.
+    The node `demands_sasl`, or does not. Rates of connections are measured over `door_samples` windows, of at most
+    `max_addresses` addresses. `time_outs` (0: none) are for the first byte, for the rest of a request, for use, and for
+    answers to be read.
     """
 
     seed: int
@@ -247,3 +348,9 @@ class WorldPlan:
     default_partitions: int = 1
     charge_validate_only: bool = False
     cost_us: int = 100
+    demands_sasl: bool = False
+    door: DoorPlan = field(default_factory=DoorPlan)
+    door_samples: int = 11
+    max_addresses: int = 65_536
+    storms: list[StormPlan] = field(default_factory=list)
+    time_outs: tuple[int, int, int, int] = (0, 0, 0, 0)

@@ -15,7 +15,6 @@ from tests.simulation.wire import count, text
 DESCRIBE, ALTER = 48, 49
 _EXACT, _DEFAULT = 0, 1
 _NOT_AUTHORISED, _INVALID, _REFUSED, _UNAVAILABLE = 31, 42, 44, -1
-USER = "ANONYMOUS"
 
 _BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
 _KEYS = (*_BYTE_RATES, "request_percentage", "controller_mutation_rate")
@@ -132,11 +131,11 @@ class Book:
 
     # ------------------------------------------------------------------ what is answered
 
-    def check_described(self, answer: bytes, plan: RequestPlan, may_describe: bool, known: Known) -> None:
+    def check_described(self, answer: bytes, plan: RequestPlan, user: str, may_describe: bool, known: Known) -> None:
         """A description says what was known when it was begun."""
         told = quota_frames.described(answer, plan.version)
         error = _error_of_filters(plan.filters)
-        own = any(f.part == "user" and f.match == _EXACT and f.name == USER for f in plan.filters)
+        own = any(f.part == "user" and f.match == _EXACT and f.name == user for f in plan.filters)
         if not may_describe and not own:
             error = _NOT_AUTHORISED
         right = None if error else {p: limits for p, limits in known.items() if _is_asked_for(p, plan)}

@@ -23,6 +23,7 @@ from proxy.relay.actions import (
     WakeAt,
     Work,
 )
+from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
@@ -114,6 +115,7 @@ class Shell:
         early_timers: bool,
         open_upstream: Callable[[], None],
         run_errand: RunErrand,
+        on_closed: Callable[[], None],
         trace: Trace,
     ) -> None:
         self.relay = relay
@@ -132,7 +134,9 @@ class Shell:
         self._verdict_ms = verdict_ms
         self._early_timers = early_timers
         self._open_upstream = open_upstream
+        self._on_closed = on_closed
         self._trace = trace
+        self._patience = getattr(relay, "make_patience", Patience)()
         self._client: Stream | None = Stream(events, client_link, write_buffer_bytes, _Observer(self, CLIENT))
         self._node: Stream | None = None
         self._timer: list[Callable[[], None] | None] | None = None
@@ -196,6 +200,23 @@ class Shell:
         if not self.closing:
             self._do(reason.value, step)
 
+    def look_after(self, step_ms: int, time_outs: TimeOuts) -> None:
+        """A time may be over."""
+        client, model, now_ms = self._client, self._model, self._events.now_ms
+        if self.closing or client is None:
+            return
+        unsent, late = client.kept_bytes, client.late_bytes
+        told = self._patience.look(self.relay, unsent, late, step_ms, time_outs)
+        held_up, model.held_up = model.held_up, False
+        right = model.waits.look(model.awaited, model.whole_requests, held_up, now_ms, step_ms, time_outs)
+        right = right or model.waits.look_at_answers(unsent, late, now_ms, step_ms, time_outs)
+        if (told.value if told is not None else "") != right:
+            raise Violation(
+                f"ends by time: {told}, {right or 'nothing'} is right ({model.awaited or 'nobody'} awaited)"
+            )
+        if told is not None:
+            self.give_up(told)
+
     def node_linked(self, link: Link) -> None:
         """The node's stream stands; the relay does not know of it yet."""
         stream = Stream(self._events, link, self._high, _Observer(self, NODE))
@@ -227,6 +248,8 @@ class Shell:
         self._trace.note(now_ms, self._number, what, data)
         actions = step(now_ms)
         self._model.see(actions, now_ms)
+        if self._facts.user != self._model.user:
+            raise Violation(f"the client is taken for {self._facts.user!r}, it is {self._model.user!r}")
         self.worst_held_bytes = max(self.worst_held_bytes, self.relay.held_bytes)
         for action in actions:
             self._do_one(action)
@@ -234,7 +257,7 @@ class Shell:
     def _decide_later(self, ask: Ask) -> None:
         """Decide now and tell later, or decide later; what is charged by deciding is told at once."""
         later_ms = self._events.now_ms + self._verdict_ms
-        if self._early_verdicts and ask.kind is not AskKind.MUTATION:
+        if self._early_verdicts and ask.kind not in (AskKind.MUTATION, AskKind.SASL):
             verdict = self._decision(ask, self._events.now_ms)
             if verdict is not None:
                 self._events.at(later_ms, lambda: self._give(ask, verdict))
@@ -309,6 +332,8 @@ class Shell:
                 else:
                     self._steps.append(("verdict", self._verdict_on(action), b""))
             case Pause(side):
+                if side is CLIENT:
+                    self._patience.note_held_up()
                 self._reading(side).pause_reading()
             case Resume(side):
                 self._reading(side).resume_reading()
@@ -387,6 +412,7 @@ class Shell:
     def _close(self) -> None:
         self.closing = True
         self._cancel_timer()
+        self._on_closed()
         for stream in (self._client, self._node):
             if stream is not None:
                 stream.close()

@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from tests.simulation.plan import AnswerPlan, Burst, ConnectionPlan, RequestPlan, WorldPlan
+from tests.simulation.plan import AnswerPlan, Burst, ConnectionPlan, DoorPlan, RequestPlan, StormPlan, WorldPlan
 
 FailureOf = Callable[[WorldPlan], str]
 Cut = Callable[[WorldPlan], None]
@@ -15,6 +15,8 @@ _PLAIN_WORLD = WorldPlan(0, [])
 _PLAIN_CONNECTION = ConnectionPlan(0, delay_ms=0, capacity=4_194_304, connect_ms=0)
 _PLAIN_REQUEST = RequestPlan(0, 0)
 _PLAIN_ANSWER = AnswerPlan()
+_PLAIN_DOOR = DoorPlan()
+_PLAIN_STORM = StormPlan(0, 1, 1)
 
 
 def shrink(plan: WorldPlan, failure_of: FailureOf, most_runs: int) -> WorldPlan:
@@ -46,6 +48,7 @@ def _cuts(plan: WorldPlan) -> Iterator[Cut]:
     """Ways to make a world smaller, those that take most away first."""
     yield from _of_list(lambda world: world.connections, len(plan.connections))
     yield from _of_list(lambda world: world.changes, len(plan.changes))
+    yield from _of_list(lambda world: world.storms, len(plan.storms))
     for i, connection in enumerate(plan.connections):
         yield from _of_list(lambda world, i=i: world.connections[i].steps, len(connection.steps))
         yield from _of_list(lambda world, i=i: world.connections[i].faults, len(connection.faults))
@@ -57,7 +60,9 @@ def _cuts(plan: WorldPlan) -> Iterator[Cut]:
                 )
     for i in range(len(plan.quotas)):
         yield lambda world, i=i: setattr(world, "quotas", world.quotas[:i] + world.quotas[i + 1 :])
-    yield from _to_plain(lambda world: world, plan, _PLAIN_WORLD, ("seed", "connections", "quotas", "changes"))
+    lists = ("seed", "connections", "quotas", "changes", "storms", "door")
+    yield from _to_plain(lambda world: world, plan, _PLAIN_WORLD, lists)
+    yield from _of_door(plan)
     for i, connection in enumerate(plan.connections):
         yield from _to_plain(
             lambda world, i=i: world.connections[i],
@@ -69,13 +74,25 @@ def _cuts(plan: WorldPlan) -> Iterator[Cut]:
             yield from _of_request(i, k, request)
 
 
+def _of_door(plan: WorldPlan) -> Iterator[Cut]:
+    yield from _to_plain(lambda world: world.door, plan.door, _PLAIN_DOOR, ())
+    for i, change in enumerate(plan.changes):
+        yield from _to_plain(lambda world, i=i: world.changes[i].door, change.door, _PLAIN_DOOR, ())
+    for i, storm in enumerate(plan.storms):
+        yield from _to_plain(lambda world, i=i: world.storms[i], storm, _PLAIN_STORM, ())
+        for name in ("addresses", "tries"):
+            if getattr(storm, name) > 1:
+                less = getattr(storm, name) // 2
+                yield lambda world, i=i, name=name, less=less: setattr(world.storms[i], name, less)
+
+
 def _of_request(i: int, k: int, request: RequestPlan) -> Iterator[Cut]:
     def find(world: WorldPlan) -> RequestPlan:
         return list(world.connections[i].requests())[k]
 
     for name in ("topics", "entries", "filters"):
         yield from _of_list(lambda world, name=name: getattr(find(world), name), len(getattr(request, name)))
-    lists = ("topics", "entries", "filters")
+    lists = ("topics", "entries", "filters", "token")
     yield from _to_plain(find, request, _PLAIN_REQUEST, ("api_key", "version", "correlation_id", "answer", *lists))
     yield from _to_plain(lambda world: find(world).answer, request.answer, _PLAIN_ANSWER, ())
     for owner, value in ((find, request.filler_bytes), (lambda world: find(world).answer, request.answer.filler_bytes)):

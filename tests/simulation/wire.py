@@ -105,6 +105,8 @@ def request_frame(plan: RequestPlan, body: bytes | None = None) -> bytes:
         header += tags(plan.tag_bytes)
     if body is None:
         body = _fields(plan, flexible) + filler(plan.filler_bytes, plan.correlation_id)
+    if plan.token is not None:
+        header, body = (b"" if plan.token.bare else header), plan.token.data
     frame = framed(header + body)
     if plan.flipped_bit >= 0:
         at, bit = divmod(plan.flipped_bit, 8)
@@ -141,6 +143,7 @@ class Head:
     body_at: int
     acks: int
     incremental: bool = False
+    bare: bool = False
 
     @property
     def answered(self) -> bool:
@@ -201,6 +204,16 @@ def judge(data: bytes | bytearray, max_frame_bytes: int, withholds: bool = False
         return Bad("request_malformed", late=True) if len(data) >= head.frame_bytes else None
     head.incremental = int.from_bytes(data[at : at + 4], "big", signed=True) > 0
     return head
+
+
+def judge_token(data: bytes | bytearray) -> Head | Bad | None:
+    """The bare token that `data` begins with, as `judge` does for requests."""
+    if len(data) < 4:
+        return None
+    size = int.from_bytes(data[:4], "big", signed=True)
+    if size < 0:
+        return _MALFORMED
+    return Head(size + 4, int.from_bytes(SASL_KEYS[1], "big"), -1, 0, b"", 4, 1, bare=True)
 
 
 def _judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
@@ -396,6 +409,13 @@ def answer(head: Head, plan: AnswerPlan, around: Surroundings, body: "Body | Non
         ending,
         told=right.told,
     )
+
+
+def token_answer(head: Head, token: bytes, around: Surroundings) -> Answer:
+    """The answer to a frame of an authentication."""
+    if head.bare:
+        return Answer(framed(token), framed(token))
+    return _right_answer(head, AnswerPlan(), around, Body(token, token, -1))
 
 
 def extra_answer() -> Answer:

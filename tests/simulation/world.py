@@ -7,14 +7,18 @@ from functools import partial
 from random import Random
 
 from protocol.api_versions import carried
+from proxy.acceptor.admission import Place
 from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
+from proxy.relay.patience import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.recent_topics import RecentTopics
+from proxy.verdicts.sasl import Identity
 from quotas.ledger import Ledger
 from quotas.sources.source import tables_of
 from tests.simulation import wire
+from tests.simulation.acceptor import Acceptor, Storm, Visit
 from tests.simulation.actors import Client, Node
 from tests.simulation.exchange import Counts
 from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
@@ -51,6 +55,11 @@ class Outcome:
     altered: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     closes: Counter[str] = field(default_factory=Counter)
+    logins: int = 0
+    logins_failed: int = 0
+    timed_out: int = 0
+    door: Counter[str] = field(default_factory=Counter)
+    worst_held: int = 0
     worst_held_bytes: int = 0
     worst_kept_bytes: int = 0
     trace_hash: int = 0
@@ -62,6 +71,8 @@ class Outcome:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.faults.update(other.faults)
         self.closes.update(other.closes)
+        self.door.update(other.door)
+        self.worst_held = max(self.worst_held, other.worst_held)
         self.worst_held_bytes = max(self.worst_held_bytes, other.worst_held_bytes)
         self.worst_kept_bytes = max(self.worst_kept_bytes, other.worst_kept_bytes)
         self.trace_hash = self.trace_hash * 31 + other.trace_hash & 2**64 - 1
@@ -81,7 +92,15 @@ _SUMS = (
     "enquiries",
     "altered",
     "withheld",
+    "logins",
+    "logins_failed",
+    "timed_out",
 )
+
+_TIME_OUTS = {"first_byte_timeout", "request_timeout", "idle_timeout", "client_reads_nothing"}
+_LEAST_STEP_MS = 1000
+_LOOKS_AT_REST = 15
+"""So often clients are looked after though nothing happens, a tenth of the longest time-out apart."""
 
 
 def run_world(plan: WorldPlan, make_relay: MakeRelay = Relay, trace_lines: list[str] | None = None) -> Outcome:
@@ -113,6 +132,7 @@ class _Party:
         self.broken = False
         self.node: Node | None = None
         self.began = False
+        self.refused: CloseReason | None = None
         self._number = number
         self._world = world
         self._rng = Random(plan.seed)
@@ -120,15 +140,41 @@ class _Party:
         self._node_link: Link | None = None
 
     def begin(self) -> None:
-        """The client connects."""
+        """The client connects, and does not wait for anybody to let it in."""
         world, plan = self._world, self.plan
         self.began = True
+        self._client_link = self._link()
+        self.model: Model | None = None
+        self.client = Client(plan, self._events, self._client_link, world.cluster)
+        for fault in plan.faults:
+            self._events.at(self._events.now_ms + fault.at_ms, partial(self._break, fault))
+        self.client.begin()
+        world.acceptor.connect(plan.listener, self._visit())
+
+    def _visit(self) -> Visit:
+        return Visit(
+            self.plan.address,
+            self.plan.address,
+            self.plan.header_ms,
+            self.plan.handshake_ms,
+            self._open,
+            self._turned_away,
+        )
+
+    def _turned_away(self, reason: CloseReason) -> None:
+        self.refused = reason
+        self._client_link.refuse()
+
+    def _open(self, place: Place) -> None:
+        """The client is let in: a relay has it."""
+        world, plan = self._world, self.plan
         limits = RelayLimits(
             world.plan.max_frame_bytes,
             world.plan.max_answer_bytes,
             world.plan.max_in_flight,
             withholds=world.plan.withholds,
             delays=world.plan.delays,
+            authenticates=world.plan.demands_sasl,
         )
         self.relay = world.make_relay(world.ledger, world.tally, limits)
         self.model = Model(
@@ -142,14 +188,14 @@ class _Party:
             world.book,
             self._plan_at,
             world.exact_keys,
+            self._events.now_ms,
         )
-        self._client_link = self._link()
         self.nodes = SimulatedNodes(world.around)
         self.shell = Shell(
             self._number,
             self.relay,
             self.model,
-            self._facts(),
+            self._facts(place),
             self._events,
             self._client_link,
             world.plan.write_buffer_bytes,
@@ -158,21 +204,19 @@ class _Party:
             world.plan.timers_early,
             self._connect,
             self._run_errand,
+            partial(world.acceptor.door.left, place),
             world.trace,
         )
-        self.client = Client(plan, self._events, self._client_link, self.model, world.cluster)
-        for fault in plan.faults:
-            self._events.at(self._events.now_ms + fault.at_ms, partial(self._break, fault))
-        self.client.begin()
+        self.client.model = self.model
 
-    def _facts(self) -> ConnectionFacts:
+    def _facts(self, place: Place) -> ConnectionFacts:
         world = self._world
-        return ConnectionFacts(
+        facts = ConnectionFacts(
             VIRTUAL_CLUSTER,
             self.nodes,
             world.ledger,
             NODE_ID,
-            USER,
+            "" if world.plan.demands_sasl else USER,
             carried,
             quotas=lambda: world.book.quotas,
             may_alter=self.plan.may_alter,
@@ -181,6 +225,13 @@ class _Party:
             default_partitions=lambda: world.plan.default_partitions,
             charge_validate_only=world.plan.charge_validate_only,
         )
+        facts.login.note_identity = partial(self._note_identity, place)
+        return facts
+
+    def _note_identity(self, place: Place, identity: Identity) -> None:
+        """Somebody has logged in, and may be one too many."""
+        if not self._world.acceptor.door.admission.user_became(place, identity.user):
+            self.shell.give_up(CloseReason.TOO_MANY_OF_USER)
 
     def _plan_at(self, at: int) -> RequestPlan | None:
         return self.client.plans_by_place.get(at)
@@ -232,7 +283,7 @@ class _Party:
 
     def _break(self, fault: Fault) -> None:
         link = self._client_link if fault.kind.startswith("client") else self._node_link
-        if link is None or self.shell.closing:
+        if link is None or self.refused is not None or (self.is_open and self.shell.closing):
             return
         self._world.outcome.faults[fault.kind] += 1
         until_ms = self._events.now_ms + fault.ms
@@ -260,7 +311,7 @@ class _Party:
 
     def check_rest(self) -> None:
         """Nothing is left to happen: whoever still waits must wait for something that will not come."""
-        if self.shell.closing or not self.began:
+        if not self.is_open or self.shell.closing:
             return
         waits_for = self.model.waits_for
         if not waits_for:
@@ -272,6 +323,11 @@ class _Party:
             raise Violation("a client cannot write though it is waited for")
         if waits_for == "idle" and self.client.due > 0 and not self.plan_is_odd:
             raise Violation("a client waits for an answer though its relay is idle")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client has been let in."""
+        return self.began and self.model is not None
 
     @property
     def plan_is_odd(self) -> bool:
@@ -320,6 +376,18 @@ class _World:
         self.counts = Counts()
         host = (b"proxy.example" + b"h" * 200)[: plan.advertised_host_bytes]
         self.around = wire.Surroundings(host, plan.portless, plan.max_answer_bytes)
+        self.acceptor = Acceptor(
+            self.events,
+            plan.door,
+            plan.door_samples,
+            plan.max_addresses,
+            plan.timers_early,
+            plan.demands_sasl,
+            make_relay,
+        )
+        self.time_outs = TimeOuts(*plan.time_outs)
+        self._swept_ms = BEGIN_MS
+        self._looks_at_rest = -1
         self.parties = [_Party(number, connection, self) for number, connection in enumerate(plan.connections)]
 
     def run(self) -> None:
@@ -328,15 +396,21 @@ class _World:
             self.events.at(BEGIN_MS + party.plan.start_ms, party.begin)
         for change in self.plan.changes:
             self.events.at(BEGIN_MS + change.at_ms, partial(self._change, change))
+        for storm in self.plan.storms:
+            self.events.at(BEGIN_MS + storm.at_ms, Storm(storm, self.acceptor, self.events).begin)
+        self._look_after_clients()
         self._until_rest()
         for party in self.parties:
             party.check_rest()
+        self.acceptor.judge.check_rest()
+        self.acceptor.close()
         for party in self.parties:
-            if party.began:
+            if party.is_open:
                 party.shell.give_up(CloseReason.SHUTDOWN)
         self._until_rest()
+        self.acceptor.judge.check_end()
         for party in self.parties:
-            if not party.began:
+            if not party.is_open:
                 continue
             if not party.shell.closing:
                 raise Violation("a relay is open after its end")
@@ -362,12 +436,44 @@ class _World:
                 self.ledger.sensors.set_caps(change.max_throttle_ms, change.max_debt_ms)
             case "sweep":
                 self.ledger.expire(now_ms)
+            case "door":
+                self.acceptor.set(change.door)
+            case "time_outs":
+                self.time_outs = TimeOuts(*change.time_outs)
+                self._look_after_clients()
             case _:
                 self._drain(now_ms + change.drain_ms)
 
+    def _look_after_clients(self) -> None:
+        """From now on, if they are not already: as long as there are time-outs and something may come of it."""
+        if self._looks_at_rest < 0 and self._longest_ms:
+            self._looks_at_rest, self._swept_ms = 0, self.events.now_ms
+            self.events.at(self.events.now_ms + _LEAST_STEP_MS, self._sweep)
+
+    @property
+    def _longest_ms(self) -> int:
+        limits = self.time_outs
+        return max(limits.first_byte_ms, limits.request_ms, limits.idle_ms, limits.unread_ms)
+
+    def _sweep(self) -> None:
+        """As often as the service does; while nothing happens for long, now and then."""
+        now_ms = self.events.now_ms
+        step_ms, self._swept_ms = now_ms - self._swept_ms, now_ms
+        for party in self.parties:
+            if party.is_open:
+                party.shell.look_after(step_ms, self.time_outs)
+        next_ms, gap_ms = self.events.next_ms, max(self._longest_ms // 10, _LEAST_STEP_MS)
+        self._looks_at_rest = 0 if next_ms is not None else self._looks_at_rest + 1
+        if next_ms is not None:
+            gap_ms = min(max(next_ms - now_ms, _LEAST_STEP_MS), gap_ms)
+        if self._looks_at_rest > _LOOKS_AT_REST or not self._longest_ms:
+            self._looks_at_rest = -1
+        else:
+            self.events.at(now_ms + gap_ms, self._sweep)
+
     def _drain(self, until_ms: int) -> None:
         for party in self.parties:
-            if party.began and (party.relay.idle or self.events.now_ms >= until_ms):
+            if party.is_open and (party.relay.idle or self.events.now_ms >= until_ms):
                 party.shell.give_up(CloseReason.SHUTDOWN)
         if self.events.now_ms < until_ms:
             self.events.at(min(self.events.now_ms + 20, until_ms), lambda: self._drain(until_ms))
@@ -376,8 +482,10 @@ class _World:
         tally, counts = self.tally, self.counts
         by_api = {key: requests for key, requests in enumerate(tally.requests_by_api) if requests}
         told = (by_api, tally.request_bytes, tally.answers, tally.answer_bytes)
-        told += (tally.throttles, tally.throttled_ms, tally.throttles_by_node, tally.mutations_refused)
+        told += (tally.authentications, tally.authentications_failed)
         right = (counts.requests_by_api, counts.request_bytes, counts.answers, counts.answer_bytes)
+        right += (counts.logins, counts.logins_failed)
+        told += (tally.throttles, tally.throttled_ms, tally.throttles_by_node, tally.mutations_refused)
         right += (counts.throttles, counts.throttled_ms, counts.throttles_by_node, counts.mutations_refused)
         if told != right:
             raise Violation(f"the tally says {told}, {right} is right")
@@ -395,10 +503,15 @@ class _World:
         outcome.refused, outcome.enquiries = self.judge.refused, self.judge.enquiries
         outcome.altered = self.book.altered
         outcome.trace_hash = self.trace.hash
+        outcome.logins, outcome.logins_failed = counts.logins, counts.logins_failed
+        outcome.door, outcome.worst_held = Counter(self.acceptor.judge.counts), self.acceptor.judge.worst_held
+        outcome.door.update(self.acceptor.refused)
         for party in self.parties:
-            if party.began:
+            if party.is_open and party.model is not None:
                 outcome.connections += 1
                 outcome.worst_held_bytes = max(outcome.worst_held_bytes, party.shell.worst_held_bytes)
                 outcome.worst_kept_bytes = max(outcome.worst_kept_bytes, party.shell.worst_kept_bytes)
                 if party.model.closed is not None:
-                    outcome.closes[party.model.closed.reason.value] += 1
+                    reason = party.model.closed.reason.value
+                    outcome.closes[reason] += 1
+                    outcome.timed_out += reason in _TIME_OUTS

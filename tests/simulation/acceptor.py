@@ -1,0 +1,381 @@
+"""The way in of a simulated proxy: proxy.net.listener on fake time, the Door, its Admission and Crowds as they are.
+
+A visit is what an Arrival is there. Storms are visits without a relay.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from ipaddress import ip_address
+from typing import Any
+
+from proxy.acceptor.admission import ANONYMOUS, Admission, ClusterRules, Next, Place, Refused, Step
+from proxy.acceptor.crowd import Crowd
+from proxy.net.door import Door
+from proxy.relay.actions import CloseReason
+from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
+from quotas.entities import plain_ip
+from tests.simulation.door_judge import WINDOW_MS, DoorJudge
+from tests.simulation.network import Events
+from tests.simulation.oracle import require
+from tests.simulation.plan import DoorPlan, StormPlan
+
+VIRTUAL_CLUSTER = "main"
+NAMES = ("front", "back")
+AMPLE_ADDRESSES = 1000
+"""With so many rows each address is measured by its own."""
+
+_ACCEPTS_AT_ONCE = 32
+_FIRST_IPV6 = int(ip_address("2001:db8::1"))
+
+
+class _NoLog:
+    def info(self, *_: object, **__: object) -> None: ...
+
+    def warning(self, *_: object, **__: object) -> None: ...
+
+
+class Visit:
+    """A client that connects, as the acceptor sees it.
+
+    It is `whose`, spelled plainly; the kernel's `peer`, or a header after `header_ms`, says so in another way.
+    """
+
+    log = _NoLog()
+
+    def __init__(
+        self,
+        whose: str,
+        peer: str,
+        header_ms: int,
+        handshake_ms: int,
+        opened: Callable[[Place], None],
+        refused: Callable[[CloseReason], None],
+    ) -> None:
+        self.whose = whose
+        self.peer = peer
+        self.header_ms = header_ms
+        self.handshake_ms = handshake_ms
+        self.opened = opened
+        self.refused = refused
+        self.address = ""
+        self.place: Place | None = None
+        self.over = False
+        """It is open, or was refused: exactly one of the two."""
+
+
+class _Clock:
+    def __init__(self, events: Events) -> None:
+        self._events = events
+
+    def now_ms(self) -> int:
+        return self._events.now_ms
+
+    def now_us(self) -> int:
+        return 1000 * self._events.now_ms
+
+    def epoch_ms(self) -> int:
+        return self._events.now_ms
+
+
+class _Timer:
+    def __init__(self, handle: list[Callable[[], None] | None]) -> None:
+        self._handle = handle
+
+    def cancel(self) -> None:
+        Events.cancel(self._handle)
+
+
+class _Stage:
+    """A SlowStage without a loop: whoever is here goes on when it is ready."""
+
+    def __init__(self, events: Events, make_crowd: Callable[[], "Crowd[Visit]"], late: CloseReason, full: CloseReason):
+        self.most = 0
+        self.timeout_ms = 0
+        self._events = events
+        self._crowd = make_crowd()
+        self._late = late
+        self._full = full
+        self._ends: dict[Visit, Callable[[CloseReason], None]] = {}
+
+    def begin(
+        self,
+        visit: Visit,
+        ready_ms: int,
+        go_on: Callable[[Visit], None],
+        turn_away: Callable[[Visit, CloseReason], None],
+    ) -> None:
+        origin = "" if visit.place is None else visit.place.origin
+        if len(self._crowd) >= self.most and not self._make_room_for(origin):
+            turn_away(visit, self._full)
+            return
+        self._crowd.enter(visit, origin)
+        in_time = 0 <= ready_ms < self.timeout_ms
+        timer = self._events.at(
+            self._events.now_ms + (ready_ms if in_time else self.timeout_ms),
+            partial(self._leave, visit, go_on) if in_time else lambda: self._ends[visit](self._late),
+        )
+
+        def end(reason: CloseReason) -> None:
+            Events.cancel(timer)
+            self._leave(visit, lambda visit: turn_away(visit, reason))
+
+        self._ends[visit] = end
+
+    def _leave(self, visit: Visit, then: Callable[[Visit], None]) -> None:
+        del self._ends[visit]
+        self._crowd.leave(visit)
+        then(visit)
+
+    def _make_room_for(self, origin: str) -> bool:
+        """Who is put out must come from where most come from, and have come before all others from there."""
+        leaver = self._crowd.who_leaves_for(origin)
+        of: dict[str, list[Visit]] = {}
+        for visit in self._ends:
+            of.setdefault("" if visit.place is None else visit.place.origin, []).append(visit)
+        most = max(map(len, of.values()), default=0)
+        right = most > len(of.get(origin, ())) + 1
+        require((leaver is not None) == right, f"somebody leaves a stage: {leaver is not None}, {right} is right")
+        if leaver is None:
+            return False
+        crowd = of["" if leaver.place is None else leaver.place.origin]
+        require(
+            len(crowd) == most and crowd[0] is leaver, "another leaves a stage than the oldest of the largest crowd"
+        )
+        self._ends[leaver](self._full)
+        return True
+
+    def stop(self) -> None:
+        for end in list(self._ends.values()):
+            end(CloseReason.SHUTDOWN)
+
+
+class _Listener:
+    def __init__(self, acceptor: "Acceptor", name: str) -> None:
+        self.key = ListenerKey(VIRTUAL_CLUSTER, name)
+        self.backlog: deque[Visit] = deque()
+        self.header: _Stage | None = None
+        self.handshake: _Stage | None = None
+        self.headers = _Stage(
+            acceptor.events,
+            acceptor.make_crowd,
+            CloseReason.PROXY_HEADER_TIMEOUT,
+            CloseReason.TOO_MANY_PROXY_HEADERS,
+        )
+        self.handshakes = _Stage(
+            acceptor.events,
+            acceptor.make_crowd,
+            CloseReason.TLS_HANDSHAKE_TIMEOUT,
+            CloseReason.TOO_MANY_HANDSHAKES,
+        )
+        self._acceptor = acceptor
+        self._door = acceptor.door
+        self._waits = False
+        acceptor.door.add_listener(self.key, self._carry_on)
+
+    def connect(self, visit: Visit) -> None:
+        self.backlog.append(visit)
+        if not self._waits:
+            self._acceptor.events.soon(self._accept_all)
+
+    def _accept_all(self) -> None:
+        for _ in range(_ACCEPTS_AT_ONCE):
+            if self._waits or not self.backlog:
+                return
+            self._accept(self.backlog.popleft())
+        self._acceptor.events.soon(self._accept_all)
+
+    def _accept(self, visit: Visit) -> None:
+        visit.address = plain_ip(visit.peer)
+        if self._door.arrive(self.key, visit):
+            self._find_origin(visit)
+        else:
+            self._waits = True
+
+    def _find_origin(self, visit: Visit) -> None:
+        if self.header is None:
+            self._admit(visit)
+        else:
+            self.header.begin(visit, visit.header_ms, self._came_from, self._give_up)
+
+    def _came_from(self, visit: Visit) -> None:
+        visit.address = plain_ip(visit.whose)
+        self._admit(visit)
+
+    def _admit(self, visit: Visit) -> None:
+        match self._door.admit(self.key, visit):
+            case Place() as place:
+                self._secure(visit, place)
+            case Refused(reason):
+                self._refuse(visit, reason)
+
+    def _secure(self, visit: Visit, place: Place) -> None:
+        visit.place = place
+        if self.handshake is None:
+            self._open(visit)
+        else:
+            self.handshake.begin(visit, visit.handshake_ms, self._open, self._refuse)
+
+    def _open(self, visit: Visit) -> None:
+        assert visit.place is not None
+        if not self._acceptor.demands_sasl and not self._door.admission.user_became(visit.place, ANONYMOUS):
+            self._refuse(visit, CloseReason.TOO_MANY_OF_USER)
+            return
+        require(not visit.over, "one comes in twice")
+        visit.over = True
+        visit.opened(visit.place)
+
+    def _carry_on(self, what: Next[Any]) -> None:
+        match what.step:
+            case Step.GO_ON:
+                self._waits = False
+                self._acceptor.events.soon(self._accept_all)
+                self._find_origin(what.ticket)
+            case Step.ADMITTED:
+                assert what.place is not None
+                self._secure(what.ticket, what.place)
+            case Step.CLOSE:
+                assert what.reason is not None
+                self._refuse(what.ticket, what.reason)
+
+    def _give_up(self, visit: Visit, reason: CloseReason) -> None:
+        self._door.give_up(self.key)
+        self._refuse(visit, reason)
+
+    def _refuse(self, visit: Visit, reason: CloseReason) -> None:
+        require(not visit.over, "one is refused twice")
+        visit.over = True
+        if visit.place is not None:
+            self._door.left(visit.place)
+            visit.place = None
+        self._acceptor.note_refused(self.key, visit, reason)
+        visit.refused(reason)
+
+
+class Acceptor:
+    """Two listeners and their door; `parts` may have others in the place of Door, Admission and Crowd."""
+
+    def __init__(
+        self,
+        events: Events,
+        door: DoorPlan,
+        samples: int,
+        max_addresses: int,
+        early: bool,
+        demands_sasl: bool,
+        parts: Any,
+    ) -> None:
+        self.events = events
+        self.demands_sasl = demands_sasl
+        self.refused: dict[str, int] = {}
+        self.closed = False
+        self._early = early
+        now_ms = events.now_ms
+        quotas = ConnectionQuotas(ConnectionLimits(), now_ms, samples, WINDOW_MS, max_addresses)
+        admission: Admission[Any] = getattr(parts, "admission", Admission)(quotas, door.max_held)
+        admission.add_virtual_cluster(VIRTUAL_CLUSTER, samples, WINDOW_MS)
+        self.judge = DoorJudge(admission, lambda: events.now_ms, samples, max_addresses >= AMPLE_ADDRESSES)
+        judge: Any = self.judge
+        self.make_crowd = getattr(parts, "crowd", Crowd)
+        self.door: Door = getattr(parts, "door", Door)(judge, _Clock(events), self._call_later)
+        vars(self.door)["_log"] = _NoLog()
+        self.listeners = [_Listener(self, name) for name in NAMES]
+        self.set(door)
+
+    def _call_later(self, delay_s: float, callback: Callable[[], None]) -> _Timer:
+        delay_ms = round(delay_s * 1000)
+        early_ms = 1 if self._early and delay_ms > 1 else 0
+        return _Timer(self.events.at(self.events.now_ms + delay_ms - early_ms, callback))
+
+    def set(self, plan: DoorPlan) -> None:
+        """These are the limits from now on."""
+        self.judge.take_up(plan, self.events.now_ms)
+        admission = self.judge.sound
+        limits = AddressLimits(plan.rate, plan.count, dict(plan.rates), dict(plan.counts))
+        admission.quotas.set_address_limits(VIRTUAL_CLUSTER, limits)
+        counts = dict(plan.user_counts)
+        rules = ClusterRules(
+            plan.waits, plan.max_held_of_ip, plan.user_count, counts, plan.ipv4_prefix, plan.ipv6_prefix
+        )
+        admission.set_rules(VIRTUAL_CLUSTER, rules)
+        self.door.set_limits(ConnectionLimits(plan.instance_rate, plan.instance_count), plan.max_held)
+        for i, listener in enumerate(self.listeners):
+            of_listener = ConnectionLimits(plan.listener_rates[i], plan.listener_counts[i])
+            self.door.set_listener_limits(listener.key, of_listener)
+            listener.headers.most, listener.headers.timeout_ms = plan.most_headers, plan.header_ms
+            listener.handshakes.most, listener.handshakes.timeout_ms = plan.most_handshakes, plan.handshake_ms
+            listener.header = listener.headers if plan.headers[i] else None
+            listener.handshake = listener.handshakes if plan.handshakes[i] else None
+
+    def connect(self, listener: int, visit: Visit) -> None:
+        """A client connects; nobody is there any more once all is closed."""
+        if self.closed:
+            visit.over = True
+            visit.refused(CloseReason.SHUTDOWN)
+        else:
+            self.listeners[listener].connect(visit)
+
+    def note_refused(self, key: ListenerKey, visit: Any, reason: CloseReason) -> None:
+        self.refused[reason.value] = self.refused.get(reason.value, 0) + 1
+        self.door.note_refused(key, visit, reason, "")
+
+    def close(self) -> None:
+        """Accept no more, and close all that are on their way in."""
+        self.closed = True
+        for listener in self.listeners:
+            listener.backlog.clear()
+            listener.headers.stop()
+            listener.handshakes.stop()
+        self.door.empty()
+        self.door.tell_ended_refusals()
+
+
+class Storm:
+    """Clients without a relay, that connect again and again."""
+
+    def __init__(self, plan: StormPlan, acceptor: Acceptor, events: Events) -> None:
+        self._plan = plan
+        self._acceptor = acceptor
+        self._events = events
+
+    def begin(self) -> None:
+        """The first of each address are on their way."""
+        for number in range(self._plan.addresses):
+            at_ms = self._events.now_ms + number * self._plan.apart_ms
+            self._events.at(at_ms, partial(self._connect, number, self._plan.tries))
+
+    def _connect(self, number: int, tries: int) -> None:
+        plan, acceptor = self._plan, self._acceptor
+        if not tries or acceptor.closed:
+            return
+        again = partial(self._again, number, tries - 1)
+        whose, peer = address_of(plan.family, plan.first + number)
+        if acceptor.listeners[plan.listener].header is not None:
+            peer = "192.0.2.1"
+        opened = partial(self._stay, again)
+        visit = Visit(whose, peer, plan.header_ms, plan.handshake_ms, opened, lambda reason: again())
+        acceptor.connect(plan.listener, visit)
+
+    def _again(self, number: int, tries: int) -> None:
+        self._events.at(self._events.now_ms + self._plan.gap_ms, partial(self._connect, number, tries))
+
+    def _stay(self, again: Callable[[], None], place: Place) -> None:
+        plan, acceptor = self._plan, self._acceptor
+
+        def leave() -> None:
+            acceptor.door.left(place)
+            again()
+
+        if plan.user and not plan.fails and not acceptor.judge.user_became(place, plan.user):
+            self._events.soon(leave)
+        else:
+            self._events.at(self._events.now_ms + plan.stays_ms, leave)
+
+
+def address_of(family: str, number: int) -> tuple[str, str]:
+    """The plain spelling of an address, and how the kernel spells it."""
+    if family == "ipv6":
+        plain = str(ip_address(_FIRST_IPV6 + (number >> 4 << 64) + (number & 15)))
+        return plain, plain
+    plain = f"10.0.{number >> 8}.{number & 255}"
+    return plain, f"::ffff:{plain}" if family == "mapped" else plain

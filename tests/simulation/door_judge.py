@@ -1,0 +1,400 @@
+"""What must become of each connection at the door, found out beside it from who came when and what was told.
+
+Rates are Kafka's the slow way; what an address may have follows from its own connections, its limits, and nothing else.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from typing import Any
+
+from proxy.acceptor.admission import Admission, Held, LimitReached, Next, Place, Refused, Step
+from proxy.relay.actions import CloseReason
+from quotas.connection_quotas import AddressKey, ConnectionQuotas, ListenerKey
+from tests.quotas.windowed_rate import WindowedRate
+from tests.simulation.oracle import Violation, require
+from tests.simulation.plan import NO_LIMIT, DoorPlan
+
+WINDOW_MS = 1000
+MOST_OVERTAKEN = 2
+"""So often the slot that one waits for may be taken by others: a newcomer that finds it free, and one that waited for
+longer.
+"""
+
+
+@dataclass(slots=True)
+class _Held:
+    ticket: Any
+    listener: ListenerKey
+    origin: str
+    since_ms: int
+    due_ms: int | None
+    queues: bool
+
+    @property
+    def until_ms(self) -> int:
+        return self.since_ms + WINDOW_MS
+
+
+class DoorJudge:
+    """In the place of an Admission: asks it, and raises Violation where it is wrong.
+
+    A ticket says as `whose` address it comes, in its plain spelling. Without `exact`, where the table of addresses may
+    be full, it is not checked whether an address comes too fast.
+    """
+
+    def __init__(self, sound: "Admission[Any]", now_ms: Callable[[], int], samples: int, exact: bool) -> None:
+        self.sound = sound
+        self._now_ms = now_ms
+        self.counts: Counter[str] = Counter()
+        """What became of how many."""
+        self.worst_held = 0
+        self._samples = samples
+        self._exact = exact
+        self._door = DoorPlan()
+        self._instance = self._new_rate(NO_LIMIT)
+        self._listeners: dict[ListenerKey, WindowedRate] = {}
+        self._order: list[ListenerKey] = []
+        self._addresses: dict[str, WindowedRate] = {}
+        self._waiting: dict[ListenerKey, tuple[Any, int]] = {}
+        self._slot_since: dict[ListenerKey, int] = {}
+        self._overtaken: Counter[ListenerKey] = Counter()
+        self._on_the_way: Counter[ListenerKey] = Counter()
+        self._open: dict[Place, tuple[ListenerKey, str]] = {}
+        self._here: Counter[ListenerKey] = Counter()
+        self._from: Counter[str] = Counter()
+        self._users: dict[Place, str] = {}
+        self._held: dict[Any, _Held] = {}
+        self._held_of: Counter[str] = Counter()
+        self._queues: dict[str, deque[_Held]] = {}
+        self._up: deque[str] = deque()
+        """Whose next head has come up, and is tried at once."""
+
+    def take_up(self, door: DoorPlan, now_ms: int) -> None:
+        """These are the limits from now on."""
+        self._door = door
+        self._instance.limit = door.instance_rate
+        for key, rate in zip(self._order, door.listener_rates, strict=True):
+            self._listeners[key].limit = rate
+        self._note_slots(now_ms)
+
+    def add_listener(self, key: ListenerKey, now_ms: int) -> None:
+        self.sound.add_listener(key, now_ms)
+        self._listeners[key] = self._new_rate(NO_LIMIT)
+        self._order.append(key)
+
+    # ------------------------------------------------------------- as an Admission
+
+    @property
+    def quotas(self) -> ConnectionQuotas:
+        return self.sound.quotas
+
+    @property
+    def max_held(self) -> int:
+        return self.sound.max_held
+
+    @max_held.setter
+    def max_held(self, most: int) -> None:
+        self.sound.max_held = most
+
+    @property
+    def somebody_waits(self) -> bool:
+        return self.sound.somebody_waits
+
+    @property
+    def held(self) -> int:
+        return self.sound.held
+
+    def wake_at(self) -> int | None:
+        return self.sound.wake_at()
+
+    def origin_of(self, virtual_cluster: str, address: str) -> str:
+        return self.sound.origin_of(virtual_cluster, address)
+
+    def limits_reached(self, key: ListenerKey, now_ms: int) -> list[LimitReached]:
+        """Whoever waits is told why."""
+        reached = list(self.sound.limits_reached(key, now_ms))
+        require(bool(reached) or key not in self._waiting, f"one waits at {key.listener} for no reason that is told")
+        return reached
+
+    def arrive(self, key: ListenerKey, ticket: Any, now_ms: int) -> bool:
+        require(key not in self._waiting, f"{key.listener} accepts one more though one waits")
+        wait_ms = self._charge_arrival(key, now_ms)
+        may = not wait_ms and self._has_slot(key)
+        told = self.sound.arrive(key, ticket, now_ms)
+        require(told == may, f"an arrival at {key.listener} may go on: {told}, {may} is right ({wait_ms} ms)")
+        self.counts["arrived"] += 1
+        if may:
+            self._goes_on(key)
+        else:
+            self.counts["waited"] += 1
+            self._waiting[key] = ticket, now_ms + wait_ms
+            self._overtaken[key] = 0
+            self._note_slots(now_ms)
+        return told
+
+    def give_up(self, key: ListenerKey) -> None:
+        self.sound.give_up(key)
+        self._on_the_way[key] -= 1
+        self.counts["given up"] += 1
+        self._note_slots(self._now_ms())
+
+    def admit(self, key: ListenerKey, ticket: Any, address: str, now_ms: int) -> Place | Held | Refused:
+        self._on_the_way[key] -= 1
+        told = self.sound.admit(key, ticket, address, now_ms)
+        origin = self._origin_of(ticket.whose)
+        if self._door.waits and origin in self._queues:
+            self._take_back(key, now_ms)
+            right, due_ms = "held", None
+        else:
+            right, delay_ms = self._try(key, origin, now_ms, told)
+            due_ms = now_ms + delay_ms
+        if right == "held" and self._is_full_of_held(origin):
+            right = CloseReason.TOO_MANY_HELD.value
+        self._require_told(told, right, f"one from {origin}")
+        self.counts[right] += 1
+        if isinstance(told, Place):
+            self._admitted(told, key, origin)
+        elif right == "held":
+            self._hold(_Held(ticket, key, origin, now_ms, due_ms, self._door.waits))
+        self._note_slots(now_ms)
+        return told
+
+    def due(self, now_ms: int) -> Iterator[Next[Any]]:
+        """What the admission has done is checked before it is told on."""
+        for what in self.sound.due(now_ms):
+            if what.step is Step.GO_ON:
+                self._check_go_on(what, now_ms)
+            else:
+                self._check_end_of_hold(what, now_ms)
+            self._note_slots(now_ms)
+            yield what
+        while self._up:
+            wrong = self._try_head(now_ms)
+            require(wrong is None, f"the head of a queue is {wrong} and is not told so")
+
+    def left(self, place: Place) -> None:
+        self.sound.left(place)
+        require(place in self._open, "one has left twice")
+        key, origin = self._open.pop(place)
+        self._here[key] -= 1
+        self._from[origin] -= 1
+        self._users.pop(place, None)
+        self._note_slots(self._now_ms())
+
+    def user_became(self, place: Place, user: str) -> bool:
+        told = self.sound.user_became(place, user)
+        most = dict(self._door.user_counts).get(user, NO_LIMIT if user == "ANONYMOUS" else self._door.user_count)
+        right = self._users.get(place) == user or list(self._users.values()).count(user) < most
+        require(told == right, f"{user} may have one more: {told}, {right} is right")
+        if right:
+            self._users[place] = user
+        else:
+            self.counts["too_many_of_user"] += 1
+        return told
+
+    def empty(self, now_ms: int) -> Iterator[Next[Any]]:
+        for what in list(self.sound.empty(now_ms)):
+            held = self._held.pop(what.ticket, None)
+            if held is not None:
+                self._held_of[held.origin] -= 1
+            waiting = self._waiting.pop(what.listener, None) if held is None else None
+            known = held is not None or (waiting is not None and waiting[0] is what.ticket)
+            require(known, "one is closed that was neither held nor waited")
+            yield what
+        self._queues.clear()
+
+    # -------------------------------------------------------------------- what is right
+
+    def _new_rate(self, limit: float) -> WindowedRate:
+        return WindowedRate(limit, self._samples, WINDOW_MS)
+
+    def _charge_arrival(self, key: ListenerKey, now_ms: int) -> int:
+        return max(_charge(self._instance, now_ms), _charge(self._listeners[key], now_ms))
+
+    def _take_back(self, key: ListenerKey, now_ms: int) -> None:
+        self._instance.record(-1.0, now_ms)
+        self._listeners[key].record(-1.0, now_ms)
+
+    def _has_slot(self, key: ListenerKey) -> bool:
+        door = self._door
+        if self._here[key] + self._on_the_way[key] >= door.listener_counts[self._order.index(key)]:
+            return False
+        return len(self._open) + self._on_the_way.total() < door.instance_count
+
+    def _goes_on(self, key: ListenerKey) -> None:
+        self._on_the_way[key] += 1
+        self._note_overtaken(key)
+
+    def _note_overtaken(self, by: ListenerKey) -> None:
+        """A slot is taken: whoever has waited for one that was the last is overtaken."""
+        for key, (_, until_ms) in self._waiting.items():
+            if until_ms <= self._now_ms() and key in self._slot_since and not self._has_slot(key):
+                self._overtaken[key] += 1
+                require(self._overtaken[key] <= MOST_OVERTAKEN, f"{key.listener} is starved by {by.listener}")
+
+    def _note_slots(self, now_ms: int) -> None:
+        """For whom there is a slot, and since when: who waits goes on as soon as its time is over, too."""
+        for key in self._waiting:
+            if self._has_slot(key):
+                self._slot_since.setdefault(key, now_ms)
+            else:
+                self._slot_since.pop(key, None)
+
+    def _origin_of(self, whose: str) -> str:
+        door, ip = self._door, ip_address(whose)
+        prefix = door.ipv4_prefix if ip.version == 4 else door.ipv6_prefix
+        named = whose in dict(door.rates) or whose in dict(door.counts)
+        if named or prefix == ip.max_prefixlen:
+            return whose
+        return str(ip_network((whose, prefix), strict=False))
+
+    def _try(self, key: ListenerKey, origin: str, now_ms: int, told: object) -> tuple[str, int]:
+        """What an address may have, and how long it is held; where nobody knows that, what was told is right."""
+        door = self._door
+        rate = dict(door.rates).get(origin, door.rate)
+        if rate < NO_LIMIT:
+            if not self._exact:
+                too_fast = told is Held.HELD or told == Refused(CloseReason.TOO_MANY_HELD, reset=True)
+                delay_ms = WINDOW_MS if too_fast else 0
+            else:
+                sensor = self._addresses.setdefault(origin, self._new_rate(rate))
+                sensor.limit = rate
+                delay_ms = _charge(sensor, now_ms)
+                if delay_ms:
+                    sensor.record(-1.0, now_ms)
+            if delay_ms:
+                self._take_back(key, now_ms)
+                return "held", delay_ms
+        if self._from[origin] >= dict(door.counts).get(origin, door.count):
+            return CloseReason.TOO_MANY_FROM_IP.value, 0
+        return "admitted", 0
+
+    def _is_full_of_held(self, origin: str) -> bool:
+        return len(self._held) >= self._door.max_held or self._held_of[origin] >= self._door.max_held_of_ip
+
+    def _require_told(self, told: object, right: str, who: str) -> None:
+        found = "admitted" if isinstance(told, Place) else "held"
+        if isinstance(told, Refused):
+            found = told.reason.value
+        require(found == right, f"{who} is {found}, {right} is right")
+
+    # ------------------------------------------------------------------ those who wait
+
+    def _hold(self, held: _Held) -> None:
+        self._held[held.ticket] = held
+        self._held_of[held.origin] += 1
+        self.worst_held = max(self.worst_held, len(self._held))
+        require(self.sound.held == len(self._held), f"{self.sound.held} are held, {len(self._held)} is right")
+        if held.queues:
+            self._queues.setdefault(held.origin, deque()).append(held)
+
+    def _admitted(self, place: Place, key: ListenerKey, origin: str) -> None:
+        found = (place.listener, place.origin)
+        require(found == (key, origin), f"one from {origin} at {key.listener} counts as {found}")
+        self._open[place] = key, origin
+        self._here[key] += 1
+        self._from[origin] += 1
+
+    def _check_go_on(self, what: Next[Any], now_ms: int) -> None:
+        ticket, until_ms = self._waiting.pop(what.listener, (None, 0))
+        require(ticket is what.ticket, "another goes on than the one that waits")
+        slot_ms = self._slot_since.pop(what.listener, None)
+        require(slot_ms is not None, f"one goes on at {what.listener.listener} without a slot")
+        assert slot_ms is not None
+        right_ms = max(until_ms, slot_ms)
+        require(now_ms == right_ms, f"one goes on at {now_ms}, {right_ms} is right")
+        self._goes_on(what.listener)
+
+    def _check_end_of_hold(self, what: Next[Any], now_ms: int) -> None:
+        told = what.step.value if what.reason is None else what.reason.value
+        while self._up:
+            outcome = self._try_head(now_ms, what)
+            if outcome is not None:
+                require(outcome == told, f"the next of a queue is {told}, {outcome} is right")
+                return
+        held = self._held.get(what.ticket)
+        if held is None:
+            raise Violation(f"one is {told} that is not held")
+        if held.queues:
+            require(self._queues[held.origin][0] is held, "one overtakes those before it")
+            outcome = self._try_head_of(held, now_ms, what)
+            require(outcome == told, f"the head of a queue is {told}, {outcome} is right")
+        else:
+            require(told == CloseReason.IP_RATE_EXCEEDED.value, f"one that is held is {told} at its end")
+            self._end_hold(held)
+        require(now_ms == held.due_ms or not self._exact, f"a hold ends at {now_ms}, {held.due_ms} is right")
+        require(now_ms <= held.until_ms, f"one is held from {held.since_ms} to {now_ms}")
+
+    def _try_head(self, now_ms: int, what: Next[Any] | None = None) -> str | None:
+        """Who has come up in a queue is looked at; what becomes of it, None if it waits for its own time."""
+        head = self._queues[self._up.popleft()][0]
+        if not self._exact and (what is None or what.ticket is not head.ticket):
+            self._charge_arrival(head.listener, now_ms)
+            self._take_back(head.listener, now_ms)
+            head.due_ms = head.until_ms
+            return None
+        return self._try_head_of(head, now_ms, what)
+
+    def _try_head_of(self, head: _Held, now_ms: int, what: Next[Any] | None) -> str | None:
+        self._charge_arrival(head.listener, now_ms)
+        if self._has_slot(head.listener):
+            told = Held.HELD if what is not None and what.reason is CloseReason.IP_RATE_EXCEEDED else None
+            outcome, delay_ms = self._try(head.listener, head.origin, now_ms, told)
+        else:
+            self._take_back(head.listener, now_ms)
+            outcome, delay_ms = CloseReason.TOO_MANY_CONNECTIONS.value, 0
+        if outcome == "held":
+            if head.due_ms is None and now_ms < head.until_ms and (self._exact or what is None):
+                head.due_ms = min(now_ms + delay_ms, head.until_ms)
+                return None
+            outcome = CloseReason.IP_RATE_EXCEEDED.value
+        self.counts[f"{outcome} after a hold"] += 1
+        self._end_hold(head)
+        if outcome == "admitted":
+            if what is None or what.place is None or what.ticket is not head.ticket:
+                raise Violation("the head of a queue may come in and is not told so")
+            self._admitted(what.place, head.listener, head.origin)
+            self._note_overtaken(head.listener)
+        return outcome
+
+    def _end_hold(self, held: _Held) -> None:
+        del self._held[held.ticket]
+        self._held_of[held.origin] -= 1
+        if held.queues:
+            queue = self._queues[held.origin]
+            queue.popleft()
+            if queue:
+                self._up.append(held.origin)
+            else:
+                del self._queues[held.origin]
+
+    # ------------------------------------------------------------------------ at rest
+
+    def check_rest(self) -> None:
+        """Nothing is left to happen: nobody is held, and who waits has no slot."""
+        require(not self._held, f"{len(self._held)} are held for ever")
+        for key in self._waiting:
+            require(not self._has_slot(key), f"one waits for ever at {key.listener} though there is a slot")
+
+    def check_end(self) -> None:
+        """Everybody has gone: nothing is counted any more."""
+        admission, quotas = self.sound, self.sound.quotas
+        require(not self._open, f"{len(self._open)} have not left")
+        require(quotas.connections == 0, f"{quotas.connections} are counted though nobody is there")
+        require(not any(map(quotas.connections_of, self._order)), "a listener counts some though nobody is there")
+        left = [admission._users, admission._held, admission._held_of, admission._queues, admission._waiting]
+        require(not any(left), f"somebody is still noted: {left}")
+        on_the_way = (admission._on_the_way_in_all, set(admission._on_the_way.values()))
+        require(on_the_way == (0, {0}), f"on the way are {on_the_way}")
+        for name in admission.virtual_clusters:
+            counted = [origin for origin in self._addresses if quotas.connections_from(AddressKey(name, origin))]
+            require(not counted, f"connections are counted for {counted[:5]}")
+
+
+def _charge(rate: WindowedRate, now_ms: int) -> int:
+    if rate.limit == 0:
+        rate.record(1.0, now_ms)
+        return WINDOW_MS
+    return min(rate.charge(1.0, now_ms), WINDOW_MS)

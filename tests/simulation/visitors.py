@@ -1,0 +1,238 @@
+"""Who comes to a world, from where, in what storms, as whom, and how slowly: drawn on top of what is there already.
+
+It is drawn from chances of its own, so that all else in a world is the same whatever it says.
+"""
+
+from copy import deepcopy
+from random import Random
+
+from tests.simulation.acceptor import address_of
+from tests.simulation.logins import MECHANISMS, Login
+from tests.simulation.plan import (
+    NO_LIMIT,
+    Burst,
+    Change,
+    ConnectionPlan,
+    DoorPlan,
+    Drain,
+    Dribble,
+    Fault,
+    QuotaPlan,
+    RequestPlan,
+    Step,
+    StormPlan,
+    Wait,
+    WorldPlan,
+)
+from tests.simulation.wire import MUTATIONS, OWN_KEYS, PRODUCE
+
+_USERS = ("alice", "alice", "bob", "carol")
+_HUNDREDS = 60
+_FAMILIES = ("ipv4", "ipv4", "mapped", "ipv6")
+
+
+def add_visitors(world: WorldPlan) -> None:
+    """Draw the door, storms, logins, slow clients and time-outs of a world."""
+    rng = Random(f"visitors {world.seed}")
+    for connection in world.connections:
+        _choose_origin(rng, connection)
+    kind = rng.random()
+    world.demands_sasl = kind < 0.12
+    if kind < 0.4:
+        _add_logins(rng, world)
+    if rng.random() < 0.3:
+        for connection in world.connections:
+            _slow_down(rng, connection)
+    if rng.random() < 0.45:
+        world.time_outs = _time_outs(rng)
+    if rng.random() < 0.07:
+        _add_slow_node(world)
+    if rng.random() < 0.6:
+        world.door = _door(rng)
+        world.door_samples = rng.choice((11, 11, 3))
+        world.max_addresses = rng.choice((65_536, 65_536, 65_536, 16))
+        for _ in range(rng.choice((0, 1, 1, 2))):
+            world.storms.append(_storm(rng))
+            if world.storms[-1].addresses >= _HUNDREDS and rng.random() < 0.7:
+                _let_in_the_good_alone(rng, world)
+    _add_changes(rng, world)
+
+
+def _let_in_the_good_alone(rng: Random, world: WorldPlan) -> None:
+    """Strangers may hardly connect at all; those who have business here may."""
+    world.door.rate = rng.choice((0.05, 0.0))
+    world.door.rates = tuple(sorted({(connection.address, 50.0) for connection in world.connections}))
+    world.storms[-1].first = 100
+
+
+def _choose_origin(rng: Random, connection: ConnectionPlan) -> None:
+    connection.address = address_of(rng.choice(_FAMILIES), rng.randrange(6))[0]
+    connection.listener = rng.randrange(2)
+    connection.header_ms = rng.choice((0, 1, 50, 50, 4000, 6000))
+    connection.handshake_ms = rng.choice((0, 1, 50, 50, 4000, -1))
+
+
+def _add_changes(rng: Random, world: WorldPlan) -> None:
+    if world.door != DoorPlan() and rng.random() < 0.4:
+        for _ in range(rng.choice((1, 2))):
+            door = DoorPlan() if rng.random() < 0.2 else _door(rng)
+            door.headers, door.handshakes = world.door.headers, world.door.handshakes
+            world.changes.append(Change(rng.choice((0, 5, 300, 700, 1500, 4000, 12_000)), "door", door=door))
+    if rng.random() < 0.08:
+        at_ms = rng.choice((5, 2000, 30_000))
+        world.changes.append(Change(at_ms, "time_outs", time_outs=_time_outs(rng) if rng.random() < 0.8 else (0,) * 4))
+
+
+# ------------------------------------------------------------------- the door
+
+
+def _door(rng: Random) -> DoorPlan:
+    door = DoorPlan()
+    if rng.random() < 0.6:
+        door.rate = rng.choice((0.5, 1.0, 2.0, 2.0, 5.0, 5.0, 20.0, 20.0, 0.0))
+        numbers = rng.sample(range(8), rng.choice((0, 0, 1, 2)))
+        rates = (0.0, 0.5, 3.0, 50.0, NO_LIMIT)
+        door.rates = tuple((address_of("ipv4", number)[0], rng.choice(rates)) for number in numbers)
+    if rng.random() < 0.3:
+        door.count = rng.choice((1, 3, 10))
+        door.counts = ((address_of(rng.choice(("ipv4", "ipv6")), rng.randrange(6))[0], rng.choice((1, 5, 0))),)
+    if rng.random() < 0.3:
+        door.instance_rate = rng.choice((2.0, 10.0, 50.0))
+        door.instance_count = rng.choice((NO_LIMIT, 3, 20))
+    if rng.random() < 0.5:
+        door.listener_rates = (rng.choice((1.0, 5.0, 20.0)), rng.choice((NO_LIMIT, 10.0)))
+    if rng.random() < 0.2:
+        door.listener_counts = (rng.choice((1, 4, 30)), rng.choice((NO_LIMIT, 2)))
+    if rng.random() < 0.2:
+        door.user_count = rng.choice((1, 2, 5))
+        door.user_counts = ((rng.choice((*_USERS, "ANONYMOUS")), rng.choice((0, 1, 3))),)
+    door.waits = rng.random() < 0.5
+    door.max_held_of_ip = rng.choice((200, 200, 3, 20, 0))
+    door.max_held = rng.choice((2000, 2000, 10, 50, 0))
+    if rng.random() < 0.25:
+        door.ipv4_prefix, door.ipv6_prefix = rng.choice((24, 31, 32)), rng.choice((64, 64, 48, 128))
+    if rng.random() < 0.15:
+        door.headers = (True, rng.random() < 0.3)
+        door.most_headers, door.header_ms = rng.choice((1000, 20, 3)), rng.choice((5000, 300))
+    if rng.random() < 0.15:
+        door.handshakes = (rng.random() < 0.3, True)
+        door.most_handshakes, door.handshake_ms = rng.choice((1000, 20, 3)), rng.choice((10_000, 300))
+    return door
+
+
+def _storm(rng: Random) -> StormPlan:
+    """Of few addresses that come often, or of hundreds that come once or twice."""
+    storm = StormPlan(rng.choice((0, 0, 1, 300, 3000)), 1, 1)
+    if rng.random() < 0.35:
+        storm.addresses, storm.tries = rng.choice((60, 120, 300)), rng.choice((1, 1, 2))
+    else:
+        storm.addresses = rng.choice((1, 2, 5, 10))
+        storm.tries = rng.choice((5, 20, 60)) if storm.addresses < 5 else rng.choice((3, 10))
+    storm.apart_ms = rng.choice((0, 0, 1, 7, 130))
+    storm.gap_ms = rng.choice((0, 1, 20, 20, 450, 1000))
+    storm.stays_ms = rng.choice((0, 0, 1, 50, 900, 20_000))
+    storm.first = rng.choice((0, 0, 3, 100))
+    storm.family = rng.choice(_FAMILIES)
+    storm.listener = rng.randrange(2)
+    storm.header_ms = rng.choice((0, 0, 20, 1000, -1))
+    storm.handshake_ms = rng.choice((0, 0, 20, 1000, -1))
+    if rng.random() < 0.4:
+        storm.user, storm.fails = rng.choice(_USERS), rng.random() < 0.4
+    return storm
+
+
+# ------------------------------------------------------------------------ slow
+
+
+def _time_outs(rng: Random) -> tuple[int, int, int, int]:
+    def one() -> int:
+        return rng.choice((0, 1000, 2000, 5000, 30_000, 600_000))
+
+    return one(), one(), one(), one()
+
+
+def _slow_down(rng: Random, connection: ConnectionPlan) -> None:
+    """Clients that dribble, are silent for a while, or say nothing at all."""
+    steps = connection.steps
+    kind = rng.random()
+    if kind < 0.35:
+        plain = [
+            request
+            for request in connection.requests()
+            if request.api_key not in (*MUTATIONS, *OWN_KEYS) and request.token is None and request.filler_bytes < 5000
+        ]
+        if plain:
+            request = deepcopy(rng.choice(plain))
+            request.flipped_bit = -1
+            request.answer.kind = "right"
+            dribble = Dribble(request, rng.choice((2, 5, 12)), rng.choice((10, 300, 1500, 5000, 90_000)))
+            steps.insert(rng.randrange(len(steps)), dribble)
+    elif kind < 0.6:
+        steps.insert(0, Wait(rng.choice((1500, 4000, 40_000, 700_000))))
+    elif kind < 0.7:
+        del steps[rng.randrange(len(steps)) :]
+
+
+def _add_slow_node(world: WorldPlan) -> None:
+    """A large request comes steadily, and its node stands still most of the time: the client is not to blame."""
+    connection = world.connections[0]
+    size = min(12 * world.write_buffer_bytes, 800_000, world.max_frame_bytes - 100)
+    request = RequestPlan(PRODUCE, 9, 77, filler_bytes=size)
+    connection.steps = [Dribble(request, 60, 100), *connection.steps]
+    connection.capacity, connection.connect, connection.connect_ms = 2048, "accepted", 1
+    connection.faults = [Fault(200 + 1000 * second, "node_stall", 700) for second in range(6)]
+    world.time_outs = (0, 2000, 0, 0)
+
+
+# ---------------------------------------------------------------------- logins
+
+
+def _add_logins(rng: Random, world: WorldPlan) -> None:
+    """Some log in, some again and as others, some fail; whose names they use, others have quotas for."""
+    for user in ("alice", "bob"):
+        if rng.random() < 0.8:
+            quota = QuotaPlan(
+                user, rng.choice((None, "etl", "*")), *(rng.choice((None, 100, 2000, 2**40)) for _ in "pf")
+            )
+            world.quotas = (*world.quotas, quota)
+            for change in world.changes:
+                change.quotas = (*change.quotas, quota) if change.quotas and rng.random() < 0.7 else change.quotas
+    for connection in world.connections:
+        if not world.demands_sasl and rng.random() < 0.4:
+            continue
+        at, number = 0, 0
+        user = rng.choice(_USERS)
+        while at >= 0:
+            login = _login(rng, user if rng.random() < 0.8 else rng.choice(_USERS), world.demands_sasl)
+            connection.steps[at:at] = _steps_of(rng, login, 500 + 10 * number)
+            bursts = [i for i, step in enumerate(connection.steps) if isinstance(step, Burst) and i > at + 6]
+            number += 1
+            at = rng.choice(bursts) if bursts and rng.random() < 0.5 and number < 4 else -1
+
+
+def _login(rng: Random, user: str, demanded: bool) -> Login:
+    login = Login(user, rng.choice(MECHANISMS), rng.choice((0, 1, 2, 2)), rng.random() < 0.2)
+    kind = rng.random()
+    if kind < 0.2:
+        login.fails = "password"
+    elif kind < 0.24:
+        login.fails = "mechanism"
+    elif kind < 0.3 and not demanded:
+        login.fails = "state"
+    login.hangs_up = rng.random() < (0.6 if demanded else 0.4)
+    return login
+
+
+def _steps_of(rng: Random, login: Login, correlation_id: int) -> list[Step]:
+    """Each frame waits for the answer to the one before, now and then they are sent together."""
+    requests: list[RequestPlan] = login.requests(correlation_id)
+    if rng.random() < 0.1:
+        return [Burst(requests), Drain()]
+    steps: list[Step] = []
+    for request in requests:
+        request.answer.delay_ms = rng.choice((0, 0, 0, 5, 2000))
+        if rng.random() < 0.1:
+            steps.append(Wait(rng.choice((5, 1500, 12_000))))
+        slow = rng.random() < 0.06
+        steps += [Dribble(request, 3, rng.choice((10, 1500))) if slow else Burst([request]), Drain()]
+    return steps
