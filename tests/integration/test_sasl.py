@@ -1,14 +1,20 @@
 """Users that log in by SASL at the nodes have their own quotas at the proxy: real nodes, real clients."""
 
+import contextlib
+import json
+import socket
+
 import pytest
 
+from protocol.api_versions import versions_request
 from tests.integration import logins, steady_producers
 from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
-from tests.integration.proxy_process import ProxyProcess
+from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.steady_producers import Load, with_franz_go
 from tests.integration.topics import make_topic
 from tests.patience import PATIENCE_S
+from tests.sasl_frames import authenticate, handshake, plain
 
 RATE = 10_000
 A_SECOND_OVER = bytes(11 * RATE)
@@ -247,3 +253,67 @@ def test_franz_go_logs_in(sasl_proxy, topic, mechanism):
     go.close()
     assert len(go.acknowledged()) == 1
     assert throttled(sasl_proxy, client_id) == ("alice", "user=alice, client-id=<default>")
+
+
+def test_a_user_has_so_many_connections_whoever_only_claims_to_be_that_takes_none(sasl_proxy):
+    """The user is nobody else's here: it is the proxy's own, whose connections go to the nodes directly."""
+    user, too_many = "proxy", lambda: sasl_proxy.closed().get("too_many_of_user", 0)
+    before = too_many()
+    with of_users(sasl_proxy, {user: 2}), contextlib.ExitStack() as sockets:
+        first, second = (sockets.enter_context(logged_in(sasl_proxy, user, PASSWORDS[user])) for _ in range(2))
+        with pytest.raises(ConnectionError):
+            logged_in(sasl_proxy, user, "wrong").close()
+        third = sockets.enter_context(logged_in(sasl_proxy, user, PASSWORDS[user]))
+        assert third.recv(1) == b""
+        assert too_many() == before + 1
+        for sock in (first, second):
+            assert answered(sock, versions_request(1))
+        first.close()
+        sasl_proxy.wait_for(lambda: comes_in(sasl_proxy, user), PATIENCE_S, "a place that is free again")
+        assert answered(sockets.enter_context(logged_in(sasl_proxy, "alice", PASSWORDS["alice"])), versions_request(1))
+
+
+@contextlib.contextmanager
+def of_users(proxy, counts):
+    """Users may have so many connections for a while."""
+    made = proxy.config(QUOTAS)
+    made["virtual_clusters"][0]["connections"] = {"max_connections_per_user_overrides": counts}
+    reloads = len(proxy.events("config_reloaded"))
+    proxy.write_text(json.dumps(made))
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads, PATIENCE_S, "the bound")
+    yield
+    proxy.write_config(QUOTAS)
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads + 1, PATIENCE_S, "the bound to be gone")
+
+
+def logged_in(proxy, user, password):
+    """A connection whose login the node has accepted. ConnectionError if it has not."""
+    sock = socket.create_connection((HOST, proxy.node_ports[1]), PATIENCE_S)
+    answered(sock, handshake(PLAIN))
+    answer = answered(sock, authenticate(plain(user.encode(), password.encode())))
+    if answer[4:6] != b"\0\0":
+        sock.close()
+        raise ConnectionError(answer)
+    return sock
+
+
+def comes_in(proxy, user):
+    with logged_in(proxy, user, PASSWORDS[user]) as sock, contextlib.suppress(ConnectionError):
+        return answered(sock, versions_request(1))
+
+
+def answered(sock, request):
+    """The answer to a request, without its length."""
+    sock.sendall(request)
+    size = int.from_bytes(exactly(sock, 4), "big")
+    return exactly(sock, size)
+
+
+def exactly(sock, size):
+    data = b""
+    while len(data) < size:
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ConnectionResetError
+        data += piece
+    return data

@@ -1,7 +1,9 @@
 """TLS to a real cluster and from real clients: certificates name users, server names lead to nodes, files change."""
 
 import asyncio
+import contextlib
 import itertools
+import json
 import shutil
 import socket
 import ssl
@@ -11,6 +13,7 @@ import confluent_kafka
 import kafka
 import pytest
 
+from protocol.api_versions import versions_request
 from proxy.demo.proxy_process import free_port_run
 from tests.certificates import client_context
 from tests.integration import certified, steady_producers
@@ -247,3 +250,28 @@ def _speak(port, context):
     connected = socket.create_connection((HOST, port), PATIENCE_S)
     with connected as sock, context.wrap_socket(sock, server_hostname=HOST) as shown:
         shown.recv(1)
+
+
+def test_a_user_that_a_certificate_names_has_so_many_connections(proxy, certificates):
+    made = proxy.config([QUOTA])
+    made["virtual_clusters"][0]["connections"] = {"max_connections_per_user_overrides": {USER: 2}}
+    reloads, before = len(proxy.events("config_reloaded")), proxy.closed().get("too_many_of_user", 0)
+    proxy.wait_for(lambda: proxy.metric("connections") == 0, PATIENCE_S, "others to be gone")
+    proxy.write_text(json.dumps(made))
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads, PATIENCE_S, "the bound")
+    with contextlib.ExitStack() as sockets:
+        kept = [sockets.enter_context(shown(proxy, certificates)) for _ in range(2)]
+        with contextlib.suppress(OSError), shown(proxy, certificates) as third:
+            assert third.recv(1) == b""
+        proxy.wait_for(lambda: proxy.closed().get("too_many_of_user", 0) == before + 1, PATIENCE_S, "one too many")
+        for sock in kept:
+            sock.sendall(versions_request(1))
+            assert sock.recv(1)
+    proxy.write_config([QUOTA])
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads + 1, PATIENCE_S, "the bound to be gone")
+
+
+def shown(proxy, certificates):
+    """A connection that has shown its certificate."""
+    sock = socket.create_connection((HOST, proxy.node_ports[1]), PATIENCE_S)
+    return certificates.context().wrap_socket(sock, server_hostname=HOST)
