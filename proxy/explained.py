@@ -32,6 +32,20 @@ class Observed(NamedTuple):
     throttles: Sequence[PastThrottle] = ()
 
 
+class Cap(NamedTuple):
+    """Bytes/s of all clients together: of a listener, or with "" of all listeners of the virtual cluster.
+
+    `waits` counts reads that have had to wait, `waiting` those that do now; None where no running proxy was asked.
+    """
+
+    listener: str
+    direction: str
+    limit: int
+    waits: int | None = None
+    waited_ms: int | None = None
+    waiting: int | None = None
+
+
 class Origin(NamedTuple):
     """Whose quotas these are: the virtual cluster, the name of its source, and what is wrong with that."""
 
@@ -113,6 +127,7 @@ def explained_form(
     explanations: Iterable[tuple[Explanation, Observed]],
     node_throttles: Iterable[PastThrottle],
     now_epoch_ms: int | None,
+    caps: Iterable[Cap] = (),
 ) -> Form:
     """Everything that is told about one client. `now_epoch_ms` is None where no running proxy was asked."""
     now = now_epoch_ms or 0
@@ -122,6 +137,7 @@ def explained_form(
         "live": now_epoch_ms is not None,
         "quotas": [_explanation_form(explanation, observed, now) for explanation, observed in explanations],
         "node_throttles": [throttle_form(past, now) for past in node_throttles],
+        "caps": [cap._asdict() for cap in caps],
     }
 
 

@@ -12,7 +12,7 @@ from proxy.acceptor.admission import AddressStanding
 from proxy.admin.http_listener import MAX_BODY_BYTES
 from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
-from proxy.explained import MAX_THROTTLES, Form, Observed, Origin, costs_form, explained_form, quotas_form
+from proxy.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_form, explained_form, quotas_form
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.metrics import CapTotals
@@ -138,7 +138,12 @@ def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
         for explanation in explain(cluster.quotas, tables, client, hosts)
     ]
     by_nodes = cluster.last_throttles.by_nodes(client.user, client.client_id, MAX_THROTTLES)
-    return explained_form(cluster.origin, client, told, by_nodes, clock.epoch_ms())
+    caps = [
+        Cap(cap.listener, cap.direction, cap.limit, cap.waits, cap.waited_ms, cap.waiting)
+        for cap in cluster.cap_totals()
+        if cap.limit is not None
+    ]
+    return explained_form(cluster.origin, client, told, by_nodes, clock.epoch_ms(), caps)
 
 
 def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observed:

@@ -18,7 +18,7 @@ from proxy.commands.config_file import (
 from proxy.commands.quotas import opened_source, warn_of_problems
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
-from proxy.explained import Form, Observed, Origin, explained_form
+from proxy.explained import Cap, Form, Observed, Origin, explained_form
 from proxy.logs import shown
 from proxy.verdicts.decide import measured_client_id
 from quotas.entities import DEFAULT, Entity, is_ip
@@ -76,7 +76,15 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
         client = client._replace(client_id=measured)
         explanations = explain_client(source.quotas, tables, client)
         origin = Origin(cluster.name, source.name, source.problems)
-    return explained_form(origin, client, [(explanation, Observed()) for explanation in explanations], (), None)
+    told = [(explanation, Observed()) for explanation in explanations]
+    return explained_form(origin, client, told, (), None, _caps(cluster))
+
+
+def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:
+    for listener, caps in (("", cluster.caps), *((listener.name, listener.caps) for listener in cluster.listeners)):
+        for direction, limit in (("ingress", caps.ingress_bytes_per_s), ("egress", caps.egress_bytes_per_s)):
+            if limit is not None:
+                yield Cap(listener, direction, limit)
 
 
 # --------------------------------------------------------------------- as text
@@ -89,6 +97,10 @@ def _lines(form: Form) -> Iterator[str]:
     for told in form["quotas"]:
         yield ""
         yield from _quota_lines(told)
+    if form.get("caps"):
+        yield ""
+        yield "bytes/s of all clients together, beyond which reading waits and nobody is throttled:"
+        yield from (f"  {_cap(cap)}" for cap in form["caps"])
     for past in form["node_throttles"]:
         yield ""
         yield f"throttled by node {past['node_id']} itself {_when(past)}"
@@ -111,6 +123,16 @@ def _quota_lines(told: Form) -> Iterator[str]:
     for past in told["throttles"]:
         who = f"user={shown(repr(past['user']))}, client_id={shown(repr(past['client_id']))} from {past['ip']}"
         yield f"  throttled at node {past['node_id']} {_when(past)}: {who}{_measured(past, unit)}"
+
+
+def _cap(cap: Form) -> str:
+    where = f"listener {cap['listener']}" if cap["listener"] else "all listeners"
+    text = f"{where}, {cap['direction']}: {cap['limit']} bytes/s"
+    if cap["waits"] is None:
+        return text
+    return (
+        f"{text}; {cap['waits']} reads have waited, {cap['waited_ms'] / 1000:.1f} s in all, {cap['waiting']} wait now"
+    )
 
 
 def _entity(parts: dict[str, str | None]) -> str:

@@ -17,6 +17,7 @@ from proxy.commands.admin_client import address_of
 from proxy.config.settings import AdminConfig
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
+from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled
 from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
@@ -92,6 +93,21 @@ def test_json_says_that_it_is_not_from_a_proxy(path):
     assert form["quotas"][0]["quota"] == "producer_byte_rate"
 
 
+def test_caps_are_told_though_they_are_nobodys_quota(path):
+    config = json.loads(path.read_text())
+    [cluster] = config["virtual_clusters"]
+    cluster["caps"] = {"egress_bytes_per_s": 5_000}
+    cluster["listeners"][0]["caps"] = {"ingress_bytes_per_s": 700}
+    path.write_text(json.dumps(config))
+    told = "  all listeners, egress: 5000 bytes/s\n  listener plain, ingress: 700 bytes/s\n"
+    assert explain(path)[1].endswith(f"beyond which reading waits and nobody is throttled:\n{told}")
+    unknown = {"waits": None, "waited_ms": None, "waiting": None}
+    assert json.loads(explain(path, "--json")[1])["caps"] == [
+        {"listener": "", "direction": "egress", "limit": 5_000, **unknown},
+        {"listener": "plain", "direction": "ingress", "limit": 700, **unknown},
+    ]
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -147,6 +163,10 @@ async def proxy(path):
         origin=Origin("main", "file", {}),
         node_ids=lambda: [2],
         standing_of=lambda address, shadow: AddressStanding(address, 3, 4, None),
+        cap_totals=lambda: [
+            CapTotals("main", "", "ingress", 1_000_000, 5, 2, 1_500, 1),
+            CapTotals("main", "plain", "egress", None, 5, 2, 1_500, 0),
+        ],
     )
     async with Serving(path, AdminApi([cluster], clock)) as api:
         yield api
@@ -186,7 +206,11 @@ async def test_a_running_proxy_tells_what_it_measures(path, proxy):
         "  measured together: client-id=etl of all users, at each node by itself\n"
         "  node 2: 150.0 bytes/s used, 1 throttle, 11.4 s in all\n"
     )
-    assert out.endswith("\n\nthrottled by node 2 itself at 2023-11-14T22:13:20.000Z for 0.2 s\n")
+    assert out.endswith(
+        "\n\nbytes/s of all clients together, beyond which reading waits and nobody is throttled:\n"
+        "  all listeners, ingress: 1000000 bytes/s; 2 reads have waited, 1.5 s in all, 1 wait now\n"
+        "\nthrottled by node 2 itself at 2023-11-14T22:13:20.000Z for 0.2 s\n"
+    )
 
 
 async def test_its_json_is_passed_on(path, proxy):
@@ -259,6 +283,7 @@ async def test_a_token_bucket_is_told_by_what_is_left_in_it(path):
         quotas=quotas,
         origin=Origin("main", "file", {}),
         node_ids=lambda: [1, 2],
+        cap_totals=lambda: [],
     )
     async with Serving(path, AdminApi([cluster], clock)):
         _, out, _ = await asyncio.to_thread(explain, path, "--user", "alice")
