@@ -60,8 +60,6 @@ class Visit:
         self.refused = refused
         self.address = ""
         self.place: Place | None = None
-        self.over = False
-        """It is open, or was refused: exactly one of the two."""
 
 
 class _Clock:
@@ -221,8 +219,7 @@ class _Listener:
         if not self._acceptor.demands_sasl and not self._door.admission.user_became(visit.place, ANONYMOUS):
             self._refuse(visit, CloseReason.TOO_MANY_OF_USER)
             return
-        require(not visit.over, "one comes in twice")
-        visit.over = True
+        self._acceptor.end(visit)
         visit.opened(visit.place)
 
     def _carry_on(self, what: Next[Any]) -> None:
@@ -243,8 +240,7 @@ class _Listener:
         self._refuse(visit, reason)
 
     def _refuse(self, visit: Visit, reason: CloseReason) -> None:
-        require(not visit.over, "one is refused twice")
-        visit.over = True
+        self._acceptor.end(visit)
         if visit.place is not None:
             self._door.left(visit.place)
             visit.place = None
@@ -268,6 +264,8 @@ class Acceptor:
         self.events = events
         self.demands_sasl = demands_sasl
         self.refused: dict[str, int] = {}
+        self.on_the_way: set[Visit] = set()
+        """Clients that have connected, and have neither come in nor been refused."""
         self.closed = False
         self._early = early
         now_ms = events.now_ms
@@ -291,7 +289,7 @@ class Acceptor:
         """These are the limits from now on."""
         self.judge.take_up(plan, self.events.now_ms)
         admission = self.judge.sound
-        limits = AddressLimits(plan.rate, plan.count, dict(plan.rates), dict(plan.counts))
+        limits = AddressLimits(plan.rate, plan.count, dict(plan.rates), dict(plan.counts), plan.shadow_rate)
         admission.quotas.set_address_limits(VIRTUAL_CLUSTER, limits)
         counts = dict(plan.user_counts)
         rules = ClusterRules(
@@ -310,10 +308,27 @@ class Acceptor:
     def connect(self, listener: int, visit: Visit) -> None:
         """A client connects; nobody is there any more once all is closed."""
         if self.closed:
-            visit.over = True
             visit.refused(CloseReason.SHUTDOWN)
         else:
+            self.on_the_way.add(visit)
             self.listeners[listener].connect(visit)
+
+    def end(self, visit: Visit) -> None:
+        """It comes in, or is refused: exactly one of the two, once."""
+        require(visit in self.on_the_way, "one comes in, or is refused, twice")
+        self.on_the_way.discard(visit)
+
+    def check_rest(self) -> None:
+        """Nothing is left to happen: only who stands behind one that waits for a slot is still on its way."""
+        self.judge.check_rest()
+        waiting = 0
+        for listener in self.listeners:
+            waits = self.judge.waits(listener.key)
+            require(
+                waits or not listener.backlog, f"{len(listener.backlog)} are not accepted at {listener.key.listener}"
+            )
+            waiting += waits + len(listener.backlog)
+        require(len(self.on_the_way) == waiting, f"{len(self.on_the_way)} are on their way, {waiting} is right")
 
     def note_refused(self, key: ListenerKey, visit: Any, reason: CloseReason) -> None:
         self.refused[reason.value] = self.refused.get(reason.value, 0) + 1
@@ -323,11 +338,13 @@ class Acceptor:
         """Accept no more, and close all that are on their way in."""
         self.closed = True
         for listener in self.listeners:
+            self.on_the_way.difference_update(listener.backlog)
             listener.backlog.clear()
             listener.headers.stop()
             listener.handshakes.stop()
         self.door.empty()
         self.door.tell_ended_refusals()
+        require(not self.on_the_way, f"{len(self.on_the_way)} are on their way though all is closed")
 
 
 class Storm:

@@ -372,6 +372,10 @@ class DoorJudge:
 
     # ------------------------------------------------------------------------ at rest
 
+    def waits(self, key: ListenerKey) -> bool:
+        """Whether one waits at this listener."""
+        return key in self._waiting
+
     def check_rest(self) -> None:
         """Nothing is left to happen: nobody is held, and who waits has no slot."""
         require(not self._held, f"{len(self._held)} are held for ever")

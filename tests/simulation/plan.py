@@ -244,9 +244,9 @@ class DoorPlan:
     """Who may connect: rates and counts of the instance, of each of two listeners, of an address (some have their own),
     and counts of a user.
 
-    Addresses that come too fast are held, `max_held_of_ip` each and `max_held` in all, and closed, or with `waits`
-    queue. `headers` and `handshakes` say which listeners want PROXY headers and speak TLS; `most_` of them are waited
-    for at a time, and for `_ms` at most.
+    Nobody feels the `shadow_rate`. Addresses that come too fast are held, `max_held_of_ip` each and `max_held` in all,
+    and closed, or with `waits` queue. `headers` and `handshakes` say which listeners want PROXY headers and speak TLS;
+    `most_` of them are waited for at a time, and for `_ms` at most.
     """
 
     instance_rate: float = NO_LIMIT
@@ -255,6 +255,7 @@ class DoorPlan:
     listener_counts: tuple[int, int] = (NO_LIMIT, NO_LIMIT)
     rate: float = NO_LIMIT
     rates: tuple[tuple[str, float], ...] = ()
+    shadow_rate: float = NO_LIMIT
     count: int = NO_LIMIT
     counts: tuple[tuple[str, int], ...] = ()
     user_count: int = NO_LIMIT

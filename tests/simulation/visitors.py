@@ -107,6 +107,7 @@ def _door(rng: Random) -> DoorPlan:
         door.user_count = rng.choice((1, 2, 5))
         door.user_counts = ((rng.choice((*_USERS, "ANONYMOUS")), rng.choice((0, 1, 3))),)
     door.waits = rng.random() < 0.5
+    door.shadow_rate = rng.choice((NO_LIMIT, 0.5, 5.0))
     door.max_held_of_ip = rng.choice((200, 200, 3, 20, 0))
     door.max_held = rng.choice((2000, 2000, 10, 50, 0))
     if rng.random() < 0.25:

@@ -402,7 +402,7 @@ class _World:
         self._until_rest()
         for party in self.parties:
             party.check_rest()
-        self.acceptor.judge.check_rest()
+        self.acceptor.check_rest()
         self.acceptor.close()
         for party in self.parties:
             if party.is_open:
