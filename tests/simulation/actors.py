@@ -179,6 +179,7 @@ class Node:
         self._flush_ms = plan.flush_ms
         self._left = 0
         self._taken: Taken | None = None
+        self._in_exchange = False
         self._answer_ms = 0
         self._ready: list[wire.Answer] = []
         self._flushing = False
@@ -214,6 +215,8 @@ class Node:
             self._hang_up()
             return
         plan = request.enquiry if taken.enquiry else request.answer
+        if taken.enquiry and taken.head.api_key == wire.API_VERSIONS:
+            plan = replace(plan, kind="right")
         if plan.kind == "close":
             self._hang_up()
             return
@@ -240,10 +243,14 @@ class Node:
     def _answer_to(self, taken: Taken, frame: bytes, request: RequestPlan, plan: AnswerPlan) -> wire.Answer:
         """The answer to a request. What it wants done to topics is done when it is here whole."""
         head = taken.head
+        if taken.enquiry and head.api_key == wire.API_VERSIONS:
+            return wire.proof_answer(head, through=not self._in_exchange)
         if taken.enquiry:
             told = self._cluster.told(topics.read_enquiry(frame, head.version))
             return wire.answer(head, plan, self._around, topics.metadata_body(head.version, told, plan))
         if request.token is not None:
+            ongoing = request.token.outcome in ("begun", "ongoing", "unproven")
+            self._in_exchange = ongoing and not request.token.over
             return wire.token_answer(head, request.token.answer, self._around)
         if not head.about_topics:
             return wire.answer(head, plan, self._around)

@@ -12,13 +12,15 @@ _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
 _SCRAM = "SCRAM-SHA-256"
 _SERVER_FIRST, _PROOF, _SERVER_FINAL = b"r=nonce,s=c2FsdA==,i=4096", b"c=biws,r=nonce,p=cHJvb2Y=", b"v=c2ln"
 _REJECTED = b'{"status":"invalid_token"}'
-MECHANISMS = ("PLAIN", _SCRAM, "OAUTHBEARER")
+_GSSAPI = "GSSAPI"
+MECHANISMS = ("PLAIN", _SCRAM, "OAUTHBEARER", _GSSAPI)
 
 
 @dataclass(slots=True)
 class Login:
     """Who logs in how: with `bare` tokens or in requests of this `version`; `fails` says what goes wrong, if it does:
-    the `password`, the `mechanism`, or the whole `state`. After a failure the node hangs up, or does not.
+    the `password`, the `mechanism`, or the whole `state`. After a failure the node hangs up, or does not. A client of
+    GSSAPI that is `rude` stops half-way.
     """
 
     user: str
@@ -27,6 +29,7 @@ class Login:
     bare: bool = False
     fails: str = ""
     hangs_up: bool = True
+    rude: bool = False
 
     def requests(self, correlation_id: int) -> list[RequestPlan]:
         """The frames, in order. Each is to be answered before the next one is sent."""
@@ -42,6 +45,7 @@ class Login:
                     request.answer = AnswerPlan("close")
             else:
                 request.token = self._framed(data, answer, outcome)
+                request.token.over = number == 2
             frames.append(request)
         return frames
 
@@ -64,6 +68,11 @@ class Login:
         if self.mechanism == _SCRAM:
             first = (scram_first(user), _SERVER_FIRST, "ongoing")
             return [first, (_PROOF, b"" if fails else _SERVER_FINAL, last)]
+        if self.mechanism == _GSSAPI:
+            challenged = (b"\x60token", b"challenge", "unproven")
+            if self.rude:
+                return [challenged]
+            return [challenged, (b"\x05token", b"" if fails else b"last word", "failed" if fails else "unproven")]
         if self.mechanism == "OAUTHBEARER":
             initial = oauthbearer(jwt({"sub": user}))
             return [(initial, _REJECTED, "ongoing"), (b"\1", b"", last)] if fails else [(initial, b"", last)]
@@ -76,7 +85,8 @@ class Login:
         told = pack(">h", error) + wire.text(b"no" if error else None, flexible) + _bytes(answer, flexible) + lifetime
         end = b"\0" if flexible else b""
         hangs_up = self.hangs_up and outcome == "failed"
-        return TokenPlan(_bytes(token, flexible) + end, told + end, outcome, self.user, hangs_up=hangs_up)
+        user = f"?{_GSSAPI}" if self.mechanism == _GSSAPI else self.user
+        return TokenPlan(_bytes(token, flexible) + end, told + end, outcome, user, hangs_up=hangs_up)
 
 
 def _bytes(value: bytes, compact: bool) -> bytes:

@@ -123,6 +123,10 @@ class Model:
         self._unproven = plan.demands_sasl
         self._bare = False
         self._exchanging = False
+        self._may_be_over = False
+        self._has_logged_in = False
+        self._claimed = ""
+        self._proof = False
         self._login_failed = False
         self._sasl_out_of_place = False
         self._decided: Decided | None = None
@@ -217,6 +221,8 @@ class Model:
             self._decided = Decided(now_ms, answer=verdict.answer)
         elif ask.kind is AskKind.SASL and ask.side is NODE:
             self._note_exchange(ask)
+        elif ask.kind is AskKind.SASL and not ask.frame:
+            self._note_proof(ask)
         elif ask.kind is AskKind.SASL:
             require(self._requests.startswith(ask.frame), f"asks about {ask.frame[:30]!r}, which is not next")
             self._decided = Decided(now_ms, frame=ask.frame)
@@ -234,22 +240,47 @@ class Model:
         assert plan is not None
         assert plan.token is not None
         outcome = plan.token.outcome
+        if outcome == "unproven" and not self._exchanging:
+            outcome = "ongoing"
+        if outcome == "out_of_place" and self._may_be_over and not self._has_logged_in:
+            return
         if outcome == "out_of_place" and self._unproven:
             outcome = "failed"
         elif outcome == "succeeded" and not self._exchanging:
             outcome = "ongoing"
         if outcome not in ("ongoing", "out_of_place"):
-            self._exchanging = outcome in ("begun", "tokens")
+            self._exchanging = outcome in ("begun", "tokens", "unproven")
+        if outcome != "ongoing":
+            self._may_be_over = outcome == "unproven"
         self._login_failed = outcome == "failed"
         self._sasl_out_of_place = outcome == "out_of_place"
         self._counts.logins_failed += self._login_failed
         if outcome == "tokens":
             self._bare = True
         elif outcome == "succeeded":
-            self._bare = self._unproven = False
-            self.user = plan.token.user
-            self._bound.clear()
-            self._counts.logins += 1
+            self._log_in(plan.token.user)
+        elif outcome == "unproven":
+            self._claimed = plan.token.user
+
+    def _log_in(self, user: str) -> None:
+        self._bare = self._unproven = self._may_be_over = False
+        self._has_logged_in = True
+        self.user = user
+        self._bound.clear()
+        self._counts.logins += 1
+
+    def _note_proof(self, ask: Ask) -> None:
+        """A request comes behind an exchange that may be over: a request of our own shows whether it is."""
+        require(self._may_be_over and not self._has_logged_in, "asks for a proof though nothing is to be proven")
+        if not ask.enquired:
+            self._to_enquire = [wire.PROOF_ASKED]
+        elif self._proof:
+            self._login_failed = self._sasl_out_of_place = False
+            self._log_in(self._claimed)
+        else:
+            self._may_be_over = self._exchanging = self._sasl_out_of_place = False
+            self._login_failed = True
+            self._counts.logins_failed += 1
 
     def errand_done(self, ask: Ask, verdict: Verdict) -> None:
         """What was to be written for a request is written, or not."""
@@ -391,7 +422,10 @@ class Model:
     def _asked(self, ask: Ask, now_ms: int) -> None:
         self._take_own(now_ms)
         self._take_enquired()
-        if ask.kind is AskKind.MUTATION and ask.side is CLIENT:
+        proof = ask.kind is AskKind.SASL and not ask.frame
+        if ask.side is CLIENT and ask.kind is not AskKind.SASL:
+            self._may_be_over = False
+        if (ask.kind is AskKind.MUTATION or proof) and ask.side is CLIENT:
             require(not self._enquiring, "asks before all is enquired")
             require(ask.enquired == tuple(self._enquired), "asks with other answers than were enquired")
             self._enquired.clear()
@@ -421,10 +455,16 @@ class Model:
         if self._bare:
             return wire.judge_token(self._requests)
         head = wire.judge(self._requests, self._plan.max_frame_bytes, self._plan.withholds)
-        if self._unproven and isinstance(head, wire.Head) and not (head.is_sasl or head.api_key == wire.API_VERSIONS):
+        may_pass = not isinstance(head, wire.Head) or head.is_sasl or head.api_key == wire.API_VERSIONS
+        if self._unproven and not may_pass and not self._must_prove:
             return wire.Bad("not_authenticated", late=True)
         large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > MOST_ASKED_BYTES
         return wire.Bad("request_too_large") if large and self._is_asked(head) else head
+
+    @property
+    def _must_prove(self) -> bool:
+        """Whether it has to be shown that an exchange is over before a request passes."""
+        return self._may_be_over and not self._has_logged_in
 
     def _is_asked(self, head: wire.Head) -> bool | None:
         """Whether a request is asked about whole; None if that depends on what a full table has room for."""
@@ -522,6 +562,7 @@ class Model:
             self._enquiring -= 1
             self._enquired.append(answer.frame)
             self._told += answer.told
+            self._proof = answer.proves
             self._told_nonsense |= nonsense
 
     @property
@@ -566,6 +607,8 @@ class Model:
         if self._decided is not None:
             self._take_decided(head, now_ms)
             return
+        require(not self._must_prove, f"{head} passes though nobody knows who the client is")
+        self._may_be_over = False
         require(self._is_asked(head) is not True, f"{head} went to the node unasked")
         self._enquired.clear()
         self._told.clear()
@@ -1067,7 +1110,7 @@ class Model:
         by_node = reason in ("node_closed", "node_lost")
         if not by_node and reason not in ("client_closed", "client_lost"):
             return reason
-        refused = by_node and self._bare and bool(self._in_flight)
+        refused = by_node and (self._bare or self._may_be_over) and bool(self._in_flight)
         return "authentication_failed" if self._login_failed or refused else reason
 
     def _reasons_to_close(self) -> set[str]:

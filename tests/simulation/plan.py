@@ -69,8 +69,9 @@ class FilterPlan:
 class TokenPlan:
     """What a frame of an authentication holds behind its header (a `bare` one: behind its length), and the answer.
 
-    `outcome` is what the answer means: begun, tokens, ongoing, succeeded, failed or out_of_place. After a success the
-    client is this `user`. A node that `hangs_up` closes behind its answer.
+    `outcome` is what the answer means: begun, tokens, ongoing, unproven, succeeded, failed or out_of_place. After a
+    success the client is this `user`; with an unproven one the node knows whether it is `over`. A node that `hangs_up`
+    closes behind its answer.
     """
 
     data: bytes
@@ -79,6 +80,7 @@ class TokenPlan:
     user: str = ""
     bare: bool = False
     hangs_up: bool = False
+    over: bool = False
 
 
 @dataclass(slots=True)

@@ -220,6 +220,8 @@ def _login(rng: Random, user: str, demanded: bool) -> Login:
         login.fails = "mechanism"
     elif kind < 0.3 and not demanded:
         login.fails = "state"
+    login.bare &= login.mechanism != "GSSAPI"
+    login.rude = rng.random() < 0.3
     login.hangs_up = rng.random() < (0.6 if demanded else 0.4)
     return login
 

@@ -90,6 +90,10 @@ def is_known(api_key: int, version: int) -> bool:
     return api is not None and api.min_version <= version <= api.max_version
 
 
+PROOF_ASKED = framed(pack(">hhi", API_VERSIONS, 0, -0x6B74) + text(b"kafka-throttle", False))
+"""What the proxy asks a node to see whether an exchange is over."""
+
+
 # --------------------------------------------------------------------- requests
 
 
@@ -344,7 +348,7 @@ class Answer:
     `throttle_at` is where throttle_time_ms stands in `for_client` (-1: nowhere), `charged_bytes` what a Fetch counts.
     `reason` is why the connection must end instead, after at most `passable` bytes; `ending` what the node does then.
     `array` is where the results of an answer about topics stand in `frame`, `told` what Metadata says of topics: name,
-    id, partitions. `results` are what became of each topic.
+    id, partitions. `results` are what became of each topic. It `proves` that the client is through its authentication.
     """
 
     frame: bytes
@@ -359,6 +363,7 @@ class Answer:
     results: "tuple[Result, ...]" = ()
     array: tuple[int, int] = (-1, -1)
     told: Told = ()
+    proves: bool = False
 
     @property
     def can_be_framed(self) -> bool:
@@ -416,6 +421,13 @@ def token_answer(head: Head, token: bytes, around: Surroundings) -> Answer:
     if head.bare:
         return Answer(framed(token), framed(token))
     return _right_answer(head, AnswerPlan(), around, Body(token, token, -1))
+
+
+def proof_answer(head: Head, through: bool) -> Answer:
+    """The answer to ApiVersions v0: an offer to who is through, an illegal state in an exchange."""
+    offer = pack(">hihhh", 0, 1, PRODUCE, 0, 9) if through else pack(">hi", 34, 0)
+    frame = framed(pack(">i", head.correlation_id) + offer)
+    return Answer(frame, frame, proves=through)
 
 
 def extra_answer() -> Answer:
