@@ -69,6 +69,11 @@ def set_level(level: str) -> None:
         logging.getLogger(name).setLevel(logging.INFO if _threshold == logging.DEBUG else logging.NOTSET)
 
 
+def is_told(level: str) -> bool:
+    """Whether the log takes what is no graver than "debug", "info", "warning" or "error"."""
+    return structlog.processors.NAME_TO_LEVEL[level] >= _threshold
+
+
 def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:
     """`text` fit to be shown: whatever is not printable as an escape, at most `limit` characters."""
     if len(text) <= limit and text.isprintable():

@@ -139,7 +139,7 @@ class VirtualCluster:
                 poller,
                 clock,
                 may_open,
-                lambda *labels: metrics.connections_closed.labels(*labels).inc(),
+                lambda *labels: metrics.connections_closed.labels(*labels).inc,
                 self.caps,
                 door,
             )
@@ -276,6 +276,8 @@ class Service:
         self._config_path = config_path
         self._tasks: list[asyncio.Task[None]] = []
         self._max_sockets = config.limits.max_connections
+        self._room = 0
+        """So many more there is room for at least: sockets are opened where that is asked, one each time."""
         self._bound = False
         self._stopping = False
         self._stop_asked = asyncio.Event()
@@ -299,7 +301,10 @@ class Service:
 
     def may_open(self) -> bool:
         """Whether one more client connection is within the limit of this process."""
-        return self._open_sockets() < self._max_sockets
+        if self._room <= 0:
+            self._room = self._max_sockets - self._open_sockets()
+        self._room -= 1
+        return self._room >= 0
 
     def _open_sockets(self) -> int:
         return sum(listener.open_sockets for listener in self._listeners())
@@ -531,6 +536,7 @@ class Service:
         wanted = self.config.limits.max_connections
         ports = sum(len(_ports(listener)) for cluster in self.config.virtual_clusters for listener in cluster.listeners)
         self._max_sockets = clients_within_descriptors(wanted, ports)
+        self._room = 0
         self.door.set_limits(limits_of(self.config.connections), self.config.limits.max_held_connections)
         for listener in self._listeners():
             listener.set_limits(self.config.limits)

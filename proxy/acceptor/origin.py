@@ -65,7 +65,7 @@ class Origin:
         ip = ip_address(peer)
         return any(ip in network for network in self.trusted)
 
-    async def _header(self, sock: socket.socket) -> ProxyHeader | None:
+    async def _header(self, sock: socket.SocketType) -> ProxyHeader | None:
         """The header that stands in the kernel's buffer; None if other bytes stand there and it may be missing."""
         with _watching(self.poller, sock) as events:
             while True:
@@ -110,7 +110,7 @@ class _Events:
 
 
 @contextlib.contextmanager
-def _watching(poller: Poller, sock: socket.socket) -> Iterator[_Events]:
+def _watching(poller: Poller, sock: socket.SocketType) -> Iterator[_Events]:
     """Edge-triggered: bytes that are only looked at would have epoll tell of them for ever."""
     events = _Events()
     poller.add(sock.fileno(), READABLE | select.EPOLLRDHUP | select.EPOLLET, events.note)
@@ -120,7 +120,7 @@ def _watching(poller: Poller, sock: socket.socket) -> Iterator[_Events]:
         poller.remove(sock.fileno())
 
 
-def _take(sock: socket.socket, length_bytes: int) -> None:
+def _take(sock: socket.SocketType, length_bytes: int) -> None:
     """Take a header off the stream that has been seen there."""
     while length_bytes:
         try:

@@ -7,7 +7,7 @@ address), *secure* (TLS), *open* (a relay has it). A listener goes through them;
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from socket import socket
+from socket import SocketType
 from typing import TYPE_CHECKING
 
 from protocol.proxy_header import Endpoint
@@ -40,7 +40,7 @@ class Arrival:
     socket, if it is.
     """
 
-    socket: socket
+    socket: SocketType
     port: int
     node_id: int
     address: str

@@ -6,10 +6,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from proxy.clock import Clock
-from proxy.logs import shown
+from proxy.logs import is_told, shown
 from proxy.net.episode import ThrottleEpisode
 from proxy.net.stream import READ_BYTES, Owner, Stream
 from proxy.net.tls_socket import AnySocket
@@ -61,15 +61,25 @@ class NodePaced(ConnectionError):
 
 @dataclass(slots=True)
 class NodeSocket:
-    """What connecting to a node gave: a non-blocking socket, and the round trip that the kernel saw."""
+    """What connecting to a node gave: a non-blocking socket, and the round trip that the kernel saw, if asked."""
 
     socket: AnySocket
     node_id: int
-    round_trip_us: int = 0
+    round_trip_us: int | None = None
 
 
-Connect = Callable[[], Awaitable[NodeSocket]]
-"""Connects to the node. Raises NodeUnreachable, NodeUnknown or NodePaced."""
+class Cancellable(Protocol):
+    """Something that is under way."""
+
+    def cancel(self) -> object:
+        """Have it end; it tells nothing more."""
+
+
+Reached = Callable[[NodeSocket | Exception], None]
+"""Is told what came of connecting to a node: NodeUnreachable, NodeUnknown or NodePaced, if not the socket."""
+
+Connect = Callable[[Reached], Cancellable]
+"""Connects to the node, and tells what came of it later, never at once."""
 
 RunErrand = Callable[[Errand, "FilteringBoundLogger"], Awaitable[Sequence[Exception | None]]]
 """Has the alterations of an errand written; says what became of each. It is carried on when the client is gone."""
@@ -96,7 +106,10 @@ class Connection:
         on_closed: Callable[["Connection", CloseReason], None],
         on_gone: Callable[["Connection"], None],
     ) -> None:
-        """`on_closed` is called when nothing more is carried, `on_gone` when both sockets are closed, too."""
+        """`on_closed` is called when nothing more is carried, `on_gone` when both sockets are closed, too.
+
+        Whoever is told has it aborted if that is not so after LINGER_S.
+        """
         self.relay = relay
         self.facts = facts
         self.opened_ms = clock.now_ms()
@@ -116,7 +129,7 @@ class Connection:
         self._loop = asyncio.get_running_loop()
         self._client: Stream | None = None
         self._node: Stream | None = None
-        self._connecting: asyncio.Task[None] | None = None
+        self._connecting: Cancellable | None = None
         self._errand: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Patience()
@@ -225,7 +238,7 @@ class Connection:
                 case Throttled():
                     self._note_throttle(action, now_us // 1000)
                 case OpenUpstream():
-                    self._connecting = self._loop.create_task(self._open_upstream())
+                    self._connecting = self._connect(self._reached)
                 case Close():
                     self._close(action)
 
@@ -317,9 +330,13 @@ class Connection:
 
     # ---------------------------------------------------------------- upstream
 
-    async def _open_upstream(self) -> None:
+    def _reached(self, outcome: NodeSocket | Exception) -> None:
+        self._connecting = None
         try:
-            self._node_connected(await self._connect())
+            if isinstance(outcome, NodeSocket):
+                self._node_connected(outcome)
+            else:
+                raise outcome
         except NodeUnknown as error:
             self.give_up(CloseReason.NODE_UNKNOWN, str(error))
         except NodeUnreachable as error:
@@ -335,7 +352,8 @@ class Connection:
             return
         self._node = self._open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
-        self.facts.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
+        if upstream.round_trip_us is not None:
+            self.facts.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
         self._do(lambda: self.relay.on_writable(Side.NODE, self._now_us()))
 
     # ----------------------------------------------------------------- closing
@@ -345,6 +363,17 @@ class Connection:
         self.closing = True
         self._cancel_timer()
         self._log_episode()
+        if close.reason not in ORDINARY or is_told("info"):
+            self._tell_end(close)
+        self._on_closed(self, close.reason)
+        if self._connecting is not None:
+            self._connecting.cancel()
+        for stream in (self._client, self._node):
+            if stream is not None:
+                stream.close()
+        self._leave_if_both_are_gone()
+
+    def _tell_end(self, close: Close) -> None:
         relay, login = self.relay, self.facts.login
         failed_login = _failed_login(login.failure) if close.reason is CloseReason.AUTHENTICATION_FAILED else {}
         self._level_of(close, failed_login)(
@@ -360,14 +389,6 @@ class Connection:
             throttled_ms=relay.throttled_ms,
             duration_ms=self._now_ms() - self.opened_ms,
         )
-        self._on_closed(self, close.reason)
-        if self._connecting is not None:
-            self._connecting.cancel()
-        for stream in (self._client, self._node):
-            if stream is not None:
-                stream.close()
-        self._timer = self._loop.call_later(LINGER_S, self.abort)
-        self._leave_if_both_are_gone()
 
     def _level_of(self, close: Close, failed_login: Mapping[str, str | int | None]) -> Callable[..., None]:
         """How loud an end is told: a client that makes the same mistake again and again only at DEBUG, then."""

@@ -28,7 +28,7 @@ async def beside_the_loop(work: Callable[[], Result]) -> Result:
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
-async def shake_hands(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:
+async def shake_hands(poller: Poller, sock: socket.SocketType, tls: TlsSocket) -> None:
     """Go through the handshake of `tls`, which speaks on `sock`; nobody else watches that. Raises OSError, SSLError.
 
     To whom it fails for, OpenSSL tells why, as far as the kernel takes it at once.
@@ -52,7 +52,7 @@ async def shake_hands(poller: Poller, sock: socket.socket, tls: TlsSocket) -> No
         raise
 
 
-async def _receive(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:
+async def _receive(poller: Poller, sock: socket.SocketType, tls: TlsSocket) -> None:
     while True:
         try:
             return tls.receive()
@@ -60,6 +60,6 @@ async def _receive(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:
             await poller.ready(sock.fileno(), READABLE)
 
 
-async def _send(poller: Poller, sock: socket.socket, tls: TlsSocket) -> None:
+async def _send(poller: Poller, sock: socket.SocketType, tls: TlsSocket) -> None:
     while not tls.flush():
         await poller.ready(sock.fileno(), WRITABLE)

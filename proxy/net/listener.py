@@ -5,7 +5,7 @@ import itertools
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
-from socket import SO_LINGER, SOL_SOCKET, socket
+from socket import SO_LINGER, SOL_SOCKET, SocketType, socket
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -16,6 +16,7 @@ from proxy.acceptor.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.acceptor.certificates import Certified
 from proxy.acceptor.origin import Origin, origin_stage
 from proxy.acceptor.secure import Secure, secure_stage
+from proxy.acceptor.sockets import accept
 from proxy.acceptor.stages import Arrival, GoOn, SlowStage, TurnAway
 from proxy.clock import Clock
 from proxy.config.settings import (
@@ -30,7 +31,8 @@ from proxy.config.settings import (
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.net.caps import Caps
-from proxy.net.connection import ORDINARY, Connection
+from proxy.net.connection import LINGER_S, ORDINARY, Connection
+from proxy.net.deadlines import Deadlines
 from proxy.net.door import Door, limits_of
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream
@@ -48,6 +50,7 @@ from quotas.byte_caps import Turnstile
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
 from quotas.ledger import Ledger
+from quotas.sources.source import Quotas
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -84,6 +87,11 @@ _MISTAKES = frozenset(
 )
 """Ends of connections that a client's setting may bring about again and again."""
 
+
+def _unheard(_identity: Identity) -> None:
+    """In place of who is told of a login, when the connection is closed."""
+
+
 _connection_ids = itertools.count(1)
 
 
@@ -101,7 +109,7 @@ class Listener:
         poller: Poller,
         clock: Clock,
         may_open: Callable[[], bool],
-        note_closed: Callable[[str, str, str], None],
+        count_closed: Callable[[str, str, str], Callable[[], None]],
         caps_of_cluster: Caps,
         door: Door,
     ) -> None:
@@ -110,7 +118,7 @@ class Listener:
         self.key = ListenerKey(virtual_cluster, config.name)
         self.ports = addressing(config, upstream.directory)
         self.connections: set[Connection] = set()
-        self.lingering: set[Connection] = set()
+        self.lingering = Deadlines(LINGER_S, Connection.abort)
         """Closed ones that still have a socket open."""
         self._origin = Origin(poller)
         self._origin_stage = origin_stage(self._origin)
@@ -143,7 +151,8 @@ class Listener:
         self._poller = poller
         self._clock = clock
         self._may_open = may_open
-        self._note_closed = partial(note_closed, virtual_cluster, config.name)
+        self._count_closed: dict[str, Callable[[], None]] = {}
+        self._new_count_closed = partial(count_closed, virtual_cluster, config.name)
         self.caps = Caps(clock)
         self._turnstiles = {
             Side.CLIENT: Turnstile((self.caps.ingress, caps_of_cluster.ingress)),
@@ -152,6 +161,7 @@ class Listener:
         self._sockets: list[socket] = []
         self._resting: set[socket] = set()
         self._limits = LimitsConfig()
+        self._relay_limits = RelayLimits()
         self._write_buffer_bytes = 0
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
 
@@ -159,6 +169,7 @@ class Listener:
         """Bounds for connections that come from now on."""
         self._limits = limits
         self._write_buffer_bytes = limits.write_buffer_bytes
+        self._relay_limits = self._new_relay_limits()
         self._origin_stage.timeout_ms = limits.proxy_header_timeout_ms
         self._origin_stage.most = limits.max_proxy_headers
         self._secure_stage.timeout_ms = limits.handshake_timeout_ms
@@ -169,6 +180,7 @@ class Listener:
         self._quotas = quotas
         self._throttle = throttle
         self._demands_sasl = sasl.required
+        self._relay_limits = self._new_relay_limits()
         self._sasl = SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.subject_claim)
 
     def set_origin(self, config: ListenerConfig) -> None:
@@ -230,13 +242,12 @@ class Listener:
                 self._left_alone.append((port, sock))
                 return
             try:
-                client, peer = sock.accept()
+                client, peer = accept(sock)
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:
                 self._rest(port, sock, error)
                 return
-            client.setblocking(False)
             try:
                 self._accept(port, client, peer)
             except Exception:
@@ -255,7 +266,7 @@ class Listener:
             self._resting.discard(sock)
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
 
-    def _accept(self, port: int, client: socket, peer: Sequence[Any]) -> None:
+    def _accept(self, port: int, client: SocketType, peer: Sequence[Any]) -> None:
         """Take a socket through all stages; one that has to wait for the client goes on by itself."""
         node_id = self.ports.node_of(port)
         log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}", node_id=node_id)
@@ -317,9 +328,9 @@ class Listener:
         tally.connections_open += 1
         facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
         connection = Connection(
-            Relay(self._ledger, tally, self._relay_limits()),
+            Relay(self._ledger, tally, self._relay_limits),
             facts,
-            partial(self._upstream.connect, node_id, self._first_words(arrival), place.origin),
+            partial(self._upstream.open, node_id, self._first_words(arrival), place.origin),
             partial(self._open_stream, self._write_buffer_bytes),
             self._book.run_errand,
             self._clock,
@@ -388,7 +399,7 @@ class Listener:
         self._on_the_way.add(arrival)
         stage.begin(arrival, go_on, turn_away)
 
-    def _relay_limits(self) -> RelayLimits:
+    def _new_relay_limits(self) -> RelayLimits:
         limits = self._limits
         return RelayLimits(
             limits.max_frame_bytes,
@@ -408,7 +419,7 @@ class Listener:
             node_id,
             user,
             carried,
-            lambda: self._book.quotas,
+            self._quotas_in_force,
             self._book.entities_of,
             may_alter=may_alter,
             may_describe=may_describe,
@@ -418,6 +429,9 @@ class Listener:
             rights_of=self._rights_of,
             login=Login(self._sasl),
         )
+
+    def _quotas_in_force(self) -> Quotas:
+        return self._book.quotas
 
     def _rights_of(self, user: str) -> tuple[bool, bool]:
         """Whether a user may alter, and describe, the quotas of others."""
@@ -445,9 +459,19 @@ class Listener:
         self.connections.discard(connection)
         self.lingering.add(connection)
         tally.connections_open -= 1
+        connection.facts.login.note_identity = (
+            _unheard  # it leads back here: nothing is to be left to Python's collector
+        )
         if place := self._places.pop(connection, None):
             self._door.left(place)
-        self._note_closed(reason.value)
+        self._note_closed(reason)
+
+    def _note_closed(self, reason: CloseReason) -> None:
+        name = reason.value
+        count = self._count_closed.get(name)
+        if count is None:
+            count = self._count_closed[name] = self._new_count_closed(name)
+        count()
 
     def _give_up(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
         """One is turned away before it was asked whether its address may have it."""
@@ -461,7 +485,7 @@ class Listener:
         self._let_go(arrival)
         arrival.socket.close()
         self._level_of(arrival, reason, detail)("connection_closed", reason=reason.value, detail=shown(detail))
-        self._note_closed(reason.value)
+        self._note_closed(reason)
 
     def _level_of(self, arrival: Arrival, reason: CloseReason, detail: str) -> Callable[..., None]:
         """How loud the end of one on its way in is told: the same mistake of the same address once, then at DEBUG."""
@@ -485,7 +509,7 @@ class Listener:
             arrival.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
         arrival.socket.close()
         self._door.note_refused(self.key, arrival, reason, detail)
-        self._note_closed(reason.value)
+        self._note_closed(reason)
 
     def _let_go(self, arrival: Arrival) -> None:
         self._on_the_way.discard(arrival)

@@ -24,7 +24,7 @@ class TlsSocket:
     taken can be `unsent`, until `flush` has found room for it in the kernel.
     """
 
-    def __init__(self, sock: socket.socket, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
+    def __init__(self, sock: socket.SocketType, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
         """As the client's end if there is a `server_hostname`, whose certificate is then wanted."""
         self._socket = sock
         self._incoming = ssl.MemoryBIO()
@@ -197,7 +197,7 @@ def _joined(pieces: Sequence[bytes | memoryview]) -> Iterator[bytes | memoryview
         yield b"".join(small)
 
 
-AnySocket = socket.socket | TlsSocket
+AnySocket = socket.SocketType | TlsSocket
 
 
 _PEM_LIB = 524297

@@ -20,7 +20,9 @@ from kafka.protocol.metadata import MetadataRequest
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
-from proxy.net.connection import NodePaced, NodeSocket, NodeUnknown, NodeUnreachable
+from proxy.net.connection import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
+from proxy.net.deadlines import Deadlines
+from proxy.net.dial import Dial, family_of
 from proxy.net.handshake import shake_hands
 from proxy.net.pace import Pace
 from proxy.net.poller import Poller
@@ -38,6 +40,8 @@ _IP_BIND_ADDRESS_NO_PORT = 24
 _MAX_PACES = 10_000
 _SERVERS_LOOKED_AT = 3
 _LONGEST_LOOK_S = 5.0
+_ROUND_TRIP_EVERY_US = 10_000
+"""The kernel is asked for the round trip to a node no more often."""
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
 
@@ -66,6 +70,8 @@ class Upstream:
         self._note_paced = note_paced
         self._now_us = now_us
         self._paces: dict[HostPort, Pace] = {}
+        self._dials: Deadlines[Dial] | None = None
+        self._ask_round_trip_us: dict[int, int] = {}
         self._tls: ssl.SSLContext | None = None
         self._next_source = 0
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
@@ -80,6 +86,52 @@ class Upstream:
         self._told_no_default = False
 
     # ---------------------------------------------------------------- connecting
+
+    def open(self, node_id: int, first: bytes, whose: str, reached: Reached) -> Cancellable:
+        """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more."""
+        address = self._plain_address(node_id)
+        family = None if address is None else family_of(address.host)
+        if address is None or family is None:
+            return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))
+        return self._dial(node_id, family, address, first, reached)
+
+    def _plain_address(self, node_id: int) -> HostPort | None:
+        """Where a node is, if a connection to it needs nothing but to be opened, and is not tried elsewhere, too."""
+        config = self.config
+        if self._tls is not None or config.connections_per_second is not None or config.source_addresses:
+            return None
+        if node_id != BOOTSTRAP_NODE_ID:
+            return self.directory.address(node_id)
+        servers = config.bootstrap_servers
+        return servers[0] if len(servers) == 1 else None
+
+    def _dial(self, node_id: int, family: int, address: HostPort, first: bytes, reached: Reached) -> Cancellable:
+        def told(outcome: socket.SocketType | OSError) -> None:
+            if isinstance(outcome, OSError):
+                reached(self._unreachable(node_id, address, outcome.strerror or str(outcome)))
+                return
+            node = self.directory.node_at(address) if node_id == BOOTSTRAP_NODE_ID else node_id
+            reached(NodeSocket(outcome, node, self._round_trip_us(outcome, node)))
+
+        if self._dials is None:
+            self._dials = Deadlines(self.config.connect_timeout_ms / 1000, self._give_up_dialling)
+        dial = Dial(self._poller, self._dials, first, told)
+        try:
+            dial.begin(family, address)
+        except OSError as error:
+            return asyncio.get_running_loop().call_soon(dial.fail, error)
+        return dial
+
+    def _give_up_dialling(self, dial: Dial) -> None:
+        dial.fail(TimeoutError(None, f"no connection within {self.config.connect_timeout_ms} ms"))
+
+    async def _connect_and_tell(self, node_id: int, first: bytes, whose: str, reached: Reached) -> None:
+        outcome: NodeSocket | Exception
+        try:
+            outcome = await self.connect(node_id, first, whose)
+        except Exception as error:
+            outcome = error
+        reached(outcome)
 
     async def connect(self, node_id: int, first: bytes = b"", whose: str = "") -> NodeSocket:
         """A connection to a node; for BOOTSTRAP_NODE_ID to the first bootstrap server that takes one.
@@ -116,7 +168,7 @@ class Upstream:
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
                 sock = await _connected(self._poller, address, self._sources_in_turn(), first)
-                round_trip = round_trip_us(sock)
+                round_trip = self._round_trip_us(sock, node_id)
                 secured = sock if self._tls is None else await self._secured(self._tls, sock, address)
                 return NodeSocket(secured, node_id, round_trip)
         except TimeoutError:
@@ -127,9 +179,23 @@ class Upstream:
             problem = f"TLS: {why_tls_failed(error)}"
         except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA refuses
             problem = getattr(error, "strerror", None) or str(error)
+        raise self._unreachable(node_id, address, problem, reason)
+
+    def _unreachable(
+        self, node_id: int, address: HostPort, problem: str, reason: CloseReason = CloseReason.NODE_UNREACHABLE
+    ) -> NodeUnreachable:
+        """Count it, and have the cluster looked at: perhaps the node has moved."""
         self._note_connect_failure(node_id)
         self._asked.set()
-        raise NodeUnreachable(f"{address}: {problem}", reason)
+        return NodeUnreachable(f"{address}: {problem}", reason)
+
+    def _round_trip_us(self, sock: socket.SocketType, node_id: int) -> int | None:
+        """What the kernel knows of the way to a node; None where that was asked just now."""
+        now_us = self._now_us()
+        if now_us < self._ask_round_trip_us.get(node_id, now_us):
+            return None
+        self._ask_round_trip_us[node_id] = now_us + _ROUND_TRIP_EVERY_US
+        return round_trip_us(sock)
 
     async def _secured(self, context: ssl.SSLContext, sock: socket.socket, address: HostPort) -> TlsSocket:
         try:
@@ -247,6 +313,8 @@ class Upstream:
 
     def reconfigure(self, config: UpstreamConfig) -> None:
         """Take up changed bootstrap servers, times, and ways to connect."""
+        if config.connect_timeout_ms != self.config.connect_timeout_ms:
+            self._dials = None
         self.config = config
         for pace in self._paces.values():
             pace.set_rate(config.connections_per_second)
@@ -402,7 +470,7 @@ def _num_partitions(admin: KafkaAdminClient, brokers: list[dict[str, Any]]) -> i
     return None
 
 
-def round_trip_us(sock: socket.socket) -> int:
+def round_trip_us(sock: socket.SocketType) -> int:
     """The least time in microseconds that a packet and its acknowledgement took, as the kernel saw it."""
     found: int = unpack_from("=I", sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256), _MIN_RTT_AT)[0]
     return found

@@ -188,7 +188,7 @@ class Close:
 Action = Send | Ask | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
 class Verdict:
     """The answer to an Ask: forward (with splices in the frame's own offsets), answer, or close.
 

@@ -68,6 +68,28 @@ class _StreamedAnswer:
 class AnswerSide(Carriage):
     """From the node to the client."""
 
+    __slots__ = (
+        "_answer_left",
+        "_answer_ticket",
+        "_answered_until_ms",
+        "_answers",
+        "_collecting",
+        "_held_answer",
+        "_held_ms",
+        "_held_since_ms",
+        "_held_until_ms",
+        "_held_verdict",
+        "_instead",
+        "_loans",
+        "_max_answer_bytes",
+        "_node_paused",
+        "_quick_bytes",
+        "_slow_us",
+        "_streamed",
+        "_to_collect",
+        "_to_drop",
+    )
+
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         super().__init__(ledger, tally, limits)
         self._loans = Loans(ledger.sensors)

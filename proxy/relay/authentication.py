@@ -7,7 +7,8 @@ from protocol.errors import MalformedMessage
 from protocol.requests import MAX_ASKED_BYTES
 from protocol.sasl import SASL_APIS
 from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Exchange, RelayLimits, Side
-from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Carriage
+from proxy.relay.answer_side import AnswerSide
+from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED
 from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
 from proxy.relay.request import Refusal, Request, read_request
 from proxy.relay.tally import Tally
@@ -22,8 +23,23 @@ BEHIND_AN_EXCHANGE: Final = b""
 """The frame of an Ask: a request comes behind an exchange whose end the node did not tell."""
 
 
-class Authentication(Carriage):
-    """The part of a request side that knows where the client stands with SASL."""
+class Authentication(AnswerSide):
+    """The part of a request side that knows where the client stands with SASL.
+
+    It stands on the answer side, not beside it: classes with slots make one line, and a relay has sixty of them.
+    """
+
+    __slots__ = (
+        "_bare",
+        "_bindings",
+        "_exchange",
+        "_max_frame_bytes",
+        "_out_of_place",
+        "_refused",
+        "_request_ticket",
+        "_succeeded",
+        "_unproven",
+    )
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         super().__init__(ledger, tally, limits)

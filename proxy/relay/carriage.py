@@ -30,6 +30,31 @@ NO_TICKET: Final = -1
 class Carriage:
     """The state of a relay that its request side and its answer side both work on."""
 
+    __slots__ = (
+        "_charge",
+        "_charge_unthrottled",
+        "_client_blocked",
+        "_delays",
+        "_enquired",
+        "_in_flight",
+        "_ledger",
+        "_max_in_flight",
+        "_mute",
+        "_muted_until_ms",
+        "_now_us",
+        "_shadows",
+        "_tally",
+        "_ticket",
+        "_times",
+        "_waiting",
+        "_withholds",
+        "answer_bytes",
+        "answers",
+        "request_bytes",
+        "requests",
+        "throttled_ms",
+    )
+
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         self._ledger = ledger
         self._charge: Callable[[int, float, int], int] = ledger.sensors.charge

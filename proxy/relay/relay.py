@@ -11,7 +11,6 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
-from proxy.relay.answer_side import AnswerSide
 from proxy.relay.carriage import ASKING, NO_TICKET, THROTTLED, UNCONNECTED
 from proxy.relay.patience import Awaited
 from proxy.relay.recognise import looks_like
@@ -27,13 +26,18 @@ _ENDS = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST, CloseReason.C
 _NOBODY_LISTENS = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
 
 
-class Relay(RequestSide, AnswerSide):
+class Relay(RequestSide):
     """One client connection with its upstream connection. Does no I/O and reads no clock.
 
     Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order; after a
     Close it returns nothing.
     Requests and answers keep their order, and a frame that is not understood is not sent on.
     """
+
+    __slots__ = (
+        "_client_eof",
+        "_closed",
+    )
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         super().__init__(ledger, tally, limits)

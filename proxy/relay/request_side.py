@@ -50,6 +50,23 @@ _MAX_BINDINGS = 64
 class RequestSide(Authentication):
     """From the client to the node."""
 
+    __slots__ = (
+        "_asked_client_id",
+        "_buckets",
+        "_client_paused",
+        "_decided",
+        "_decided_ms",
+        "_enquiries",
+        "_fetched_from",
+        "_likeness",
+        "_node_blocked",
+        "_opening",
+        "_read_before",
+        "_request_left",
+        "_requests",
+        "_timed",
+    )
+
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
         super().__init__(ledger, tally, limits)
         self._buckets = ledger.buckets
@@ -65,6 +82,7 @@ class RequestSide(Authentication):
         self._enquiries = 0
         self._decided: Verdict | None = None
         self._decided_ms = 0
+        self._read_before: Request | None = None
 
     def _take_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
         """Send on all that may be sent: whole frames, and what is here of a frame whose decisive fields are.
@@ -78,6 +96,7 @@ class RequestSide(Authentication):
         quick = True
         pieces: list[Piece] = []
         after: list[Action] = []
+        read_before, self._read_before = self._read_before, None
         try:
             while True:
                 if self._request_left:
@@ -92,6 +111,8 @@ class RequestSide(Authentication):
                         break
                 if self._bare:
                     request = self._read_next(buf, at, end)
+                elif read_before is not None and not at:
+                    request = read_before
                 else:
                     request = read_request(buf, at, end, self._max_frame_bytes)
                 if request is None:
@@ -106,6 +127,7 @@ class RequestSide(Authentication):
                     continue
                 if self._mute & UNCONNECTED:
                     self._open_upstream(after)
+                    self._keep(request, at)
                     break
                 if self._mute and request.plan.asked is not AskKind.SASL:
                     break
@@ -129,6 +151,7 @@ class RequestSide(Authentication):
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
                     self._ask_for_binding(request, after)
+                    self._keep(request, at)
                     break
                 request.binding = binding if request.plan.charged else None
                 if request.plan.asked is not None:
@@ -154,6 +177,12 @@ class RequestSide(Authentication):
         finally:
             self._requests = send_through(actions, _NODE, pieces, buf, run, at)
             actions += after
+
+    def _keep(self, request: Request, at: int) -> None:
+        """What was read at `at` will stand at the beginning, and need not be read again."""
+        request.body_at -= at
+        request.decided_at -= at
+        self._read_before = request
 
     def _take_uncharged(self, request: Request) -> None:
         """Count a request that is being sent on, and no more."""

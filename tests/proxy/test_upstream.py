@@ -160,3 +160,83 @@ def refuse_plain(server, context):
             with server.accept()[0] as sock, contextlib.suppress(OSError):
                 sock.settimeout(PATIENCE_S)
                 context.wrap_socket(sock, server_side=True).close()
+
+
+class Asker:
+    """Who has a connection opened without waiting for it."""
+
+    def __init__(self):
+        self.outcome = asyncio.get_running_loop().create_future()
+
+    async def told(self):
+        return await asyncio.wait_for(self.outcome, PATIENCE_S)
+
+
+def open_(node, node_id=1, first=b""):
+    asker = Asker()
+    return asker, node.upstream.open(node_id, first, "", asker.outcome.set_result)
+
+
+@pytest.mark.parametrize("settings", [{}, {"source_addresses": ["127.0.0.1"]}, {"connections_per_second": 1000}])
+@pytest.mark.parametrize("node_id", [1, BOOTSTRAP_NODE_ID])
+async def test_an_address_by_number_is_connected_to_with_a_task_or_without(node, settings, node_id):
+    node.upstream.reconfigure(node.config(**settings))
+    asker, _ = open_(node, node_id, first=b"PROXY")
+    connected = await asker.told()
+    accepted, peer = node.server.accept()
+    with accepted:
+        assert connected.socket.getsockname() == peer
+        assert connected.node_id == 1
+        assert (connected.socket.getblocking(), connected.round_trip_us is not None) == (False, True)
+        assert connected.socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert accepted.recv(100) == b"PROXY"
+        connected.socket.close()
+
+
+async def test_a_name_is_connected_to(node):
+    node.upstream.directory.learn(7, "localhost", node.port)
+    asker, _ = open_(node, 7)
+    assert (await asker.told()).node_id == 7
+
+
+@pytest.mark.parametrize("node_id", [1, BOOTSTRAP_NODE_ID])
+async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
+    node.server.close()
+    asker, _ = open_(node, node_id)
+    assert not asker.outcome.done()
+    refused = await asker.told()
+    assert isinstance(refused, NodeUnreachable)
+    assert str(refused) == f"127.0.0.1:{node.port}: Connection refused"
+    assert node.failed == [node_id]
+
+
+async def test_an_address_that_cannot_even_be_tried_is_told_later(node):
+    node.upstream.directory.learn(7, "255.255.255.255", 1)
+    asker, _ = open_(node, 7)
+    assert not asker.outcome.done()
+    assert isinstance(await asker.told(), NodeUnreachable)
+
+
+async def test_a_node_that_does_not_answer_is_given_up_in_time_and_who_is_not_wanted_is_dropped(node):
+    with contextlib.ExitStack() as stack:
+        deaf = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # its backlog is full: nobody answers further ones
+            client = stack.enter_context(socket.socket())
+            client.setblocking(False)
+            client.connect_ex(deaf.getsockname())
+        node.upstream.directory.learn(7, *deaf.getsockname())
+        node.upstream.reconfigure(node.config(connect_timeout_ms=100))
+        asker, _ = open_(node, 7)
+        unwanted, under_way = open_(node, 7)
+        under_way.cancel()
+        assert str(await asker.told()) == f"127.0.0.1:{deaf.getsockname()[1]}: no connection within 100 ms"
+        assert not unwanted.outcome.done()
+        assert (node.failed, len(node.upstream._dials), node.upstream._poller._handlers) == ([7], 0, {})
+
+
+async def test_the_round_trip_is_asked_for_now_and_then(node):
+    asked = []
+    for _ in range(3):
+        asker, _ = open_(node)
+        asked.append((await asker.told()).round_trip_us is not None)
+    assert asked == [True, False, False]

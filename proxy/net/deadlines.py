@@ -1,0 +1,46 @@
+"""Many waits of equal length on one timer of the event loop: nearly all are called off long before they are over."""
+
+import asyncio
+from collections.abc import Callable, Hashable, Iterator
+from typing import Generic, TypeVar
+
+Waiting = TypeVar("Waiting", bound=Hashable)
+
+
+class Deadlines(Generic[Waiting]):
+    """Calls `overdue` with whoever has waited for `delay_s`."""
+
+    def __init__(self, delay_s: float, overdue: Callable[[Waiting], None]) -> None:
+        self.delay_s = delay_s
+        self._overdue = overdue
+        self._loop = asyncio.get_running_loop()
+        self._due_s: dict[Waiting, float] = {}
+        """By who waits, the first first."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, waiting: Waiting) -> None:
+        """One begins to wait."""
+        self._due_s[waiting] = self._loop.time() + self.delay_s
+        if self._timer is None:
+            self._timer = self._loop.call_later(self.delay_s, self._look)
+
+    def discard(self, waiting: Waiting) -> None:
+        """One waits no longer, if it has."""
+        self._due_s.pop(waiting, None)
+
+    def __len__(self) -> int:
+        return len(self._due_s)
+
+    def __iter__(self) -> Iterator[Waiting]:
+        return iter(self._due_s)
+
+    def _look(self) -> None:
+        self._timer = None
+        now_s = self._loop.time()
+        while self._due_s:
+            waiting, due_s = next(iter(self._due_s.items()))
+            if due_s > now_s:
+                self._timer = self._loop.call_later(due_s - now_s, self._look)
+                return
+            del self._due_s[waiting]
+            self._overdue(waiting)

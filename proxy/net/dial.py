@@ -1,0 +1,101 @@
+"""A TCP connection to an address by number, without a task, a name, or a timer of its own: what nearly all are."""
+
+import errno
+import os
+import select
+from collections.abc import Callable
+from socket import (
+    AF_INET,
+    AF_INET6,
+    IPPROTO_TCP,
+    SO_ERROR,
+    SO_KEEPALIVE,
+    SOCK_NONBLOCK,
+    SOCK_STREAM,
+    SOL_SOCKET,
+    TCP_NODELAY,
+    SocketType,
+    inet_pton,
+)
+from typing import Any
+
+from proxy.config.kinds import HostPort
+from proxy.net.deadlines import Deadlines
+from proxy.net.poller import WRITABLE, Poller
+
+_FAILED = select.EPOLLERR | select.EPOLLHUP
+
+
+def family_of(host: str) -> int | None:
+    """Of which family an address by number is; None: it is a name."""
+    family = AF_INET6 if ":" in host else AF_INET
+    try:
+        inet_pton(family, host)
+    except OSError:
+        return None
+    return family
+
+
+class Dial:
+    """One connection that is being made; `then` is told the socket, or what failed."""
+
+    __slots__ = ("_deadlines", "_first", "_poller", "_socket", "_then")
+
+    def __init__(
+        self,
+        poller: Poller,
+        deadlines: "Deadlines[Dial]",
+        first: bytes,
+        then: Callable[[SocketType | OSError], None],
+    ) -> None:
+        """`first` is sent before all else."""
+        self._poller = poller
+        self._deadlines = deadlines
+        self._first = first
+        self._then = then
+        self._socket: SocketType | None = None
+
+    def begin(self, family: int, address: HostPort) -> None:
+        """Call once. Raises OSError if it cannot even begin; then nothing is told."""
+        sock = SocketType(family, SOCK_STREAM | SOCK_NONBLOCK)
+        try:
+            sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
+            sock.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
+            error_number = sock.connect_ex((address.host, address.port))
+            if error_number not in (0, errno.EINPROGRESS):
+                raise OSError(error_number, os.strerror(error_number))
+            self._poller.add(sock.fileno(), WRITABLE, self._on_ready)
+        except BaseException:
+            sock.close()
+            raise
+        self._socket = sock
+        self._deadlines.add(self)
+
+    def _on_ready(self, events: int) -> None:
+        sock = self._socket
+        assert sock is not None
+        try:
+            if events & _FAILED and (error_number := sock.getsockopt(SOL_SOCKET, SO_ERROR)):
+                raise OSError(error_number, os.strerror(error_number))
+            if self._first and sock.send(self._first) != len(self._first):  # what is sent first finds room
+                raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        except OSError as error:
+            self.fail(error)
+        else:
+            self._socket = None
+            self._deadlines.discard(self)
+            self._poller.remove(sock.fileno())
+            self._then(sock)
+
+    def fail(self, error: OSError) -> None:
+        """Give up, and tell why."""
+        self.cancel()
+        self._then(error)
+
+    def cancel(self) -> Any:
+        """Give up; nobody is told."""
+        self._deadlines.discard(self)
+        sock, self._socket = self._socket, None
+        if sock is not None:
+            self._poller.forget(sock.fileno())
+            sock.close()

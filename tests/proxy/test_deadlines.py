@@ -1,0 +1,42 @@
+"""Waits of equal length on one timer."""
+
+import asyncio
+
+from proxy.net.deadlines import Deadlines
+from tests.patience import PATIENCE_S
+
+
+async def test_who_waits_for_too_long_is_told_in_turn_and_who_was_called_off_is_not():
+    overdue, last = [], asyncio.Event()
+    deadlines = Deadlines(0.001, lambda name: (overdue.append(name), last.set() if name == "d" else None))
+    for name in "abc":
+        deadlines.add(name)
+    deadlines.discard("b")
+    deadlines.discard("nobody")
+    assert (len(deadlines), list(deadlines)) == (2, ["a", "c"])
+    await asyncio.sleep(0)
+    deadlines.add("d")
+    await asyncio.wait_for(last.wait(), PATIENCE_S)
+    assert overdue == ["a", "c", "d"]
+    assert len(deadlines) == 0
+
+
+async def test_it_begins_again_after_all_are_over():
+    told = asyncio.Event()
+    deadlines = Deadlines(0.001, lambda _: told.set())
+    for name in ("first", "second"):
+        deadlines.add(name)
+        await asyncio.wait_for(told.wait(), PATIENCE_S)
+        told.clear()
+
+
+async def test_one_timer_does_for_all():
+    timers = []
+    deadlines = Deadlines(3600, print)
+    loop = asyncio.get_running_loop()
+    deadlines._loop = type(
+        "Loop", (), {"time": loop.time, "call_later": lambda self, *call: timers.append(call) or 1}
+    )()
+    for number in range(1000):
+        deadlines.add(number)
+    assert len(timers) == 1
