@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from proxy.demo.proxy_process import free_port_run
+from tests.bench.columns import WITHOUT_QUOTA
 from tests.bench.processes import need_tool
 
 LARGE_BUFFER_BYTES = 256 << 10
@@ -90,7 +91,8 @@ def kafka_throttle(quotas: bool) -> Command:
     def command(listen_port: int, upstream_port: int, directory: Path) -> Sequence[str]:
         # Far above what can be reached here: charged, never exceeded.
         quota = {"default_client_id": True, "producer_byte_rate": 10**15, "consumer_byte_rate": 10**15}
-        entries = [quota] if quotas else []
+        of_addresses = {"default_ip": True, "connection_creation_rate": 10**9}
+        entries = [quota, of_addresses] if quotas else []
         metrics_port, admin_port = free_port_run(2)
         listener = {"name": "clients", "bind": "127.0.0.1", "port": listen_port, "node_ids": ["1"]}
         configuration = {
@@ -128,13 +130,14 @@ def other(definition: str) -> Candidate:
 
 DIRECT = Candidate("direct", None)
 HAPROXY = Candidate("HAProxy", haproxy())
+NGINX = Candidate("nginx", nginx())
 OURS = Candidate("kafka-throttle", kafka_throttle(quotas=True))
 CANDIDATES = (
     DIRECT,
     HAPROXY,
     Candidate("HAProxy, 256 KiB buffers", haproxy(LARGE_BUFFER_BYTES)),
-    Candidate("nginx", nginx()),
+    NGINX,
     Candidate("nginx, 256 KiB buffers", nginx(LARGE_BUFFER_BYTES), ("produce-16k", "fetch-64k", "fetch-1m", "idle")),
     OURS,
-    Candidate("kafka-throttle, no quota", kafka_throttle(quotas=False), ("produce-1", "produce-16")),
+    Candidate(WITHOUT_QUOTA, kafka_throttle(quotas=False), ("produce-1", "produce-16", "accept")),
 )

@@ -2,18 +2,23 @@
 
 from dataclasses import dataclass
 
+WITHOUT_QUOTA = "kafka-throttle, no quota"
+"""The name of this project's proxy where nothing is bounded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """A ratio to HAProxy with its default buffers: `figure` is its key in figures.summary.
 
-    `goal` is the least that should be reached, or the most when `less_is_better`; None: there is no goal.
+    `goal` is the least that should be reached, or the most when `less_is_better`; None: there is no goal. With `of` it
+    is about that candidate, and stands beside ours.
     """
 
     figure: str
     title: str
     goal: float | None = None
     less_is_better: bool = False
+    of: str = ""
 
     def is_met(self, ratio: float) -> bool | None:
         """Whether a ratio reaches the goal; None without a goal."""
@@ -24,12 +29,22 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One thing that is measured. `rig` are the arguments for one run; none: memory, by memory.py."""
+    """One thing that is measured: with `rig`, its arguments for one run; with `tls`, a load of tls.py; else memory."""
 
     key: str
     title: str
     rig: tuple[str, ...]
     comparisons: tuple[Comparison, ...]
+    tls: str = ""
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it is measured in rounds."""
+        return bool(self.rig or self.tls)
+
+
+def _tls(load: str, title: str) -> Column:
+    return Column(f"tls-{load}", title, (), (Comparison("cpu_ratio_to_haproxy", f"{title}, by CPU"),), load)
 
 
 def _load(key: str, api: str, size: str, depth: int, connections: int, goal: float) -> Column:
@@ -54,8 +69,15 @@ COLUMNS = (
         "accept",
         "connect, ApiVersions, close; 16 at a time",
         ("accept", "--connections", "16"),
-        (Comparison("ratio_to_haproxy", "accepts", 0.45),),
+        (
+            Comparison("ratio_to_haproxy", "accepts, a quota per address", 0.45),
+            Comparison("ratio_to_nginx", "the same, times nginx", 1.0),
+            Comparison("ratio_to_haproxy", "accepts, no quota", 0.45, of=WITHOUT_QUOTA),
+        ),
     ),
+    _tls("handshakes", "TLS: handshake and a request"),
+    _tls("in", "TLS: 1 MiB produce"),
+    _tls("out", "TLS: 1 MiB fetch"),
     Column(
         "latency",
         "100 B produce, one connection",

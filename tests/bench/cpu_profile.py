@@ -36,6 +36,9 @@ SYSTEM_CALL = re.compile(r"__(?:x64|arm64)_sys_(\w+)")
 # Where a library's time is shown, by the beginning of its file name.
 LIBRARIES = {"libpython": "CPython", "python": "CPython", "loop.cpython": "uvloop", "libc": "libc", "[vdso]": "libc"}
 
+IDLE_THREAD = "_worker (concurrent/futures/thread.py"
+"""A thread of a pool that waits for work; py-spy takes it for busy."""
+
 Shares = Counter[str]
 """Samples by where they were taken."""
 
@@ -137,6 +140,8 @@ def read_py_spy(printed: str) -> tuple[Shares, Shares]:
     for line in printed.splitlines():
         frames, _, count = line.rpartition(" ")
         innermost = frames.rpartition(";")[2].replace(f"{ROOT}/", "")
+        if innermost.startswith(IDLE_THREAD):
+            continue
         lines[innermost] += int(count)
         functions[re.sub(r":\d+\)$", ")", innermost)] += int(count)
     return functions, lines

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tests.bench.candidates import DIRECT, HAPROXY, OURS
+from tests.bench.candidates import DIRECT, HAPROXY, NGINX, OURS
 from tests.bench.columns import Column, Comparison
 
 # The rig's core counts as full from here on: the proxy might have done more.
@@ -16,8 +16,8 @@ Spread = dict[str, float]
 """`median`, `min` and `max` over the rounds."""
 Summaries = Mapping[str, Mapping[str, Figures]]
 """Spreads by column key and candidate name: see `summary`."""
-Compare = Callable[[Figures, Figures, Figures], float]
-"""Makes a figure of one round's runs: of a candidate, of HAProxy and of the direct connection."""
+Compare = Callable[[Figures, Figures, Figures, Figures], float]
+"""Makes a figure of one round's runs: of a candidate, of HAProxy, of the direct connection and of nginx."""
 
 PEERS = (
     "Other proxies that read Kafka's frames, measured separately on the same kind of rig, relative to HAProxy in the "
@@ -31,17 +31,17 @@ def spread(values: Sequence[float]) -> Spread:
 
 
 def _ratio(key: str) -> Compare:
-    return lambda mine, haproxy, direct: mine[key] / haproxy[key]
+    return lambda mine, haproxy, direct, nginx: mine[key] / haproxy[key]
 
 
 def _added(key: str) -> Compare:
-    return lambda mine, haproxy, direct: mine[key] - direct[key]
+    return lambda mine, haproxy, direct, nginx: mine[key] - direct[key]
 
 
 def _added_ratio(key: str) -> Compare:
     """Undefined (ZeroDivisionError) in a round in which HAProxy added nothing."""
 
-    def compare(mine: Figures, haproxy: Figures, direct: Figures) -> float:
+    def compare(mine: Figures, haproxy: Figures, direct: Figures, nginx: Figures) -> float:
         of_haproxy: float = haproxy[key] - direct[key]
         added: float = mine[key] - direct[key]
         return added / max(of_haproxy, 0)
@@ -51,14 +51,17 @@ def _added_ratio(key: str) -> Compare:
 
 WITHIN_A_ROUND: dict[str, Compare] = {
     "ratio_to_haproxy": _ratio("requests_per_second"),
-    "cpu_ratio_to_haproxy": lambda mine, haproxy, direct: haproxy["cpu_us_per_request"] / mine["cpu_us_per_request"],
+    "cpu_ratio_to_haproxy": lambda mine, haproxy, direct, nginx: (
+        haproxy["cpu_us_per_request"] / mine["cpu_us_per_request"]
+    ),
+    "ratio_to_nginx": lambda mine, haproxy, direct, nginx: mine["requests_per_second"] / nginx["requests_per_second"],
     "p99_ratio_to_haproxy": _ratio("p99_us"),
     "added_p50_us": _added("p50_us"),
     "added_p99_us": _added("p99_us"),
     "added_p99_ratio_to_haproxy": _added_ratio("p99_us"),
     "memory_ratio_to_haproxy": _ratio("bytes_per_idle_connection"),
 }
-"""Figures made of one round's runs of a candidate, of HAProxy and of the direct connection."""
+"""Figures made of one round's runs of a candidate and of the others that it is compared with."""
 
 
 def summary(of_column: Mapping[str, Sequence[Figures]]) -> dict[str, Figures]:
@@ -71,12 +74,12 @@ def summary(of_column: Mapping[str, Sequence[Figures]]) -> dict[str, Figures]:
             if isinstance(value, float | int)
         }
         nobody: Sequence[Figures] = [{}] * len(rounds)
-        others = of_column.get(HAPROXY.name, nobody), of_column.get(DIRECT.name, nobody)
+        others = [of_column.get(peer.name, nobody) for peer in (HAPROXY, DIRECT, NGINX)]
         for key, compare in WITHIN_A_ROUND.items():
             compared = []
-            for mine, haproxy, direct in zip(rounds, *others, strict=True):
+            for compared_runs in zip(rounds, *others, strict=True):
                 try:
-                    compared.append(compare(mine, haproxy, direct))
+                    compared.append(compare(*compared_runs))
                 except (KeyError, ZeroDivisionError):
                     continue
             if compared:
@@ -102,7 +105,7 @@ def cell(values: Spread | None, digits: int = 0, with_range: bool = True) -> str
 
 def table(column: Column, of_candidate: Mapping[str, Figures]) -> str:
     """One column as Markdown: a line for each candidate."""
-    return _memory_table(column, of_candidate) if not column.rig else _speed_table(column, of_candidate)
+    return _speed_table(column, of_candidate) if column.is_timed else _memory_table(column, of_candidate)
 
 
 def _speed_table(column: Column, of_candidate: Mapping[str, Figures]) -> str:
@@ -144,14 +147,18 @@ def comparisons(columns: Sequence[Column], summaries: Summaries, name: str) -> l
     found = []
     for column in columns:
         of_column = summaries.get(column.key, {})
-        mine, haproxy = of_column.get(name, {}), of_column.get(HAPROXY.name, {})
-        limited = rig_was_full(mine) or rig_was_full(haproxy)
-        found += [
-            (comparison, mine[comparison.figure], limited and comparison.figure == "ratio_to_haproxy")
-            for comparison in column.comparisons
-            if comparison.figure in mine
-        ]
+        for comparison in column.comparisons:
+            if comparison.of and name != OURS.name:
+                continue
+            mine, peer = of_column.get(comparison.of or name, {}), of_column.get(_peer(comparison), {})
+            limited = comparison.figure.startswith("ratio_to") and (rig_was_full(mine) or rig_was_full(peer))
+            if comparison.figure in mine:
+                found.append((comparison, mine[comparison.figure], limited))
     return found
+
+
+def _peer(comparison: Comparison) -> str:
+    return NGINX.name if comparison.figure == "ratio_to_nginx" else HAPROXY.name
 
 
 def summary_table(columns: Sequence[Column], summaries: Summaries) -> str:

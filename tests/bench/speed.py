@@ -23,13 +23,14 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from tests.bench import machine, memory
+from tests.bench import machine, memory, tls
 from tests.bench.candidates import CANDIDATES, Candidate, other
 from tests.bench.columns import COLUMNS, Column
 from tests.bench.figures import PEERS, Figures, summary, summary_table, table
@@ -65,19 +66,36 @@ def measure(rig: Path, arguments: Sequence[str], target: str, proxy: int | None,
     what a core did for none of ours (ticks: coarse, and too low for processes that sleep often) and of what other
     processes have on their accounts (exact, but the short-lived escape).
     """
+    command = [str(rig), *arguments, "--target", target, "--cpu", str(cores.client)]
+
+    def run() -> Figures:
+        result = subprocess.run(command, capture_output=True, text=True)
+        if result.returncode:
+            raise RuntimeError(f"{shlex.join(command)}: {result.stderr}")
+        figures: Figures = json.loads(result.stdout)
+        return figures
+
+    figures = watched(run, proxy, node, cores)
+    if figures.get("throttled"):
+        raise RuntimeError(f"{shlex.join(command)}: {figures['throttled']} answers were throttled")
+    return figures
+
+
+def watched(run: Callable[[], Figures], proxy: int | None, node: int | None, cores: Cores) -> Figures:
+    """The figures of a run, and those that are seen around it: see `measure`. No node: it is where the client is."""
+    our_processes = {os.getpid(), *(processes_of(node) if node else ()), *(processes_of(proxy) if proxy else ())}
     began = time.monotonic()
     used_cores = {cores.proxy, cores.backend, cores.client}
-    our_processes = {os.getpid(), node, *(processes_of(proxy) if proxy else ())}
     foreign = cpu_seconds_of_others(our_processes)
-    busy, of_proxy, of_node = busy_seconds(), cpu_seconds_of(proxy) if proxy else 0.0, cpu_seconds_of(node)
-    command = [str(rig), *arguments, "--target", target, "--cpu", str(cores.client)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    busy, of_proxy, of_node = (
+        busy_seconds(),
+        cpu_seconds_of(proxy) if proxy else 0.0,
+        cpu_seconds_of(node) if node else 0.0,
+    )
+    figures = run()
     took = time.monotonic() - began
-    if result.returncode:
-        raise RuntimeError(f"{shlex.join(command)}: {result.stderr}")
-    figures: Figures = json.loads(result.stdout)
     of_proxy = (cpu_seconds_of(proxy) if proxy else 0.0) - of_proxy
-    of_node = cpu_seconds_of(node) - of_node
+    of_node = (cpu_seconds_of(node) if node else 0.0) - of_node
     used = {core: seconds - busy[core] for core, seconds in busy_seconds().items()}
     foreign_now = cpu_seconds_of_others(our_processes, used_cores)
     on_accounts = sum(max(0.0, now - foreign.get(pid, 0.0)) for pid, now in foreign_now.items())
@@ -90,8 +108,6 @@ def measure(rig: Path, arguments: Sequence[str], target: str, proxy: int | None,
     figures["rig_busy"] = max(ours[cores.backend], ours[cores.client]) / took
     unexplained = max(used[core] - ours[core] for core in used_cores)
     figures["others"] = max(unexplained, on_accounts) / took
-    if figures.get("throttled"):
-        raise RuntimeError(f"{shlex.join(command)}: {figures['throttled']} answers were throttled")
     return figures
 
 
@@ -116,22 +132,30 @@ def measure_all(options: argparse.Namespace, columns: Sequence[Column], candidat
             (candidate, *stack.enter_context(serving(rig, candidate, cores, port, directory)))
             for candidate in candidates
         ]
-        timed = [column for column in columns if column.rig]
+        tls_loads = {}
+        if any(column.tls for column in columns):
+            wanted = {candidate.name for candidate in candidates}
+            tls_loads = stack.enter_context(tls.loads(wanted, cores, options.seconds))
+        timed = [column for column in columns if column.is_timed]
         for number, column in itertools.product(range(options.rounds), timed):
             say(f"round {number + 1} of {options.rounds}: {column.title}")
-            arguments = [*column.rig, "--seconds", str(options.seconds)]
             of_column = runs.figures.setdefault(column.key, {})
-            for candidate, target, proxy in served:
-                if candidate.columns and column.key not in candidate.columns:
-                    continue
-
-                def run(target: str = target, proxy: int | None = proxy, arguments: list[str] = arguments) -> Figures:
-                    return measure(rig, arguments, target, proxy, node, cores)
-
+            measured: list[tuple[str, Callable[[], Figures]]] = [
+                (name, partial(watched, partial(load, column.tls), proxy, None, cores))
+                for name, (load, proxy) in tls_loads.items()
+                if column.tls
+            ]
+            arguments = [*column.rig, "--seconds", str(options.seconds)]
+            measured += [
+                (candidate.name, partial(measure, rig, arguments, target, proxy, node, cores))
+                for candidate, target, proxy in served
+                if column.rig and (not candidate.columns or column.key in candidate.columns)
+            ]
+            for name, run in measured:
                 figures = measure_unspoilt(run, runs, options.tolerance, options.repeats)
-                of_column.setdefault(candidate.name, []).append(figures)
+                of_column.setdefault(name, []).append(figures)
     for column in columns:
-        if not column.rig:
+        if not column.is_timed:
             runs.figures[column.key] = measure_memory(column, candidates, cores)
     return runs
 
@@ -175,6 +199,7 @@ def show(report: dict[str, Any]) -> None:
         f"Thrown away because others used over {report['tolerance']:.0%} of a core: {report['discarded']} runs; "
         f"kept in spite of it: {report['spoilt_but_kept']}.\n"
         "* the rig's core was full: the proxy could do this or more; its CPU per request tells.\n"
+        "TLS: ratios are of processor time, as the clients there, in Python, are the limit.\n"
         "What is added to p99 is a proxy's p99 less the direct connection's in the same round.\n"
         f"{machine.sentence(report['machine'])}"
     )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.bench.candidates import CANDIDATES, DIRECT, HAPROXY, OURS
-from tests.bench.columns import COLUMNS, Comparison
+from tests.bench.candidates import CANDIDATES, DIRECT, HAPROXY, NGINX, OURS
+from tests.bench.columns import COLUMNS, WITHOUT_QUOTA, Comparison
 from tests.bench.figures import cell, comparisons, spread, summary, summary_table, table
 from tests.bench.plot import LARGEST, better_to_the_right, draw
 from tests.bench.speed import columns_named
@@ -93,12 +93,36 @@ def test_a_goal_is_a_least_or_a_most(goal, less_is_better, ratio, met):
 def test_the_summary_says_which_goals_are_met_and_where_the_rig_was_the_limit():
     found = summaries(
         produce_1={HAPROXY.name: [run(100, rig_busy=0.99)], OURS.name: [run(60)]},
-        accept={HAPROXY.name: [run(100)], OURS.name: [run(50)]},
+        accept={
+            HAPROXY.name: [run(100)],
+            NGINX.name: [run(80, rig_busy=0.99)],
+            OURS.name: [run(50)],
+            WITHOUT_QUOTA: [run(44)],
+        },
     )
     assert summary_table(COLUMNS, found).splitlines()[2:] == [
         "| 100 B produce, depth 1, 100 connections | 0.60 (0.60 - 0.60) * | 0.65 or more | **no** |",
-        "| accepts | 0.50 (0.50 - 0.50) | 0.45 or more | yes |",
+        "| accepts, a quota per address | 0.50 (0.50 - 0.50) | 0.45 or more | yes |",
+        "| the same, times nginx | 0.62 (0.62 - 0.62) * | 1 or more | **no** |",
+        "| accepts, no quota | 0.44 (0.44 - 0.44) | 0.45 or more | **no** |",
     ]
+
+
+def test_what_is_about_another_candidate_stands_beside_ours_only():
+    [accept] = columns_named("accept")
+    found = summaries(accept={HAPROXY.name: [run(100)], OURS.name: [run(50)], WITHOUT_QUOTA: [run(44)]})
+
+    def ratios(name):
+        return [ratio["median"] for _, ratio, _ in comparisons([accept], found, name)]
+
+    assert (ratios(OURS.name), ratios(WITHOUT_QUOTA)) == ([0.5, 0.44], [0.44])
+
+
+def test_tls_is_compared_by_processor_time():
+    [column] = columns_named("tls-in")
+    found = summary({HAPROXY.name: [run(100, cpu_us=10)], OURS.name: [run(120, cpu_us=20)]})
+    assert [ratio["median"] for _, ratio, _ in comparisons([column], {"tls-in": found}, OURS.name)] == [0.5]
+    assert f"| {OURS.name} | 120 " in table(column, found)
 
 
 def test_a_connection_that_takes_twice_the_memory_has_a_line_without_a_goal():
@@ -111,7 +135,8 @@ def test_a_connection_that_takes_twice_the_memory_has_a_line_without_a_goal():
 
 def test_every_column_has_a_comparison_that_the_summary_can_make():
     made = run(100) | {"bytes_per_idle_connection": 1.0}
-    of_column = {DIRECT.name: [made | {"p99_us": 100}], HAPROXY.name: [made], OURS.name: [made]}
+    made_by = {name: [made] for name in (HAPROXY.name, NGINX.name, OURS.name, WITHOUT_QUOTA)}
+    of_column = {DIRECT.name: [made | {"p99_us": 100}], **made_by}
     for column in COLUMNS:
         found = comparisons([column], {column.key: summary(of_column)}, OURS.name)
         assert [comparison for comparison, _, _ in found] == list(column.comparisons), column.key

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,7 @@ if not __package__:  # started as a script: what is imported below counts from t
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from proxy.demo.proxy_process import free_port_run
-from tests.bench.processes import need_tool, running, say, two_or_three_cores
+from tests.bench.processes import Cores, cpu_seconds_of, need_tool, running, say, two_or_three_cores
 from tests.certificates import Authority, Issued, client_context
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced
 
@@ -37,8 +37,6 @@ FRAME_BYTES = 1 << 20
 COLUMNS = ("handshakes", "in", "out")
 Side = tuple[str, bool]
 """(who, whether with TLS)."""
-_SCHED_CLOCK = 2
-"""As clock_getcpuclockid(3) numbers it: CPUCLOCK_SCHED of Linux."""
 
 
 # ------------------------------------------------------------------ the sides
@@ -146,17 +144,12 @@ LOADS: dict[str, Callable[[int, ssl.SSLContext | None, int], None]] = {
 # --------------------------------------------------------------- measurements
 
 
-def used_s(pid: int) -> float:
-    """Processor time of a process with all its threads, in seconds; /proc has it in hundredths only."""
-    return time.clock_gettime(~pid << 3 | _SCHED_CLOCK)
-
-
 def measure(load: str, pid: int, port: int, context: ssl.SSLContext | None, count: int) -> float:
     """Handshakes, or MB, per second of the proxy's processor time."""
     LOADS[load](port, context, max(count // 20, 1))
-    before = used_s(pid)
+    before = cpu_seconds_of(pid)
     LOADS[load](port, context, count)
-    spent = used_s(pid) - before
+    spent = cpu_seconds_of(pid) - before
     return count * (1 if load == "handshakes" else FRAME_BYTES / 1e6) / spent
 
 
@@ -205,6 +198,60 @@ def rounds(count: int, handshakes: int, mib: int) -> dict[str, dict[str, list[fl
                         figures[column].setdefault(f"{who}{'' if with_tls else ', plain'}", []).append(found)
         os.sched_setaffinity(0, before)
         return figures
+
+
+Load = Callable[[str], dict[str, float]]
+"""Runs one of the LOADS; what was done, in the words of rig.c."""
+
+
+@contextlib.contextmanager
+def loads(wanted: Collection[str], cores: Cores, seconds: float) -> Iterator[dict[str, tuple[Load, int]]]:
+    """For speed.py: each of the SIDES that is wanted, with TLS, as a load of some seconds, and the proxy's process."""
+    with tempfile.TemporaryDirectory(prefix="kafka-throttle-tls-") as name, contextlib.ExitStack() as stack:
+        folder, found = Path(name), {}
+        authority = Authority(folder)
+        context = client_context(authority)
+        server = stack.enter_context(socket.create_server((HOST, 0), backlog=1000))
+        _on_core(cores.backend, threading.Thread(target=serve, args=(server,), daemon=True))
+        issued = authority.issue(HOST)
+        for side, command in SIDES.items():
+            if side in wanted:
+                [port] = free_port_run(1)
+                argv = command(folder, port, server.getsockname()[1], issued)
+                process = stack.enter_context(running(argv, cores.proxy, folder / f"{side}.log"))
+                _await_listening(port)
+                found[side] = partial(_timed, port, context, cores.client, seconds), process.pid
+        yield found
+
+
+def _timed(port: int, context: ssl.SSLContext, core: int, seconds: float, load: str) -> dict[str, float]:
+    """So much at a time that it takes a tenth of a second or so, until the time is over."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    at_once = 20 if load == "handshakes" else 50
+    begin, begin_cpu_s, done = time.monotonic(), time.process_time(), 0
+    while time.monotonic() < begin + seconds:
+        LOADS[load](port, context, at_once)
+        done += at_once
+    took = time.monotonic() - begin
+    os.sched_setaffinity(0, before)
+    moved_mb = 0 if load == "handshakes" else done * FRAME_BYTES / 1e6
+    return {
+        "requests": done,
+        "requests_in_all": done,
+        "seconds": took,
+        "requests_per_second": done / took,
+        "megabytes_per_second": moved_mb / took,
+        "cpu_seconds": time.process_time() - begin_cpu_s,
+    }
+
+
+def _on_core(core: int, thread: threading.Thread) -> None:
+    """Start a thread whose threads stay on that core, too."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    thread.start()
+    os.sched_setaffinity(0, before)
 
 
 TITLES = {
