@@ -26,7 +26,7 @@ _FAULTS_OVER_AFTER_MS = 60_000
 """Clients with a wrong setting come again more slowly than those that are refused."""
 
 _FULL = "limits.max_connections"
-_AT_ONCE = 200
+_AT_ONCE = 50
 """So many that have waited are carried on with before others have their turn."""
 
 

@@ -14,6 +14,7 @@ from protocol.api_versions import carried
 from protocol.proxy_header import Endpoint, proxy_header_v2
 from proxy.acceptor.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.acceptor.certificates import Certified
+from proxy.acceptor.fair_queue import FairQueue
 from proxy.acceptor.origin import Origin, origin_stage
 from proxy.acceptor.secure import Secure, secure_stage
 from proxy.acceptor.sockets import accept
@@ -58,7 +59,11 @@ if TYPE_CHECKING:
 NOBODY = ""
 """In place of the user before an authentication that is demanded has succeeded."""
 
-_ACCEPTS_AT_ONCE = 32
+_ACCEPTS_AT_ONCE = 64
+_OPENED_AT_ONCE = 8
+"""So many that are admitted go on in one turn of the event loop. That costs more than to accept and to admit them."""
+_MOST_IN_TURN = 1024
+"""While so many wait for their turn to go on, no more are accepted."""
 _REST_S = 1.0
 """How long no more is accepted when descriptors or memory have run out."""
 
@@ -133,6 +138,10 @@ class Listener:
         door.add_listener(self.key, self._carry_on)
         self._on_the_way: set[Arrival] = set()
         """Those that wait, or are held, or are in a stage that waits for the client."""
+        self._at_once = 0
+        """So many more may go on as soon as they are admitted."""
+        self._crowd: FairQueue[Arrival] = FairQueue()
+        """Admitted ones that come behind these: addresses take turns, so that a good one overtakes a storm."""
         self._places: dict[Connection, Place] = {}
         self._waits = False
         """One connection waits for the rate, or for a slot: no other is accepted."""
@@ -228,6 +237,8 @@ class Listener:
         self._left_alone.clear()
         for stage in (self._origin_stage, self._secure_stage):
             stage.stop()
+        for arrival in self._crowd.take_all():
+            self._turn_away(arrival, CloseReason.SHUTDOWN)
 
     @property
     def open_sockets(self) -> int:
@@ -236,7 +247,8 @@ class Listener:
 
     def _accept_all(self, port: int, sock: socket, _events: int) -> None:
         """Take in who waits, but not all of a storm at once."""
-        for _ in range(_ACCEPTS_AT_ONCE):
+        self._at_once = 0 if self._crowd else _OPENED_AT_ONCE
+        for _ in range(min(_ACCEPTS_AT_ONCE, _MOST_IN_TURN - len(self._crowd))):
             if self._waits:
                 self._poller.remove(sock.fileno())
                 self._left_alone.append((port, sock))
@@ -300,15 +312,43 @@ class Listener:
         """Stage 3: whether its address may have it."""
         match self._door.admit(self.key, arrival):
             case Place() as place:
-                self._secure(arrival, place)
+                arrival.place = place
+                self._go_on_in_turn(arrival)
             case Refused(reason, reset):
                 self._refuse(arrival, reason, reset)
             case _:
                 self._on_the_way.add(arrival)
 
-    def _secure(self, arrival: Arrival, place: Place) -> None:
+    def _go_on_in_turn(self, arrival: Arrival) -> None:
+        """At once, or when it is the turn of its address."""
+        if self._at_once:
+            self._at_once -= 1
+            self._go_on(arrival)
+            return
+        if not self._crowd:
+            asyncio.get_running_loop().call_soon(self._take_turns)
+        assert arrival.place is not None
+        self._on_the_way.add(arrival)
+        self._crowd.put(arrival.place.origin, arrival)
+
+    def _take_turns(self) -> None:
+        for _ in range(min(_OPENED_AT_ONCE, len(self._crowd))):
+            arrival = self._crowd.take()
+            self._on_the_way.discard(arrival)
+            self._go_on(arrival)
+        if self._crowd:
+            asyncio.get_running_loop().call_soon(self._take_turns)
+
+    def _go_on(self, arrival: Arrival) -> None:
+        """A bug of ours behind this ends one connection and no other."""
+        try:
+            self._secure(arrival)
+        except Exception:
+            arrival.log.exception("internal_error")
+            self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
+
+    def _secure(self, arrival: Arrival) -> None:
         """Stage 4, if there is one, proves who it is."""
-        arrival.place = place
         if self.secure is None:
             self._open(arrival)
         else:
@@ -371,7 +411,8 @@ class Listener:
                     self._find_origin(arrival)
                 case Step.ADMITTED:
                     assert what.place is not None
-                    self._secure(arrival, what.place)
+                    arrival.place = what.place
+                    self._go_on_in_turn(arrival)
                 case Step.CLOSE:
                     assert what.reason is not None
                     self._refuse(arrival, what.reason)

@@ -1,0 +1,140 @@
+"""Who goes on first when many have come at once, on real sockets."""
+
+import asyncio
+import socket
+from contextlib import ExitStack
+from types import SimpleNamespace
+
+import pytest
+
+from proxy.acceptor.admission import Admission
+from proxy.acceptor.sockets import accept, bind_all
+from proxy.config.settings import ListenerConfig
+from proxy.demo.proxy_process import free_port_run
+from proxy.net.caps import Caps
+from proxy.net.door import Door
+from proxy.net.listener import Listener
+from proxy.net.poller import Poller
+from proxy.virtual_cluster import NodeDirectory
+from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from tests.fakes.clock import FakeClock
+from tests.patience import PATIENCE_S
+from tests.relay.script import ledger_with
+
+STORM, GOOD = "127.0.1.1", "127.0.1.2"
+
+
+class House:
+    """A listener at a free port, and who has come to it."""
+
+    def __init__(self, stack):
+        self.stack, self.opened, self.closed = stack, [], []
+        [self.port] = free_port_run(1)
+        clock = FakeClock()
+        self.door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
+        self.door.admission.add_virtual_cluster("main", 11, 1000)
+        upstream = SimpleNamespace(
+            directory=NodeDirectory(),
+            config=SimpleNamespace(send_proxy_protocol=False),
+            open=print,
+            find=None,
+            recent_topics=None,
+            default_partitions=None,
+        )
+        config = ListenerConfig.model_validate(
+            {"name": "plain", "bind": "127.0.0.1", "port": self.port, "node_ids": []}
+        )
+        book = SimpleNamespace(quotas={}, entities_of=None, run_errand=print)
+        last_throttles = SimpleNamespace(note=print)
+        self.listener = Listener(
+            "main",
+            config,
+            upstream,
+            ledger_with(),
+            book,
+            last_throttles,
+            Poller(),
+            clock,
+            lambda: True,
+            lambda *labels: lambda: self.closed.append(labels[-1]),
+            Caps(clock),
+            self.door,
+        )
+        opens = self.listener._open
+
+        def note(arrival):
+            self.opened.append(arrival.address)
+            opens(arrival)
+
+        self.listener._open = note
+        [self.socket] = bind_all("127.0.0.1", [self.port]).values()
+        stack.callback(self.socket.close)
+
+    def come(self, *addresses):
+        """One connection from each; they wait in the backlog."""
+        return [
+            self.stack.enter_context(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (address, 0)))
+            for address in addresses
+        ]
+
+    async def until_opened(self, count):
+        async with asyncio.timeout(PATIENCE_S):
+            while len(self.opened) < count:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def house():
+    with ExitStack() as stack:
+        yield House(stack)
+
+
+async def test_behind_a_crowd_addresses_take_turns(house):
+    house.come(*[STORM] * 30, GOOD, *[STORM] * 10, GOOD)
+    house.listener.serve({house.port: house.socket})
+    await house.until_opened(42)
+    assert house.opened == [STORM] * 8 + [STORM, GOOD, STORM, GOOD] + [STORM] * 30
+    assert (house.listener.open_sockets, house.door.admission.quotas.connections) == (42, 42)
+
+
+async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_more(house):
+    house.listener._facts = lambda *_: 1 / 0
+    [client] = house.come(GOOD)
+    house.listener._accept_all(house.port, house.socket, 0)
+    assert client.recv(1) == b""
+    assert (house.closed, house.listener.open_sockets) == (["internal_error"], 0)
+    assert house.door.admission.quotas.connections == 0
+
+
+async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(house):
+    clients = house.come(*[STORM] * 20)
+    house.listener._accept_all(house.port, house.socket, 0)
+    assert (len(house.opened), house.listener.open_sockets) == (8, 20)
+    house.listener.stop_accepting()
+    assert (house.closed, house.door.admission.quotas.connections) == (["shutdown"] * 12, 8)
+    assert [client.recv(1) for client in clients[8:]] == [b""] * 12
+    await asyncio.sleep(0)
+    assert (len(house.opened), house.listener.open_sockets) == (8, 8)
+
+
+async def test_no_more_are_accepted_while_too_many_wait_for_a_turn(house, monkeypatch):
+    monkeypatch.setattr("proxy.net.listener._MOST_IN_TURN", 10)
+    house.come(*[STORM] * 40)
+    for _ in range(5):
+        house.listener._accept_all(house.port, house.socket, 0)
+    assert (len(house.opened), len(house.listener._crowd)) == (8, 10)
+    house.listener.serve({house.port: house.socket})
+    await house.until_opened(40)
+    assert house.listener.open_sockets == 40
+
+
+async def test_an_accepted_socket_does_not_wait_and_has_what_the_listening_one_has(house):
+    [client] = house.come(GOOD)
+    accepted, peer = accept(house.socket)
+    assert peer == client.getsockname()
+    assert (accepted.getblocking(), accepted.family, accepted.getpeername()) == (False, socket.AF_INET, peer)
+    assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    assert accepted.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    accepted.close()
+    with pytest.raises(BlockingIOError):
+        accept(house.socket)
