@@ -79,6 +79,12 @@ class Certificates:
         """How kafka-python and aiokafka show the client's certificate."""
         return {"security_protocol": "SSL", "ssl_context": self.context()}
 
+    def python_files(self) -> dict[str, str]:
+        """The same for kafka-python in files, which can be told to another process."""
+        files = {"ssl_cafile": self.authority.file, "ssl_certfile": self.client.certificate_file}
+        named = {key: str(file) for key, file in {**files, "ssl_keyfile": self.client.key_file}.items()}
+        return {"security_protocol": "SSL", **named}
+
     def context(self) -> ssl.SSLContext:
         """The same for a bare socket."""
         return client_context(self.authority, self.client)

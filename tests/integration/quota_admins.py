@@ -63,7 +63,7 @@ def ask_with_kafka_python(bootstrap: str, requests: Sequence[Request]) -> list[A
     """Message by message, in kafka-python's own classes."""
     connection = ClusterConnection(bootstrap, Credentials(), _TIMEOUT_S)
     try:
-        return [_ask_in_messages(connection, request) for request in requests]
+        return [ask_in_messages(connection, request) for request in requests]
     finally:
         connection.close()
 
@@ -125,7 +125,8 @@ def _go() -> str:
     return go
 
 
-def _ask_in_messages(connection: ClusterConnection, request: Request) -> Answer:
+def ask_in_messages(connection: ClusterConnection, request: Request) -> Answer:
+    """One request over a connection."""
     if "alter" in request:
         answer = connection.ask(_alter_message(request))
         return Altered({_parts(e.entity): (e.error_code, e.error_message) for e in answer.entries})

@@ -218,12 +218,17 @@ class Piped:
 
 
 def with_java(
-    cluster: KafkaCluster, topic: str, properties: Path, settings: Mapping[str, str], hosts: Path | None = None
+    cluster: KafkaCluster,
+    topic: str,
+    properties: Path,
+    settings: Mapping[str, str],
+    hosts: Path | None = None,
+    options: Sequence[str] = (),
 ) -> Piped:
     """Kafka's own producer with these properties, which are written to a file; names are looked up in `hosts`."""
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    options = ["-XX:TieredStopAtLevel=1", *([f"-Djdk.net.hosts.file={hosts}"] if hosts else [])]
-    return Piped(cluster.java_command(str(_JAVA), str(properties), topic, options=options))
+    of_jvm = ["-XX:TieredStopAtLevel=1", *([f"-Djdk.net.hosts.file={hosts}"] if hosts else []), *options]
+    return Piped(cluster.java_command(str(_JAVA), str(properties), topic, options=of_jvm))
 
 
 def with_franz_go(topic: str, settings: Mapping[str, Any], hosts: Path | None = None) -> Piped:

@@ -19,8 +19,10 @@ from proxy.cli import main
 from proxy.demo.keeper import die_with_parent
 from tests.bench.processes import need_tool
 from tests.certificates import Authority
+from tests.integration import certified, steady_producers
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
+from tests.integration.steady_producers import PARTITIONS, Load
 from tests.integration.topics import make_topic
 from tests.patience import PATIENCE_S
 
@@ -46,8 +48,11 @@ class BehindBalancer(ProxyProcess):
 
 
 @contextlib.contextmanager
-def haproxy(proxy, version):
-    """HAProxy before all ports of the proxy."""
+def haproxy(proxy, version, routes=None):
+    """HAProxy before all ports of the proxy.
+
+    `routes` are addresses from which to come there, each by an address to connect to: for who cannot choose his own.
+    """
     header = {1: "send-proxy", 2: "send-proxy-v2 proxy-v2-options unique-id,crc32c"}[version]
     proxies = "".join(
         f"""
@@ -56,6 +61,15 @@ listen port{port}
   unique-id-format %rt
   server proxy {HOST}:{port} source {BALANCER} {header}
 """
+        for port in sorted(proxy.ports)
+    )
+    proxies += "".join(
+        f"""
+listen from{source}port{port}
+  bind {door}:{port}
+  server balancer {BALANCER_HOST}:{port} source {source}
+"""
+        for source, door in (routes or {}).items()
         for port in sorted(proxy.ports)
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -138,6 +152,90 @@ def test_behind_haproxy_the_client_is_the_client(newest_kafka, tmp_path, version
         closed = proxy.closed()
         assert closed.pop("proxy_peer_untrusted") == closed.pop("too_many_from_ip") == 1
         assert not [reason for reason in closed if reason.startswith(("proxy", "too_many"))]
+
+
+ROUTES = {"127.0.0.81": "127.0.0.31", "127.0.0.82": "127.0.0.32", "127.0.0.83": "127.0.0.33"}
+"""By the address of each client where it connects to; nothing in between but HAProxy, which does not say that it is."""
+ADDRESSES = dict(zip(("Java", "kafka-python", "franz-go"), ROUTES, strict=True))
+NAME = "balancer.kafka.test"
+OFTEN = 50
+
+
+def address_quotas(banned=None):
+    """Connections per second of each client's address: none of one."""
+    rates = {address: 0 if address == banned else OFTEN for address in ROUTES}
+    return [{"ip": address, "connection_creation_rate": rate} for address, rate in rates.items()]
+
+
+@pytest.mark.long
+def test_java_python_and_go_behind_haproxy_are_known_by_their_own_addresses(newest_kafka, certificates, tmp_path):
+    """HAProxy tells it by version 2 of the protocol, and passes TLS on, with a certificate of the client."""
+    topic = "balanced-libraries"
+    make_topic(newest_kafka.bootstrap_servers, topic, PARTITIONS)
+    tls = certificates.of_listener(NAME, *ROUTES.values(), name="balanced")
+    listener = {"advertised_host": NAME, "trusted_networks": [f"{BALANCER}/32"], "tls": tls}
+    rate = {"user": certified.USER, "producer_byte_rate": RATE}
+    quotas = [rate, *address_quotas()]
+    soon = {"max_throttle_ms": 200, "max_debt_ms": 0}
+    behind = BehindBalancer(newest_kafka, quotas, listener, throttle=soon)
+    with behind as proxy, haproxy(proxy, 2, ROUTES), contextlib.ExitStack() as stack:
+        loads = {}
+        for library, address in ADDRESSES.items():
+            producer = start_behind(library, proxy, ROUTES[address], topic, newest_kafka, certificates, tmp_path)
+            loads[library] = stack.enter_context(Load(producer, 20 * RATE))
+        for load in loads.values():
+            for _ in range(PARTITIONS):
+                load.send()
+        for library, load in loads.items():
+            load.arrive()
+            is_known_by_its_address(proxy, library, ADDRESSES[library])
+        measured = {labels["ip"] for name, labels, _ in proxy.series() if name.endswith("ip_connection_accept_limit")}
+        assert measured >= set(ROUTES)
+
+        banned = ADDRESSES["Java"]
+        proxy.write_config([rate, *address_quotas(banned)])
+        proxy.wait_for(lambda: rate_of(proxy, banned)["limit"] == 0, PATIENCE_S, "the ban")
+        with socket.create_connection((ROUTES[banned], proxy.port), PATIENCE_S) as refused:
+            assert ends(refused)
+        assert proxy.closed()["ip_rate_exceeded"] == 1
+        with RawClient((ROUTES[ADDRESSES["franz-go"]], proxy.port), "raw", tls=certificates.context()) as raw:
+            raw.produce(100)
+        for load in loads.values():
+            load.send()
+            load.arrive()
+
+
+def start_behind(library, proxy, door, topic, cluster, certificates, folder):
+    """A producer to which the balancer's name is the address of its own way there."""
+    hosts = folder / f"hosts-{library}"
+    hosts.write_text(f"127.0.0.1 localhost\n{door} {NAME}\n")
+    servers = f"{NAME}:{proxy.port}"
+    match library:
+        case "Java":
+            java = {"bootstrap.servers": servers, "client.id": library, **certificates.java()}
+            return steady_producers.with_java(cluster, topic, folder / "java.properties", java, hosts)
+        case "franz-go":
+            go = {"bootstrap": servers, "client_id": library, "tls": certificates.go()}
+            return steady_producers.with_franz_go(topic, go, hosts)
+    python = {"bootstrap_servers": servers, "client_id": library, **certificates.python_files()}
+    return steady_producers.piped(library, topic, python, hosts)
+
+
+def is_known_by_its_address(proxy, library, address):
+    """In the log, and where quotas are explained."""
+    lines = [line for line in proxy.events("throttle_started") if line["client_id"] == library]
+    assert {(line["user"], line["client"].split(":")[0]) for line in lines} == {(certified.USER, address)}
+    told = explained(proxy, user=certified.USER, client_id=library)
+    throttles = [past for quota in told["quotas"] for past in quota["throttles"] if past["client_id"] == library]
+    assert {past["ip"] for past in throttles} == {address}
+    assert rate_of(proxy, address)["limit"] == OFTEN
+
+
+def rate_of(proxy, address):
+    """The rule for connections from an address."""
+    told = explained(proxy, ip=address)
+    [rule] = [quota["rule"] for quota in told["quotas"] if quota["quota"] == "connection_creation_rate"]
+    return rule
 
 
 def only_so_many_connect_from_its_address(proxy, tls):
