@@ -372,7 +372,7 @@ def test_a_subject_that_would_take_for_ever_is_given_to_no_pattern(rules, parts)
     assert principal_rules(rules).name_of("CN=Ann,OU=a,O=b,L=c,ST=d,C=DE") == "ann@a"
 
 
-SLOW = ["RULE:CN=(a|a[a-z])+/x/", r"RULE:CN=(\w|\w\w)+/x/", "RULE:CN=(a|a.)+/x/", "RULE:(?:CN=|a|aa)*/x/"]
+SLOW = ["RULE:CN=(a|aa)+/x/", r"RULE:CN=(\w|\w\w)+/x/", "RULE:CN=(a|a[a-z])+/x/", "RULE:(?:CN=|a|aa)*/x/"]
 
 
 @pytest.mark.parametrize("rules", SLOW)
@@ -400,7 +400,7 @@ def test_when_no_time_is_left_nobody_is_named_and_the_default_needs_none():
     assert principal_rules("DEFAULT").name_of("CN=a", lambda: 0.0) == "CN=a"
 
 
-@pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "(?:ab|[cd]e){9999}", r"(\d{2,}(x,){99,9999})"])
+@pytest.mark.parametrize("pattern", ["((a{1000}){1000}){1000}", "(?:ab|[cd]e){9999}", r"(\d{2,}(x, ){99,9999})"])
 def test_a_pattern_that_would_fill_the_memory_is_refused(pattern):
     with pytest.raises(InvalidPrincipalRules, match="with all repetitions written out, at most 20000 do"):
         principal_rules(f"RULE:{pattern}/x/")
