@@ -4,9 +4,10 @@ Rare events are metric objects. What is counted per frame are plain integers els
 registers a source, and one collector reads all sources at scrape time.
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Info, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -125,6 +126,29 @@ class EntityUse:
     tokens: float | None = None
 
 
+class StreamTotals(Protocol):
+    """What was done with the records of one stream."""
+
+    stream: str
+    written: int
+    written_bytes: int
+    files: int
+    deleted: int
+    dropped: dict[str, int]
+    waiting: int
+
+
+@dataclass(slots=True)
+class UsageTotals:
+    """What was written of everybody's use; `clients` are, by virtual cluster, how many are told apart, how many may be,
+    and how often one more had no place of its own.
+    """
+
+    streams: Sequence[StreamTotals]
+    failures: int
+    clients: Mapping[str, tuple[int, int, int]]
+
+
 _ENTITIES_PER_STEP = 500
 
 
@@ -236,6 +260,10 @@ class Metrics:
         self._counted.clusters.append(clusters)
         self._counted.addresses.append(addresses)
 
+    def add_usage(self, source: Callable[[], UsageTotals]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.usage.append(source)
+
     def add_entities(self, source: Callable[[], Iterable[EntityUse | None]]) -> None:
         """Export the top entities of what `source` returns at each scrape, and the sum of the others.
 
@@ -258,6 +286,7 @@ class _Counted(Collector):
         self.listeners: list[Callable[[], Iterable[ListenerDoor]]] = []
         self.clusters: list[Callable[[], Iterable[ClusterDoor]]] = []
         self.addresses: list[Callable[[], Iterable[AddressUse]]] = []
+        self.usage: list[Callable[[], UsageTotals]] = []
         self._gathered: tuple[_UseOfRules, _UseOfRules, dict[str, TopAddresses]] | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -269,6 +298,7 @@ class _Counted(Collector):
         yield from instance_families([source() for source in self.instances])
         yield from listener_families([row for source in self.listeners for row in source()])
         yield from cluster_families([row for source in self.clusters for row in source()])
+        yield from _usage_families([source() for source in self.usage])
         if self._gathered is None:
             for _ in self.gather():
                 pass
@@ -439,6 +469,37 @@ def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
         throttled.add(labels, row.throttled_ms / 1000)
     yield throttles.done()
     yield throttled.done()
+
+
+def _usage_families(rows: list[UsageTotals]) -> Iterator[Metric]:
+    of, reasons, of_cluster = ("stream",), ("stream", "reason"), ("virtual_cluster",)
+    records = _counter("usage_records", "Usage records and trace events that were written.", of)
+    written = _counter("usage_bytes", "Bytes of those.", of)
+    files = _counter("usage_files", "Files of them that were completed.", of)
+    deleted = _counter("usage_files_deleted", "Files that were deleted, being too old or too many.", of)
+    waiting = _gauge("usage_records_waiting", "Records that wait to be written.", of)
+    dropped = _counter("usage_records_dropped", "Records that were not written, by why.", reasons)
+    failures = _counter("usage_write_failures", "Failed attempts to write records.", ())
+    clients = _gauge("usage_clients", "Clients whose use is told apart.", of_cluster)
+    capacity = _gauge("usage_clients_capacity", "How many may be.", of_cluster)
+    overflows = _counter("usage_client_overflows", "Clients that had no place of their own.", of_cluster)
+    for row in rows:
+        failures.add((), row.failures)
+        for stream in row.streams:
+            labels = (stream.stream,)
+            records.add(labels, stream.written)
+            written.add(labels, stream.written_bytes)
+            files.add(labels, stream.files)
+            deleted.add(labels, stream.deleted)
+            waiting.add(labels, stream.waiting)
+            for reason, count in stream.dropped.items():
+                dropped.add((stream.stream, reason), count)
+        for cluster, (count, most, overflowed) in row.clients.items():
+            clients.add((cluster,), count)
+            capacity.add((cluster,), most)
+            overflows.add((cluster,), overflowed)
+    for sums in (records, written, files, deleted, waiting, dropped, failures, clients, capacity, overflows):
+        yield sums.done()
 
 
 def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:

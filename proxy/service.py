@@ -31,7 +31,7 @@ from proxy.config.load import load_config
 from proxy.config.places import with_places
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import Config, LimitsConfig, ListenerConfig, VirtualClusterConfig, pinned_costs
+from proxy.config.settings import Config, LimitsConfig, ListenerConfig, UsageConfig, VirtualClusterConfig, pinned_costs
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.connection_metrics import InstanceDoor
 from proxy.explained import Origin
@@ -49,6 +49,10 @@ from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.patience import TimeOuts
+from proxy.relay.use import Meter
+from proxy.usage.recorder import Metered, Recorder, own_name, rules_of
+from proxy.usage.spool import Spool, SpoolUnusable
+from proxy.usage.tracer import Tracer
 from proxy.virtual_cluster import NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.entities import plain_ip
@@ -58,6 +62,7 @@ from quotas.request_costs import RequestCosts
 from quotas.sensors import Sensors
 from quotas.sources.source import Quotas
 from quotas.token_buckets import TokenBuckets
+from quotas.traced_sensors import TracedBuckets, TracedSensors
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 """After that long a thread that works on quotas makes way for the event loop; Python's own 5 ms halve its speed."""
@@ -68,6 +73,8 @@ _LOOKS_AT_ONCE = 500
 _EXPIRIES_PER_SWEEP = 5
 _WATCH_S = 0.25
 _REREAD_S = 2.0
+_LAST_WRITES_S = 30.0
+"""How long the end of the process waits for the last usage records to be on disk."""
 
 log = structlog.get_logger()
 
@@ -85,29 +92,30 @@ class VirtualCluster:
         metrics: Metrics,
         may_open: Callable[[], bool],
         door: Door,
+        usage: UsageConfig | None = None,
+        tracer: Tracer | None = None,
     ) -> None:
+        usage = usage or UsageConfig()
         throttle = config.throttle
         windows = config.quotas.windows
         window_ms = windows.quota_window_size_seconds * 1000
         door.admission.add_virtual_cluster(config.name, windows.quota_window_num, window_ms)
-        sensors = Sensors(
-            max_sensors,
-            windows.quota_window_num,
-            window_ms,
-            throttle.max_throttle_ms,
-            throttle.max_debt_ms,
-        )
-        buckets = TokenBuckets(
+        caps = (throttle.max_throttle_ms, throttle.max_debt_ms)
+        of_rates = (max_sensors, windows.quota_window_num, window_ms, *caps)
+        of_buckets = (
             max_sensors,
             windows.controller_quota_window_num,
             windows.controller_quota_window_size_seconds * 1000,
             throttle.max_throttle_ms,
         )
+        sensors = Sensors(*of_rates) if tracer is None else TracedSensors(tracer.note, *of_rates)
+        buckets = TokenBuckets(*of_buckets) if tracer is None else TracedBuckets(tracer.note, *of_buckets)
         self.name = config.name
         self.door = door
-        self.ledger = Ledger(
-            sensors, QuotaTable(), buckets=buckets, costs=RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
-        )
+        costs = RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
+        traces = None if tracer is None else tracer.chooses
+        self.ledger = Ledger(sensors, QuotaTable(), buckets=buckets, costs=costs, traces=traces)
+        self.meter = Meter(config.name, usage.window_s, usage.max_clients, costs) if usage.directory else None
         self.source = source_of(config, config_path)
         self.book = QuotaBook(
             config.name,
@@ -142,6 +150,7 @@ class VirtualCluster:
                 lambda *labels: metrics.connections_closed.labels(*labels).inc,
                 self.caps,
                 door,
+                self.meter,
             )
             for listener in config.listeners
         ]
@@ -260,6 +269,9 @@ class Service:
         poller = Poller()
         quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
         self.door = Door(Admission(quotas, config.limits.max_held_connections), clock)
+        trace = config.usage.trace
+        chosen = [entity.entity() for entity in trace.entities]
+        self._tracer = Tracer(chosen, trace.events_per_second, clock) if chosen else None
         self.clusters = [
             VirtualCluster(
                 cluster,
@@ -270,9 +282,12 @@ class Service:
                 self._metrics,
                 self.may_open,
                 self.door,
+                config.usage,
+                self._tracer,
             )
             for cluster in config.virtual_clusters
         ]
+        self._recorder = self._recorder_of(config.usage)
         self._config_path = config_path
         self._tasks: list[asyncio.Task[None]] = []
         self._max_sockets = config.limits.max_connections
@@ -296,6 +311,35 @@ class Service:
         self._metrics.add_door(
             self._instance_totals, self.door.listener_totals, self.door.cluster_totals, self.door.address_uses
         )
+
+    def _recorder_of(self, usage: UsageConfig) -> Recorder | None:
+        if usage.directory is None:
+            return None
+        metered = [Metered(cluster.meter, cluster.ledger) for cluster in self.clusters if cluster.meter is not None]
+        instance = usage.instance or own_name()
+        spool = Spool(Path(usage.directory), instance, self.clock.epoch_ms(), rules_of(usage))
+        recorder = Recorder(metered, spool, usage.window_s, self.clock, self._tracer)
+        self.door.admission.quotas.tell = recorder.note_connection
+        self._metrics.add_usage(recorder.totals)
+        return recorder
+
+    def _start_recording(self) -> None:
+        """Write records from now on. ConfigErrors if they cannot be written."""
+        if self._recorder is None:
+            return
+        try:
+            self._recorder.start()
+        except SpoolUnusable as error:
+            raise ConfigErrors([ConfigError("usage.directory", str(error))]) from None
+        self._spawn(self._recorder.run())
+        self._note_settings()
+
+    def _note_settings(self) -> None:
+        """A trace is to say how the sensors work."""
+        if self._tracer is not None:
+            for cluster in self.clusters:
+                ledger = cluster.ledger
+                self._tracer.note_settings(cluster.name, ledger.sensors, ledger.buckets, self.clock.now_ms())
 
     # ------------------------------------------------------------ what is asked
 
@@ -339,6 +383,7 @@ class Service:
         self._api.token = read_token(self.config.admin, self._config_path)
         self._certificates.take_up(await asyncio.to_thread(tls_sections, self.config))
         bound = self._bind_all()
+        self._start_recording()
         await self._metrics_site.start(self.config.metrics.bind, self.config.metrics.port)
         await self._api_listener.start(self.config.admin.bind, self.config.admin.port)
         await asyncio.gather(*(cluster.book.start() for cluster in self.clusters))
@@ -394,12 +439,16 @@ class Service:
         self.door.tell_ended_refusals()
         log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
         await self._drain(self.config.limits.drain_s)
+        for connection in [one for listener in self._listeners() for one in listener.lingering]:
+            connection.abort()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(cluster.book.stop() for cluster in self.clusters))
         for cluster in self.clusters:
             cluster.address_quotas.stop()
+        if self._recorder is not None:
+            await self._recorder.stop(_LAST_WRITES_S)
         await self._api_listener.stop()
         await self._metrics_site.stop()
         log.info("stopped")
@@ -528,6 +577,7 @@ class Service:
             await asyncio.to_thread(renew, cluster.source, new)
             await cluster.book.take_up()
             cluster.set_rules(new)
+        self._note_settings()
         logs.set_level(self.config.log.level)
         self._metrics.top_entities = self.config.metrics.top_entities
         self._apply_limits()

@@ -10,7 +10,7 @@ Kafka's arithmetic (KIP-402, KIP-612) as the steps that an acceptor goes through
 Nothing here waits or closes. Rates are windowed rates; a delay is one window at most, and no debt is left.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import NamedTuple
@@ -86,11 +86,14 @@ class Admission:
     """Whether a connection is admitted, else which `limit` of its address it is over.
 
     One that comes too fast is to be held for `throttle_ms`, and then closed; one too many is to be closed at once.
+    `rate` is what its address may have, if that is limited; `has_own`: that is for this address alone.
     """
 
     outcome: Outcome
     limit: float = NO_LIMIT
     throttle_ms: int = 0
+    rate: float | None = None
+    has_own: bool = False
 
 
 ADMITTED = Admission(Outcome.ADMITTED)
@@ -163,6 +166,8 @@ class ConnectionQuotas:
         self._clusters: dict[str, _Cluster] = {}
         self.connections = 0
         """How many are admitted, at all listeners."""
+        self.tell: Callable[[str, str, Admission, int], None] | None = None
+        """Is told what became of a connection in a virtual cluster, from which address, and when."""
 
     # ---------------------------------------------------------- configuration
 
@@ -226,6 +231,15 @@ class ConnectionQuotas:
 
         One that comes too fast is taken back from all rates, so that it delays nobody; one too many is not.
         """
+        admission = self._admit(key, address, now_ms)
+        if self.tell is not None:
+            limits = self._clusters[key.virtual_cluster].limits
+            rate = limits.rate_of(address)
+            told = replace(admission, rate=rate, has_own=address in limits.rates) if rate < NO_LIMIT else admission
+            self.tell(key.virtual_cluster, address, told, now_ms)
+        return admission
+
+    def _admit(self, key: ListenerKey, address: str, now_ms: int) -> Admission:
         cluster = self._clusters[key.virtual_cluster]
         limits = cluster.limits
         if (rate := limits.rate_of(address)) < NO_LIMIT:

@@ -8,6 +8,8 @@ who knows fewer reads what he knows, and who knows more takes the defaults.
 A file of the spool is a `header`, records, and an `end`; it has its name only when it is complete. Usage and trace have
 files, and sequences, of their own: each record has the next number of its (instance, epoch, stream), so whoever reads
 them can tell what is missing and what is there twice. What the proxy itself had to drop is told by a `dropped` line.
+An epoch whose last file is not `final`, though a later one has begun, lost its end: what was not on disk when its
+process was killed. What a killed process had on disk is completed by the next one, under the same name.
 """
 
 import math
@@ -66,6 +68,7 @@ class End(Row):
 
     records: int = _column("", "records in this file")
     next_sequence: int = _column("", "number that the next file's first record has")
+    final: int = _column("", "1: the process was stopped in order and wrote no more in this epoch; else 0", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,11 @@ class TraceEvent(Row):
 
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (Header, End, Dropped, UsageRecord, TraceEvent)}
+
+
+def file_name(header: Header) -> str:
+    """The name of a complete file; while it is written it has a dot before that and `.part` behind."""
+    return f"{header.stream}-{header.instance}-{header.epoch}-{header.file:06}.tsv"
 
 
 def columns(row: type[Row]) -> Mapping[str, tuple[type, bool]]:

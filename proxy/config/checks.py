@@ -24,6 +24,7 @@ from proxy.config.settings import (
     ThrottleConfig,
     UpstreamConfig,
     UpstreamTlsConfig,
+    UsageConfig,
     ZooKeeperConfig,
 )
 from quotas.entities import Entity
@@ -298,6 +299,16 @@ def _admin_problems(data: Any) -> Iterator[ConfigError]:
         yield ConfigError("admin", problem)
 
 
+def _usage_problems(data: Any) -> Iterator[ConfigError]:
+    raw = data.get("usage") if isinstance(data, Mapping) else None
+    usage = _valid(UsageConfig, raw) if raw is not None else None
+    for problem in usage.problems() if usage else ():
+        yield ConfigError("usage", problem)
+    for i, entity in enumerate(usage.trace.entities if usage else ()):
+        for problem in entity.problems():
+            yield ConfigError(f"usage.trace.entities[{i}]", problem)
+
+
 CHECKS = (
     _name_problems,
     _request_cost_problems,
@@ -313,4 +324,5 @@ CHECKS = (
     _connection_problems,
     _tls_problems,
     _admin_problems,
+    _usage_problems,
 )

@@ -3,6 +3,7 @@
 A string literal below a setting is its documentation: docs/configuration.md is made from it.
 """
 
+import re
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -47,6 +48,9 @@ from proxy.config.problems import either
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, plain_ip
 from quotas.quota_table import valid_limit
 from quotas.request_costs import Cost
+
+INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
+"""What a proxy may be called in its records."""
 
 API_KEYS = {api.name: api.key for api in APIS.values()}
 
@@ -340,8 +344,8 @@ class ListenerConfig(Settings):
         return [port for ports in self.spare_ports for port in ports]
 
 
-class QuotaEntry(Settings):
-    """The quotas of one entity: of a user, of a client-id, of both together, or of an IP address."""
+class EntitySettings(Settings):
+    """One entity: a user, a client-id, both together, or an IP address."""
 
     user: EntityName = None
     """The name of a user. Clients on listeners without authentication are ANONYMOUS."""
@@ -360,6 +364,31 @@ class QuotaEntry(Settings):
 
     default_ip: bool = False
     """`true`: for each address that has no quota of its own."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        problems = [
+            f"expected either {part} or default_{part}, got both"
+            for part in ("user", "client_id", "ip")
+            if getattr(self, part) is not None and getattr(self, f"default_{part}")
+        ]
+        try:
+            self.entity()
+        except InvalidQuota as error:
+            problems.append(str(error))
+        return problems
+
+    def entity(self) -> Entity:
+        """Which one it is. InvalidQuota if there is no such entity."""
+        return Entity(
+            user=DEFAULT if self.default_user else self.user,
+            client_id=DEFAULT if self.default_client_id else self.client_id,
+            ip=DEFAULT if self.default_ip else self.ip,
+        )
+
+
+class QuotaEntry(EntitySettings):
+    """The quotas of one entity: of a user, of a client-id, of both together, or of an IP address."""
 
     producer_byte_rate: ByteRate = None
     """Bytes per second that may be produced to each node."""
@@ -393,29 +422,19 @@ class QuotaEntry(Settings):
 
     def problems(self) -> list[str]:
         """What is wrong with them together."""
-        problems = [
-            f"expected either {part} or default_{part}, got both"
-            for part in ("user", "client_id", "ip")
-            if getattr(self, part) is not None and getattr(self, f"default_{part}")
-        ]
-        limits = self.limits()
+        limits, problems = self.limits(), super().problems()
         if not limits:
             problems.append(f"expected {either([quota_type.value for quota_type in QuotaType])}, got nothing")
         try:
             entity = self.entity()
+        except InvalidQuota:
+            return problems
+        try:
             for key, limit in limits.items():
                 valid_limit(entity, key.quota_type, limit)
         except InvalidQuota as error:
             problems.append(str(error))
         return problems
-
-    def entity(self) -> Entity:
-        """Whom the quotas are set on. InvalidQuota if there is no such entity."""
-        return Entity(
-            user=DEFAULT if self.default_user else self.user,
-            client_id=DEFAULT if self.default_client_id else self.client_id,
-            ip=DEFAULT if self.default_ip else self.ip,
-        )
 
     def limits(self) -> dict[QuotaKey, float]:
         """The quotas that are set."""
@@ -738,6 +757,73 @@ class LimitsConfig(Settings):
     """How long the closing of connections is spread out at the end of the process, in seconds."""
 
 
+class TraceConfig(Settings):
+    """Every operation on the sensors of some entities, for a replay that is exact; for a while, as it is much."""
+
+    entities: Many[EntitySettings] = ()
+    """Whose sensors: those that measure under these names, or for a quota that is set on exactly this entity."""
+
+    events_per_second: Annotated[int, Whole(1, 1_000_000)] = 10_000
+    """So many are noted in a second; the others are dropped, counted, and told as a gap."""
+
+    total_mib: Annotated[int, Whole(1, 1_048_576)] = 1024
+    """The oldest files go when there are more MiB of trace than this."""
+
+
+class UsageConfig(Settings):
+    """Records of what every client uses, written to files for `kafka-throttle usage`. Off without a directory."""
+
+    directory: FilePath = None
+    """Where complete files appear. It is made if it is missing, and must have mode 0700."""
+
+    instance: Annotated[
+        str | None,
+        Text(
+            "1 to 64 letters, digits, dots, underscores and hyphens (numbers need quotes)",
+            lambda text: INSTANCE.fullmatch(text) is not None,
+        ),
+    ] = None
+    """What this proxy is called in the records: no two that are read together may have one name. None: the host's."""
+
+    window_s: Annotated[int, Whole(1, 3_600)] = 10
+    """Each record is about so many seconds, that begin at multiples of it by the wall clock."""
+
+    max_clients: Annotated[int, Whole(1, 10_000_000)] = 100_000
+    """So many clients of a virtual cluster are told apart in a window; those beyond are `<overflow>` of their user."""
+
+    file_mib: Annotated[int, Whole(1, 1_024)] = 64
+    """A file is complete when it has so many MiB."""
+
+    file_s: Annotated[int, Whole(1, 86_400)] = 60
+    """It is complete after so many seconds, too."""
+
+    total_mib: Annotated[int, Whole(1, 1_048_576)] = 4096
+    """The oldest files go when there are more MiB of records than this."""
+
+    keep_s: Annotated[int, Whole(60, INT32_MAX)] = 1_209_600
+    """Files that are older than so many seconds go."""
+
+    keep_at_least_s: Annotated[int, Whole(0, INT32_MAX)] = 3_600
+    """No file that is younger than so many seconds goes, however many there are."""
+
+    queue_records: Annotated[int, Whole(1_000, 10_000_000)] = 100_000
+    """So many records may wait for the disk; those beyond are dropped, counted, and told as a gap."""
+
+    fsync: bool = True
+    """Whether a complete file is on the disk before it has its name: then a crash of the machine loses none."""
+
+    trace: TraceConfig = TraceConfig()
+    """What is traced beside the records."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        if self.keep_at_least_s > self.keep_s:
+            return [f"expected keep_at_least_s of at most keep_s, {self.keep_s}, got {self.keep_at_least_s}"]
+        if self.directory is None and self.trace.entities:
+            return ["expected directory, as a trace is wanted, got nothing"]
+        return []
+
+
 class LogConfig(Settings):
     """What is logged to standard error."""
 
@@ -777,6 +863,7 @@ class Config(Settings):
         | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
         | {"virtual_clusters[].upstream.send_proxy_protocol"}
         | {"limits.max_sensors", "log.format"}
+        | {f"usage.{name}" for name in UsageConfig.model_fields}
     )
 
     virtual_clusters: Some[VirtualClusterConfig]
@@ -793,6 +880,9 @@ class Config(Settings):
 
     connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
     """How fast connections may come to this process, and how many."""
+
+    usage: UsageConfig = UsageConfig()
+    """What is written down of everybody's use."""
 
     log: LogConfig = LogConfig()
     """What is logged to standard error."""

@@ -15,6 +15,7 @@ from proxy.config.settings import (
     QuotaEntry,
     QuotasConfig,
     SaslConfig,
+    UsageConfig,
     VirtualClusterConfig,
 )
 from quotas.entities import DEFAULT, Entity, QuotaKey
@@ -61,10 +62,20 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections
         warnings.append(ConfigError("connections.max_connections", f"{problem} closed and do not wait, got {found}"))
+    warnings += _usage_warnings(config.usage)
     if not is_loopback(config.admin.bind):
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
         warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
     return warnings
+
+
+def _usage_warnings(usage: UsageConfig) -> Iterator[ConfigError]:
+    if usage.total_mib < usage.file_mib:
+        problem = f"expected file_mib, {usage.file_mib}, at least: else all files but one go, got {usage.total_mib}"
+        yield ConfigError("usage.total_mib", problem)
+    if usage.trace.entities:
+        problem = "expected nothing but for a while: each operation costs time and some 200 bytes, got {}"
+        yield ConfigError("usage.trace.entities", problem.format(len(usage.trace.entities)))
 
 
 def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[ConfigError]:

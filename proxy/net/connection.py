@@ -162,7 +162,8 @@ class Connection:
         """One stream is closed."""
         if side is Side.NODE:
             self._node = None
-        else:
+        elif self._client is not None:
+            self.relay.note_unsent(self._client.lost_bytes, self._now_us())
             self._client = None
         if not self.closing:
             reason = _LOST[side, isinstance(error, ssl.SSLError)]
@@ -270,6 +271,8 @@ class Connection:
         stream = self._node if send.side is Side.NODE else self._client
         if stream is not None:
             stream.write(send.pieces)
+        elif send.side is Side.CLIENT:
+            self.relay.note_unsent(sum(map(len, send.pieces)), self._now_us())
 
     def _stream(self, side: Side) -> Stream:
         stream = self._node if side is Side.NODE else self._client

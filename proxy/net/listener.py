@@ -44,13 +44,15 @@ from proxy.quota_book import QuotaBook
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
+from proxy.relay.use import MUTATION, Client, Meter
+from proxy.verdicts.decide import measured_client_id
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.sasl import Identity, Login, SaslRules
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
-from quotas.ledger import Ledger
+from quotas.ledger import WHOLE_CLUSTER, Ledger
 from quotas.sources.source import Quotas
 
 if TYPE_CHECKING:
@@ -117,7 +119,9 @@ class Listener:
         count_closed: Callable[[str, str, str], Callable[[], None]],
         caps_of_cluster: Caps,
         door: Door,
+        meter: Meter | None = None,
     ) -> None:
+        self._meter = meter
         self.virtual_cluster = virtual_cluster
         self.name = config.name
         self.key = ListenerKey(virtual_cluster, config.name)
@@ -368,7 +372,7 @@ class Listener:
         tally.connections_open += 1
         facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
         connection = Connection(
-            Relay(self._ledger, tally, self._relay_limits),
+            Relay(self._ledger, tally, self._relay_limits, None if self._meter is None else partial(self._meet, facts)),
             facts,
             partial(self._upstream.open, node_id, self._first_words(arrival), place.origin),
             partial(self._open_stream, self._write_buffer_bytes),
@@ -384,6 +388,12 @@ class Listener:
         self.connections.add(connection)
         self._places[connection] = place
         connection.client_connected(arrival.tls or arrival.socket)
+
+    def _meet(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
+        """Whose use it is that a relay counts."""
+        assert self._meter is not None
+        client_id = measured_client_id(raw_client_id, self._ledger.table)
+        return self._meter.hold(facts.node_id, facts.user, client_id)
 
     def _first_words(self, arrival: Arrival) -> bytes:
         """What is sent to the node before all else: whose connection this is, where it wants to know."""
@@ -466,6 +476,7 @@ class Listener:
             may_describe=may_describe,
             recent_topics=self._upstream.recent_topics,
             default_partitions=self._upstream.default_partitions,
+            note_mutations=self._note_mutations,
             charge_validate_only=self._throttle.charge_validate_only,
             rights_of=self._rights_of,
             login=Login(self._sasl),
@@ -473,6 +484,14 @@ class Listener:
 
     def _quotas_in_force(self) -> Quotas:
         return self._book.quotas
+
+    def _note_mutations(self, user: str, client_id: str, partitions: float, shadow_ms: Sequence[int]) -> None:
+        if self._meter is not None:
+            now_us = self._clock.now_us()
+            use = self._meter.client(WHOLE_CLUSTER, user, client_id).of(MUTATION)
+            use.add(partitions, now_us)
+            for throttle_ms in shadow_ms:
+                use.note_shadow(throttle_ms, now_us)
 
     def _rights_of(self, user: str) -> tuple[bool, bool]:
         """Whether a user may alter, and describe, the quotas of others."""

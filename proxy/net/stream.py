@@ -91,6 +91,8 @@ class Stream:
         self._unsent_bytes = 0
         self.written_late_bytes = 0
         """What the kernel did not take at once and has taken since."""
+        self.lost_bytes = 0
+        """What was to be written and never will be."""
         self._write_paused = False
         self._fault: OSError | None = None
         self._closing = False
@@ -196,6 +198,7 @@ class Stream:
     def write(self, pieces: Sequence[bytes | memoryview]) -> None:
         """Send the pieces in order, after what is buffered."""
         if self._fault is not None or self._closing:
+            self.lost_bytes += sum(map(len, pieces))
             return
         if self._unsent:
             self._keep(pieces, 0)
@@ -212,6 +215,7 @@ class Stream:
         except BlockingIOError:
             sent = 0
         except OSError as error:
+            self.lost_bytes += sum(map(len, pieces))
             self._give_up_writing(error)
             return
         self._keep(pieces, sent)
@@ -261,8 +265,7 @@ class Stream:
     def _give_up_writing(self, error: OSError) -> None:
         """Reading finds the end soon; where nobody reads, it is told once all actions of this moment are done."""
         self._fault = error
-        self._unsent.clear()
-        self._unsent_bytes = 0
+        self._drop_unsent()
         self._watch()
         if not self._reading:
             asyncio.get_running_loop().call_soon(self._end, error)
@@ -297,12 +300,16 @@ class Stream:
             return
         self._closed = True
         self._reading = False
-        self._unsent.clear()
-        self._unsent_bytes = 0
+        self._drop_unsent()
         if self._watched is not None:
             self._poller.forget(self._fd)
         self._socket.close()
         self._owner.lost(self._side, error)
+
+    def _drop_unsent(self) -> None:
+        self.lost_bytes += self._unsent_bytes
+        self._unsent.clear()
+        self._unsent_bytes = 0
 
     def _watch(self) -> None:
         """Have epoll tell what is wanted now. That a client is gone it tells always."""

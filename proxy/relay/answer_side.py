@@ -1,6 +1,6 @@
 """The answer side of a relay: what the node sends is matched, charged, told its throttle time, and sent on."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
@@ -32,6 +32,7 @@ from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
 from proxy.relay.tally import Tally
+from proxy.relay.use import Client, Use
 from proxy.relay.withheld import decisive_bytes, empty_answer
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
@@ -90,8 +91,10 @@ class AnswerSide(Carriage):
         "_to_drop",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        super().__init__(ledger, tally, limits)
+    def __init__(
+        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
+    ) -> None:
+        super().__init__(ledger, tally, limits, meet)
         self._loans = Loans(ledger.sensors)
         self._slow_us = -1
         self._max_answer_bytes = limits.max_answer_bytes
@@ -133,6 +136,7 @@ class AnswerSide(Carriage):
                     step = min(self._answer_left, end - at)
                     self._answer_left -= step
                     at += step
+                    self._written(self._going, step)
                 elif self._to_drop:
                     add_run(pieces, buf, run, at)
                     at = run = self._drop(pieces, at, end)
@@ -214,8 +218,11 @@ class AnswerSide(Carriage):
                 self._slow_us = self._now_us
                 request.charged = plan.api_key == FETCH
                 return at
+        elif request.use is not None:
+            self._model_time(request, count, end - at - 4 * count)
         self._no_longer_await(request, count)
         self._count_answers(count, end - at)
+        self._written(request.use, end - at)
         return end
 
     def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
@@ -231,7 +238,8 @@ class AnswerSide(Carriage):
             except StaleSensor:
                 return False
         if binding.shadow_fetch is not None:
-            self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
+            self._charge_shadow_fetch(binding.shadow_fetch, request.use, value, now_ms)
+        self._used(request.use, value)
         return True
 
     # --------------------------------------------------------------- one by one
@@ -358,6 +366,7 @@ class AnswerSide(Carriage):
             return _NOTHING
         self._no_longer_await(request, 1)
         self._count_answers(1, frame_bytes)
+        self._going = request.use
         if throttle_at < 0:
             return passed, ()
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
@@ -467,7 +476,9 @@ class AnswerSide(Carriage):
             return
         self._held_verdict = None
         splices = sorted((*verdict.splices, *throttle), key=lambda splice: splice.start)
-        actions.append(Send(_CLIENT, splice_frame(head, frame_bytes - 4, splices)))
+        pieces = splice_frame(head, frame_bytes - 4, splices)
+        self._written(request.use, sum(map(len, pieces)))
+        actions.append(Send(_CLIENT, pieces))
         actions += after
         self._answer_left = frame_bytes - len(head)
         self._answers = rest
@@ -496,6 +507,8 @@ class AnswerSide(Carriage):
                 break
             self._no_longer_await(request, 1)
             self._count_answers(1, len(answer))
+            self._going = request.use
+            self._written(request.use, len(answer))
             left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
             if self._delays:
                 left_ms = 0 if request.plan.client_waits else self._held_ms
@@ -515,11 +528,12 @@ class AnswerSide(Carriage):
         request.timed = True
         binding = request.binding
         if binding is None or binding.costs is None:
+            self._model_time(request, 1, answer_bytes)
             return 0
         if request.answer is None:
             throttle_time_ms = self._times.charge(request, binding, answer_bytes, now_ms, self._now_us)
         else:
-            throttle_time_ms = self._times.charge_own(request, binding, answer_bytes, now_ms)
+            throttle_time_ms = self._times.charge_own(request, binding, answer_bytes, now_ms, self._now_us)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.REQUEST, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
@@ -538,8 +552,10 @@ class AnswerSide(Carriage):
             throttle_time_ms = self._charge_or_withhold(request, binding, value, now_ms, after)
         elif binding.fetch is not None:
             throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
-        if binding.shadow_fetch is not None and not request.withheld:
-            self._charge_shadow_fetch(binding.shadow_fetch, value, now_ms)
+        if not request.withheld:
+            self._used(request.use, value)
+            if binding.shadow_fetch is not None:
+                self._charge_shadow_fetch(binding.shadow_fetch, request.use, value, now_ms)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
@@ -559,10 +575,12 @@ class AnswerSide(Carriage):
         request.withheld = over_time or throttle_time_ms > 0
         return throttle_time_ms
 
-    def _charge_shadow_fetch(self, sensor: int, value: int, now_ms: int) -> None:
+    def _charge_shadow_fetch(self, sensor: int, use: Use | None, value: int, now_ms: int) -> None:
         """Charge the answer of a Fetch to a shadow quota, if it is measured still."""
         with suppress(StaleSensor):
-            self._shadows.charge(sensor, value, now_ms)
+            told_ms = self._shadows.charge(sensor, value, now_ms)
+            if told_ms and use is not None:
+                use.note_shadow(told_ms, self._now_us)
 
     def _throttle_splices(
         self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
@@ -602,6 +620,8 @@ class AnswerSide(Carriage):
         self._instead = empty_answer(plan, head, body_at, request.incremental, told_ms)
         self._to_drop = frame_bytes
         self._count_answers(1, len(self._instead))
+        self._going = request.use
+        self._written(request.use, len(self._instead))
         return _NOTHING
 
     def _drop(self, pieces: list[Piece], at: int, end: int) -> int:

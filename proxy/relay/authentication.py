@@ -1,5 +1,6 @@
 """What SASL means to a relay: whether frames are bare tokens, who may send what by now, and what a mute lets pass."""
 
+from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
@@ -12,6 +13,7 @@ from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED
 from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
 from proxy.relay.request import Refusal, Request, read_request
 from proxy.relay.tally import Tally
+from proxy.relay.use import Client
 from quotas.ledger import Binding, Ledger
 
 _HEAD = Struct(">ihh")
@@ -41,8 +43,10 @@ class Authentication(AnswerSide):
         "_unproven",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        super().__init__(ledger, tally, limits)
+    def __init__(
+        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
+    ) -> None:
+        super().__init__(ledger, tally, limits, meet)
         self._max_frame_bytes = limits.max_frame_bytes
         self._bindings: dict[bytes, Binding] = {}
         self._request_ticket = NO_TICKET
@@ -120,6 +124,7 @@ class Authentication(AnswerSide):
             self._unproven, self._succeeded = False, True
             self._tally.authentications += 1
             self._bindings.clear()
+            self._forget_clients()
             self._become_unlike()
         elif exchange is Exchange.FAILED:
             self._tally.authentications_failed += 1

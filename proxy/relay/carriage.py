@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Final
 
 from proxy.relay.actions import Action, RelayLimits, Send, Side, Throttled, WakeAt
-from proxy.relay.request import Request
+from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
 from proxy.relay.service_times import ServiceTimes
 from proxy.relay.tally import Tally
+from proxy.relay.use import PLACE, REQUEST, Client, Use
 from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 
@@ -26,6 +27,9 @@ AUTHENTICATING: Final = 64
 
 NO_TICKET: Final = -1
 
+_MAX_CLIENTS = 64
+_NOBODY: dict[bytes, Client] = {}
+
 
 class Carriage:
     """The state of a relay that its request side and its answer side both work on."""
@@ -34,13 +38,18 @@ class Carriage:
         "_charge",
         "_charge_unthrottled",
         "_client_blocked",
+        "_clients",
+        "_coming",
         "_delays",
         "_enquired",
+        "_going",
         "_in_flight",
         "_ledger",
         "_max_in_flight",
+        "_meet",
         "_mute",
         "_muted_until_ms",
+        "_mutes",
         "_now_us",
         "_shadows",
         "_tally",
@@ -55,8 +64,19 @@ class Carriage:
         "throttled_ms",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
+    def __init__(
+        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
+    ) -> None:
         self._ledger = ledger
+        self._meet = meet
+        """Says who somebody with this client-id is; None: use is not metered."""
+        self._clients: dict[bytes, Client] = _NOBODY if meet is None else {}
+        self._coming: Use | None = None
+        """Of the request that is being sent on."""
+        self._going: Use | None = None
+        """Of the answer that is being sent on."""
+        self._mutes: tuple[tuple[Use, int], ...] = ()
+        """Whose quotas have muted the client for now, and for how many ms."""
         self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
         self._charge_unthrottled = ledger.sensors.charge_unthrottled
         self._shadows = ledger.shadow_sensors
@@ -115,6 +135,11 @@ class Carriage:
         if quota_type is not None:
             self._tally.throttles[quota_type] += 1
             self._tally.throttled_ms[quota_type] += max(prolonged_ms, 0)
+            if self._meet is not None:
+                use = self._client(client_id).of(PLACE[quota_type])
+                use.note_throttle(max(prolonged_ms, 0), self._now_us)
+                if prolonged_ms > 0:
+                    self._mutes += ((use, prolonged_ms),)
         if prolonged_ms <= 0 and self._mute & THROTTLED:
             return
         self.throttled_ms += prolonged_ms
@@ -123,17 +148,80 @@ class Carriage:
         after.append(Throttled(quota_type, throttle_time_ms, client_id))
         after.append(WakeAt(until_ms))
 
-    def _count_requests(self, api_key: int, count: int, frames_bytes: int) -> None:
+    def _count_requests(self, request: Request, count: int, frames_bytes: int) -> None:
         self.requests += count
         self.request_bytes += frames_bytes
-        self._tally.requests_by_api[api_key] += count
+        self._tally.requests_by_api[request.plan.api_key] += count
         self._tally.request_bytes += frames_bytes
+        if self._meet is not None:
+            use = request.use
+            if use is None:
+                use = request.use = self._client(request.client_id).of(request.plan.use)
+            if self._now_us >= use.until_us:
+                use.turn(self._now_us)
+            use.requests += count
 
     def _count_answers(self, count: int, frames_bytes: int) -> None:
         self.answers += count
         self.answer_bytes += frames_bytes
         self._tally.answers += count
         self._tally.answer_bytes += frames_bytes
+
+    # ------------------------------------------------------------------- metered
+
+    def _client(self, client_id: bytes) -> Client:
+        client = self._clients.get(client_id)
+        if client is None:
+            assert self._meet is not None
+            if len(self._clients) >= _MAX_CLIENTS or len(client_id) > LONG_CLIENT_ID_BYTES:
+                self._forget_clients()
+            client = self._clients[client_id] = self._meet(client_id)
+        return client
+
+    def _forget_clients(self) -> None:
+        """From now on it is somebody else, or is somewhere else."""
+        for client in self._clients.values():
+            client.release()
+        self._clients.clear()
+
+    def _read(self, use: Use | None, read_bytes: int) -> None:
+        """So many bytes of a request have come."""
+        if use is not None:
+            if self._now_us >= use.until_us:
+                use.turn(self._now_us)
+            use.in_bytes += read_bytes
+
+    def _written(self, use: Use | None, written_bytes: int) -> None:
+        """So many bytes of an answer go out."""
+        if use is not None:
+            if self._now_us >= use.until_us:
+                use.turn(self._now_us)
+            use.out_bytes += written_bytes
+
+    def _used(self, use: Use | None, value: float) -> None:
+        """So much of what the quota counts is used."""
+        if use is not None:
+            use.add(value, self._now_us)
+
+    def _model_time(self, request: Request, count: int, answer_bytes: int) -> None:
+        """Where request time is not measured: what such requests cost."""
+        if (use := request.use) is not None and request.plan.charged:
+            waiting = request.waiting
+            size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
+            client = use.client
+            cost_us = client.costs.us(request.plan.cost_kind, size_bytes + answer_bytes, count)
+            client.of(REQUEST).add(cost_us / 1000, self._now_us)
+
+    def _mute_is_over(self, somebody_waits: bool) -> None:
+        for use, muted_ms in self._mutes if somebody_waits else ():
+            use.note_backlog(muted_ms, self._now_us)
+        self._mutes = ()
+
+    def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
+        """So much of what the client was sent was never written: its end came before."""
+        use = self._going or self._coming
+        if unsent_bytes and use is not None:
+            use.note_unsent(unsent_bytes, now_us)
 
     def _next_ticket(self) -> int:
         self._ticket += 1

@@ -11,6 +11,7 @@ from protocol.primitives import Reader
 from protocol.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
 from protocol.topic_mutations import TOPIC_MUTATIONS
 from protocol.walk import Walk
+from proxy.relay import use
 from proxy.relay.actions import AskKind
 from proxy.relay.costs import cost_kind, least_telling_bytes
 
@@ -64,7 +65,7 @@ class Plan:
     time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `client_waits`: clients
     hold back for the throttle time that they are told. `cost_kind` is under
     which kind it stands among the costs of requests; only what is `charged` counts there. An answer of `telling_bytes`
-    or more tells by its time what such requests cost; None: no answer does.
+    or more tells by its time what such requests cost; None: no answer does. `use` is as what it is metered.
     """
 
     api_key: int
@@ -83,6 +84,7 @@ class Plan:
     charged: bool = True
     cost_kind: int = 0
     telling_bytes: int | None = None
+    use: int = use.REQUEST
 
 
 def _plan(api: Api, api_version: int) -> Plan:
@@ -111,7 +113,14 @@ def _plan(api: Api, api_version: int) -> Plan:
         charged=api.key not in SASL_APIS,
         cost_kind=cost_kind(api.key),
         telling_bytes=least_telling_bytes(api.key),
+        use=_use(api.key),
     )
+
+
+def _use(api_key: int) -> int:
+    if api_key == PRODUCE:
+        return use.PRODUCE
+    return use.FETCH if api_key in (FETCH, SHARE_FETCH) else use.REQUEST
 
 
 def _is_quick(api: Api, answer: AnswerKind, throttle_at: int) -> bool:

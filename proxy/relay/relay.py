@@ -1,5 +1,7 @@
 """The relay in Python: the reference that any other make is held to."""
 
+from collections.abc import Callable
+
 from protocol.errors import ProtocolError
 from proxy.relay.actions import (
     Action,
@@ -17,6 +19,7 @@ from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal
 from proxy.relay.request_side import RequestSide
 from proxy.relay.tally import Tally
+from proxy.relay.use import REQUEST, Client
 from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 
@@ -39,8 +42,10 @@ class Relay(RequestSide):
         "_closed",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        super().__init__(ledger, tally, limits)
+    def __init__(
+        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
+    ) -> None:
+        super().__init__(ledger, tally, limits, meet)
         self._closed = False
         self._client_eof = False
 
@@ -165,6 +170,7 @@ class Relay(RequestSide):
         self._mute &= ~THROTTLED
         unpaid = self._loans.repay(now_ms)
         if unpaid is None:
+            self._mute_is_over(bool(self._requests))
             if self._held_since_ms is not None:
                 self._go_on_with_answers(actions, now_ms, self._held_verdict)
             if not self._closed:
@@ -182,6 +188,8 @@ class Relay(RequestSide):
             return actions
         if side is _NODE:
             self._node_blocked = False
+            if self._mute & UNCONNECTED:
+                self._forget_clients()
             self._mute &= ~UNCONNECTED
             self._settle_node(actions)
             self._go_on_with_requests(actions, now_ms)
@@ -281,6 +289,10 @@ class Relay(RequestSide):
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self._closed = True
+        if self._requests and self._meet is not None:
+            self._coming = self._coming or self._client(b"").of(REQUEST)
+            self._read(self._coming.client.of(REQUEST), len(self._requests))
+        self._forget_clients()
         self._requests = self._answers = self._held_answer = b""
         self._collecting, self._enquired = [], []
         self._in_flight.clear()

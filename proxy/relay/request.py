@@ -10,6 +10,7 @@ from protocol.requests import HEAD, MAX_HEAD_BYTES
 from proxy.relay.actions import CloseReason
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
+from proxy.relay.use import Use
 from quotas.ledger import Binding
 
 LONG_CLIENT_ID_BYTES = 1024
@@ -46,7 +47,8 @@ class Request:
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
     be answered; `waiting_bytes` are their sizes together. The next answer is `charged` if the bytes of that fetch were,
-    and `timed` if its request time was. Of what is `learned_from` the time of an answer tells what it cost.
+    and `timed` if its request time was. Of what is `learned_from` the time of an answer tells what it cost. `use` is
+    where it is metered, if it is.
     """
 
     plan: Plan
@@ -69,6 +71,7 @@ class Request:
     waiting: int = 0
     waiting_bytes: int = 0
     learned_from: bool = True
+    use: Use | None = None
 
 
 def read_request(buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request | None:

@@ -1,6 +1,6 @@
 """The request side of a relay: what the client sends is read, charged, decided about, and sent on to the node."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from struct import Struct
 
@@ -38,6 +38,7 @@ from proxy.relay.likeness import Likeness, likeness_of
 from proxy.relay.plans import FETCH, PRODUCE, UNKNOWN_API_VERSIONS
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
+from proxy.relay.use import Client, Use
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
 
@@ -67,8 +68,10 @@ class RequestSide(Authentication):
         "_timed",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        super().__init__(ledger, tally, limits)
+    def __init__(
+        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
+    ) -> None:
+        super().__init__(ledger, tally, limits, meet)
         self._buckets = ledger.buckets
         self._timed = False
         self._likeness: Likeness | None = None
@@ -103,6 +106,7 @@ class RequestSide(Authentication):
                     step = min(self._request_left, end - at)
                     self._request_left -= step
                     at += step
+                    self._read(self._coming, step)
                 if at == end or (self._mute & ~UNCONNECTED and not self._passes_mute(buf, at)):
                     break
                 if quick and not self._mute:
@@ -124,6 +128,7 @@ class RequestSide(Authentication):
                     add_run(pieces, buf, run, at)
                     at = run = at + frame_bytes
                     self._answer(request, unsupported_version_answer(request.correlation_id))
+                    self._read(request.use, frame_bytes)
                     continue
                 if self._mute & UNCONNECTED:
                     self._open_upstream(after)
@@ -135,6 +140,7 @@ class RequestSide(Authentication):
                     add_run(pieces, buf, run, at)
                     run = at + frame_bytes
                     pieces += self._carry_out(self._decided, request, memoryview(buf)[at:run], now_ms, after)
+                    self._read(request.use, frame_bytes)
                     at = run
                     continue
                 if request.plan.asked is AskKind.SASL:
@@ -146,7 +152,7 @@ class RequestSide(Authentication):
                         break
                     if uncharged:
                         self._take_uncharged(request)
-                        self._request_left = frame_bytes
+                        self._coming, self._request_left = request.use, frame_bytes
                         continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
@@ -173,7 +179,7 @@ class RequestSide(Authentication):
                     add_run(pieces, buf, run, splice.start)
                     pieces.append(splice.data)
                     run = splice.end
-                self._request_left = frame_bytes
+                self._coming, self._request_left = request.use, frame_bytes
         finally:
             self._requests = send_through(actions, _NODE, pieces, buf, run, at)
             actions += after
@@ -186,7 +192,7 @@ class RequestSide(Authentication):
 
     def _take_uncharged(self, request: Request) -> None:
         """Count a request that is being sent on, and no more."""
-        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        self._count_requests(request, 1, request.size_bytes + 4)
         request.muted_until_ms = self._muted_until_ms
         self._await_answer(request)
 
@@ -196,15 +202,18 @@ class RequestSide(Authentication):
     def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int, after: list[Action]) -> Splice | None:
         """Count and charge a request that is being sent on; return the splice that clamps a Fetch."""
         plan = request.plan
-        self._count_requests(plan.api_key, 1, request.size_bytes + 4)
+        self._count_requests(request, 1, request.size_bytes + 4)
         splice = None
         if plan.api_key == PRODUCE:
+            self._used(request.use, request.size_bytes)
             if binding.produce is not None:
                 throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
                 if throttle_time_ms:
                     self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after)
             if binding.shadow_produce is not None:
-                self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
+                told_ms = self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
+                if told_ms and request.use is not None:
+                    request.use.note_shadow(told_ms, self._now_us)
         elif plan.fetches and binding.limits_fetches:
             if plan.api_key == FETCH:
                 splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
@@ -251,7 +260,7 @@ class RequestSide(Authentication):
             if not self._take_run(likeness, first_id, count, end - at, now_ms):
                 return at, False
             if likeness.shadow is not None:
-                self._charge_shadow_run(likeness.shadow, buf, at, end, count, now_ms)
+                self._charge_shadow_run(likeness.shadow, likeness.request.use, buf, at, end, count, now_ms)
             at = end
             if at == len(buf):
                 return at, True
@@ -264,7 +273,11 @@ class RequestSide(Authentication):
         sensor = binding.produce if api_key == PRODUCE else None
         if sensor is not None and not self._charge_unthrottled(sensor, sizes, count, now_ms):
             return False
-        self._count_requests(api_key, count, frames_bytes)
+        self._count_requests(request, count, frames_bytes)
+        if (use := request.use) is not None:
+            use.in_bytes += frames_bytes
+            if api_key == PRODUCE:
+                use.used += sizes
         if not request.answered:
             if binding.costs is not None:
                 self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, sizes, count)
@@ -299,13 +312,17 @@ class RequestSide(Authentication):
             self._in_flight.append(likeness.request)
         return True
 
-    def _charge_shadow_run(self, sensor: int, buf: bytes, at: int, end: int, count: int, now_ms: int) -> None:
+    def _charge_shadow_run(
+        self, sensor: int, use: Use | None, buf: bytes, at: int, end: int, count: int, now_ms: int
+    ) -> None:
         """Charge the `count` requests between `at` and `end` to a shadow quota, which nobody feels."""
         if self._shadows.charge_unthrottled(sensor, end - at - 4 * count, count, now_ms):
             return
         while at < end:
             size_bytes = _INT32.unpack_from(buf, at)[0]
-            self._shadows.charge(sensor, size_bytes, now_ms)
+            told_ms = self._shadows.charge(sensor, size_bytes, now_ms)
+            if told_ms and use is not None:
+                use.note_shadow(told_ms, self._now_us)
             at += 4 + size_bytes
 
     def _open_upstream(self, after: list[Action]) -> None:
@@ -387,7 +404,7 @@ class RequestSide(Authentication):
         if verdict.answer is not None:
             self._answer(request, verdict.answer)
             return ()
-        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        self._count_requests(request, 1, request.size_bytes + 4)
         request.note, request.held = verdict.note, verdict.note is not None
         if request.plan.asked is AskKind.SASL:
             self._sent_sasl(request)
@@ -399,7 +416,7 @@ class RequestSide(Authentication):
 
     def _answer(self, request: Request, answer: bytes) -> None:
         """Answer a request by ourselves, when its turn comes."""
-        self._count_requests(request.plan.api_key, 1, request.size_bytes + 4)
+        self._count_requests(request, 1, request.size_bytes + 4)
         request.binding = self._bindings.get(request.client_id)
         request.answer = answer
         request.muted_until_ms = self._muted_until_ms

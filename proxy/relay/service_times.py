@@ -3,9 +3,15 @@
 from contextlib import suppress
 
 from proxy.relay.request import Request
+from proxy.relay.use import REQUEST
 from quotas.ledger import Binding, Ledger
 from quotas.request_costs import PERCENT_PER_US
 from quotas.sensors import StaleSensor
+
+
+def _meter(request: Request, cost_us: float, now_us: int) -> None:
+    if request.use is not None:
+        request.use.client.of(REQUEST).add(cost_us / 1000, now_us)
 
 
 class ServiceTimes:
@@ -52,34 +58,39 @@ class ServiceTimes:
         except StaleSensor:
             return False
         if binding.shadow_request is not None:
-            self._charge_shadow(binding.shadow_request, percent, now_ms)
+            self._charge_shadow(binding.shadow_request, request, percent, now_ms, now_us)
+        _meter(request, cost_us, now_us)
         self._settle(request, binding, count, answer_bytes, cost_us, now_us)
         return True
 
     def charge(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int, now_us: int) -> int:
         """Charge one answer; the throttle time in ms."""
         cost_us = self._cost_us(request, binding, 1, answer_bytes)
-        throttle_ms = self._charge(binding, cost_us * PERCENT_PER_US, now_ms)
+        throttle_ms = self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
+        _meter(request, cost_us, now_us)
         self._settle(request, binding, 1, answer_bytes, cost_us, now_us)
         return throttle_ms
 
-    def charge_own(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int) -> int:
+    def charge_own(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int, now_us: int) -> int:
         """Charge an answer of the proxy's own what it would cost the node; the throttle time in ms."""
         assert binding.costs is not None
         cost_us = binding.costs.us(request.plan.cost_kind, request.size_bytes + answer_bytes)
-        return self._charge(binding, cost_us * PERCENT_PER_US, now_ms)
+        _meter(request, cost_us, now_us)
+        return self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
 
-    def _charge(self, binding: Binding, percent: float, now_ms: int) -> int:
+    def _charge(self, request: Request, binding: Binding, percent: float, now_ms: int, now_us: int) -> int:
         if binding.shadow_request is not None:
-            self._charge_shadow(binding.shadow_request, percent, now_ms)
+            self._charge_shadow(binding.shadow_request, request, percent, now_ms, now_us)
         if binding.request is not None:
             with suppress(StaleSensor):
                 return self._sensors.charge(binding.request, percent, now_ms)
         return 0
 
-    def _charge_shadow(self, sensor: int, percent: float, now_ms: int) -> None:
+    def _charge_shadow(self, sensor: int, request: Request, percent: float, now_ms: int, now_us: int) -> None:
         with suppress(StaleSensor):
-            self._shadows.charge(sensor, percent, now_ms)
+            told_ms = self._shadows.charge(sensor, percent, now_ms)
+            if told_ms and request.use is not None:
+                request.use.client.of(REQUEST).note_shadow(told_ms, now_us)
 
     def _cost_us(self, request: Request, binding: Binding, count: int, answer_bytes: int) -> float:
         costs = binding.costs

@@ -35,7 +35,8 @@ class ConnectionFacts:
     `answered` are the APIs that are offered in any case, as the proxy answers them.
     `recent_topics` is what was just done to topics of this cluster; `default_partitions` says how many a topic gets
     that is created without a number; with `charge_validate_only` a mutation that is only to be validated is charged and
-    refused like any.
+    refused like any. `note_mutations` is told what mutations of a user and client-id have cost, and for how many ms a
+    shadow quota would have throttled.
     """
 
     virtual_cluster: str
@@ -51,6 +52,7 @@ class ConnectionFacts:
     answered: Answered = ANSWERED
     recent_topics: RecentTopics = field(default_factory=RecentTopics)
     default_partitions: Callable[[], int] = lambda: 1
+    note_mutations: Callable[[str, str, float, Sequence[int]], None] | None = None
     charge_validate_only: bool = False
     rights_of: Callable[[str], tuple[bool, bool]] | None = None
     login: Login = field(default_factory=Login)

@@ -28,7 +28,7 @@ from protocol.topic_partitions import partitions_by_id_request, partitions_by_na
 from proxy.relay.actions import Ask, Close, CloseReason, Verdict
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.recent_topics import TopicKey
-from quotas.ledger import Binding, Ledger
+from quotas.ledger import Binding
 from quotas.rows import StaleSensor
 from quotas.token_buckets import TokenBuckets
 
@@ -62,6 +62,7 @@ class _Note:
     bucket: int | None
     shadow_bucket: int | None
     validate_only: bool
+    client_id: str
 
 
 class _Costs:
@@ -94,22 +95,33 @@ def judge(ask: Ask, binding: Binding, facts: ConnectionFacts, now_ms: int) -> Ve
         known = _Known(enquiries, ask.enquired, facts, now_ms)
     except ProtocolError as error:
         return Verdict(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
-    return _decided(ask, request, _COSTS[ask.api_key](request.items, known), binding, facts.ledger, now_ms)
+    return _decided(ask, request, _COSTS[ask.api_key](request.items, known), binding, facts, now_ms)
 
 
 def _decided(
-    ask: Ask, request: MutationRequest, costs: _Costs, binding: Binding, ledger: Ledger, now_ms: int
+    ask: Ask, request: MutationRequest, costs: _Costs, binding: Binding, facts: ConnectionFacts, now_ms: int
 ) -> Verdict:
+    ledger = facts.ledger
     refused, throttle_time_ms = _spend(request, costs, ledger.buckets, binding.mutation, now_ms)
     passing = [0 if i in refused else cost for i, cost in enumerate(costs.now)]
-    in_shadow = _spend_in_shadow(request, passing, ledger.shadow_buckets, binding.shadow_mutation, now_ms)
+    in_shadow, told_ms = _spend_in_shadow(request, passing, ledger.shadow_buckets, binding.shadow_mutation, now_ms)
+    if told_ms and facts.note_mutations is not None:
+        facts.note_mutations(facts.user, binding.client_id, 0.0, told_ms)
     refusals = {i: refusal(request, request.items[i]) for i in sorted(refused)}
     if refused and len(refused) == len(request.items):
         answer = refusals_answer(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
         return Verdict(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
     charges = {i: _Charge(cost, in_shadow[i], costs.due[i]) for i, cost in enumerate(passing) if i not in refused}
     matters = refused or any(charge.due for charge in charges.values())
-    note = _Note(request.items, charges, refusals, binding.mutation, binding.shadow_mutation, request.validate_only)
+    note = _Note(
+        request.items,
+        charges,
+        refusals,
+        binding.mutation,
+        binding.shadow_mutation,
+        request.validate_only,
+        binding.client_id,
+    )
     return Verdict(
         splices=request.without(refused),
         note=note if matters else None,
@@ -141,17 +153,23 @@ def _spend(
 
 def _spend_in_shadow(
     request: MutationRequest, passing: Sequence[int], buckets: TokenBuckets, bucket: int | None, now_ms: int
-) -> list[int]:
-    """What is charged to the shadow quota of what passes. It refuses nothing, and counts what it would have refused."""
+) -> tuple[list[int], list[int]]:
+    """What is charged to the shadow quota of what passes. It refuses nothing, and counts what it would have refused.
+
+    The second value are the times, in ms, for which it would have throttled.
+    """
     charged = [0] * len(passing)
+    throttles_ms: list[int] = []
     if bucket is None:
-        return charged
+        return charged, throttles_ms
     spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
     for i, cost in enumerate(passing):
         if cost:
             told_ms = spend(bucket, cost, now_ms)
             charged[i] = 0 if request.strict and told_ms is not None else cost
-    return charged
+            if told_ms:
+                throttles_ms.append(told_ms)
+    return charged, throttles_ms
 
 
 # ------------------------------------------------------------------------------ the answer
@@ -163,7 +181,9 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     assert isinstance(note, _Note)
     answer = read_mutation_answer(ask.frame, ask.api_key, ask.api_version)
     items = [note.items[i] for i in note.charges]
+    used = 0
     for item, charge, result in zip(items, note.charges.values(), answer.matched(items), strict=True):
+        used += _cost_in_the_end(charge.spent, charge.due, result)
         if result is not None:
             if result.error_code == _NO_ERROR and not note.validate_only:
                 left = _left(ask, item, charge, result)
@@ -172,6 +192,8 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
                 _correct(ledger.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
             with suppress(StaleSensor):
                 _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow, result, now_ms)
+    if used and facts.note_mutations is not None:
+        facts.note_mutations(facts.user, note.client_id, used, ())
     splices = (answer.merged(ask.frame, note.items, note.refusals),) if note.refusals else ()
     return Verdict(splices=splices, throttle_at=answer.throttle_at)
 
@@ -187,18 +209,21 @@ def _left(ask: Ask, item: TopicItem, charge: _Charge, result: TopicResult) -> in
 
 def _correct(buckets: TokenBuckets, bucket: int | None, spent: int, due: int, result: TopicResult, now_ms: int) -> None:
     """Have a topic charged what it cost in the end."""
-    if bucket is None or result.error_code == _REQUEST_TIMED_OUT:
+    if bucket is None:
         return
-    if result.error_code != _NO_ERROR:
-        cost = 0
-    elif result.partitions >= 0 and due:
-        cost = result.partitions
-    else:
-        cost = due
+    cost = _cost_in_the_end(spent, due, result)
     if cost < spent:
         buckets.give_back(bucket, spent - cost, now_ms)
     elif cost > spent:
         buckets.spend_permissively(bucket, cost - spent, now_ms)
+
+
+def _cost_in_the_end(spent: int, due: int, result: TopicResult | None) -> int:
+    if result is None or result.error_code == _REQUEST_TIMED_OUT:
+        return spent
+    if result.error_code != _NO_ERROR:
+        return 0
+    return result.partitions if result.partitions >= 0 and due else due
 
 
 # ------------------------------------------------------------------------------ counts

@@ -11,6 +11,7 @@ class FakeStream:
         self.aborted = False
         self.unsent_bytes = 0
         self.taken_bytes = 0
+        self.lost_bytes = 0
 
     def write(self, pieces) -> None:
         self.written += b"".join(pieces)

@@ -162,7 +162,11 @@ BAD_VALUES = [
         1,
         f"{LISTENER}.max_held_per_ip: unknown key here, it stands in virtual_clusters[].connections",
     ),
-    (("a\nb",), 1, r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, connections or log"),
+    (
+        ("a\nb",),
+        1,
+        r"['a\nb']: unknown key, expected virtual_clusters, metrics, admin, limits, connections, usage or log",
+    ),
     (listener("bind"), "localhost", f"{LISTENER}.bind: expected an IP address, got 'localhost'"),
     (listener("bind"), "0.0.0.0", f"{LISTENER}.advertised_host: {HOST}, got nothing"),
     (listener("bind"), "::", f"{LISTENER}.advertised_host: {HOST}, got nothing"),

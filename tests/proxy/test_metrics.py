@@ -3,7 +3,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
-from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
+from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
+from proxy.usage.spool import SpoolTotals
 
 NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
 RULE = {"virtual_cluster": "main", "node_id": "3", "quota_type": "produce"}
@@ -12,6 +13,33 @@ RULE = {"virtual_cluster": "main", "node_id": "3", "quota_type": "produce"}
 @pytest.fixture
 def metrics():
     return Metrics(CollectorRegistry(), top_entities=2)
+
+
+USAGE = (
+    "records",
+    "bytes",
+    "files",
+    "files_deleted",
+    "records_waiting",
+    "records_dropped",
+    "write_failures",
+    "clients",
+    "clients_capacity",
+    "client_overflows",
+)
+
+
+def test_what_was_recorded_is_shown(metrics):
+    stream = SpoolTotals("usage", written=7, written_bytes=700, files=2, dropped={"no_room": 3}, waiting=4)
+    metrics.add_usage(lambda: UsageTotals([stream], 5, {"main": (10, 100, 1)}))
+    value = metrics.registry.get_sample_value
+    assert value("kafka_throttle_usage_records_total", {"stream": "usage"}) == 7
+    assert value("kafka_throttle_usage_bytes_total", {"stream": "usage"}) == 700
+    assert value("kafka_throttle_usage_records_dropped_total", {"stream": "usage", "reason": "no_room"}) == 3
+    assert value("kafka_throttle_usage_records_waiting", {"stream": "usage"}) == 4
+    assert value("kafka_throttle_usage_write_failures_total") == 5
+    assert value("kafka_throttle_usage_clients", {"virtual_cluster": "main"}) == 10
+    assert value("kafka_throttle_usage_client_overflows_total", {"virtual_cluster": "main"}) == 1
 
 
 def totals(**counts):
@@ -215,6 +243,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_throttles",
         "kafka_throttle_upstream_connect_failures",
         "kafka_throttle_upstream_connects_paced",
+        *(f"kafka_throttle_usage_{name}" for name in USAGE),
     } == ours
 
 

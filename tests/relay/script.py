@@ -18,7 +18,8 @@ from proxy.relay.actions import (
     WakeAt,
 )
 from proxy.relay.tally import Tally
-from proxy.verdicts.decide import decide
+from proxy.relay.use import Client, Counts, Meter
+from proxy.verdicts.decide import decide, measured_client_id
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
@@ -76,7 +77,11 @@ class Script:
         self.ledger = ledger if ledger is not None else ledger_with()
         self.nodes = nodes or FixedNodes()
         self.tally = Tally()
-        self.relay = make(self.ledger, self.tally, limits or RelayLimits())
+        self.meter = Meter("main", 10, 1000, self.ledger.costs)
+        self.read_bytes = 0
+        self.counted: list[Counts] = []
+        self.metered = [0, 0]
+        self.relay = make(self.ledger, self.tally, limits or RelayLimits(), self._meet)
         self.facts = ConnectionFacts("main", self.nodes, self.ledger, 1, "ANONYMOUS", carried)
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
         self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
@@ -92,8 +97,29 @@ class Script:
         self.do(self.relay.on_writable(Side.NODE, NOW_US))
         return self
 
+    def _meet(self, raw_client_id: bytes) -> Client:
+        facts = self.facts
+        return self.meter.hold(facts.node_id, facts.user, measured_client_id(raw_client_id, self.ledger.table))
+
+    def usage(self) -> list[Counts]:
+        """What was metered so far: all windows are closed."""
+        for window, use in self.meter.take_open():
+            self.meter.settle(window, use, None)
+        for counts in self.meter.closed:
+            self.metered[0] += counts.in_bytes
+            self.metered[1] += counts.out_bytes
+        self.counted += self.meter.closed
+        self.meter.closed.clear()
+        return self.counted
+
+    def _check_usage(self) -> None:
+        """Every byte that crossed the wire is metered once."""
+        self.usage()
+        assert self.metered == [self.read_bytes - len(self.relay._requests), len(self.sent[Side.CLIENT])]
+
     def client(self, data: bytes, now_ms: float = NOW_MS) -> bytes:
         """Bytes from the client; what went to the node meanwhile."""
+        self.read_bytes += len(data) if self.closed is None else 0
         return self._during(Side.NODE, lambda: self.relay.on_bytes(Side.CLIENT, data, us(now_ms)), now_ms)
 
     def node(self, data: bytes, now_ms: float = NOW_MS) -> bytes:
@@ -113,6 +139,7 @@ class Script:
     def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: float) -> bytes:
         before = len(self.sent[side])
         self.do(step(), now_ms)
+        self._check_usage()
         return bytes(self.sent[side][before:])
 
     def do(self, actions: list[Action], now_ms: float = NOW_MS) -> None:

@@ -1,0 +1,279 @@
+"""What clients use, counted by relays as it crosses the wire, and handed on window by window.
+
+A byte counts when it was read from the client's socket or is handed over to be written there, with the user and
+client-id of its request; of a connection that dies amid a frame so much of it counts as came. What was handed over and
+never written is told as unsent. So requests are what began, in_bytes what was read, out_bytes - unsent_bytes what was
+written: an observer in front of the proxy sees the same, but for what only a kernel had when a connection was lost.
+"""
+
+from collections import deque
+from typing import NamedTuple
+
+from quotas.entities import QuotaType
+from quotas.ledger import WHOLE_CLUSTER
+from quotas.request_costs import NodeCosts, RequestCosts
+
+PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
+"""Places of the types of quota in a client."""
+
+TYPES = (
+    QuotaType.PRODUCE,
+    QuotaType.FETCH,
+    QuotaType.REQUEST,
+    QuotaType.CONTROLLER_MUTATION,
+    QuotaType.CONNECTION,
+)
+PLACE = {quota_type: place for place, quota_type in enumerate(TYPES)}
+
+OVERFLOW = "<overflow>"
+"""In place of names of clients that are too many to be told apart."""
+
+NO_WINDOW = -1
+_SECOND_US = 1_000_000
+
+
+class Counts(NamedTuple):
+    """What one client used of one quota type at one node in one window, which began at `begin_ms` since 1970."""
+
+    client: "Client"
+    quota_type: QuotaType
+    begin_ms: int
+    used: float
+    peak: float
+    requests: int
+    in_bytes: int
+    out_bytes: int
+    throttles: int
+    throttled_ms: int
+    backlogged_ms: int
+    shadow_throttles: int
+    shadow_throttled_ms: int
+    unsent_bytes: int
+
+
+class Client:
+    """One client at one node, or one address."""
+
+    __slots__ = ("client_id", "costs", "holders", "ip", "meter", "node_id", "open", "user", "uses")
+
+    def __init__(self, meter: "Meter", node_id: int, user: str, client_id: str, ip: str, costs: NodeCosts) -> None:
+        self.meter = meter
+        self.node_id = node_id
+        self.user = user
+        self.client_id = client_id
+        self.ip = ip
+        self.costs = costs
+        self.holders = 0
+        """Connections that count for it."""
+        self.open = 0
+        """Types of which it has used something in this window."""
+        self.uses: list[Use | None] = [None] * len(TYPES)
+
+    def of(self, place: int) -> "Use":
+        """Its use of one type of quota; mutations are those of the whole cluster."""
+        use = self.uses[place]
+        if use is None:
+            if place == MUTATION and self.node_id != WHOLE_CLUSTER:
+                return self.meter.client(WHOLE_CLUSTER, self.user, self.client_id).of(MUTATION)
+            use = self.uses[place] = Use(self, place)
+        return use
+
+    def release(self) -> None:
+        """One connection less counts for it."""
+        self.holders -= 1
+        if not self.holders and not self.open:
+            self.meter.forget(self)
+
+
+class Use:
+    """What one client uses of one quota type: counted since the window began.
+
+    Before anything is counted at a time that is not before `until_us`, `turn` is to be called.
+    """
+
+    __slots__ = (
+        "backlogged_ms",
+        "client",
+        "in_bytes",
+        "mark",
+        "out_bytes",
+        "peak",
+        "place",
+        "requests",
+        "shadow_throttled_ms",
+        "shadow_throttles",
+        "throttled_ms",
+        "throttles",
+        "unsent_bytes",
+        "until_us",
+        "used",
+        "window",
+    )
+
+    def __init__(self, client: Client, place: int) -> None:
+        self.client = client
+        self.place = place
+        self.window = NO_WINDOW
+        self.until_us = -1
+        self._begin()
+
+    def _begin(self) -> None:
+        self.requests = self.in_bytes = self.out_bytes = self.unsent_bytes = 0
+        self.throttles = self.throttled_ms = self.backlogged_ms = 0
+        self.shadow_throttles = self.shadow_throttled_ms = 0
+        self.used = self.mark = self.peak = 0.0
+
+    def turn(self, now_us: int) -> None:
+        """Another second has begun, perhaps in another window."""
+        meter = self.client.meter
+        wall_s = (now_us + meter.offset_us) // _SECOND_US
+        self._end_second()
+        self.until_us = (wall_s + 1) * _SECOND_US - meter.offset_us
+        window = wall_s // meter.window_s
+        if window != self.window:
+            self.close()
+            self.window = window
+            self.client.open += 1
+            meter.opened(self)
+
+    def _end_second(self) -> None:
+        in_second = self.used - self.mark
+        if in_second > self.peak:
+            self.peak = in_second
+        self.mark = self.used
+
+    def close(self) -> None:
+        """Hand on what was counted in the window, if there is one."""
+        if self.window == NO_WINDOW:
+            return
+        self._end_second()
+        meter = self.client.meter
+        counts = (
+            self.used,
+            self.peak,
+            self.requests,
+            self.in_bytes,
+            self.out_bytes,
+            self.throttles,
+            self.throttled_ms,
+            self.backlogged_ms,
+            self.shadow_throttles,
+            self.shadow_throttled_ms,
+            self.unsent_bytes,
+        )
+        meter.closed.append(Counts(self.client, TYPES[self.place], self.window * meter.window_s * 1000, *counts))
+        self._begin()
+        self.window, self.until_us = NO_WINDOW, -1
+        self.client.open -= 1
+
+    # ------------------------------------------------- what does not come often
+
+    def note_throttle(self, prolonged_ms: int, now_us: int) -> None:
+        """The quota throttled, and prolonged a mute."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self.throttles += 1
+        self.throttled_ms += prolonged_ms
+
+    def note_backlog(self, muted_ms: int, now_us: int) -> None:
+        """At the end of a mute by the quota a request was waiting."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self.backlogged_ms += muted_ms
+
+    def note_shadow(self, throttle_ms: int, now_us: int) -> None:
+        """The shadow quota would have throttled."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self.shadow_throttles += 1
+        self.shadow_throttled_ms += throttle_ms
+
+    def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
+        """So much of what was counted as written was not."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self.unsent_bytes += unsent_bytes
+
+    def add(self, value: float, now_us: int) -> None:
+        """What the quota counts has been used; negative if it was given back."""
+        if now_us >= self.until_us:
+            self.turn(now_us)
+        self.used += value
+
+
+class Meter:
+    """Who uses what in one virtual cluster: all clients that are connected, or were in this window.
+
+    There are `max_clients` at most, and a sixteenth more for the overflow of each user; beyond that all are one.
+    `closed` are the counts of windows that are over; whoever takes them is to be there once a window.
+    """
+
+    def __init__(self, virtual_cluster: str, window_s: int, max_clients: int, costs: RequestCosts) -> None:
+        self.virtual_cluster = virtual_cluster
+        self.window_s = window_s
+        self.max_clients = max_clients
+        self.offset_us = 0
+        """What the wall clock is ahead of the monotonic one."""
+        self.closed: deque[Counts] = deque()
+        self.overflowed = 0
+        """How often a client got no place of its own."""
+        self._costs = costs
+        self._clients: dict[tuple[int, str, str, str], Client] = {}
+        self._open: list[tuple[int, Use]] = []
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    def client(self, node_id: int, user: str, client_id: str, ip: str = "") -> Client:
+        """The client, or who stands for it when there are too many."""
+        key = (node_id, user, client_id, ip)
+        client = self._clients.get(key)
+        if client is None:
+            if len(self._clients) >= self.max_clients:
+                key = self._overflow(node_id, user, ip)
+                client = self._clients.get(key)
+            if client is None:
+                client = self._clients[key] = Client(self, *key, self._costs.of_node(node_id))
+        return client
+
+    def _overflow(self, node_id: int, user: str, ip: str) -> tuple[int, str, str, str]:
+        self.overflowed += 1
+        if ip:
+            return node_id, "", "", OVERFLOW
+        key = (node_id, user, OVERFLOW, "")
+        if key in self._clients or len(self._clients) < self.max_clients + max(self.max_clients // 16, 1):
+            return key
+        return node_id, OVERFLOW, OVERFLOW, ""
+
+    def hold(self, node_id: int, user: str, client_id: str) -> Client:
+        """The client, for a connection that counts for it until it releases it."""
+        client = self.client(node_id, user, client_id)
+        client.holders += 1
+        return client
+
+    def forget(self, client: Client) -> None:
+        """Nobody counts for the client any more."""
+        key = (client.node_id, client.user, client.client_id, client.ip)
+        if self._clients.get(key) is client:
+            del self._clients[key]
+
+    def opened(self, use: Use) -> None:
+        """Something is used of which nothing was in this window."""
+        self._open.append((use.window, use))
+
+    def take_open(self) -> list[tuple[int, Use]]:
+        """The uses that may have to be closed, with their windows, each to be given to `settle`."""
+        uses, self._open = self._open, []
+        return uses
+
+    def settle(self, window: int, use: Use, now_us: int | None) -> None:
+        """Close a use whose window is over, or keep it for when that is; with no time, close it in any case."""
+        if use.window != window:
+            return
+        if now_us is not None and (now_us + self.offset_us) // _SECOND_US // self.window_s == window:
+            self._open.append((window, use))
+            return
+        use.close()
+        client = use.client
+        if not client.holders and not client.open:
+            self.forget(client)

@@ -1,0 +1,153 @@
+"""The recorder: closes the windows of all meters by the wall clock, and has their records written."""
+
+import asyncio
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from proxy.clock import Clock
+from proxy.config.settings import UsageConfig
+from proxy.metrics import UsageTotals
+from proxy.relay.use import CONNECTION, Meter
+from proxy.usage.records import record_of
+from proxy.usage.spool import Spool, SpoolRules
+from proxy.usage.tracer import Tracer
+from quotas.connection_quotas import Admission, Outcome
+from quotas.ledger import WHOLE_CLUSTER, Ledger
+from quotas.usage_record import USAGE, UsageRecord
+
+_MIB = 1 << 20
+_SETTLED_PER_STEP = 200
+_RECORDS_PER_STEP = 100
+_FLUSH_S = 0.5
+"""How often what a trace has noted is handed on, and how late a window may be closed after a jump of the clock."""
+
+
+def rules_of(usage: UsageConfig) -> SpoolRules:
+    """As the spool has them."""
+    return SpoolRules(
+        usage.file_mib * _MIB,
+        usage.file_s,
+        usage.total_mib * _MIB,
+        usage.trace.total_mib * _MIB,
+        usage.keep_s,
+        usage.keep_at_least_s,
+        usage.queue_records,
+        usage.fsync,
+    )
+
+
+def own_name() -> str:
+    """What this host is called, as far as that may be written in a file's name."""
+    name = re.sub("[^A-Za-z0-9._-]", "_", socket.gethostname())[:64]
+    return name or "proxy"
+
+
+class Metered(NamedTuple):
+    """One virtual cluster."""
+
+    meter: Meter
+    ledger: Ledger
+
+
+class Recorder:
+    """Makes the records of one process."""
+
+    def __init__(
+        self, metered: Sequence[Metered], spool: Spool, window_s: int, clock: Clock, tracer: Tracer | None
+    ) -> None:
+        self.spool = spool
+        self._metered = metered
+        self._by_cluster = {of.meter.virtual_cluster: of.meter for of in metered}
+        self._window_ms = window_s * 1000
+        self._clock = clock
+        self._tracer = tracer
+        self._sequence = 0
+        self._set_offset()
+
+    def start(self) -> None:
+        """Begin to write. SpoolUnusable if the directory cannot be used."""
+        self.spool.start()
+        if self._tracer is not None:
+            self._tracer.identify(self.spool.instance, self.spool.epoch)
+
+    def totals(self) -> UsageTotals:
+        """What was recorded, and how much of what may be there is."""
+        return UsageTotals(
+            [*self.spool.totals()],
+            self.spool.failures,
+            {meter.virtual_cluster: (len(meter), meter.max_clients, meter.overflowed) for meter, _ in self._metered},
+        )
+
+    def note_connection(self, virtual_cluster: str, address: str, admission: Admission, now_ms: int) -> None:
+        """What became of a connection at the door."""
+        if self._tracer is not None:
+            self._tracer.note_connection(virtual_cluster, address, admission, now_ms)
+        meter = self._by_cluster.get(virtual_cluster)
+        if meter is None or admission.outcome is Outcome.TOO_MANY:
+            return
+        use = meter.client(WHOLE_CLUSTER, "", "", address).of(CONNECTION)
+        if admission.outcome is Outcome.ADMITTED:
+            use.add(1, now_ms * 1000)
+        else:
+            use.note_throttle(admission.throttle_ms, now_ms * 1000)
+
+    # ------------------------------------------------------------------- windows
+
+    async def run(self) -> None:
+        """Close each window when it is over, until cancelled."""
+        window = self._window()
+        while True:
+            await asyncio.sleep(min(self._until_next_s(), _FLUSH_S))
+            self._flush_trace()
+            if (now := self._window()) != window:
+                window = now
+                for _ in self.close_windows():
+                    await asyncio.sleep(0)
+
+    def _window(self) -> int:
+        return self._clock.epoch_ms() // self._window_ms
+
+    def _until_next_s(self) -> float:
+        return (self._window_ms - self._clock.epoch_ms() % self._window_ms + 1) / 1000
+
+    def _set_offset(self) -> None:
+        offset_us = self._clock.epoch_ms() * 1000 - self._clock.now_us()
+        for meter, _ in self._metered:
+            meter.offset_us = offset_us
+
+    def close_windows(self, at_end: bool = False) -> Iterator[None]:
+        """Make the records of windows that are over, at the end of the process of those that are not, too; in steps."""
+        self._set_offset()
+        for meter, ledger in self._metered:
+            for number, (window, use) in enumerate(meter.take_open(), 1):
+                meter.settle(window, use, None if at_end else self._clock.now_us())
+                if not number % _SETTLED_PER_STEP:
+                    yield
+            while meter.closed:
+                self._record(meter, ledger)
+                yield
+
+    def _record(self, meter: Meter, ledger: Ledger) -> None:
+        now_ms = self._clock.epoch_ms()
+        records: list[UsageRecord] = []
+        first = self._sequence + 1
+        while meter.closed and len(records) < _RECORDS_PER_STEP:
+            counts = meter.closed.popleft()
+            self._sequence += 1
+            end_ms = max(min(counts.begin_ms + self._window_ms, now_ms), counts.begin_ms)
+            who = (self.spool.instance, self.spool.epoch, self._sequence)
+            records.append(record_of(counts, ledger, *who, end_ms, meter.virtual_cluster))
+        self.spool.put(USAGE, records, first, self._sequence)
+
+    def _flush_trace(self) -> None:
+        if self._tracer is not None:
+            self._tracer.flush(self.spool.put, self.spool.drop)
+
+    async def stop(self, timeout_s: float) -> None:
+        """Record all that was counted, and wait until it is written."""
+        for _ in self.close_windows(at_end=True):
+            await asyncio.sleep(0)
+        self._flush_trace()
+        await asyncio.to_thread(self.spool.close, timeout_s)

@@ -1,0 +1,57 @@
+"""Usage records from what relays have counted, and from what quotas say now."""
+
+from proxy.relay.use import Counts
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.usage_record import UsageRecord
+
+
+def record_of(
+    counts: Counts, ledger: Ledger, instance: str, epoch: int, sequence: int, end_ms: int, virtual_cluster: str
+) -> UsageRecord:
+    """The record of what one client has used of one quota type in a window that ended at `end_ms`."""
+    client = counts.client
+    limit, rule = _standing(ledger.table, counts)
+    shadow_limit, shadow_rule = _standing(ledger.shadow, counts)
+    return UsageRecord(
+        instance=instance,
+        epoch=epoch,
+        sequence=sequence,
+        begin_ms=counts.begin_ms,
+        end_ms=end_ms,
+        virtual_cluster=virtual_cluster,
+        node_id=client.node_id,
+        user=client.user,
+        client_id=client.client_id,
+        ip=client.ip,
+        quota_type=counts.quota_type.name.lower(),
+        used=float(counts.used),
+        peak=float(counts.peak),
+        requests=counts.requests,
+        in_bytes=counts.in_bytes,
+        out_bytes=counts.out_bytes,
+        throttles=counts.throttles,
+        throttled_ms=counts.throttled_ms,
+        backlogged_ms=counts.backlogged_ms,
+        limit=limit,
+        rule=rule,
+        shadow_limit=shadow_limit,
+        shadow_rule=shadow_rule,
+        shadow_throttles=counts.shadow_throttles,
+        shadow_throttled_ms=counts.shadow_throttled_ms,
+        unsent_bytes=counts.unsent_bytes,
+    )
+
+
+def _standing(table: QuotaTable, counts: Counts) -> tuple[float | None, str]:
+    """The bound in force for a client, and the entity that it is set on; None and "" where there is none."""
+    client, quota_type = counts.client, counts.quota_type
+    entity: Entity | None
+    if quota_type is QuotaType.CONNECTION:
+        limit, entity = table.ip_limit(client.ip)
+    else:
+        _, limit, entity = table.tags_and_limit(quota_type, client.user, client.client_id)
+    if entity is None or limit >= UNLIMITED:
+        return None, ""
+    return limit, str(entity)

@@ -1,0 +1,352 @@
+"""The spool: a directory of complete files of usage records and trace events, written by a thread of its own.
+
+Who hands records over never waits: what finds no room is dropped, counted, and told by a `dropped` line as soon as
+records of its stream are written again. A disk that takes nothing is tried again every second. When records are handed
+over, a process that is killed loses what is in memory; what is written survives it, and with `fsync` complete files
+survive the machine.
+"""
+
+import os
+import re
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import structlog
+
+from proxy.usage.spool_file import SpoolFile, salvage
+from quotas.usage_record import TRACE, USAGE, Dropped, Header, Row
+
+log = structlog.get_logger()
+
+STREAMS = (USAGE, TRACE)
+_RETRY_S = 1.0
+_TIDY_S = 10.0
+_ROWS_AT_ONCE = 500
+"""So many are written before the event loop has its turn again."""
+
+NO_ROOM = "no_room"
+"""Why records are dropped: the queue was full, as the disk took nothing or too little."""
+
+
+class SpoolUnusable(Exception):
+    """The directory cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolRules:
+    """When a file is complete, how long files stay, and how many records may wait to be written."""
+
+    file_bytes: int = 64 << 20
+    file_s: int = 60
+    total_bytes: int = 4 << 30
+    total_trace_bytes: int = 1 << 30
+    keep_s: int = 14 * 86_400
+    keep_at_least_s: int = 3600
+    queue_records: int = 100_000
+    sync: bool = True
+
+
+@dataclass(slots=True)
+class SpoolTotals:
+    """What was done for one stream since the process began, and what there is."""
+
+    stream: str
+    written: int = 0
+    written_bytes: int = 0
+    files: int = 0
+    deleted: int = 0
+    dropped: dict[str, int] = field(default_factory=lambda: {NO_ROOM: 0})
+    waiting: int = 0
+
+
+@dataclass(slots=True)
+class _Stream:
+    totals: SpoolTotals
+    dropped: list[Dropped] = field(default_factory=list)
+    """What the next records that are written tell."""
+    file: SpoolFile | None = None
+    file_number: int = 0
+    begun_s: float = 0.0
+    sequence: int = 1
+    final: bool = False
+
+
+class Spool:
+    """Takes records from the event loop, and writes them. Only `put`, `drop` and `totals` are for that thread."""
+
+    def __init__(
+        self,
+        directory: Path,
+        instance: str,
+        epoch: int,
+        rules: SpoolRules,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.directory = directory
+        self.instance = instance
+        self.epoch = epoch
+        self.rules = rules
+        self.failures = 0
+        """How often writing failed."""
+        self._now_s = now_s
+        self._streams = {stream: _Stream(SpoolTotals(stream)) for stream in STREAMS}
+        self._queue: deque[tuple[str, list[Row]]] = deque()
+        self._waiting = 0
+        self._has_work = threading.Condition()
+        self._closing = False
+        self._failing = False
+        self._dropping = False
+        self._tidied_s = -_TIDY_S
+        self._thread = threading.Thread(target=self._run, name="usage spool", daemon=True)
+
+    # ---------------------------------------------------------------- the loop's
+
+    def start(self) -> None:
+        """Make the directory ready, complete what an earlier process left, and write from now on. SpoolUnusable."""
+        check_directory(self.directory)
+        for found in salvage(self.directory, self.rules.sync):
+            if found.problem:
+                log.warning("usage_file_not_salvaged", file=found.part.name, problem=found.problem)
+            elif found.path is not None:
+                log.info("usage_file_salvaged", file=found.path.name, records=found.records)
+        self.epoch = max(self.epoch, self._latest_epoch() + 1)
+        self._thread.start()
+
+    def put(self, stream: str, rows: Sequence[Row], first: int, last: int) -> None:
+        """Have rows written, whose numbers are `first` to `last`; never waits, and drops them if there is no room."""
+        with self._has_work:
+            if self._waiting + len(rows) > self.rules.queue_records:
+                self._drop(stream, first, last, NO_ROOM)
+                return
+            batch = [*self._streams[stream].dropped, *rows]
+            self._streams[stream].dropped.clear()
+            self._queue.append((stream, batch))
+            self._count_waiting(stream, len(batch))
+            self._has_work.notify()
+
+    def drop(self, stream: str, first: int, last: int, reason: str) -> None:
+        """Have it told that records with these numbers are not to come."""
+        with self._has_work:
+            self._drop(stream, first, last, reason)
+
+    def _drop(self, stream: str, first: int, last: int, reason: str) -> None:
+        of = self._streams[stream]
+        of.totals.dropped[reason] = of.totals.dropped.get(reason, 0) + last - first + 1
+        if reason == NO_ROOM and not self._dropping:
+            self._dropping = True
+            log.warning("usage_records_dropped", stream=stream, reason=reason, setting="usage.queue_records")
+        before = of.dropped[-1] if of.dropped else None
+        if before is not None and before.last_sequence + 1 == first and before.reason == reason:
+            first = before.first_sequence
+            of.dropped.pop()
+        of.dropped.append(
+            Dropped(
+                instance=self.instance,
+                epoch=self.epoch,
+                stream=stream,
+                first_sequence=first,
+                last_sequence=last,
+                reason=reason,
+            )
+        )
+
+    def _count_waiting(self, stream: str, rows: int) -> None:
+        self._waiting += rows
+        self._streams[stream].totals.waiting += rows
+
+    def totals(self) -> list[SpoolTotals]:
+        """Of each stream."""
+        return [of.totals for of in self._streams.values()]
+
+    def close(self, timeout_s: float) -> bool:
+        """Write what waits, complete all files, end; False if that took too long. Blocks: not for the event loop."""
+        with self._has_work:
+            self._closing = True
+            self._has_work.notify()
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    # -------------------------------------------------------------- the thread's
+
+    def _run(self) -> None:
+        while not (self._closing and self._all_is_done()):
+            if not self._closing and self._now_s() - self._tidied_s >= _TIDY_S:
+                self._tidy()
+            batch = self._next_batch()
+            try:
+                if batch is not None:
+                    self._write(*batch)
+                self._finish_due()
+            except OSError as error:
+                self._note_failure(error)
+                time.sleep(_RETRY_S)
+            except Exception:
+                log.exception("internal_error")
+                self._give_up(batch)
+            else:
+                self._note_success()
+
+    def _all_is_done(self) -> bool:
+        return not self._queue and all(of.final for of in self._streams.values())
+
+    def _next_batch(self) -> tuple[str, list[Row]] | None:
+        with self._has_work:
+            if not self._queue and not self._closing:
+                self._has_work.wait(self._until_due_s())
+            if self._queue:
+                return self._queue[0]
+            if self._closing:
+                for stream, of in self._streams.items():
+                    if of.dropped:
+                        self._queue.append((stream, list(of.dropped)))
+                        self._count_waiting(stream, len(of.dropped))
+                        of.dropped.clear()
+            return self._queue[0] if self._queue else None
+
+    def _until_due_s(self) -> float:
+        begun = [of.begun_s for of in self._streams.values() if of.file is not None]
+        return min(max(min(begun) + self.rules.file_s - self._now_s(), 0.0), _TIDY_S) if begun else _TIDY_S
+
+    def _write(self, stream: str, rows: list[Row]) -> None:
+        """Write the first batch that waits, bit by bit: what is written is taken off it."""
+        of = self._streams[stream]
+        while rows:
+            some = rows[:_ROWS_AT_ONCE]
+            file = self._file(stream, of)
+            records = file.records
+            of.totals.written_bytes += file.add(some)
+            of.totals.written += file.records - records
+            of.sequence = file.sequence
+            del rows[:_ROWS_AT_ONCE]
+            with self._has_work:
+                self._count_waiting(stream, -len(some))
+            if file.size_bytes >= self.rules.file_bytes:
+                self._finish(of)
+        with self._has_work:
+            self._queue.popleft()
+
+    def _file(self, stream: str, of: _Stream) -> SpoolFile:
+        if of.file is None:
+            header = Header(
+                stream=stream,
+                instance=self.instance,
+                epoch=self.epoch,
+                file=of.file_number + 1,
+                first_sequence=of.sequence,
+            )
+            of.file = SpoolFile(self.directory, header)
+            of.file_number += 1
+            of.begun_s = self._now_s()
+        return of.file
+
+    def _finish_due(self) -> None:
+        last = self._closing and not self._queue
+        for stream, of in self._streams.items():
+            if last and not of.final:
+                if of.file_number or stream == USAGE:
+                    self._file(stream, of)
+                    self._finish(of, final=True)
+                of.final = True
+            elif of.file is not None and self._now_s() - of.begun_s >= self.rules.file_s:
+                self._finish(of)
+
+    def _finish(self, of: _Stream, final: bool = False) -> None:
+        assert of.file is not None
+        of.file.finish(self.rules.sync, final)
+        of.file = None
+        of.totals.files += 1
+
+    def _give_up(self, batch: tuple[str, list[Row]] | None) -> None:
+        """A bug of ours: it costs this batch and no other."""
+        if batch is not None:
+            stream, rows = batch
+            with self._has_work:
+                self._queue.popleft()
+                self._count_waiting(stream, -len(rows))
+        for of in self._streams.values():
+            of.final = of.final or self._closing
+
+    def _note_failure(self, error: OSError) -> None:
+        self.failures += 1
+        if not self._failing:
+            self._failing = True
+            log.error("usage_writing_failed", directory=str(self.directory), problem=error.strerror or str(error))
+        if self._closing:
+            lost = sum(len(rows) for _, rows in self._queue)
+            log.error("usage_records_lost", records=lost, problem="the proxy stops, and they cannot be written")
+            self._queue.clear()
+            for of in self._streams.values():
+                of.final = True
+
+    def _note_success(self) -> None:
+        if self._failing:
+            self._failing = False
+            log.info("usage_writing_resumed", failures=self.failures)
+        if self._dropping and not self._waiting:
+            self._dropping = False
+            dropped = {of.totals.stream: of.totals.dropped[NO_ROOM] for of in self._streams.values()}
+            log.info("usage_records_kept_again", dropped=dropped)
+
+    # --------------------------------------------------------------- retention
+
+    def _tidy(self) -> None:
+        """Delete files that are too old or too many, the oldest first, but none that is younger than the minimum."""
+        self._tidied_s = self._now_s()
+        try:
+            for stream, of in self._streams.items():
+                limit = self.rules.total_bytes if stream == USAGE else self.rules.total_trace_bytes
+                deleted = tidy(self.directory, stream, self.instance, limit, self.rules, time.time())
+                of.totals.deleted += len(deleted)
+                if deleted:
+                    log.info(
+                        "usage_files_deleted", stream=stream, files=len(deleted), first=deleted[0], last=deleted[-1]
+                    )
+        except OSError as error:
+            log.warning("usage_files_not_deleted", problem=error.strerror or str(error))
+
+    def _latest_epoch(self) -> int:
+        names = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
+        return max((int(name["epoch"]) for name in names if name and name["instance"] == self.instance), default=0)
+
+
+_NAME = re.compile(r"(?P<stream>usage|trace)-(?P<instance>.+)-(?P<epoch>[0-9]{1,15})-(?P<file>[0-9]{6,})\.tsv")
+
+
+def tidy(directory: Path, stream: str, instance: str, most_bytes: int, rules: SpoolRules, now_s: float) -> list[str]:
+    """Delete what the rules no longer keep of one stream of one instance; the names, the oldest first."""
+    found = []
+    for path in directory.iterdir():
+        name = _NAME.fullmatch(path.name)
+        if name and (name["stream"], name["instance"]) == (stream, instance):
+            state = path.stat()
+            found.append((int(name["epoch"]), int(name["file"]), path, state.st_mtime, state.st_size))
+    total, deleted = sum(size for *_, size in found), []
+    for *_, path, written_s, size in sorted(found):
+        age_s = now_s - written_s
+        if age_s < rules.keep_at_least_s or (age_s <= rules.keep_s and total <= most_bytes):
+            break
+        path.unlink()
+        deleted.append(path.name)
+        total -= size
+    return deleted
+
+
+def check_directory(directory: Path) -> None:
+    """Make the directory if it is missing. SpoolUnusable if others may look into it, or it cannot be written to."""
+    try:
+        directory.mkdir(mode=0o700, exist_ok=True)
+        state = directory.stat()
+    except OSError as error:
+        raise SpoolUnusable(f"{directory}: {error.strerror}") from None
+    mode = stat.S_IMODE(state.st_mode)
+    if state.st_uid != os.geteuid():
+        raise SpoolUnusable(f"{directory}: expected a directory of user {os.geteuid()}, it belongs to {state.st_uid}")
+    if mode & 0o077:
+        raise SpoolUnusable(f"{directory}: expected mode 0700, as names of users are in it, got {mode:04o}")
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise SpoolUnusable(f"{directory}: this process may not write there")

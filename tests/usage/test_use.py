@@ -1,0 +1,86 @@
+"""What is metered: windows on wall-clock multiples, the peak second, a bound for hostile names."""
+
+import pytest
+
+from proxy.relay import use
+from proxy.relay.use import OVERFLOW, Meter
+from quotas.entities import QuotaType
+from quotas.request_costs import RequestCosts
+
+S = 1_000_000
+
+
+@pytest.fixture
+def meter():
+    return Meter("main", 10, 4, RequestCosts())
+
+
+def taken(meter, now_us=None):
+    for window, one in meter.take_open():
+        meter.settle(window, one, now_us)
+    found = list(meter.closed)
+    meter.closed.clear()
+    return found
+
+
+def test_a_window_ends_at_a_multiple_of_its_length_by_the_wall_clock(meter):
+    meter.offset_us = 1_700_000_003 * S
+    client = meter.hold(1, "alice", "etl")
+    produce = client.of(use.PRODUCE)
+    produce.add(5, 0)
+    produce.add(7, 7 * S - 1)
+    produce.add(11, 7 * S)
+    [first] = taken(meter, 7 * S)
+    assert (first.begin_ms, first.used, first.quota_type) == (1_700_000_000_000, 12, QuotaType.PRODUCE)
+    [second] = taken(meter)
+    assert (second.begin_ms, second.used) == (1_700_000_010_000, 11)
+    assert taken(meter) == []
+
+
+def test_the_peak_is_the_most_in_one_second(meter):
+    fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
+    for at_us, value in ((0, 3), (1 * S, 4), (2 * S - 1, 4), (5 * S, 6)):
+        fetch.add(value, at_us)
+    [counts] = taken(meter)
+    assert (counts.used, counts.peak) == (17, 8)
+
+
+def test_who_is_idle_costs_nothing_and_who_is_gone_is_forgotten(meter):
+    staying, going = meter.hold(1, "alice", "etl"), meter.hold(1, "bob", "etl")
+    for client in (staying, going):
+        client.of(use.REQUEST).add(1, 0)
+    going.release()
+    assert len(meter) == 2
+    assert len(taken(meter, 20 * S)) == 2
+    assert len(meter) == 1
+    assert taken(meter, 30 * S) == []
+    staying.release()
+    assert len(meter) == 0
+
+
+def test_a_use_that_goes_on_is_settled_once_a_window(meter):
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    for window in range(5):
+        produce.add(1, window * 10 * S + 1)
+        produce.add(1, window * 10 * S + 9 * S)
+        assert len(taken(meter, window * 10 * S + 9 * S)) == (window > 0)
+        assert len(meter._open) == 1
+
+
+def test_names_without_end_are_one_client_of_their_user_and_then_one_for_all(meter):
+    for number in range(50):
+        meter.hold(1, "mallory", f"id-{number}").of(use.REQUEST).add(1, 0)
+    for number in range(50):
+        meter.hold(1, f"user-{number}", "id").of(use.REQUEST).add(1, 0)
+    found = taken(meter)
+    assert sum(counts.used for counts in found) == 100
+    assert len(found) == 4 + 1 + 1
+    assert [(c.client.user, c.client.client_id) for c in found[4:]] == [("mallory", OVERFLOW), (OVERFLOW, OVERFLOW)]
+    assert meter.overflowed == 96
+
+
+def test_mutations_are_those_of_the_whole_cluster(meter):
+    meter.hold(1, "alice", "etl").of(use.MUTATION).add(3, 0)
+    meter.hold(2, "alice", "etl").of(use.MUTATION).add(4, 0)
+    [counts] = taken(meter)
+    assert (counts.client.node_id, counts.used, counts.quota_type) == (-2, 7, QuotaType.CONTROLLER_MUTATION)
