@@ -209,7 +209,7 @@ class Carriage:
             waiting = request.waiting
             size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
             client = use.client
-            cost_us = client.costs.us(request.plan.cost_kind, size_bytes + answer_bytes, count)
+            cost_us = client.cost_us(request.plan.cost_kind, size_bytes + answer_bytes, count)
             client.of(REQUEST).add(cost_us / 1000, self._now_us)
 
     def _mute_is_over(self, somebody_waits: bool) -> None:

@@ -56,13 +56,13 @@ class Client:
 
     __slots__ = ("client_id", "costs", "holders", "ip", "meter", "node_id", "open", "user", "uses")
 
-    def __init__(self, meter: "Meter", node_id: int, user: str, client_id: str, ip: str, costs: NodeCosts) -> None:
+    def __init__(self, meter: "Meter", node_id: int, user: str, client_id: str, ip: str) -> None:
         self.meter = meter
         self.node_id = node_id
         self.user = user
         self.client_id = client_id
         self.ip = ip
-        self.costs = costs
+        self.costs: NodeCosts | None = None
         self.holders = 0
         """Connections that count for it."""
         self.open = 0
@@ -77,6 +77,14 @@ class Client:
                 return self.meter.client(WHOLE_CLUSTER, self.user, self.client_id).of(MUTATION)
             use = self.uses[place] = Use(self, place)
         return use
+
+    def cost_us(self, kind: int, size_bytes: int, count: int) -> float:
+        """What requests of a kind cost its node, by the model; nothing before a node is known."""
+        if self.costs is None:
+            if self.node_id < 0:
+                return 0.0
+            self.costs = self.meter.costs.of_node(self.node_id)
+        return self.costs.us(kind, size_bytes, count)
 
     def release(self) -> None:
         """One connection less counts for it."""
@@ -217,7 +225,7 @@ class Meter:
         self.closed: deque[Counts] = deque()
         self.overflowed = 0
         """How often a client got no place of its own."""
-        self._costs = costs
+        self.costs = costs
         self._clients: dict[tuple[int, str, str, str], Client] = {}
         self._open: list[tuple[int, Use]] = []
 
@@ -233,7 +241,7 @@ class Meter:
                 key = self._overflow(node_id, user, ip)
                 client = self._clients.get(key)
             if client is None:
-                client = self._clients[key] = Client(self, *key, self._costs.of_node(node_id))
+                client = self._clients[key] = Client(self, *key)
         return client
 
     def _overflow(self, node_id: int, user: str, ip: str) -> tuple[int, str, str, str]:

@@ -24,6 +24,7 @@ from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
+from quotas.request_costs import RequestCosts
 from quotas.sensors import Sensors
 
 NOW_MS = 1_000_000
@@ -77,11 +78,12 @@ class Script:
         self.ledger = ledger if ledger is not None else ledger_with()
         self.nodes = nodes or FixedNodes()
         self.tally = Tally()
-        self.meter = Meter("main", 10, 1000, self.ledger.costs)
+        self.meter = Meter("main", 10, 1000, RequestCosts())
         self.read_bytes = 0
         self.counted: list[Counts] = []
         self.metered = [0, 0]
         self.relay = make(self.ledger, self.tally, limits or RelayLimits(), self._meet)
+        self._feed, self.relay.on_bytes = self.relay.on_bytes, self._count_and_feed
         self.facts = ConnectionFacts("main", self.nodes, self.ledger, 1, "ANONYMOUS", carried)
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
         self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
@@ -101,6 +103,11 @@ class Script:
         facts = self.facts
         return self.meter.hold(facts.node_id, facts.user, measured_client_id(raw_client_id, self.ledger.table))
 
+    def _count_and_feed(self, side: Side, data: bytes, now_us: int) -> list[Action]:
+        if side is Side.CLIENT and self.closed is None:
+            self.read_bytes += len(data)
+        return self._feed(side, data, now_us)
+
     def usage(self) -> list[Counts]:
         """What was metered so far: all windows are closed."""
         for window, use in self.meter.take_open():
@@ -119,7 +126,6 @@ class Script:
 
     def client(self, data: bytes, now_ms: float = NOW_MS) -> bytes:
         """Bytes from the client; what went to the node meanwhile."""
-        self.read_bytes += len(data) if self.closed is None else 0
         return self._during(Side.NODE, lambda: self.relay.on_bytes(Side.CLIENT, data, us(now_ms)), now_ms)
 
     def node(self, data: bytes, now_ms: float = NOW_MS) -> bytes:

@@ -1,0 +1,107 @@
+"""docs/usage.md, made from the columns: python -m proxy.usage.page > docs/usage.md."""
+
+from dataclasses import fields
+
+from quotas.trace import Operation
+from quotas.usage_record import VERSION, Dropped, End, Header, Row, TraceEvent, UsageRecord, columns
+
+_INTRODUCTION = f"""# Usage records and the trace
+
+Made from `quotas/usage_record.py` and `quotas/trace.py` by `python -m proxy.usage.page > docs/usage.md`; a test keeps
+it in step.
+
+With `usage.directory` set, the proxy writes down what every client uses: one record for each (virtual cluster, node,
+user, client-id, quota type) and window of `usage.window_s` seconds in which there was any use, whether a quota binds
+it or not. Windows begin at multiples of their length by the wall clock; the last one ends with the process. It is off
+without a directory.
+
+```yaml
+usage:
+  directory: spool        # mode 0700; made if it is missing
+  instance: proxy-1       # no two proxies that are read together may have one name; default: the host's
+  window_s: 10
+```
+
+All settings: [configuration.md](configuration.md). Metrics begin with `kafka_throttle_usage_`.
+
+## What counts
+
+- **Sums are exact.** `in_bytes` is what was read from clients' sockets, `out_bytes - unsent_bytes` what was written
+  to them, to the byte: length prefixes, what the proxy answers by itself, frames before a login (with the user as it
+  was then: none) and frames that were cut by the end of a connection included, so far as they came. With TLS it is
+  what is inside. Not counted: PROXY headers, handshakes, and what a kernel still held when a connection was lost:
+  nobody but that kernel knows. Over TLS, what was encrypted counts as written.
+- A byte belongs to the client of its request; what came behind the last whole request head belongs to `request` of
+  the client before it. A request counts in the window in which it is taken, bytes in the window in which they pass.
+- `used` is what the quota counts: for produce request sizes, for fetch answer sizes, both as brokers have them; for
+  request, ms of handler time of all its requests (as charged while a request quota is on, else what such requests
+  cost by the model of [request-time.md](request-time.md)); for controller_mutation partitions in the end, when the
+  answer is there, and only while such a quota binds the client; for connection those that were admitted.
+- `throttled_ms` is by how much throttles prolonged mutes, so that mutes of one connection by two quotas are not
+  counted twice. `backlogged_ms` is the part of it in mutes at whose end the client had already sent something.
+- There are `usage.max_clients` clients at most in a virtual cluster at a time; those beyond are one record of their
+  user with the client-id `<overflow>`, and with very many users one in all. Sums stay exact.
+- A client that reconnects may have two records of one window and type; add them up.
+
+## Files
+
+A file appears when it is complete: `<stream>-<instance>-<epoch>-<number>.tsv`, mode 0600, written before under a
+hidden name. It is complete after `file_s` or `file_mib`; with `fsync` it is on the disk by then. Nothing of this ever
+holds up traffic: a thread writes, from a queue of `queue_records`. If the disk takes nothing it is tried again every
+second; what finds no room is dropped, counted in `kafka_throttle_usage_records_dropped_total`, logged once an
+episode, and told by a `dropped` line when there is room again.
+
+What a reader can prove, for one (instance, epoch, stream):
+
+- Files are numbered from 1, records too, both without gaps: a number that is missing is missing, one that is there
+  twice is doubled. `first_sequence` of a file is `next_sequence` of the one before.
+- A gap that a `dropped` line covers was dropped by the proxy; any other gap is a file that was lost, or that
+  retention has deleted (then it is at the beginning: always the oldest go).
+- `final` in an `end` says that the epoch is complete. If a later epoch of the instance is there and this one has no
+  `final`, its end is missing: at most what was used since the last window that was on disk when the process was
+  killed. How many records that were cannot be known. What a killed process had on disk is completed by the next one
+  that starts on the directory, with its own number.
+
+Files older than `keep_s`, and the oldest when there are more than `total_mib`, are deleted, none younger than
+`keep_at_least_s`; each time with a log line and in `kafka_throttle_usage_files_deleted_total`.
+
+## A line
+
+Tab-separated UTF-8: version ({VERSION}), kind, the columns of that kind in this order, CRC-32 of all before the last
+tab as eight hexadecimal digits. In texts `\\\\`, `\\t`, `\\n`, `\\r` stand for backslash, tab, line feed, carriage
+return; `\\N` is a value that is not there. A later version only adds columns at the end.
+"""
+
+_TRACE = """
+## The trace
+
+`usage.trace.entities` names entities as quotas do; every operation on their sensors is told, in order: on sensors
+that measure under these names, or for a quota that is set on exactly this entity (`default_user: true`: all sensors
+of that default). Beyond `events_per_second` operations are dropped, counted and told; from then on a replay of these
+sensors is not exact. Where nothing is traced it costs nothing. `quotas.trace.Replay` does the same again, and gives
+every throttle time to the millisecond.
+
+"""
+
+
+def usage_page() -> str:
+    """The page as Markdown."""
+    tables = "".join(map(_table, (UsageRecord, TraceEvent, Header, End, Dropped)))
+    told = "\n".join(line.removeprefix("    ") for line in (Operation.__doc__ or "").splitlines())
+    return f"{_INTRODUCTION}{tables}{_TRACE}{told.strip()}\n"
+
+
+def _table(row: type[Row]) -> str:
+    kinds = columns(row)
+    lines = [f"\n### `{row.KIND}`: {(row.__doc__ or '').splitlines()[0]}\n\n"]
+    lines.append("| column | type | unit | meaning |\n| --- | --- | --- | --- |\n")
+    for column in fields(row):
+        kind, optional = kinds[column.name]
+        kind_text = f"{kind.__name__} or `\\N`" if optional else kind.__name__
+        cells = (f"`{column.name}`", kind_text, column.metadata["unit"], column.metadata["about"])
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return "".join(lines)
+
+
+if __name__ == "__main__":
+    print(usage_page(), end="")

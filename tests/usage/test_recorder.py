@@ -1,0 +1,184 @@
+"""From counts to records, and from operations to events."""
+
+from pathlib import Path
+
+import pytest
+
+from proxy.relay import use
+from proxy.relay.use import Meter
+from proxy.usage.page import usage_page
+from proxy.usage.recorder import Metered, Recorder, own_name
+from proxy.usage.spool import Spool, SpoolRules
+from proxy.usage.tracer import TOO_FAST, Tracer
+from quotas.connection_quotas import ADMITTED, Admission, Outcome
+from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.request_costs import RequestCosts
+from quotas.sensors import Sensors
+from quotas.token_buckets import TokenBuckets
+from quotas.trace import Replay
+from quotas.traced_sensors import Subject, Traced
+from quotas.usage_record import USAGE, UsageRecord, read_line
+from tests.fakes.clock import FakeClock
+
+ALICE = Entity(user="alice")
+QUOTAS = QuotaTable({ALICE: {QuotaType.PRODUCE: 100}, Entity(ip=DEFAULT): {QuotaType.CONNECTION: 5}})
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+class Put:
+    """In place of a spool."""
+
+    instance, epoch, failures = "here", 7, 0
+
+    def __init__(self):
+        self.rows = []
+
+    def put(self, stream, rows, first, last):
+        assert [row.sequence for row in rows] == list(range(first, last + 1))
+        self.rows += rows
+
+    def drop(self, stream, first, last, reason):
+        self.rows.append((first, last, reason))
+
+
+def recorder_of(clock, spool, tracer=None):
+    ledger = Ledger(Sensors(8), QUOTAS)
+    meter = Meter("main", 10, 100, RequestCosts())
+    return Recorder([Metered(meter, ledger)], spool, 10, clock, tracer), meter
+
+
+def test_a_record_says_who_used_what_and_which_quota_is_in_force(clock):
+    recorder, meter = recorder_of(clock, spool := Put())
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    produce.add(50, clock.now_us())
+    produce.requests, produce.in_bytes = 1, 54
+    produce.note_throttle(300, clock.now_us())
+    produce.note_unsent(9, clock.now_us())
+    recorder.note_connection("main", "10.0.0.1", ADMITTED, clock.now_ms())
+    recorder.note_connection("main", "10.0.0.1", Admission(Outcome.TOO_FAST, 5, 70), clock.now_ms())
+    recorder.note_connection("main", "10.0.0.1", Admission(Outcome.TOO_MANY), clock.now_ms())
+    list(recorder.close_windows())
+    assert spool.rows == []
+    list(recorder.close_windows(at_end=True))
+    first, second = spool.rows
+    assert (first.user, first.client_id, first.quota_type, first.used, first.peak) == (
+        "alice",
+        "etl",
+        "produce",
+        50,
+        50,
+    )
+    assert (first.limit, first.rule, first.shadow_limit) == (100, "user=alice", None)
+    assert (first.throttles, first.throttled_ms, first.unsent_bytes, first.in_bytes) == (1, 300, 9, 54)
+    assert first.begin_ms == clock.epoch_ms() // 10_000 * 10_000
+    assert (second.ip, second.used, second.throttles, second.throttled_ms) == ("10.0.0.1", 1, 1, 70)
+    assert (second.node_id, second.limit, second.rule) == (-2, 5, "ip=<default>")
+
+
+def test_many_records_are_made_in_small_steps(clock):
+    recorder, meter = recorder_of(clock, spool := Put())
+    for number in range(95):
+        meter.hold(number, "alice", "etl").of(use.PRODUCE).add(1, clock.now_us())
+    clock.advance(20_000)
+    for number in range(500):
+        recorder.note_connection("main", f"10.0.0.{number}", ADMITTED, clock.now_ms())
+    assert sum(1 for _ in recorder.close_windows(at_end=True)) >= 1
+    assert sum(row.used for row in spool.rows) == 595
+    assert sum(row.ip == use.OVERFLOW for row in spool.rows) == 1
+
+
+def test_what_is_recorded_is_in_the_spool(clock, tmp_path):
+    spool = Spool(tmp_path / "spool", "here", 7, SpoolRules(sync=False))
+    recorder, meter = recorder_of(clock, spool)
+    recorder.start()
+    meter.hold(1, "alice", "etl").of(use.FETCH).add(5, clock.now_us())
+    list(recorder.close_windows(at_end=True))
+    assert spool.close(60)
+    [path] = (tmp_path / "spool").glob(f"{USAGE}-*")
+    rows = map(read_line, path.read_text().splitlines(keepends=True))
+    assert [row.used for row in rows if isinstance(row, UsageRecord)] == [5]
+    assert recorder.totals().streams[0].written == 1
+    assert recorder.totals().clients == {"main": (1, 100, 0)}
+
+
+def traced(at_ms, value):
+    subject = Subject("main", 1, QuotaType.PRODUCE, False, "alice", "etl", "user=alice")
+    return Traced("charge", subject, 77, value, 1, 0, 100.0, at_ms)
+
+
+def test_a_trace_is_in_order_and_says_what_it_left_out(clock):
+    tracer = Tracer([ALICE], 2, clock)
+    tracer.identify("here", 7)
+    for value in range(5):
+        tracer.note(traced(clock.now_ms(), value))
+    clock.advance(1000)
+    tracer.note(traced(clock.now_ms(), 5))
+    spool = Put()
+    tracer.flush(spool.put, spool.drop)
+    assert [row if isinstance(row, tuple) else (row.sequence, row.value) for row in spool.rows] == [
+        (1, 0),
+        (2, 1),
+        (3, 5, TOO_FAST),
+        (6, 5),
+    ]
+    tracer.flush(spool.put, spool.drop)
+    assert len(spool.rows) == 4
+
+
+def test_settings_come_with_a_trace_and_are_understood(clock):
+    tracer = Tracer([ALICE], 1, clock)
+    tracer.note_settings("main", Sensors(4, 5, 2000, 300, 400), TokenBuckets(4, 7, 500, 300), clock.now_ms())
+    spool, replay = Put(), Replay(4)
+    tracer.flush(spool.put, spool.drop)
+    for event in spool.rows:
+        assert replay.apply(event) == 0
+    wanted = {(row.quota_type, row.operation): row.value for row in spool.rows}
+    assert wanted["produce", "samples"] == 5
+    assert wanted["request", "max_throttle_ms"] == 2000
+    assert wanted["controller_mutation", "window_ms"] == 500
+
+
+@pytest.mark.parametrize(
+    ("entity", "tags", "rule", "chosen"),
+    [
+        (ALICE, ("alice", ""), None, True),
+        (ALICE, ("alice", "etl"), None, True),
+        (ALICE, ("bob", ""), ALICE, True),
+        (ALICE, ("bob", ""), None, False),
+        (Entity(user=DEFAULT), ("bob", ""), Entity(user=DEFAULT), True),
+        (Entity(user=DEFAULT), ("bob", ""), ALICE, False),
+        (Entity(user="alice", client_id="etl"), ("alice", "etl"), None, True),
+        (Entity(user="alice", client_id="etl"), ("alice", ""), None, False),
+        (Entity(ip="10.0.0.1"), ("", ""), None, False),
+    ],
+)
+def test_entities_choose_sensors(clock, entity, tags, rule, chosen):
+    assert Tracer([entity], 10, clock).chooses(SensorTags(*tags), rule) is chosen
+
+
+def test_connections_of_chosen_addresses_are_traced(clock):
+    tracer = Tracer([Entity(ip="10.0.0.1")], 10, clock)
+    too_fast = Admission(Outcome.TOO_FAST, 5, 70, rate=5, has_own=True)
+    tracer.note_connection("main", "10.0.0.1", too_fast, 3)
+    tracer.note_connection("main", "10.0.0.1", ADMITTED, 3)  # its rate is not limited
+    tracer.note_connection("main", "10.0.0.2", too_fast, 3)
+    spool = Put()
+    tracer.flush(spool.put, spool.drop)
+    [event] = spool.rows
+    assert (event.ip, event.rule, event.limit, event.throttle_ms) == ("10.0.0.1", "ip=10.0.0.1", 5, 70)
+
+
+def test_a_host_has_a_name_that_a_file_may_have():
+    assert own_name()
+    assert "/" not in own_name()
+
+
+def test_the_page_is_in_step():
+    """`python -m proxy.usage.page > docs/usage.md` makes it."""
+    assert Path("docs/usage.md").read_text() == usage_page()
