@@ -1,6 +1,7 @@
 """Drives a relay by script: bytes and times in; what was sent, and whether each side is read, out."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from protocol.api_versions import carried
 from proxy.relay.actions import (
@@ -65,6 +66,22 @@ def table_with(produce: int | None = None, fetch: int | None = None, client_id: 
     return QuotaTable({Entity(client_id=client_id): limits} if limits else {})
 
 
+class _Fed:
+    """A relay; what it is fed with is counted by its script."""
+
+    def __init__(self, relay: Any, script: "Script") -> None:
+        self._relay = relay
+        self._script = script
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._relay, name)
+
+    def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
+        if side is Side.CLIENT and self._script.closed is None:
+            self._script.read_bytes += len(data)
+        return self._relay.on_bytes(side, data, now_us)
+
+
 class Script:
     """One relay with both its sides, for tests: answers its asks at once unless told to `hold_verdicts`."""
 
@@ -82,8 +99,7 @@ class Script:
         self.read_bytes = 0
         self.counted: list[Counts] = []
         self.metered = [0, 0]
-        self.relay = make(self.ledger, self.tally, limits or RelayLimits(), self._meet)
-        self._feed, self.relay.on_bytes = self.relay.on_bytes, self._count_and_feed
+        self.relay = _Fed(make(self.ledger, self.tally, limits or RelayLimits(), self._meet), self)
         self.facts = ConnectionFacts("main", self.nodes, self.ledger, 1, "ANONYMOUS", carried)
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
         self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
@@ -102,11 +118,6 @@ class Script:
     def _meet(self, raw_client_id: bytes) -> Client:
         facts = self.facts
         return self.meter.hold(facts.node_id, facts.user, measured_client_id(raw_client_id, self.ledger.table))
-
-    def _count_and_feed(self, side: Side, data: bytes, now_us: int) -> list[Action]:
-        if side is Side.CLIENT and self.closed is None:
-            self.read_bytes += len(data)
-        return self._feed(side, data, now_us)
 
     def usage(self) -> list[Counts]:
         """What was metered so far: all windows are closed."""
