@@ -248,12 +248,14 @@ class Bench:
             count += event in ("call", "c_call")
 
         self.now_us += 1  # each turn is a step of its own, in the same ms
+        gc.disable()  # who listens to the collector is called, too: Hypothesis does
         sys.setprofile(note)
         try:
             for client, requests, answers in work:
                 client.exchange(requests, answers, self.now_us)
         finally:
             sys.setprofile(None)
+            gc.enable()
         return count
 
 
