@@ -371,9 +371,13 @@ class Connection:
         self._on_closed(self, close.reason)
         if self._connecting is not None:
             self._connecting.cancel()
-        for stream in (self._client, self._node):
-            if stream is not None:
-                stream.close()
+        if self._client is not None:
+            self._client.close()
+        if self._node is not None:
+            if self.relay.ended_idle and close.reason in _CLIENT_IS_GONE:
+                self._node.hang_up()
+            else:
+                self._node.close()
         self._leave_if_both_are_gone()
 
     def _tell_end(self, close: Close) -> None:
@@ -440,6 +444,8 @@ ORDINARY = frozenset(
     }
 )
 """Ends that are nobody's fault."""
+
+_CLIENT_IS_GONE = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 
 _LOST = {
     (Side.CLIENT, False): CloseReason.CLIENT_LOST,

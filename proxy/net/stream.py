@@ -283,6 +283,13 @@ class Stream:
         if not self._unsent:
             self._say_goodbye()
 
+    def hang_up(self) -> None:
+        """The same for a peer that has answered everything: it sends no more, so that nothing need be waited for."""
+        if self._unsent or self._closing:
+            self.close()
+        else:
+            self._end(None)
+
     def _say_goodbye(self) -> None:
         if self._ended or self._fault is not None:
             self._end(None)

@@ -90,6 +90,10 @@ class TlsStream(Stream):
         if flushed:
             super()._flush()
 
+    def hang_up(self) -> None:
+        """A goodbye is owed to every peer."""
+        self.close()
+
     def _say_goodbye(self) -> None:
         try:
             said = self._fault is not None or self._tls.say_goodbye()

@@ -40,6 +40,7 @@ class Relay(RequestSide):
     __slots__ = (
         "_client_eof",
         "_closed",
+        "ended_idle",
     )
 
     def __init__(
@@ -48,6 +49,8 @@ class Relay(RequestSide):
         super().__init__(ledger, tally, limits, meet)
         self._closed = False
         self._client_eof = False
+        self.ended_idle = False
+        """Whether nothing was in flight or half-way when it was closed: no side owes the other anything."""
 
     @property
     def muted(self) -> bool:
@@ -288,6 +291,7 @@ class Relay(RequestSide):
             self._let_go(actions)
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
+        self.ended_idle = self.idle
         self._closed = True
         if self._requests and self._meet is not None:
             self._coming = self._coming or self._client(b"").of(REQUEST)

@@ -8,6 +8,7 @@ class FakeStream:
         self.written = bytearray()
         self.reading = True
         self.closed = False
+        self.hung_up = False
         self.aborted = False
         self.unsent_bytes = 0
         self.taken_bytes = 0
@@ -24,6 +25,9 @@ class FakeStream:
 
     def close(self) -> None:
         self.closed = True
+
+    def hang_up(self) -> None:
+        self.closed = self.hung_up = True
 
     def abort(self) -> None:
         self.aborted = True

@@ -142,6 +142,23 @@ async def test_when_one_side_ends_both_are_closed():
     assert shell.ended == [CloseReason.CLIENT_CLOSED, "gone"]
 
 
+@pytest.mark.parametrize(("answered", "hung_up"), [(2, True), (1, False)])
+async def test_a_node_that_owes_nothing_is_not_waited_for(answered, hung_up):
+    shell = Shell()
+    await shell.client_sends(heartbeat(1) + heartbeat(2))
+    for number in range(answered):
+        shell.connection.bytes_came(Side.NODE, heartbeaten(number + 1))
+    shell.connection.eof_came(Side.CLIENT)
+    assert (shell.node.closed, shell.node.hung_up) == (True, hung_up)
+
+
+async def test_half_a_request_keeps_its_node_until_that_has_closed_too():
+    shell = Shell()
+    await shell.client_sends(produce(1, size=1000)[:900])
+    shell.connection.eof_came(Side.CLIENT)
+    assert (shell.node.closed, shell.node.hung_up) == (True, False)
+
+
 async def test_who_leaves_while_the_node_is_being_connected_to_is_not_waited_for():
     shell = Shell()
     never = asyncio.get_running_loop().create_future()

@@ -219,6 +219,25 @@ async def test_closing_a_paused_stream_whose_peer_has_ended_takes_no_further_wor
     await ends.until(lambda: ends.owner.told == ["lost"])
 
 
+async def test_hanging_up_waits_for_nobody_and_the_peer_has_all_that_was_sent(ends):
+    ends.stream.write([b"the last"])
+    ends.stream.hang_up()
+    assert ends.owner.told == ["lost"]
+    assert await ends.receive_all() == b"the last"
+    ends.stream.hang_up()
+    assert ends.owner.told == ["lost"]
+
+
+async def test_hanging_up_with_something_unsent_writes_that_out_first(ends):
+    sent = bytes(4_000_000)
+    ends.stream.write([sent])
+    ends.stream.hang_up()
+    assert await ends.receive_all() == sent
+    assert ends.owner.told == ["full", "room"]
+    ends.peer.close()
+    await ends.until(lambda: ends.owner.told[-1] == "lost")
+
+
 async def test_an_abort_drops_everything_at_once(ends):
     ends.stream.write([bytes(4_000_000)])
     ends.stream.abort()
