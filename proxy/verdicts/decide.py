@@ -5,7 +5,7 @@ from functools import lru_cache
 from hashlib import sha256
 
 from protocol.addresses import address_splices, rewritable
-from protocol.api_versions import intersect
+from protocol.api_versions import Answered, intersect
 from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
 from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
@@ -72,8 +72,14 @@ def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
 def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Offer what the node offers and we can carry, and what we answer."""
     frame = _NO_HEADER + ask.frame[len(_NO_HEADER) :]
-    work_out = intersect if len(frame) > _LONGEST_REMEMBERED_BYTES else _remembered_intersect
-    offered = work_out(frame, ask.api_version, facts.offer, facts.answered)
+    work_out = _offer if len(frame) > _LONGEST_REMEMBERED_BYTES else _remembered_offer
+    return work_out(frame, ask.api_version, facts.offer, facts.answered)
+
+
+def _offer(
+    frame: bytes, api_version: int, offer: Callable[[int], tuple[int, int] | None], answered: Answered
+) -> Verdict:
+    offered = intersect(frame, api_version, offer, answered)
     return Verdict(splices=offered.splices, throttle_at=offered.throttle_at)
 
 
@@ -116,7 +122,7 @@ def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     return mutations.judge(ask, _binding(ask.client_id, facts, now_ms), facts, now_ms)
 
 
-_remembered_intersect = lru_cache(maxsize=64)(intersect)
+_remembered_offer = lru_cache(maxsize=64)(_offer)
 """The nodes of a cluster say the same to everybody, but for the correlation id."""
 
 _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand | Work]] = {
