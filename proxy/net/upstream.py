@@ -304,7 +304,7 @@ class Upstream:
             error=str(error),
             reason=reason if faults else None,
             problems=[f"{server}: {fault.problem}" for server, fault in faults],
-            settings=sorted({f"upstream.{part}" for _, fault in faults for part in fault.setting.split(", ")}),
+            settings=sorted({setting for _, fault in faults for setting in fault.setting.split(", ")}),
         )
 
     def set_tls(self, context: ssl.SSLContext | None) -> None:
@@ -453,7 +453,7 @@ def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
     except ConnectionFault as error:
         return server, error.fault
     except Exception as error:  # of files, or of a library: what is told is only why something failed
-        return server, Fault("unusable", str(error) or type(error).__name__, "admin")
+        return server, Fault("unusable", str(error) or type(error).__name__, "upstream.admin")
     return None
 
 

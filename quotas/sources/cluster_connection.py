@@ -10,7 +10,7 @@ from kafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaT
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from quotas.sources.cluster_faults import ConnectionFault, Fault, Spoken, Who, fault_of, spoken_at
+from quotas.sources.cluster_faults import ADDRESSES, ConnectionFault, Fault, Spoken, Who, fault_of, spoken_at
 from quotas.sources.source import SourceUnavailable
 
 CLIENT_ID: Final = "kafka-throttle"
@@ -75,7 +75,7 @@ class ClusterConnection:
         except Exception as error:  # a library that stumbles over a cluster is a cluster that cannot be read
             raise SourceUnavailable(f"{self._server}: {error}") from error
         if not future.is_done:
-            fault = Fault("no_answer", self._told(KafkaTimeoutError()), "bootstrap_servers, connect_timeout_ms")
+            fault = Fault("no_answer", self._told(KafkaTimeoutError()), f"{ADDRESSES}, upstream.connect_timeout_ms")
             raise ConnectionFault(self._server, fault)
         if future.exception is not None:
             _let_go_of_sockets(future.exception)
@@ -85,9 +85,10 @@ class ClusterConnection:
     def _fault(self, error: BaseException) -> Fault:
         who = self._credentials
         if isinstance(error, KafkaTimeoutError | RequestTimedOutError | IncompatibleBrokerVersion) or self._interrupted:
-            return Fault("no_answer", self._told(error), "bootstrap_servers")
+            return Fault("no_answer", self._told(error), ADDRESSES)
         if isinstance(error, OSError) and who.files:
-            return Fault("files_unusable", self._told(error), "admin.ca_file, admin.certificate_file, admin.key_file")
+            files = ", ".join(f"upstream.admin.{name}" for name in ("ca_file", "certificate_file", "key_file"))
+            return Fault("files_unusable", self._told(error), files)
         secured, logs_in = who.security_protocol.endswith("SSL"), who.sasl_mechanism is not None
         logged_in = logs_in and self._connection.init_future.succeeded()
 

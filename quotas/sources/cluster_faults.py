@@ -12,7 +12,7 @@ from enum import Enum
 from struct import pack, unpack
 from typing import Final, NamedTuple
 
-from kafka.errors import SaslAuthenticationFailedError, UnsupportedSaslMechanismError
+from kafka.errors import IllegalSaslStateError, SaslAuthenticationFailedError, UnsupportedSaslMechanismError
 
 from quotas.sources.source import SourceUnavailable
 
@@ -20,7 +20,12 @@ _HOST_MISMATCH: Final = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL."""
 
 _LOOK_S: Final = 3.0
-_LOGIN: Final = "admin.username, admin.password_file"
+ADDRESSES: Final = "upstream.bootstrap_servers"
+PROTOCOL: Final = "upstream.admin.security_protocol"
+CA_FILE: Final = "upstream.admin.ca_file"
+OWN_CERTIFICATE: Final = "upstream.admin.certificate_file"
+MECHANISM: Final = "upstream.admin.sasl_mechanism"
+LOGIN: Final = "upstream.admin.username, upstream.admin.password_file"
 _API_VERSIONS: Final = pack(">ihhih", 10, 18, 0, 7, -1)
 _SASL_HANDSHAKE: Final = pack(">ihhihh", 13, 17, 1, 8, -1, 1) + b"?"
 _UNSUPPORTED_SASL_MECHANISM: Final = 33
@@ -37,7 +42,7 @@ class Spoken(Enum):
 
 
 class Fault(NamedTuple):
-    """`reason` is one word of a few, `setting` where the configuration may be wrong, below `upstream`."""
+    """`reason` is one word of a few, `setting` where the configuration may be wrong."""
 
     reason: str
     problem: str
@@ -69,35 +74,41 @@ def fault_of(error: BaseException, text: str, who: Who, look: Callable[[], Spoke
         if isinstance(each, ssl.SSLError):
             return _tls_fault(each, look)
         if isinstance(each, UnsupportedSaslMechanismError):
-            return Fault("mechanism_refused", f"it does not take the SASL mechanism: {text}", "admin.sasl_mechanism")
+            return Fault("mechanism_refused", f"it does not take the SASL mechanism: {text}", MECHANISM)
+        if isinstance(each, IllegalSaslStateError):
+            return Fault("authentication_unexpected", f"it wants no SASL ({text})", PROTOCOL)
         if isinstance(each, SaslAuthenticationFailedError):
-            return Fault("authentication_failed", f"it refuses the login: {text}", _LOGIN)
+            return Fault("authentication_failed", f"it refuses the login: {text}", LOGIN)
     return _fault_of_closed(text, who, look())
 
 
 def _fault_of_closed(text: str, who: "Who", spoken: Spoken) -> Fault:
     """A node that only closes."""
     if spoken is Spoken.NOBODY_IS_THERE:
-        return Fault("unreachable", text, "bootstrap_servers")
+        return Fault("unreachable", text, ADDRESSES)
     if spoken is Spoken.TLS and not who.secured:
-        return Fault("tls_expected", f"it speaks TLS ({text})", "admin.security_protocol")
+        return Fault("tls_expected", f"it speaks TLS ({text})", PROTOCOL)
     if spoken is Spoken.KAFKA_WITH_SASL and not who.logs_in:
-        return Fault("authentication_expected", f"it wants SASL ({text})", "admin.security_protocol")
+        return Fault("authentication_expected", f"it wants SASL ({text})", PROTOCOL)
     if who.logs_in and not who.logged_in:  # a node closes at once after its no, and that may be lost before the end
-        return Fault("authentication_failed", text, _LOGIN)
-    return Fault("closed", text, "bootstrap_servers, admin.security_protocol")
+        return Fault("authentication_failed", text, LOGIN)
+    return Fault("closed", text, f"{ADDRESSES}, {PROTOCOL}")
 
 
 def _tls_fault(error: ssl.SSLError, look: Callable[[], Spoken]) -> Fault:
     if isinstance(error, ssl.SSLCertVerificationError):
-        setting = "bootstrap_servers" if error.verify_code in _HOST_MISMATCH else "admin.ca_file"
+        setting = ADDRESSES if error.verify_code in _HOST_MISMATCH else CA_FILE
         return Fault("certificate_refused", f"its certificate is refused: {error.verify_message}", setting)
     text = (error.reason or str(error)).lower().replace("_", " ")
     if " alert " in text:
-        return Fault("tls_refused", f"it refuses TLS: {text}", "admin.certificate_file, admin.security_protocol")
+        return Fault(
+            "tls_refused",
+            f"it refuses TLS: {text}",
+            f"{OWN_CERTIFICATE}, {PROTOCOL}",
+        )
     if look() in (Spoken.KAFKA, Spoken.KAFKA_WITH_SASL):
-        return Fault("tls_unexpected", f"it speaks Kafka without TLS ({text})", "admin.security_protocol")
-    return Fault("tls_failed", f"TLS: {text}", "admin.security_protocol")
+        return Fault("tls_unexpected", f"it speaks Kafka without TLS ({text})", PROTOCOL)
+    return Fault("tls_failed", f"TLS: {text}", PROTOCOL)
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:

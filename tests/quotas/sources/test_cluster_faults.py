@@ -9,12 +9,12 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import ConnectionFault
+from quotas.sources.cluster_faults import ADDRESSES, CA_FILE, LOGIN, MECHANISM, PROTOCOL, ConnectionFault
 from tests.certificates import Authority, server_context
 from tests.patience import PATIENCE_S
 
 VERSIONS = {3: (0, 1), 17: (0, 1), 18: (0, 0), 36: (0, 0)}
-LOGIN = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "opensesame"}
+AS_PROXY = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "opensesame"}
 
 
 class Listener:
@@ -93,35 +93,35 @@ def test_a_dead_node():
     listener = Listener()
     listener.server.close()
     found = fault(listener)
-    assert (found.reason, found.setting) == ("unreachable", "bootstrap_servers")
+    assert (found.reason, found.setting) == ("unreachable", ADDRESSES)
 
 
 def test_tls_spoken_to_in_plain(paper):
     found = fault(Listener(paper[2]))
-    assert (found.reason, found.setting) == ("tls_expected", "admin.security_protocol")
+    assert (found.reason, found.setting) == ("tls_expected", PROTOCOL)
     assert "it speaks TLS" in found.problem
 
 
 def test_a_plain_listener_spoken_to_in_tls(paper):
     found = fault(Listener(), security_protocol="SSL", ssl_cafile=str(paper[0].file))
-    assert (found.reason, found.setting) == ("tls_unexpected", "admin.security_protocol")
+    assert (found.reason, found.setting) == ("tls_unexpected", PROTOCOL)
 
 
 def test_a_certificate_of_somebody_unknown(paper):
     found = fault(Listener(paper[2]), security_protocol="SSL", ssl_cafile=str(paper[1].file))
-    assert (found.reason, found.setting) == ("certificate_refused", "admin.ca_file")
+    assert (found.reason, found.setting) == ("certificate_refused", CA_FILE)
 
 
 def test_a_certificate_for_another_name(paper):
     listener = Listener(paper[2])
     address = listener.address.replace("127.0.0.1", "localhost")
     found = fault(listener, address, security_protocol="SSL", ssl_cafile=str(paper[0].file))
-    assert (found.reason, found.setting) == ("certificate_refused", "bootstrap_servers")
+    assert (found.reason, found.setting) == ("certificate_refused", ADDRESSES)
 
 
 def test_no_login_where_one_is_wanted():
     found = fault(Listener(answers=WANTS_SASL))
-    assert (found.reason, found.setting) == ("authentication_expected", "admin.security_protocol")
+    assert (found.reason, found.setting) == ("authentication_expected", PROTOCOL)
 
 
 def test_a_node_that_wants_nothing_and_closes():
@@ -129,15 +129,23 @@ def test_a_node_that_wants_nothing_and_closes():
 
 
 def test_a_mechanism_that_the_node_does_not_take():
-    found = fault(Listener(answers=WANTS_SASL), security_protocol="SASL_PLAINTEXT", **LOGIN)
-    assert (found.reason, found.setting) == ("mechanism_refused", "admin.sasl_mechanism")
+    found = fault(Listener(answers=WANTS_SASL), security_protocol="SASL_PLAINTEXT", **AS_PROXY)
+    assert (found.reason, found.setting) == ("mechanism_refused", MECHANISM)
+
+
+def test_a_login_where_none_is_wanted():
+    found = fault(Listener(answers=NO_SASL), security_protocol="SASL_PLAINTEXT", **AS_PROXY)
+    assert (found.reason, found.setting) == ("authentication_unexpected", PROTOCOL)
 
 
 @pytest.mark.parametrize("said", [REFUSES, b""])
 def test_a_wrong_password_whether_the_node_says_so_or_only_closes(said):
     listener = Listener(answers={17: TAKES_PLAIN, 36: said})
-    found = fault(listener, security_protocol="SASL_PLAINTEXT", **LOGIN)
-    assert (found.reason, found.setting) == ("authentication_failed", "admin.username, admin.password_file")
+    found = fault(listener, security_protocol="SASL_PLAINTEXT", **AS_PROXY)
+    assert (found.reason, found.setting) == (
+        "authentication_failed",
+        LOGIN,
+    )
     assert ("Invalid username or password" in found.problem) == (said == REFUSES)
 
 
