@@ -10,7 +10,7 @@ from structlog.typing import EventDict, WrappedLogger
 MAX_SHOWN_CHARACTERS = 128
 _MAX_LONG_CHARACTERS = 1_024
 _MAX_ITEMS = 64
-_LONG = frozenset({"event", "problems"})
+_LONG = frozenset({"event", "problem", "problems"})
 """Keys whose values are not the client's: what libraries say, and what is wrong with the configuration."""
 _CHATTY = {"kafka": logging.CRITICAL, "aiohttp.access": logging.ERROR, "asyncio": logging.ERROR}
 """Libraries of which only what is as grave as this is of interest, unless somebody hunts for a fault.

@@ -134,7 +134,7 @@ class QuotaBook:
     def _tell_problems(self, problems: Mapping[str, str]) -> None:
         for place, problem in problems.items():
             if self.problems.get(place) != problem:
-                self._log.warning("quota_problem", place=shown(place), problem=shown(problem))
+                self._log.warning("quota_problem", place=shown(place), problem=shown(problem, 1_000))
                 self._note_problem(self.source.name)
         for place in self.problems.keys() - problems.keys():
             self._log.info("quota_problem_ended", place=shown(place))
