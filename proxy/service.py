@@ -289,6 +289,8 @@ class Service:
         ]
         self._recorder = self._recorder_of(config.usage)
         self._config_path = config_path
+        self._signature_at_start = _signature(config_path)
+        """Before the first port is bound: whoever sees the process alive may change the file."""
         self._tasks: list[asyncio.Task[None]] = []
         self._max_sockets = config.limits.max_connections
         self._room = 0
@@ -522,7 +524,7 @@ class Service:
 
     async def _watch_config(self) -> None:
         """Reload when the file has changed or SIGHUP came."""
-        seen = _signature(self._config_path)
+        seen = self._signature_at_start
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reload_asked.wait(), _WATCH_S)

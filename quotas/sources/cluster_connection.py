@@ -95,7 +95,7 @@ class ClusterConnection:
         def look() -> Spoken:
             return spoken_at(self._server, secured) if who.proxy_url is None else Spoken.NOTHING_KNOWN
 
-        return fault_of(error, self._told(error), Who(secured, logs_in, logged_in), look)
+        return fault_of(error, self._told(error), Who(secured, who.ssl_certfile is not None, logs_in, logged_in), look)
 
     def _wait_out_throttle(self) -> None:
         """A cluster with quotas may have throttled this connection at its last answer."""

@@ -4,6 +4,7 @@ Libraries tell a closed socket, which is what nodes say to whoever speaks TLS to
 speaks TLS, or no SASL where that is wanted. So such a node is asked once more, by hand, what it speaks.
 """
 
+import re
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ from quotas.sources.source import SourceUnavailable
 _HOST_MISMATCH: Final = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL."""
 
+_ALERT: Final = re.compile(r"\[SSL: (\w+_ALERT_\w+)\]")
 _LOOK_S: Final = 3.0
+_WORD_S = 1.0
 ADDRESSES: Final = "upstream.bootstrap_servers"
 PROTOCOL: Final = "upstream.admin.security_protocol"
 CA_FILE: Final = "upstream.admin.ca_file"
@@ -37,6 +40,7 @@ class Spoken(Enum):
     KAFKA = "Kafka without TLS"
     KAFKA_WITH_SASL = "Kafka that wants SASL"
     TLS = "TLS"
+    TLS_WITH_CERTIFICATES = "TLS to who shows a certificate"
     NOTHING_KNOWN = "nothing that is known"
     NOBODY_IS_THERE = "nothing, as nobody takes a connection"
 
@@ -58,9 +62,10 @@ class ConnectionFault(SourceUnavailable):
 
 
 class Who(NamedTuple):
-    """Whether the proxy speaks TLS on its connection, whether it logs in there, and whether that has succeeded."""
+    """How the proxy speaks on a connection of its own; `logged_in` says whether that has succeeded."""
 
     secured: bool
+    shows_certificate: bool
     logs_in: bool
     logged_in: bool
 
@@ -79,6 +84,8 @@ def fault_of(error: BaseException, text: str, who: Who, look: Callable[[], Spoke
             return Fault("authentication_unexpected", f"it wants no SASL ({text})", PROTOCOL)
         if isinstance(each, SaslAuthenticationFailedError):
             return Fault("authentication_failed", f"it refuses the login: {text}", LOGIN)
+    if alert := _ALERT.search(text):  # behind a handshake of TLS 1.3, of which kafka-python keeps the words only
+        return _refusal_of_tls(alert[1])
     return _fault_of_closed(text, who, look())
 
 
@@ -88,6 +95,8 @@ def _fault_of_closed(text: str, who: "Who", spoken: Spoken) -> Fault:
         return Fault("unreachable", text, ADDRESSES)
     if spoken is Spoken.TLS and not who.secured:
         return Fault("tls_expected", f"it speaks TLS ({text})", PROTOCOL)
+    if spoken is Spoken.TLS_WITH_CERTIFICATES and not who.shows_certificate:
+        return Fault("tls_refused", f"it wants a certificate ({text})", f"{OWN_CERTIFICATE}, {PROTOCOL}")
     if spoken is Spoken.KAFKA_WITH_SASL and not who.logs_in:
         return Fault("authentication_expected", f"it wants SASL ({text})", PROTOCOL)
     if who.logs_in and not who.logged_in:  # a node closes at once after its no, and that may be lost before the end
@@ -101,14 +110,15 @@ def _tls_fault(error: ssl.SSLError, look: Callable[[], Spoken]) -> Fault:
         return Fault("certificate_refused", f"its certificate is refused: {error.verify_message}", setting)
     text = (error.reason or str(error)).lower().replace("_", " ")
     if " alert " in text:
-        return Fault(
-            "tls_refused",
-            f"it refuses TLS: {text}",
-            f"{OWN_CERTIFICATE}, {PROTOCOL}",
-        )
+        return _refusal_of_tls(text)
     if look() in (Spoken.KAFKA, Spoken.KAFKA_WITH_SASL):
         return Fault("tls_unexpected", f"it speaks Kafka without TLS ({text})", PROTOCOL)
     return Fault("tls_failed", f"TLS: {text}", PROTOCOL)
+
+
+def _refusal_of_tls(text: str) -> Fault:
+    words = text.lower().replace("_", " ")
+    return Fault("tls_refused", f"it refuses TLS: {words}", f"{OWN_CERTIFICATE}, {PROTOCOL}")
 
 
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -135,9 +145,11 @@ def spoken_at(server: str, secured: bool) -> Spoken:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         with _connected(address) as sock, context.wrap_socket(sock) as tls:
-            if secured and _answers_kafka(tls) and _wants_sasl(tls):
-                return Spoken.KAFKA_WITH_SASL
-            return Spoken.TLS
+            if not secured:
+                return Spoken.TLS
+            if _refuses_us(tls):
+                return Spoken.TLS_WITH_CERTIFICATES
+            return Spoken.KAFKA_WITH_SASL if _answers_kafka(tls) and _wants_sasl(tls) else Spoken.TLS
     except ssl.SSLError as error:
         return Spoken.TLS if " alert " in str(error).lower().replace("_", " ") else Spoken.NOTHING_KNOWN
     except (OSError, ValueError):
@@ -146,6 +158,20 @@ def spoken_at(server: str, secured: bool) -> Spoken:
 
 def _connected(address: tuple[str, int]) -> socket.socket:
     return socket.create_connection(address, _LOOK_S)
+
+
+def _refuses_us(tls: ssl.SSLSocket) -> bool:
+    """Whether there is a word against us behind the handshake. What we said before we heard it might have it lost."""
+    tls.settimeout(_WORD_S)
+    try:
+        tls.recv(1)
+    except ssl.SSLError as error:
+        return "alert" in str(error).lower()
+    except TimeoutError:
+        pass
+    finally:
+        tls.settimeout(_LOOK_S)
+    return False
 
 
 def _answers_kafka(sock: socket.socket) -> bool:

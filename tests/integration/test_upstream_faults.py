@@ -29,7 +29,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_node_that_cannot_be_asked_is_told_with_the_setting_to_look_at(case, newest_kafka, certificates, tmp_path):
+def test_a_node_that_cannot_be_asked_is_told_with_the_setting_to_look_at(
+    case, newest_kafka, certificates, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("quotas.sources.cluster_faults._WORD_S", PATIENCE_S)
     listener, protocol, settings, reason, setting = CASES[case]
     authorities = {"ours": certificates.authority, "strange": Authority(tmp_path)}
     if "ssl_cafile" in settings:

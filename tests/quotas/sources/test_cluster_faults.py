@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import ssl
 import threading
 from struct import pack
 
@@ -9,7 +10,15 @@ import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.cluster_faults import ADDRESSES, CA_FILE, LOGIN, MECHANISM, PROTOCOL, ConnectionFault
+from quotas.sources.cluster_faults import (
+    ADDRESSES,
+    CA_FILE,
+    LOGIN,
+    MECHANISM,
+    OWN_CERTIFICATE,
+    PROTOCOL,
+    ConnectionFault,
+)
 from tests.certificates import Authority, server_context
 from tests.patience import PATIENCE_S
 
@@ -147,6 +156,16 @@ def test_a_wrong_password_whether_the_node_says_so_or_only_closes(said):
         LOGIN,
     )
     assert ("Invalid username or password" in found.problem) == (said == REFUSES)
+
+
+def test_a_node_that_wants_a_certificate_and_is_shown_none(paper, monkeypatch):
+    """Its word for that comes behind the handshake, and is lost where we write before it is read."""
+    monkeypatch.setattr("quotas.sources.cluster_faults._WORD_S", PATIENCE_S)
+    wants = server_context(paper[0].issue("127.0.0.1", name="strict"))
+    wants.verify_mode = ssl.CERT_REQUIRED
+    wants.load_verify_locations(paper[0].file)
+    found = fault(Listener(wants), security_protocol="SSL", ssl_cafile=str(paper[0].file))
+    assert (found.reason, found.setting) == ("tls_refused", f"{OWN_CERTIFICATE}, {PROTOCOL}")
 
 
 def test_a_file_that_is_not_there(tmp_path):
