@@ -359,7 +359,8 @@ class Storm:
         """The first of each address are on their way."""
         for number in range(self._plan.addresses):
             at_ms = self._events.now_ms + number * self._plan.apart_ms
-            self._events.at(at_ms, partial(self._connect, number, self._plan.tries))
+            for _ in range(self._plan.at_once):
+                self._events.at(at_ms, partial(self._connect, number, self._plan.tries))
 
     def _connect(self, number: int, tries: int) -> None:
         plan, acceptor = self._plan, self._acceptor

@@ -565,7 +565,7 @@ MUTANTS = {
     UnchargedFrameOfATrain: "charge",
     StaleQuota: "",
     DelayForgotten: "",
-    HeldAnswerLostAtTheEnd: "does not go out at the end",
+    HeldAnswerLostAtTheEnd: "",
     WithheldAndCharged: "taken back",
     ThrottleOnlyInTheFirstAnswer: "other bytes to the client",
     ResumeLostAfterABlock: "the node is not read",

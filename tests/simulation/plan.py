@@ -279,14 +279,15 @@ class DoorPlan:
 class StormPlan:
     """Connections of `addresses` addresses of a `family` (ipv4, ipv6, or mapped), the first of them number `first`.
 
-    Each begins `apart_ms` after the one before, and connects `tries` times, `gap_ms` after it was closed. Who is
-    admitted says nothing, and goes after `stays_ms`; before it logs in as a `user` if there is one, and is let in
-    unless it `fails`.
+    Each begins `apart_ms` after the one before, with `at_once` connections, and each of these is made `tries` times,
+    `gap_ms` after it was closed. Who is admitted says nothing, and goes after `stays_ms`; before it logs in as a `user`
+    if there is one, and is let in unless it `fails`.
     """
 
     at_ms: int
     addresses: int
     tries: int
+    at_once: int = 1
     gap_ms: int = 0
     apart_ms: int = 0
     stays_ms: int = 0

@@ -80,7 +80,7 @@ def _of_door(plan: WorldPlan) -> Iterator[Cut]:
         yield from _to_plain(lambda world, i=i: world.changes[i].door, change.door, _PLAIN_DOOR, ())
     for i, storm in enumerate(plan.storms):
         yield from _to_plain(lambda world, i=i: world.storms[i], storm, _PLAIN_STORM, ())
-        for name in ("addresses", "tries"):
+        for name in ("addresses", "tries", "at_once"):
             if getattr(storm, name) > 1:
                 less = getattr(storm, name) // 2
                 yield lambda world, i=i, name=name, less=less: setattr(world.storms[i], name, less)

@@ -49,13 +49,67 @@ def add_visitors(world: WorldPlan) -> None:
         _add_slow_node(world)
     if rng.random() < 0.6:
         world.door = _door(rng)
-        world.door_samples = rng.choice((11, 11, 3))
+        world.door_samples = rng.choice((11, 3, 3))
         world.max_addresses = rng.choice((65_536, 65_536, 65_536, 16))
         for _ in range(rng.choice((0, 1, 1, 2))):
             world.storms.append(_storm(rng))
             if world.storms[-1].addresses >= _HUNDREDS and rng.random() < 0.7:
                 _let_in_the_good_alone(rng, world)
+        theme = rng.random()
+        if theme < 0.25:
+            _let_queue(rng, world)
+        elif theme < 0.45:
+            _let_wait_for_slots(rng, world)
+        elif theme < 0.55:
+            _let_crowd(rng, world)
     _add_changes(rng, world)
+
+
+def _let_queue(rng: Random, world: WorldPlan) -> None:
+    """Queues in which some come in, some wait for their own time, and some are closed for want of a slot."""
+    door, storm = world.door, _storm_of_few(rng)
+    door.waits, door.rate, world.door_samples = True, rng.choice((3.0, 5.0, 10.0, 20.0)), rng.choice((2, 3, 3))
+    door.max_held, door.max_held_of_ip = 2000, rng.choice((200, 10))
+    door.instance_rate = rng.choice((NO_LIMIT, 5.0, 10.0, 30.0))
+    door.listener_rates = (rng.choice((NO_LIMIT, 10.0, 30.0)), NO_LIMIT)
+    door.instance_count = rng.choice((NO_LIMIT, 5, 15, 40))
+    storm.apart_ms, storm.gap_ms = rng.choice((0, 70)), rng.choice((20, 130))
+    world.storms.append(storm)
+
+
+def _let_wait_for_slots(rng: Random, world: WorldPlan) -> None:
+    """Both listeners want the last slots, some of which are taken by clients of which nothing is known yet."""
+    door = world.door
+    door.instance_count, door.headers = rng.choice((1, 2, 5)), (True, False)
+    door.rate, door.most_headers = rng.choice((NO_LIMIT, 1.0, 5.0)), rng.choice((1000, 3))
+    door.listener_counts = (NO_LIMIT, rng.choice((NO_LIMIT, 1, 3)))
+    for listener in range(2):
+        storm = _storm_of_few(rng)
+        storm.listener, storm.header_ms = listener, rng.choice((0, 20, 300, -1))
+        storm.stays_ms, storm.at_once = rng.choice((1, 50, 300)), rng.choice((1, 3, 10))
+        world.storms.append(storm)
+
+
+def _let_crowd(rng: Random, world: WorldPlan) -> None:
+    """Some addresses begin more handshakes than there is room for, and some but a few."""
+    door = world.door
+    door.rate, door.count, door.handshakes, door.most_handshakes = 50.0, NO_LIMIT, (True, True), rng.choice((3, 6))
+    for handshake_ms in (-1, rng.choice((20, 300))):
+        storm = _storm_of_few(rng)
+        storm.handshake_ms, storm.apart_ms = handshake_ms, rng.choice((0, 70))
+        world.storms.append(storm)
+
+
+def _storm_of_few(rng: Random) -> StormPlan:
+    storm = StormPlan(rng.choice((0, 0, 300)), rng.choice((1, 2, 3)), rng.choice((2, 5)))
+    storm.at_once = rng.choice((5, 10, 25))
+    storm.gap_ms = rng.choice((1, 20, 130))
+    storm.stays_ms = rng.choice((0, 50, 50, 900))
+    storm.first = rng.choice((0, 3, 100))
+    storm.family = rng.choice(_FAMILIES)
+    storm.listener = rng.randrange(2)
+    storm.handshake_ms = rng.choice((0, 20))
+    return storm
 
 
 def _let_in_the_good_alone(rng: Random, world: WorldPlan) -> None:
@@ -128,7 +182,8 @@ def _storm(rng: Random) -> StormPlan:
         storm.addresses, storm.tries = rng.choice((60, 120, 300)), rng.choice((1, 1, 2))
     else:
         storm.addresses = rng.choice((1, 2, 5, 10))
-        storm.tries = rng.choice((5, 20, 60)) if storm.addresses < 5 else rng.choice((3, 10))
+        storm.tries = rng.choice((5, 20)) if storm.addresses < 5 else rng.choice((3, 10))
+        storm.at_once = rng.choice((1, 3, 5)) if storm.addresses < 5 else rng.choice((1, 3))
     storm.apart_ms = rng.choice((0, 0, 1, 7, 130))
     storm.gap_ms = rng.choice((0, 1, 20, 20, 450, 1000))
     storm.stays_ms = rng.choice((0, 0, 1, 50, 900, 20_000))
