@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from quotas.entities import Entity, QuotaKey
+from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sources.entries import Problem, read_entries, shown, unknown_keys
 from quotas.sources.overlay import DamagedOverlay, parse_overlay
@@ -68,6 +68,16 @@ class Rules:
     bucket_window_ms: int = 1000
     max_throttle_ms: int = 20_000
     max_debt_ms: int = 60_000
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """As its quotas: a table stands by the hashes of names, which another process has others of."""
+        quotas = {entity: dict(limits) for entity, limits in self.table.items()}
+        numbers = (self.samples, self.window_ms, self.bucket_samples, self.bucket_window_ms)
+        return _rules_of, (quotas, *numbers, self.max_throttle_ms, self.max_debt_ms)
+
+
+def _rules_of(quotas: Mapping[Entity, Mapping[QuotaType, float]], *numbers: int) -> Rules:
+    return Rules(QuotaTable(quotas), *numbers)
 
 
 @dataclass(frozen=True)

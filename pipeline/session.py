@@ -49,7 +49,9 @@ def spark_session(
     """Spark on `master`, for one command. `memory` is the driver's, as in `4g`; `settings` are Spark's own and win."""
     chosen = {**_ALWAYS, "spark.driver.memory": memory}
     if master.startswith("local"):
-        chosen |= _ON_ONE_MACHINE | {"spark.pyspark.python": os.environ.get("PYSPARK_PYTHON", sys.executable)}
+        chosen |= _ON_ONE_MACHINE
+        # The one way to say it from within: the setting spark.pyspark.python is for spark-submit.
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen["spark.ui.showConsoleProgress"] = str(sys.stderr.isatty()).lower()
     builder = SparkSession.builder.master(master).appName(name)
     for key, value in (chosen | dict(settings or {})).items():

@@ -9,6 +9,7 @@ from proxy.commands.config_file import config_option, load, problems_of_files, r
 from proxy.commands.explain import explain
 from proxy.commands.quotas import quotas
 from proxy.commands.usage import usage
+from proxy.commands.usage_simulate import simulate
 from proxy.config.checks import listener_ports
 from proxy.config.kinds import HostPort, show_range
 from proxy.config.places import placed
@@ -81,3 +82,4 @@ def summary(config: Config) -> str:
 main.add_command(explain)
 main.add_command(quotas)
 main.add_command(usage)
+usage.add_command(simulate)

@@ -11,7 +11,7 @@ from proxy.commands.config_file import BAD_INPUT, refuse
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-_OF_THE_EXTRA = {"pyspark", "py4j", "pandas", "pyarrow", "jinja2", "numpy"}
+_OF_THE_EXTRA = {"pyspark", "py4j", "pandas", "pyarrow", "jinja2", "numpy", "rich"}
 
 _SPARK_OPTIONS = (
     click.option("--master", default="local[*]", show_default=True, help="Spark's master, as spark://host:7077."),

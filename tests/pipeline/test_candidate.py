@@ -1,5 +1,9 @@
 """A candidate file is read as the proxy reads its own, and every mistake is told with its place."""
 
+import os
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -133,3 +137,18 @@ def test_the_proxy_takes_the_same_entries(entries):
 
 def test_a_candidate_of_lists_and_mappings():
     assert candidate_of([{"user": "a", "producer_byte_rate": 5}]).rules("x") is not None
+
+
+def test_rules_hold_in_another_process_too():
+    candidate = parse_candidate(ENTRIES)
+    code = """
+import pickle, sys
+rules = pickle.loads(sys.stdin.buffer.read()).rules("any")
+from quotas.entities import QuotaType
+print(rules.table.tags_and_limit(QuotaType.PRODUCE, "alice", "x").limit, rules.samples, rules.max_throttle_ms)
+"""
+    environment = {**os.environ, "PYTHONHASHSEED": "7"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(candidate), capture_output=True, env=environment, check=True
+    )
+    assert ran.stdout.split() == [b"1000.0", b"5", b"7000"]

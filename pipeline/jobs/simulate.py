@@ -1,0 +1,133 @@
+"""`kafka-throttle usage simulate`: what would these quotas have done?"""
+
+import csv
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+from pyspark.storagelevel import StorageLevel
+
+from pipeline.answer import of_clients, of_sensors, told
+from pipeline.candidate import Candidate, CandidateErrors, load_candidate
+from pipeline.session import LOCAL, spark_session
+from pipeline.simulation import loud_rows, loud_sensors, placed, replayed, runs_of, summarised
+from pipeline.simulation_page import print_answer
+from pipeline.table import read_trace, read_usage
+from pipeline.trace_simulation import simulated_traces
+
+
+def main(
+    table: str,
+    candidate: str,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    output: str = "table",
+    trace: bool = False,
+    master: str = LOCAL,
+    memory: str = "2g",
+    settings: Mapping[str, str] | None = None,
+) -> int:
+    """Print the answer; `output` is table, json or csv. ValueError for input that cannot be used."""
+    try:
+        rules = load_candidate(Path(candidate))
+    except CandidateErrors as errors:
+        raise ValueError("\n".join(f"{candidate}: {problem}" for problem in errors.problems)) from errors
+    spark = spark_session(master, memory, "kafka-throttle simulate", settings)
+    try:
+        answer = simulate(spark, table, rules, since_ms, until_ms, trace)
+    finally:
+        spark.stop()
+    write(answer, output, sys.stdout)
+    return 0
+
+
+def simulate(
+    spark: SparkSession,
+    table: str,
+    candidate: Candidate,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    trace: bool = False,
+) -> dict[str, Any]:
+    """The answer as plain data. ValueError where there is no table, or nothing in it in that time."""
+    if trace:
+        return _answer_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
+    return answer_of(read_usage(spark, table, since_ms, until_ms), candidate)
+
+
+def answer_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
+    """The answer from usage records. ValueError if there are none."""
+    summary = placed(summarised(usage), candidate).persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        total = summary.agg(
+            F.sum("records").alias("records"), F.min("begin_ms").alias("begin"), F.max("end_ms").alias("end")
+        ).collect()[0]
+        if not total["records"]:
+            raise ValueError("there are no usage records in this time")
+        loud = loud_sensors(summary).persist(StorageLevel.MEMORY_AND_DISK)
+        rows = loud_rows(usage, summary, loud)
+        outcome = replayed(rows, runs_of(rows, candidate), candidate, total["end"]).persist(
+            StorageLevel.MEMORY_AND_DISK
+        )
+        try:
+            clients, sensors = told(of_clients(summary, outcome)), told(of_sensors(summary, outcome))
+            replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
+        finally:
+            outcome.unpersist()
+            loud.unpersist()
+    finally:
+        summary.unpersist()
+    return {
+        "begin_ms": total["begin"],
+        "end_ms": total["end"],
+        "source": "usage",
+        "records": total["records"],
+        "replayed_windows": replayed_windows,
+        "sensors": _shares(sensors, total["end"] - total["begin"]),
+        "clients": _shares(clients, total["end"] - total["begin"]),
+    }
+
+
+def _answer_of_trace(trace: DataFrame, candidate: Candidate) -> dict[str, Any]:
+    rows = [row.asDict() for row in simulated_traces(trace, candidate).collect()]
+    found = trace.agg(F.count("*").alias("n"), F.min("wall_ms").alias("begin"), F.max("wall_ms").alias("end"))
+    total = found.collect()[0]
+    if not total["n"]:
+        raise ValueError("there are no trace events in this time")
+    length_ms = total["end"] - total["begin"]
+    return {
+        "begin_ms": total["begin"],
+        "end_ms": total["end"],
+        "source": "trace",
+        "records": total["n"],
+        "replayed_windows": 0,
+        "sensors": _shares([row for row in rows if row["of_sensor"]], length_ms),
+        "clients": _shares([row for row in rows if not row["of_sensor"]], length_ms),
+    }
+
+
+def _shares(rows: list[dict[str, Any]], length_ms: int) -> list[dict[str, Any]]:
+    return [{**row, "muted_share": row["muted_ms"] / max(length_ms, 1)} for row in rows]
+
+
+def write(answer: Mapping[str, Any], output: str, to: IO[str]) -> None:
+    """Write the answer as a table for people, as one JSON object, or as CSV with a line for each client."""
+    if output == "json":
+        json.dump(answer, to)
+        to.write("\n")
+    elif output == "csv":
+        _write_csv(answer["clients"], to)
+    else:
+        print_answer(answer, to)
+
+
+def _write_csv(rows: Sequence[Mapping[str, Any]], to: IO[str]) -> None:
+    from pipeline.simulation_page import CSV_COLUMNS
+
+    writer = csv.DictWriter(to, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)

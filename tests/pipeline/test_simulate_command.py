@@ -1,0 +1,90 @@
+"""`kafka-throttle usage simulate`: what is refused before Spark is started, and the answer as people see it."""
+
+import io
+import re
+
+import pytest
+from click.testing import CliRunner
+
+from pipeline.jobs.simulate import write
+from pipeline.simulation_page import CSV_COLUMNS
+from proxy.cli import main
+
+ROW = {
+    "virtual_cluster": "main",
+    "node_id": 1,
+    "quota_type": "produce",
+    "new_limit": 1_000_000.0,
+    "new_rule": "user=[bold]",
+    "live_used": 10e6,
+    "live_requests": 50,
+    "live_throttles": 0,
+    "live_throttled_ms": 0,
+    "throttles": 7,
+    "throttled_ms": 3_000,
+    "greedy_throttled_ms": 4_500,
+    "longest_ms": 800,
+    "muted_ms": 3_000,
+    "muted_share": 0.3,
+    "paced_used": 8e6,
+    "greedy_used": None,
+}
+CLIENT = {**ROW, "user": "[bold]", "client_id": "app", "ip": "", "change": "hurt"}
+ANSWER = {
+    "begin_ms": 1_795_000_000_000,
+    "end_ms": 1_795_000_010_000,
+    "source": "usage",
+    "records": 12_345,
+    "replayed_windows": 1,
+    "sensors": [{**ROW, "shared_by": 3}],
+    "clients": [CLIENT],
+}
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["usage", "simulate", "--table", "nowhere", *arguments])
+    assert result.exit_code == 2
+    return result.output
+
+
+def test_every_mistake_of_a_candidate_is_told_with_file_and_place(tmp_path):
+    path = tmp_path / "candidate.yaml"
+    path.write_text("entries:\n- {user: a, producer_byte_rate: -1}\n- {usr: b, consumer_byte_rate: 1}\n")
+    output = refused("--candidate", str(path))
+    assert f"{path}: entries[0].producer_byte_rate: expected a whole number" in output
+    assert f"{path}: entries[1].usr: unknown key, did you mean 'user'?" in output
+
+
+def test_a_candidate_that_is_not_there_is_named(tmp_path):
+    assert "nowhere.yaml" in refused("--candidate", str(tmp_path / "nowhere.yaml"))
+
+
+def test_a_time_that_is_none_is_refused(tmp_path):
+    assert "got 'tuesday'" in refused("--candidate", "x", "--since", "tuesday")
+
+
+@pytest.mark.parametrize("time", ["2026-11-17", "2026-11-17T00:00:00+00:00", "2026-11-17T01:00:00+01:00"])
+def test_times_are_iso_8601_and_utc(time):
+    from proxy.commands.usage_simulate import _Instant
+
+    assert _Instant().convert(time, None, None) == 1_794_873_600_000
+
+
+def test_the_table_says_who_is_hurt_and_takes_no_name_for_markup():
+    to = io.StringIO()
+    write(ANSWER, "table", to)
+    text = to.getvalue()
+    assert "12,345 usage records" in text
+    assert "1 hurt" in text
+    assert "user=[bold]" in text
+    assert "3.0..4.5 s" in text
+    assert "8 M or more" in text
+    assert re.search(r"hurt +1 +produce +\[bold\] +app", text)
+
+
+def test_csv_has_a_line_for_each_client():
+    to = io.StringIO()
+    write(ANSWER, "csv", to)
+    header, line = to.getvalue().splitlines()
+    assert header.split(",") == CSV_COLUMNS
+    assert line.startswith("main,1,produce,[bold],app,,user=[bold],1000000.0,hurt,")
