@@ -77,7 +77,7 @@ def test_each_of_the_eight_levels_rules_when_those_above_it_are_gone(newest_kafk
                 count = throttles(proxy)
                 load.send()
                 load.arrive()
-                assert throttles(proxy) == count + 1
+                assert throttles(proxy) > count
                 assert explained(proxy, user)["throttles"][0]["limit"] == limit
                 alter(connection, {freeze(entity): {"producer_byte_rate": None}})
             await_rule(proxy, user, None)

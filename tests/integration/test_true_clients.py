@@ -197,7 +197,7 @@ def test_java_python_and_go_behind_haproxy_are_known_by_their_own_addresses(newe
         proxy.wait_for(lambda: rate_of(proxy, banned)["limit"] == 0, PATIENCE_S, "the ban")
         with socket.create_connection((ROUTES[banned], proxy.port), PATIENCE_S) as refused:
             assert ends(refused)
-        assert proxy.closed()["ip_rate_exceeded"] == 1
+        assert proxy.closed()["ip_rate_exceeded"] > 0
         with RawClient((ROUTES[ADDRESSES["franz-go"]], proxy.port), "raw", tls=certificates.context()) as raw:
             raw.produce(100)
         for load in loads.values():
