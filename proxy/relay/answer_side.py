@@ -222,7 +222,10 @@ class AnswerSide(Carriage):
             self._model_time(request, count, end - at - 4 * count)
         self._no_longer_await(request, count)
         self._count_answers(count, end - at)
-        self._written(request.use, end - at)
+        if (use := request.use) is not None:
+            if self._now_us >= use.until_us:
+                use.turn(self._now_us)
+            use.out_bytes += end - at
         return end
 
     def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
@@ -239,7 +242,10 @@ class AnswerSide(Carriage):
                 return False
         if binding.shadow_fetch is not None:
             self._charge_shadow_fetch(binding.shadow_fetch, request.use, value, now_ms)
-        self._used(request.use, value)
+        if (use := request.use) is not None:
+            if self._now_us >= use.until_us:
+                use.turn(self._now_us)
+            use.used += value
         return True
 
     # --------------------------------------------------------------- one by one

@@ -209,8 +209,10 @@ class Carriage:
             waiting = request.waiting
             size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
             client = use.client
-            cost_us = client.cost_us(request.plan.cost_kind, size_bytes + answer_bytes, count)
-            client.of(REQUEST).add(cost_us / 1000, self._now_us)
+            times = client.uses[REQUEST] or client.of(REQUEST)
+            if self._now_us >= times.until_us:
+                times.turn(self._now_us)
+            times.used += client.cost_us(request.plan.cost_kind, size_bytes + answer_bytes, count) / 1000
 
     def _mute_is_over(self, somebody_waits: bool) -> None:
         for use, muted_ms in self._mutes if somebody_waits else ():

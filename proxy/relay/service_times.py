@@ -10,8 +10,11 @@ from quotas.sensors import StaleSensor
 
 
 def _meter(request: Request, cost_us: float, now_us: int) -> None:
-    if request.use is not None:
-        request.use.client.of(REQUEST).add(cost_us / 1000, now_us)
+    if (use := request.use) is not None:
+        times = use.client.uses[REQUEST] or use.client.of(REQUEST)
+        if now_us >= times.until_us:
+            times.turn(now_us)
+        times.used += cost_us / 1000
 
 
 class ServiceTimes:

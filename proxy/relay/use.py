@@ -80,11 +80,12 @@ class Client:
 
     def cost_us(self, kind: int, size_bytes: int, count: int) -> float:
         """What requests of a kind cost its node, by the model; nothing before a node is known."""
-        if self.costs is None:
+        costs = self.costs
+        if costs is None:
             if self.node_id < 0:
                 return 0.0
-            self.costs = self.meter.costs.of_node(self.node_id)
-        return self.costs.us(kind, size_bytes, count)
+            costs = self.costs = self.meter.costs.of_node(self.node_id)
+        return costs.us(kind, size_bytes, count)
 
     def release(self) -> None:
         """One connection less counts for it."""
