@@ -1,0 +1,1 @@
+"""From the usage table to what a platform team and finance read."""

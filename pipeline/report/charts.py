@@ -1,0 +1,252 @@
+"""Where the marks of a chart are: shares of its width and height. The template draws them, in the colours of the page.
+
+Charts are stretched to the width of the window, so text is beside them and never in them.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+
+from pipeline.report import words
+from pipeline.report.findings import DAY_MS, Findings, Row, whole_days
+from pipeline.report.forecast import Forecast
+
+WIDTH, HEIGHT = 1_000, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A mark on an axis, at percent of its length from its zero."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """A rectangle, in WIDTH and HEIGHT from the upper left; `text` is told when it is pointed at."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Bytes over time, answers upon requests, and below them time throttled."""
+
+    sent: str
+    got: str
+    throttled: tuple[Bar, ...]
+    hover: tuple[Bar, ...]
+    rows: tuple[Tick, ...]
+    times: tuple[Tick, ...]
+    most_throttled: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fan:
+    """Days as bars, the line through them, and what is to come with its interval."""
+
+    bars: tuple[Bar, ...]
+    line: str
+    ahead: str
+    fan: str
+    rows: tuple[Tick, ...]
+    times: tuple[Tick, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """Utilisation of one quota: percent of the strip's width."""
+
+    p50: float
+    p95: float
+    p99: float
+    most: float
+    full: float
+    """Where 100 % is."""
+
+
+def nice_top(value: float, steps: int = 4) -> float:
+    """The end of an axis from 0 that reaches `value` in `steps` round steps."""
+    if value <= 0:
+        return float(steps)
+    raw = value / steps
+    scale: float = 10.0 ** math.floor(math.log10(raw))
+    return steps * next(scale * nice for nice in (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10) if scale * nice >= raw * 0.999)
+
+
+def _rows(top: float, text: Callable[[float], str], steps: int = 4) -> tuple[Tick, ...]:
+    return tuple(Tick(100 * i / steps, text(top * i / steps)) for i in range(steps + 1))
+
+
+def _points(values: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.2f}" for x, y in values)
+
+
+def course(findings: Findings) -> Course | None:
+    """The timeline; a step without records is 0. None for less than two steps."""
+    steps = _steps(findings)
+    if len(steps) < 2:
+        return None
+    width = WIDTH / len(steps)
+    tops = [row.get("in_bytes", 0) + row.get("out_bytes", 0) for _, row in steps]
+    sent = [row.get("in_bytes", 0) for _, row in steps]
+    throttled = [row.get("throttled_ms", 0) for _, row in steps]
+    seconds = findings.width_ms / 1_000
+    top = nice_top(max(tops) / seconds) * seconds
+    most = max(throttled) or 1
+    return Course(
+        _area(sent, [0] * len(sent), top),
+        _area(tops, sent, top),
+        tuple(
+            Bar(i * width, HEIGHT * (1 - value / most), max(width - 0.6, 0.6), HEIGHT * value / most)
+            for i, value in enumerate(throttled)
+            if value
+        ),
+        tuple(Bar(i * width, 0, width, HEIGHT, _told(at, row, seconds)) for i, (at, row) in enumerate(steps)),
+        _rows(top / seconds, lambda value: f"{words.size(value)}/s"),
+        _times(steps[0][0], steps[-1][0] + findings.width_ms),
+        words.duration(max(throttled)),
+    )
+
+
+def _steps(findings: Findings) -> list[tuple[int, Row]]:
+    known: Mapping[int, Row] = {row["at_ms"]: row for row in findings.timeline}
+    if not known:
+        return []
+    return [(at, known.get(at, {})) for at in range(min(known), max(known) + 1, findings.width_ms)]
+
+
+def _told(at_ms: int, row: Row, seconds: float) -> str:
+    if not row:
+        return f"{words.moment(at_ms)}: no records"
+    return (
+        f"{words.moment(at_ms)}: sent {words.size(row['in_bytes'] / seconds)}/s, "
+        f"got {words.size(row['out_bytes'] / seconds)}/s, throttled {words.duration(row['throttled_ms'])}"
+    )
+
+
+def _area(values: Sequence[float], below: Sequence[float], top: float) -> str:
+    """A polygon with stairs' edges in the middle of the steps."""
+    width = WIDTH / len(values)
+
+    def edge(of: Sequence[float]) -> list[tuple[float, float]]:
+        return [((i + 0.5) * width, HEIGHT * (1 - value / top)) for i, value in enumerate(of)]
+
+    return _points([*edge(values), *reversed(edge(below))])
+
+
+_STRIDES_MS = (
+    60_000,
+    2 * 60_000,
+    5 * 60_000,
+    10 * 60_000,
+    15 * 60_000,
+    30 * 60_000,
+    3_600_000,
+    2 * 3_600_000,
+    3 * 3_600_000,
+    6 * 3_600_000,
+    12 * 3_600_000,
+    DAY_MS,
+    2 * DAY_MS,
+    7 * DAY_MS,
+    14 * DAY_MS,
+    28 * DAY_MS,
+    91 * DAY_MS,
+    364 * DAY_MS,
+)
+
+
+def _times(begin_ms: int, end_ms: int) -> tuple[Tick, ...]:
+    length = max(end_ms - begin_ms, 1)
+    stride = next((stride for stride in _STRIDES_MS if length / stride <= 7), length)
+    # Weeks begin on Mondays; 1970 did not.
+    offset = 4 * DAY_MS if stride % (7 * DAY_MS) == 0 else 0
+    first = -(-(begin_ms - offset) // stride) * stride + offset
+    return tuple(
+        Tick(100 * (at - begin_ms) / length, _time_text(at, stride))
+        for at in range(first, end_ms, stride)
+        if at - begin_ms <= 0.96 * length
+    )
+
+
+def _time_text(at_ms: int, stride: int) -> str:
+    at = datetime.fromtimestamp(at_ms / 1_000, UTC)
+    if stride >= DAY_MS:
+        return words.day(at.date())
+    return words.day(at.date()) if at_ms % DAY_MS == 0 else f"{at:%H:%M}"
+
+
+def fan(findings: Findings, measure: str, text: Callable[[float], str]) -> Fan | None:
+    """The days of a measure and what is to come of it. None without days."""
+    if len(findings.days) < 2:
+        return None
+    found = findings.forecasts.get(measure, Forecast(None, None))
+    ahead = found.month.daily if found.month else ()
+    first: date = findings.days[0]["day"]
+    last: date = ahead[-1][0] if ahead else findings.days[-1]["day"]
+    count = (last - first).days + 1
+    top = nice_top(max([row[measure] for row in findings.days] + [high for *_, high in ahead]))
+    step = WIDTH / count
+
+    def x(day: date, middle: float = 0.5) -> float:
+        return ((day - first).days + middle) * step
+
+    def y(value: float) -> float:
+        return HEIGHT * (1 - value / top)
+
+    upper = [(x(day), y(high)) for day, _, _, high in ahead]
+    lower = [(x(day), y(low)) for day, _, low, _ in ahead]
+    day_ms = int(datetime(first.year, first.month, first.day, tzinfo=UTC).timestamp()) * 1_000
+    return Fan(
+        tuple(
+            Bar(
+                x(row["day"], 0.12),
+                y(row[measure]),
+                step * 0.76,
+                HEIGHT * row[measure] / top,
+                f"{words.day(row['day'])}: {text(row[measure])}",
+            )
+            for row in findings.days
+        ),
+        _line(findings, found, x, y),
+        _points([(x(day), y(expected)) for day, expected, *_ in ahead]),
+        _points([*upper, *reversed(lower)]),
+        _rows(top, text),
+        _times(day_ms, day_ms + count * DAY_MS),
+    )
+
+
+def _line(findings: Findings, found: Forecast, x: Callable[[date], float], y: Callable[[float], float]) -> str:
+    if found.trend is None:
+        return ""
+    line, days = found.trend.line, [row["day"] for row in findings.days]
+    # The line is through whole days, of which the table has some more at its ends.
+    offset = _offset(len(days), len(line), findings)
+    return _points([(x(day), y(value)) for day, value in zip(days[offset:], line, strict=False)])
+
+
+def _offset(days: int, line: int, findings: Findings) -> int:
+    whole = whole_days(findings.days, findings.begin_ms, findings.end_ms)
+    first = whole[-line]["day"] if line <= len(whole) else findings.days[0]["day"]
+    return next((i for i in range(days) if findings.days[i]["day"] == first), 0)
+
+
+MOST_STRIP = 2.0
+
+
+def strip_end(rows: Sequence[Row]) -> float:
+    """The utilisation at the right end of all strips: at least 125 %, at most MOST_STRIP."""
+    return min(max([1.25, *(float(row["most"]) * 1.05 for row in rows)]), MOST_STRIP)
+
+
+def strip(row: Row, end: float) -> Strip:
+    """One quota's strip."""
+    p50, p95, p99, most = (100 * min(row[name] / end, 1.0) for name in ("p50", "p95", "p99", "most"))
+    return Strip(p50, p95, p99, most, 100 / end)

@@ -1,0 +1,223 @@
+"""What the report is made of, as Spark adds it up: every function takes and returns DataFrames.
+
+Sums are of integers, so they are exact and do not depend on the order in which rows came: bytes, requests, ms, and for
+what a quota counts in fractions (ms of handler time, partitions) thousandths, each record's rounded.
+"""
+
+from collections.abc import Mapping
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+
+CLIENT = ("virtual_cluster", "user", "client_id")
+"""What the report calls a client."""
+
+SUMS = (
+    "in_bytes",
+    "out_bytes",
+    "requests",
+    "handler_us",
+    "milli_mutations",
+    "throttles",
+    "throttled_ms",
+    "backlogged_ms",
+    "shadow_throttles",
+    "shadow_throttled_ms",
+    "unsent_bytes",
+    "window_ms",
+    "throttled_window_ms",
+    "records",
+)
+"""The columns of DAILY and of what is added up from it. `handler_us`: microseconds of handler time;
+`milli_mutations`: thousandths of a partition; `window_ms`: length of the records' windows, one for each node and quota
+type; `throttled_window_ms`: of those in which the quota throttled."""
+
+PERCENTILES = (0.5, 0.95, 0.99)
+RANK_ACCURACY = 1_000
+"""A percentile's rank is off by at most 1 / this."""
+
+_PARTS_OF_TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^"',= ]*)"""
+_USER_AND_CLIENT_ID = rf"(?s)^user={_PARTS_OF_TEXT}, client-id="
+
+
+def daily(usage: DataFrame) -> DataFrame:
+    """USAGE -> CLIENT, quota_type, day (a date, UTC), SUMS: the one pass that most of the report comes from."""
+    thousandths = F.round(F.col("used") * 1_000).cast("long")
+    length = F.col("end_ms") - F.col("begin_ms")
+    sums = {
+        "handler_us": _of_type("request", thousandths),
+        "milli_mutations": _of_type("controller_mutation", thousandths),
+        "window_ms": length,
+        "throttled_window_ms": F.when(F.col("throttles") > 0, length).otherwise(0),
+        "records": F.lit(1),
+    }
+    day = F.timestamp_millis(F.col("begin_ms")).cast("date").alias("day")
+    return usage.groupBy(*CLIENT, "quota_type", day).agg(
+        *(F.sum(sums.get(name, F.col(name))).alias(name) for name in SUMS)
+    )
+
+
+def _of_type(quota_type: str, value: Column) -> Column:
+    return F.when(F.col("quota_type") == quota_type, value).otherwise(F.lit(0).cast("long"))
+
+
+def totals(days: DataFrame, *by: str) -> DataFrame:
+    """DAILY -> `by`, SUMS, `bytes` (in and out together)."""
+    sums = (F.coalesce(F.sum(name), F.lit(0).cast("long")).alias(name) for name in SUMS)
+    return days.groupBy(*by).agg(*sums).withColumn("bytes", F.col("in_bytes") + F.col("out_bytes"))
+
+
+LEVELS: Mapping[str, tuple[str, ...]] = {
+    "all": (),
+    "by_type": ("quota_type",),
+    "days": ("day",),
+    "clients": CLIENT,
+    "users": ("virtual_cluster", "user"),
+    "client_ids": ("virtual_cluster", "client_id"),
+    "throttled": (*CLIENT, "quota_type"),
+}
+"""By what use is added up."""
+MEASURES = ("bytes", "requests", "handler_us", "throttled_ms")
+"""By what clients are ranked."""
+_RANKED = {
+    "clients": MEASURES,
+    "users": MEASURES,
+    "client_ids": MEASURES,
+    "throttled": ("throttled_ms",),
+}
+
+
+def ranked(days: DataFrame, rows: int) -> DataFrame:
+    """DAILY -> level (a key of LEVELS), its columns, SUMS, bytes, and of clients all_requests (of all quota types),
+    level_rows, level_throttled (how many rows the level has, and how many of them with throttled time).
+
+    Of levels that grow with the number of clients only rows that are among the first `rows` by one of the measures.
+    """
+    names = sorted({name for level in LEVELS.values() for name in level})
+    sets = [[F.col(name) for name in level] for level in LEVELS.values()]
+    sums = (F.coalesce(F.sum(name), F.lit(0).cast("long")).alias(name) for name in SUMS)
+    # A grouping id has a bit for each column, the first one's highest, set where the level is not by that column.
+    ids = {
+        level: sum(1 << (len(names) - 1 - i) for i, name in enumerate(names) if name not in columns)
+        for level, columns in LEVELS.items()
+    }
+    level: Column = F.lit(None).cast("string")
+    for name, number in ids.items():
+        level = F.when(F.grouping_id() == number, name).otherwise(level)
+    everything = (
+        days.groupingSets(sets, *(F.col(name) for name in names))
+        .agg(level.alias("level"), *sums)
+        .withColumn("bytes", F.col("in_bytes") + F.col("out_bytes"))
+    )
+    client = Window.partitionBy(*CLIENT)
+    of_client = F.sum(F.when(F.col("level") == "clients", F.col("requests"))).over(client)
+    whole = Window.partitionBy("level")
+    counted = (
+        everything.withColumn("all_requests", of_client)
+        .withColumn("level_rows", F.count(F.lit(1)).over(whole))
+        .withColumn("level_throttled", F.sum((F.col("throttled_ms") > 0).cast("long")).over(whole))
+    )
+    for measure in MEASURES:
+        order = whole.orderBy(F.col(measure).desc(), *CLIENT, "quota_type")
+        counted = counted.withColumn(f"rank_by_{measure}", F.row_number().over(order))
+    chosen = F.lit(False)
+    for name in LEVELS:
+        is_first = F.lit(name not in _RANKED)
+        for measure in _RANKED.get(name, ()):
+            is_first = is_first | ((F.col(f"rank_by_{measure}") <= rows) & (F.col(measure) > 0))
+        chosen = chosen | ((F.col("level") == name) & is_first)
+    return counted.where(chosen).drop(*(f"rank_by_{measure}" for measure in MEASURES))
+
+
+def span(usage: DataFrame) -> DataFrame:
+    """USAGE -> one row: records, begin_ms, end_ms, window_ms (a window's usual length), unlimited_bytes (of Produce
+    and Fetch under no quota of their type).
+    """
+    unlimited = F.col("limit").isNull() & F.col("quota_type").isin("produce", "fetch")
+    size = F.col("in_bytes") + F.col("out_bytes")
+    return usage.agg(
+        F.count(F.lit(1)).alias("records"),
+        F.min("begin_ms").alias("begin_ms"),
+        F.max("end_ms").alias("end_ms"),
+        F.percentile_approx(F.col("end_ms") - F.col("begin_ms"), 0.5).alias("window_ms"),
+        F.coalesce(F.sum(F.when(unlimited, size)), F.lit(0).cast("long")).alias("unlimited_bytes"),
+    )
+
+
+def timeline(usage: DataFrame, width_ms: int) -> DataFrame:
+    """USAGE -> at_ms (a multiple of `width_ms`), in_bytes, out_bytes, throttled_ms, backlogged_ms, by begin."""
+    at = (F.col("begin_ms") - F.pmod(F.col("begin_ms"), F.lit(width_ms))).alias("at_ms")
+    names = ("in_bytes", "out_bytes", "throttled_ms", "backlogged_ms")
+    return usage.groupBy(at).agg(*(F.sum(name).alias(name) for name in names)).orderBy("at_ms")
+
+
+def utilisation(usage: DataFrame) -> DataFrame:
+    """USAGE -> virtual_cluster, quota_type, rule, user, client_id, ip (what shares the quota; empty: does not count),
+    limit (the last), windows, p50, p95, p99, most, most_node_id, peak, windows_over: utilisation as a fraction.
+
+    Utilisation of a window at a node: what all that share the quota used, by what the quota allows in that time. `peak`
+    is of the one second in which one client used most. Windows without any use are not among them.
+    """
+    rule = F.col("rule")
+    by_user = rule.startswith("user=")
+    by_client_id = rule.startswith("client-id=") | rule.rlike(_USER_AND_CLIENT_ID)
+    limited = usage.where((F.col("limit") > 0) & (F.col("used") > 0)).select(
+        "virtual_cluster",
+        "node_id",
+        "instance",
+        "epoch",
+        "begin_ms",
+        "end_ms",
+        "quota_type",
+        "rule",
+        F.when(by_user, F.col("user")).otherwise("").alias("user"),
+        F.when(by_client_id, F.col("client_id")).otherwise("").alias("client_id"),
+        F.when(rule.startswith("ip="), F.col("ip")).otherwise("").alias("ip"),
+        _allowed_unit(F.col("used")).alias("used"),
+        _allowed_unit(F.col("peak")).alias("peak"),
+        "limit",
+    )
+    sensor = ("virtual_cluster", "quota_type", "rule", "user", "client_id", "ip")
+    seconds = (F.max("end_ms") - F.col("begin_ms")) / 1_000
+    windows = limited.groupBy(*sensor, "node_id", "instance", "epoch", "begin_ms").agg(
+        (F.sum("used") / F.greatest(seconds, F.lit(0.001)) / F.max("limit")).alias("utilisation"),
+        F.max(F.col("peak") / F.col("limit")).alias("peak"),
+        F.max("limit").alias("limit"),
+    )
+    p50, p95, p99 = (F.col("percentiles")[i].alias(name) for i, name in enumerate(("p50", "p95", "p99")))
+    return (
+        windows.groupBy(*sensor)
+        .agg(
+            F.max_by("limit", "begin_ms").alias("limit"),
+            F.count(F.lit(1)).alias("windows"),
+            F.percentile_approx("utilisation", list(PERCENTILES), RANK_ACCURACY).alias("percentiles"),
+            F.max("utilisation").alias("most"),
+            F.max_by("node_id", "utilisation").alias("most_node_id"),
+            F.max("peak").alias("peak"),
+            F.sum((F.col("utilisation") > 1).cast("long")).alias("windows_over"),
+        )
+        .select(*sensor, "limit", "windows", p50, p95, p99, "most", "most_node_id", "peak", "windows_over")
+    )
+
+
+def _allowed_unit(value: Column) -> Column:
+    """Use in the unit of the limit: handler time is recorded in ms, its quota is in percent of a second."""
+    return F.when(F.col("quota_type") == "request", value / 10).otherwise(value)
+
+
+def hurt_by_shadows(usage: DataFrame) -> DataFrame:
+    """USAGE -> CLIENT, quota_type, shadow_rule, shadow_limit (the last), shadow_throttles, shadow_throttled_ms,
+    shadow_windows (in which it would have throttled), windows, requests: whom the shadow quotas would have throttled.
+    """
+    return (
+        usage.where(F.col("shadow_rule") != "")
+        .groupBy(*CLIENT, "quota_type", "shadow_rule")
+        .agg(
+            F.max_by("shadow_limit", "begin_ms").alias("shadow_limit"),
+            F.sum("shadow_throttles").alias("shadow_throttles"),
+            F.sum("shadow_throttled_ms").alias("shadow_throttled_ms"),
+            F.sum((F.col("shadow_throttles") > 0).cast("long")).alias("shadow_windows"),
+            F.count(F.lit(1)).alias("windows"),
+            F.sum("requests").alias("requests"),
+        )
+    )

@@ -1,0 +1,141 @@
+"""What Spark found, as much of it as is shown: the one thing that tables, words and the page are made from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from itertools import pairwise
+from typing import Any
+
+from pipeline.report.chargeback import Bill
+from pipeline.report.forecast import Forecast
+from pipeline.report.price_sheet import PriceSheet
+
+Row = Mapping[str, Any]
+
+DAY_MS = 86_400_000
+_MAY_BE_MISSING_MS = 30 * 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Records of one writer that are not in the table, from a sequence number to another one."""
+
+    instance: str
+    epoch: int
+    first: int
+    last: int
+    dropped: bool
+    """By the proxy itself, which has told so; else nobody knows."""
+
+    @property
+    def records(self) -> int:
+        """How many."""
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All rows are plain dicts of Python's numbers and texts; lists are bounded by `top_n` where nothing else is told.
+
+    Columns are those of the functions that are named.
+    """
+
+    table: str
+    top_n: int
+    since_ms: int | None = None
+    until_ms: int | None = None
+    records: int = 0
+    begin_ms: int = 0
+    end_ms: int = 0
+    window_ms: int = 0
+    """How long a window of the proxy usually is."""
+    unlimited_bytes: int = 0
+    totals: Row = field(default_factory=dict)
+    """figures.totals of everything."""
+    by_type: Sequence[Row] = ()
+    """figures.totals by quota_type."""
+    client_count: int = 0
+    clients: Sequence[Row] = ()
+    """figures.totals by CLIENT; the first by bytes, requests, handler time or throttled time."""
+    users: Sequence[Row] = ()
+    """The same by virtual cluster and user."""
+    client_ids: Sequence[Row] = ()
+    """The same by virtual cluster and client-id."""
+    throttled: Sequence[Row] = ()
+    """figures.totals by CLIENT and quota_type with `all_requests` of the client; by throttled time."""
+    throttled_clients: int = 0
+    utilisation: Sequence[Row] = ()
+    quotas_in_use: int = 0
+    quotas_exceeded: int = 0
+    """With windows in which more was used than the quota allows."""
+    shadows: Sequence[Row] = ()
+    shadow_hurt: int = 0
+    shadow_seen: int = 0
+    """Clients that a shadow quota covers, by quota type."""
+    width_ms: int = 0
+    timeline: Sequence[Row] = ()
+    days: Sequence[Row] = ()
+    """figures.totals by day."""
+    episodes: Sequence[Row] = ()
+    episode_count: int = 0
+    sheet: PriceSheet | None = None
+    bills: Sequence[Bill] = ()
+    tenants: Sequence[Row] = ()
+    """figures.totals by tenant."""
+    unassigned: Sequence[Row] = ()
+    """Of the clients that no tenant has, the first by bytes."""
+    forecasts: Mapping[str, Forecast] = field(default_factory=dict)
+    """By `bytes`, `requests`, `handler_us`."""
+    missing: Sequence[Missing] = ()
+    quarantined: int = 0
+    silences: Sequence[tuple[int, int]] = ()
+    """Stretches of time without any record, in ms since 1970."""
+
+    @property
+    def owed(self) -> Decimal:
+        """By all tenants together."""
+        return sum((bill.total for bill in self.bills), Decimal(0))
+
+
+def whole_days(days: Sequence[Row], begin_ms: int, end_ms: int) -> list[Row]:
+    """Without a first and last day of which more than half an hour is missing."""
+    return [
+        row
+        for row in days
+        if begin_ms <= _begin_of(row["day"]) + _MAY_BE_MISSING_MS
+        and end_ms >= _begin_of(row["day"]) + DAY_MS - _MAY_BE_MISSING_MS
+    ]
+
+
+def _begin_of(day: date) -> int:
+    return int(datetime(day.year, day.month, day.day, tzinfo=UTC).timestamp()) * 1_000
+
+
+def silences(timeline: Sequence[Row], width_ms: int) -> list[tuple[int, int]]:
+    """Stretches of two widths and more between records of a timeline."""
+    times = [row["at_ms"] for row in timeline]
+    return [(a + width_ms, b) for a, b in pairwise(times) if b - a > 2 * width_ms]
+
+
+WIDTHS_MS = (
+    10_000,
+    60_000,
+    5 * 60_000,
+    15 * 60_000,
+    3_600_000,
+    3 * 3_600_000,
+    6 * 3_600_000,
+    DAY_MS,
+    7 * DAY_MS,
+    28 * DAY_MS,
+)
+MOST_STEPS = 200
+
+
+def width_for(begin_ms: int, end_ms: int) -> int:
+    """How long a step of the timeline is, for at most about MOST_STEPS of them."""
+    return next(
+        (width for width in WIDTHS_MS if (end_ms - begin_ms) / width <= MOST_STEPS),
+        -(-(end_ms - begin_ms) // (MOST_STEPS * DAY_MS)) * DAY_MS,
+    )

@@ -1,0 +1,163 @@
+"""Noisy neighbours: who took over a node while others were throttled or slowed.
+
+Time is cut into slices as long as the windows of the proxy. In a slice a client's share of a node is its bytes, in and
+out, of all bytes there. It is *noisy* in a slice if
+
+- the node carried at least its median of bytes per slice: in a quiet night anybody has a large share,
+- its share is at least MIN_SHARE, and beyond its own far fence (Tukey): Q3 + 3 IQR, the quartiles of its share over all
+  slices of the node, those in which it was silent as 0, IQR at least MIN_SPREAD, and
+- others paid: they were throttled for longer than the node's outer fence of throttled time, Q3 + 1.5 IQR, and by at
+  least MIN_THROTTLED_MS, or they got through less than SLOWED of what was usual just before (the least that the node
+  carried in one of the BEFORE slices before, less the client's median share of it: so that a night is no slowness).
+
+Slices one after another are one episode.
+"""
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+
+from pipeline.report.figures import RANK_ACCURACY
+
+MIN_SHARE = 0.25
+MIN_SPREAD = 0.01
+MIN_THROTTLED_MS = 1_000
+SLOWED = 0.5
+BEFORE = 6
+MIN_SLICES = 30
+"""With fewer slices nothing can be said of a node."""
+
+_NODE = ("virtual_cluster", "node_id")
+_WHO = (*_NODE, "user", "client_id")
+_STEPS = 200
+_QUANTILES = [i / _STEPS for i in range(_STEPS + 1)]
+
+
+def episodes(usage: DataFrame, slice_ms: int) -> DataFrame:
+    """USAGE -> virtual_cluster, node_id, user, client_id, begin_ms, end_ms, share (the largest), usual_share (median),
+    bytes, others_throttled_ms, others_throttled (clients, the most in a slice), others_bytes_of_usual (the least, a
+    fraction).
+    """
+    shares = _shares(usage, slice_ms)
+    nodes = _nodes(shares)
+    noisy = (
+        shares.where(F.col("share") >= MIN_SHARE)
+        .join(_baselines(shares), on=list(_WHO), how="inner")
+        .join(nodes, on=list(_NODE), how="inner")
+        .join(_before(shares), on=[*_NODE, "slice"], how="inner")
+        .where(F.col("slices") >= MIN_SLICES)
+        .withColumn("usual_share", _quantile_of_all(0.5))
+        .withColumn("q1", _quantile_of_all(0.25))
+        .withColumn("q3", _quantile_of_all(0.75))
+        .where(_is_loud() & _is_beyond_its_fence())
+        .withColumn("others_bytes_of_usual", _others_of_usual())
+        .where(_others_paid())
+    )
+    return _joined(noisy, slice_ms)
+
+
+def _shares(usage: DataFrame, slice_ms: int) -> DataFrame:
+    """Each client's part of each slice of each node. Time is what the rows are spread by: no client makes skew."""
+    at = _slice_of(F.col("begin_ms"), slice_ms).alias("slice")
+    whole = Window.partitionBy(*_NODE, "slice")
+    size = F.col("in_bytes") + F.col("out_bytes")
+    per_client = (
+        usage.where(F.col("node_id") >= 0)
+        .select(*_WHO, at, size.alias("bytes"), "throttled_ms")
+        .groupBy(*_WHO, "slice")
+        .agg(F.sum("bytes").alias("bytes"), F.sum("throttled_ms").alias("throttled_ms"))
+    )
+    return (
+        per_client.withColumn("node_bytes", F.sum("bytes").over(whole))
+        .withColumn("node_throttled_ms", F.sum("throttled_ms").over(whole))
+        .withColumn("throttled_clients", F.sum((F.col("throttled_ms") > 0).cast("long")).over(whole))
+        .withColumn("one_of_slice", F.row_number().over(whole.orderBy("user", "client_id")) == 1)
+        .withColumn("share", F.when(F.col("node_bytes") > 0, F.col("bytes") / F.col("node_bytes")).otherwise(0.0))
+    )
+
+
+def _slice_of(at_ms: Column, slice_ms: int) -> Column:
+    """Whole numbers throughout: a double would do for centuries, but is not needed."""
+    return ((at_ms - F.pmod(at_ms, F.lit(slice_ms))) / slice_ms).cast("long")
+
+
+def _nodes(shares: DataFrame) -> DataFrame:
+    quartiles = F.percentile_approx("node_throttled_ms", [0.25, 0.75], RANK_ACCURACY)
+    return (
+        shares.where(F.col("one_of_slice"))
+        .groupBy(*_NODE)
+        .agg(
+            F.count(F.lit(1)).alias("slices"),
+            F.percentile_approx("node_bytes", 0.5, RANK_ACCURACY).alias("median_bytes"),
+            quartiles.alias("throttled_quartiles"),
+        )
+    )
+
+
+def _before(shares: DataFrame) -> DataFrame:
+    """The least that each node carried in a slice of those just before."""
+    just_before = Window.partitionBy(*_NODE).orderBy("slice").rowsBetween(-BEFORE, -1)
+    return shares.where(F.col("one_of_slice")).select(
+        *_NODE, "slice", F.min("node_bytes").over(just_before).alias("least_before")
+    )
+
+
+def _baselines(shares: DataFrame) -> DataFrame:
+    return shares.groupBy(*_WHO).agg(
+        F.count(F.lit(1)).alias("active"),
+        F.percentile_approx("share", _QUANTILES, RANK_ACCURACY).alias("quantiles"),
+    )
+
+
+def _quantile_of_all(p: float) -> Column:
+    """A quantile of a client's share over all slices of the node: 0 where it was silent."""
+    active, slices = F.col("active"), F.col("slices")
+    rank = (F.lit(p) * slices - (slices - active)) / active
+    step = F.round(F.greatest(rank, F.lit(0.0)) * _STEPS).cast("int")
+    return F.when(rank <= 0, 0.0).otherwise(F.element_at("quantiles", F.least(step, F.lit(_STEPS)) + 1))
+
+
+def _is_loud() -> Column:
+    return (F.col("node_bytes") >= F.col("median_bytes")) & (F.col("node_bytes") > 0)
+
+
+def _is_beyond_its_fence() -> Column:
+    spread = F.greatest(F.col("q3") - F.col("q1"), F.lit(MIN_SPREAD))
+    return F.col("share") > F.col("q3") + 3 * spread
+
+
+def _others_throttled_ms() -> Column:
+    return F.col("node_throttled_ms") - F.col("throttled_ms")
+
+
+def _others_of_usual() -> Column:
+    usual = F.col("least_before") * (1 - F.col("usual_share"))
+    return F.when(usual > 0, (F.col("node_bytes") - F.col("bytes")) / usual)
+
+
+def _others_paid() -> Column:
+    q1, q3 = F.col("throttled_quartiles")[0], F.col("throttled_quartiles")[1]
+    throttled = (_others_throttled_ms() > q3 + 1.5 * (q3 - q1)) & (_others_throttled_ms() >= MIN_THROTTLED_MS)
+    return throttled | F.coalesce(F.col("others_bytes_of_usual") < SLOWED, F.lit(False))
+
+
+def _joined(noisy: DataFrame, slice_ms: int) -> DataFrame:
+    """Slices one after another as one row."""
+    in_order = Window.partitionBy(*_WHO).orderBy("slice")
+    begins = (F.col("slice") - F.lag("slice").over(in_order) != 1).cast("long")
+    others = F.col("throttled_clients") - (F.col("throttled_ms") > 0).cast("long")
+    return (
+        noisy.withColumn("others", others)
+        .withColumn("episode", F.sum(F.coalesce(begins, F.lit(0))).over(in_order))
+        .groupBy(*_WHO, "episode")
+        .agg(
+            (F.min("slice") * slice_ms).alias("begin_ms"),
+            ((F.max("slice") + 1) * slice_ms).alias("end_ms"),
+            F.max("share").alias("share"),
+            F.first("usual_share").alias("usual_share"),
+            F.sum("bytes").alias("bytes"),
+            F.sum(_others_throttled_ms()).alias("others_throttled_ms"),
+            F.max("others").alias("others_throttled"),
+            F.min("others_bytes_of_usual").alias("others_bytes_of_usual"),
+        )
+        .drop("episode")
+    )

@@ -1,0 +1,190 @@
+"""The page: everything in one file, nothing fetched from anywhere, whatever clients call themselves."""
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from pipeline.report import charts, words
+from pipeline.report.findings import Findings, Row
+from pipeline.report.price_sheet import UNASSIGNED
+from pipeline.report.summary import summary
+from pipeline.report.tables import Column, Table
+from pipeline.report.views import LIMIT_UNITS, MEASURE_NAMES, TYPE_NAMES, named
+
+MOST_BARS = 8
+MOST_UNBROKEN = 24
+"""Longer names are broken into lines where there is no room."""
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, slots=True)
+class Talkers:
+    """Who is first by one measure: name, bar in percent of the first one's, value."""
+
+    heading: str
+    bars: tuple[tuple[Markup, float, str], ...]
+
+
+def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
+    """The report as HTML. `now_ms` since 1970 is when it was made."""
+    script = (_HERE / "page.js").read_text()
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.globals.update(cell=cell, words=words, strip=charts.strip, quota=_quota_name)
+    return environment.get_template("page.html.j2").render(
+        found=findings,
+        tables=named(tables),
+        remarks=summary(findings),
+        now=words.moment(now_ms // 60_000 * 60_000),
+        talkers=_talkers(findings),
+        course=charts.course(findings),
+        fan=charts.fan(findings, "bytes", words.size),
+        outlook=_outlook(findings),
+        strip_end=charts.strip_end(findings.utilisation),
+        bills=_shares_of_the_bill(findings),
+        figures=_figures(findings),
+        style=Markup((_HERE / "page.css").read_text()),
+        script=Markup(script),
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
+    )
+
+
+def _figures(findings: Findings) -> list[tuple[str, str]]:
+    totals = findings.totals
+    if not totals:
+        return []
+    figures = [
+        (words.size(totals["in_bytes"]), "sent by clients"),
+        (words.size(totals["out_bytes"]), "got by clients"),
+        (words.about(totals["requests"]), "requests"),
+        (words.duration(totals["handler_us"] / 1_000), "handler time"),
+        (words.duration(totals["throttled_ms"]), "throttled"),
+    ]
+    if findings.sheet is not None:
+        figures.append((words.money(findings.owed, findings.sheet.currency), "charged"))
+    return figures
+
+
+def name_of(text: str) -> Markup:
+    """A client's name: what it is called, and no writing direction or markup beyond its own edges."""
+    if not text:
+        return Markup('<span class="none">no name</span>')
+    short = words.name(text)
+    full = words.visible(text)
+    if len(short) <= MOST_UNBROKEN:
+        return Markup("<bdi>{}</bdi>").format(short)
+    return Markup('<bdi class="long" title="{}">{}</bdi>').format(full[: words.MOST_TITLE], short)
+
+
+def _client(row: Row) -> Markup:
+    if row["user"] and row["client_id"]:
+        return Markup("{} <span class=by>{}</span>").format(name_of(row["user"]), name_of(row["client_id"]))
+    return name_of(row["user"] or row["client_id"])
+
+
+def _talkers(findings: Findings) -> list[Talkers]:
+    measures: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+        ("bytes", "By bytes", words.size),
+        ("requests", "By requests", words.about),
+        ("handler_us", "By handler time", lambda us: words.duration(us / 1_000)),
+        ("throttled_ms", "By throttled time", words.duration),
+    )
+    found = []
+    for measure, heading, text in measures:
+        rows = sorted((row for row in findings.clients if row[measure]), key=lambda row: -row[measure])[:MOST_BARS]
+        bars = tuple((_client(row), 100 * row[measure] / rows[0][measure], text(row[measure])) for row in rows)
+        found.append(Talkers(heading, bars))
+    return found
+
+
+def _outlook(findings: Findings) -> list[tuple[str, str, str]]:
+    """Of each measure: what it is, what the next month will carry, and how it grows."""
+    texts: Mapping[str, Callable[[float], str]] = {
+        "bytes": words.size,
+        "requests": words.about,
+        "handler_us": lambda us: words.duration(us / 1_000),
+    }
+    told = []
+    for measure, found in findings.forecasts.items():
+        text = texts[measure]
+        growth = f"{100 * found.trend.growth_per_week:+.1f} % a week" if found.trend else ""
+        if found.month:
+            month = f"{text(found.month.expected)} ({text(found.month.low)} to {text(found.month.high)})"
+        else:
+            month = f"no forecast: {found.refusal}"
+        told.append((MEASURE_NAMES[measure], month, growth))
+    return told
+
+
+def _shares_of_the_bill(findings: Findings) -> list[tuple[str, float, str, bool]]:
+    """Each tenant's part of what is owed: name, percent of all, amount, and whether it is nobody's."""
+    if findings.sheet is None:
+        return []
+    sums: dict[str, Decimal] = {}
+    for bill in findings.bills:
+        sums[bill.tenant] = sums.get(bill.tenant, Decimal(0)) + bill.total
+    owed, currency = findings.owed, findings.sheet.currency
+    return [
+        (name, float(100 * amount / owed) if owed else 0.0, words.money(amount, currency), name == UNASSIGNED)
+        for name, amount in sorted(sums.items(), key=lambda one: -one[1])
+    ]  # fmt: skip
+
+
+def _quota_name(quota_type: str) -> str:
+    return TYPE_NAMES.get(quota_type, quota_type)
+
+
+def cell(column: Column, row: Row) -> Markup:
+    """A value in a cell of a table."""
+    value = row.get(column.name)
+    if column.kind == "text":
+        return _text(column, value, row)
+    if value is None:
+        return Markup('<span class="none">-</span>')
+    if column.name.endswith("limit"):
+        return escape(_limit(value, row.get("quota_type", "")))
+    return escape(_NUMBERS[column.kind](value))
+
+
+def _text(column: Column, value: Any, row: Row) -> Markup:
+    if value is None:
+        return Markup('<span class="none">all others</span>') if row.get("rest") else Markup("")
+    if column.name == "quota_type":
+        return escape(_quota_name(value))
+    if value == "" and column.name not in ("user", "client_id"):
+        return Markup("")
+    if value == "" and "rule" in row:
+        return Markup('<span class="none">any</span>')
+    return name_of(value)
+
+
+def _limit(value: float, quota_type: str) -> str:
+    if quota_type in ("produce", "fetch"):
+        return f"{words.size(value)}/s"
+    return f"{value:,.10g} {LIMIT_UNITS.get(quota_type, '')}".rstrip()
+
+
+def _exact(value: Decimal) -> str:
+    return f"{value:,.3f}" if value == 0 or abs(value) >= Decimal("0.001") else "<0.001"
+
+
+_NUMBERS: Mapping[str, Callable[[Any], str]] = {
+    "bytes": words.size,
+    "count": words.count,
+    "ms": words.duration,
+    "us": lambda us: words.duration(us / 1_000),
+    "number": lambda value: f"{value:,.10g}",
+    "share": words.share,
+    "day": words.day,
+    "moment": words.moment,
+    "exact": _exact,
+    "money": lambda value: f"{value:,f}",
+}

@@ -1,0 +1,204 @@
+"""What matters, in sentences."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import accumulate, groupby
+
+from pipeline.report import words
+from pipeline.report.findings import Findings, Missing, Row
+from pipeline.report.price_sheet import UNASSIGNED
+from pipeline.report.views import TYPE_NAMES
+
+MOST_MISSING = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One sentence, or a few. `tone`: `bad`, `warning`, `good` or `plain`; `place`: the section that has more."""
+
+    text: str
+    tone: str
+    place: str
+
+
+def summary(findings: Findings) -> list[Remark]:
+    """The most important things first: what cannot be trusted, who suffered, who uses what, where it goes."""
+    if not findings.records:
+        return [Remark(_nothing(findings), "warning", ""), *_doubts(findings)]
+    parts = (_use(findings), _throttling(findings), _utilisation(findings), _noise(findings), _shadows(findings),
+             _costs(findings), _future(findings))  # fmt: skip
+    return [*_doubts(findings), *(remark for part in parts for remark in part)]
+
+
+def _nothing(findings: Findings) -> str:
+    if findings.since_ms is None and findings.until_ms is None:
+        return "The table holds no usage records."
+    since = "the beginning" if findings.since_ms is None else words.moment(findings.since_ms)
+    until = "the end" if findings.until_ms is None else words.moment(findings.until_ms)
+    return f"The table holds no usage records from {since} to {until} (UTC)."
+
+
+def who(row: Row) -> str:
+    """A client as it is called in a sentence."""
+    user, client_id = row.get("user"), row.get("client_id")
+    if user and client_id:
+        return f"“{words.name(user, 40)}” ({words.name(client_id, 40)})"
+    return f"“{words.name(user or client_id or '', 40)}”" if user or client_id else "clients without a name"
+
+
+def _doubts(findings: Findings) -> Iterator[Remark]:
+    lost = [one for one in findings.missing if not one.dropped]
+    dropped = [one for one in findings.missing if one.dropped]
+    if lost:
+        yield Remark(f"{_ranges(lost)} missing: all sums are too small by what they told.", "bad", "missing")
+    if dropped:
+        yield Remark(f"{_ranges(dropped)} missing because the proxy had no room for them.", "bad", "missing")
+    if findings.quarantined:
+        lines = words.plural(findings.quarantined, "line")
+        yield Remark(f"{lines} could not be read and {_are(findings.quarantined)} in quarantine.", "warning", "missing")
+    if findings.silences:
+        begin, end = max(findings.silences, key=lambda one: one[1] - one[0])
+        more = f", and {len(findings.silences) - 1} shorter times" if len(findings.silences) > 1 else ""
+        at = f"from {words.moment(begin)} to {words.moment(end)}{more}"
+        yield Remark(f"There are no records {at}: nobody used the cluster, or no proxy wrote them.", "warning", "time")
+
+
+def _are(number: int) -> str:
+    return "is" if number == 1 else "are"
+
+
+def _ranges(missing: list[Missing]) -> str:
+    parts = [
+        f"{_span(one.first, one.last)} of instance {words.name(one.instance, 40)}" for one in missing[:MOST_MISSING]
+    ]
+    left = sum(one.records for one in missing[MOST_MISSING:])
+    if left:
+        parts.append(f"{words.count(left)} more")
+    return f"Records {words.listed(parts, MOST_MISSING + 1)} are"
+
+
+def _span(first: int, last: int) -> str:
+    return f"{first}" if first == last else f"{first}-{last}"
+
+
+def _use(findings: Findings) -> Iterator[Remark]:
+    totals = findings.totals
+    text = (
+        f"In {words.duration(findings.end_ms - findings.begin_ms)} "
+        f"{words.plural(findings.client_count, 'client')} sent {words.size(totals['in_bytes'])} "
+        f"and got {words.size(totals['out_bytes'])} in {words.about(totals['requests'])} requests."
+    )
+    if few := _few(findings):
+        text = f"{text} {few}"
+    yield Remark(text, "plain", "talkers")
+    if totals["unsent_bytes"]:
+        lost = words.size(totals["unsent_bytes"])
+        yield Remark(f"{lost} of the answers never reached a client: it was gone before.", "plain", "talkers")
+    if findings.unlimited_bytes and totals["bytes"]:
+        part = words.share(findings.unlimited_bytes / totals["bytes"])
+        yield Remark(f"{part} of all bytes are under no quota of their type.", "warning", "utilisation")
+
+
+def _few(findings: Findings) -> str:
+    """How few clients make half of all bytes."""
+    everything = findings.totals["bytes"]
+    sums = list(accumulate(sorted((row["bytes"] for row in findings.clients), reverse=True)))
+    few = next((i + 1 for i, part in enumerate(sums) if part * 2 >= everything), 0)
+    if not everything or not few or few == findings.client_count:
+        return ""
+    part = words.share(sums[few - 1] / everything)
+    if few == 1:
+        return f"{who(max(findings.clients, key=lambda row: row['bytes']))} alone makes {part} of all bytes."
+    return f"{few} of them make {part} of all bytes."
+
+
+def _throttling(findings: Findings) -> Iterator[Remark]:
+    if not findings.throttled_clients:
+        yield Remark("Nobody was throttled.", "good", "throttling")
+        return
+    worst = max(findings.throttled, key=lambda row: row["throttled_ms"])
+    waiting = worst["backlogged_ms"] / worst["throttled_ms"]
+    others = words.plural(findings.throttled_clients, "client was", "clients were")
+    text = (
+        f"{others} throttled. Most: {who(worst)}, for {words.duration(worst['throttled_ms'])} "
+        f"by its {TYPE_NAMES.get(worst['quota_type'], worst['quota_type'])} quota"
+    )
+    felt = f", {words.share(waiting)} of it with a request already waiting." if waiting else ", and hardly felt it."
+    yield Remark(f"{text}{felt}", "bad" if waiting >= 0.5 else "warning", "throttling")
+
+
+def _utilisation(findings: Findings) -> Iterator[Remark]:
+    if not findings.quotas_in_use:
+        yield Remark("No quota was in force for anybody.", "warning", "utilisation")
+        return
+    near = max(findings.utilisation, key=lambda row: row["p99"])
+    exceeded = findings.quotas_exceeded
+    text = (
+        f"Of {words.plural(findings.quotas_in_use, 'quota')} in use {words.count(exceeded)} "
+        f"{_are(exceeded)} exceeded in some window"
+    )
+    yield Remark(
+        f"{text}; at most {words.share(near['p99'])} in 99 of 100 windows ({words.name(near['rule'])}, "
+        f"{TYPE_NAMES.get(near['quota_type'], near['quota_type'])}).",
+        "warning" if exceeded else "good",
+        "utilisation",
+    )
+
+
+def _noise(findings: Findings) -> Iterator[Remark]:
+    if not findings.episodes:
+        return
+    names = {who(row): None for row in findings.episodes}
+    times = words.plural(findings.episode_count, "time")
+    yield Remark(
+        f"{times} one client took over a node while others were throttled or slowed: {words.listed(list(names))}.",
+        "bad",
+        "noise",
+    )
+
+
+def _shadows(findings: Findings) -> Iterator[Remark]:
+    if not findings.shadow_seen:
+        return
+    if not findings.shadow_hurt:
+        yield Remark("The shadow quotas would have throttled nobody.", "good", "shadows")
+        return
+    worst = findings.shadows[0]
+    hurt = words.plural(findings.shadow_hurt, "client")
+    length = words.duration(worst["shadow_throttled_ms"])
+    yield Remark(f"The shadow quotas would throttle {hurt}; most {who(worst)}, by {length}.", "warning", "shadows")
+
+
+def _costs(findings: Findings) -> Iterator[Remark]:
+    if findings.sheet is None or not findings.bills:
+        return
+    currency = findings.sheet.currency
+    by_tenant = sorted(findings.bills, key=lambda bill: bill.tenant)
+    sums = {name: sum(bill.total for bill in group) for name, group in groupby(by_tenant, lambda bill: bill.tenant)}
+    nobodys = sums.get(UNASSIGNED, 0)
+    text = f"All this costs {words.money(findings.owed, currency)}"
+    paying = {name: amount for name, amount in sums.items() if name != UNASSIGNED}
+    if paying:
+        first = max(paying, key=lambda name: paying[name])
+        text += f"; most of the tenants owes {words.name(first, 40)}: {paying[first]:,f} {currency}"
+    yield Remark(f"{text}.", "plain", "chargeback")
+    if nobodys:
+        yield Remark(f"{nobodys:,f} {currency} of it are of clients without a tenant.", "warning", "chargeback")
+
+
+def _future(findings: Findings) -> Iterator[Remark]:
+    found = findings.forecasts.get("bytes")
+    if found is None:
+        return
+    if found.month is None:
+        yield Remark(f"No forecast: {found.refusal}.", "plain", "trend")
+        return
+    month = found.month
+    growth = found.trend.growth_per_week if found.trend else 0.0
+    way = f"grows by {words.share(growth)} a week" if growth > 0 else f"shrinks by {words.share(-growth)} a week"
+    yield Remark(
+        f"Use {way if abs(growth) >= 0.005 else 'stays as it is'}; {words.month(month.month)} will carry "
+        f"{words.size(month.expected)}, in four cases of five {words.size(month.low)} to {words.size(month.high)}.",
+        "plain",
+        "trend",
+    )

@@ -1,0 +1,324 @@
+"""The tables of the report, made from what was found."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from decimal import Context, Decimal
+from typing import Any
+
+from pipeline.report.findings import Findings, Row, whole_days
+from pipeline.report.price_sheet import UNITS
+from pipeline.report.tables import Column, Table
+
+TYPE_NAMES: Mapping[str, str] = {
+    "produce": "produce",
+    "fetch": "fetch",
+    "request": "request time",
+    "controller_mutation": "mutations",
+    "connection": "connections",
+}
+LIMIT_UNITS: Mapping[str, str] = {
+    "produce": "bytes/s",
+    "fetch": "bytes/s",
+    "request": "% of a thread",
+    "controller_mutation": "partitions/s",
+    "connection": "connections/s",
+}
+PRICED: Mapping[str, tuple[str, str]] = {
+    "gb_in": ("sent", "GB"),
+    "gb_out": ("got", "GB"),
+    "million_requests": ("requests", "million"),
+    "handler_hour": ("handler time", "h"),
+    "thousand_mutations": ("mutations", "thousand"),
+}
+MEASURE_NAMES: Mapping[str, str] = {"bytes": "bytes", "requests": "requests", "handler_us": "handler time"}
+
+CLUSTER = Column("virtual_cluster", "Virtual cluster", "text", wide=True)
+USER = Column("user", "User", "text")
+CLIENT_ID = Column("client_id", "Client-id", "text")
+_USE = (
+    Column("bytes", "Bytes", "bytes"),
+    Column("share", "Of all bytes", "share"),
+    Column("in_bytes", "Sent", "bytes", wide=True),
+    Column("out_bytes", "Got", "bytes", wide=True),
+    Column("requests", "Requests"),
+    Column("handler_us", "Handler time", "us"),
+    Column("mutations", "Mutations", "number", "partitions", wide=True),
+    Column("throttles", "Throttles", wide=True),
+    Column("throttled_ms", "Throttled", "ms"),
+)
+
+
+def tables_of(findings: Findings) -> list[Table]:
+    """Every table, in the order of the page; those that need a price sheet only with one."""
+    tables = [
+        _totals(findings),
+        _talkers("clients", "Clients", findings.clients, (CLUSTER, USER, CLIENT_ID), findings),
+        _talkers("users", "Users", findings.users, (CLUSTER, USER), findings),
+        _talkers("client_ids", "Client-ids", findings.client_ids, (CLUSTER, CLIENT_ID), findings),
+        _utilisation(findings),
+        _throttled(findings),
+        _shadows(findings),
+        _episodes(findings),
+        _timeline(findings),
+        _days(findings),
+        _forecast(findings),
+        _missing(findings),
+    ]
+    if findings.sheet is not None:
+        tables[4:4] = [_tenants(findings), _bills(findings), _unassigned(findings)]
+    return tables
+
+
+def named(tables: Iterable[Table]) -> dict[str, Table]:
+    """By name."""
+    return {table.name: table for table in tables}
+
+
+def _use_of(row: Row, findings: Findings) -> dict[str, Any]:
+    everything = findings.totals.get("bytes", 0)
+    return {
+        **row,
+        "share": row["bytes"] / everything if everything else 0.0,
+        "mutations": row["milli_mutations"] / 1_000,
+    }
+
+
+def _talkers(name: str, title: str, rows: Sequence[Row], keys: tuple[Column, ...], findings: Findings) -> Table:
+    """Those that are first by something; what is left is one last row, so that all is there."""
+    note = "First by bytes, requests, handler time or throttled time; what is left is in the last row."
+    ordered = sorted(rows, key=lambda row: (-row["bytes"], *(row[key.name] for key in keys)))
+    shown = [_use_of(row, findings) for row in ordered]
+    sums = [column.name for column in _USE if column.name not in ("share", "mutations")] + ["milli_mutations"]
+    rest = {name: findings.totals.get(name, 0) - sum(row[name] for row in rows) for name in sums}
+    if any(rest.values()):
+        shown.append(_use_of({**dict.fromkeys(key.name for key in keys), **rest, "rest": True}, findings))
+    return Table(name, title, (*keys, *_USE), shown, note)
+
+
+def _totals(findings: Findings) -> Table:
+    columns = (
+        Column("quota_type", "Quota type", "text"),
+        Column("records", "Records", wide=True),
+        Column("in_bytes", "Sent", "bytes"),
+        Column("out_bytes", "Got", "bytes"),
+        Column("unsent_bytes", "Of it lost", "bytes", wide=True),
+        Column("requests", "Requests"),
+        Column("handler_us", "Handler time", "us"),
+        Column("mutations", "Mutations", "number", "partitions", wide=True),
+        Column("throttles", "Throttles"),
+        Column("throttled_ms", "Throttled", "ms"),
+        Column("backlogged_ms", "Of it waiting", "ms"),
+    )
+    rows = [_use_of(row, findings) for row in findings.by_type]
+    if findings.totals:
+        rows.append({**_use_of(findings.totals, findings), "quota_type": "all", "rest": True})
+    return Table("totals", "Everything, by quota type", columns, rows)
+
+
+def _tenants(findings: Findings) -> Table:
+    order = {bill.tenant: -bill.total for bill in findings.bills}
+    rows = [_use_of(row, findings) for row in findings.tenants]
+    rows.sort(key=lambda row: (-row["bytes"], order.get(row["tenant"], 0)))
+    return Table("tenants", "Tenants", (Column("tenant", "Tenant", "text"), *_USE), rows)
+
+
+def _bills(findings: Findings) -> Table:
+    """One row for each month and tenant; amounts are rounded, and the totals are sums of those."""
+    sheet = findings.sheet
+    assert sheet is not None
+    columns = [Column("month", "Month", "text"), Column("tenant", "Tenant", "text")]
+    for unit, (heading, of) in PRICED.items():
+        columns.append(Column(f"used_{unit}", f"Used: {heading}", "exact", of, wide=True))
+        columns.append(Column(f"charged_{unit}", f"Charged: {heading}", "exact", of, wide=True))
+        columns.append(Column(f"amount_{unit}", f"{heading[:1].upper()}{heading[1:]}", "money", sheet.currency))
+    columns.append(Column("total", "Total", "money", sheet.currency))
+    rows: list[dict[str, Any]] = []
+    for bill in findings.bills:
+        row: dict[str, Any] = {"month": bill.month, "tenant": bill.tenant, "total": bill.total}
+        for unit, (_, per) in UNITS.items():
+            row[f"used_{unit}"] = _places(Decimal(bill.used[unit]) / per)
+            row[f"charged_{unit}"] = _places(bill.charged[unit])
+            row[f"amount_{unit}"] = bill.amounts.get(unit)
+        rows.append(row)
+    if rows:
+        rows.append(_sum_of(rows))
+    return Table("chargeback", "Chargeback", tuple(columns), rows)
+
+
+def _places(value: Decimal) -> Decimal:
+    return value.quantize(Decimal(1).scaleb(-12), context=Context(prec=60))
+
+
+def _sum_of(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    total: dict[str, Any] = {"month": "", "tenant": "total", "rest": True}
+    for name in rows[0]:
+        values = [row[name] for row in rows if isinstance(row[name], Decimal)]
+        if values:
+            total[name] = sum(values, Decimal(0))
+    return total
+
+
+def _unassigned(findings: Findings) -> Table:
+    rows = [_use_of(row, findings) for row in findings.unassigned]
+    rows.sort(key=lambda row: -row["bytes"])
+    return Table("unassigned", "Clients without a tenant", (CLUSTER, USER, CLIENT_ID, *_USE), rows)
+
+
+def _utilisation(findings: Findings) -> Table:
+    columns = (
+        CLUSTER,
+        Column("quota_type", "Quota type", "text"),
+        Column("rule", "Quota of", "text"),
+        Column("user", "User", "text", wide=True),
+        Column("client_id", "Client-id", "text", wide=True),
+        Column("ip", "Address", "text", wide=True),
+        Column("limit", "Limit", "number", "by type, per s"),
+        Column("windows", "Windows", wide=True),
+        Column("p50", "p50", "share"),
+        Column("p95", "p95", "share"),
+        Column("p99", "p99", "share"),
+        Column("most", "Most", "share"),
+        Column("most_node_id", "At node", "number", wide=True),
+        Column("peak", "Peak second", "share"),
+        Column("over", "Windows over it", "share"),
+    )
+    rows = [{**row, "over": row["windows_over"] / row["windows"]} for row in findings.utilisation]
+    note = f"The {len(rows)} with the highest p99 of {findings.quotas_in_use}."
+    return Table("utilisation", "Utilisation of quotas", columns, rows, note)
+
+
+def _throttled(findings: Findings) -> Table:
+    columns = (
+        CLUSTER,
+        USER,
+        CLIENT_ID,
+        Column("quota_type", "Quota type", "text"),
+        Column("throttled_ms", "Throttled", "ms"),
+        Column("backlogged_share", "Of it waiting", "share"),
+        Column("throttles", "Throttles", wide=True),
+        Column("time_share", "Of its windows", "share"),
+        Column("request_share", "Of its requests", "share"),
+    )
+    rows = [
+        {
+            **row,
+            "backlogged_share": _part(row["backlogged_ms"], row["throttled_ms"]),
+            "time_share": _part(row["throttled_window_ms"], row["window_ms"]),
+            "request_share": _part(row["throttles"], row["all_requests"]),
+        }
+        for row in sorted(findings.throttled, key=lambda row: -row["throttled_ms"])
+    ]
+    return Table("throttled", "Who was throttled", columns, rows)
+
+
+def _part(some: float, everything: float) -> float | None:
+    return some / everything if everything else None
+
+
+def _shadows(findings: Findings) -> Table:
+    columns = (
+        CLUSTER,
+        USER,
+        CLIENT_ID,
+        Column("quota_type", "Quota type", "text"),
+        Column("shadow_rule", "Shadow quota of", "text"),
+        Column("shadow_limit", "Its limit", "number", "by type, per s"),
+        Column("shadow_throttled_ms", "Throttle time", "ms"),
+        Column("shadow_throttles", "Throttles", wide=True),
+        Column("window_share", "Of its windows", "share"),
+    )
+    rows = [{**row, "window_share": _part(row["shadow_windows"], row["windows"])} for row in findings.shadows]
+    return Table("shadows", "Who would be hurt by shadow quotas", columns, rows)
+
+
+def _episodes(findings: Findings) -> Table:
+    columns = (
+        Column("begin_ms", "Began", "moment"),
+        Column("length_ms", "Lasted", "ms"),
+        CLUSTER,
+        Column("node_id", "Node", "number"),
+        USER,
+        CLIENT_ID,
+        Column("share", "Share of the node", "share"),
+        Column("usual_share", "Usually", "share"),
+        Column("bytes", "Bytes", "bytes", wide=True),
+        Column("others_throttled", "Others throttled", "count", "clients"),
+        Column("others_throttled_ms", "By", "ms"),
+        Column("others_bytes_of_usual", "Others' bytes of before", "share"),
+    )
+    rows = [{**row, "length_ms": row["end_ms"] - row["begin_ms"]} for row in findings.episodes]
+    return Table("noisy_neighbours", "Noisy neighbours", columns, rows)
+
+
+def _timeline(findings: Findings) -> Table:
+    columns = (
+        Column("at_ms", "From", "moment"),
+        Column("in_bytes", "Sent", "bytes"),
+        Column("out_bytes", "Got", "bytes"),
+        Column("throttled_ms", "Throttled", "ms"),
+        Column("backlogged_ms", "Of it waiting", "ms"),
+    )
+    return Table("timeline", "The course of time", columns, findings.timeline)
+
+
+def _days(findings: Findings) -> Table:
+    columns = (
+        Column("day", "Day", "day"),
+        Column("in_bytes", "Sent", "bytes"),
+        Column("out_bytes", "Got", "bytes"),
+        Column("bytes", "Bytes", "bytes"),
+        Column("requests", "Requests"),
+        Column("handler_us", "Handler time", "us"),
+        Column("throttled_ms", "Throttled", "ms"),
+        Column("whole", "Whole day", "text"),
+    )
+    whole = {row["day"] for row in whole_days(findings.days, findings.begin_ms, findings.end_ms)}
+    rows = [{**row, "whole": "yes" if row["day"] in whole else "no"} for row in findings.days]
+    return Table("days", "Day by day", columns, rows)
+
+
+def _forecast(findings: Findings) -> Table:
+    columns = (
+        Column("measure", "Of", "text"),
+        Column("unit", "Unit", "text"),
+        Column("days", "Whole days"),
+        Column("growth_per_week", "Growth per week", "share"),
+        Column("month", "Month", "text"),
+        Column("expected", "Expected", "number", "by row"),
+        Column("low", "At least (80 %)", "number", "by row"),
+        Column("high", "At most (80 %)", "number", "by row"),
+        Column("refusal", "Why not more", "text"),
+    )
+    rows = []
+    for measure, found in findings.forecasts.items():
+        row: dict[str, Any] = {"measure": MEASURE_NAMES[measure], "refusal": found.refusal}
+        row["unit"] = {"bytes": "bytes", "requests": "requests", "handler_us": "µs"}[measure]
+        if found.trend:
+            row |= {"days": found.trend.days, "growth_per_week": found.trend.growth_per_week}
+        if found.month:
+            month = found.month
+            row |= {"month": month.month, "expected": month.expected, "low": month.low, "high": month.high}
+        rows.append(row)
+    return Table("forecast", "Trend and next month", columns, rows)
+
+
+def _missing(findings: Findings) -> Table:
+    columns = (
+        Column("instance", "Instance", "text"),
+        Column("epoch", "Its process began", "moment"),
+        Column("first", "First record"),
+        Column("last", "Last record"),
+        Column("records", "Records"),
+        Column("why", "Why", "text"),
+    )
+    rows = [
+        {
+            "instance": one.instance,
+            "epoch": one.epoch,
+            "first": one.first,
+            "last": one.last,
+            "records": one.records,
+            "why": "dropped by the proxy" if one.dropped else "not known",
+        }
+        for one in findings.missing
+    ]
+    return Table("missing", "Missing records", columns, rows)

@@ -1,0 +1,109 @@
+"""Numbers and names as people read them."""
+
+from datetime import UTC, date, datetime
+from decimal import Decimal
+
+MOST_NAME = 56
+MOST_TITLE = 400
+
+_SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
+
+
+def size(value: float) -> str:
+    """Bytes, in powers of 1,000, as prices are."""
+    step = 0
+    while abs(value) >= 999.5 and step < len(_SIZES) - 1:
+        value, step = value / 1_000, step + 1
+    return f"{_short(value) if step else f'{value:.0f}'} {_SIZES[step]}"
+
+
+def _short(value: float) -> str:
+    """Three digits."""
+    if abs(value) >= 99.95:
+        return f"{value:.0f}"
+    return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
+
+
+def count(value: float) -> str:
+    """A whole number, with its thousands apart."""
+    return f"{value:,.0f}"
+
+
+def about(value: float) -> str:
+    """A number in three digits, as `1.23 million`."""
+    for least, name in ((999.5e9, "trillion"), (999.5e6, "billion"), (999.5e3, "million")):
+        if abs(value) >= least:
+            return f"{_short(value / {'trillion': 1e12, 'billion': 1e9, 'million': 1e6}[name])} {name}"
+    return count(value) if abs(value) >= 100 or float(value).is_integer() else _short(value)
+
+
+def duration(ms: float) -> str:
+    """Of a length of time, what matters."""
+    for least, per, unit in ((2 * 86_400_000, 86_400_000, "d"), (3_600_000, 3_600_000, "h"), (60_000, 60_000, "min")):
+        if ms >= least:
+            return f"{_short(ms / per)} {unit}"
+    return f"{_short(ms / 1_000)} s" if ms >= 1_000 else f"{ms:.0f} ms"
+
+
+def share(fraction: float) -> str:
+    """Percent; what is little but not nothing does not become 0."""
+    percent = 100 * fraction
+    if percent == 0:
+        return "0 %"
+    if abs(percent) < 0.05:
+        return "<0.1 %" if percent > 0 else ">-0.1 %"
+    return f"{percent:,.0f} %" if abs(percent) >= 9.95 else f"{percent:.1f} %"
+
+
+def money(amount: Decimal, currency: str = "") -> str:
+    """All its places."""
+    return f"{amount:,f} {currency}".rstrip()
+
+
+def moment(ms: int) -> str:
+    """UTC, to the minute; to the second where it is not one."""
+    at = datetime.fromtimestamp(ms / 1_000, UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}" if ms % 60_000 else f"{at:%Y-%m-%d %H:%M}"
+
+
+def day(at: date) -> str:
+    """As `Mon 26 Oct`."""
+    return f"{at:%a} {at.day} {at:%b}"
+
+
+def month(text: str) -> str:
+    """Of `2026-11`: `November 2026`."""
+    return f"{date.fromisoformat(f'{text}-01'):%B %Y}"
+
+
+def visible(text: str) -> str:
+    """What cannot be seen, or turns the writing around, as `\\u202e`; all else as it is."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else _escape(one) for one in text)
+
+
+def _escape(one: str) -> str:
+    code = ord(one)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def name(text: str, most: int = MOST_NAME) -> str:
+    """A name that a client gave itself: visible, on one line, its middle left out where it is long."""
+    seen = visible(text)
+    if len(seen) <= most:
+        return seen
+    end = most // 3
+    return f"{seen[: most - end - 1]}…{seen[-end:]}"
+
+
+def listed(names: list[str], most: int = 3) -> str:
+    """As `a, b and c`, or `a, b, c and 4 more`."""
+    if len(names) > most:
+        return f"{', '.join(names[:most])} and {count(len(names) - most)} more"
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+
+
+def plural(number: int, one: str, many: str = "") -> str:
+    """As `1 client`, `2 clients`."""
+    return f"{count(number)} {one if number == 1 else many or one + 's'}"

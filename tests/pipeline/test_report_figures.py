@@ -1,0 +1,147 @@
+"""What Spark adds up, of records that are made up and few enough to add up by hand."""
+
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+
+from pipeline.accounts import Account, Writer
+from pipeline.jobs import report
+from pipeline.report.price_sheet import price_sheet
+from pipeline.schemas import schema_of
+from quotas.usage_record import UsageRecord
+from tests.pipeline.spools import MONDAY_MS, Fleet, records
+
+WINDOW_MS = 10_000
+SHEET = {
+    "currency": "EUR",
+    "prices": {"gb_in": 1},
+    "tenants": [{"name": "odd", "match": [{"user": "user-[x*"}, {"user": "user-?1"}, {"user": "<b>é\u202e"}]}],
+}
+
+
+def record(at, user, **values):
+    plain = records(Fleet(), 1)[0]
+    known = {
+        "begin_ms": MONDAY_MS + at * WINDOW_MS, "end_ms": MONDAY_MS + (at + 1) * WINDOW_MS, "user": user,
+        "client_id": "app", "quota_type": "produce", "virtual_cluster": "quiet", "node_id": 0, "used": 0.0, "peak": 0.0,
+        "requests": 1, "in_bytes": 1_000, "out_bytes": 0, "throttles": 0, "throttled_ms": 0, "backlogged_ms": 0,
+        "limit": None, "rule": "", "instance": "hand-made",
+    }  # fmt: skip
+    return replace(plain, **{**known, **values})
+
+
+def by_hand():
+    """One quota shared by two client-ids; shadows; and a neighbour who takes all for three windows."""
+    shared = {"virtual_cluster": "shared", "limit": 10.0, "rule": "user=it"}
+    for at in range(10):
+        yield record(at, "it", client_id="a", used=4_000.0, peak=3_000.0, **shared)
+        yield record(at, "it", client_id="b", used=1_000.0 * at, **shared)
+    yield record(0, "dark", virtual_cluster="dark", shadow_rule="user=dark", shadow_limit=5.0, shadow_throttles=2,
+                 shadow_throttled_ms=7_000)  # fmt: skip
+    yield record(1, "dark", virtual_cluster="dark", shadow_rule="user=dark", shadow_limit=6.0)
+    yield record(0, "calm", virtual_cluster="dark", shadow_rule="user=calm", shadow_limit=6.0)
+    yield record(0, "<b>é\u202e", virtual_cluster="dark", in_bytes=2**60, quota_type="request", used=0.0004)
+    for at in range(60):
+        noisy = at in (30, 31, 32)
+        yield record(at, "noisy", in_bytes=9_000_000 if noisy else 1_000)
+        yield record(at, "steady", in_bytes=50_000)
+        yield record(at, "victim", in_bytes=100_000, throttled_ms=5_000 if noisy else 0, throttles=3 if noisy else 0)
+
+
+@pytest.fixture(scope="module")
+def everything():
+    return [*records(Fleet(entities=200), 2_000), *by_hand()]
+
+
+@pytest.fixture(scope="module")
+def found(spark, everything):
+    names = schema_of(UsageRecord).names
+    rows = [tuple(getattr(one, name) for name in names) for one in everything]
+    usage = spark.createDataFrame(rows, schema_of(UsageRecord)).coalesce(1)
+    return report.find(usage, report.Steps(7), table="t", top_n=5, sheet=price_sheet(SHEET))
+
+
+def total(everything, column):
+    return sum(getattr(one, column) for one in everything)
+
+
+def test_sums_are_those_of_the_records(found, everything):
+    columns = ("in_bytes", "out_bytes", "requests", "throttles", "throttled_ms", "backlogged_ms", "unsent_bytes")
+    for column in columns:
+        assert found.totals[column] == total(everything, column), column
+        assert sum(row[column] for row in found.by_type) == found.totals[column], column
+        assert sum(row[column] for row in found.days) == found.totals[column], column
+        assert sum(row[column] for row in found.tenants) == found.totals[column], column
+    for column in ("in_bytes", "out_bytes", "throttled_ms"):
+        assert sum(row[column] for row in found.timeline) == found.totals[column], column
+    assert sum(bill.used["gb_in"] for bill in found.bills) == found.totals["in_bytes"]
+    exact = sum((Fraction(str(one.used)) * 1000 for one in everything if one.quota_type == "request"), Fraction(0))
+    assert abs(found.totals["handler_us"] - exact) < 1
+    assert found.records == len(everything)
+    assert found.client_count == len({(one.virtual_cluster, one.user, one.client_id) for one in everything})
+
+
+def test_the_first_by_each_measure_are_there(found, everything):
+    for measure, of in (("bytes", lambda one: one.in_bytes + one.out_bytes), ("requests", lambda one: one.requests)):
+        sums = {}
+        for one in everything:
+            key = (one.virtual_cluster, one.user)
+            sums[key] = sums.get(key, 0) + of(one)
+        best = sorted(sums.values(), reverse=True)[:5]
+        assert sorted((row[measure] for row in found.users), reverse=True)[:5] == best
+
+
+def test_a_shared_quota_is_used_by_all_who_share_it(found):
+    [row] = [row for row in found.utilisation if row["rule"] == "user=it"]
+    assert (row["user"], row["client_id"], row["windows"], row["limit"]) == ("it", "", 10, 10.0)
+    assert row["p50"] == pytest.approx(80)
+    assert row["most"] == pytest.approx(130)
+    assert row["peak"] == pytest.approx(300)
+    assert row["windows_over"] == 10
+
+
+def test_whom_shadows_would_hurt(found):
+    [row] = found.shadows
+    assert (row["user"], row["shadow_limit"], row["shadow_throttled_ms"]) == ("dark", 6.0, 7_000)
+    assert (found.shadow_hurt, found.shadow_seen) == (1, 2)
+
+
+def test_a_noisy_neighbour_is_found_and_nobody_else(found):
+    [row] = [row for row in found.episodes if row["virtual_cluster"] == "quiet"]
+    assert (row["user"], row["begin_ms"], row["end_ms"]) == (
+        "noisy",
+        MONDAY_MS + 30 * WINDOW_MS,
+        MONDAY_MS + 33 * WINDOW_MS,
+    )
+    assert (row["others_throttled"], row["others_throttled_ms"], row["bytes"]) == (1, 15_000, 27_000_000)
+    assert row["share"] == pytest.approx(9_000 / 9_150)
+    assert row["usual_share"] == pytest.approx(1 / 151)
+
+
+def test_tenants_match_as_the_sheet_says(found):
+    users = {bill.tenant: bill.used["gb_in"] for bill in found.bills}
+    assert users["odd"] >= 2**60
+    assert found.unassigned[0]["user"] != "<b>é\u202e"
+
+
+def test_the_files_are_written(found, tmp_path):
+    (tmp_path / "tables").mkdir()
+    report.write(found, tmp_path)
+    assert "noisy" in (tmp_path / "report.html").read_text()
+    names = {path.stem for path in (tmp_path / "tables").iterdir()}
+    assert {"clients", "utilisation", "chargeback", "noisy_neighbours", "days", "missing"} <= names
+    assert {path.suffix for path in (tmp_path / "tables").iterdir()} == {".csv", ".parquet"}
+
+
+def test_gaps_come_from_the_log_of_the_table():
+    accounts = {
+        Writer("usage", "a", 7): Account(present=((1, 99), (121, 200)), dropped=((110, 112),), told=200),
+        Writer("trace", "a", 7): Account(present=((5, 6),), told=9),
+    }
+    missing = report.missing_of(accounts)
+    assert [(one.first, one.last, one.dropped) for one in missing] == [
+        (100, 109, False),
+        (113, 120, False),
+        (110, 112, True),
+    ]

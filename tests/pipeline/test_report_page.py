@@ -1,0 +1,191 @@
+"""The page, made from findings that are made up: no Spark."""
+
+import csv
+import io
+from datetime import date
+from decimal import Decimal
+from html.parser import HTMLParser
+
+import pytest
+
+from pipeline.report import words
+from pipeline.report.findings import Findings, Missing, silences, whole_days, width_for
+from pipeline.report.page import page_of
+from pipeline.report.summary import summary
+from pipeline.report.tables import Column, Table, arrow_of, csv_of
+from pipeline.report.views import tables_of
+from tests.pipeline.spools import DAY_MS, MONDAY_MS
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=http://evil.example/x onerror=alert(1)>',
+    "\u202egnp.exe",
+    "a" * 1024,
+    "{{ 7 * 7 }}{% raw %}",
+    "=cmd|' /C calc'!A0",
+    "tab\tline\nnul\0end",
+    "",
+]
+
+
+def use(number=1, **values):
+    names = ("in_bytes", "out_bytes", "requests", "handler_us", "milli_mutations", "throttles", "throttled_ms",
+             "backlogged_ms", "shadow_throttles", "shadow_throttled_ms", "unsent_bytes", "window_ms",
+             "throttled_window_ms", "records")  # fmt: skip
+    sums = dict.fromkeys(names, number)
+    return {**sums, "bytes": 2 * number, "virtual_cluster": "main", **values}
+
+
+def findings(**values):
+    clients = [use(10 + i, user=name, client_id=name) for i, name in enumerate(HOSTILE)]
+    known = {
+        "table": "<b>table</b>",
+        "top_n": 20,
+        "records": 8,
+        "begin_ms": MONDAY_MS,
+        "end_ms": MONDAY_MS + 3_600_000,
+        "totals": use(500),
+        "by_type": [use(500, quota_type="produce")],
+        "client_count": 8,
+        "clients": clients,
+        "users": clients,
+        "client_ids": clients,
+        "throttled": [{**row, "quota_type": "produce", "all_requests": 20} for row in clients],
+        "throttled_clients": 8,
+        "width_ms": 60_000,
+        "timeline": [use(5, at_ms=MONDAY_MS + i * 60_000) for i in range(60)],
+        "days": [use(5, day=date(2026, 10, 26))],
+        "utilisation": [
+            {"virtual_cluster": "main", "quota_type": "fetch", "rule": f"user={name!r}", "user": name, "client_id": "",
+             "ip": "", "limit": 1e6, "windows": 10, "p50": 0.5, "p95": 0.9, "p99": 1.1, "most": 3.0, "most_node_id": 1,
+             "peak": 4.0, "windows_over": 1}
+            for name in HOSTILE
+        ],
+        "quotas_in_use": 8,
+    }  # fmt: skip
+    return Findings(**{**known, **values})
+
+
+class Read(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.tags, self.outside, self.texts = [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        for name, value in attributes:
+            if name in ("src", "href", "action", "srcset") and not (value or "").startswith(("#", "data:,")):
+                self.outside.append((tag, name, value))
+            assert not name.startswith("on"), (tag, name)
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def read(page):
+    parser = Read()
+    parser.feed(page)
+    return parser
+
+
+def page(found):
+    return page_of(found, tables_of(found), MONDAY_MS)
+
+
+def test_names_that_are_markup_are_shown_as_what_they_are():
+    made = page(findings())
+    parser = read(made)
+    assert parser.tags.count("script") == 1
+    assert "img" not in parser.tags
+    assert not parser.outside
+    assert "<script>alert(1)</script>" in parser.texts
+    assert "{{ 7 * 7 }}{% raw %}" in parser.texts
+
+
+def test_names_cannot_turn_the_writing_around_or_push_all_else_away():
+    made = page(findings())
+    assert "\u202e" not in made
+    assert "\\u202egnp.exe" in made
+    assert max(map(len, "".join(read(made).texts).split())) < 200
+
+
+def test_the_page_says_itself_that_it_fetches_nothing():
+    assert "default-src &#39;none&#39;" in page(findings()) or "default-src 'none'" in page(findings())
+
+
+def test_an_empty_table_is_told_plainly():
+    made = page(Findings(table="t", top_n=20))
+    assert "The table holds no usage records." in made
+    assert [remark.text for remark in summary(Findings(table="t", top_n=20, since_ms=MONDAY_MS))] == [
+        "The table holds no usage records from 2026-10-26 00:00 to the end (UTC)."
+    ]
+
+
+def test_what_is_missing_comes_first():
+    lost = [Missing("a", 1, 100, 120, False), Missing("a", 1, 130, 130, False), Missing("b", 1, 5, 6, True)]
+    remarks = [remark.text for remark in summary(findings(missing=lost, quarantined=2))]
+    assert remarks[:3] == [
+        "Records 100-120 of instance a and 130 of instance a are missing: all sums are too small by what they told.",
+        "Records 5-6 of instance b are missing because the proxy had no room for them.",
+        "2 lines could not be read and are in quarantine.",
+    ]
+
+
+def test_the_last_row_of_the_talkers_is_what_is_left():
+    for table in tables_of(findings())[1:4]:
+        for name in ("bytes", "in_bytes", "out_bytes", "requests", "handler_us", "throttled_ms"):
+            assert sum(row[name] for row in table.rows) == findings().totals[name], (table.name, name)
+
+
+def test_csv_is_read_back_and_starts_no_formula():
+    table = Table("t", "T", (Column("user", "User", "text"), Column("n", "N", "bytes")), [
+        {"user": name, "n": 2**62} for name in HOSTILE
+    ])  # fmt: skip
+    rows = list(csv.reader(io.StringIO(csv_of(table), newline="")))
+    assert rows[0] == ["user", "n"]
+    assert [row[1] for row in rows[1:]] == [str(2**62)] * len(HOSTILE)
+    assert rows[6][0] == "'" + HOSTILE[5]
+    assert all(not row[0].startswith(("=", "+", "-", "@")) for row in rows)
+
+
+def test_every_table_has_its_types_in_parquet():
+    for table in tables_of(findings()):
+        stored = arrow_of(table)
+        assert stored.num_rows == len(table.rows)
+        assert stored.schema.names == [column.name for column in table.columns]
+    clients = arrow_of(tables_of(findings())[1])
+    assert clients["user"].to_pylist()[:-1] == [row["user"] for row in tables_of(findings())[1].rows[:-1]]
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (words.size(999), "999 B"),
+        (words.size(999_999), "1.00 MB"),
+        (words.size(1_234_000_000), "1.23 GB"),
+        (words.duration(59_999), "60.0 s"),
+        (words.duration(5_400_000), "1.50 h"),
+        (words.share(0.0001), "<0.1 %"),
+        (words.share(0), "0 %"),
+        (words.share(12.5), "1,250 %"),
+        (words.about(1_250_000), "1.25 million"),
+        (words.money(Decimal("1234.50"), "EUR"), "1,234.50 EUR"),
+        (words.listed(["a", "b", "c", "d"]), "a, b, c and 1 more"),
+        (words.listed(["a"]), "a"),
+        (words.name("x" * 100, 10), "xxxxxx…xxx"),
+    ],
+)
+def test_words(told, expected):
+    assert told == expected
+
+
+def test_days_that_are_there_in_part_are_no_whole_days():
+    rows = [{"day": date(2026, 10, 26 + i)} for i in range(3)]
+    assert whole_days(rows, MONDAY_MS, MONDAY_MS + 3 * DAY_MS) == rows
+    assert whole_days(rows, MONDAY_MS + 3_600_000, MONDAY_MS + 3 * DAY_MS - 3_600_000) == rows[1:2]
+
+
+def test_silence_is_found_and_steps_are_few():
+    assert silences([{"at_ms": 0}, {"at_ms": 10}, {"at_ms": 60}], 10) == [(20, 60)]
+    for length in (1, DAY_MS, 30 * DAY_MS, 4_000 * DAY_MS, 40_000 * DAY_MS):
+        assert length / width_for(0, length) <= 200
