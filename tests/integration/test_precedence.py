@@ -85,7 +85,8 @@ def test_each_of_the_eight_levels_rules_when_those_above_it_are_gone(newest_kafk
             load.send()
             load.assert_all_are_there_once_and_in_order(newest_kafka, topic)
             assert throttles(proxy) == count
-        assert {line["user"] for line in proxy.events("throttle_started")} == {user}
+        lines = proxy.wait_for(lambda: proxy.events("throttle_started"), PATIENCE_S, "word of the throttles")
+        assert {line["user"] for line in lines} == {user}
 
 
 def freeze(entity):

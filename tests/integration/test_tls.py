@@ -170,7 +170,11 @@ def test_clients_speak_tls_and_their_certificate_names_the_user_of_the_quota(
     library, proxy, newest_kafka, topic, start, certificates
 ):
     sends_and_is_throttled(proxy, newest_kafka, topic, start(library, proxy.bootstrap, topic))
-    started = [line for line in proxy.events("throttle_started") if line["client_id"] == library]
+    started = proxy.wait_for(
+        lambda: [line for line in proxy.events("throttle_started") if line["client_id"] == library],
+        PATIENCE_S,
+        "word of a throttle",
+    )
     assert {line["entity"] for line in started} == {f"user={USER}"}
     if library in READERS:
         found = READERS[library](proxy.bootstrap, topic, certificates, RECORDS)

@@ -223,7 +223,11 @@ def start_behind(library, proxy, door, topic, cluster, certificates, folder):
 
 def is_known_by_its_address(proxy, library, address):
     """In the log, and where quotas are explained."""
-    lines = [line for line in proxy.events("throttle_started") if line["client_id"] == library]
+    lines = proxy.wait_for(
+        lambda: [line for line in proxy.events("throttle_started") if line["client_id"] == library],
+        PATIENCE_S,
+        "word of a throttle",
+    )
     assert {(line["user"], line["client"].split(":")[0]) for line in lines} == {(certified.USER, address)}
     told = explained(proxy, user=certified.USER, client_id=library)
     throttles = [past for quota in told["quotas"] for past in quota["throttles"] if past["client_id"] == library]
