@@ -10,6 +10,7 @@ A sensor is never cut but between runs, which do not depend on each other: see `
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from itertools import pairwise
 from re import match
 from typing import Any
 
@@ -239,13 +240,35 @@ def runs_of(rows: DataFrame, candidate: Candidate) -> DataFrame:
         found = pd.DataFrame({"sensor_id": windows["sensor_id"], "begin_ms": windows["begin_ms"], "run": numbers})
         return found[found["run"] >= 0]
 
-    return windows.groupBy("sensor_id").applyInPandas(find, _RUNS)
+    return _by_groups(windows, ["sensor_id"], find, _RUNS)
 
 
 def replayed(rows: DataFrame, found: DataFrame, candidate: Candidate, end_ms: int) -> DataFrame:
     """Loud rows and their runs -> REPLAYED. What is held is sent until `end_ms`, where the records end."""
     in_runs = rows.join(found, ["sensor_id", "begin_ms"], "inner")
-    return in_runs.groupBy("sensor_id", "run").applyInPandas(_replayer(candidate, end_ms), REPLAYED)
+    return _by_groups(in_runs, ["sensor_id", "run"], _replayer(candidate, end_ms), REPLAYED)
+
+
+def _by_groups(
+    rows: DataFrame, keys: list[str], function: Callable[[pd.DataFrame], pd.DataFrame], schema: T.StructType
+) -> DataFrame:
+    """As `groupBy(keys).applyInPandas`, which costs each small group as much as the largest one before it."""
+
+    def apply(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        group: list[pd.DataFrame] = []
+        for batch in batches:
+            begins = np.flatnonzero((batch[keys] != batch[keys].shift()).any(axis=1)).tolist()
+            goes_on = bool(group) and bool((batch[keys].iloc[0] == group[-1][keys].iloc[0]).all())
+            for begin, end in pairwise([*begins, len(batch)]):
+                if group and not goes_on:
+                    yield function(pd.concat(group))
+                    group = []
+                group.append(batch.iloc[begin:end])
+                goes_on = False
+        if group:
+            yield function(pd.concat(group))
+
+    return rows.repartition(*keys).sortWithinPartitions(*keys, "begin_ms").mapInPandas(apply, schema)
 
 
 def _replayer(candidate: Candidate, end_ms: int) -> Callable[[pd.DataFrame], pd.DataFrame]:

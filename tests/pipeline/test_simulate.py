@@ -1,15 +1,20 @@
-"""`usage simulate` on Spark: the answer from records."""
+"""`usage simulate` on Spark: the answer from records and from a trace."""
+
+import io
+import json
 
 import pytest
 
-from pipeline.jobs.simulate import answer_of
+from pipeline.jobs.simulate import answer_of, write
 from pipeline.schemas import schema_of
+from pipeline.trace_simulation import simulated_traces
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.usage_record import UsageRecord, columns
+from quotas.usage_record import TraceEvent, UsageRecord, columns
 from tests.pipeline.live_runs import Connection, candidate_with, greedy, live_run, steady
 
 MB = 1_000_000
+SECONDS = 120
 LIVE = QuotaTable(
     {
         Entity(user=DEFAULT): {QuotaType.PRODUCE: MB},
@@ -25,7 +30,7 @@ LOAD = [
 
 @pytest.fixture(scope="module")
 def run():
-    return live_run(LIVE, LOAD, 300)
+    return live_run(LIVE, LOAD, SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +43,61 @@ def clients_of(answer) -> dict[tuple[str, str], dict[str, object]]:
     return {(row["user"], row["client_id"]): row for row in answer["clients"]}
 
 
-def test_the_quotas_in_force_give_what_was_recorded(usage, run):
-    answer = answer_of(usage, candidate_with(LIVE))
-    clients = clients_of(answer)
+@pytest.fixture(scope="module")
+def unchanged(usage):
+    return answer_of(usage, candidate_with(LIVE))
+
+
+@pytest.fixture(scope="module")
+def changed(usage):
+    lower, wide = {QuotaType.PRODUCE: MB}, {QuotaType.PRODUCE: 9 * MB}
+    quotas = {Entity(user="big"): lower, Entity(user="calm"): wide}
+    return answer_of(usage, candidate_with(QuotaTable(quotas)))
+
+
+def test_the_quotas_in_force_give_what_was_recorded(unchanged, run):
+    clients = clients_of(unchanged)
     assert set(clients) == {("greedy", "x")}
     live_ms = run.throttled_ms["greedy", "x"]
     assert clients["greedy", "x"]["throttled_ms"] == pytest.approx(live_ms, rel=0.02)
     assert clients["greedy", "x"]["live_throttled_ms"] == sum(r.throttled_ms for r in run.records)
-    assert answer["records"] == len(run.records)
+    assert unchanged["records"] == len(run.records)
+
+
+def test_a_quota_that_is_shared_hurts_and_without_one_nobody_is_throttled_or_bounded(changed):
+    clients = clients_of(changed)
+    assert {name: row["change"] for name, row in clients.items()} == {
+        **{("big", f"app-{i}"): "hurt" for i in range(4)},
+        ("greedy", "x"): "freed",
+    }
+    assert clients["greedy", "x"]["greedy_used"] is None
+    assert clients["greedy", "x"]["paced_used"] == clients["greedy", "x"]["live_used"]
+    [big] = changed["sensors"]
+    assert (big["place_user"], big["new_rule"], big["shared_by"]) == ("big", "user=big", 4)
+    assert big["paced_used"] == pytest.approx(SECONDS * MB, rel=0.1)
+
+
+def test_what_is_quiet_is_not_replayed(changed, run):
+    windows = {record.begin_ms for record in run.records if record.user == "big"}
+    assert changed["replayed_windows"] == len(windows)
+
+
+@pytest.mark.parametrize("output", ["table", "json", "csv"])
+def test_the_answer_can_be_read(unchanged, output):
+    to = io.StringIO()
+    write(unchanged, output, to)
+    assert "greedy" in to.getvalue()
+    if output == "json":
+        assert json.loads(to.getvalue())["clients"][0]["user"] == "greedy"
+
+
+def test_a_trace_gives_the_live_throttle_times_to_the_ms(spark, run):
+    names = list(columns(TraceEvent))
+    rows = [tuple(getattr(event, name) for name in names) for event in run.events]
+    trace = spark.createDataFrame(rows, schema_of(TraceEvent))
+    found = [row.asDict() for row in simulated_traces(trace, candidate_with(LIVE)).collect()]
+    sensors = {row["place_user"]: row for row in found if row["of_sensor"]}
+    assert set(sensors) == {"big", "greedy", "calm"}
+    assert [row["differing"] for row in sensors.values()] == [0, 0, 0]
+    assert sensors["greedy"]["throttled_ms"] == run.throttled_ms["greedy", "x"]
+    assert sensors["big"]["shared_by"] == 4
