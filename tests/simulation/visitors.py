@@ -24,7 +24,7 @@ from tests.simulation.plan import (
     Wait,
     WorldPlan,
 )
-from tests.simulation.wire import MUTATIONS, OWN_KEYS, PRODUCE
+from tests.simulation.wire import API_VERSIONS, MUTATIONS, OWN_KEYS, PRODUCE
 
 _USERS = ("alice", "alice", "bob", "carol")
 _HUNDREDS = 60
@@ -264,6 +264,8 @@ def _add_logins(rng: Random, world: WorldPlan) -> None:
             bursts = [i for i, step in enumerate(connection.steps) if isinstance(step, Burst) and i > at + 6]
             number += 1
             at = rng.choice(bursts) if bursts and rng.random() < 0.5 and number < 4 else -1
+        if Random(f"versions {connection.seed}").random() < 0.5:
+            connection.steps[:0] = [Burst([RequestPlan(API_VERSIONS, 3, 499)]), Drain()]
 
 
 def _login(rng: Random, user: str, demanded: bool) -> Login:
