@@ -8,6 +8,7 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, NamedTuple, Protocol
 
 from pyspark.sql import SparkSession
@@ -60,16 +61,17 @@ class LocalFiles:
     """A directory of this machine, or one that all machines of the cluster have mounted at the same place."""
 
     def __init__(self, root: Path) -> None:
-        self.root = str(root.absolute())
+        # Said in full, as on a cluster Spark may take a bare path to be somewhere else.
+        self.root = f"file://{root.absolute()}"
         self._root = root.absolute()
 
     def listed(self, path: str) -> list[Found]:
         """See Files."""
-        folder = self._root / path
         try:
-            return [_found(entry) for entry in sorted(folder.iterdir())]
+            entries = sorted((self._root / path).iterdir())
         except FileNotFoundError:
             return []
+        return [found for entry in entries if (found := _found(entry))]
 
     def read(self, path: str) -> bytes | None:
         """See Files."""
@@ -118,9 +120,13 @@ class LocalFiles:
         _sync((self._root / path).parent)
 
 
-def _found(entry: Path) -> Found:
-    status = entry.stat()
-    return Found(entry.name, entry.is_dir(), status.st_size, int(status.st_mtime * 1000))
+def _found(entry: Path) -> Found | None:
+    """None for what is gone again: others write here, too."""
+    try:
+        status = entry.stat()
+    except FileNotFoundError:
+        return None
+    return Found(entry.name, S_ISDIR(status.st_mode), status.st_size, int(status.st_mtime * 1000))
 
 
 def _sync(path: Path) -> None:

@@ -19,6 +19,12 @@ PARTITION = "virtual_cluster"
 OFFSET = "line_offset"
 """A column that only files have: sequence number less line number in a batch, the same throughout a run of lines."""
 
+MAY_BE_NEGATIVE: Mapping[str, frozenset[str]] = {
+    UsageRecord.KIND: frozenset({"node_id"}),
+    TraceEvent.KIND: frozenset({"node_id", "value", "at_ms"}),
+}
+"""Columns that have a sign: -2 is all nodes; what a sensor is given back is negative."""
+
 QUARANTINE = T.StructType(
     [
         T.StructField("file", T.StringType()),

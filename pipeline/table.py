@@ -34,8 +34,8 @@ def read_trace(spark: SparkSession, table: str, since_ms: int | None = None, unt
 
 def read_quarantine(spark: SparkSession, table: str) -> DataFrame:
     """What ingest did not take: QUARANTINE."""
-    state = state_of(spark, table)
-    paths = [f"{table}/{part.path}" for part in state.parts.values() if part.stream == "quarantine"]
+    state, root = state_of(spark, table), files_at(spark, table).root
+    paths = [f"{root}/{part.path}" for part in state.parts.values() if part.stream == "quarantine"]
     return spark.read.schema(QUARANTINE).parquet(*paths) if paths else spark.createDataFrame([], QUARANTINE)
 
 
@@ -57,7 +57,7 @@ def _read(spark: SparkSession, table: str, row: type[Row], since_ms: int | None,
         and (days[0] is None or part.day >= days[0])
         and (days[1] is None or part.day <= days[1])
     ]
-    records = read_parts(spark, table, row, parts)
+    records = read_parts(spark, files_at(spark, table).root, row, parts)
     at = F.col(time_column(row))
     if since_ms is not None:
         records = records.where(at >= since_ms)
@@ -66,14 +66,14 @@ def _read(spark: SparkSession, table: str, row: type[Row], since_ms: int | None,
     return records
 
 
-def read_parts(spark: SparkSession, table: str, row: type[Row], parts: Iterable[Part]) -> DataFrame:
+def read_parts(spark: SparkSession, root: str, row: type[Row], parts: Iterable[Part]) -> DataFrame:
     """The records of these parts. Columns that were not known when a file was written have their defaults."""
-    paths = [f"{table}/{part.path}" for part in parts]
+    paths = [f"{root}/{part.path}" for part in parts]
     schema = schema_of(row)
     with_day = T.StructType([*schema.fields, T.StructField("day", T.DateType())])
     if not paths:
         return spark.createDataFrame([], with_day)
-    stored = spark.read.schema(with_day).option("basePath", f"{table}/{row.KIND}").parquet(*paths)
+    stored = spark.read.schema(with_day).option("basePath", f"{root}/{row.KIND}").parquet(*paths)
     # A partition without a name is read as null.
     values = {**defaults(row), PARTITION: ""}
     return stored.select(

@@ -18,6 +18,10 @@ from pipeline.files import Files, Taken
 FORMAT = 1
 FOLDER = "_log"
 _SNAPSHOT_EVERY = 20
+_KEPT_VERSIONS = 5 * _SNAPSHOT_EVERY
+"""Before the last snapshot, for those who have listed the log a while ago."""
+_REMEMBERED_MS = 86_400_000
+"""How long what was removed is remembered; if it still lies there then, it is taken for what somebody left behind."""
 
 
 class BadTable(ValueError):
@@ -37,13 +41,19 @@ class Part:
     bytes: int
 
 
+def part_at(stream: str, path: str, size: int) -> Part:
+    """The part in a directory `<stream>/commit=<name>/day=<day>/virtual_cluster=<name>`."""
+    day, cluster = (name.partition("=")[2] for name in path.split("/")[-2:])
+    return Part(stream, path, day, cluster, size)
+
+
 @dataclass(frozen=True, slots=True)
 class Commit:
     """What one batch, or one compaction, changes."""
 
     at_ms: int
-    source: str
-    """Which query ingested it; empty for a compaction."""
+    query: str
+    """Whose batch it is: the identity of a checkpoint; empty for a compaction."""
     batch: int
     added: tuple[Part, ...] = ()
     removed: tuple[str, ...] = ()
@@ -62,7 +72,7 @@ class State:
     """When a path was removed, as long as it lies there for those who still read it."""
     accounts: Mapping[Writer, Account] = field(default_factory=dict)
     batches: Mapping[str, int] = field(default_factory=dict)
-    """The last batch of each source."""
+    """The last batch of each query."""
     counts: Mapping[str, int] = field(default_factory=dict)
 
     def after(self, commit: Commit) -> "State":
@@ -72,11 +82,15 @@ class State:
         return State(
             self.version + 1,
             parts | {part.path: part for part in commit.added},
-            {**self.removed_ms, **dict.fromkeys(commit.removed, commit.at_ms)},
+            self._removed_after(commit),
             added(self.accounts, commit.accounts) if commit.accounts else self.accounts,
-            {**self.batches, commit.source: commit.batch} if commit.source else self.batches,
+            {**self.batches, commit.query: commit.batch} if commit.query else self.batches,
             Counter(self.counts) + Counter(commit.counts),
         )
+
+    def _removed_after(self, commit: Commit) -> dict[str, int]:
+        lately = {path: at_ms for path, at_ms in self.removed_ms.items() if at_ms > commit.at_ms - _REMEMBERED_MS}
+        return lately | dict.fromkeys(commit.removed, commit.at_ms)
 
 
 def read_state(files: Files) -> State:
@@ -117,6 +131,10 @@ def _write_snapshot(files: Files, state: State) -> None:
         files.put_new(f"{FOLDER}/{state.version:012d}.snapshot", json.dumps(form).encode())
     except Taken:
         return
+    for found in files.listed(FOLDER):
+        version = found.name.partition(".")[0]
+        if version.isdecimal() and int(version) < state.version - _KEPT_VERSIONS:
+            files.remove(f"{FOLDER}/{found.name}")
 
 
 def forget_removed(files: Files, state: State, before_ms: int) -> int:
@@ -151,7 +169,7 @@ def _commit(files: Files, version: int) -> Commit:
     form = _read(files, f"{version:012d}.json")
     return Commit(
         form["at_ms"],
-        form["source"],
+        form["query"],
         form["batch"],
         tuple(Part(**part) for part in form["added"]),
         tuple(form["removed"]),
@@ -175,7 +193,7 @@ def _form(commit: Commit) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "at_ms": commit.at_ms,
-        "source": commit.source,
+        "query": commit.query,
         "batch": commit.batch,
         "added": [_part_form(part) for part in commit.added],
         "removed": commit.removed,

@@ -46,7 +46,8 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in _OF_THE_EXTRA:
             raise
-        message = f"usage {name} needs {error.name}: pip install 'kafka-throttle[pipeline]'"
+        package = (error.name or "").partition(".")[0]
+        message = f"usage {name} needs {package}: pip install 'kafka-throttle[pipeline]'"
         raise click.ClickException(message) from error
     try:
         sys.exit(job.main(**arguments))
@@ -59,3 +60,49 @@ def _setting(text: str) -> tuple[str, str]:
     if not equals or not key.startswith("spark."):
         refuse(f"--conf: expected spark.SOMETHING=VALUE, got {text!r}")
     return key, value
+
+
+@usage.command()
+@click.option("--from", "spool", required=True, metavar="DIRECTORY", help="The spool, as the proxy writes it.")
+@table_option
+@click.option("--once", is_flag=True, help="Take what is there and end. This is what happens without --every, too.")
+@click.option(
+    "--every", "every_s", type=click.IntRange(1, 86_400), metavar="S", help="Go on, and look every S seconds."
+)
+@click.option(
+    "--future-tolerance",
+    "future_tolerance_s",
+    type=click.IntRange(0),
+    default=3_600,
+    show_default=True,
+    metavar="S",
+    help="How far ahead of this machine's clock a record may be, in seconds.",
+)
+@spark_options
+def ingest(once: bool, every_s: int | None, **arguments: Any) -> None:
+    """Take the files of a spool into the table: each record once, whatever is killed when.
+
+    What is broken goes to the table's quarantine, and what is missing is told.
+    """
+    if once and every_s is not None:
+        refuse("expected either --once or --every, got both")
+    run_job("ingest", once=every_s is None, **({} if every_s is None else {"every_s": every_s}), **arguments)
+
+
+@usage.command()
+@table_option
+@click.option("--at-least", type=click.IntRange(2), default=8, show_default=True, help="Small parts of one day.")
+@spark_options
+def compact(**arguments: Any) -> None:
+    """Merge the small files of a table, while others read it and write to it."""
+    run_job("compact", **arguments)
+
+
+@usage.command()
+@table_option
+def gaps(table: str) -> None:
+    """Tell which records are missing, by their numbers, and which the proxies dropped. Exit status 1 if any is missing.
+
+    Asks the table's log alone and starts no Spark; so the table must be a path of this machine.
+    """
+    run_job("gaps", table=table)

@@ -11,7 +11,11 @@ def spark():
         "local[2]",
         memory="1g",
         name="tests",
-        settings={"spark.sql.shuffle.partitions": "2", "spark.default.parallelism": "2"},
+        settings={
+            "spark.sql.shuffle.partitions": "2",
+            # For programs that run once each, the fast compiler is the better one.
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+        },
     )
     yield session
     session.stop()

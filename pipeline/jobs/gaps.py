@@ -1,0 +1,14 @@
+"""`usage gaps`: which records are missing."""
+
+import sys
+
+from pipeline.summary import gap_lines
+from pipeline.table import state_of
+
+
+def main(table: str) -> int:
+    """Print every stretch of missing numbers; 1 if there is any, else 0. Raises BadTable, ValueError for a URI."""
+    accounts = state_of(None, table).accounts
+    for line in gap_lines(accounts, most=sys.maxsize):
+        print(line)
+    return int(any(account.gaps for account in accounts.values()))

@@ -1,0 +1,155 @@
+"""`usage ingest`: from a spool into the table, once or for ever."""
+
+import hashlib
+import json
+import signal
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+
+from pipeline.compaction import compacted
+from pipeline.files import Files, files_at
+from pipeline.ingest import Batch, Ingest, Outcome
+from pipeline.rejects import plain
+from pipeline.session import LOCAL, spark_session
+from pipeline.summary import Totals, gap_lines
+from pipeline.table_log import now_ms, read_state
+
+FUTURE_TOLERANCE_S = 3_600
+MOST_BYTES = "4g"
+"""Of files that one batch takes; a larger one is a batch by itself."""
+_MOST_FILES = 5_000
+_STEP_MS = 600_000
+
+
+def main(
+    spool: str,
+    table: str,
+    once: bool = True,
+    every_s: int = 10,
+    future_tolerance_s: int = FUTURE_TOLERANCE_S,
+    master: str = LOCAL,
+    memory: str = "2g",
+    settings: Mapping[str, str] | None = None,
+) -> int:
+    """Take in all files of the spool that are new, and then, unless `once`, every so many seconds; 0.
+
+    Raises ValueError if the spool is none, or the table is one that cannot be read.
+    """
+    spark = spark_session(master, memory, "kafka-throttle usage ingest", settings)
+    ingest_spool(spark, spool, table, None if once else every_s, future_tolerance_s)
+    return 0
+
+
+def ingest_spool(
+    spark: SparkSession,
+    spool: str,
+    table: str,
+    every_s: int | None = None,
+    future_tolerance_s: int = FUTURE_TOLERANCE_S,
+    say: Any = print,
+) -> Totals:
+    """See `main`; without `every_s` once. What it says goes to `say`, a line at a time."""
+    spool_files, table_files = files_at(spark, spool), files_at(spark, table)
+    _check(spool, spool_files, say)
+    read_state(table_files)
+    source = hashlib.sha256(spool_files.root.encode()).hexdigest()[:8]
+    checkpoint = f"{table_files.root}/_checkpoint/{source}"
+    ingest = Ingest(spark, table_files)
+    ingest.tidy(source)
+    totals = Totals()
+
+    def take(lines: DataFrame, number: int) -> None:
+        # In steps, as Spark compiles its program anew for each number that stands in it.
+        latest_ms = -(-(now_ms() + 1000 * future_tolerance_s) // _STEP_MS) * _STEP_MS
+        files = batch_files(files_at(spark, checkpoint), number)
+        query = query_of(files_at(spark, checkpoint))
+        outcome = ingest.take(Batch(source, query, number, lines, files, latest_ms))
+        if outcome is not None:
+            _tell(outcome, totals, every_s is not None, say)
+            if number % 16 == 15:
+                compacted(spark, table_files)
+
+    query = (
+        _lines(spark, spool_files.root)
+        .writeStream.foreachBatch(take)
+        .option("checkpointLocation", checkpoint)
+        .queryName(f"ingest {source}")
+    )
+    query = query.trigger(availableNow=True) if every_s is None else query.trigger(processingTime=f"{every_s} seconds")
+    _await(query.start())
+    merged = compacted(spark, table_files)
+    for line in totals.lines(merged):
+        say(line)
+    for line in gap_lines(read_state(table_files).accounts):
+        say(line)
+    return totals
+
+
+def _check(spool: str, files: Files, say: Any) -> None:
+    if files.root.startswith("file://") and not Path(files.root.removeprefix("file://")).is_dir():
+        raise ValueError(f"--from: expected a directory, got {spool!r}")
+    for found in files.listed(""):
+        if found.is_directory and found.name[0] not in "._":
+            say(f"not taken: {plain(files.root)}/{found.name}: it is a directory")
+
+
+def _lines(spark: SparkSession, spool: str) -> DataFrame:
+    """LINES but for the number. What cannot be read is left out: such a file has no end, and that is told."""
+    return (
+        spark.readStream.format("text")
+        .option("lineSep", "\n")
+        .option("maxFilesPerTrigger", _MOST_FILES)
+        # Files never grow too old: what is brought in late is taken.
+        .option("maxFileAge", "36500d")
+        .option("ignoreCorruptFiles", True)
+        .option("ignoreMissingFiles", True)
+        .load(spool)
+        .select(
+            F.col("value").alias("text"),
+            F.col("_metadata.file_path").alias("file"),
+            F.col("_metadata.file_block_start").alias("block"),
+        )
+    )
+
+
+def query_of(checkpoint: Files) -> str:
+    """The identity that Spark gives a checkpoint when it makes it."""
+    identity: str = json.loads(checkpoint.read("metadata") or b"{}")["id"]
+    return identity
+
+
+def batch_files(checkpoint: Files, number: int) -> Sequence[str]:
+    """Which files a batch has, as Spark has written it down before it began the batch."""
+    for name in (str(number), f"{number}.compact"):
+        data = checkpoint.read(f"sources/0/{name}")
+        if data is not None:
+            entries = [json.loads(line) for line in data.decode().splitlines()[1:]]
+            return [entry["path"] for entry in entries if entry["batchId"] == number]
+    raise ValueError(f"{checkpoint.root}: the files of batch {number} are not written down")
+
+
+def _await(query: Any) -> None:
+    """Until it has ended, or this process is asked to: then the batch under way is left to the next start."""
+    stopped = threading.Event()
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, lambda *_: stopped.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        while not query.awaitTermination(1):
+            if stopped.is_set():
+                query.stop()
+                break
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tell(outcome: Outcome, totals: Totals, alone: bool, say: Any) -> None:
+    totals.add(outcome)
+    if alone:
+        say(f"batch {outcome.batch}: {outcome.files} files, {Totals.of(outcome).in_short()}")
