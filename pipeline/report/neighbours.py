@@ -7,8 +7,8 @@ out, of all bytes there. It is *noisy* in a slice if
 - its share is at least MIN_SHARE, and beyond its own far fence (Tukey): Q3 + 3 IQR, the quartiles of its share over all
   slices of the node, those in which it was silent as 0, IQR at least MIN_SPREAD, and
 - others paid: they were throttled for longer than the node's outer fence of throttled time, Q3 + 1.5 IQR, and by at
-  least MIN_THROTTLED_MS, or they got through less than SLOWED of what was usual just before (the least that the node
-  carried in one of the BEFORE slices before, less the client's median share of it: so that a night is no slowness).
+  least MIN_THROTTLED_MS, or they got through less than SLOWED of what was usual just before (the least that all but the
+  largest client of a slice had in one of the BEFORE slices before: so that a night is no slowness).
 
 Slices one after another are one episode.
 """
@@ -68,6 +68,7 @@ def _shares(usage: DataFrame, slice_ms: int) -> DataFrame:
     )
     return (
         per_client.withColumn("node_bytes", F.sum("bytes").over(whole))
+        .withColumn("largest_bytes", F.max("bytes").over(whole))
         .withColumn("node_throttled_ms", F.sum("throttled_ms").over(whole))
         .withColumn("throttled_clients", F.sum((F.col("throttled_ms") > 0).cast("long")).over(whole))
         .withColumn("one_of_slice", F.row_number().over(whole.orderBy("user", "client_id")) == 1)
@@ -94,10 +95,10 @@ def _nodes(shares: DataFrame) -> DataFrame:
 
 
 def _before(shares: DataFrame) -> DataFrame:
-    """The least that each node carried in a slice of those just before."""
+    """The least that all but the largest client of a slice had in one of those just before."""
     just_before = Window.partitionBy(*_NODE).orderBy("slice").rowsBetween(-BEFORE, -1)
     return shares.where(F.col("one_of_slice")).select(
-        *_NODE, "slice", F.min("node_bytes").over(just_before).alias("least_before")
+        *_NODE, "slice", F.min(F.col("node_bytes") - F.col("largest_bytes")).over(just_before).alias("least_before")
     )
 
 
@@ -130,8 +131,8 @@ def _others_throttled_ms() -> Column:
 
 
 def _others_of_usual() -> Column:
-    usual = F.col("least_before") * (1 - F.col("usual_share"))
-    return F.when(usual > 0, (F.col("node_bytes") - F.col("bytes")) / usual)
+    before = F.col("least_before")
+    return F.when(before > 0, (F.col("node_bytes") - F.col("bytes")) / before)
 
 
 def _others_paid() -> Column:
