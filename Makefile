@@ -16,7 +16,7 @@ test: lint  ## set everything up, then the tests that a change needs (about 12 m
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
 check: test  ## all of it, what CI runs (about an hour)
-	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium) && exec "$$python" -m tests.run -m long $(ARGS)
+	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server) && exec "$$python" -m tests.run -m long $(ARGS)
 
 bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then with a real Kafka, about 25 minutes
 	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy nginx libnginx-mod-stream) && mkdir -p build/bench && \
