@@ -1,0 +1,182 @@
+"""Usage records in front of a real cluster: their sums are what an observer on the wire has counted, byte for byte."""
+
+import os
+import signal
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from kafka import KafkaConsumer, KafkaProducer
+
+from quotas.trace import Replay
+from quotas.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
+from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.topics import make_topic
+from tests.integration.wire_observer import WireObserver
+from tests.patience import PATIENCE_S
+
+OBSERVER = "127.0.0.3"
+RECORDS = 60
+QUOTAS = [{"client_id": "limited", "producer_byte_rate": 5_500, "consumer_byte_rate": 15_000}]
+
+
+class Observed:
+    """A proxy that records, and the observer before it."""
+
+    def __init__(self, cluster, directory, **usage):
+        self.directory = directory
+        usage = {"directory": str(directory), "window_s": 1, "file_s": 1, "instance": "here", **usage}
+        self.proxy = ProxyProcess(cluster, QUOTAS, usage=usage, listener={"advertised_host": OBSERVER})
+        self.observer = WireObserver(OBSERVER, HOST, self.proxy.ports)
+        self.bootstrap = f"{OBSERVER}:{self.proxy.port}"
+
+    def __enter__(self):
+        self.observer.__enter__()
+        self.proxy.__enter__()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        try:
+            self.proxy.__exit__(kind, error, trace)
+        finally:
+            self.observer.__exit__(kind, error, trace)
+
+    def clients_are_gone(self):
+        self.proxy.wait_for(lambda: not self.observer.open, PATIENCE_S, "the end of all connections")
+
+    @property
+    def files(self):
+        """The rows of complete files, the first written first."""
+        paths = sorted(self.directory.glob("usage-*.tsv"), key=lambda path: path.name)
+        return [list(map(read_line, path.read_text().splitlines(keepends=True))) for path in paths]
+
+
+def records_of(files, epoch=None):
+    rows = [row for rows in files for row in rows if isinstance(row, UsageRecord)]
+    return [row for row in rows if epoch in (None, row.epoch)]
+
+
+def wire_sums(records):
+    return sum(row.in_bytes for row in records), sum(row.out_bytes - row.unsent_bytes for row in records)
+
+
+def produce_and_consume(bootstrap, topic, client_id="limited"):
+    """kafka-python and confluent-kafka, each both ways."""
+    producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=client_id, linger_ms=0)
+    for _ in range(RECORDS):
+        producer.send(topic, bytes(1000))
+    producer.flush()
+    producer.close()
+    other = Producer({"bootstrap.servers": bootstrap, "client.id": "free", "acks": "all"})
+    for _ in range(RECORDS):
+        other.produce(topic, bytes(2000))
+    assert other.flush(PATIENCE_S) == 0
+    del other
+    consumer = KafkaConsumer(
+        topic, bootstrap_servers=bootstrap, client_id=client_id, auto_offset_reset="earliest", enable_auto_commit=False
+    )
+    read = 0
+    while read < 2 * RECORDS:
+        read += sum(map(len, consumer.poll(timeout_ms=1000).values()))
+    consumer.close()
+    second = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": "free",
+            "group.id": uuid4().hex,
+            "auto.offset.reset": "earliest",
+        }
+    )
+    second.subscribe([topic])
+    found = 0
+    while found < 2 * RECORDS:
+        found += len(second.consume(100, timeout=1))
+    second.close()
+
+
+def assert_nothing_is_missing(files):
+    """The numbers of one epoch's files and records follow each other."""
+    following = 1
+    for number, rows in enumerate(files, 1):
+        header, *found, end = rows
+        assert isinstance(header, Header)
+        assert isinstance(end, End)
+        assert (header.file, header.first_sequence) == (number, following)
+        assert not any(isinstance(row, Dropped) for row in found)
+        assert [row.sequence for row in found] == list(range(following, following + len(found)))
+        following = end.next_sequence
+        assert (end.records, following) == (len(found), header.first_sequence + len(found))
+
+
+@pytest.mark.timeout(240)
+def test_sums_are_what_crossed_the_wire_and_a_killed_proxy_loses_only_its_end(newest_kafka, tmp_path):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
+    with Observed(newest_kafka, tmp_path / "spool") as observed:
+        proxy, observer = observed.proxy, observed.observer
+        produce_and_consume(observed.bootstrap, topic)
+        observed.clients_are_gone()
+        before = observer.counts
+        proxy.wait_for(lambda: wire_sums(records_of(observed.files)) == before, PATIENCE_S, "records of all of it")
+        killed = KafkaProducer(bootstrap_servers=observed.bootstrap, client_id="limited")
+        killed.send(topic, bytes(10)).get(PATIENCE_S)
+        os.kill(proxy.pid, signal.SIGKILL)
+        proxy.wait_for_exit()
+        killed.close(timeout=0)
+        lost_at_most = observer.counts
+        first = observed.files
+        [epoch] = {rows[0].epoch for rows in first}
+
+        proxy.start()
+        observer.to_proxy = observer.from_proxy = 0
+        produce_and_consume(observed.bootstrap, topic)
+        observed.clients_are_gone()
+        proxy.stop()
+        files = observed.files
+        earlier = [rows for rows in files if rows[0].epoch == epoch]
+        later = [rows for rows in files if rows[0].epoch != epoch]
+        assert earlier[: len(first)] == first
+        assert_nothing_is_missing(earlier)
+        assert_nothing_is_missing(later)
+        assert [rows[-1].final for rows in earlier] == [0] * len(earlier)
+        assert [rows[-1].final for rows in later] == [0] * (len(later) - 1) + [1]
+        for found, least, most in zip(wire_sums(records_of(earlier)), before, lost_at_most, strict=True):
+            assert least <= found <= most
+        assert wire_sums(records_of(later)) == observer.counts
+
+        records = records_of(files)
+        numbers = [(row.epoch, row.sequence) for row in records]
+        assert len(set(numbers)) == len(numbers)
+        limited = [row for row in records if row.client_id == "limited" and row.quota_type == "produce"]
+        assert {(row.user, row.limit, row.rule) for row in limited} == {("ANONYMOUS", 5_500.0, "client-id=limited")}
+        assert sum(row.throttles for row in limited) > 0
+        assert sum(row.throttled_ms for row in limited) > 0
+        assert sum(row.used for row in limited) == sum(row.in_bytes - 4 * row.requests for row in limited)
+        connections = [row for row in records if row.quota_type == "connection"]
+        assert {row.ip for row in connections} == {HOST}
+        assert list((tmp_path / "spool").glob(".*")) == []
+
+
+@pytest.mark.timeout(120)
+def test_a_trace_of_real_traffic_is_replayed_to_the_millisecond(newest_kafka, tmp_path):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
+    trace = {"entities": [{"client_id": "limited"}]}
+    with Observed(newest_kafka, tmp_path / "spool", trace=trace) as observed:
+        produce_and_consume(observed.bootstrap, topic)
+        observed.clients_are_gone()
+        observed.proxy.stop()
+        replay, events = Replay(1000), []
+        for path in sorted(observed.directory.glob("trace-*.tsv")):
+            for row in map(read_line, path.read_text().splitlines(keepends=True)):
+                if isinstance(row, TraceEvent):
+                    assert (replay.apply(row), row) == (row.throttle_ms, row)
+                    events.append(row)
+    assert {event.client_id for event in events} == {"", "limited"}
+    assert sum(event.throttle_ms > 0 for event in events) > 0
+    assert {"open", "charge", "charge_or_lend"} <= {event.operation for event in events}
+    used = {"produce": 0.0, "fetch": 0.0}
+    for event in events:
+        if event.operation in ("charge", "run", "charge_or_lend"):
+            used[event.quota_type] += event.value
+    records = [row for row in records_of(observed.files) if row.client_id == "limited"]
+    for quota_type, value in used.items():
+        assert value == sum(row.used for row in records if row.quota_type == quota_type)
