@@ -60,6 +60,7 @@ class DoorJudge:
         self._waiting: dict[ListenerKey, tuple[Any, int]] = {}
         self._slot_since: dict[ListenerKey, int] = {}
         self._overtaken: Counter[ListenerKey] = Counter()
+        self._overtaken_ms: dict[ListenerKey, int] = {}
         self._on_the_way: Counter[ListenerKey] = Counter()
         self._open: dict[Place, tuple[ListenerKey, str]] = {}
         self._here: Counter[ListenerKey] = Counter()
@@ -131,7 +132,7 @@ class DoorJudge:
             self.counts["waited"] += 1
             self._waiting[key] = ticket, now_ms + wait_ms
             self._overtaken[key] = 0
-            self._note_slots(now_ms)
+        self._note_slots(now_ms)
         return told
 
     def give_up(self, key: ListenerKey) -> None:
@@ -231,7 +232,9 @@ class DoorJudge:
         """A slot is taken: whoever has waited for one that was the last is overtaken."""
         for key, (_, until_ms) in self._waiting.items():
             if until_ms <= self._now_ms() and key in self._slot_since and not self._has_slot(key):
-                self._overtaken[key] += 1
+                at_once = self._overtaken_ms.get(key) == self._now_ms()  # before the door has had its turn
+                self._overtaken_ms[key] = self._now_ms()
+                self._overtaken[key] += not at_once
                 require(self._overtaken[key] <= MOST_OVERTAKEN, f"{key.listener} is starved by {by.listener}")
 
     def _note_slots(self, now_ms: int) -> None:

@@ -454,7 +454,8 @@ class Model:
     def _next(self) -> wire.Head | wire.Bad | None:
         if self._bare:
             return wire.judge_token(self._requests)
-        head = wire.judge(self._requests, self._plan.max_frame_bytes, self._plan.withholds)
+        withholds = self._plan.withholds and not self._unproven  # who has not logged in is judged by the head alone
+        head = wire.judge(self._requests, self._plan.max_frame_bytes, withholds)
         may_pass = not isinstance(head, wire.Head) or head.is_sasl or head.api_key == wire.API_VERSIONS
         if self._unproven and not may_pass and not self._must_prove:
             return wire.Bad("not_authenticated", late=True)
