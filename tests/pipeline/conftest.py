@@ -4,6 +4,14 @@ import pytest
 
 from pipeline.session import spark_session
 
+IN_MAKE_TEST = "test_what_was_written_is_read_and_nothing_comes_twice"
+
+
+def pytest_itemcollected(item):
+    """What needs Spark takes a minute together: all but one test are for `make check`."""
+    if "spark" in item.fixturenames and item.originalname != IN_MAKE_TEST:
+        item.add_marker("long")
+
 
 @pytest.fixture(scope="session")
 def spark():
