@@ -126,11 +126,12 @@ def _bills(findings: Findings) -> Table:
     sheet = findings.sheet
     assert sheet is not None
     columns = [Column("month", "Month", "text"), Column("tenant", "Tenant", "text")]
+    for unit, (heading, _) in PRICED.items():
+        columns.append(Column(f"amount_{unit}", f"{heading[:1].upper()}{heading[1:]}", "money", sheet.currency))
+    columns.append(Column("total", "Total", "money", sheet.currency))
     for unit, (heading, of) in PRICED.items():
         columns.append(Column(f"used_{unit}", f"Used: {heading}", "exact", of, wide=True))
         columns.append(Column(f"charged_{unit}", f"Charged: {heading}", "exact", of, wide=True))
-        columns.append(Column(f"amount_{unit}", f"{heading[:1].upper()}{heading[1:]}", "money", sheet.currency))
-    columns.append(Column("total", "Total", "money", sheet.currency))
     rows: list[dict[str, Any]] = []
     for bill in findings.bills:
         row: dict[str, Any] = {"month": bill.month, "tenant": bill.tenant, "total": bill.total}
