@@ -111,7 +111,8 @@ def _answer_of_trace(trace: DataFrame, candidate: Candidate) -> dict[str, Any]:
 
 
 def _shares(rows: list[dict[str, Any]], length_ms: int) -> list[dict[str, Any]]:
-    return [{**row, "muted_share": row["muted_ms"] / max(length_ms, 1)} for row in rows]
+    # The last mutes may end after the last record.
+    return [{**row, "muted_share": min(row["muted_ms"] / max(length_ms, 1), 1.0)} for row in rows]
 
 
 def write(answer: Mapping[str, Any], output: str, to: IO[str]) -> None:

@@ -323,6 +323,9 @@ def listening(serve=lambda connection: None):
                 connection.close()
 
 
+SETTING = " (setting: upstream.bootstrap_servers)"
+
+
 def problem_with(server, timeout_s=10.0):
     with source_of([server], timeout_s=timeout_s) as source:
         return (
@@ -334,7 +337,7 @@ def problem_with(server, timeout_s=10.0):
 def test_a_port_that_nobody_listens_on_is_named():
     with listening() as server:
         pass
-    assert problem_with(server) == f"{server}: KafkaConnectionError: 111 ECONNREFUSED"
+    assert problem_with(server) == f"{server}: KafkaConnectionError: 111 ECONNREFUSED{SETTING}"
 
 
 def test_a_host_that_is_not_known_is_named():
@@ -343,7 +346,7 @@ def test_a_host_that_is_not_known_is_named():
 
 def test_a_server_that_is_silent_is_named():
     with listening() as server:
-        assert problem_with(server, timeout_s=0.3) == f"{server}: no answer within 0.3 s"
+        assert problem_with(server, timeout_s=0.3) == f"{server}: no answer within 0.3 s{SETTING}"
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,21 @@
 """Usage records in front of a real cluster: their sums are what an observer on the wire has counted, byte for byte."""
 
+import json
 import os
 import signal
+import subprocess
+import sys
+from collections import Counter
 from uuid import uuid4
 
+import pyarrow.dataset
 import pytest
 from confluent_kafka import Consumer, Producer
 from kafka import KafkaConsumer, KafkaProducer
 
 from quotas.trace import Replay
 from quotas.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
-from tests.integration.proxy_process import HOST, ProxyProcess
+from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver
 from tests.patience import PATIENCE_S
@@ -180,3 +185,43 @@ def test_a_trace_of_real_traffic_is_replayed_to_the_millisecond(newest_kafka, tm
     records = [row for row in records_of(observed.files) if row.client_id == "limited"]
     for quota_type, value in used.items():
         assert value == sum(row.used for row in records if row.quota_type == quota_type)
+
+
+def kafka_throttle_usage(*arguments):
+    command = [sys.executable, "-m", "proxy", "usage", *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.long
+def test_the_table_has_what_crossed_the_wire_and_the_same_quotas_would_do_the_same(newest_kafka, tmp_path):
+    make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
+    with Observed(newest_kafka, tmp_path / "spool", trace={"entities": [{"client_id": "limited"}]}) as observed:
+        produce_and_consume(observed.bootstrap, topic)
+        observed.clients_are_gone()
+        observed.proxy.stop()
+        counts = observed.observer.counts
+    table, candidate = tmp_path / "table", tmp_path / "candidate.yaml"
+    for _ in range(2):  # the second time all of it is there
+        kafka_throttle_usage("ingest", "--from", observed.directory, "--table", table, "--once")
+    parts = pyarrow.dataset.dataset(sorted(map(str, table.glob("usage/*/day=*/*/*.parquet"))))
+    columns = parts.to_table(["in_bytes", "out_bytes", "unsent_bytes"]).to_pydict()
+    in_bytes, out_bytes, unsent_bytes = map(sum, columns.values())
+    assert (in_bytes, out_bytes - unsent_bytes) == counts
+    assert kafka_throttle_usage("gaps", "--table", table).strip() == "no record is missing"
+
+    live = Counter()
+    for path in observed.directory.glob("trace-*.tsv"):
+        for row in map(read_line, path.read_text().splitlines(keepends=True)):
+            if isinstance(row, TraceEvent) and row.operation != "owe":
+                live[row.node_id, row.quota_type] += row.throttle_ms
+    candidate.write_text(json.dumps({"entries": QUOTAS}))
+    answer = json.loads(
+        kafka_throttle_usage("simulate", "--table", table, "--candidate", candidate, "--trace", "--json")
+    )
+    told = {(row["node_id"], row["quota_type"]): row for row in answer["clients"]}
+    assert {place for place, throttled_ms in live.items() if throttled_ms} == told.keys()
+    for place, row in told.items():
+        assert row["throttled_ms"] == row["live_throttled_ms"] == live[place]
+        assert row["throttles"] == row["live_throttles"]
