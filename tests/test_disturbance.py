@@ -65,7 +65,8 @@ def test_what_is_disturbed_each_time_is_measured_three_times_and_said_to_be_so(s
     assert undisturbed(lambda: measured.append(0) or measure()) == (3, False)
 
 
-def test_a_process_is_stopped_for_a_while(sleeper):
+def test_a_process_is_stopped_for_a_while(sleeper, monkeypatch):
+    monkeypatch.setattr("tests.stalls._awake", lambda: [sleeper])  # other tests may have left a JVM
     stalls = Stalls(longest_s=1.0, every_s=1.0, dice=random.Random(1))
     stalls.step(100.0)
     until(lambda: sleeper.status() == psutil.STATUS_STOPPED)
