@@ -1,6 +1,9 @@
 """Request time beside a broker: how much is charged, whom it throttles and for how long; see tests/fidelity."""
 
+import time
+
 import pytest
+from kafka.admin import KafkaAdminClient
 
 from tests.disturbance import Disturbance, undisturbed
 from tests.fidelity import broker, report, throttles
@@ -8,10 +11,28 @@ from tests.fidelity.__main__ import FROZEN_LOADS, measure
 from tests.fidelity.loads import chosen
 from tests.fidelity.runs import HALF
 from tests.fidelity.sensors import TooLate
+from tests.integration.topics import leaders_of
+from tests.patience import PATIENCE_S
+
+_GROUPS = "__consumer_offsets"
+_PREFERRED = 0
+
+
+def lead_again(cluster, node_id):
+    """Until the node leads partitions of groups again: one that was killed has lost all that it led."""
+    admin, deadline = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers), time.monotonic() + PATIENCE_S
+    try:
+        while (leaders := leaders_of(cluster.bootstrap_servers, _GROUPS)) and node_id not in leaders.values():
+            assert time.monotonic() < deadline, leaders
+            admin.elect_leaders(_PREFERRED, raise_errors=False)
+            time.sleep(0.2)
+    finally:
+        admin.close()
 
 
 @pytest.fixture
 def both_sides(newest_kafka, start_proxy):
+    lead_again(newest_kafka, throttles.NODE)
     try:
         broker.make_topics(newest_kafka, throttles.NODE)
         yield throttles.at_both(newest_kafka, start_proxy(throttles.entries()))
