@@ -6,7 +6,7 @@ observed and what requests of its kind and size cost where nothing waits: the mo
 A node that stalls thus charges nobody.
 """
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
@@ -80,8 +80,8 @@ class NodeCosts:
         self._busy_shares = busy_shares
         self._costs: dict[int, Cost] = {**shipped, **pinned}
         self._pinned = frozenset(pinned)
-        self._samples: list[list[tuple[int, float]]] = [[] for _ in range(MAX_KINDS)]
-        self._resume_us = [0] * MAX_KINDS
+        self._samples: defaultdict[int, list[tuple[int, float]]] = defaultdict(list)
+        self._resume_us: defaultdict[int, int] = defaultdict(int)
         self._fits: dict[int, deque[tuple[Cost, float]]] = {}
         self._learned: dict[int, int] = {}
         self._round_trips: deque[int] = deque(maxlen=_ROUND_TRIPS)
