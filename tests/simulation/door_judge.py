@@ -232,7 +232,8 @@ class DoorJudge:
         """A slot is taken: whoever has waited for one that was the last is overtaken."""
         for key, (_, until_ms) in self._waiting.items():
             if until_ms <= self._now_ms() and key in self._slot_since and not self._has_slot(key):
-                at_once = self._overtaken_ms.get(key) == self._now_ms()  # before the door has had its turn
+                # A slot of this very moment is anybody's, as in Kafka: the door has not had its turn.
+                at_once = self._now_ms() in (self._slot_since[key], self._overtaken_ms.get(key))
                 self._overtaken_ms[key] = self._now_ms()
                 self._overtaken[key] += not at_once
                 require(self._overtaken[key] <= MOST_OVERTAKEN, f"{key.listener} is starved by {by.listener}")
