@@ -111,9 +111,23 @@ class Replay:
             return 0
         if operation is Operation.CONNECT:
             return self._connect(place, event)
-        if event.quota_type == _BUCKETS:
-            return self._at_bucket(place, operation, event)
-        return self._at_rate(place, operation, event)
+        rows = self._buckets_at(place) if event.quota_type == _BUCKETS else self._rates_at(place)
+        if operation is Operation.OPEN:
+            self._handles[place, event.sensor] = rows.open(event.value, event.at_ms)
+            return 0
+        handle = self._handle(place, event)
+        match operation:
+            case Operation.GIVE_BACK:
+                rows.give_back(handle, event.value, event.at_ms)
+            case Operation.SET_LIMIT:
+                rows.set_limit(handle, event.value, event.at_ms)
+            case Operation.CLOSE:
+                rows.close(self._handles.pop((place, event.sensor)))
+            case _ if isinstance(rows, TokenBuckets):
+                return _spend(rows, handle, operation, event)
+            case _:
+                return _charge(rows, handle, operation, event)
+        return 0
 
     def _set(self, place: _Place, operation: Operation, value: int) -> None:
         settings = self._settings.setdefault(place, {})
@@ -160,55 +174,35 @@ class Replay:
             buckets = self._buckets[place] = TokenBuckets(self._max_sensors, *self._windows(place), cap)
         return buckets
 
-    def _at_rate(self, place: _Place, operation: Operation, event: TraceEvent) -> int:
-        sensors = self._rates_at(place)
-        if operation is Operation.OPEN:
-            self._handles[place, event.sensor] = sensors.open(event.value, event.at_ms)
-            return 0
-        handle, value, at_ms = self._handle(place, event), event.value, event.at_ms
-        match operation:
-            case Operation.CHARGE:
-                return sensors.charge(handle, value, at_ms)
-            case Operation.RUN:
-                within = sensors.charge_unthrottled(handle, value, event.count, at_ms)
-                return 0 if within else sensors.charge(handle, value, at_ms)
-            case Operation.CHARGE_OR_LEND:
-                return sensors.charge_or_lend(handle, value, at_ms)[0]
-            case Operation.REPAY:
-                return sensors.repay(handle, value, at_ms)[0]
-            case Operation.CALL_IN:
-                sensors.call_in(handle, value)
-            case Operation.OWE:
-                return sensors.owed_ms(handle, at_ms)
-            case Operation.CHARGE_IF_WITHIN:
-                return sensors.charge_if_within(handle, value, at_ms)
-            case Operation.GIVE_BACK:
-                sensors.give_back(handle, value, at_ms)
-            case Operation.SET_LIMIT:
-                sensors.set_limit(handle, value, at_ms)
-            case Operation.CLOSE:
-                sensors.close(self._handles.pop((place, event.sensor)))
-            case _:
-                raise Unknown(f"{operation} of {event.quota_type}")
-        return 0
 
-    def _at_bucket(self, place: _Place, operation: Operation, event: TraceEvent) -> int:
-        buckets = self._buckets_at(place)
-        if operation is Operation.OPEN:
-            self._handles[place, event.sensor] = buckets.open(event.value, event.at_ms)
+def _charge(sensors: Sensors, handle: int, operation: Operation, event: TraceEvent) -> int:
+    value, at_ms = event.value, event.at_ms
+    match operation:
+        case Operation.CHARGE:
+            return sensors.charge(handle, value, at_ms)
+        case Operation.RUN:
+            within = sensors.charge_unthrottled(handle, value, event.count, at_ms)
+            return 0 if within else sensors.charge(handle, value, at_ms)
+        case Operation.CHARGE_OR_LEND:
+            return sensors.charge_or_lend(handle, value, at_ms)[0]
+        case Operation.REPAY:
+            return sensors.repay(handle, value, at_ms)[0]
+        case Operation.CALL_IN:
+            sensors.call_in(handle, value)
             return 0
-        handle, value, at_ms = self._handle(place, event), event.value, event.at_ms
-        match operation:
-            case Operation.SPEND:
-                return buckets.spend_permissively(handle, value, at_ms) or 0
-            case Operation.SPEND_STRICTLY:
-                return buckets.spend_strictly(handle, value, at_ms) or 0
-            case Operation.GIVE_BACK:
-                buckets.give_back(handle, value, at_ms)
-            case Operation.SET_LIMIT:
-                buckets.set_limit(handle, value, at_ms)
-            case Operation.CLOSE:
-                buckets.close(self._handles.pop((place, event.sensor)))
-            case _:
-                raise Unknown(f"{operation} of {event.quota_type}")
-        return 0
+        case Operation.OWE:
+            return sensors.owed_ms(handle, at_ms)
+        case Operation.CHARGE_IF_WITHIN:
+            return sensors.charge_if_within(handle, value, at_ms)
+        case _:
+            raise Unknown(f"{operation} of {event.quota_type}")
+
+
+def _spend(buckets: TokenBuckets, handle: int, operation: Operation, event: TraceEvent) -> int:
+    match operation:
+        case Operation.SPEND:
+            return buckets.spend_permissively(handle, event.value, event.at_ms) or 0
+        case Operation.SPEND_STRICTLY:
+            return buckets.spend_strictly(handle, event.value, event.at_ms) or 0
+        case _:
+            raise Unknown(f"{operation} of {event.quota_type}")
