@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from quotas.entities import QuotaType
-from quotas.rows import LIMIT, ROW_MASK
+from quotas.rows import LIMIT, ROW_MASK, Rows
 from quotas.sensors import Sensors
 from quotas.token_buckets import TokenBuckets
 from quotas.trace import Operation
@@ -56,7 +56,25 @@ Note = Callable[[Traced], None]
 """Is told of an operation when it has been done."""
 
 
-class TracedSensors(Sensors):
+class _Telling(Rows):
+    """Rows that tell `note`."""
+
+    note: Note
+
+    def _tell(
+        self,
+        operation: Operation,
+        handle: TracedHandle,
+        value: float,
+        now_ms: int,
+        throttle_ms: int | None = None,
+        count: int = 1,
+    ) -> None:
+        limit = self._floats[(handle & ROW_MASK) + LIMIT]
+        self.note(Traced(operation, handle.subject, int(handle), value, count, throttle_ms or 0, limit, now_ms))
+
+
+class TracedSensors(_Telling, Sensors):
     """Sensors that tell `note` what is done to those whose handle is a TracedHandle."""
 
     def __init__(
@@ -68,18 +86,6 @@ class TracedSensors(Sensors):
     def like(self, max_throttle_ms: int, max_debt_ms: int) -> Sensors:
         """As many more that tell the same."""
         return TracedSensors(self.note, self.capacity, self.samples, self.window_ms, max_throttle_ms, max_debt_ms)
-
-    def _tell(
-        self,
-        operation: Operation,
-        handle: TracedHandle,
-        value: float,
-        now_ms: int,
-        throttle_ms: int = 0,
-        count: int = 1,
-    ) -> None:
-        limit = self._floats[(handle & ROW_MASK) + LIMIT]
-        self.note(Traced(operation, handle.subject, int(handle), value, count, throttle_ms, limit, now_ms))
 
     def charge(self, handle: int, value: float, now_ms: int) -> int:
         """As of any sensor."""
@@ -142,7 +148,7 @@ class TracedSensors(Sensors):
             self._tell(Operation.SET_LIMIT, handle, limit, now_ms)
 
 
-class TracedBuckets(TokenBuckets):
+class TracedBuckets(_Telling, TokenBuckets):
     """Token buckets that tell `note` what is done to those whose handle is a TracedHandle."""
 
     def __init__(self, note: Note, capacity: int, samples: int, window_ms: int, max_throttle_ms: int) -> None:
@@ -152,12 +158,6 @@ class TracedBuckets(TokenBuckets):
     def like(self) -> TokenBuckets:
         """As many more that tell the same."""
         return TracedBuckets(self.note, self.capacity, self.samples, self.window_ms, self.max_throttle_ms)
-
-    def _tell(
-        self, operation: Operation, handle: TracedHandle, value: float, now_ms: int, throttle_ms: int | None = None
-    ) -> None:
-        limit = self._floats[(handle & ROW_MASK) + LIMIT]
-        self.note(Traced(operation, handle.subject, int(handle), value, 1, throttle_ms or 0, limit, now_ms))
 
     def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
         """As of any bucket."""
