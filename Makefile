@@ -11,7 +11,7 @@ lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
-test: lint  ## set everything up, then the tests that a change needs (about 12 minutes)
+test: lint  ## set everything up, then the tests that a change needs (about a quarter of an hour)
 	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run -m "not long" $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
