@@ -98,14 +98,17 @@ class Disturbance:
 
 
 def _busy_with_others_s() -> float:
-    """CPU time of the machine so far, but for that of this process and all below it; what was stolen from it counts."""
+    """CPU time of the machine so far, but for that of this process and all below it.
+
+    What was stolen from it counts, and so does what it idled away while somebody waited for a disk.
+    """
     of_all = psutil.cpu_times()
     ours = 0.0
     for process in (psutil.Process(), *psutil.Process().children(recursive=True)):
         with suppress(psutil.NoSuchProcess):
             times = process.cpu_times()
             ours += times.user + times.system + times.children_user + times.children_system
-    busy = (of_all.user, of_all.nice, of_all.system, of_all.irq, of_all.softirq, of_all.steal)
+    busy = (of_all.user, of_all.nice, of_all.system, of_all.irq, of_all.softirq, of_all.steal, of_all.iowait)
     return float(sum(busy)) - ours
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from tests.bench.candidates import CANDIDATES, Candidate
 from tests.bench.columns import COLUMNS, Column
 from tests.bench.figures import Figures
 from tests.bench.processes import ROOT, Cores, find_tool, processes_of, say, two_or_three_cores
-from tests.bench.rig import backend, rig_program, serving
+from tests.bench.rig import START_TIMEOUT_S, backend, rig_program, serving
 from tests.bench.speed import measure
 
 SAMPLES_PER_SECOND = 499
@@ -65,18 +65,32 @@ class Profile:
 
 
 @contextlib.contextmanager
-def watching(command: Sequence[str]) -> Iterator[None]:
-    """A tool that watches a process until SIGINT. Raises RuntimeError if it complains and fails."""
-    tool = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
+def watching(command: Sequence[str], said: Path, has_begun: Callable[[], bool]) -> Iterator[None]:
+    """A tool that watches a process, from when it `has_begun` until SIGINT; what it says goes to the file `said`.
+
+    A tool that gets its SIGINT too early leaves nothing behind, and the first start after a boot can take seconds.
+    Raises RuntimeError if it does not begin, or complains and fails.
+    """
+    with said.open("wb") as output:
+        tool = subprocess.Popen(command, stdout=output, stderr=output)
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while not has_begun() and tool.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
     try:
+        if not has_begun():
+            raise RuntimeError(f"{command[0]} does not begin: {said.read_text()}")
         yield
     finally:
         tool.send_signal(signal.SIGINT)
-        _, complaints = tool.communicate(timeout=60)
+        tool.wait(timeout=60)
     # perf and strace end as if by the signal, which is how they are asked to end.
     if tool.returncode not in (0, -signal.SIGINT, 128 + signal.SIGINT):
-        raise RuntimeError(f"{command[0]}: {complaints}")
+        raise RuntimeError(f"{command[0]}: {said.read_text()}")
+
+
+def is_traced(pid: int) -> bool:
+    """Whether strace has attached to it."""
+    return "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
 
 
 def perf_command(pid: int, file: Path) -> list[str]:
@@ -162,22 +176,25 @@ def profile(candidate: Candidate, column: Column, cores: Cores, seconds: float) 
 
         say(f"{candidate.name}: alone")
         found = Profile(load())
-        file = directory / "looked-at"
+        said = directory / "said"
         if find_tool("perf"):
             say(f"{candidate.name}: perf")
-            with watching(perf_command(pid, file)):
+            file = directory / "perf"
+            with watching(perf_command(pid, file), said, file.exists):
                 load()
             script = ["perf", "script", "-F", "ip,sym,dso", "-i", str(file)]
             printed = subprocess.run(script, capture_output=True, text=True, check=True).stdout
             found.places, found.symbols = read_perf(printed)
         if find_tool("strace"):
             say(f"{candidate.name}: strace")
-            with watching(strace_command(pid, file)):
+            file = directory / "strace"
+            with watching(strace_command(pid, file), said, lambda: is_traced(pid)):
                 requests = load()["requests_in_all"]
             found.system_calls = {name: calls / requests for name, calls in read_strace(file.read_text()).items()}
         if py_spy() and Path(f"/proc/{pid}/exe").resolve().name.startswith("python"):
             say(f"{candidate.name}: py-spy")
-            with watching(py_spy_command(pid, file)):
+            file = directory / "py-spy"
+            with watching(py_spy_command(pid, file), said, lambda: said.stat().st_size > 0):
                 load()
             found.functions, found.lines = read_py_spy(file.read_text())
     return found

@@ -1,6 +1,8 @@
 """What is read from perf, strace and py-spy."""
 
-from tests.bench.cpu_profile import place_of, read_perf, read_py_spy, read_strace
+import pytest
+
+from tests.bench.cpu_profile import place_of, read_perf, read_py_spy, read_strace, watching
 from tests.bench.processes import ROOT
 
 PERF = """\
@@ -42,3 +44,22 @@ def test_own_time_of_functions_and_lines_is_read_from_py_spy():
     functions, lines = read_py_spy(printed)
     assert functions == {"write (proxy/net/stream.py)": 5}
     assert lines == {"write (proxy/net/stream.py:7)": 3, "write (proxy/net/stream.py:9)": 2}
+
+
+def tool_that(does):
+    return ["sh", "-c", does]
+
+
+def test_a_tool_watches_when_it_has_begun_however_long_its_start_takes(tmp_path):
+    begun = tmp_path / "begun"
+    with watching(tool_that(f"sleep 0.3; touch {begun}; exec sleep 60"), tmp_path / "said", begun.exists):
+        assert begun.exists()
+
+
+def test_a_tool_that_does_not_begin_is_named_with_what_it_said(tmp_path):
+    tool = tool_that("echo 'ptrace is not permitted' >&2; exit 1")
+    with (
+        pytest.raises(RuntimeError, match="sh does not begin: ptrace is not permitted"),
+        watching(tool, tmp_path / "said", lambda: False),
+    ):
+        raise AssertionError("never reached")
