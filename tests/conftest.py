@@ -19,6 +19,8 @@ _MOST_CHARACTERS = 5_000
 """Of all failures together."""
 _MOST_OF_ONE = 2_500
 _LOGS = "logs"
+_REAL = ("integration", "long")
+"""Marks of tests with real processes: those may be held up where nobody sees it, by a cold cache or a neighbour."""
 _STATEMENTS = 5
 
 _disturbance = Disturbance()
@@ -49,6 +51,7 @@ def pytest_runtest_makereport(item, call):
         report.in_words = in_words(call.excinfo, item.config.rootpath)
         _disturbance.take_stock()
         report.disturbance = str(_disturbance) if _disturbance.seen else ""
+        report.real = any(item.get_closest_marker(mark) for mark in _REAL)
     return report
 
 
@@ -72,7 +75,9 @@ def pytest_sessionfinish(session):
         if file := session.config.option.failures:
             file.parent.mkdir(parents=True, exist_ok=True)
             disturbances = {report.nodeid: getattr(report, "disturbance", "") for report in reports}
-            found = {"in_short": in_short(reports), "in_full": in_full(reports), "disturbances": disturbances}
+            real = [report.nodeid for report in reports if getattr(report, "real", False)]
+            found = {"in_short": in_short(reports), "in_full": in_full(reports)}
+            found |= {"disturbances": disturbances, "real": real}
             file.write_text(json.dumps(found))
         else:
             reporter.ensure_newline()

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.integration.proxy_process import ROOT
+from tests.run import MOST_TO_RUN_AGAIN, MOST_UNSEEN, Outcome
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 FAILING = """
@@ -30,6 +33,8 @@ def test_needs(broken, number):
 NOTED = """
 from pathlib import Path
 
+import pytest
+
 from tests import conftest
 
 class Seen:
@@ -40,6 +45,7 @@ class Seen:
 def test_good():
     pass
 
+@pytest.mark.MARK
 def test_once():
     conftest._disturbance = Seen()
     runs = Path("runs")
@@ -62,8 +68,8 @@ def end_of(done):
     return done.stdout[-6000:].partition("what failed, in short")[2]
 
 
-def noted(folder, *, disturbed, enough):
-    text = NOTED.replace("DISTURBED", str(disturbed)).replace("ENOUGH", repr("|" * enough))
+def noted(folder, *, disturbed, enough, mark="fast"):
+    text = NOTED.replace("DISTURBED", str(disturbed)).replace("ENOUGH", repr("|" * enough)).replace("MARK", mark)
     (folder / "test_noted.py").write_text(text)
     return pytest_in(folder, module="tests.run")
 
@@ -105,11 +111,34 @@ def test_what_the_machine_spoilt_is_run_once_more_and_that_is_said(tmp_path):
     assert "test_noted.py::test_once: somebody stood still" in done.stdout
 
 
-def test_what_fails_twice_has_failed(tmp_path):
-    done = noted(tmp_path, disturbed=True, enough=3)
+@pytest.mark.parametrize("mark", ["integration", "long"])
+def test_what_has_real_processes_is_run_once_more_and_that_is_said_in_the_end(tmp_path, mark):
+    done = noted(tmp_path, disturbed=False, enough=2, mark=mark)
+    assert done.returncode == 0, done.stdout
+    assert (tmp_path / "runs").read_text() == "||"
+    assert "test_noted.py::test_once: unseen" in done.stdout
+    assert "to be looked into" in done.stdout.splitlines()[-2]
+    assert done.stdout.splitlines()[-1] == "test_noted.py::test_once"
+
+
+@pytest.mark.parametrize("mark", ["fast", "long"])
+def test_what_fails_twice_has_failed(tmp_path, mark):
+    done = noted(tmp_path, disturbed=mark == "fast", enough=3, mark=mark)
     assert done.returncode == 1, done.stdout
     assert (tmp_path / "runs").read_text() == "||"
-    assert "meanwhile: somebody stood still" in end_of(done)
+    assert ("meanwhile: somebody stood still" in end_of(done)) == (mark == "fast")
+
+
+def test_so_many_failures_are_nobodys_doing_but_ours():
+    def failed(unseen, seen, real=True):
+        names = [f"unseen {n}" for n in range(unseen)]
+        disturbances = dict.fromkeys(names, "") | {f"seen {n}": "late" for n in range(seen)}
+        return Outcome(1, disturbances=disturbances, real=names if real else [])
+
+    assert failed(MOST_UNSEEN, MOST_TO_RUN_AGAIN - MOST_UNSEEN).may_pass
+    assert not failed(MOST_UNSEEN + 1, 0).may_pass
+    assert not failed(0, MOST_TO_RUN_AGAIN + 1).may_pass
+    assert not failed(1, 0, real=False).may_pass
 
 
 def test_what_cannot_be_collected_has_failed(tmp_path):

@@ -3,10 +3,13 @@
 The frames, and what they must become, are made by Kafka's own message classes.
 """
 
+import os
 import random
 import re
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from struct import pack
 
 import pytest
@@ -61,7 +64,7 @@ def requests_by_api(kafka_version: str) -> dict[tuple[int, int], bytes]:
 
 def awaiting(make_relay, vector: Vector, nodes, ledger: Ledger | None = None, before: bytes = b"") -> Script:
     """A relay that has sent on `before`, and the request that the vector answers."""
-    script = Script(make_relay, ledger or UNLIMITED, nodes=nodes).connected()
+    script = Script(make_relay, ledger or UNLIMITED, nodes=nodes, checks_usage=False).connected()
     script.facts.offer = lambda api_key: (-(2**15), 2**15 - 1)
     script.facts.answered = ()
     request = requests_by_api(vector.kafka_version)[vector.key, vector.version]
@@ -88,10 +91,11 @@ def cuts(frame: bytes, seed: int, exhaustive: bool) -> Iterator[list[bytes]]:
 
 def check_request(make_relay, vector: Vector, expected: bytes, ledger: Ledger, exhaustive: bool) -> None:
     for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
-        script = Script(make_relay, ledger).connected()
+        script = Script(make_relay, ledger, checks_usage=False).connected()
         for piece in pieces:
             script.client(piece)
         assert script.sent[Side.NODE] == expected, f"{vector} in {len(pieces)} pieces: {script.closed}"
+        script.check_usage()
 
 
 def check_answer(make_relay, vector: Vector, expected: bytes, exhaustive: bool, **how) -> None:
@@ -102,51 +106,53 @@ def check_answer(make_relay, vector: Vector, expected: bytes, exhaustive: bool, 
             script.node(piece)
         assert script.sent[Side.CLIENT] == expected, f"{vector} in {len(pieces)} pieces: {script.closed}"
         assert script.relay.idle
+        script.check_usage()
 
 
-def chosen(kafka_version: str, exhaustive: bool, is_response: bool) -> Iterator[tuple[Vector, bool]]:
-    """The vectors of one direction, and whether to cut each at every byte: all, or one in a hundred."""
+def chosen(kafka_version: str, is_response: bool) -> list[Vector]:
+    """The vectors of one direction."""
     of_direction = (vector for vector in message_vectors(kafka_version) if vector.is_response is is_response)
-    vectors = [vector for vector in of_direction if not means_something_else(vector)]
+    return [vector for vector in of_direction if not means_something_else(vector)]
+
+
+def requests_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
+    """Check them, and cut each of so many at every byte; how many there are."""
     for i, vector in enumerate(vectors):
-        yield vector, exhaustive or i % A_FEW == 0
+        check_request(make_relay, vector, vector.frame, UNLIMITED, i % every == 0)
+    return len(vectors)
 
 
-def all_requests_pass(make_relay, kafka_version: str, exhaustive: bool) -> int:
-    count = 0
-    for vector, every_byte in chosen(kafka_version, exhaustive, is_response=False):
-        check_request(make_relay, vector, vector.frame, UNLIMITED, every_byte)
-        count += 1
-    return count
-
-
-def all_answers_pass(make_relay, kafka_version: str, exhaustive: bool) -> int:
-    count = 0
-    for vector, every_byte in chosen(kafka_version, exhaustive, is_response=True):
+def answers_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
+    """The same for answers, with addresses that stay, and with others that are as long, or longer."""
+    for i, vector in enumerate(vectors):
+        every_byte = i % every == 0
         check_answer(make_relay, vector, vector.frame, every_byte)
         if vector.endpoints:
             check_answer(make_relay, vector, vector.readdressed, every_byte, nodes=FixedNodes())
             check_answer(make_relay, vector, vector.readdressed_long, every_byte, nodes=FixedNodes(LONG_HOST))
-        count += 1
-    return count
+    return len(vectors)
 
 
 @every_kafka
 def test_requests_pass_byte_for_byte(make_relay, kafka_version):
-    assert all_requests_pass(make_relay, kafka_version, exhaustive=False) > 1000
+    assert requests_pass(make_relay, chosen(kafka_version, is_response=False), A_FEW) > 1000
 
 
 @every_kafka
 def test_answers_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version):
-    assert all_answers_pass(make_relay, kafka_version, exhaustive=False) > 1000
+    assert answers_pass(make_relay, chosen(kafka_version, is_response=True), A_FEW) > 1000
 
 
 @pytest.mark.long
 @pytest.mark.timeout(2400)
 @every_kafka
-def test_messages_pass_cut_at_every_byte(make_relay, kafka_version):
-    assert all_requests_pass(make_relay, kafka_version, exhaustive=True) > 1000
-    assert all_answers_pass(make_relay, kafka_version, exhaustive=True) > 1000
+@pytest.mark.parametrize("pass_through", [requests_pass, answers_pass], ids=["requests", "answers"])
+def test_messages_pass_cut_at_every_byte(make_relay, kafka_version, pass_through):
+    """On all cores: it would take one of them a quarter of an hour."""
+    vectors, processes = chosen(kafka_version, is_response=pass_through is answers_pass), os.cpu_count() or 1
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        parts = [vectors[at :: 8 * processes] for at in range(8 * processes)]
+        assert sum(pool.map(partial(pass_through, make_relay, every=1), parts)) == len(vectors) > 1000
 
 
 @every_kafka

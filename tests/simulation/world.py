@@ -100,7 +100,8 @@ _SUMS = (
 _TIME_OUTS = {"first_byte_timeout", "request_timeout", "idle_timeout", "client_reads_nothing"}
 _LEAST_STEP_MS = 1000
 _LOOKS_AT_REST = 15
-"""So often clients are looked after though nothing happens, a tenth of the longest time-out apart."""
+"""So often clients are looked after though nothing happens, a tenth of the longest time-out apart. Then nothing comes
+of it until something happens, such as the end of a mute, which may be 25 days away."""
 
 
 def run_world(plan: WorldPlan, make_relay: MakeRelay = Relay, trace_lines: list[str] | None = None) -> Outcome:
@@ -388,6 +389,8 @@ class _World:
         self.time_outs = TimeOuts(*plan.time_outs)
         self._swept_ms = BEGIN_MS
         self._looks_at_rest = -1
+        self._happened = 0
+        """Until the last look."""
         self.parties = [_Party(number, connection, self) for number, connection in enumerate(plan.connections)]
 
     def run(self) -> None:
@@ -462,14 +465,21 @@ class _World:
         for party in self.parties:
             if party.is_open:
                 party.shell.look_after(step_ms, self.time_outs)
+        only_looks = self.events.happened == self._happened + 1
+        self._happened = self.events.happened
+        self._looks_at_rest = self._looks_at_rest + 1 if only_looks else 0
+        self._sweep_again(now_ms)
+
+    def _sweep_again(self, now_ms: int) -> None:
         next_ms, gap_ms = self.events.next_ms, max(self._longest_ms // 10, _LEAST_STEP_MS)
-        self._looks_at_rest = 0 if next_ms is not None else self._looks_at_rest + 1
-        if next_ms is not None:
-            gap_ms = min(max(next_ms - now_ms, _LEAST_STEP_MS), gap_ms)
-        if self._looks_at_rest > _LOOKS_AT_REST or not self._longest_ms:
+        at_rest = self._looks_at_rest > _LOOKS_AT_REST
+        if not self._longest_ms or (at_rest and next_ms is None):
             self._looks_at_rest = -1
-        else:
+        elif next_ms is None:
             self.events.at(now_ms + gap_ms, self._sweep)
+        else:
+            until_next_ms = max(next_ms - now_ms, _LEAST_STEP_MS)
+            self.events.at(now_ms + (until_next_ms if at_rest else min(until_next_ms, gap_ms)), self._sweep)
 
     def _drain(self, until_ms: int) -> None:
         for party in self.parties:
