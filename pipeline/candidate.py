@@ -68,6 +68,8 @@ class Rules:
     bucket_window_ms: int = 1000
     max_throttle_ms: int = 20_000
     max_debt_ms: int = 60_000
+    shadows: int = 0
+    """How many shadow quotas were left out."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """As its quotas: a table stands by the hashes of names, which another process has others of."""
@@ -121,14 +123,15 @@ def _of_state_file(path: Path) -> Candidate:
         entity: {key: change.limit for key, change in changes.items() if change.limit is not None}
         for entity, changes in overlay.items()
     }
-    return Candidate(all_others=Rules(_enforced(entries)))
+    return Candidate(all_others=Rules(_enforced(entries), shadows=_shadows(entries)))
 
 
 def candidate_of(data: Any) -> Candidate:
     """The candidate that lists, dicts and scalars describe. CandidateErrors with every problem and its place."""
     problems: list[Problem] = []
     if isinstance(data, list):
-        candidate = Candidate(all_others=Rules(_enforced(read_entries(data, "(file)", problems))))
+        entries = read_entries(data, "(file)", problems)
+        candidate = Candidate(all_others=Rules(_enforced(entries), shadows=_shadows(entries)))
     elif not isinstance(data, Mapping):
         got = shown(data)
         raise CandidateErrors([Problem("(file)", f"expected virtual_clusters, quotas or entries, got {got}")])
@@ -185,14 +188,16 @@ def _rules(quotas: Any, throttle: Any, around: str, path: str, problems: list[Pr
         for name, default in _WINDOWS.items()
     }
     longest = _LONGEST_DELAY_MS if throttle.get("mode") == "delay" else _THROTTLE["max_throttle_ms"]
+    entries = read_entries(quotas.get("entries"), f"{prefix}entries", problems)
     return Rules(
-        _enforced(read_entries(quotas.get("entries"), f"{prefix}entries", problems)),
+        _enforced(entries),
         numbers["quota_window_num"],
         numbers["quota_window_size_seconds"] * 1000,
         numbers["controller_quota_window_num"],
         numbers["controller_quota_window_size_seconds"] * 1000,
         _whole(throttle, "max_throttle_ms", longest, 1, _INT32_MAX, throttle_path, problems),
         _whole(throttle, "max_debt_ms", _THROTTLE["max_debt_ms"], 0, _INT32_MAX, throttle_path, problems),
+        _shadows(entries),
     )
 
 
@@ -222,3 +227,7 @@ def _enforced(entries: Mapping[Entity, Mapping[QuotaKey, float]]) -> QuotaTable:
         for entity, limits in entries.items()
     }
     return QuotaTable({entity: limits for entity, limits in enforced.items() if limits})
+
+
+def _shadows(entries: Mapping[Entity, Mapping[QuotaKey, float]]) -> int:
+    return sum(key.shadow for limits in entries.values() for key in limits)

@@ -9,6 +9,7 @@ from proxy.commands.config_file import config_option, load, problems_of_files, r
 from proxy.commands.explain import explain
 from proxy.commands.quotas import quotas
 from proxy.commands.usage import usage
+from proxy.commands.usage_plan import apply, plan
 from proxy.commands.usage_report import report
 from proxy.commands.usage_simulate import simulate
 from proxy.config.checks import listener_ports
@@ -85,3 +86,5 @@ main.add_command(quotas)
 main.add_command(usage)
 usage.add_command(simulate)
 usage.add_command(report)
+usage.add_command(plan)
+usage.add_command(apply)

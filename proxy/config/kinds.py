@@ -287,6 +287,11 @@ Port = Annotated[int, Whole(1, MAX_PORT)]
 Server = Annotated[HostPort, _Server()]
 
 
+def host_port(text: str) -> HostPort:
+    """What a command line says as host:port. Raises ValueError."""
+    return _Server().parse(text)
+
+
 NodeIds = Annotated[range, _Numbers("node id", 0, INT32_MAX)]
 
 

@@ -145,8 +145,13 @@ def _shown(parts: Sequence[Any]) -> str:
     return ", ".join(f"{part.entity_type}={part.entity_name!r}" for part in parts) or "an entity without parts"
 
 
-def alter_request(alterations: Iterable[Alteration], spellings: Mapping[Entity, str]) -> Any:
-    """Writes the alterations, each whole or not at all; leaves out shadow quotas, which no cluster has."""
+def alter_request(
+    alterations: Iterable[Alteration], spellings: Mapping[Entity, str], *, validate_only: bool = False
+) -> Any:
+    """Writes the alterations, each whole or not at all; leaves out shadow quotas, which no cluster has.
+
+    With `validate_only` they are judged and not written.
+    """
     of_entry = AlterClientQuotasRequest.EntryData
     entries = [
         of_entry(
@@ -162,7 +167,7 @@ def alter_request(alterations: Iterable[Alteration], spellings: Mapping[Entity, 
         )
         for alteration in alterations
     ]
-    return AlterClientQuotasRequest(entries=entries, validate_only=False)
+    return AlterClientQuotasRequest(entries=entries, validate_only=validate_only)
 
 
 def altered(answer: Any, alterations: Sequence[Alteration], spellings: Mapping[Entity, str]) -> list[Exception | None]:

@@ -121,6 +121,11 @@ class UpstreamSource:
         of_cluster = {} if (trouble := self._trouble) is None else {THE_CLUSTER: trouble}
         return MappingProxyType(of_cluster | dict(self._told.problems))
 
+    @property
+    def was_tried(self) -> bool:
+        """Whether the first attempt to read is over; from any thread."""
+        return self._attempted.is_set()
+
     def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
         """Read the quotas, and go on reading; returns after the first attempt, at the latest after the time-out."""
         self._told = self._told._replace(quotas=last_good)
@@ -243,6 +248,20 @@ class UpstreamSource:
                     results[index] = result
                 waiting = [index for index in waiting if index not in batch]
         return results
+
+    def judge(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
+        """What the cluster says to alterations of different entities without writing them; None: it would take it."""
+        with self._asking:
+            try:
+                self._read()
+                assert self._connection
+                spellings = self._told.ip_spellings
+                answer = self._connection.ask(alter_request(alterations, spellings, validate_only=True))
+            except SourceUnavailable as error:
+                return [error] * len(alterations)
+        return [
+            _shadow(one) or said for one, said in zip(alterations, altered(answer, alterations, spellings), strict=True)
+        ]
 
     def _write(self, alterations: Sequence[Alteration]) -> list[Exception | None]:
         """What comes of alterations of different entities."""

@@ -406,6 +406,11 @@ class ZooKeeperSource:
             why = "nothing is written" if is_untouched else "it may be written"
             return _all_unavailable(job, f"no answer within {_ALTER_S:g} s; {why}")
 
+    @property
+    def was_read(self) -> bool:
+        """Whether everything has been read since the connection came up; from any thread."""
+        return self._was_read
+
     # ----------------------------------------------------------- the thread
 
     def _run(self) -> None:

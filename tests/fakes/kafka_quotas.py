@@ -66,14 +66,15 @@ class FakeCluster:
         entities = [tuple((part.entity_type, part.entity_name) for part in entry.entity) for entry in request.entries]
         assert len(set(entities)) == len(entities), "KRaft refuses the second of two alterations of an entity"
         before = {entity: dict(values) for entity, values in self.quotas.items()}
-        self.alterations.append(entities)
+        if not request.validate_only:
+            self.alterations.append(entities)
         of_entry = AlterClientQuotasResponse.EntryData
         entries = []
         for entity, entry in zip(entities, request.entries, strict=True):
             code, message = self.refusals.get(entity, (0, None))
             parts = [of_entry.EntityData(entity_type=kind, entity_name=name) for kind, name in entity]
             entries.append(of_entry(error_code=code, error_message=message, entity=parts))
-            for op in () if code else entry.ops:
+            for op in () if code or request.validate_only else entry.ops:
                 self._apply(entity, op)
         self._shown = [before] * self.lag
         return AlterClientQuotasResponse(throttle_time_ms=0, entries=entries[::-1])

@@ -1,0 +1,48 @@
+"""A file that says who changed which quota when, and what came of it; one JSON object a line, only ever appended to."""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+
+class AuditLog:
+    """Lines in a file that only its owner may read, on the disk when `write` returns; use it as a context manager.
+
+    Several processes may append to one file. All methods raise OSError.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        is_new = not path.exists()
+        self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if is_new:
+            _sync(path.parent)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._file)
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append the lines, behind what a crash may have left of an earlier one."""
+        data = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines).encode()
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        while data:
+            data = data[os.write(self._file, data) :]
+        os.fsync(self._file)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

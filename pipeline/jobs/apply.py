@@ -1,0 +1,191 @@
+"""`usage apply`: carry out a plan, if what it found is still in force."""
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+from uuid import uuid4
+
+from pipeline.changes.apply import (
+    Audited,
+    Fate,
+    Outcome,
+    Said,
+    Standing,
+    alterations_of,
+    carry_out,
+    outcomes_of,
+    standing,
+)
+from pipeline.changes.audit import AuditLog
+from pipeline.changes.author import now, who
+from pipeline.changes.page import counted, drift_page, outcome_rows
+from pipeline.changes.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
+from pipeline.changes.plan import Change
+from pipeline.changes.plan_file import PlanErrors, PlanFile, read_plan, write_plan
+from quotas.sources.source import Quotas, Source, SourceUnavailable
+
+_SHOWN_WITHIN_S: Final = 10.0
+_LOOKS_EVERY_S: Final = 0.1
+AUDIT_NAME: Final = "quota-audit.jsonl"
+
+
+def main(
+    plan: Path, place: Place, dry_run: bool = False, audit: Path | None = None, rollback_out: Path | None = None
+) -> int:
+    """Carry out, and tell what came of each change; 0 when all is as planned, 1 if not.
+
+    ValueError for a plan that cannot be used, or if what is done could not be written down. Then nothing is changed.
+    The audit and the plan that takes this one back are beside the plan, if no other place is given.
+    """
+    found = read_plan(plan)
+    if found.made.place != place.name:
+        _say(f"warning: the plan was made at {found.made.place}, and is applied at {place.name}")
+    try:
+        with place.opened() as source:
+            now_standing = standing(found.changes, source.quotas)
+            if now_standing.drifted:
+                return _refused(now_standing, place, found, None if dry_run else audit or plan.with_name(AUDIT_NAME))
+            if not now_standing.to_do:
+                print(f"nothing to do: {counted(len(now_standing.done), 'change')} in force already at {place.name}")
+                return 0
+            if dry_run:
+                return _told_only(now_standing.to_do, place, source)
+            run = _Run(place, found, plan, audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan))
+            return run.carry_out(now_standing, source)
+    except SourceUnavailable as error:
+        _say(f"nothing is changed: {error}")
+        return 1
+
+
+def _rollback(plan: Path) -> Path:
+    return plan.with_name(f"{plan.stem}.rollback{plan.suffix or '.json'}")
+
+
+def _about(plan: PlanFile, place: Place) -> dict[str, str]:
+    return {"by": who(), "where": place.name, "plan": plan.checksum, "run": uuid4().hex}
+
+
+def _refused(found: Standing, place: Place, plan: PlanFile, audit: Path | None) -> int:
+    for line in drift_page(found, place.name):
+        _say(line)
+    if audit is not None:
+        outcomes = [
+            Outcome(change, Fate.NOT_TRIED, limit, "in force is another limit than the plan found")
+            for change, limit in found.drifted
+        ]
+        with _opened(audit) as log:
+            Audited(log, _about(plan, place), now).tell(outcomes)
+    return 1
+
+
+def _told_only(changes: Sequence[Change], place: Place, source: Source) -> int:
+    """What would be done, and what the place says to it."""
+    results = place.judged(source, alterations_of(changes))
+    said = dict(zip((one.entity for one in alterations_of(changes)), results, strict=True))
+    rows = []
+    for change in changes:
+        problem = said[change.entity]
+        fate = Fate.APPLIED if problem is None else Fate.REFUSED
+        rows.append(Outcome(change, fate, change.after, in_words_of_commands(str(problem or ""))))
+    for line in outcome_rows(rows, words={Fate.APPLIED: "would set", Fate.REFUSED: "would be refused"}):
+        print(line)
+    refused = sum(row.fate is Fate.REFUSED for row in rows)
+    asked = f"{place.name} was asked" if place.asks_whether(source) else f"{place.name} was not asked: it has no way to"
+    print(f"dry run, nothing is changed: {counted(len(rows), 'change')}, {refused} would be refused; {asked}")
+    return int(refused > 0)
+
+
+class _Run:
+    """One run that changes something."""
+
+    def __init__(self, place: Place, plan: PlanFile, path: Path, audit: Path, rollback: Path) -> None:
+        self._place = place
+        self._plan = plan
+        self._path = path
+        self._audit = audit
+        self._rollback = rollback
+
+    def carry_out(self, found: Standing, source: Source) -> int:
+        with ExitStack() as stack:
+            log = stack.enter_context(_opened(self._audit))
+            self._write_rollback()
+            audited = Audited(log, _about(self._plan, self._place), now)
+            said: Said = {}
+            try:
+                carry_out(found.to_do, source, audited, said, _progress(len(found.to_do)))
+            except OSError as error:
+                _say(f"{self._audit}: cannot be written, so no more is tried: {error.strerror or error}")
+            except KeyboardInterrupt:
+                _say("interrupted; what is in force now is read")
+            outcomes = outcomes_of(found.to_do, said, self._read_back(found.to_do, said))
+            outcomes = [one._replace(problem=in_words_of_commands(one.problem)) for one in outcomes]
+            self._tell(outcomes, len(found.done))
+            try:
+                audited.tell(outcomes)
+            except OSError as error:
+                _say(f"{self._audit}: what came of it is not written: {error.strerror or error}")
+                return 1
+        return int(any(outcome.fate is not Fate.APPLIED for outcome in outcomes))
+
+    def _write_rollback(self) -> None:
+        """Before anything is changed, so that it is there whatever happens then: what was not done is left alone."""
+        plan = self._plan.reversed(now(), who())
+        try:
+            if self._rollback.exists() and not self._is_ours():
+                raise ValueError(f"{self._rollback}: is there already, and is no plan that takes this one back")
+            write_plan(self._rollback, plan)
+        except OSError as error:
+            raise ValueError(f"{self._rollback}: cannot be written: {error.strerror or error}") from error
+
+    def _is_ours(self) -> bool:
+        try:
+            return read_plan(self._rollback).made.takes_back == self._plan.checksum
+        except PlanErrors:
+            return False
+
+    def _read_back(self, changes: Sequence[Change], said: Said) -> Quotas | SourceUnavailable:
+        """What is in force now, by a connection of its own; brokers may take a moment to tell what they took."""
+        deadline_s = time.monotonic() + _SHOWN_WITHIN_S
+        taken = [change for change in changes if change in said and said[change] is None]
+        while True:
+            try:
+                with self._place.opened() as source:
+                    quotas = source.quotas
+            except SourceUnavailable as error:
+                return error
+            if len(standing(taken, quotas).done) == len(taken) or time.monotonic() > deadline_s:
+                return quotas
+            time.sleep(_LOOKS_EVERY_S)
+
+    def _tell(self, outcomes: Sequence[Outcome], done: int) -> None:
+        for line in outcome_rows(outcomes):
+            print(line)
+        fates = Counter(outcome.fate for outcome in outcomes)
+        summary = ", ".join(f"{fates[fate]} {fate.value}" for fate in Fate if fates[fate])
+        before = f", {done} in force before" if done else ""
+        print(f"{summary} at {self._place.name}{before}, as read back; written down in {self._audit}")
+        print(f"`kafka-throttle usage apply {self._rollback}` with the same place takes it back")
+        if fates.keys() - {Fate.APPLIED}:
+            _say(f"apply {self._path} again for the rest: what is in force already is left alone")
+
+
+def _opened(path: Path) -> AuditLog:
+    try:
+        return AuditLog(path)
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _progress(total: int) -> Callable[[int], None]:
+    """Shows how many changes of very many have been written, where somebody looks."""
+    if total <= ENTITIES_A_REQUEST or not sys.stderr.isatty():
+        return lambda count: None
+    return lambda count: print(f"\r{count:,} of {total:,} changes", end="" if count < total else "\n", file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr)

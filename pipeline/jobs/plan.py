@@ -1,0 +1,97 @@
+"""`usage plan`: what would lead from the quotas in force to those of a file, in steps of bounded size."""
+
+import hashlib
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+from pipeline.candidate import Candidate, CandidateErrors, Rules, load_candidate
+from pipeline.changes.author import now, who
+from pipeline.changes.page import plan_page, warnings_of
+from pipeline.changes.place import Place
+from pipeline.changes.plan import Bounds, planned
+from pipeline.changes.plan_file import Made, PlanFile, write_plan
+from quotas.sources.source import SourceUnavailable, tables_of
+
+
+def main(
+    place: Place,
+    quotas: Path,
+    virtual_cluster: str | None = None,
+    out: Path | None = None,
+    most_change: float = 2.0,
+    most_entities: int | None = None,
+    prune: bool = False,
+) -> int:
+    """Print the plan, and write it to `out`; 1 if the place cannot be read. ValueError for input that cannot be used.
+
+    `virtual_cluster` chooses among those of a file that has several.
+    """
+    rules = wanted_rules(quotas, virtual_cluster)
+    if prune and not rules.table:
+        raise ValueError(f"{quotas}: expected at least one quota with --prune, which would remove all, got none")
+    if rules.shadows:
+        _warn(f"{rules.shadows} shadow quotas of {quotas} are left out: set them with `kafka-throttle quotas set`")
+    try:
+        with place.opened() as source:
+            in_force, problems = tables_of(source.quotas).enforced, dict(source.problems)
+    except SourceUnavailable as error:
+        print(error, file=sys.stderr)
+        return 1
+    for where, problem in problems.items():
+        _warn(f"{where}: {problem}")
+    found = planned(in_force, rules.table, Bounds(most_change, most_entities), prune=prune)
+    for line in plan_page(found, place.name):
+        print(line)
+    for warning in warnings_of(found, in_force):
+        _warn(warning)
+    if out is not None:
+        options = {
+            "most_change": most_change if math.isfinite(most_change) else "inf",
+            "most_entities": most_entities,
+            "prune": prune,
+        }
+        made = Made(now(), who(), place.name, str(quotas), {**options, "quotas": _checksum(quotas)})
+        _write(out, PlanFile(made, found.changes, found.waiting))
+    return 0
+
+
+def wanted_rules(path: Path, virtual_cluster: str | None) -> Rules:
+    """The quotas that a file wants. ValueError with every problem, or where it is not plain which are meant."""
+    try:
+        candidate = load_candidate(path)
+    except CandidateErrors as errors:
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in errors.problems)) from errors
+    return _chosen(candidate, path, virtual_cluster)
+
+
+def _chosen(candidate: Candidate, path: Path, name: str | None) -> Rules:
+    if candidate.all_others is not None:
+        return candidate.all_others
+    names = sorted(candidate.clusters)
+    if name is None and len(names) == 1:
+        return candidate.clusters[names[0]]
+    if name is None or name not in candidate.clusters:
+        got = "nothing" if name is None else repr(name)
+        raise ValueError(f"{path}: --virtual-cluster: expected {' or '.join(names)}, got {got}")
+    return candidate.clusters[name]
+
+
+def _write(out: Path, plan: PlanFile) -> None:
+    try:
+        write_plan(out, plan)
+    except OSError as error:
+        raise ValueError(f"{out}: cannot be written: {error.strerror or error}") from error
+    if plan.changes:
+        print(f"{out} is written; `kafka-throttle usage apply {out}` with the same place carries it out")
+    else:
+        print(f"{out} is written, with nothing to do")
+
+
+def _checksum(path: Path) -> str:
+    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+
+
+def _warn(text: Any) -> None:
+    print(f"warning: {text}", file=sys.stderr)

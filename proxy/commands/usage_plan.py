@@ -1,0 +1,147 @@
+"""`kafka-throttle usage plan` and `usage apply`: from quotas in a file to quotas in force. They start no Spark."""
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from proxy.commands.config_file import cluster_of, load, refuse, virtual_cluster_option
+from proxy.commands.usage import run_job
+from proxy.config.kinds import host_port
+from proxy.config.problems import ConfigErrors
+
+if TYPE_CHECKING:
+    from pipeline.changes.place import Place
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_PLACE_OPTIONS = (
+    click.option("--bootstrap-server", metavar="HOST:PORT,...", help="A proxy or a cluster, asked by Kafka's API."),
+    click.option(
+        "--command-config",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="Who to be there: properties, as for Kafka's tools, with PEM files.",
+    ),
+    click.option("--zookeeper", metavar="HOST:PORT,...[/CHROOT]", help="Kafka's znodes below a chroot."),
+    click.option(
+        "-c",
+        "--config",
+        "config_path",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="A proxy's YAML file: the source that it says, whether a proxy runs or not.",
+    ),
+    virtual_cluster_option,
+)
+
+
+def place_options(command: Command) -> Command:
+    """Give a command what says where quotas are in force; it takes them as `**where`."""
+    for option in reversed(_PLACE_OPTIONS):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.option(
+    "--quotas",
+    required=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The quotas that are wanted: as `usage recommend` writes them, a proxy's YAML file, or `entries`.",
+)
+@place_options
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the plan is written, for `apply`.")
+@click.option(
+    "--most-change",
+    type=click.FloatRange(1.01),
+    default=2.0,
+    show_default=True,
+    metavar="FACTOR",
+    help="By how much a limit may change in one run, down and up; inf: by any.",
+)
+@click.option("--most-entities", type=click.IntRange(1), metavar="N", help="How many entities one run may change.")
+@click.option("--prune", is_flag=True, help="Remove what is in force and not in the file.")
+def plan(virtual_cluster: str | None, **arguments: Any) -> None:
+    """Show what leads from the quotas in force to those of a file, in steps of bounded size. Changes nothing.
+
+    Exit status 0: done; 1: what is in force cannot be read; 2: something that was given cannot be used.
+    """
+    where = {name: arguments.pop(name) for name in ("bootstrap_server", "command_config", "zookeeper", "config_path")}
+    place = place_of(virtual_cluster=virtual_cluster, **where)
+    run_job("plan", place=place, virtual_cluster=virtual_cluster, **arguments)
+
+
+@click.command()
+@click.argument("plan", metavar="PLAN", type=click.Path(path_type=Path, dir_okay=False))
+@place_options
+@click.option("--dry-run", is_flag=True, help="Ask whether each change would be taken, and change nothing.")
+@click.option(
+    "--audit",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where every change is written down; quota-audit.jsonl beside the plan, if not given.",
+)
+@click.option(
+    "--rollback-out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the plan that takes this one back is written; PLAN.rollback.json beside it, if not given.",
+)
+def apply(plan: Path, dry_run: bool, audit: Path | None, rollback_out: Path | None, **where: Any) -> None:
+    """Carry out a plan, unless something else is in force than it found. Applied twice it does nothing.
+
+    Exit status 0: all is in force; 1: something is not; 2: something that was given cannot be used.
+    """
+    run_job("apply", plan=plan, place=place_of(**where), dry_run=dry_run, audit=audit, rollback_out=rollback_out)
+
+
+def place_of(
+    bootstrap_server: str | None,
+    command_config: Path | None,
+    zookeeper: str | None,
+    config_path: Path | None,
+    virtual_cluster: str | None,
+) -> "Place":
+    """Where quotas are in force; ends the process where that is not plain."""
+    from pipeline.changes import place
+    from pipeline.changes.command_config import CommandConfigErrors, read_command_config
+    from quotas.sources.cluster_connection import Credentials
+
+    given = [one for one in (bootstrap_server, zookeeper, config_path) if one is not None]
+    if len(given) != 1:
+        got = f"{len(given)} of them" if given else "none"
+        refuse(f"expected one of --bootstrap-server, --zookeeper and --config, got {got}")
+    if command_config is not None and bootstrap_server is None:
+        refuse("--command-config: expected with --bootstrap-server only")
+    logging.getLogger().setLevel(logging.CRITICAL)  # what libraries say is in the problems of the source, too
+    if config_path is not None:
+        return _configured(config_path, virtual_cluster)
+    if zookeeper is not None:
+        servers, slash, chroot = zookeeper.partition("/")
+        return place.in_zookeeper(_servers(servers, "--zookeeper"), f"{slash}{chroot}".rstrip("/"))
+    try:
+        credentials = Credentials() if command_config is None else read_command_config(command_config)
+    except CommandConfigErrors as problems:
+        refuse(str(problems))
+    return place.by_kafkas_api(_servers(bootstrap_server or "", "--bootstrap-server"), credentials)
+
+
+def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
+    from pipeline.changes.place import Place
+    from proxy.quota_sources import source_of
+
+    cluster = cluster_of(load(config_path), virtual_cluster)
+    state_file = cluster.quotas.state_file
+    try:
+        source = source_of(cluster, config_path, remembers=False)
+    except ConfigErrors as problems:
+        refuse(str(problems))
+    itself = (source.name, state_file) if state_file else (source.name,)
+    name = f"{config_path}, virtual cluster {cluster.name}"
+    return Place(name, lambda: source_of(cluster, config_path, remembers=False), itself)
+
+
+def _servers(text: str, option: str) -> list[str]:
+    try:
+        return [str(host_port(part.strip())) for part in text.split(",")]
+    except ValueError:
+        refuse(f"{option}: expected HOST:PORT, or several with commas between, got {text!r}")
