@@ -17,16 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.candidate import Rules
-from pipeline.meter import Meter, value_of
-from pipeline.recorded import SHAPES, RecordedClient, Shape, Window
+from pipeline.meter import Meter
+from pipeline.recorded import GRAIN_S, HASTES, REFUSED, Event, Window, demands, retold
 from pipeline.replay import SensorReplay, Throttling
 from pipeline.traced import Client
 
 SAFETY = 1 - 1e-6
 """Sums of doubles are only so exact."""
 
-_FULL_ABOVE = 800
-_GOOD_FIT = 0.01
+_GOOD_FIT = 0.005
+_FIT_WINDOWS = 120
+"""So many windows of each client, 20 minutes, must do to find out how its use comes about."""
 
 
 class Memory(NamedTuple):
@@ -120,92 +121,80 @@ class Replayed:
     """Requests of the paced clients that were still held when the run ended."""
 
 
-def replay_run(
-    clients: Mapping[Hashable, Sequence[Window]],
-    rules: Rules,
-    quota_type: str,
-    limit: float,
-    shapes: Mapping[Hashable, Shape],
-    end_ms: int | None = None,
-) -> Replayed:
-    """One run of windows of all who share a sensor, windows of each client in their order.
+class Explained(NamedTuple):
+    """How the use of all who shared a sensor came about, and how well that explains their recorded throttle times."""
 
-    What is held is sent until `end_ms`; without it, until the last window ends.
+    events: list[Event]
+    recorded_ms: int
+    model_ms: int
+
+
+Clients = Mapping[Hashable, Sequence[Window]]
+"""Those who share a sensor, the windows of each in their order."""
+
+
+def explained(clients: Clients, rules: Rules, quota_type: str, live: float | None, limit: float) -> Explained:
+    """The events that explain best what was recorded while the limit `live` was in force; None: not known.
+
+    `limit` is the one that they are to be replayed with.
     """
-    paced = replay_clients(clients, rules, quota_type, limit, shapes, Client.PACED, end_ms)
-    was_throttled = any(window.throttled_ms for windows in clients.values() for window in windows)
+    grain = GRAIN_S * min(limit, limit if live is None else live)
+    recorded_ms = _recorded_ms(clients)
+    if not recorded_ms or live is None:
+        return Explained(retold(clients, rules, quota_type, None, grain, 0.0), recorded_ms, recorded_ms)
+    haste = HASTES[0] if quota_type in REFUSED else _haste(clients, rules, quota_type, live, grain)
+    events = retold(clients, rules, quota_type, live, grain, haste)
+    if quota_type in REFUSED:
+        replay = _replay(events, rules, quota_type, live, Client.PACED, _last_ms(clients))
+        return Explained(events, recorded_ms, replay.all.throttled_ms)
+    return Explained(events, recorded_ms, _throttled_ms(events))
+
+
+def _haste(clients: Clients, rules: Rules, quota_type: str, live: float, grain: float) -> float:
+    some = {client: windows[:_FIT_WINDOWS] for client, windows in clients.items()}
+    recorded_ms = _recorded_ms(some)
+    best, best_off_ms = HASTES[0], 2**62
+    for haste in HASTES:
+        off_ms = abs(_throttled_ms(retold(some, rules, quota_type, live, grain, haste)) - recorded_ms)
+        if off_ms < best_off_ms:
+            best, best_off_ms = haste, off_ms
+        if best_off_ms <= _GOOD_FIT * recorded_ms:
+            break
+    return best
+
+
+def _recorded_ms(clients: Clients) -> int:
+    return sum(window.throttled_ms for windows in clients.values() for window in windows)
+
+
+def _throttled_ms(events: Sequence[Event]) -> int:
+    return sum(event.throttle_ms for event in events)
+
+
+def _last_ms(clients: Clients) -> int:
+    return max(windows[-1].end_ms for windows in clients.values())
+
+
+def replay_run(groups: Sequence[Explained], rules: Rules, quota_type: str, limit: float, end_ms: int) -> Replayed:
+    """One run of all who would share a sensor of this limit, in groups as they shared one live.
+
+    What is held is sent until `end_ms`.
+    """
+    events = groups[0].events
+    if len(groups) > 1:
+        events = sorted((event for group in groups for event in group.events), key=lambda event: event.at_ms)
+    paced = _replay(events, rules, quota_type, limit, Client.PACED, end_ms)
     greedy = paced
-    if was_throttled:
-        greedy = replay_clients(clients, rules, quota_type, limit, shapes, Client.GREEDY, end_ms)
+    if any(group.recorded_ms for group in groups):
+        greedy = _replay(events, rules, quota_type, limit, Client.GREEDY, end_ms)
     return Replayed(paced.clients, greedy.clients, paced.all, greedy.all, paced.waiting)
 
 
-def replay_clients(
-    clients: Mapping[Hashable, Sequence[Window]],
-    rules: Rules,
-    quota_type: str,
-    limit: float,
-    shapes: Mapping[Hashable, Shape],
-    kind: Client,
-    end_ms: int | None = None,
+def _replay(
+    events: Sequence[Event], rules: Rules, quota_type: str, limit: float, kind: Client, end_ms: int
 ) -> SensorReplay:
-    """The same for one kind of client."""
-    recorded = [
-        RecordedClient(client, quota_type, windows, limit, shapes.get(client, SHAPES[0]), kind)
-        for client, windows in clients.items()
-    ]
-    if end_ms is None:
-        end_ms = max(windows[-1].end_ms for windows in clients.values())
-    begins = sorted({window.begin_ms for windows in clients.values() for window in windows})
-    replay = SensorReplay(Meter(rules, quota_type, limit, begins[0]))
-    for begin_ms, next_ms in zip(begins, [*begins[1:], end_ms], strict=True):
-        for client in recorded:
-            _feed(replay, client, begin_ms)
-        replay.run(next_ms)
-    _send_the_rest(replay, recorded, end_ms)
+    replay = SensorReplay(Meter(rules, quota_type, limit, events[0].at_ms if events else 0))
+    for lane, demand in demands(events, quota_type, kind):
+        replay.add(lane, [demand])
+    replay.run(end_ms)
     return replay
-
-
-def _send_the_rest(replay: SensorReplay, recorded: Sequence[RecordedClient], end_ms: int) -> None:
-    """Windows whose demand had to wait for what was demanded before."""
-    while any(client.taken < len(client.windows) for client in recorded):
-        before = replay.all.requests
-        for client in recorded:
-            _feed(replay, client, end_ms)
-        replay.run(end_ms)
-        if replay.all.requests == before:
-            return
-
-
-def _feed(replay: SensorReplay, client: RecordedClient, now_ms: int) -> None:
-    """Give a client what it demands up to now, unless it has more than enough to send."""
-    while client.taken < len(client.windows) and client.next_ms <= now_ms:
-        if client.waiting > _FULL_ABOVE:
-            return
-        for lane, demand in client.next_window():
-            demand.due_ms = max(demand.due_ms, replay.now_ms)
-            replay.add(lane, [demand])
-
-
-def fitted(
-    clients: Mapping[Hashable, Sequence[Window]], rules: Rules, quota_type: str, limit: float
-) -> tuple[Shape, float]:
-    """The shape that explains best what throttle times were recorded of all who shared a sensor, and how well.
-
-    The second is what the model makes of them, as a multiple of what was recorded.
-    """
-    recorded_ms = sum(window.throttled_ms for windows in clients.values() for window in windows)
-    best, best_share = SHAPES[0], 1.0
-    for shape in SHAPES if recorded_ms else ():
-        if shape is not SHAPES[0] and abs(best_share - 1) < _GOOD_FIT:
-            break
-        replay = replay_clients(clients, rules, quota_type, limit, dict.fromkeys(clients, shape), Client.PACED)
-        share = replay.all.throttled_ms / recorded_ms
-        if shape is SHAPES[0] or abs(share - 1) < abs(best_share - 1):
-            best, best_share = shape, share
-    return best, best_share
-
-
-def charged(quota_type: str, used: float) -> float:
-    """What a sensor is charged for what a record tells."""
-    return value_of(quota_type, used)

@@ -1,34 +1,58 @@
-"""From usage records to demand: how the use of a window may have come about, with recorded throttling taken out.
+"""From usage records to events: how the use of windows came about, as far as records tell, retold request by request.
 
-A record tells sums of a window (10 s), no times within it. Where nothing was throttled, the busiest second is taken to
-be as its record says, and the rest even over the others. Where mutes were recorded, there are several SHAPES, of which
-that one counts that explains the recorded throttle times best under the quotas that were in force.
+A record's profile has, of each second with any use, when its first request came, how much was used and by how long that
+was throttled: so use is known to the second. Within one, requests are taken to be equal, and their times are filled in:
+spread over what is left of the second, or over what its mutes leave of it, or sooner, by a degree of HASTE. Each is
+charged to the proxy's own sensor with the limit that was in force, and what comes of it mutes one of its client's
+connections; a request goes when it is due and a connection is free. The haste that explains the recorded throttle times
+best counts. A replay with the limit that was in force then is this once more.
 
-There are as many lanes as it takes for the mutes that were recorded at the same time: five connections that are muted
-all the time have 50 s of throttle times in 10 s.
+There are as many connections as it takes for the mutes that were recorded at the same time. What a quota refuses and
+has come again (mutations, connections) came one throttle time before it was let through.
 """
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heapreplace
 from math import ceil
 from typing import NamedTuple
 
-from pipeline.meter import value_of
+from pipeline.candidate import Rules
+from pipeline.meter import Meter, value_of
 from pipeline.replay import Demand, Lane
-from pipeline.traced import Client
+from pipeline.traced import HELD_MS, Client
 from quotas.trace import Operation
+from quotas.usage_record import UsageRecord, read_profile
 
 MAX_REQUESTS = 200
 """More requests of a window are taken together to so many."""
 
-GRAIN_S = 0.1
+GRAIN_S = 0.01
 """So much quota time one request stands for at least: smaller ones are taken together."""
 
 MAX_LANES = 256
-_OPERATIONS = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operation.CONNECT}
+
+HASTES = (1.0, 0.0, 2.0, 0.5, 1.5, 0.25, 0.75)
+"""Degrees of haste, in the order in which they are tried: 0 is spread over the second, 1 over what mutes leave of it, 2
+is at once.
+"""
+
+REFUSED = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operation.CONNECT}
+"""How what is refused, and not held, is charged; all else is held."""
+
 _SMOOTH = 6
-_SATURATED = 0.9
-_STEADY = 0.5
+_LEAST_MUTED_MS = 500
+_LAG_MS = 1
+_LONG_AGO = -(2**62)
+
+
+class Second(NamedTuple):
+    """What was used in one second of a window: from when, how much, and by how long it was throttled."""
+
+    at_ms: int
+    used: float
+    throttled_ms: int
 
 
 class Window(NamedTuple):
@@ -41,202 +65,202 @@ class Window(NamedTuple):
     requests: int
     throttles: int
     throttled_ms: int
+    muted_ms: int = 0
+    profile: str = ""
+
+    @classmethod
+    def of(cls, record: UsageRecord) -> "Window":
+        """What a record tells."""
+        return cls(*(getattr(record, name) for name in cls._fields))
 
     @property
     def length_ms(self) -> int:
         """At least 1."""
         return max(self.end_ms - self.begin_ms, 1)
 
+    def seconds(self) -> list[Second]:
+        """As the profile has them; without one the busiest begins somewhere, and the others are even."""
+        told = [Second(self.begin_ms + at_ms, used, ms) for at_ms, used, ms in read_profile(self.profile) if used > 0]
+        return sorted(told) if told or self.used <= 0 else self._evenly()
 
-class Shape(NamedTuple):
-    """How use comes about in a window with mutes.
-
-    Without `bursts`: evenly over the time that was left beside the mutes, and the sooner, the more `haste` (0 to 1)
-    there is: what was held had all been waiting when the window began. With them: in bursts of a busiest second each,
-    mutes right behind them, in which the throttled requests come one throttle time earlier than they were recorded.
-    What stands behind a window that was muted for the most part, and is so itself, comes so many windows `ahead`: it
-    had been waiting for longer than a throttle.
-    """
-
-    bursts: bool = False
-    haste: float = 0.0
-    ahead: float = 0.0
-
-
-EVEN = Shape()
-SHAPES = (
-    EVEN,
-    Shape(haste=0.5),
-    Shape(haste=0.9),
-    Shape(haste=0.97),
-    Shape(bursts=True),
-    Shape(bursts=True, ahead=1.0),
-    Shape(bursts=True, ahead=3.0),
-    Shape(ahead=3.0),
-)
+    def _evenly(self) -> list[Second]:
+        number = max(self.length_ms // 1000, 1)
+        busiest = int(number * (self.begin_ms / self.length_ms * 0.6180339887 % 1))
+        peak = self.used if number == 1 else min(max(self.peak, self.used / number), self.used)
+        others = (self.used - peak) / max(number - 1, 1)
+        muted_ms = self.throttled_ms // number
+        seconds = (Second(self.begin_ms + i * 1000, peak if i == busiest else others, muted_ms) for i in range(number))
+        return [second for second in seconds if second.used > 0]
 
 
 def lanes_of(windows: Sequence[Window]) -> int:
-    """How many connections were muted at the same time, at the most, so far as records tell."""
+    """How many connections were muted at the same time, so far as records tell."""
     most = 1.0
     for i, window in enumerate(windows):
-        most = max(most, window.throttled_ms / (2 * window.length_ms))
+        if not window.throttles:
+            continue
         some = windows[max(0, i - _SMOOTH + 1) : i + 1]
-        if len(some) == _SMOOTH:
-            span_ms = max(window.end_ms - some[0].begin_ms, 1)
-            most = max(most, sum(w.throttled_ms for w in some) / span_ms - 0.2)
+        throttled_ms, muted_ms = sum(w.throttled_ms for w in some), sum(w.muted_ms for w in some)
+        if muted_ms > _LEAST_MUTED_MS:
+            most = max(most, throttled_ms / muted_ms - 0.3)
+        elif not muted_ms and len(some) == _SMOOTH:
+            most = max(most, throttled_ms / max(window.end_ms - some[0].begin_ms, 1) - 0.2)
     return min(ceil(most), MAX_LANES)
 
 
-class _Mutes(NamedTuple):
-    """For how long a lane was muted in a window, and whether mutes went on in the one before and the one behind."""
+class Event(NamedTuple):
+    """One request, retold: whose, on how many connections that has them, and what came of it.
 
-    muted_ms: float
-    before: bool
-    behind: bool
+    `refused_ms` is how long before its time it was refused.
+    """
+
+    client: Hashable
+    lanes: int
+    at_ms: int
+    value: float
+    throttle_ms: int
+    refused_ms: int
 
 
 @dataclass(slots=True)
-class RecordedClient:
-    """The lanes of one client at one sensor of `limit` (as charged), and its demand, window by window."""
+class _Sender:
+    """One client: what its windows tell is sent by as many connections as it has; `free` is from when they may."""
 
     client: Hashable
     quota_type: str
-    windows: Sequence[Window]
-    limit: float
-    shape: Shape = EVEN
-    kind: Client = Client.PACED
-    lanes: list[Lane] = field(default_factory=list)
-    taken: int = 0
-    """Windows whose demand was given."""
-    _turn: int = 0
-    _left_ms: float = 0.0
+    grain: float
+    haste: float
+    windows: Iterator[Window]
+    free: list[int]
+    waiting: deque[tuple[int, float]] = field(default_factory=deque)
+    refused_ms: int = 0
 
-    def __post_init__(self) -> None:
-        self.lanes = [Lane(self.client) for _ in range(lanes_of(self.windows))]
+    def next_ms(self) -> int | None:
+        """When its next request goes; None when there is none."""
+        while not self.waiting:
+            window = next(self.windows, None)
+            if window is None:
+                return None
+            self.waiting.extend(self._requests(window))
+        due_ms, free_ms = self.waiting[0][0], self.free[0]
+        return due_ms if free_ms < due_ms else free_ms + _LAG_MS
 
-    @property
-    def waiting(self) -> int:
-        """How many requests were given and have not been sent."""
-        return sum(len(lane.demands) for lane in self.lanes)
+    def send(self, meter: Meter | None, at_ms: int) -> Event:
+        """The next request, which goes now."""
+        _, value = self.waiting.popleft()
+        if self.quota_type in REFUSED or meter is None:
+            return Event(self.client, len(self.free), at_ms, value, 0, self.refused_ms)
+        throttle_ms = meter.use(Operation.CHARGE, value, at_ms)
+        if throttle_ms:
+            heapreplace(self.free, at_ms + throttle_ms)
+        return Event(self.client, len(self.free), at_ms, value, throttle_ms, 0)
 
-    def next_window(self) -> Iterator[tuple[Lane, Demand]]:
-        """The demand of the next window, in the order of its times."""
-        window, mutes = self.windows[self.taken], self._mutes()
-        self.taken += 1
-        for demand in self._demands(window, mutes):
-            self._turn = (self._turn + 1) % len(self.lanes)
-            yield self.lanes[self._turn], demand
+    def _requests(self, window: Window) -> Iterator[tuple[int, float]]:
+        """Each with its time and value, as charged."""
+        self.refused_ms = window.throttled_ms // window.throttles if window.throttles else 0
+        each = value_of(self.quota_type, window.used) / self._number(window)
+        seconds = window.seconds()
+        for i, second in enumerate(seconds):
+            value = value_of(self.quota_type, second.used)
+            count = max(1, round(value / each))
+            next_ms = seconds[i + 1].at_ms if i + 1 < len(seconds) else None
+            step_ms = self._span_ms(second, min(_end_ms(second), window.end_ms), next_ms) / count
+            for j in range(count):
+                yield second.at_ms + int(j * step_ms), value / count
 
-    @property
-    def next_ms(self) -> float:
-        """When the next window's demand may begin."""
-        window = self.windows[self.taken]
-        return window.begin_ms - self._ahead_ms(self.taken)
-
-    def _ahead_ms(self, i: int) -> float:
-        """How much sooner than in its own window the demand of one comes that had nothing but mutes before it."""
-        if not self.shape.ahead or not i:
-            return 0.0
-        saturated = _STEADY * len(self.lanes)
-        if any(w.throttled_ms < saturated * w.length_ms for w in self.windows[i - 1 : i + 1]):
-            return 0.0
-        return self.shape.ahead * self.windows[i].length_ms
-
-    def _mutes(self) -> _Mutes:
-        windows, i = self.windows, self.taken
-        window = windows[i]
-        earlier = windows[i - 1] if i else window
-        later = windows[i + 1] if i + 1 < len(windows) else window
-        if i:
-            self._left_ms = max(0.0, self._left_ms - (window.begin_ms - earlier.end_ms))
-        follows = i > 0 and earlier.throttled_ms > 0 and earlier.end_ms == window.begin_ms
-        before = self._left_ms > 0 or follows
-        wanted_ms = self._left_ms + window.throttled_ms / len(self.lanes)
-        muted_ms = min(wanted_ms, float(window.length_ms))
-        self._left_ms = wanted_ms - muted_ms
-        goes_on = later is not window and later.throttled_ms > 0 and later.begin_ms == window.end_ms
-        return _Mutes(muted_ms, before, self._left_ms > 0 or goes_on)
-
-    def _demands(self, window: Window, mutes: _Mutes) -> list[Demand]:
-        charged = value_of(self.quota_type, window.used)
-        operation = _OPERATIONS.get(self.quota_type, Operation.CHARGE)
-        number = self._number(window, charged, operation)
-        value, lanes = charged / number, len(self.lanes)
-        greedy = self.kind is Client.GREEDY and mutes.muted_ms > 0
-        free_ms = (window.length_ms - mutes.muted_ms) * (1 - self.shape.haste)
-        gap_ms = max(int(free_ms / number * lanes), 1)
-        lag_ms = 0
-        if mutes.muted_ms:
-            lag_ms = gap_ms if not self.shape.bursts or mutes.muted_ms >= _SATURATED * window.length_ms else 1
-        until_ms = window.begin_ms + int(mutes.muted_ms) if greedy else 0
-        ahead_ms = int(self._ahead_ms(self.taken - 1))
-        insists = operation != Operation.CHARGE
-        return [
-            Demand(at_ms - ahead_ms, value, at_ms, 1, lag_ms, operation, until_ms, gap_ms, insists)
-            for at_ms in self._times(window, mutes, number)
-        ]
-
-    def _number(self, window: Window, charged: float, operation: str) -> int:
-        if operation != Operation.CHARGE:
-            return min(max(int(window.used), 1), max(window.requests, 1), MAX_REQUESTS)
-        grains = ceil(charged / (self.limit * GRAIN_S)) if self.limit else MAX_REQUESTS
+    def _number(self, window: Window) -> int:
+        """Of how many requests the window is told."""
+        if self.quota_type in REFUSED:
+            return min(max(int(window.used), 1), window.requests or MAX_REQUESTS, MAX_REQUESTS)
+        grains = ceil(value_of(self.quota_type, window.used) / self.grain) if self.grain > 0 else MAX_REQUESTS
         return min(max(window.requests, 1), MAX_REQUESTS, max(grains, 1))
 
-    def _times(self, window: Window, mutes: _Mutes, number: int) -> list[int]:
-        if not mutes.muted_ms:
-            return _with_peak(window, number)
-        if self.shape.bursts:
-            return _in_bursts(window, mutes, number)
-        step_ms = (window.length_ms - mutes.muted_ms) * (1 - self.shape.haste) / number
-        return [window.begin_ms + int(i * step_ms) for i in range(number)]
+    def _span_ms(self, second: Second, end_ms: int, next_ms: int | None) -> float:
+        """Over how long a second's requests are spread."""
+        whole_ms = max(end_ms - second.at_ms, 1)
+        muted_ms = second.throttled_ms / len(self.free)
+        goes_on = next_ms is not None and next_ms <= end_ms + muted_ms + HELD_MS
+        until_ms = next_ms if next_ms is not None and goes_on else end_ms
+        unmuted_ms = min(max(until_ms - second.at_ms - muted_ms, 0), whole_ms)
+        if self.haste <= 1:
+            return whole_ms * (1 - self.haste) + unmuted_ms * self.haste
+        return unmuted_ms * (2 - self.haste)
 
 
-def _with_peak(window: Window, number: int) -> list[int]:
-    """The busiest second begins somewhere, but always at the same place of the same window."""
-    length_ms = window.length_ms
-    share = min(window.peak / window.used, 1.0) if window.used > 0 else 0.0
-    in_peak = min(number, round(number * share))
-    peak_ms = min(1000, length_ms)
-    elsewhere_ms = length_ms - peak_ms
-    begin_ms = int(elsewhere_ms * (window.begin_ms / length_ms * 0.6180339887 % 1))
-    rest = number - in_peak
-    if elsewhere_ms <= 0 or not rest:
-        return [window.begin_ms + begin_ms + i * peak_ms // number for i in range(number)]
-    times = [window.begin_ms + begin_ms + i * peak_ms // in_peak for i in range(in_peak)]
-    for i in range(rest):
-        at_ms = i * elsewhere_ms // rest
-        times.append(window.begin_ms + at_ms + (peak_ms if at_ms >= begin_ms else 0))
-    return sorted(times)
+def _end_ms(second: Second) -> int:
+    return second.at_ms - second.at_ms % 1000 + 1000
 
 
-def _in_bursts(window: Window, mutes: _Mutes, number: int) -> list[int]:
-    length_ms, muted_ms = float(window.length_ms), mutes.muted_ms
-    throttled = min(number, ceil(window.throttles * number / max(window.requests, 1)))
-    single_ms = window.throttled_ms / window.throttles if window.throttles else 0.0
-    if muted_ms >= _SATURATED * length_ms:
-        return _whole(window, [i * length_ms / number - single_ms for i in range(number)])
-    share = min(window.peak / window.used, 1.0) if window.used > 0 else 1.0
-    bursts = 1 if mutes.before != mutes.behind else max(1, min(round(1 / max(share, 0.1)), throttled or 1))
-    in_bursts = min(number - throttled, round(number * share) * bursts)
-    cycle_ms, each_ms = length_ms / bursts, muted_ms / bursts
-    ends = mutes.before and bursts == 1
-    begin_ms = 0.0 if mutes.before else cycle_ms - each_ms if mutes.behind else (cycle_ms - each_ms) / 2
-    times: list[float] = []
-    for burst in range(bursts):
-        onset_ms = burst * cycle_ms + begin_ms
-        own = _part(throttled, burst, bursts)
-        times += [onset_ms + i * each_ms / own - single_ms * (i > 0) for i in range(own)]
-        burst_ms = min(onset_ms + muted_ms if ends else onset_ms, length_ms - 1)
-        times += [burst_ms] * _part(in_bursts, burst, bursts)
-    rest = number - throttled - in_bursts
-    return _whole(window, times + [i * length_ms / rest for i in range(rest)])
+def retold(
+    clients: Mapping[Hashable, Sequence[Window]],
+    rules: Rules,
+    quota_type: str,
+    limit: float | None,
+    grain: float,
+    haste: float,
+) -> list[Event]:
+    """The events of all who shared a sensor with this limit, in their order; without a limit nothing was throttled.
+
+    Requests stand for `grain` at least, in what the quota counts as charged.
+    """
+    senders = [
+        _Sender(client, quota_type, grain, haste, iter(windows), [_LONG_AGO] * lanes_of(windows))
+        for client, windows in clients.items()
+    ]
+    turns = [(at_ms, i) for i, sender in enumerate(senders) if (at_ms := sender.next_ms()) is not None]
+    heapify(turns)
+    meter = None if limit is None or not turns else Meter(rules, quota_type, limit, turns[0][0])
+    events: list[Event] = []
+    while turns:
+        at_ms, i = turns[0]
+        events.append(senders[i].send(meter, at_ms))
+        following_ms = senders[i].next_ms()
+        if following_ms is None:
+            heappop(turns)
+        else:
+            heapreplace(turns, (following_ms, i))
+    return events
 
 
-def _part(number: int, which: int, of: int) -> int:
-    """The share of one of so many."""
-    return number * (which + 1) // of - number * which // of
+def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[tuple[Lane, Demand]]:
+    """What clients wanted who did this, in order, with the mutes taken out as `pipeline.traced` takes them out."""
+    clients: dict[Hashable, _Wanting] = {}
+    operation = REFUSED.get(quota_type)
+    for order, event in enumerate(events):
+        wanting = clients.get(event.client)
+        if wanting is None:
+            wanting = clients[event.client] = _Wanting(event.client, event.lanes)
+        if operation is None:
+            yield wanting.lane, wanting.held(event, order, kind)
+        else:
+            yield wanting.lane, _refused(event, order, operation, kind)
 
 
-def _whole(window: Window, times: list[float]) -> list[int]:
-    return sorted(window.begin_ms + int(at_ms) for at_ms in times)
+class _Wanting:
+    """One client; `mutes` are the ends and beginnings of the last mutes of its connections, a heap."""
+
+    __slots__ = ("lane", "mutes")
+
+    def __init__(self, client: Hashable, lanes: int) -> None:
+        self.lane = Lane(client, free=[_LONG_AGO] * lanes)
+        self.mutes = [(_LONG_AGO, 0)] * lanes
+
+    def held(self, event: Event, order: int, kind: Client) -> Demand:
+        """The demand behind a request that may have waited for the end of a mute."""
+        end_ms, begin_ms = self.mutes[0]
+        demand = Demand(event.at_ms, event.value, order)
+        if event.at_ms - end_ms <= HELD_MS:
+            demand.lag_ms = max(event.at_ms - end_ms, _LAG_MS)
+            if kind is Client.PACED:
+                demand.due_ms = begin_ms
+        if event.throttle_ms:
+            heapreplace(self.mutes, (event.at_ms + event.throttle_ms, event.at_ms))
+            if kind is Client.GREEDY:
+                demand.greedy_until_ms = event.at_ms + event.throttle_ms
+        return demand
+
+
+def _refused(event: Event, order: int, operation: str, kind: Client) -> Demand:
+    greedy_until_ms = event.at_ms if kind is Client.GREEDY and event.refused_ms else 0
+    due_ms = event.at_ms - event.refused_ms
+    return Demand(due_ms, event.value, order, 1, 0, operation, greedy_until_ms, _LAG_MS, insists=True)

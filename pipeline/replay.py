@@ -8,7 +8,7 @@ take turns by time, and at the same ms by the order of their demands.
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
-from heapq import heappop, heappush
+from heapq import heappop, heappush, heapreplace
 
 from pipeline.meter import Meter
 from quotas.trace import Operation
@@ -40,12 +40,17 @@ class Demand:
 
 @dataclass(slots=True)
 class Lane:
-    """A connection of `client`."""
+    """A connection of `client`, or several that take turns; `free` are the times from when each may send, a heap."""
 
     client: Hashable
     demands: deque[Demand] = field(default_factory=deque)
-    free_ms: int = -(2**62)
+    free: list[int] = field(default_factory=lambda: [-(2**62)])
     lent: deque[float] = field(default_factory=deque)
+
+    @property
+    def free_ms(self) -> int:
+        """From when on it may send."""
+        return self.free[0]
 
     def next_ms(self) -> int:
         """When its next request goes."""
@@ -175,7 +180,7 @@ class SensorReplay:
     def _mute(self, lane: Lane, client: Throttling, throttle_ms: int, now_ms: int) -> None:
         client.add(throttle_ms, now_ms)
         self.all.add(throttle_ms, now_ms)
-        lane.free_ms = max(lane.free_ms, now_ms + throttle_ms)
+        heapreplace(lane.free, max(lane.free_ms, now_ms + throttle_ms))
 
     def _want_more(self, lane: Lane, demand: Demand, value: float, now_ms: int) -> None:
         due_ms = max(lane.free_ms, now_ms) + demand.gap_ms

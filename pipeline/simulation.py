@@ -20,10 +20,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 
-from pipeline.candidate import Candidate
+from pipeline.candidate import Candidate, Rules
 from pipeline.meter import PERCENT_SECONDS_PER_MS, Standing, standing_of
-from pipeline.record_replay import Replayed, allowed, fitted, memory_of, replay_run, runs
-from pipeline.recorded import Shape, Window
+from pipeline.record_replay import Explained, Replayed, allowed, explained, memory_of, replay_run, runs
+from pipeline.recorded import Window
 from pipeline.replay import Throttling
 
 BUCKET_MS = 7_200_000
@@ -34,9 +34,6 @@ CLIENT = ["virtual_cluster", "node_id", "user", "client_id", "ip", "quota_type"]
 PROCESS_CLIENT = ["instance", *CLIENT]
 PLACE = ["place_user", "place_client_id", "place_ip"]
 SENSOR = ["instance", "virtual_cluster", "node_id", "quota_type", *PLACE]
-
-_FIT_WINDOWS = 120
-"""So many windows of each client, 20 minutes, must do to find out how its use comes about."""
 
 _PLACED = T.StructType(
     [
@@ -205,8 +202,9 @@ def loud_rows(usage: DataFrame, summary: DataFrame, loud: DataFrame) -> DataFram
         .distinct()
         .join(loud, "sensor_id", "left_semi")
     )
-    needed = ["begin_ms", "end_ms", "used", "peak", "requests", "throttles", "throttled_ms", "limit", "rule"]
-    return usage.select(*PROCESS_CLIENT, *needed).join(F.broadcast(clients), PROCESS_CLIENT, "inner")
+    return usage.select(*PROCESS_CLIENT, *Window._fields, "limit", "rule").join(
+        F.broadcast(clients), PROCESS_CLIENT, "inner"
+    )
 
 
 def runs_of(rows: DataFrame, candidate: Candidate) -> DataFrame:
@@ -279,17 +277,11 @@ def _replayer(candidate: Candidate, end_ms: int) -> Callable[[pd.DataFrame], pd.
         quota_type, limit = str(first["quota_type"]), float(first["new_limit"])
         rows = rows.sort_values(["begin_ms", "user", "client_id", "ip"], kind="stable")
         clients = _windows_of(rows)
-        shapes: dict[Hashable, Shape] = {}
-        recorded_ms = model_ms = 0.0
-        for live_limit, members in _live_groups(rows):
-            some = {client: clients[client][:_FIT_WINDOWS] for client in members}
-            shape, share = fitted(some, rules, quota_type, live_limit)
-            total = sum(window.throttled_ms for windows in some.values() for window in windows)
-            recorded_ms, model_ms = recorded_ms + total, model_ms + share * total
-            shapes |= dict.fromkeys(members, shape)
-        outcome = replay_run(clients, rules, quota_type, limit, shapes, end_ms)
+        groups = _explained_groups(rows, clients, rules, quota_type, limit)
+        outcome = replay_run(groups, rules, quota_type, limit, end_ms)
+        fit = (float(sum(group.recorded_ms for group in groups)), float(sum(group.model_ms for group in groups)))
         factor = 1 / PERCENT_SECONDS_PER_MS if quota_type == "request" else 1.0
-        return _as_frame(int(first["sensor_id"]), clients, outcome, factor, (recorded_ms, model_ms))
+        return _as_frame(int(first["sensor_id"]), clients, outcome, factor, fit)
 
     return replay
 
@@ -297,7 +289,7 @@ def _replayer(candidate: Candidate, end_ms: int) -> Callable[[pd.DataFrame], pd.
 def _windows_of(rows: pd.DataFrame) -> dict[Hashable, list[Window]]:
     clients: dict[Hashable, list[Window]] = {}
     who = zip(rows["user"], rows["client_id"], rows["ip"], strict=True)
-    names = ("begin_ms", "end_ms", "used", "peak", "requests", "throttles", "throttled_ms")
+    names = Window._fields
     for client, values in zip(who, zip(*(rows[name].tolist() for name in names), strict=True), strict=True):
         windows = clients.setdefault(client, [])
         window = Window(*values)
@@ -318,7 +310,23 @@ def _together(one: Window, other: Window) -> Window:
         one.requests + other.requests,
         one.throttles + other.throttles,
         one.throttled_ms + other.throttled_ms,
+        one.muted_ms + other.muted_ms,
+        f"{one.profile} {other.profile}" if one.profile and other.profile else "",
     )
+
+
+def _explained_groups(
+    rows: pd.DataFrame, clients: Mapping[Hashable, list[Window]], rules: Rules, quota_type: str, limit: float
+) -> list[Explained]:
+    """How the use came about of each group that shared a sensor that was throttled live, and of all others."""
+    others = dict(clients)
+    groups = []
+    for live_limit, members in _live_groups(rows):
+        shared = {client: others.pop(client) for client in members}
+        groups.append(explained(shared, rules, quota_type, live_limit, limit))
+    if others:
+        groups.append(explained(others, rules, quota_type, None, limit))
+    return groups
 
 
 def _live_groups(rows: pd.DataFrame) -> Iterator[tuple[float, list[Hashable]]]:

@@ -15,12 +15,12 @@ process was killed. What a killed process had on disk is completed by the next o
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 from zlib import crc32
 
-VERSION = 1
+VERSION = 2
 
 USAGE = "usage"
 TRACE = "trace"
@@ -124,6 +124,53 @@ class UsageRecord(Row):
     unsent_bytes: int = _column(
         "bytes", "of out_bytes, here or in earlier records: what the client did not get before its end", default=0
     )
+    muted_ms: int = _column(
+        "ms", "of throttled_ms, what was not at the same time as another mute by this quota of this client", default=0
+    )
+    profile: str = _column(
+        "",
+        "of each second with use `at:used` or `at:used:throttled_ms`, with blanks between: `at` is when its first use "
+        "came, in ms from begin_ms; empty: every second was used about evenly and nothing throttled, or window_s > 60",
+        default="",
+    )
+
+
+LONGEST_PROFILE_S = 60
+"""Windows that are longer have no profile."""
+
+_EVEN = 1.5
+
+
+def profile_text(seconds: Sequence[tuple[int, float, int]], window_s: int) -> str:
+    """A record's profile, from its seconds: (ms from its begin to the first use in that second, used, throttled_ms).
+
+    They are parted by blanks. It is left out where the use of every second was there, about even, and not throttled.
+    """
+    if window_s > LONGEST_PROFILE_S:
+        return ""
+    used = [used for _, used, _ in seconds]
+    throttled = any(throttled_ms for _, _, throttled_ms in seconds)
+    if not throttled and len(used) == window_s and max(used) * window_s <= _EVEN * sum(used):
+        return ""
+    return " ".join(
+        f"{at_ms}:{used:.12g}:{throttled_ms}" if throttled_ms else f"{at_ms}:{used:.12g}"
+        for at_ms, used, throttled_ms in seconds
+    )
+
+
+def read_profile(text: str) -> list[tuple[int, float, int]]:
+    """The seconds of a profile; none of one that cannot be read."""
+    try:
+        return [_read_second(*second.split(":")) for second in text.split()]
+    except (TypeError, ValueError):
+        return []
+
+
+def _read_second(at_ms: str, used: str, throttled_ms: str = "0") -> tuple[int, float, int]:
+    amount = float(used)
+    if not math.isfinite(amount):
+        raise ValueError(used)
+    return int(at_ms), amount, int(throttled_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from quotas.entities import QuotaType
 from quotas.ledger import WHOLE_CLUSTER
 from quotas.request_costs import NodeCosts, RequestCosts
+from quotas.usage_record import LONGEST_PROFILE_S
 
 PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
 """Places of the types of quota in a client."""
@@ -49,6 +50,9 @@ class Counts(NamedTuple):
     shadow_throttles: int
     shadow_throttled_ms: int
     unsent_bytes: int
+    muted_ms: int
+    seconds: tuple[tuple[int, float, int], ...]
+    """Of each second with use: ms from `begin_ms` to its first, used, throttled_ms; none where windows are long."""
 
 
 class Client:
@@ -102,15 +106,20 @@ class Use:
 
     __slots__ = (
         "backlogged_ms",
+        "began_us",
         "client",
         "in_bytes",
         "mark",
+        "muted_ms",
+        "muted_until_ms",
         "out_bytes",
         "peak",
         "place",
         "requests",
+        "seconds",
         "shadow_throttled_ms",
         "shadow_throttles",
+        "throttled_mark",
         "throttled_ms",
         "throttles",
         "unsent_bytes",
@@ -123,14 +132,17 @@ class Use:
         self.client = client
         self.place = place
         self.window = NO_WINDOW
-        self.until_us = -1
+        self.until_us = self.began_us = -1
+        self.muted_until_ms = -1
         self._begin()
 
     def _begin(self) -> None:
         self.requests = self.in_bytes = self.out_bytes = self.unsent_bytes = 0
         self.throttles = self.throttled_ms = self.backlogged_ms = 0
         self.shadow_throttles = self.shadow_throttled_ms = 0
+        self.muted_ms = self.throttled_mark = 0
         self.used = self.mark = self.peak = 0.0
+        self.seconds: list[float] = []
 
     def turn(self, now_us: int) -> None:
         """Another second has begun, perhaps in another window."""
@@ -144,12 +156,15 @@ class Use:
             self.window = window
             self.client.open += 1
             meter.opened(self)
+        self.began_us = now_us
 
     def _end_second(self) -> None:
-        in_second = self.used - self.mark
+        in_second, throttled_ms = self.used - self.mark, self.throttled_ms - self.throttled_mark
         if in_second > self.peak:
             self.peak = in_second
-        self.mark = self.used
+        if (in_second > 0 or throttled_ms) and self.client.meter.window_s <= LONGEST_PROFILE_S:
+            self.seconds += (self.began_us, in_second, throttled_ms)
+        self.mark, self.throttled_mark = self.used, self.throttled_ms
 
     def close(self) -> None:
         """Hand on what was counted in the window, if there is one."""
@@ -169,11 +184,21 @@ class Use:
             self.shadow_throttles,
             self.shadow_throttled_ms,
             self.unsent_bytes,
+            self.muted_ms,
         )
-        meter.closed.append(Counts(self.client, TYPES[self.place], self.window * meter.window_s * 1000, *counts))
+        begin_ms = self.window * meter.window_s * 1000
+        meter.closed.append(Counts(self.client, TYPES[self.place], begin_ms, *counts, self._profile(begin_ms)))
         self._begin()
         self.window, self.until_us = NO_WINDOW, -1
         self.client.open -= 1
+
+    def _profile(self, begin_ms: int) -> tuple[tuple[int, float, int], ...]:
+        meter, seconds = self.client.meter, iter(self.seconds)
+        last_ms = meter.window_s * 1000 - 1
+        return tuple(
+            (min(max((int(began_us) + meter.offset_us) // 1000 - begin_ms, 0), last_ms), used, int(throttled_ms))
+            for began_us, used, throttled_ms in zip(seconds, seconds, seconds, strict=True)
+        )
 
     # ------------------------------------------------- what does not come often
 
@@ -183,6 +208,11 @@ class Use:
             self.turn(now_us)
         self.throttles += 1
         self.throttled_ms += prolonged_ms
+        now_ms = now_us // 1000
+        until_ms = now_ms + prolonged_ms
+        if until_ms > self.muted_until_ms:
+            self.muted_ms += until_ms - max(now_ms, self.muted_until_ms)
+            self.muted_until_ms = until_ms
 
     def note_backlog(self, muted_ms: int, now_us: int) -> None:
         """At the end of a mute by the quota a request was waiting."""

@@ -4,13 +4,20 @@ from proxy.relay.use import Counts
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
-from quotas.usage_record import UsageRecord
+from quotas.usage_record import UsageRecord, profile_text
 
 
 def record_of(
-    counts: Counts, ledger: Ledger, instance: str, epoch: int, sequence: int, end_ms: int, virtual_cluster: str
+    counts: Counts,
+    ledger: Ledger,
+    instance: str,
+    epoch: int,
+    sequence: int,
+    end_ms: int,
+    virtual_cluster: str,
+    window_s: int,
 ) -> UsageRecord:
-    """The record of what one client has used of one quota type in a window that ended at `end_ms`."""
+    """The record of what one client has used of one quota type in a window of `window_s` that ended at `end_ms`."""
     client = counts.client
     limit, rule = _standing(ledger.table, counts)
     shadow_limit, shadow_rule = _standing(ledger.shadow, counts)
@@ -41,6 +48,8 @@ def record_of(
         shadow_throttles=counts.shadow_throttles,
         shadow_throttled_ms=counts.shadow_throttled_ms,
         unsent_bytes=counts.unsent_bytes,
+        muted_ms=counts.muted_ms,
+        profile=profile_text(counts.seconds, window_s),
     )
 
 

@@ -13,7 +13,7 @@ from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
-from quotas.usage_record import TraceEvent, UsageRecord
+from quotas.usage_record import TraceEvent, UsageRecord, profile_text
 
 EPOCH_MS = 1_795_000_000_000
 BEGIN_MS = 5_000_000
@@ -81,6 +81,24 @@ class _Window:
     throttles: int = 0
     throttled_ms: int = 0
     backlogged_ms: int = 0
+    muted_ms: int = 0
+    firsts_ms: dict[int, int] = field(default_factory=dict)
+    throttled_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, at_ms: int, value: float, throttle_ms: int) -> None:
+        """A request at so many ms of the run."""
+        second = at_ms // 1000
+        self.seconds[second] += value
+        self.firsts_ms.setdefault(second, at_ms % WINDOW_MS)
+        self.throttled_in[second] += throttle_ms
+        self.requests += 1
+        self.throttles += throttle_ms > 0
+        self.throttled_ms += throttle_ms
+
+    def profile(self) -> str:
+        """As records have it."""
+        seconds = [(self.firsts_ms[s], self.seconds[s], self.throttled_in[s]) for s in sorted(self.seconds)]
+        return profile_text(seconds, WINDOW_MS // 1000)
 
 
 @dataclass
@@ -105,6 +123,7 @@ def live_run(table: QuotaTable, connections: list[Connection], seconds: int, see
     windows: dict[tuple[str, str, int], _Window] = defaultdict(_Window)
     throttled: dict[tuple[str, str], int] = defaultdict(int)
     used: dict[tuple[str, str], float] = defaultdict(float)
+    muted_until: dict[tuple[str, str], int] = defaultdict(int)
     while turns and turns[0][0] < seconds * 1000:
         at_ms, i, value = heappop(turns)
         connection = connections[i]
@@ -114,10 +133,11 @@ def live_run(table: QuotaTable, connections: list[Connection], seconds: int, see
         throttle_ms = 0 if binding.produce is None else sensors.charge(binding.produce, value, now_ms)
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms))
         window = windows[user, client_id, at_ms // WINDOW_MS]
-        window.seconds[at_ms // 1000] += value
-        window.requests += 1
-        window.throttles += throttle_ms > 0
-        window.throttled_ms += throttle_ms
+        window.add(at_ms, value, throttle_ms)
+        if throttle_ms:
+            until_ms = muted_until[user, client_id]
+            window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))
+            muted_until[user, client_id] = max(until_ms, at_ms + throttle_ms)
         throttled[user, client_id] += throttle_ms
         used[user, client_id] += value
         request = next(loads[i])
@@ -184,6 +204,8 @@ def _record(number: int, k: int, user: str, client_id: str, window: _Window, tab
         shadow_rule="",
         shadow_throttles=0,
         shadow_throttled_ms=0,
+        muted_ms=window.muted_ms,
+        profile=window.profile(),
     )
 
 

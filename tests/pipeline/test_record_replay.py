@@ -1,6 +1,6 @@
 """Usage records replayed: what is quiet is quiet, runs may be cut apart, and the model is close to what was lived."""
 
-from collections import defaultdict
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,68 +8,81 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.candidate import Rules
-from pipeline.record_replay import (
-    allowed,
-    fitted,
-    memory_of,
-    most_in_span,
-    replay_clients,
-    replay_run,
-    runs,
-)
-from pipeline.recorded import EVEN, SHAPES, RecordedClient, Window, lanes_of
-from pipeline.traced import Client
+from pipeline.record_replay import allowed, explained, memory_of, most_in_span, replay_run, runs
+from pipeline.recorded import HASTES, Window, lanes_of, retold
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from tests.pipeline.live_runs import Connection, bursty, greedy, live_run, steady
+from tests.pipeline.live_runs import Connection, greedy, live_run, steady
+from tests.pipeline.record_fidelity import KINDS, found, live_and_replayed_ms, one_user, windows_of
 
 MB = 1_000_000
 RULES = Rules()
 MEMORY = memory_of(RULES, "produce")
-
-
-def one_user(rate: float) -> QuotaTable:
-    return QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: rate}})
-
-
-def windows_of(records) -> dict[tuple[str, str], list[Window]]:
-    clients = defaultdict(list)
-    for r in records:
-        clients[r.user, r.client_id].append(
-            Window(r.begin_ms, r.end_ms, r.used, r.peak, r.requests, r.throttles, r.throttled_ms)
-        )
-    return dict(clients)
-
-
-LOADS = {
-    "greedy": [Connection("a", "x", greedy(100_000))],
-    "three greedy of 1 MB": [Connection("a", "x", greedy(MB)) for _ in range(3)],
-    "five greedy": [Connection("a", "x", greedy(100_000)) for _ in range(5)],
-    "open, 30 % too much": [Connection("a", "x", steady(1.3 * MB, 20_000))],
-    "open, 5 % too much": [Connection("a", "x", steady(1.05 * MB, 20_000))],
-    "open, below": [Connection("a", "x", steady(0.95 * MB, 20_000))],
-    "bursts of 13 s": [Connection("a", "x", bursty(13 * MB, 100_000, 10_000))],
+WITHIN = {
+    "one greedy, 100 KB": 0.02,
+    "three greedy, 1 MB": 0.02,
+    "ten greedy, 60 KB": 0.02,
+    "one greedy, 1 MiB, quota of 1 KB/s": 0.0,
+    "open, 95 %": 0.0,
+    "open, 130 %": 0.02,
+    "bursts of 4 s every 5 s": 0.02,
+    "bursts of 13 s every 10 s": 0.02,
+    "bursts of 30 s every 45 s": 0.02,
+    "bursts of 40 s every 120 s, 1 MB": 0.02,
+    "three that burst together every 60 s": 0.03,
+    "ten that burst together every 30 s": 0.04,
+    "shared: greedy, open, bursty": 0.1,
 }
 
 
-@pytest.mark.parametrize("load", LOADS)
-def test_the_quotas_in_force_give_the_recorded_throttle_times_within_2_per_cent(load):
-    run = live_run(one_user(MB), LOADS[load], 600)
-    clients = windows_of(run.records)
-    shape, share = fitted(clients, RULES, "produce", MB)
-    replayed = replay_run(clients, RULES, "produce", MB, dict.fromkeys(clients, shape))
-    assert replayed.sensor.throttled_ms == pytest.approx(sum(r.throttled_ms for r in run.records), rel=0.02)
-    assert share == pytest.approx(1, rel=0.02)
+@pytest.mark.parametrize("load", WITHIN)
+def test_the_quotas_in_force_give_the_recorded_throttle_times(load):
+    live_ms, replayed_ms = live_and_replayed_ms(KINDS[load], 600)
+    assert replayed_ms == pytest.approx(live_ms, rel=WITHIN[load])
 
 
-@pytest.mark.parametrize("connections", [1, 5])
-def test_a_greedy_load_under_a_doubled_quota_meets_its_greedy_bound(connections):
-    load = [Connection("a", "x", greedy(100_000)) for _ in range(connections)]
-    before, after = live_run(one_user(MB), load, 300), live_run(one_user(2 * MB), load, 300)
-    clients = windows_of(before.records)
-    replayed = replay_run(clients, RULES, "produce", 2 * MB, {})
-    assert replayed.greedy_sensor.used == pytest.approx(sum(r.used for r in after.records), rel=0.1)
-    assert replayed.sensor.used == pytest.approx(sum(r.used for r in before.records), rel=1e-6)
+@pytest.mark.parametrize("load", ["one greedy, 100 KB", "five greedy, 100 KB", "shared: five greedy"])
+def test_a_greedy_load_under_a_doubled_quota_meets_its_greedy_bound(load):
+    one = found(KINDS[load], 300)
+    assert one.greedy_used == pytest.approx(one.live_used, rel=0.1)
+
+
+def test_an_open_load_below_its_quota_meets_its_paced_bound():
+    one = found(KINDS["open, 95 %"], 300)
+    assert one.paced_used == pytest.approx(one.live_used, rel=1e-6)
+
+
+def test_records_without_profiles_do_for_what_is_steady():
+    run = live_run(one_user(MB), [Connection("a", "x", greedy(100_000))], 600)
+    run.records[:] = [replace(record, profile="", muted_ms=0) for record in run.records]
+    clients = windows_of(run)
+    told = explained(clients, RULES, "produce", MB, MB)
+    assert told.model_ms == pytest.approx(told.recorded_ms, rel=0.1)
+
+
+def test_another_limit_than_the_one_in_force_takes_the_recorded_throttling_out():
+    run = live_run(one_user(MB), [Connection("a", "x", steady(1.3 * MB, 20_000))], 300)
+    clients = windows_of(run)
+    told = explained(clients, RULES, "produce", MB, 4.0 * MB)
+    freed = replay_run([told], RULES, "produce", 4.0 * MB, clients["a", "x"][-1].end_ms)
+    assert freed.sensor.throttled_ms == 0
+    assert freed.sensor.used == pytest.approx(sum(record.used for record in run.records), rel=1e-3)
+
+
+def test_who_shared_live_and_who_did_not_are_replayed_together():
+    table = QuotaTable({Entity(user=DEFAULT, client_id=DEFAULT): {QuotaType.PRODUCE: MB}})
+    run = live_run(table, [Connection("a", "x", greedy(100_000)), Connection("a", "y", steady(0.2 * MB, 20_000))], 120)
+    clients = windows_of(run)
+    x, y = ({name: windows} for name, windows in clients.items())
+    groups = [explained(x, RULES, "produce", MB, MB), explained(y, RULES, "produce", None, MB)]
+    both = replay_run(groups, RULES, "produce", MB, clients["a", "x"][-1].end_ms)
+    assert both.paced["a", "y"].throttles > 0
+    assert both.sensor.used <= 1.1 * MB * 120 + 10 * MB
+
+
+def _alone(windows: list[Window], limit: float, end_ms: int, quota_type: str = "produce"):
+    told = explained({"a": windows}, RULES, quota_type, None, limit)
+    return replay_run([told], RULES, quota_type, limit, end_ms).sensor
 
 
 _WINDOWS = st.lists(
@@ -99,7 +112,7 @@ def test_what_is_quiet_is_never_throttled(drawn):
     windows = _windows(drawn)
     found = _runs(windows, MB)
     if (found < 0).all():
-        assert replay_run({"a": windows}, RULES, "produce", MB, {}).sensor.throttles == 0
+        assert _alone(windows, MB, windows[-1].end_ms).throttles == 0
 
 
 @settings(max_examples=100, deadline=None)
@@ -108,37 +121,42 @@ def test_runs_apart_give_what_all_windows_give_together(drawn):
     windows = _windows(drawn)
     found = _runs(windows, MB)
     end_ms = windows[-1].end_ms
-    together = replay_run({"a": windows}, RULES, "produce", MB, {}, end_ms).sensor
+    together = _alone(windows, MB, end_ms)
     apart = [
         [window for window, number in zip(windows, found, strict=True) if number == run]
         for run in sorted(set(found.tolist()) - {-1})
     ]
-    sums = [replay_run({"a": part}, RULES, "produce", MB, {}, end_ms).sensor for part in apart]
+    sums = [_alone(part, MB, end_ms) for part in apart]
     assert sum(part.throttled_ms for part in sums) == pytest.approx(together.throttled_ms, rel=0.01, abs=20)
     assert sum(part.throttles for part in sums) == pytest.approx(together.throttles, rel=0.02, abs=1)
 
 
-def test_what_is_used_is_what_was_recorded_whatever_the_shape():
-    window = Window(0, 10_000, 3_000_000.0, 900_000.0, 77, 20, 6_000)
-    for shape in SHAPES:
-        client = RecordedClient("a", "produce", [window], 1e6, shape)
-        demands = [demand for _, demand in client.next_window()]
-        assert sum(demand.value for demand in demands) == pytest.approx(window.used)
-        assert all(demand.due_ms < window.end_ms for demand in demands)
+@pytest.mark.parametrize("profile", ["", "700:1000000 3004:1500000:5800 9100:500000:200"])
+def test_what_is_used_is_what_was_recorded_however_hasty(profile):
+    window = Window(0, 10_000, 3_000_000.0, 900_000.0, 77, 20, 6_000, 6_000, profile)
+    for haste in HASTES:
+        events = retold({"a": [window]}, RULES, "produce", None, MB / 100, haste)
+        assert sum(event.value for event in events) == pytest.approx(window.used)
+        assert all(0 <= event.at_ms < window.end_ms for event in events)
+        assert not profile or {event.at_ms // 1000 for event in events} <= {0, 3, 9}
 
 
-def test_as_many_lanes_as_were_muted_at_the_same_time():
-    assert lanes_of([Window(i * 10_000, (i + 1) * 10_000, 1.0, 1.0, 9, 9, 49_500) for i in range(10)]) == 5
-    assert lanes_of([Window(i * 10_000, (i + 1) * 10_000, 1.0, 1.0, 9, 9, 9_900) for i in range(10)]) == 1
+def test_as_many_connections_as_were_muted_at_the_same_time():
+    def windows(throttled_ms, muted_ms):
+        return [Window(i * 10_000, (i + 1) * 10_000, 1.0, 1.0, 9, 9, throttled_ms, muted_ms) for i in range(10)]
+
+    assert lanes_of(windows(49_500, 0)) == lanes_of(windows(49_500, 9_950)) == 5
+    assert lanes_of(windows(9_900, 0)) == lanes_of(windows(9_900, 9_900)) == 1
+    assert lanes_of(windows(6_000, 2_000)) == 3
 
 
 def test_a_refused_mutation_comes_again():
     rules = Rules(bucket_samples=2)
-    window = Window(0, 10_000, 40.0, 40.0, 40, 0, 0)
-    later = Window(60_000, 70_000, 1.0, 1.0, 1, 0, 0)
-    replay = replay_clients({"a": [window, later]}, rules, "controller_mutation", 2.0, {"a": EVEN}, Client.PACED)
-    assert replay.all.used == 41.0
-    assert replay.all.throttles > 0
+    windows = [Window(0, 10_000, 40.0, 40.0, 40, 0, 0), Window(60_000, 70_000, 1.0, 1.0, 1, 0, 0)]
+    told = explained({"a": windows}, rules, "controller_mutation", None, 2.0)
+    replay = replay_run([told], rules, "controller_mutation", 2.0, 70_000)
+    assert replay.sensor.used == 41.0
+    assert replay.sensor.throttles > 0
 
 
 def test_the_most_in_a_span_is_what_no_spread_exceeds():

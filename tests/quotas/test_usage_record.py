@@ -7,7 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.usage_record import ROWS, BadLine, Dropped, End, Header, UsageRecord, columns, line_of, read_line
+from quotas.usage_record import (
+    LONGEST_PROFILE_S,
+    ROWS,
+    BadLine,
+    Dropped,
+    End,
+    Header,
+    UsageRecord,
+    columns,
+    line_of,
+    profile_text,
+    read_line,
+    read_profile,
+)
 
 VALUES = {
     str: st.text(),
@@ -18,7 +31,7 @@ END = End(records=3, next_sequence=9)
 USAGE_COLUMNS = (
     "instance epoch sequence begin_ms end_ms virtual_cluster node_id user client_id ip quota_type used peak requests "
     "in_bytes out_bytes throttles throttled_ms backlogged_ms limit rule shadow_limit shadow_rule shadow_throttles "
-    "shadow_throttled_ms unsent_bytes"
+    "shadow_throttled_ms unsent_bytes muted_ms profile"
 )
 
 
@@ -88,7 +101,7 @@ def test_numbers_are_finite(number):
 
 
 def test_columns_of_a_later_version_are_left_out():
-    assert read_line(line("2\tend\t3\t9\t0\tnew")) == END
+    assert read_line(line("3\tend\t3\t9\t0\tnew")) == END
 
 
 def test_a_name_that_is_no_text_is_kept_readable():
@@ -98,4 +111,26 @@ def test_a_name_that_is_no_text_is_kept_readable():
 
 def test_a_header_says_what_follows():
     header = Header(stream="usage", instance="here", epoch=5, file=1, first_sequence=1)
-    assert line_of(header).startswith("1\theader\tusage\there\t5\t1\t1\t")
+    assert line_of(header).startswith("2\theader\tusage\there\t5\t1\t1\t")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 59_999), st.integers(1, 10**11), st.integers(0, 10**6)), min_size=1, max_size=60)
+)
+def test_a_profile_is_read_as_it_was_written(seconds):
+    text = profile_text(seconds, LONGEST_PROFILE_S)
+    assert text == "" or read_profile(text) == seconds
+    assert profile_text(seconds, LONGEST_PROFILE_S + 1) == ""
+
+
+def test_what_is_even_and_not_throttled_needs_no_profile():
+    even = [(i * 1000 + 3, 100.0 + i, 0) for i in range(10)]
+    assert profile_text(even, 10) == ""
+    assert profile_text(even[1:], 10).startswith("1003:101 2003:102 ")
+    assert profile_text([(3, 500.0, 0), *even[1:]], 10).startswith("3:500 1003:101 ")
+    assert profile_text([(3, 100.0, 20), *even[1:]], 10).startswith("3:100:20 1003:101 ")
+
+
+def test_a_profile_that_cannot_be_read_tells_nothing():
+    for text in ("x", "1", "1:2:3:4", "1:nan", "1:2 3:inf", "1.5:2", ":"):
+        assert read_profile(text) == []

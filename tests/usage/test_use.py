@@ -45,6 +45,36 @@ def test_the_peak_is_the_most_in_one_second(meter):
     assert (counts.used, counts.peak) == (17, 8)
 
 
+def test_the_profile_has_each_second_with_use_and_what_was_throttled_in_it(meter):
+    meter.offset_us = 1_700_000_000 * S
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    produce.add(5, 300_000)
+    produce.add(2, 900_000)
+    produce.note_throttle(1_500, 950_000)
+    produce.add(4, 3 * S + 7_000)
+    produce.add(3, 9 * S)
+    produce.add(-3, 9 * S + 1)
+    produce.add(9, 10 * S + 40_000)
+    first, second = taken(meter)
+    assert first.seconds == ((300, 7, 1_500), (3_007, 4, 0))
+    assert second.seconds == ((40, 9, 0),)
+
+
+def test_a_long_window_has_no_profile():
+    meter = Meter("main", 300, 4, RequestCosts())
+    meter.hold(1, "alice", "etl").of(use.PRODUCE).add(5, 0)
+    [counts] = taken(meter)
+    assert counts.seconds == ()
+
+
+def test_mutes_at_the_same_time_count_once(meter):
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    for prolonged_ms, now_ms in ((500, 0), (500, 100), (100, 200), (300, 2_000)):
+        produce.note_throttle(prolonged_ms, now_ms * 1000)
+    [counts] = taken(meter)
+    assert (counts.throttled_ms, counts.muted_ms) == (1_400, 900)
+
+
 def test_who_is_idle_costs_nothing_and_who_is_gone_is_forgotten(meter):
     staying, going = meter.hold(1, "alice", "etl"), meter.hold(1, "bob", "etl")
     for client in (staying, going):

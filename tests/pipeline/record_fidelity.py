@@ -1,0 +1,199 @@
+"""How close usage records come to what was lived, by kind of load: simulated live runs, recorded, and replayed.
+
+    python -m tests.pipeline.record_fidelity [--seconds 600] [--seed 1] [--only TEXT]
+
+Each load runs on the proxy's own ledger and sensors with clients on a virtual clock; then its 10 s records are replayed
+with the quota that was in force, and with a doubled one, and the load itself is run again with a doubled one. Prints a
+Markdown table: throttle times, replayed to live; and what the paced and the greedy client get of the doubled quota, as
+a share of what the load got of it live.
+"""
+
+import argparse
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
+from random import Random
+from typing import NamedTuple
+
+from pipeline.candidate import Rules
+from pipeline.record_replay import explained, replay_run
+from pipeline.recorded import Window
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.quota_table import QuotaTable
+from tests.pipeline.live_runs import Connection, LiveRun, Load, Request, bursty, greedy, live_run, steady
+
+MB = 1_000_000
+RULES = Rules()
+
+
+def one_user(rate: float) -> QuotaTable:
+    """Everybody by himself has this produce quota, whatever his client-id."""
+    return QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: rate}})
+
+
+def on_and_off(rate: float, size: int, on_ms: int, off_ms: int) -> Load:
+    """As many bytes/s for a while, then nothing."""
+
+    def requests(random: Random) -> Iterator[Request]:
+        step_ms = size / rate * 1000
+        cycle = 0
+        while True:
+            begin_ms = cycle * (on_ms + off_ms) + random.random() * 2000
+            for i in range(int(on_ms / step_ms)):
+                yield Request(int(begin_ms + i * step_ms), size)
+            cycle += 1
+
+    return requests
+
+
+def random_sizes(rate: float, least: int, most: int) -> Load:
+    """As many bytes/s on average, in requests of random sizes that come at random."""
+
+    def requests(random: Random) -> Iterator[Request]:
+        at_ms = 0.0
+        while True:
+            size = random.randrange(least, most)
+            at_ms += random.expovariate(rate / ((least + most) / 2)) * 1000
+            yield Request(int(at_ms), size)
+
+    return requests
+
+
+def greedy_sizes(least: int, most: int) -> Load:
+    """Always one more, of a random size."""
+
+    def requests(random: Random) -> Iterator[Request]:
+        while True:
+            yield Request(0, random.randrange(least, most))
+
+    return requests
+
+
+def alone(*loads: Load) -> list[Connection]:
+    return [Connection("a", "x", load) for load in loads]
+
+
+def several(*loads: Load) -> list[Connection]:
+    return [Connection("a", f"c{i}", load) for i, load in enumerate(loads)]
+
+
+class Kind(NamedTuple):
+    """A kind of load: its connections, and the quota in bytes/s."""
+
+    connections: list[Connection]
+    quota: float = MB
+
+
+KINDS = {
+    "one greedy, 100 KB": Kind(alone(greedy(100_000))),
+    "one greedy, 10 to 500 KB": Kind(alone(greedy_sizes(10_000, 500_000))),
+    "three greedy, 1 MB": Kind(alone(*[greedy(MB)] * 3)),
+    "five greedy, 100 KB": Kind(alone(*[greedy(100_000)] * 5)),
+    "ten greedy, 60 KB": Kind(alone(*[greedy(60_000)] * 10)),
+    "twenty greedy, 100 KB": Kind(alone(*[greedy(100_000)] * 20)),
+    "one greedy, 1 MiB, quota of 100 KB/s": Kind(alone(greedy(1 << 20)), 100_000),
+    "one greedy, 1 MiB, quota of 10 KB/s": Kind(alone(greedy(1 << 20)), 10_000),
+    "one greedy, 1 MiB, quota of 1 KB/s": Kind(alone(greedy(1 << 20)), 1_000),
+    "open, 80 %": Kind(alone(steady(0.8 * MB, 20_000))),
+    "open, 95 %": Kind(alone(steady(0.95 * MB, 20_000))),
+    "open, 105 %": Kind(alone(steady(1.05 * MB, 20_000))),
+    "open, 130 %": Kind(alone(steady(1.3 * MB, 20_000))),
+    "random sizes and times, 70 %": Kind(alone(random_sizes(0.7 * MB, 10_000, 2_000_000))),
+    "random sizes and times, 95 %": Kind(alone(random_sizes(0.95 * MB, 10_000, 2_000_000))),
+    "random sizes and times, 120 %": Kind(alone(random_sizes(1.2 * MB, 10_000, 500_000))),
+    "bursts of 4 s every 5 s": Kind(alone(bursty(4 * MB, 100_000, 5_000))),
+    "bursts of 13 s every 10 s": Kind(alone(bursty(13 * MB, 100_000, 10_000))),
+    "bursts of 18 s every 20 s": Kind(alone(bursty(18 * MB, 100_000, 20_000))),
+    "bursts of 30 s every 45 s": Kind(alone(bursty(30 * MB, 100_000, 45_000))),
+    "bursts of 18 s every 60 s": Kind(alone(bursty(18 * MB, 100_000, 60_000))),
+    "bursts of 12 s every 30 s": Kind(alone(bursty(12 * MB, 100_000, 30_000))),
+    "bursts of 40 s every 120 s, 1 MB": Kind(alone(bursty(40 * MB, MB, 120_000))),
+    "on at 150 % for 30 s, off for 30 s": Kind(alone(on_and_off(1.5 * MB, 50_000, 30_000, 30_000))),
+    "on at 300 % for 8 s, off for 20 s": Kind(alone(on_and_off(3 * MB, 50_000, 8_000, 20_000))),
+    "three that burst together every 60 s": Kind(alone(*[bursty(9 * MB, 100_000, 60_000)] * 3)),
+    "ten that burst together every 30 s": Kind(alone(*[bursty(3 * MB, 50_000, 30_000)] * 10)),
+    "shared: greedy, open, bursty": Kind(
+        several(greedy(100_000), steady(0.3 * MB, 20_000), bursty(6 * MB, 100_000, 30_000))
+    ),
+    "shared: ten clients, open, 130 % in all": Kind(several(*[steady(0.13 * MB, 10_000)] * 10)),
+    "shared: four bursty": Kind(
+        several(*[bursty(8 * MB, 100_000, period) for period in (20_000, 35_000, 47_000, 61_000)])
+    ),
+    "shared: five greedy": Kind(several(*[greedy(100_000)] * 5)),
+}
+
+
+def windows_of(run: LiveRun) -> dict[Hashable, list[Window]]:
+    """Its records as the replay takes them."""
+    clients: dict[Hashable, list[Window]] = defaultdict(list)
+    for record in run.records:
+        clients[record.user, record.client_id].append(Window.of(record))
+    return dict(clients)
+
+
+class Found(NamedTuple):
+    """What came of a load; times in ms, use in bytes.
+
+    `worst` is by how much the client is off whose throttle time is most. The last three are of the doubled quota.
+    """
+
+    live_ms: int
+    replayed_ms: int
+    worst: float
+    live_used: float
+    paced_used: float
+    greedy_used: float
+
+    @property
+    def off(self) -> float:
+        """Of all clients together: 0.01 is 1 % too much."""
+        return self.replayed_ms / self.live_ms - 1 if self.live_ms else 0.0
+
+
+def live_and_replayed_ms(kind: Kind, seconds: int, seed: int = 1) -> tuple[int, int]:
+    """Throttle times in all, live and replayed with the quota in force."""
+    clients = windows_of(live_run(one_user(kind.quota), kind.connections, seconds, seed))
+    told = explained(clients, RULES, "produce", kind.quota, kind.quota)
+    end_ms = max(windows[-1].end_ms for windows in clients.values())
+    replay = replay_run([told], RULES, "produce", kind.quota, end_ms)
+    return told.recorded_ms, replay.sensor.throttled_ms
+
+
+def found(kind: Kind, seconds: int, seed: int = 1) -> Found:
+    """Live and replayed, with the quota in force and with a doubled one."""
+    live = live_run(one_user(kind.quota), kind.connections, seconds, seed)
+    doubled = live_run(one_user(2 * kind.quota), kind.connections, seconds, seed)
+    clients = windows_of(live)
+    end_ms = max(windows[-1].end_ms for windows in clients.values())
+    told = explained(clients, RULES, "produce", kind.quota, kind.quota)
+    same = replay_run([told], RULES, "produce", kind.quota, end_ms)
+    told = explained(clients, RULES, "produce", kind.quota, 2 * kind.quota)
+    more = replay_run([told], RULES, "produce", 2 * kind.quota, end_ms)
+    live_ms = {client: sum(w.throttled_ms for w in windows) for client, windows in clients.items()}
+    worst = max((same.paced[client].throttled_ms / ms - 1 for client, ms in live_ms.items() if ms), key=abs, default=0)
+    used = sum(record.used for record in doubled.records)
+    total = sum(live_ms.values())
+    return Found(total, same.sensor.throttled_ms, worst, used, more.sensor.used, more.greedy_sensor.used)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="loads whose name has this in it")
+    arguments = parser.parse_args()
+    print("| load | throttled live | replayed | worst client | doubled quota: paced | greedy |")
+    print("|---|---|---|---|---|---|")
+    for name, kind in KINDS.items():
+        if arguments.only in name:
+            print(_line(name, found(kind, arguments.seconds, arguments.seed)), flush=True)
+
+
+def _line(name: str, one: Found) -> str:
+    off = f"{one.off:+.1%} | {one.worst:+.1%}" if one.live_ms else f"{one.replayed_ms} ms | -"
+    paced, greedy = one.paced_used / one.live_used, one.greedy_used / one.live_used
+    return f"| {name} | {one.live_ms / 1000:.0f} s | {off} | {paced:.1%} | {greedy:.1%} |"
+
+
+if __name__ == "__main__":
+    main()
