@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
-from pipeline.recorded import GRAIN_S, HASTES, REFUSED, Event, Window, demands, retold
+from pipeline.recorded import HASTES, REFUSED, Event, Window, demands, retold
 from pipeline.replay import SensorReplay, Throttling
 from pipeline.traced import Client
 
@@ -138,24 +138,24 @@ def explained(clients: Clients, rules: Rules, quota_type: str, live: float | Non
 
     `limit` is the one that they are to be replayed with.
     """
-    grain = GRAIN_S * min(limit, limit if live is None else live)
+    least = min(limit, limit if live is None else live)
     recorded_ms = _recorded_ms(clients)
     if not recorded_ms or live is None:
-        return Explained(retold(clients, rules, quota_type, None, grain, 0.0), recorded_ms, recorded_ms)
-    haste = HASTES[0] if quota_type in REFUSED else _haste(clients, rules, quota_type, live, grain)
-    events = retold(clients, rules, quota_type, live, grain, haste)
+        return Explained(retold(clients, rules, quota_type, None, least, 0.0), recorded_ms, recorded_ms)
+    haste = HASTES[0] if quota_type in REFUSED else _haste(clients, rules, quota_type, live, least)
+    events = retold(clients, rules, quota_type, live, least, haste)
     if quota_type in REFUSED:
         replay = _replay(events, rules, quota_type, live, Client.PACED, _last_ms(clients))
         return Explained(events, recorded_ms, replay.all.throttled_ms)
     return Explained(events, recorded_ms, _throttled_ms(events))
 
 
-def _haste(clients: Clients, rules: Rules, quota_type: str, live: float, grain: float) -> float:
+def _haste(clients: Clients, rules: Rules, quota_type: str, live: float, per_s: float) -> float:
     some = {client: windows[:_FIT_WINDOWS] for client, windows in clients.items()}
     recorded_ms = _recorded_ms(some)
     best, best_off_ms = HASTES[0], 2**62
     for haste in HASTES:
-        off_ms = abs(_throttled_ms(retold(some, rules, quota_type, live, grain, haste)) - recorded_ms)
+        off_ms = abs(_throttled_ms(retold(some, rules, quota_type, live, per_s, haste)) - recorded_ms)
         if off_ms < best_off_ms:
             best, best_off_ms = haste, off_ms
         if best_off_ms <= _GOOD_FIT * recorded_ms:

@@ -29,7 +29,10 @@ MAX_REQUESTS = 200
 """More requests of a window are taken together to so many."""
 
 GRAIN_S = 0.01
-"""So much quota time one request stands for at least: smaller ones are taken together."""
+COARSE_GRAIN_S = 0.1
+"""So much quota time one request stands for at least, where mutes were recorded and where none were: smaller ones are
+taken together.
+"""
 
 MAX_LANES = 256
 
@@ -128,7 +131,7 @@ class _Sender:
 
     client: Hashable
     quota_type: str
-    grain: float
+    per_s: float
     haste: float
     windows: Iterator[Window]
     free: list[int]
@@ -145,10 +148,16 @@ class _Sender:
         due_ms, free_ms = self.waiting[0][0], self.free[0]
         return due_ms if free_ms < due_ms else free_ms + _LAG_MS
 
-    def send(self, meter: Meter | None, at_ms: int) -> Event:
+    def all(self) -> Iterator[Event]:
+        """All requests, none throttled."""
+        for window in self.windows:
+            for at_ms, value in self._requests(window):
+                yield Event(self.client, len(self.free), at_ms, value, 0, self.refused_ms)
+
+    def send(self, meter: Meter, at_ms: int) -> Event:
         """The next request, which goes now."""
         _, value = self.waiting.popleft()
-        if self.quota_type in REFUSED or meter is None:
+        if self.quota_type in REFUSED:
             return Event(self.client, len(self.free), at_ms, value, 0, self.refused_ms)
         throttle_ms = meter.use(Operation.CHARGE, value, at_ms)
         if throttle_ms:
@@ -172,7 +181,8 @@ class _Sender:
         """Of how many requests the window is told."""
         if self.quota_type in REFUSED:
             return min(max(int(window.used), 1), window.requests or MAX_REQUESTS, MAX_REQUESTS)
-        grains = ceil(value_of(self.quota_type, window.used) / self.grain) if self.grain > 0 else MAX_REQUESTS
+        grain = self.per_s * (GRAIN_S if window.throttles else COARSE_GRAIN_S)
+        grains = ceil(value_of(self.quota_type, window.used) / grain) if grain > 0 else MAX_REQUESTS
         return min(max(window.requests, 1), MAX_REQUESTS, max(grains, 1))
 
     def _span_ms(self, second: Second, end_ms: int, next_ms: int | None) -> float:
@@ -196,20 +206,22 @@ def retold(
     rules: Rules,
     quota_type: str,
     limit: float | None,
-    grain: float,
+    per_s: float,
     haste: float,
 ) -> list[Event]:
     """The events of all who shared a sensor with this limit, in their order; without a limit nothing was throttled.
 
-    Requests stand for `grain` at least, in what the quota counts as charged.
+    Small requests are taken together, by how much of a quota of `per_s` they need.
     """
     senders = [
-        _Sender(client, quota_type, grain, haste, iter(windows), [_LONG_AGO] * lanes_of(windows))
+        _Sender(client, quota_type, per_s, haste, iter(windows), [_LONG_AGO] * lanes_of(windows))
         for client, windows in clients.items()
     ]
+    if limit is None:
+        return sorted((event for sender in senders for event in sender.all()), key=lambda event: event.at_ms)
     turns = [(at_ms, i) for i, sender in enumerate(senders) if (at_ms := sender.next_ms()) is not None]
     heapify(turns)
-    meter = None if limit is None or not turns else Meter(rules, quota_type, limit, turns[0][0])
+    meter = Meter(rules, quota_type, limit, turns[0][0] if turns else 0)
     events: list[Event] = []
     while turns:
         at_ms, i = turns[0]

@@ -135,7 +135,7 @@ def test_runs_apart_give_what_all_windows_give_together(drawn):
 def test_what_is_used_is_what_was_recorded_however_hasty(profile):
     window = Window(0, 10_000, 3_000_000.0, 900_000.0, 77, 20, 6_000, 6_000, profile)
     for haste in HASTES:
-        events = retold({"a": [window]}, RULES, "produce", None, MB / 100, haste)
+        events = retold({"a": [window]}, RULES, "produce", None, MB, haste)
         assert sum(event.value for event in events) == pytest.approx(window.used)
         assert all(0 <= event.at_ms < window.end_ms for event in events)
         assert not profile or {event.at_ms // 1000 for event in events} <= {0, 3, 9}
