@@ -78,6 +78,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         options.cells = chosen(filter(None, options.cells.split(",")))
     except ValueError as error:
         parser.error(f"--cells: {error}")
+    for file in filter(None, (options.json, options.plot)):
+        file.parent.mkdir(parents=True, exist_ok=True)
     return options
 
 
