@@ -11,6 +11,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession, Window
@@ -19,7 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pipeline.accounts import Accounts, Writer, added
 from pipeline.duplicates import Run, Verdict, judged
 from pipeline.files import Files, Taken, folders
-from pipeline.lines import LINES, OTHER, parsed
+from pipeline.line_columns import OTHER
+from pipeline.lines import LINES, parsed, written
 from pipeline.rejects import Line, Reject, Sorted, in_short
 from pipeline.schemas import OFFSET, QUARANTINE, ROWS, schema_of
 from pipeline.table_log import Commit, Part, State, now_ms, part_at, read_state, write_commit
@@ -125,6 +127,8 @@ class _Staged:
         self._folder = f"{STAGING}/{name}"
         self.sorted = Sorted()
         self.counts: Counter[str] = Counter()
+        self._spans: dict[str, list[Any]] = {}
+        """By stream, where the tasks that wrote the rows have told them."""
         self._records_in = {stream: f"{self._folder}/{into}/kind={stream}" for stream, into in _WRITTEN.items()}
 
     # ---------------------------------------------------------------- writing
@@ -139,16 +143,28 @@ class _Staged:
         return self._batch.lines.withColumn("number", F.monotonically_increasing_id())
 
     def _write(self, row: type[Row], lines: DataFrame) -> None:
-        into = _WRITTEN[row.KIND]
-        rows = parsed(lines, row, self._batch.latest_ms)
-        rows.write.partitionBy("kind", "day", "virtual_cluster").parquet(self._at(f"{self._folder}/{into}"))
+        into = f"{self._folder}/{_WRITTEN[row.KIND]}"
+        if not self._files.root.startswith("file://"):
+            rows = parsed(lines, row, self._batch.latest_ms)
+            rows.write.partitionBy("kind", "day", "virtual_cluster").parquet(self._at(into))
+            return
+        aside = f"{into}/_written"
+        shared = Path(self._at(aside).removeprefix("file://"))
+        spans = []
+        for answer in written(lines, row, self._batch.latest_ms, shared).collect():
+            if answer["file"] is not None:
+                self._files.move(f"{aside}/{answer['file']}", f"{into}/{answer['folder']}/{answer['file']}")
+            else:
+                spans.append(answer)
+        if all(span["instance"] is not None for span in spans):
+            self._spans[row.KIND] = spans
 
     def _at(self, path: str) -> str:
         return f"{self._files.root}/{path}"
 
-    def _path(self, written: str, kind: str) -> str | None:
+    def _path(self, into: str, kind: str) -> str | None:
         """Where the lines of a kind are, if there are any."""
-        path = f"{self._folder}/{written}/kind={kind}"
+        path = f"{self._folder}/{into}/kind={kind}"
         return self._at(path) if self._files.listed(path) else None
 
     def _records(self, stream: str) -> DataFrame | None:
@@ -165,7 +181,7 @@ class _Staged:
         records = self._records(stream)
         if records is None:
             return []
-        spans = _spans(records).limit(_MOST_RUNS + 1).collect()
+        spans = self._spans.get(stream) or _spans(records).limit(_MOST_RUNS + 1).collect()
         if len(spans) > _MOST_RUNS:
             records = self._sorted(stream, records)
             spans = _spans(records).collect()
@@ -245,8 +261,8 @@ class _Staged:
         return [Part("quarantine", into, "", "", sum(file.bytes for file in self._files.listed(into)))]
 
     def _other(self) -> Iterator[Line]:
-        for written in ("first", "second"):
-            if path := self._path(written, OTHER):
+        for into in _WRITTEN.values():
+            if path := self._path(into, OTHER):
                 rows = self._spark.read.schema(LINES).parquet(path).select(*LINES.names)
                 yield from (Line(*row) for row in rows.toLocalIterator())
 

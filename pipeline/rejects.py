@@ -90,7 +90,7 @@ def _problem_of_frame(header: Header | None, end: End | None) -> str:
 
 
 def why_not(row: Row, latest_ms: int) -> str:
-    """Why a record that can be read is not taken."""
+    """Why a record that can be read is not taken; empty: it is."""
     for name, (kind, _) in columns(type(row)).items():
         value = getattr(row, name)
         if value is None or kind is str:
@@ -104,7 +104,7 @@ def why_not(row: Row, latest_ms: int) -> str:
         return f"{time_column(type(row))}: in the future, got {at}"
     if isinstance(row, UsageRecord) and row.end_ms < row.begin_ms:
         return f"end_ms: expected begin_ms or later, got {row.end_ms}"
-    return "a number is not written as the proxy writes it"
+    return ""
 
 
 def in_short(reason: str) -> str:

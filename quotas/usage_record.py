@@ -29,6 +29,8 @@ TRACE = "trace"
 _NULL = "\\N"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _CRC_DIGITS = 8
+_VERSION_DIGITS = 9
+"""At most: Python refuses to read a number of thousands of digits."""
 _Row = TypeVar("_Row", bound="Row")
 
 
@@ -252,11 +254,11 @@ def read_line(line: str) -> Row:
     if crc != f"{crc32(body.encode()):0{_CRC_DIGITS}x}":
         raise BadLine("the checksum is wrong")
     version, *parts = body.split("\t")
-    if not version.isdecimal() or int(version) < 1:
-        raise BadLine(f"expected a version, got {version!r}")
+    if not version.isdecimal() or len(version) > _VERSION_DIGITS or int(version) < 1:
+        raise BadLine(f"expected a version, got {version[:40]!r}")
     row = ROWS.get(parts[0]) if parts else None
     if row is None:
-        raise BadLine(f"unknown kind {parts[0] if parts else ''!r}")
+        raise BadLine(f"unknown kind {parts[0][:40] if parts else ''!r}")
     return _row_of(row, parts[1:], int(version))
 
 
@@ -284,7 +286,7 @@ def _read(part: str, name: str, kind: type, optional: bool) -> str | float | Non
     if part == _NULL and optional:
         return None
     if kind is str:
-        return _unescaped(part)
+        return unescaped(part)
     try:
         value: float = kind(part)
     except ValueError:
@@ -297,7 +299,8 @@ def _read(part: str, name: str, kind: type, optional: bool) -> str | float | Non
 _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
 
 
-def _unescaped(part: str) -> str:
+def unescaped(part: str) -> str:
+    """A text as it was before it was written."""
     if "\\" not in part:
         return part
     pieces = iter(part.split("\\"))

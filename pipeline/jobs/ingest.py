@@ -23,7 +23,6 @@ FUTURE_TOLERANCE_S = 3_600
 MOST_BYTES = "4g"
 """Of files that one batch takes; a larger one is a batch by itself."""
 _MOST_FILES = 5_000
-_STEP_MS = 600_000
 
 
 def main(
@@ -64,8 +63,7 @@ def ingest_spool(
     totals = Totals()
 
     def take(lines: DataFrame, number: int) -> None:
-        # In steps, as Spark compiles its program anew for each number that stands in it.
-        latest_ms = -(-(now_ms() + 1000 * future_tolerance_s) // _STEP_MS) * _STEP_MS
+        latest_ms = now_ms() + 1000 * future_tolerance_s
         files = batch_files(files_at(spark, checkpoint), number)
         query = query_of(files_at(spark, checkpoint))
         outcome = ingest.take(Batch(source, query, number, lines, files, latest_ms))

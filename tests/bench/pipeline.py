@@ -1,10 +1,12 @@
 """How fast usage records become a table, beside DuckDB that parses and writes the same files.
 
-    python tests/bench/pipeline.py ingest --rows 10000000
+    python tests/bench/pipeline.py ingest --rows 10000000,50000000    each size, and whether the cost per row grows
+    python tests/bench/pipeline.py parts --rows 5000000               what each step of an ingest costs
 
 Both write Parquet by day and virtual cluster. DuckDB looks at no checksum, compares no sequence numbers and its result
 is not atomic; it is here as a measure of what this machine can do. Runs are taken in turn, after a warm-up of each.
-The machine may be shared, so processor seconds count more than the clock.
+The machine may be shared, so processor seconds count more than the clock: those of Spark, of its Python and of this
+process, all together.
 """
 
 import argparse
@@ -14,15 +16,21 @@ import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import duckdb
 
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
 from pipeline.jobs.ingest import ingest_spool
+from pipeline.line_columns import Reader
+from pipeline.lines import parsed, summed, written
 from pipeline.session import spark_session
 from pipeline.table import state_of
 from quotas.usage_record import UsageRecord, columns
@@ -30,69 +38,120 @@ from tests.pipeline.spools import write_many
 
 ROOT = Path(__file__).resolve().parents[2]
 CORES = 2
-WARM_UP_ROWS = 1_000_000
+WARM_UP_ROWS = 2_000_000
 _DUCKDB_TYPES = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE"}
 _TICKS = os.sysconf("SC_CLK_TCK")
+_NO_TIME_MS = 2**60
+
+Figures = dict[str, float]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["ingest"])
-    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("what", choices=["ingest", "parts"])
+    parser.add_argument("--rows", default="10000000", help="how many; several sizes with commas between them")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", default="3g", help="of Spark's driver")
+    parser.add_argument("--conf", action="append", default=[], metavar="spark.KEY=VALUE", help="a setting of Spark")
     parser.add_argument("--folder", type=Path, default=ROOT / "build" / "bench" / "pipeline")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    figures = ingest(arguments.rows, arguments.rounds, arguments.memory, arguments.folder)
+    sizes = sorted(int(rows) for rows in arguments.rows.split(","))
+    spools = {count: spool_of(arguments.folder, count) for count in {min(sizes[0], WARM_UP_ROWS), *sizes}}
+    settings = dict(setting.split("=", 1) for setting in arguments.conf)
+    spark = spark_session(f"local[{CORES}]", arguments.memory, "benchmark", settings)
+    out = arguments.folder / "table"
+    measure = ingest if arguments.what == "ingest" else parts
+    try:
+        figures = {size: measure(spark, spools, size, arguments.rounds, out) for size in sizes}
+    finally:
+        spark.stop()
+        shutil.rmtree(out, ignore_errors=True)
     print(table(figures))
+    print(growth(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps(figures, indent=1))
     return 0
 
 
-def ingest(rows: int, rounds: int, memory: str, folder: Path) -> dict[str, dict[str, float]]:
-    """Medians by side: rows/s by the clock, processor microseconds per row, and MB of the table."""
-    spools = {count: spool_of(folder, count) for count in {min(rows, WARM_UP_ROWS), rows}}
-    spark = spark_session(f"local[{CORES}]", memory, "benchmark")
-    java = spark._jvm.java.lang.ProcessHandle.current().pid()
-    out = folder / "table"
+def ingest(spark: SparkSession, spools: dict[int, Path], rows: int, rounds: int, out: Path) -> dict[str, Figures]:
+    """Medians by side."""
 
     def ours(spool: Path) -> None:
         ingest_spool(spark, str(spool), str(out), say=lambda line: None)
+        assert state_of(None, str(out)).counts == {"usage records": int(spool.name.rpartition("-")[2])}
 
-    def theirs(spool: Path) -> None:
-        duckdb_copy(spool, out)
+    return medians({"ingest": ours, "DuckDB": lambda spool: duckdb_copy(spool, out)}, spools, rows, rounds, out)
 
-    sides: dict[str, tuple[Callable[[Path], None], list[int]]] = {
-        "ingest": (ours, [java, os.getpid()]),
-        "DuckDB": (theirs, [os.getpid()]),
+
+def parts(spark: SparkSession, spools: dict[int, Path], rows: int, rounds: int, out: Path) -> dict[str, Figures]:
+    """Medians by step; each step does all that those before it do, the sixth is an ingest."""
+
+    def lines(spool: Path) -> DataFrame:
+        where = (F.col("_metadata.file_path").alias("file"), F.col("_metadata.file_block_start").alias("block"))
+        read = spark.read.format("text").option("lineSep", "\n").load(str(spool))
+        return read.select(F.col("value").alias("text"), *where, F.monotonically_increasing_id().alias("number"))
+
+    def nothing(frame: DataFrame) -> None:
+        frame.write.format("noop").mode("overwrite").save()
+
+    def swallow(batches: Iterable[Any]) -> Iterator[Any]:
+        for _ in batches:
+            yield from ()
+
+    def read(batches: Iterable[Any]) -> Iterator[Any]:
+        return swallow(Reader(UsageRecord, _NO_TIME_MS).read(batches))
+
+    def records(spool: Path) -> DataFrame:
+        return parsed(lines(spool), UsageRecord, _NO_TIME_MS)
+
+    def write(spool: Path) -> None:
+        written(lines(spool), UsageRecord, _NO_TIME_MS, out).collect()
+
+    def write_by_spark(spool: Path) -> None:
+        records(spool).write.partitionBy("kind", "day", "virtual_cluster").parquet(str(out))
+
+    steps: dict[str, Callable[[Path], None]] = {
+        "lines read": lambda spool: nothing(lines(spool)),
+        "... and summed (CRC-32)": lambda spool: nothing(summed(lines(spool))),
+        "... and brought to Python": lambda spool: nothing(summed(lines(spool)).mapInArrow(swallow, "number long")),
+        "... and read": lambda spool: nothing(summed(lines(spool)).mapInArrow(read, "number long")),
+        "... and written as Parquet": write,
+        "... and known to be new, and committed": lambda spool: ingest_quietly(spark, spool, out),
+        "instead: brought back to Spark": lambda spool: nothing(records(spool)),
+        "... and written as Parquet by Spark": write_by_spark,
     }
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
-    try:
-        for at in range(-1, rounds):
-            count = rows if at >= 0 else min(rows, WARM_UP_ROWS)
-            for name, (run, processes) in sides.items():
-                shutil.rmtree(out, ignore_errors=True)
-                figures = measured(lambda run=run, count=count: run(spools[count]), processes, count)
-                figures["table_mb"] = sum(file.stat().st_size for file in out.rglob("*.parquet")) / 1e6
-                if name == "ingest":
-                    assert state_of(None, str(out)).counts == {"usage records": count}
-                if at >= 0:
-                    runs[name].append(figures)
-                    print(name, {key: round(value, 2) for key, value in figures.items()}, file=sys.stderr, flush=True)
-    finally:
-        spark.stop()
-        shutil.rmtree(out, ignore_errors=True)
+    return medians(steps, spools, rows, rounds, out)
+
+
+def ingest_quietly(spark: SparkSession, spool: Path, out: Path) -> None:
+    """The whole."""
+    ingest_spool(spark, str(spool), str(out), say=lambda line: None)
+
+
+def medians(
+    sides: dict[str, Callable[[Path], None]], spools: dict[int, Path], rows: int, rounds: int, out: Path
+) -> dict[str, Figures]:
+    """Of some rounds, after one that warms up: rows/s by the clock, processor microseconds per row, MB of the table."""
+    runs: dict[str, list[Figures]] = {name: [] for name in sides}
+    for at in range(-1, rounds):
+        count = rows if at >= 0 else min(spools)
+        for name, run in sides.items():
+            shutil.rmtree(out, ignore_errors=True)
+            figures = measured(lambda run=run, count=count: run(spools[count]), count)
+            figures["table_mb"] = sum(file.stat().st_size for file in out.rglob("*.parquet")) / 1e6
+            if at >= 0:
+                runs[name].append(figures)
+                print(rows, name, {key: round(value, 2) for key, value in figures.items()}, file=sys.stderr, flush=True)
     return {name: {key: statistics.median(run[key] for run in of) for key in of[0]} for name, of in runs.items()}
 
 
-def measured(run: Callable[[], None], processes: list[int], rows: int) -> dict[str, float]:
-    """By the clock, and by the processor time of these processes."""
-    before, began = sum(map(cpu_seconds, processes)), time.monotonic()
+def measured(run: Callable[[], None], rows: int) -> Figures:
+    """By the clock, and by the processor time of this process and of all below it."""
+    before, began = cpu_seconds(os.getpid()), time.monotonic()
     run()
     seconds = time.monotonic() - began
-    cpu = sum(map(cpu_seconds, processes)) - before
+    cpu = cpu_seconds(os.getpid()) - before
     return {
         "rows_per_second": rows / seconds,
         "cpu_us_per_row": cpu / rows * 1e6,
@@ -101,9 +160,17 @@ def measured(run: Callable[[], None], processes: list[int], rows: int) -> dict[s
 
 
 def cpu_seconds(process: int) -> float:
-    """User and system time of a process and all its threads."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    """User and system time of a process and all its threads, of its descendants, and of those that have ended."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+        children = {
+            int(child)
+            for thread in Path(f"/proc/{process}/task").iterdir()
+            for child in (thread / "children").read_text().split()
+        }
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, fields[11:15])) / _TICKS + sum(map(cpu_seconds, children))
 
 
 def spool_of(folder: Path, rows: int) -> Path:
@@ -132,15 +199,28 @@ def duckdb_copy(spool: Path, out: Path) -> None:
         )
 
 
-def table(figures: dict[str, dict[str, float]]) -> str:
+def table(figures: dict[int, dict[str, Figures]]) -> str:
     """As Markdown."""
-    lines = ["| | rows/s | CPU, us/row | rows/s if both cores were its own | MB |", "|---|---|---|---|---|"]
-    for name, of in figures.items():
-        lines.append(
-            f"| {name} | {of['rows_per_second']:,.0f} | {of['cpu_us_per_row']:.2f} "
-            f"| {of['rows_per_second_by_cpu']:,.0f} | {of['table_mb']:,.0f} |"
-        )
+    lines = ["| rows | | rows/s | CPU, us/row | rows/s if both cores were its own | MB |", "|---|---|---|---|---|---|"]
+    lines += [
+        f"| {rows:,} | {name} | {of['rows_per_second']:,.0f} | {of['cpu_us_per_row']:.2f} "
+        f"| {of['rows_per_second_by_cpu']:,.0f} | {of['table_mb']:,.0f} |"
+        for rows, sides in figures.items()
+        for name, of in sides.items()
+    ]
     return "\n".join(lines)
+
+
+def growth(figures: dict[int, dict[str, Figures]]) -> str:
+    """How the cost of a row changes from the smallest size to the largest: 1.00 is linear."""
+    least, most = min(figures), max(figures)
+    if least == most:
+        return ""
+    return "\n".join(
+        f"{name}: a row of {most:,} costs {of['cpu_us_per_row'] / figures[least][name]['cpu_us_per_row']:.2f} times "
+        f"the processor time of a row of {least:,}"
+        for name, of in figures[most].items()
+    )
 
 
 if __name__ == "__main__":
