@@ -11,10 +11,9 @@ There are as many connections as it takes for the mutes that were recorded at th
 has come again (mutations, connections) came one throttle time before it was let through.
 """
 
-from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heapify, heappop, heapreplace
+from dataclasses import dataclass
+from heapq import heapify, heappop, heapreplace, merge
 from math import ceil
 from typing import NamedTuple
 
@@ -47,6 +46,7 @@ REFUSED = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operat
 _SMOOTH = 6
 _LEAST_MUTED_MS = 500
 _LAG_MS = 1
+_ALWAYS = 0.8
 _LONG_AGO = -(2**62)
 
 
@@ -112,12 +112,13 @@ def lanes_of(windows: Sequence[Window]) -> int:
 
 
 class Event(NamedTuple):
-    """One request, retold: whose, on how many connections that has them, and what came of it.
+    """One request, retold: whose, in which lane, which stands for how many connections, and what came of it.
 
     `refused_ms` is how long before its time it was refused.
     """
 
     client: Hashable
+    lane: Hashable
     lanes: int
     at_ms: int
     value: float
@@ -125,57 +126,43 @@ class Event(NamedTuple):
     refused_ms: int
 
 
-@dataclass(slots=True)
-class _Sender:
-    """One client: what its windows tell is sent by as many connections as it has; `free` is from when they may."""
-
+class _Request(NamedTuple):
+    due_ms: int
+    value: float
     client: Hashable
+    refused_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Client:
+    """One client, and how its use is to be told."""
+
+    name: Hashable
+    windows: Sequence[Window]
+    lanes: int
     quota_type: str
     per_s: float
     haste: float
-    windows: Iterator[Window]
-    free: list[int]
-    waiting: deque[tuple[int, float]] = field(default_factory=deque)
-    refused_ms: int = 0
 
-    def next_ms(self) -> int | None:
-        """When its next request goes; None when there is none."""
-        while not self.waiting:
-            window = next(self.windows, None)
-            if window is None:
-                return None
-            self.waiting.extend(self._requests(window))
-        due_ms, free_ms = self.waiting[0][0], self.free[0]
-        return due_ms if free_ms < due_ms else free_ms + _LAG_MS
+    @property
+    def never_stops(self) -> bool:
+        """Whether about all of its connections are muted about all the time."""
+        throttled_ms = sum(window.throttled_ms for window in self.windows)
+        return throttled_ms > _ALWAYS * self.lanes * sum(window.length_ms for window in self.windows)
 
-    def all(self) -> Iterator[Event]:
-        """All requests, none throttled."""
+    def requests(self) -> Iterator[_Request]:
+        """All of them, in their order."""
         for window in self.windows:
-            for at_ms, value in self._requests(window):
-                yield Event(self.client, len(self.free), at_ms, value, 0, self.refused_ms)
-
-    def send(self, meter: Meter, at_ms: int) -> Event:
-        """The next request, which goes now."""
-        _, value = self.waiting.popleft()
-        if self.quota_type in REFUSED:
-            return Event(self.client, len(self.free), at_ms, value, 0, self.refused_ms)
-        throttle_ms = meter.use(Operation.CHARGE, value, at_ms)
-        if throttle_ms:
-            heapreplace(self.free, at_ms + throttle_ms)
-        return Event(self.client, len(self.free), at_ms, value, throttle_ms, 0)
-
-    def _requests(self, window: Window) -> Iterator[tuple[int, float]]:
-        """Each with its time and value, as charged."""
-        self.refused_ms = window.throttled_ms // window.throttles if window.throttles else 0
-        each = value_of(self.quota_type, window.used) / self._number(window)
-        seconds = window.seconds()
-        for i, second in enumerate(seconds):
-            value = value_of(self.quota_type, second.used)
-            count = max(1, round(value / each))
-            next_ms = seconds[i + 1].at_ms if i + 1 < len(seconds) else None
-            step_ms = self._span_ms(second, min(_end_ms(second), window.end_ms), next_ms) / count
-            for j in range(count):
-                yield second.at_ms + int(j * step_ms), value / count
+            refused_ms = window.throttled_ms // window.throttles if window.throttles else 0
+            each = value_of(self.quota_type, window.used) / self._number(window)
+            seconds = window.seconds()
+            for i, second in enumerate(seconds):
+                value = value_of(self.quota_type, second.used)
+                count = max(1, round(value / each))
+                next_ms = seconds[i + 1].at_ms if i + 1 < len(seconds) else None
+                step_ms = self._span_ms(second, min(_end_ms(second), window.end_ms), next_ms) / count
+                for j in range(count):
+                    yield _Request(second.at_ms + int(j * step_ms), value / count, self.name, refused_ms)
 
     def _number(self, window: Window) -> int:
         """Of how many requests the window is told."""
@@ -188,7 +175,7 @@ class _Sender:
     def _span_ms(self, second: Second, end_ms: int, next_ms: int | None) -> float:
         """Over how long a second's requests are spread."""
         whole_ms = max(end_ms - second.at_ms, 1)
-        muted_ms = second.throttled_ms / len(self.free)
+        muted_ms = second.throttled_ms / self.lanes
         goes_on = next_ms is not None and next_ms <= end_ms + muted_ms + HELD_MS
         until_ms = next_ms if next_ms is not None and goes_on else end_ms
         unmuted_ms = min(max(until_ms - second.at_ms - muted_ms, 0), whole_ms)
@@ -201,8 +188,38 @@ def _end_ms(second: Second) -> int:
     return second.at_ms - second.at_ms % 1000 + 1000
 
 
+class _Sender:
+    """Connections that take requests of one queue; `free` is from when on each may send, a heap."""
+
+    __slots__ = ("_head", "_requests", "free", "lane")
+
+    def __init__(self, clients: Sequence[_Client]) -> None:
+        self.lane = clients[0].name
+        self.free = [_LONG_AGO] * sum(client.lanes for client in clients)
+        self._requests = merge(*(client.requests() for client in clients), key=lambda request: request.due_ms)
+        self._head = next(self._requests, None)
+
+    def next_ms(self) -> int | None:
+        """When the next request goes; None when there is none."""
+        if self._head is None:
+            return None
+        due_ms, free_ms = self._head.due_ms, self.free[0]
+        return due_ms if free_ms < due_ms else free_ms + _LAG_MS
+
+    def send(self, meter: Meter | None, at_ms: int) -> Event:
+        """The next request, which goes now."""
+        request = self._head
+        assert request is not None
+        self._head = next(self._requests, None)
+        throttle_ms = meter.use(Operation.CHARGE, request.value, at_ms) if meter is not None else 0
+        if throttle_ms:
+            heapreplace(self.free, at_ms + throttle_ms)
+        lanes = len(self.free)
+        return Event(request.client, self.lane, lanes, at_ms, request.value, throttle_ms, request.refused_ms)
+
+
 def retold(
-    clients: Mapping[Hashable, Sequence[Window]],
+    windows: Mapping[Hashable, Sequence[Window]],
     rules: Rules,
     quota_type: str,
     limit: float | None,
@@ -211,17 +228,20 @@ def retold(
 ) -> list[Event]:
     """The events of all who shared a sensor with this limit, in their order; without a limit nothing was throttled.
 
-    Small requests are taken together, by how much of a quota of `per_s` they need.
+    Small requests are taken together, by how much of a quota of `per_s` they need. Clients that never stop have one
+    queue: Kafka's window forgets a burst at once, and who then comes first takes the room, which may be another one
+    than it was live.
     """
-    senders = [
-        _Sender(client, quota_type, per_s, haste, iter(windows), [_LONG_AGO] * lanes_of(windows))
-        for client, windows in clients.items()
-    ]
-    if limit is None:
-        return sorted((event for sender in senders for event in sender.all()), key=lambda event: event.at_ms)
+    clients = [_Client(name, its, lanes_of(its), quota_type, per_s, haste) for name, its in windows.items()]
+    together = [client for client in clients if client.never_stops]
+    senders = [_Sender([client]) for client in clients if client not in together]
+    if together:
+        senders.append(_Sender(together))
     turns = [(at_ms, i) for i, sender in enumerate(senders) if (at_ms := sender.next_ms()) is not None]
     heapify(turns)
-    meter = Meter(rules, quota_type, limit, turns[0][0] if turns else 0)
+    meter = None
+    if limit is not None and turns and quota_type not in REFUSED:
+        meter = Meter(rules, quota_type, limit, turns[0][0])
     events: list[Event] = []
     while turns:
         at_ms, i = turns[0]
@@ -236,12 +256,12 @@ def retold(
 
 def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[tuple[Lane, Demand]]:
     """What clients wanted who did this, in order, with the mutes taken out as `pipeline.traced` takes them out."""
-    clients: dict[Hashable, _Wanting] = {}
+    lanes: dict[Hashable, _Wanting] = {}
     operation = REFUSED.get(quota_type)
     for order, event in enumerate(events):
-        wanting = clients.get(event.client)
+        wanting = lanes.get(event.lane)
         if wanting is None:
-            wanting = clients[event.client] = _Wanting(event.client, event.lanes)
+            wanting = lanes[event.lane] = _Wanting(event)
         if operation is None:
             yield wanting.lane, wanting.held(event, order, kind)
         else:
@@ -249,18 +269,18 @@ def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[
 
 
 class _Wanting:
-    """One client; `mutes` are the ends and beginnings of the last mutes of its connections, a heap."""
+    """Connections of one queue; `mutes` are the ends and beginnings of the last mutes of each, a heap."""
 
     __slots__ = ("lane", "mutes")
 
-    def __init__(self, client: Hashable, lanes: int) -> None:
-        self.lane = Lane(client, free=[_LONG_AGO] * lanes)
-        self.mutes = [(_LONG_AGO, 0)] * lanes
+    def __init__(self, event: Event) -> None:
+        self.lane = Lane(event.client, free=[_LONG_AGO] * event.lanes)
+        self.mutes = [(_LONG_AGO, 0)] * event.lanes
 
     def held(self, event: Event, order: int, kind: Client) -> Demand:
         """The demand behind a request that may have waited for the end of a mute."""
         end_ms, begin_ms = self.mutes[0]
-        demand = Demand(event.at_ms, event.value, order)
+        demand = Demand(event.at_ms, event.value, order, client=event.client)
         if event.at_ms - end_ms <= HELD_MS:
             demand.lag_ms = max(event.at_ms - end_ms, _LAG_MS)
             if kind is Client.PACED:
@@ -275,4 +295,4 @@ class _Wanting:
 def _refused(event: Event, order: int, operation: str, kind: Client) -> Demand:
     greedy_until_ms = event.at_ms if kind is Client.GREEDY and event.refused_ms else 0
     due_ms = event.at_ms - event.refused_ms
-    return Demand(due_ms, event.value, order, 1, 0, operation, greedy_until_ms, _LAG_MS, insists=True)
+    return Demand(due_ms, event.value, order, 1, 0, operation, greedy_until_ms, _LAG_MS, True, event.client)

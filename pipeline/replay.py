@@ -24,7 +24,7 @@ class Demand:
 
     It comes at `due_ms`, or `lag_ms` after the end of the mute that holds its lane then. A client that would use all
     it may sends more of the same until `greedy_until_ms`, each `gap_ms` after the end of the one before. What is
-    refused comes again when the mute is over if it `insists`.
+    refused comes again when the mute is over if it `insists`. `client` is whose it is where that is not its lane's.
     """
 
     due_ms: int
@@ -36,6 +36,7 @@ class Demand:
     greedy_until_ms: int = 0
     gap_ms: int = 1
     insists: bool = False
+    client: Hashable = None
 
 
 @dataclass(slots=True)
@@ -129,9 +130,10 @@ class SensorReplay:
         heappush(self._turns, (lane.next_ms(), lane.demands[0].order, number))
 
     def _use(self, lane: Lane, demand: Demand, now_ms: int) -> None:
-        client = self.clients.get(lane.client)
+        name = lane.client if demand.client is None else demand.client
+        client = self.clients.get(name)
         if client is None:
-            client = self.clients[lane.client] = Throttling()
+            client = self.clients[name] = Throttling()
         value, count = demand.value, demand.count
         if count > 1:
             if self.meter.use_many(value, count, now_ms):
@@ -153,7 +155,8 @@ class SensorReplay:
         if throttle_ms:
             self._mute(lane, client, throttle_ms, now_ms)
         if refused and demand.insists:
-            lane.demands.appendleft(Demand(now_ms, value, demand.order, operation=demand.operation, insists=True))
+            again = Demand(now_ms, value, demand.order, operation=demand.operation, insists=True, client=demand.client)
+            lane.demands.appendleft(again)
         if demand.greedy_until_ms and demand.count <= 1:
             self._want_more(lane, demand, value, now_ms)
 
@@ -169,7 +172,8 @@ class SensorReplay:
             lane.lent.append(value)
             following = lane.demands[0] if lane.demands else None
             if following is None or following.operation not in (Operation.REPAY, Operation.CALL_IN):
-                lane.demands.appendleft(Demand(now_ms, value, demand.order, operation=Operation.REPAY))
+                repaid = Demand(now_ms, value, demand.order, operation=Operation.REPAY, client=demand.client)
+                lane.demands.appendleft(repaid)
         return throttle_ms
 
     def _sent(self, client: Throttling, value: float, requests: int) -> None:

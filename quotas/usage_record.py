@@ -15,7 +15,7 @@ process was killed. What a killed process had on disk is completed by the next o
 import math
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, ClassVar, TypeVar
 from zlib import crc32
@@ -143,20 +143,18 @@ LONGEST_PROFILE_S = 60
 _EVEN = 1.5
 
 
-def profile_text(seconds: Sequence[tuple[int, float, int]], window_s: int) -> str:
-    """A record's profile, from its seconds: (ms from its begin to the first use in that second, used, throttled_ms).
+def is_even(seconds: int, window_s: int, peak: float, used: float) -> bool:
+    """Whether a window in which so many seconds were used needs no profile if nothing was throttled."""
+    return seconds == window_s and peak * window_s <= _EVEN * used
 
-    They are parted by blanks. It is left out where the use of every second was there, about even, and not throttled.
-    """
-    if window_s > LONGEST_PROFILE_S:
-        return ""
-    used = [used for _, used, _ in seconds]
-    throttled = any(throttled_ms for _, _, throttled_ms in seconds)
-    if not throttled and len(used) == window_s and max(used) * window_s <= _EVEN * sum(used):
-        return ""
+
+def profile_text(seconds: Iterable[tuple[int, float, int]]) -> str:
+    """A record's profile, from its seconds: (ms from its begin to the first use in that second, used, throttled_ms)."""
     return " ".join(
-        f"{at_ms}:{used:.12g}:{throttled_ms}" if throttled_ms else f"{at_ms}:{used:.12g}"
-        for at_ms, used, throttled_ms in seconds
+        [
+            f"{at_ms}:{used:.12g}:{throttled_ms}" if throttled_ms else f"{at_ms}:{used:.12g}"
+            for at_ms, used, throttled_ms in seconds
+        ]
     )
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from quotas.entities import QuotaType
 from quotas.ledger import WHOLE_CLUSTER
 from quotas.request_costs import NodeCosts, RequestCosts
-from quotas.usage_record import LONGEST_PROFILE_S
+from quotas.usage_record import LONGEST_PROFILE_S, is_even
 
 PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
 """Places of the types of quota in a client."""
@@ -52,7 +52,7 @@ class Counts(NamedTuple):
     unsent_bytes: int
     muted_ms: int
     seconds: tuple[tuple[int, float, int], ...]
-    """Of each second with use: ms from `begin_ms` to its first, used, throttled_ms; none where windows are long."""
+    """As `quotas.usage_record.profile_text` has them."""
 
 
 class Client:
@@ -109,6 +109,7 @@ class Use:
         "began_us",
         "client",
         "in_bytes",
+        "is_profiled",
         "mark",
         "muted_ms",
         "muted_until_ms",
@@ -134,6 +135,7 @@ class Use:
         self.window = NO_WINDOW
         self.until_us = self.began_us = -1
         self.muted_until_ms = -1
+        self.is_profiled = client.meter.window_s <= LONGEST_PROFILE_S
         self._begin()
 
     def _begin(self) -> None:
@@ -142,7 +144,7 @@ class Use:
         self.shadow_throttles = self.shadow_throttled_ms = 0
         self.muted_ms = self.throttled_mark = 0
         self.used = self.mark = self.peak = 0.0
-        self.seconds: list[float] = []
+        self.seconds: list[tuple[int, float, int]] = []
 
     def turn(self, now_us: int) -> None:
         """Another second has begun, perhaps in another window."""
@@ -162,8 +164,8 @@ class Use:
         in_second, throttled_ms = self.used - self.mark, self.throttled_ms - self.throttled_mark
         if in_second > self.peak:
             self.peak = in_second
-        if (in_second > 0 or throttled_ms) and self.client.meter.window_s <= LONGEST_PROFILE_S:
-            self.seconds += (self.began_us, in_second, throttled_ms)
+        if self.is_profiled and (in_second > 0 or throttled_ms):
+            self.seconds.append((self.began_us, in_second, throttled_ms))
         self.mark, self.throttled_mark = self.used, self.throttled_ms
 
     def close(self) -> None:
@@ -193,11 +195,14 @@ class Use:
         self.client.open -= 1
 
     def _profile(self, begin_ms: int) -> tuple[tuple[int, float, int], ...]:
-        meter, seconds = self.client.meter, iter(self.seconds)
-        last_ms = meter.window_s * 1000 - 1
+        meter = self.client.meter
+        if is_even(len(self.seconds), meter.window_s, self.peak, self.used) and not self.throttled_ms:
+            return ()
+        ahead_us, last_ms = meter.offset_us - begin_ms * 1000, meter.window_s * 1000 - 1
+        # The wall clock may have been set within the window.
         return tuple(
-            (min(max((int(began_us) + meter.offset_us) // 1000 - begin_ms, 0), last_ms), used, int(throttled_ms))
-            for began_us, used, throttled_ms in zip(seconds, seconds, seconds, strict=True)
+            (min(max((began_us + ahead_us) // 1000, 0), last_ms), used, throttled_ms)
+            for began_us, used, throttled_ms in self.seconds
         )
 
     # ------------------------------------------------- what does not come often

@@ -138,7 +138,7 @@ class Recorder:
             self._sequence += 1
             end_ms = max(min(counts.begin_ms + self._window_ms, now_ms), counts.begin_ms)
             who = (self.spool.instance, self.spool.epoch, self._sequence)
-            records.append(record_of(counts, ledger, *who, end_ms, meter.virtual_cluster, meter.window_s))
+            records.append(record_of(counts, ledger, *who, end_ms, meter.virtual_cluster))
         self.spool.put(USAGE, records, first, self._sequence)
 
     def _flush_trace(self) -> None:

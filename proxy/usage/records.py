@@ -15,9 +15,8 @@ def record_of(
     sequence: int,
     end_ms: int,
     virtual_cluster: str,
-    window_s: int,
 ) -> UsageRecord:
-    """The record of what one client has used of one quota type in a window of `window_s` that ended at `end_ms`."""
+    """The record of what one client has used of one quota type in a window that ended at `end_ms`."""
     client = counts.client
     limit, rule = _standing(ledger.table, counts)
     shadow_limit, shadow_rule = _standing(ledger.shadow, counts)
@@ -49,7 +48,7 @@ def record_of(
         shadow_throttled_ms=counts.shadow_throttled_ms,
         unsent_bytes=counts.unsent_bytes,
         muted_ms=counts.muted_ms,
-        profile=profile_text(counts.seconds, window_s),
+        profile=profile_text(counts.seconds),
     )
 
 

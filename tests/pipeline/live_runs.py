@@ -13,7 +13,7 @@ from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
-from quotas.usage_record import TraceEvent, UsageRecord, profile_text
+from quotas.usage_record import TraceEvent, UsageRecord, is_even, profile_text
 
 EPOCH_MS = 1_795_000_000_000
 BEGIN_MS = 5_000_000
@@ -97,8 +97,10 @@ class _Window:
 
     def profile(self) -> str:
         """As records have it."""
-        seconds = [(self.firsts_ms[s], self.seconds[s], self.throttled_in[s]) for s in sorted(self.seconds)]
-        return profile_text(seconds, WINDOW_MS // 1000)
+        peak, used = max(self.seconds.values()), sum(self.seconds.values())
+        if is_even(len(self.seconds), WINDOW_MS // 1000, peak, used) and not self.throttled_ms:
+            return ""
+        return profile_text((self.firsts_ms[s], self.seconds[s], self.throttled_in[s]) for s in sorted(self.seconds))
 
 
 @dataclass

@@ -31,7 +31,8 @@ WITHIN = {
     "bursts of 40 s every 120 s, 1 MB": 0.02,
     "three that burst together every 60 s": 0.03,
     "ten that burst together every 30 s": 0.04,
-    "shared: greedy, open, bursty": 0.1,
+    "shared: greedy, open, bursty": 0.06,
+    "shared: five greedy": 0.02,
 }
 
 

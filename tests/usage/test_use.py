@@ -60,6 +60,17 @@ def test_the_profile_has_each_second_with_use_and_what_was_throttled_in_it(meter
     assert second.seconds == ((40, 9, 0),)
 
 
+@pytest.mark.parametrize(("last", "throttled_ms", "is_even"), [(100, 0, True), (150, 0, False), (100, 20, False)])
+def test_what_is_even_and_not_throttled_needs_no_profile(meter, last, throttled_ms, is_even):
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    for second in range(10):
+        produce.add(last + 10 if second == 9 else 100, second * S + 3_000)
+    if throttled_ms:
+        produce.note_throttle(throttled_ms, 9 * S + 4_000)
+    [counts] = taken(meter)
+    assert (counts.seconds == ()) == is_even
+
+
 def test_a_long_window_has_no_profile():
     meter = Meter("main", 300, 4, RequestCosts())
     meter.hold(1, "alice", "etl").of(use.PRODUCE).add(5, 0)
