@@ -442,7 +442,8 @@ class Model:
         self._check_close(close)
         if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
             self._counts.logins_failed += 1
-        if self._next_is_whole and not self._next_is_wrong:
+        nobody_listens = self._lost_reason == "client_lost"  # which is told as a failed login if there was one
+        if self._next_is_whole and not self._next_is_wrong and not nobody_listens:
             self._hold.require_let_go()
         if self._decided is not None and not self._connection.verdict_ms:
             require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
