@@ -10,6 +10,7 @@ from proxy.commands.explain import explain
 from proxy.commands.quotas import quotas
 from proxy.commands.usage import usage
 from proxy.commands.usage_plan import apply, plan
+from proxy.commands.usage_recommend import recommend
 from proxy.commands.usage_report import report
 from proxy.commands.usage_simulate import simulate
 from proxy.config.checks import listener_ports
@@ -88,3 +89,4 @@ usage.add_command(simulate)
 usage.add_command(report)
 usage.add_command(plan)
 usage.add_command(apply)
+usage.add_command(recommend)

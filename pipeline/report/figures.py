@@ -37,7 +37,8 @@ RANK_ACCURACY = 1_000
 """A percentile's rank is off by at most 1 / this."""
 
 _PARTS_OF_TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^"',= ]*)"""
-_USER_AND_CLIENT_ID = rf"(?s)^user={_PARTS_OF_TEXT}, client-id="
+USER_AND_CLIENT_ID = rf"(?s)^user={_PARTS_OF_TEXT}, client-id="
+"""Matches rules of a user together with a client-id."""
 
 
 def daily(usage: DataFrame) -> DataFrame:
@@ -160,7 +161,7 @@ def utilisation(usage: DataFrame) -> DataFrame:
     """
     rule = F.col("rule")
     by_user = rule.startswith("user=")
-    by_client_id = rule.startswith("client-id=") | rule.rlike(_USER_AND_CLIENT_ID)
+    by_client_id = rule.startswith("client-id=") | rule.rlike(USER_AND_CLIENT_ID)
     limited = usage.where((F.col("limit") > 0) & (F.col("used") > 0)).select(
         "virtual_cluster",
         "node_id",

@@ -1,0 +1,191 @@
+"""`kafka-throttle usage recommend`: limits from recorded use, with their evidence."""
+
+import io
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+
+from pipeline.candidate import candidate_of
+from pipeline.jobs.report import EMPTY, Steps, missing_of
+from pipeline.jobs.simulate import answer_of
+from pipeline.recommend import demand
+from pipeline.recommend.advice import Advice, Recommendation, Settings, advise, judged
+from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
+from pipeline.recommend.evidence import Simulated, evidence_of
+from pipeline.recommend.outcome import outcomes
+from pipeline.recommend.page import print_advice
+from pipeline.recommend.quota_file import document, yaml_of
+from pipeline.recommend.rows import csv_table, plain, stage_name
+from pipeline.report.tables import csv_of
+from pipeline.report.words import count, moment
+from pipeline.session import LOCAL, spark_session
+from pipeline.table import read_usage, state_of
+from quotas.entities import Entity, QuotaType
+from quotas.sources.whole_file import write_whole
+from quotas.sources.yaml_file import YamlFileError, read_yaml_file
+
+MOST_ENTITIES = 10_000
+"""Of each quota type: those with most use. The others are counted."""
+_STEPS = 5
+_ALL_ROWS = 2**31
+
+
+def main(
+    table: str,
+    out: str,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    capacity: str | None = None,
+    simulate: bool = True,
+    master: str = LOCAL,
+    memory: str = "2g",
+    settings: Mapping[str, str] | None = None,
+    **options: Any,
+) -> int:
+    """Write quotas and evidence to the directory `out`; 0, or EMPTY where there is nothing to recommend.
+
+    `capacity` is the path of a capacity file; `options` are fields of Settings. Raises ValueError (BadTable and others)
+    for what cannot be used.
+    """
+    asked = Settings(**options)
+    carried = Capacity() if capacity is None else _capacity(Path(capacity))
+    folder = _folder(out)
+    steps = Steps(_STEPS)
+    steps.next("starting Spark")
+    spark = spark_session(master, memory, "kafka-throttle recommend", settings)
+    try:
+        usage = read_usage(spark, table, since_ms, until_ms)
+        missing = sum(one.last - one.first + 1 for one in missing_of(state_of(spark, table).accounts))
+        advice, known = recommended(usage, asked, carried, steps, missing=missing, simulate=simulate)
+    finally:
+        spark.stop()
+    steps.next("writing")
+    known = {"table": table, **known}
+    write(folder, advice, asked, known)
+    print_advice(advice, asked, known, sys.stdout)
+    _say(f"{folder / 'quotas.yaml'}: {count(len(advice.recommendations))} limits, {steps.seconds:.0f} s")
+    return 0 if advice.recommendations else EMPTY
+
+
+def _capacity(path: Path) -> Capacity:
+    try:
+        return capacity_of(read_yaml_file(path))
+    except YamlFileError as error:
+        raise ValueError(str(error) if error.place == str(path) else f"{path}: {error}") from error
+    except BadCapacity as errors:
+        raise ValueError("\n".join(f"{path}: {problem}" for problem in errors.problems)) from errors
+
+
+def _folder(out: str) -> Path:
+    folder = Path(out)
+    probe = folder / ".writable"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(probe, [])
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(f"{out}: expected a directory to write to: {error.strerror or error}") from error
+    return folder
+
+
+# ----------------------------------------------------------------- recommending
+
+
+def recommended(
+    usage: DataFrame, asked: Settings, capacity: Capacity, steps: Steps, *, missing: int = 0, simulate: bool = True
+) -> tuple[Advice, dict[str, Any]]:
+    """The advice from usage records, and what is told with it. ValueError if there are none."""
+    steps.next("how much there is")
+    [extent] = (row.asDict() for row in demand.extent(usage).collect())
+    if not extent["records"]:
+        raise ValueError("there are no usage records in this time")
+    weekdays = extent.pop("weekdays")
+    steps.next("use by entity, node and window")
+    rows = _demands(usage, asked, extent)
+    advice = advise(map(evidence_of, rows), asked, capacity)
+    steps.next("replaying what the recommended quotas would have done")
+    simulated = _simulated(usage, asked, advice) if simulate else [None] * len(advice.recommendations)
+    advice = judged(advice, simulated, asked.headroom, sorted(set(range(7)) - set(weekdays)))
+    warnings = list(_warnings(rows, extent["records"], missing))
+    return advice, {**extent, "warnings": warnings}
+
+
+def _demands(usage: DataFrame, asked: Settings, extent: Mapping[str, Any]) -> list[dict[str, Any]]:
+    slot_ms = max(1_000, -(-extent["window_ms"] // 1_000) * 1_000)
+    used = demand.used_by(usage, asked.by, asked.quota_types)
+    nodes = demand.at_nodes(demand.slots(used, slot_ms), asked.percentile)
+    demands = demand.demand(nodes, asked.least_windows)
+    days = demand.whole_days(used, extent["begin_ms"], extent["end_ms"])
+    chosen = demand.largest(demands, days, MOST_ENTITIES)
+    found = [row.asDict(recursive=True) for row in chosen.collect()]
+    order = {quota_type.name.lower(): i for i, quota_type in enumerate(QuotaType)}
+    return sorted(found, key=lambda row: (row["virtual_cluster"], order[row["quota_type"]], -row["value"], str(row)))
+
+
+def _simulated(usage: DataFrame, asked: Settings, advice: Advice) -> list[Simulated]:
+    if not advice.recommendations:
+        return []
+    candidate = candidate_of(document(_limits(advice.recommendations)))
+    concerned = usage.where(F.col("quota_type").isin(*asked.quota_types))
+    return outcomes(answer_of(concerned, candidate)["sensors"], advice.recommendations)
+
+
+def _warnings(rows: Iterable[Mapping[str, Any]], records: int, missing: int) -> Iterable[str]:
+    if missing:
+        part = missing / (records + missing)
+        yield f"{count(missing)} usage records are missing in the whole table ({part:.2%} of this many): see usage gaps"
+    for quota_type, of in {row["quota_type"]: row["of"] for row in rows}.items():
+        if of > MOST_ENTITIES:
+            most = f"the {count(MOST_ENTITIES)} entities with most use of {count(of)}"
+            yield f"{quota_type}: {most}; the others are left out"
+
+
+def _limits(
+    recommendations: Iterable[Recommendation], stage: int = -1
+) -> Iterable[tuple[str, Entity, QuotaType, float]]:
+    """Of a stage, counted from 0; of the last one if none is said."""
+    for one in recommendations:
+        whom = one.evidence.whom
+        if (entity := whom.entity) is not None:
+            yield whom.virtual_cluster, entity, whom.quota_type, one.path[stage]
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def write(folder: Path, advice: Advice, asked: Settings, known: Mapping[str, Any]) -> None:
+    """quotas.yaml, stage-<n>.yaml, and recommendation.json, .csv and .txt; stages of an earlier run go."""
+    period = f"use from {moment(known['begin_ms'])} to {moment(known['end_ms'])} UTC"
+    comment = f"kafka-throttle usage recommend, {period}; evidence: recommendation.json"
+    names = [stage_name(stage) for stage in range(advice.stages)]
+    for path in folder.glob("stage-*.yaml"):
+        if path.name not in names:
+            path.unlink()
+    for stage, name in enumerate(names):
+        head = [f"Stage {stage + 1} of {len(names)}.", comment]
+        _put(folder / name, yaml_of(document(_limits(advice.recommendations, stage)), head))
+    if names:
+        _put(folder / "quotas.yaml", yaml_of(document(_limits(advice.recommendations)), ["The last stage.", comment]))
+    else:
+        (folder / "quotas.yaml").unlink(missing_ok=True)
+    _put(folder / "recommendation.json", json.dumps(plain(advice, asked, known), indent=1))
+    _put(folder / "recommendation.csv", csv_of(csv_table(advice)))
+    text = io.StringIO()
+    print_advice(advice, asked, known, text, shown=_ALL_ROWS)
+    _put(folder / "recommendation.txt", text.getvalue())
+
+
+def _put(path: Path, text: str) -> None:
+    try:
+        write_whole(path, [text.encode("utf-8", "backslashreplace")])
+    except OSError as error:
+        raise ValueError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

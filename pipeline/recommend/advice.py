@@ -1,0 +1,147 @@
+"""From evidence to limits: percentile x headroom, fitted to the capacity, with a roll-out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from pipeline.recommend.capacity import Capacity
+from pipeline.recommend.evidence import Doubt, Evidence, Simulated, confidence, doubts, too_thin
+from pipeline.recommend.fairness import fair_shares
+from pipeline.recommend.limits import path_to, rounded_down, wanted
+from quotas.entities import QuotaType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What was asked for."""
+
+    by: str = "user"
+    quota_types: tuple[str, ...] = ("produce", "fetch", "request")
+    """As usage records call them."""
+    percentile: float = 0.99
+    headroom: float = 1.3
+    least_days: int = 7
+    least_windows: int = 100
+    stages: int = 3
+    factor: float = 2.0
+    """By which a limit is lowered at most from one stage to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """A limit for one entity and quota type, in units/s of the quota."""
+
+    evidence: Evidence
+    asked: float
+    """Before it was fitted to the capacity."""
+    limit: float
+    path: tuple[float, ...]
+    """The limit in each stage; the last one is `limit`."""
+    simulated: Simulated | None = None
+    doubts: tuple[Doubt, ...] = ()
+
+    @property
+    def cut(self) -> float:
+        """By how much the capacity makes it less than it asked for."""
+        return self.asked - self.limit
+
+    @property
+    def confidence(self) -> str:
+        """high, medium or low."""
+        return confidence(self.doubts)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Nothing is recommended, and why."""
+
+    evidence: Evidence
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """How the limits of one virtual cluster and type went into its capacity: all of one node, in units/s."""
+
+    virtual_cluster: str
+    quota_type: QuotaType
+    capacity: float
+    asked: float
+    given: float
+    cut: int
+    """How many got less than they asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """All that is recommended, and what is not."""
+
+    recommendations: Sequence[Recommendation] = ()
+    refusals: Sequence[Refusal] = ()
+    fits: Sequence[Fit] = ()
+
+    @property
+    def stages(self) -> int:
+        """How many the longest roll-out has."""
+        return max((len(one.path) for one in self.recommendations), default=0)
+
+
+def advise(evidence: Iterable[Evidence], settings: Settings, capacity: Capacity) -> Advice:
+    """The limits for all of whom enough is known; without what `simulate` says of them, and without doubts."""
+    refusals: list[Refusal] = []
+    asked: dict[tuple[str, QuotaType], list[tuple[Evidence, float]]] = {}
+    for one in evidence:
+        if reason := too_thin(one, settings.by, settings.least_days, settings.least_windows):
+            refusals.append(Refusal(one, reason))
+        elif one.node is not None:
+            limit = wanted(one.node.demand, settings.headroom, one.whom.quota_type)
+            asked.setdefault((one.whom.virtual_cluster, one.whom.quota_type), []).append((one, limit))
+    recommendations: list[Recommendation] = []
+    fits: list[Fit] = []
+    for (virtual_cluster, quota_type), group in asked.items():
+        carried = capacity.per_node.get((virtual_cluster, quota_type))
+        given = [limit for _, limit in group] if carried is None else _fitted(group, capacity, carried)
+        for (one, limit), fair in zip(group, given, strict=True):
+            if fair > 0:
+                recommendations.append(_recommended(one, limit, fair, settings))
+            else:
+                refusals.append(Refusal(one, "its fair share of the capacity is below the smallest limit there is"))
+        if carried is not None:
+            sums = {"asked": sum(limit for _, limit in group), "given": sum(given), "capacity": carried}
+            cut = sum(fair < limit for (_, limit), fair in zip(group, given, strict=True))
+            fits.append(Fit(virtual_cluster=virtual_cluster, quota_type=quota_type, cut=cut, **sums))
+    return Advice(_with_all_stages(recommendations), refusals, fits)
+
+
+def _fitted(group: Sequence[tuple[Evidence, float]], capacity: Capacity, carried: float) -> list[float]:
+    limits = [limit for _, limit in group]
+    shares = fair_shares(limits, [capacity.weight(one.whom) for one, _ in group], carried)
+    return [
+        limit if share >= limit else rounded_down(share, one.whom.quota_type)
+        for (one, limit), share in zip(group, shares, strict=True)
+    ]
+
+
+def _recommended(evidence: Evidence, asked: float, limit: float, settings: Settings) -> Recommendation:
+    quota_type = evidence.whom.quota_type
+    path = path_to(limit, evidence.today, evidence.peak, quota_type, settings.stages, settings.factor)
+    return Recommendation(evidence=evidence, asked=asked, limit=limit, path=tuple(path))
+
+
+def _with_all_stages(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
+    """Each with as many stages as the one that needs most; who is there stays there."""
+    stages = max((len(one.path) for one in recommendations), default=0)
+    return [replace(one, path=(*one.path, *[one.limit] * (stages - len(one.path)))) for one in recommendations]
+
+
+def judged(
+    advice: Advice,
+    simulated: Iterable[Simulated | None],
+    headroom: float,
+    weekdays_missing: Sequence[int],
+) -> Advice:
+    """With the outcome of the replay, one for each recommendation in their order, and all doubts."""
+    judged = [
+        replace(one, simulated=outcome, doubts=tuple(doubts(one.evidence, headroom, outcome, weekdays_missing)))
+        for one, outcome in zip(advice.recommendations, simulated, strict=True)
+    ]
+    return replace(advice, recommendations=judged)

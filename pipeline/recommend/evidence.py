@@ -1,0 +1,180 @@
+"""What is known of one entity's use, and how far it can be trusted."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from math import log
+from typing import Any
+
+from pipeline.meter import type_of
+from pipeline.recommend.whom import Whom
+from pipeline.report.forecast import forecast
+from pipeline.report.words import plural, share
+
+HIGH, MEDIUM, LOW = "high", "medium", "low"
+
+MANY_DAYS = 14
+GROWTH_PER_WEEK = 0.05
+MUTED_SHARE = 0.01
+MUCH_MUTED_SHARE = 0.05
+_DOUBT_OF_LOW = 3
+_WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
+
+
+@dataclass(frozen=True, slots=True)
+class AtNode:
+    """Use of one node. `demand` in units/s of the quota; `at_least`: more was wanted, but throttled."""
+
+    node_id: int
+    windows: int
+    demand: float
+    at_least: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A row of DEMAND. Rates are in units/s of the quota, one window long, at one node."""
+
+    whom: Whom
+    node: AtNode | None
+    """Where the demand is largest, of nodes with enough windows."""
+    thin: AtNode | None
+    """Where it is largest of the others."""
+    peak: float
+    peak_node_id: int
+    nodes: int
+    windows: int
+    """With use, over all nodes; days likewise."""
+    days: int
+    throttled_windows: int
+    throttled_ms: int
+    elsewhere_share: float
+    """Of the use, bound by quotas that would beat the one recommended."""
+    limit: float | None
+    """Last in force, as `rule` says."""
+    rule: str
+    by_day: tuple[tuple[date, float], ...] = ()
+
+    @property
+    def throttled_share(self) -> float:
+        """Of the windows."""
+        return self.throttled_windows / self.windows if self.windows else 0.0
+
+    @property
+    def today(self) -> float | None:
+        """The limit that holds for exactly this entity; None: there is none, or one that others share."""
+        return self.limit if self.limit is not None and self.whom.holds_alone(self.rule) else None
+
+    @property
+    def growth_per_week(self) -> float | None:
+        """A fraction; None with less than two weeks of whole days."""
+        trend = forecast(self.by_day).trend
+        return None if trend is None else trend.growth_per_week
+
+
+def evidence_of(row: Mapping[str, Any]) -> Evidence:
+    """Of a row of `demand.largest`, as a dict of dicts."""
+    names = (row[name] for name in ("user", "client_id", "ip"))
+    latest = row["latest"]
+    return Evidence(
+        whom=Whom(row["virtual_cluster"], type_of(row["quota_type"]), *names),
+        node=None if row["node"] is None else AtNode(**row["node"]),
+        thin=None if row["thin"] is None else AtNode(**row["thin"]),
+        peak=row["peak"]["rate"],
+        peak_node_id=row["peak"]["node_id"],
+        nodes=row["nodes"],
+        windows=row["windows"],
+        days=row["days"],
+        throttled_windows=row["throttled_windows"],
+        throttled_ms=row["throttled_ms"],
+        elsewhere_share=row["elsewhere"] / row["value"] if row["value"] else 0.0,
+        limit=latest["limit"],
+        rule=latest["rule"] or "",
+        by_day=tuple((one["day"], one["value"]) for one in row["by_day"] or ()),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """What the recommended quotas would have done, replayed by `simulate`: of all nodes, but for the share."""
+
+    throttles: int = 0
+    throttled_ms: int = 0
+    """Of a client that wants what was seen, in ms added over connections."""
+    greedy_throttled_ms: int = 0
+    """Of one that always wants more while it is throttled."""
+    longest_ms: int = 0
+    muted_share: float = 0.0
+    """Of the time, somebody was muted, at the node where it was most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Something that speaks against a recommendation, and how much."""
+
+    weight: int
+    reason: str
+
+
+def too_thin(evidence: Evidence, by: str, least_days: int, least_windows: int) -> str:
+    """Why nothing can be recommended; empty: it can."""
+    if nameless := evidence.whom.nameless(by):
+        return nameless
+    if evidence.peak <= 0:
+        return "used nothing"
+    if evidence.days < least_days:
+        return f"used on {plural(evidence.days, 'day')}, and at least {least_days} are asked for"
+    if evidence.node is None:
+        most = evidence.thin.windows if evidence.thin is not None else 0
+        return f"used in at most {plural(most, 'window')} at a node, and at least {least_windows} are asked for"
+    return ""
+
+
+def doubts(
+    evidence: Evidence, headroom: float, simulated: Simulated | None, weekdays_missing: Sequence[int]
+) -> list[Doubt]:
+    """All that lowers the confidence. `weekdays_missing`: of which the table has no records, Monday is 0."""
+    return [*_of_time(evidence, headroom, weekdays_missing), *_of_use(evidence), *_of_outcome(simulated)]
+
+
+def _of_time(evidence: Evidence, headroom: float, weekdays_missing: Sequence[int]) -> list[Doubt]:
+    found = []
+    if evidence.days < MANY_DAYS:
+        found.append(Doubt(1, f"used on {plural(evidence.days, 'day')} only"))
+    if weekdays_missing:
+        found.append(Doubt(1, f"no records of a {', '.join(_WEEKDAYS[day] for day in weekdays_missing)}"))
+    growth = evidence.growth_per_week
+    if growth is not None and growth > GROWTH_PER_WEEK:
+        weeks = log(headroom) / log(1 + growth)
+        gone = f", so the headroom is used up in {plural(round(weeks), 'week')}" if headroom > 1 else ""
+        found.append(Doubt(1, f"grows by {share(growth)} a week{gone}"))
+    return found
+
+
+def _of_use(evidence: Evidence) -> list[Doubt]:
+    found = []
+    node, thin = evidence.node, evidence.thin
+    if node is not None and node.at_least:
+        part = share(evidence.throttled_share)
+        found.append(Doubt(2, f"throttled in {part} of its windows: it wants at least this, nobody knows how much"))
+    if node is not None and thin is not None and thin.demand > node.demand:
+        more = thin.demand / node.demand if node.demand else float("inf")
+        seen = plural(thin.windows, "window")
+        found.append(Doubt(1, f"{more:.1f} times as much at node {thin.node_id}, in {seen} only"))
+    if evidence.elsewhere_share > 0.01:
+        weight = 2 if evidence.elsewhere_share > 0.5 else 1
+        found.append(Doubt(weight, f"{share(evidence.elsewhere_share)} of it is bound by stronger quotas"))
+    return found
+
+
+def _of_outcome(simulated: Simulated | None) -> list[Doubt]:
+    if simulated is None or simulated.muted_share <= MUTED_SHARE:
+        return []
+    weight = 2 if simulated.muted_share > MUCH_MUTED_SHARE else 1
+    return [Doubt(weight, f"would have been throttled {share(simulated.muted_share)} of the time")]
+
+
+def confidence(found: Sequence[Doubt]) -> str:
+    """Without any doubt high, with little of it medium."""
+    weight = sum(doubt.weight for doubt in found)
+    return HIGH if not weight else LOW if weight >= _DOUBT_OF_LOW else MEDIUM

@@ -1,0 +1,144 @@
+"""Advice as a page of text: what is printed, and recommendation.txt."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from pipeline.recommend.advice import Advice, Recommendation, Refusal, Settings
+from pipeline.report import words
+from quotas.entities import BYTE_RATES, QuotaType
+
+SHOWN = 40
+_WIDTH = 190
+_STYLES = {"high": "green", "medium": "yellow", "low": "red"}
+
+
+def print_advice(advice: Advice, settings: Settings, known: Mapping[str, Any], to: IO[str], shown: int = SHOWN) -> None:
+    """Limits with their evidence, what was cut, and what was refused; of each at most `shown` lines."""
+    console = Console(file=to, width=None if to.isatty() else _WIDTH, highlight=False)
+    for line in _head(advice, settings, known):
+        console.print(line, markup=False)
+    if advice.recommendations:
+        console.print()
+        console.print(_recommended(advice.recommendations, settings, shown))
+        doubted = [one for one in advice.recommendations if one.doubts]
+        for line in _lines(doubted, _doubts, "Why the confidence is not high", shown):
+            console.print(line, markup=False)
+    for line in _fits(advice):
+        console.print(line, markup=False)
+    cut = [one for one in advice.recommendations if one.cut > 0]
+    for line in _lines(cut, _cut, "Cut by the capacity", shown):
+        console.print(line, markup=False)
+    for line in _lines(advice.refusals, _refused, "Nothing is recommended for", shown):
+        console.print(line, markup=False)
+
+
+def _head(advice: Advice, settings: Settings, known: Mapping[str, Any]) -> Iterator[str]:
+    period = f"{words.moment(known['begin_ms'])} to {words.moment(known['end_ms'])} UTC"
+    yield f"{known['records']:,} usage records, {period}, windows of {words.duration(known['window_ms'])}"
+    formula = f"{_percentile(settings)} of the windows at the busiest node x {settings.headroom:g}"
+    stages = words.plural(advice.stages, "stage")
+    yield f"{words.plural(len(advice.recommendations), 'limit')} in {stages}: {formula}; per node, as quotas hold"
+    yield from (f"warning: {warning}" for warning in known["warnings"])
+
+
+def _percentile(settings: Settings) -> str:
+    return f"p{100 * settings.percentile:.6g}"
+
+
+def _recommended(recommendations: Sequence[Recommendation], settings: Settings, shown: int) -> Table:
+    table = Table(header_style="bold", box=None, pad_edge=False)
+    left = ("entity", "quota", "stages", "confidence")
+    heads = ("entity", "quota", "today", _percentile(settings), "peak", "days", "windows", "throttled", "recommended")
+    for head in (*heads, "stages", "would throttle", "confidence"):
+        table.add_column(head, justify="left" if head in left else "right", overflow="fold")
+    for one in recommendations[:shown]:
+        table.add_row(*_cells(one))
+    if len(recommendations) > shown:
+        table.caption = f"{shown} of {len(recommendations):,}: the rest is in recommendation.csv"
+    return table
+
+
+def _cells(one: Recommendation) -> Iterator[str | Text]:
+    evidence = one.evidence
+    quota_type = evidence.whom.quota_type
+    assert evidence.node is not None
+    yield Text(words.name(str(evidence.whom)))
+    yield quota_type.value
+    yield _today(one)
+    yield f"{'>= ' if evidence.node.at_least else ''}{amount(evidence.node.demand, quota_type)}"
+    yield amount(evidence.peak, quota_type)
+    yield str(evidence.days)
+    yield words.count(evidence.windows)
+    yield words.share(evidence.throttled_share)
+    yield Text(amount(one.limit, quota_type), style="bold")
+    yield "-" if len(set(one.path)) == 1 else " > ".join(amount(limit, quota_type) for limit in one.path)
+    yield _simulated(one)
+    yield Text(one.confidence, style=_STYLES[one.confidence])
+
+
+def _today(one: Recommendation) -> str:
+    evidence = one.evidence
+    if evidence.limit is None:
+        return "none"
+    shared = "" if evidence.today is not None else " shared"
+    return f"{amount(evidence.limit, evidence.whom.quota_type)}{shared}"
+
+
+def _simulated(one: Recommendation) -> str:
+    simulated = one.simulated
+    if simulated is None:
+        return "not asked"
+    low, high = words.duration(simulated.throttled_ms), words.duration(simulated.greedy_throttled_ms)
+    if not simulated.greedy_throttled_ms:
+        return "never"
+    return low if low == high else f"{low} to {high}"
+
+
+def amount(value: float, quota_type: QuotaType) -> str:
+    """A limit or a rate with its unit."""
+    if quota_type in BYTE_RATES:
+        return f"{words.size(value)}/s"
+    return f"{words.about(value)} %" if quota_type is QuotaType.REQUEST else f"{words.about(value)}/s"
+
+
+def _lines(found: Sequence[Any], tell: Any, title: str, shown: int) -> Iterator[str]:
+    if not found:
+        return
+    yield ""
+    yield f"{title}:"
+    for one in found[:shown]:
+        yield f"  {tell(one)}"
+    if len(found) > shown:
+        yield f"  and {len(found) - shown:,} more: recommendation.csv has them all"
+
+
+def _who(one: Recommendation | Refusal) -> str:
+    whom = one.evidence.whom
+    return f"{words.name(str(whom))}, {whom.quota_type.value}"
+
+
+def _doubts(one: Recommendation) -> str:
+    return f"{_who(one)}: {words.visible('; '.join(doubt.reason for doubt in one.doubts))}"
+
+
+def _cut(one: Recommendation) -> str:
+    quota_type = one.evidence.whom.quota_type
+    return f"{_who(one)}: {amount(one.limit, quota_type)} of {amount(one.asked, quota_type)}"
+
+
+def _refused(one: Refusal) -> str:
+    return f"{_who(one)}: {one.reason}"
+
+
+def _fits(advice: Advice) -> Iterator[str]:
+    if advice.fits:
+        yield ""
+        yield "Capacity of a node, less its reserve:"
+    for fit in advice.fits:
+        carried, asked, given = (amount(value, fit.quota_type) for value in (fit.capacity, fit.asked, fit.given))
+        what = f"{words.name(fit.virtual_cluster)}, {fit.quota_type.value}"
+        yield f"  {what}: {carried}; asked for {asked}, given {given}, {fit.cut:,} cut"

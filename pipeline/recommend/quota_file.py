@@ -1,0 +1,44 @@
+"""Recommended limits as the proxy's own YAML has them, `virtual_clusters[].quotas.entries`: what a quota source of kind
+`file` reads, `usage simulate` tries and `usage plan` compares.
+"""
+
+import io
+from collections.abc import Iterable
+from typing import Any
+
+from ruamel.yaml import YAML
+
+from quotas.entities import Entity, QuotaType
+
+Limits = Iterable[tuple[str, Entity, QuotaType, float]]
+"""Of a virtual cluster an entity, a quota type, and the limit in units/s."""
+
+
+def document(limits: Limits) -> dict[str, Any]:
+    """The file's content as dicts and lists; entities in the order in which they come."""
+    clusters: dict[str, dict[Entity, dict[str, Any]]] = {}
+    for virtual_cluster, entity, quota_type, limit in limits:
+        entry = clusters.setdefault(virtual_cluster, {}).setdefault(entity, _parts(entity))
+        entry[quota_type.value] = int(limit) if limit == int(limit) else limit
+    return {
+        "virtual_clusters": [
+            {"name": name, "quotas": {"entries": list(entries.values())}} for name, entries in clusters.items()
+        ]
+    }
+
+
+def _parts(entity: Entity) -> dict[str, Any]:
+    named = {"user": entity.user, "client_id": entity.client_id, "ip": entity.ip}
+    return {part: name for part, name in named.items() if isinstance(name, str)}
+
+
+def yaml_of(content: dict[str, Any], comment: Iterable[str] = ()) -> str:
+    """The content as a YAML text, under lines of comment."""
+    out = io.StringIO()
+    for line in comment:
+        out.write(f"# {line}\n")
+    yaml = YAML()
+    yaml.width = 1_000_000
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.dump(content, out)
+    return out.getvalue()

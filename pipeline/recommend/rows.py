@@ -1,0 +1,147 @@
+"""Advice as plain data: what stands in recommendation.json, and the rows of recommendation.csv."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pipeline.recommend.advice import Advice, Fit, Recommendation, Refusal, Settings
+from pipeline.recommend.evidence import Evidence
+from pipeline.recommend.whom import Whom
+from pipeline.report.tables import Column, Table
+
+FORMAT = 1
+"""Of recommendation.json; a later one only adds keys."""
+
+
+def plain(advice: Advice, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
+    """All of it, as JSON can hold it. `known`: what else is to stand at the top."""
+    return {
+        "format": FORMAT,
+        **known,
+        "settings": asdict(settings),
+        "stages": [stage_name(i) for i in range(advice.stages)],
+        "capacity": [_fit(fit) for fit in advice.fits],
+        "recommendations": [_recommendation(one, settings) for one in advice.recommendations],
+        "refused": [_refusal(one) for one in advice.refusals],
+    }
+
+
+def stage_name(number: int) -> str:
+    """The file of a stage, counted from 0."""
+    return f"stage-{number + 1}.yaml"
+
+
+def _fit(fit: Fit) -> dict[str, Any]:
+    return {**asdict(fit), "quota_type": fit.quota_type.value}
+
+
+def _whom(whom: Whom) -> dict[str, Any]:
+    return {
+        "virtual_cluster": whom.virtual_cluster,
+        "entity": {"user": whom.user or None, "client_id": whom.client_id or None, "ip": whom.ip or None},
+        "quota": whom.quota_type.value,
+    }
+
+
+def _recommendation(one: Recommendation, settings: Settings) -> dict[str, Any]:
+    return {
+        **_whom(one.evidence.whom),
+        "current": _current(one.evidence),
+        "limit": one.limit,
+        "asked": one.asked,
+        "cut_by_capacity": one.cut,
+        "stages": list(one.path),
+        "confidence": one.confidence,
+        "doubts": [asdict(doubt) for doubt in one.doubts],
+        "evidence": _evidence(one.evidence),
+        "formula": {"percentile": settings.percentile, "headroom": settings.headroom},
+        "simulated": None if one.simulated is None else asdict(one.simulated),
+    }
+
+
+def _refusal(one: Refusal) -> dict[str, Any]:
+    current, evidence = _current(one.evidence), _evidence(one.evidence)
+    return {**_whom(one.evidence.whom), "reason": one.reason, "current": current, "evidence": evidence}
+
+
+def _current(evidence: Evidence) -> dict[str, Any] | None:
+    if evidence.limit is None:
+        return None
+    return {"limit": evidence.limit, "rule": evidence.rule, "of_this_entity_alone": evidence.today is not None}
+
+
+def _evidence(evidence: Evidence) -> dict[str, Any]:
+    node = evidence.node
+    return {
+        "percentile_value": None if node is None else node.demand,
+        "at_least": None if node is None else node.at_least,
+        "node_id": None if node is None else node.node_id,
+        "windows_at_node": None if node is None else node.windows,
+        "peak": evidence.peak,
+        "peak_node_id": evidence.peak_node_id,
+        "nodes": evidence.nodes,
+        "windows": evidence.windows,
+        "days": evidence.days,
+        "throttled_windows": evidence.throttled_windows,
+        "throttled_windows_share": evidence.throttled_share,
+        "throttled_ms": evidence.throttled_ms,
+        "bound_by_stronger_quotas_share": evidence.elsewhere_share,
+        "growth_per_week": evidence.growth_per_week,
+    }
+
+
+_COLUMNS = (
+    Column("virtual_cluster", "", "text"),
+    Column("user", "", "text"),
+    Column("client_id", "", "text"),
+    Column("ip", "", "text"),
+    Column("quota", "", "text"),
+    Column("current_limit", "", "number"),
+    Column("current_rule", "", "text"),
+    Column("recommended_limit", "", "number"),
+    Column("asked_limit", "", "number"),
+    Column("confidence", "", "text"),
+    Column("why", "", "text"),
+    Column("percentile_value", "", "number"),
+    Column("at_least", "", "text"),
+    Column("node_id", ""),
+    Column("peak", "", "number"),
+    Column("windows", ""),
+    Column("days", ""),
+    Column("throttled_windows", ""),
+    Column("throttled_windows_share", "", "share"),
+    Column("simulated_throttles", ""),
+    Column("simulated_throttled_ms", ""),
+    Column("simulated_greedy_throttled_ms", ""),
+    Column("simulated_muted_share", "", "share"),
+)
+
+
+def csv_table(advice: Advice) -> Table:
+    """A row for each recommendation, with a column for each stage, and for each refusal, without limits."""
+    stages = tuple(Column(f"stage_{i + 1}_limit", "", "number") for i in range(advice.stages))
+    rows = [_row(one.evidence) | _limits(one) for one in advice.recommendations]
+    rows += [_row(one.evidence) | {"confidence": "refused", "why": one.reason} for one in advice.refusals]
+    return Table("recommendation", "", (*_COLUMNS, *stages), rows)
+
+
+def _row(evidence: Evidence) -> dict[str, Any]:
+    whom = evidence.whom
+    names = {"user": whom.user, "client_id": whom.client_id, "ip": whom.ip}
+    current = {"current_limit": evidence.limit, "current_rule": evidence.rule}
+    seen = _evidence(evidence)
+    at_least = {None: None, True: "yes", False: "no"}[seen["at_least"]]
+    quota = whom.quota_type.value
+    return {"virtual_cluster": whom.virtual_cluster, **names, "quota": quota, **current, **seen, "at_least": at_least}
+
+
+def _limits(one: Recommendation) -> dict[str, Any]:
+    simulated = {} if one.simulated is None else asdict(one.simulated)
+    return {
+        "recommended_limit": one.limit,
+        "asked_limit": one.asked,
+        "confidence": one.confidence,
+        "why": "; ".join(doubt.reason for doubt in one.doubts),
+        **{f"stage_{i + 1}_limit": limit for i, limit in enumerate(one.path)},
+        **{f"simulated_{name}": value for name, value in simulated.items()},
+    }

@@ -1,0 +1,56 @@
+"""Whom a quota could be set on, for use that was recorded under these names."""
+
+from dataclasses import dataclass
+
+from quotas.entities import DEFAULT, Entity, QuotaType
+
+OVERFLOW = "<overflow>"
+"""What records call clients that were too many to tell apart (quotas.usage_record)."""
+
+USER, CLIENT_ID, PAIR = "user", "client-id", "user+client-id"
+KINDS = (USER, CLIENT_ID, PAIR)
+
+
+@dataclass(frozen=True, slots=True)
+class Whom:
+    """Names as records have them; those that do not count for the kind of entity are empty."""
+
+    virtual_cluster: str
+    quota_type: QuotaType
+    user: str = ""
+    client_id: str = ""
+    ip: str = ""
+
+    def __str__(self) -> str:
+        entity = self.entity
+        return "(unnamed)" if entity is None else str(entity)
+
+    @property
+    def entity(self) -> Entity | None:
+        """None where they have no name at all."""
+        if not (self.user or self.client_id or self.ip):
+            return None
+        return Entity(self.user or None, self.client_id or None, self.ip or None)
+
+    def nameless(self, by: str) -> str:
+        """Why no quota can be set on them, as what was asked for is `by`; empty: one can."""
+        if OVERFLOW in (self.user, self.client_id, self.ip):
+            return "clients that were too many for the proxy to tell apart"
+        if not self.virtual_cluster:
+            return "the records name no virtual cluster"
+        if self.quota_type is QuotaType.CONNECTION:
+            return "" if self.ip else "the records name no address"
+        if not self.user and by in (USER, PAIR):
+            return "not known who it was: the connection had not authenticated yet"
+        if not self.client_id and by in (CLIENT_ID, PAIR):
+            return "the clients gave no client-id, so no quota of one binds them"
+        return ""
+
+    def holds_alone(self, rule: str) -> bool:
+        """Whether the quota `rule`, as records write it, measures exactly these: their own, or a default for each."""
+        entity = self.entity
+        if entity is None:
+            return False
+        options = [[None] if name is None else [name, DEFAULT] for name in (entity.user, entity.client_id, entity.ip)]
+        users, client_ids, ips = options
+        return rule in {str(Entity(u, c, ip)) for u in users for c in client_ids for ip in ips}

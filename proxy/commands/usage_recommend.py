@@ -1,0 +1,106 @@
+"""`kafka-throttle usage recommend`: which quotas recorded use calls for."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxy.commands.config_file import refuse
+from proxy.commands.usage import run_job, spark_options, table_option
+from proxy.commands.usage_report import Moment
+from quotas.entities import QuotaType
+
+_TYPES = tuple(quota_type.name.lower() for quota_type in QuotaType)
+
+
+class _Types(click.ParamType[tuple[str, ...]]):
+    """Quota types as usage records call them, with commas between them."""
+
+    name = "types"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        """Each once, in the order of QuotaType."""
+        asked = [text.strip() for text in value.split(",")]
+        for text in asked:
+            if text not in _TYPES:
+                self.fail(f"expected some of {', '.join(_TYPES)}, got {text!r}", param, ctx)
+        return tuple(text for text in _TYPES if text in asked)
+
+
+@click.command()
+@table_option
+@click.option("--out", required=True, metavar="DIRECTORY", help="Where quotas, stages and evidence are written.")
+@click.option("--since", "since_ms", type=Moment(), help="Only windows that began then or later (UTC).")
+@click.option("--until", "until_ms", type=Moment(), help="Only windows that began before.")
+@click.option(
+    "--by",
+    type=click.Choice(["user", "client-id", "user+client-id"]),
+    default="user",
+    show_default=True,
+    help="The kind of entity. Connection rates are always by address.",
+)
+@click.option(
+    "--types",
+    "quota_types",
+    type=_Types(),
+    default="produce,fetch,request",
+    show_default=True,
+    help=f"Some of {','.join(_TYPES)}.",
+)
+@click.option(
+    "--percentile",
+    type=click.FloatRange(0.5, 1),
+    default=0.99,
+    show_default=True,
+    help="Of the windows with use, at the node where it is largest.",
+)
+@click.option(
+    "--headroom", type=click.FloatRange(1, 100), default=1.3, show_default=True, help="What that is multiplied by."
+)
+@click.option(
+    "--capacity",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="What the cluster can carry (YAML): limits are fitted into it.",
+)
+@click.option(
+    "--least-days",
+    type=click.IntRange(1),
+    default=7,
+    show_default=True,
+    metavar="N",
+    help="With use on fewer days nothing is recommended.",
+)
+@click.option(
+    "--least-windows",
+    type=click.IntRange(1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="With fewer windows with use at each node, neither.",
+)
+@click.option(
+    "--stages", type=click.IntRange(1, 20), default=3, show_default=True, help="Of the roll-out, if these are enough."
+)
+@click.option(
+    "--step",
+    "factor",
+    type=click.FloatRange(1.05, 100),
+    default=2.0,
+    show_default=True,
+    metavar="F",
+    help="From one stage to the next no limit gets below 1/F of it.",
+)
+@click.option(
+    "--simulate/--no-simulate", default=True, show_default=True, help="Replay what these quotas would have done."
+)
+@spark_options
+def recommend(capacity: Path | None, since_ms: int | None, until_ms: int | None, **arguments: Any) -> None:
+    """Recommend quotas: percentile x headroom of what was used, fitted to the capacity, in stages, with evidence.
+
+    Writes quotas.yaml and stage-1.yaml, stage-2.yaml, ... as `usage plan` takes them, and recommendation.json, .csv and
+    .txt: docs/recommend.md. Exit status 0: done; 2: something that was given cannot be used; 3: nothing is recommended.
+    """
+    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
+        refuse("--since: expected a time before --until")
+    given = None if capacity is None else str(capacity)
+    run_job("recommend", capacity=given, since_ms=since_ms, until_ms=until_ms, **arguments)

@@ -1,0 +1,391 @@
+"""How limits come from evidence: rounding, fairness, stages, capacity files, doubts. No Spark."""
+
+import io
+import json
+from dataclasses import replace
+from datetime import date, timedelta
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.candidate import candidate_of, parse_candidate
+from pipeline.recommend.advice import Settings, advise, judged
+from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
+from pipeline.recommend.evidence import AtNode, Doubt, Evidence, Simulated, confidence, doubts, too_thin
+from pipeline.recommend.fairness import fair_shares
+from pipeline.recommend.limits import path_to, rounded_down, rounded_up, wanted
+from pipeline.recommend.outcome import outcomes
+from pipeline.recommend.page import print_advice
+from pipeline.recommend.quota_file import document, yaml_of
+from pipeline.recommend.rows import csv_table, plain
+from pipeline.recommend.whom import Whom
+from pipeline.report.tables import csv_of
+from quotas.entities import Entity, QuotaType
+
+MB = 1_000_000
+MONDAY = date(2026, 10, 26)
+PRODUCE, FETCH, REQUEST, CONNECTION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST, QuotaType.CONNECTION
+
+
+def evidence(user="etl", quota_type=PRODUCE, demand=5.0 * MB, *, windows=10_000, **values):
+    known = {
+        "whom": Whom("main", quota_type, user), "node": AtNode(1, windows, demand, at_least=False), "thin": None,
+        "peak": 2 * demand, "peak_node_id": 1, "nodes": 3, "windows": 3 * windows, "days": 28,
+        "throttled_windows": 0, "throttled_ms": 0, "elsewhere_share": 0.0, "limit": None, "rule": "",
+    }  # fmt: skip
+    return Evidence(**{**known, **values})
+
+
+# ---------------------------------------------------------------------- rounding
+
+
+@pytest.mark.parametrize(
+    ("value", "up", "down"),
+    [(1_234_567, 1_300_000, 1_230_000), (1_200_000, 1_200_000, 1_200_000), (99.01, 100, 99), (7, 7, 7), (0.4, 1, 0)],
+)
+def test_byte_rates_are_whole_numbers_with_two_digits_up_or_three_down(value, up, down):
+    assert rounded_up(value, PRODUCE) == up
+    assert rounded_down(value, PRODUCE) == down
+
+
+def test_percent_of_a_thread_may_be_a_fraction():
+    assert rounded_up(1.234, REQUEST) == 1.3
+    assert rounded_down(0.012345, REQUEST) == 0.0123
+
+
+@given(st.floats(1e-3, 1e17), st.sampled_from(list(QuotaType)))
+def test_rounding_goes_the_way_it_says_and_not_far(value, quota_type):
+    up, down = rounded_up(value, quota_type), rounded_down(value, quota_type)
+    if quota_type is not CONNECTION or value < 2**31 - 1:
+        assert value * (1 - 1e-11) <= up <= max(value * 1.1, value + 1) * (1 + 1e-12)
+    assert min(value * 0.99, value - 1) - 1e-9 <= down <= value * (1 + 1e-12)
+
+
+def test_nobody_gets_less_than_the_floor():
+    assert wanted(0.001, 1.3, REQUEST) == 1
+    assert wanted(5 * MB, 1.3, PRODUCE) == 6.5 * MB
+
+
+# ---------------------------------------------------------------------- fairness
+
+AMOUNTS = st.floats(0.01, 1e12)
+
+
+@given(st.lists(st.tuples(AMOUNTS, st.floats(0.01, 100)), min_size=1, max_size=30), st.floats(0.01, 1e13))
+def test_shares_are_max_min_fair(wants, capacity):
+    asked, weights = [one for one, _ in wants], [weight for _, weight in wants]
+    shares = fair_shares(asked, weights, capacity)
+    assert sum(shares) <= capacity * (1 + 1e-9)
+    assert all(0 <= share <= one for share, one in zip(shares, asked, strict=True))
+    assert sum(shares) >= min(sum(asked), capacity) * (1 - 1e-9)
+    levels = [share / weight for share, weight in zip(shares, weights, strict=True)]
+    for share, one, level in zip(shares, asked, levels, strict=True):
+        if share < one * (1 - 1e-9):
+            assert level >= max(levels) * (1 - 1e-6)
+
+
+def test_who_wants_little_gets_it_and_the_rest_is_shared_by_weight():
+    assert fair_shares([10, 100, 100], [1, 1, 2], 100) == [10, 30, 60]
+    assert fair_shares([10, 20], [1, 1], 100) == [10, 20]
+    assert fair_shares([], [], 5) == []
+
+
+# ------------------------------------------------------------------------ stages
+
+
+@given(
+    st.floats(1, 1e12),
+    st.none() | st.floats(1, 1e12),
+    st.floats(0, 1e12),
+    st.sampled_from([PRODUCE, REQUEST, CONNECTION]),
+    st.integers(2, 10),
+    st.floats(1.05, 10),
+)
+def test_a_roll_out_goes_down_in_steps_to_the_limit(wants, today, peak, quota_type, stages, factor):
+    limit, peak = rounded_up(min(wants, 1e9), quota_type), min(peak, 1e9)
+    today = None if today is None else rounded_up(min(today, 1e9), quota_type)
+    path = path_to(limit, today, peak, quota_type, stages, factor)
+    assert path[-1] == limit
+    if today is not None and limit < today < peak:
+        path = [today, *path]
+    elif today is None or today > limit:
+        assert path[0] >= peak * (1 - 1e-11)
+    for before, after in pairwise(path):
+        assert before >= after >= min(before / factor, before - 1) * (1 - 1e-11)
+
+
+def test_who_has_no_quota_first_gets_room_for_the_most_that_was_seen():
+    assert path_to(1 * MB, None, 4 * MB, PRODUCE, 3, 2.0) == [4 * MB, 2 * MB, 1 * MB]
+
+
+def test_a_quota_that_is_tight_already_goes_down_from_where_it_is():
+    assert path_to(1 * MB, 2 * MB, 4 * MB, PRODUCE, 3, 2.0) == [1.59 * MB, 1.27 * MB, 1 * MB]
+
+
+def test_a_limit_above_todays_is_set_at_once():
+    assert path_to(5 * MB, 2 * MB, 9 * MB, PRODUCE, 3, 2.0) == [5 * MB]
+
+
+def test_a_long_way_down_takes_more_stages():
+    path = path_to(1 * MB, None, 100 * MB, PRODUCE, 3, 2.0)
+    assert path[0] == 100 * MB
+    assert len(path) == 8
+    assert path[-1] == 1 * MB
+
+
+# ---------------------------------------------------------------------- capacity
+
+
+def test_every_mistake_of_a_capacity_file_is_told_with_its_path():
+    with pytest.raises(BadCapacity) as raised:
+        capacity_of(
+            {
+                "reserv": 0.1,
+                "reserve": 1,
+                "virtual_clusters": [
+                    {"name": "a", "produce": {"total": 5}},
+                    {"name": "", "produce": {"per_node": -1}, "fetch": {"per_nod": 1}, "nodes": "three"},
+                    {"request": {"per_node": True}, "connection": {"total": 1, "per_node": 2}},
+                    7,
+                ],
+                "weights": [{"user": "x"}, {"user": 7, "weight": 0}],
+            }
+        )
+    assert sorted((problem.path, problem.problem) for problem in raised.value.problems) == [
+        ("reserv", "unknown key, did you mean 'reserve'?"),
+        ("reserve", "expected a number below 1, got 1"),
+        ("virtual_clusters[0]", "expected nodes, because a total is given (produce), got nothing"),
+        ("virtual_clusters[1].fetch.per_nod", "unknown key, did you mean 'per_node'?"),
+        ("virtual_clusters[1].name", "expected text, got ''"),
+        ("virtual_clusters[1].nodes", "expected a whole number, got 'three'"),
+        ("virtual_clusters[1].produce.per_node", "expected a number above 0, got -1"),
+        ("virtual_clusters[2].connection", "expected either total or per_node, got both"),
+        ("virtual_clusters[2].name", "expected a value, got nothing"),
+        ("virtual_clusters[2].request.per_node", "expected a number, got true"),
+        ("virtual_clusters[3]", "expected a mapping, got 7"),
+        ("weights[0].weight", "expected a value, got nothing"),
+        ("weights[1].user", "expected text, got 7"),
+        ("weights[1].weight", "expected a number above 0, got 0"),
+    ]
+
+
+def test_a_virtual_cluster_is_declared_once():
+    with pytest.raises(BadCapacity, match=r"virtual_clusters\[1\].name: expected a name of its own, got that of"):
+        capacity_of({"virtual_clusters": [{"name": "a"}, {"name": "a"}]})
+
+
+@pytest.mark.parametrize("data", [None, {}, [], "text", 7])
+def test_what_is_no_capacity_file_is_refused(data):
+    with pytest.raises(BadCapacity):
+        capacity_of(data)
+
+
+def test_capacity_is_of_a_node_less_the_reserve():
+    main = {"name": "main", "nodes": 3, "produce": {"total": 300}, "fetch": {"per_node": 50, "reserve": 0}}
+    capacity = capacity_of({"reserve": 0.2, "virtual_clusters": [main]})
+    assert capacity.per_node == {("main", PRODUCE): 80.0, ("main", FETCH): 50.0}
+
+
+def test_the_first_weight_that_matches_counts():
+    weights = [{"user": "pay-*", "weight": 3}, {"user": "pay-?", "virtual_cluster": "other", "weight": 9}]
+    capacity = capacity_of({"virtual_clusters": [{"name": "main"}], "weights": weights})
+    assert [capacity.weight(Whom("main", PRODUCE, user)) for user in ("pay-x", "paying", "pay-")] == [3, 1, 3]
+
+
+# -------------------------------------------------------------------------- whom
+
+
+def test_a_quota_of_ones_own_or_a_default_for_each_holds_alone():
+    etl, pair = Whom("main", PRODUCE, "etl"), Whom("main", PRODUCE, "etl", "app")
+    assert etl.holds_alone("user=etl")
+    assert etl.holds_alone("user=<default>")
+    assert not etl.holds_alone("user=etl, client-id=app")
+    assert not etl.holds_alone("client-id=app")
+    assert pair.holds_alone("user=<default>, client-id=<default>")
+    assert not pair.holds_alone("user=etl")
+    assert Whom("main", CONNECTION, ip="10.0.0.1").holds_alone("ip=<default>")
+
+
+def test_a_shared_limit_is_not_where_a_roll_out_begins():
+    assert evidence(limit=5.0, rule="client-id=app").today is None
+    assert evidence(limit=5.0, rule="user=<default>").today == 5.0
+
+
+# ------------------------------------------------------------------------- doubts
+
+
+def test_what_is_too_thin_is_refused_with_its_reason():
+    def thin(one, by="user"):
+        return too_thin(one, by, 7, 100)
+
+    assert thin(evidence()) == ""
+    assert thin(evidence(days=2)) == "used on 2 days, and at least 7 are asked for"
+    few = AtNode(1, 99, 5.0, at_least=False)
+    assert thin(evidence(node=None, thin=few)) == "used in at most 99 windows at a node, and at least 100 are asked for"
+    assert "authenticated" in thin(evidence(user=""))
+    assert "too many" in thin(evidence(user="<overflow>"))
+    assert "no client-id" in thin(evidence(), by="user+client-id")
+    assert thin(evidence(peak=0.0)) == "used nothing"
+
+
+def test_without_doubts_the_confidence_is_high():
+    assert doubts(evidence(), 1.3, Simulated(), []) == []
+    assert confidence([]) == "high"
+    assert confidence([Doubt(1, "")]) == "medium"
+    assert confidence([Doubt(2, ""), Doubt(1, "")]) == "low"
+
+
+def test_each_doubt_says_why():
+    growing = tuple((MONDAY + timedelta(i), 1_000.0 * 1.02**i) for i in range(21))
+    one = evidence(
+        days=10,
+        node=AtNode(1, 100, 10.0, at_least=True),
+        thin=AtNode(5, 3, 25.0, at_least=False),
+        throttled_windows=15_000,
+        elsewhere_share=0.6,
+        by_day=growing,
+    )
+    found = [doubt.reason for doubt in doubts(one, 1.3, Simulated(muted_share=0.2), [5, 6])]
+    assert found == [
+        "used on 10 days only",
+        "no records of a Saturday, Sunday",
+        "grows by 14 % a week, so the headroom is used up in 2 weeks",
+        "throttled in 50 % of its windows: it wants at least this, nobody knows how much",
+        "2.5 times as much at node 5, in 3 windows only",
+        "60 % of it is bound by stronger quotas",
+        "would have been throttled 20 % of the time",
+    ]
+
+
+# -------------------------------------------------------------------------- advice
+
+
+def test_a_limit_is_percentile_times_headroom():
+    [one] = advise([evidence()], Settings(), Capacity()).recommendations
+    assert (one.asked, one.limit, one.cut) == (6.5 * MB, 6.5 * MB, 0)
+    assert one.path == (10 * MB, 8.07 * MB, 6.5 * MB)
+
+
+def test_limits_fit_the_capacity_and_who_is_cut_is_told():
+    capacity = capacity_of(
+        {
+            "virtual_clusters": [{"name": "main", "produce": {"per_node": 10 * MB}}],
+            "weights": [{"user": "b", "weight": 2}],
+        }
+    )
+    some = [evidence("a", demand=1 * MB), evidence("b"), evidence("c"), evidence("c", FETCH)]
+    advice = advise(some, Settings(), capacity)
+    assert [one.limit for one in advice.recommendations] == [1.3 * MB, 5.8 * MB, 2.9 * MB, 6.5 * MB]
+    assert [one.cut > 0 for one in advice.recommendations] == [False, True, True, False]
+    [fit] = advice.fits
+    assert (fit.capacity, fit.asked, fit.given, fit.cut) == (10 * MB, 14.3 * MB, 10 * MB, 2)
+
+
+@given(st.lists(st.floats(1, 1e9), min_size=1, max_size=20), st.floats(1, 1e10))
+def test_what_is_given_fits_whatever_is_rounded(demands, per_node):
+    capacity = Capacity({("main", PRODUCE): per_node})
+    advice = advise((evidence(f"u{i}", demand=one) for i, one in enumerate(demands)), Settings(), capacity)
+    assert sum(one.limit for one in advice.recommendations) <= per_node * (1 + 1e-9)
+    assert len(advice.recommendations) + len(advice.refusals) == len(demands)
+    candidate_of(document(limits(advice)) if advice.recommendations else [])
+
+
+def test_all_have_as_many_stages_as_the_longest_roll_out():
+    advice = advise([evidence("a", peak=500.0 * MB), evidence("b", peak=1.0)], Settings(), Capacity())
+    assert advice.stages == 8
+    assert [len(one.path) for one in advice.recommendations] == [8, 8]
+    assert set(advice.recommendations[1].path) == {6.5 * MB}
+
+
+def limits(advice, stage=-1):
+    for one in advice.recommendations:
+        whom = one.evidence.whom
+        yield whom.virtual_cluster, whom.entity, whom.quota_type, one.path[stage]
+
+
+# ----------------------------------------------------------------------- what is written
+
+HOSTILE = [
+    "'",
+    '"',
+    "123",
+    "true",
+    "a: b",
+    "- x",
+    "# no",
+    "\u202e",
+    "tab\tx\ny",
+    "null",
+    "é\U0001f600",
+    " ",
+    "<default>",
+]
+
+
+def test_quota_files_are_read_back_as_they_were_meant():
+    given_limits = [("main", Entity(user=name), PRODUCE, 1000.0 + i) for i, name in enumerate(HOSTILE)]
+    given_limits += [("main", Entity("a", "b"), REQUEST, 1.5), ("other", Entity(ip="10.0.0.1"), CONNECTION, 7.0)]
+    candidate = parse_candidate(yaml_of(document(given_limits), ["a comment"]))
+    for cluster, entity, quota_type, limit in given_limits:
+        assert candidate.clusters[cluster].table[entity][quota_type] == limit
+    assert sum(len(rules.table) for rules in candidate.clusters.values()) == len(given_limits)
+
+
+def test_outcomes_are_found_by_rule_and_added_up_over_nodes():
+    advice = advise([evidence("a, b"), evidence("c")], Settings(), Capacity())
+    row = {"virtual_cluster": "main", "quota_type": "produce", "new_rule": "user='a, b'", "throttles": 2,
+           "throttled_ms": 500, "greedy_throttled_ms": 900, "longest_ms": 300, "muted_share": 0.1}  # fmt: skip
+    rows = [{**row, "node_id": 1}, {**row, "node_id": 2, "muted_share": 0.3}]
+    assert outcomes(rows, advice.recommendations) == [Simulated(4, 1_000, 1_800, 300, 0.3), Simulated()]
+
+
+def full_advice():
+    capacity = Capacity({("main", PRODUCE): 9.0 * MB})
+    some = [evidence(name or "x", demand=(i + 1) * MB, limit=2e6, rule="client-id=a") for i, name in enumerate(HOSTILE)]
+    few = evidence("=few", days=1)
+    advice = advise([*some, few], Settings(), capacity)
+    return judged(advice, [Simulated(3, 40_000, 50_000, 9_000, 0.1)] * len(advice.recommendations), 1.3, [6])
+
+
+KNOWN = {
+    "table": "t",
+    "begin_ms": 0,
+    "end_ms": 10_000,
+    "records": 7,
+    "window_ms": 10_000,
+    "warnings": ["3 are missing"],
+}
+
+
+def test_the_page_tells_limits_doubts_cuts_and_refusals():
+    to = io.StringIO()
+    print_advice(full_advice(), Settings(), KNOWN, to)
+    text = to.getvalue()
+    for expected in ("warning: 3 are missing", "p99 of the windows at the busiest node x 1.3", "40.0 s to 50.0 s",
+                     "Cut by the capacity", "Nothing is recommended for", "used on 1 day, and at least 7",
+                     "no records of a Sunday", "2.00 MB/s shared"):  # fmt: skip
+        assert expected in text
+    assert "\u202e" not in text
+
+
+def test_json_and_csv_have_everything():
+    advice = full_advice()
+    told = json.loads(json.dumps(plain(advice, Settings(), KNOWN)))
+    assert len(told["recommendations"]) == len(advice.recommendations)
+    assert told["refused"][0]["reason"].startswith("used on 1 day")
+    assert told["stages"] == [f"stage-{i + 1}.yaml" for i in range(advice.stages)]
+    one = told["recommendations"][0]
+    assert one["evidence"]["percentile_value"] == 1 * MB
+    assert one["simulated"]["muted_share"] == 0.1
+    table = csv_of(csv_table(advice))
+    assert "refused" in table
+    assert "'=few" in table
+
+
+def test_what_was_not_replayed_is_told_so():
+    advice = judged(advise([evidence()], Settings(), Capacity()), [None], 1.3, [])
+    to = io.StringIO()
+    print_advice(replace(advice), Settings(), KNOWN, to)
+    assert "not asked" in to.getvalue()
