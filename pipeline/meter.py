@@ -10,6 +10,7 @@ from quotas.sensors import Sensors
 from quotas.token_buckets import TokenBuckets
 from quotas.trace import Operation
 
+_CHARGE = Operation.CHARGE
 PERCENT_SECONDS_PER_MS = 0.1
 """Request time: 10 ms of one thread within a second are 1 % (KIP-124)."""
 
@@ -88,7 +89,7 @@ class Meter:
     def _charge(self, operation: str, value: float, now_ms: int) -> int:
         sensors, handle = self._sensors, self._handle
         self._lent = False
-        if operation == Operation.CHARGE:
+        if operation is _CHARGE or operation == _CHARGE:
             return sensors.charge(handle, value, now_ms)
         if operation == Operation.CHARGE_OR_LEND:
             throttle_ms, self._lent = sensors.charge_or_lend(handle, value, now_ms)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.recorded import HASTES, REFUSED, Event, Window, demands, retold
-from pipeline.replay import SensorReplay, Throttling
+from pipeline.replay import Demand, Lane, SensorReplay, Throttling
 from pipeline.traced import Client
 
 SAFETY = 1 - 1e-6
@@ -151,7 +151,9 @@ def explained(clients: Clients, rules: Rules, quota_type: str, live: float | Non
 
 
 def _haste(clients: Clients, rules: Rules, quota_type: str, live: float, per_s: float) -> float:
-    some = {client: windows[:_FIT_WINDOWS] for client, windows in clients.items()}
+    # What came after the last throttle says nothing about it.
+    last_ms = max(w.begin_ms for windows in clients.values() for w in windows if w.throttled_ms)
+    some = {client: [w for w in windows[:_FIT_WINDOWS] if w.begin_ms <= last_ms] for client, windows in clients.items()}
     recorded_ms = _recorded_ms(some)
     best, best_off_ms = HASTES[0], 2**62
     for haste in HASTES:
@@ -194,7 +196,10 @@ def _replay(
     events: Sequence[Event], rules: Rules, quota_type: str, limit: float, kind: Client, end_ms: int
 ) -> SensorReplay:
     replay = SensorReplay(Meter(rules, quota_type, limit, events[0].at_ms if events else 0))
+    lanes: dict[int, tuple[Lane, list[Demand]]] = {}
     for lane, demand in demands(events, quota_type, kind):
-        replay.add(lane, [demand])
+        lanes.setdefault(id(lane), (lane, []))[1].append(demand)
+    for lane, wanted in lanes.values():
+        replay.add(lane, wanted)
     replay.run(end_ms)
     return replay

@@ -13,6 +13,7 @@ from heapq import heappop, heappush, heapreplace
 from pipeline.meter import Meter
 from quotas.trace import Operation
 
+_CHARGE = Operation.CHARGE
 _UNHELD = frozenset({Operation.GIVE_BACK, Operation.CALL_IN})
 _REFUSES = frozenset({Operation.SPEND_STRICTLY, Operation.CHARGE_IF_WITHIN, Operation.CONNECT})
 _NO_REQUEST = frozenset({Operation.REPAY, Operation.OWE, *_UNHELD})
@@ -75,12 +76,14 @@ class Throttling:
 
     def add(self, throttle_ms: int, now_ms: int) -> None:
         """One throttle more."""
-        until_ms = now_ms + throttle_ms
+        until_ms, before_ms = now_ms + throttle_ms, self.muted_until_ms
         self.throttles += 1
         self.throttled_ms += throttle_ms
-        self.longest_ms = max(self.longest_ms, throttle_ms)
-        self.muted_ms += max(0, until_ms - max(now_ms, self.muted_until_ms))
-        self.muted_until_ms = max(self.muted_until_ms, until_ms)
+        if throttle_ms > self.longest_ms:
+            self.longest_ms = throttle_ms
+        if until_ms > before_ms:
+            self.muted_ms += until_ms - (before_ms if before_ms > now_ms else now_ms)
+            self.muted_until_ms = until_ms
 
 
 class SensorReplay:
@@ -114,12 +117,36 @@ class SensorReplay:
         """Go on up to a time, or until nothing is left to be sent."""
         turns, lanes = self._turns, self._lanes
         while turns and turns[0][0] < until_ms:
-            now_ms, _, number = heappop(turns)
+            now_ms, _, number = turns[0]
             lane = lanes[number]
             self.now_ms = now_ms
-            self._use(lane, lane.demands[0], now_ms)
+            demand = lane.demands[0]
+            if demand.operation is _CHARGE and demand.count == 1 and not demand.greedy_until_ms and self._told is None:
+                lane.demands.popleft()
+                self._charge(lane, demand, now_ms)
+            else:
+                self._use(lane, demand, now_ms)
             if lane.demands:
-                self._queue(number, lane)
+                heapreplace(turns, (lane.next_ms(), lane.demands[0].order, number))
+            else:
+                heappop(turns)
+
+    def _charge(self, lane: Lane, demand: Demand, now_ms: int) -> None:
+        """What `_use` comes to for a plain charge, which nearly all of them are."""
+        client, everybody, value = self._client(lane, demand), self.all, demand.value
+        client.used += value
+        client.requests += 1
+        everybody.used += value
+        everybody.requests += 1
+        if throttle_ms := self.meter.use(_CHARGE, value, now_ms):
+            self._mute(lane, client, throttle_ms, now_ms)
+
+    def _client(self, lane: Lane, demand: Demand) -> Throttling:
+        name = lane.client if demand.client is None else demand.client
+        client = self.clients.get(name)
+        if client is None:
+            client = self.clients[name] = Throttling()
+        return client
 
     @property
     def waiting(self) -> int:
@@ -130,11 +157,7 @@ class SensorReplay:
         heappush(self._turns, (lane.next_ms(), lane.demands[0].order, number))
 
     def _use(self, lane: Lane, demand: Demand, now_ms: int) -> None:
-        name = lane.client if demand.client is None else demand.client
-        client = self.clients.get(name)
-        if client is None:
-            client = self.clients[name] = Throttling()
-        value, count = demand.value, demand.count
+        client, value, count = self._client(lane, demand), demand.value, demand.count
         if count > 1:
             if self.meter.use_many(value, count, now_ms):
                 lane.demands.popleft()

@@ -2,29 +2,33 @@
 
 1. `summarised`: each client's use in buckets of two hours; the one pass over everything, by the JVM alone.
 2. `placed`: by which sensor of the candidate each client would be measured.
-3. Sensors that are *quiet* all the time, by the largest windows of all who share them, are done: nothing is throttled.
-4. Of the others, `loud_rows`, windows are summed up for each sensor, and `runs_of` says which must be replayed.
+3. `loud_stretches`: the buckets in which a sensor could have throttled, by the largest windows of all who share it, and
+   what may have to do with them. All others are done: nothing is throttled there.
+4. Of these, `loud_rows`, windows are summed up for each sensor, and `runs_of` says which must be replayed.
 5. `replayed`: the runs, each by itself and by the proxy's own arithmetic, on as many cores as there are.
 
-A sensor is never cut but between runs, which do not depend on each other: see `record_replay`.
+A sensor is never cut but between runs, which do not depend on each other: see `record_replay`. Only a run of more than
+MOST_REQUESTS is, so that there is a bound for memory.
 """
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
-from re import match
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
+from pyspark.sql.pandas.types import to_arrow_schema
 
-from pipeline.candidate import Candidate, Rules
+from pipeline.candidate import Candidate
+from pipeline.loud_runs import COLUMNS, runs_in
 from pipeline.meter import PERCENT_SECONDS_PER_MS, Standing, standing_of
-from pipeline.record_replay import Explained, Replayed, allowed, explained, memory_of, replay_run, runs
-from pipeline.recorded import Window
-from pipeline.replay import Throttling
+from pipeline.record_replay import allowed, memory_of, runs
+from pipeline.recorded import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, Window
 
 BUCKET_MS = 7_200_000
 LATE_MS = 600_000
@@ -35,6 +39,16 @@ PROCESS_CLIENT = ["instance", *CLIENT]
 PLACE = ["place_user", "place_client_id", "place_ip"]
 SENSOR = ["instance", "virtual_cluster", "node_id", "quota_type", *PLACE]
 
+MOST_REQUESTS = 1_000_000
+"""A run is cut behind so many requests, as `recorded` retells them, which are about 400 MB. What is held there is not
+sent any more."""
+_PARTS = 1 << 20
+_PARTITIONS_PER_CORE = 8
+_TOGETHER = 1_000
+
+Group = Mapping[str, NDArray[Any]]
+"""Columns of rows that have a key in common."""
+
 _PLACED = T.StructType(
     [
         *(T.StructField(name, T.StringType()) for name in PLACE),
@@ -42,17 +56,20 @@ _PLACED = T.StructType(
         T.StructField("new_rule", T.StringType()),
         T.StructField("span_s", T.DoubleType()),
         T.StructField("allowed", T.DoubleType()),
+        T.StructField("memory_s", T.DoubleType()),
     ]
 )
-"""What `placed` adds; all null where nothing would throttle. `allowed`: as charged, within `span_s`."""
+"""What `placed` adds; all null where nothing would throttle. `allowed`: as charged, within `span_s`. `memory_s`: for
+how long a sensor remembers, debts included."""
 
-_RUNS = T.StructType(
-    [
-        T.StructField("sensor_id", T.LongType()),
-        T.StructField("begin_ms", T.LongType()),
-        T.StructField("run", T.LongType()),
-    ]
+STRETCHES = T.StructType([T.StructField(name, T.LongType()) for name in ("sensor_id", "bucket", "from_ms", "until_ms")])
+"""Of a sensor's bucket: windows that ended after `from_ms` and began before `until_ms`. One row for each bucket."""
+_EVER = (-(2**62), 2**62)
+
+RUNS = T.StructType(
+    [T.StructField(name, T.LongType()) for name in ("sensor_id", "bucket", "run", "first_ms", "last_ms")]
 )
+"""Which windows of a sensor's bucket a run has: those that began from `first_ms` to `last_ms`."""
 
 REPLAYED = T.StructType(
     [
@@ -83,7 +100,7 @@ def summarised(usage: DataFrame) -> DataFrame:
     What is called `late` is of windows that a sensor may remember in the next bucket.
     """
     late = F.col("end_ms") % BUCKET_MS >= BUCKET_MS - LATE_MS
-    return usage.groupBy(*PROCESS_CLIENT, F.floor(F.col("begin_ms") / BUCKET_MS).alias("bucket")).agg(
+    return usage.groupBy(*PROCESS_CLIENT, _bucket().alias("bucket")).agg(
         F.count("*").alias("records"),
         F.sum("used").alias("used"),
         F.sum("requests").alias("requests"),
@@ -93,10 +110,16 @@ def summarised(usage: DataFrame) -> DataFrame:
         F.max("peak").alias("most_peak"),
         F.max(F.when(late, F.col("used"))).alias("late_used"),
         F.max(F.when(late, F.col("peak"))).alias("late_peak"),
+        F.max(F.when(late, F.col("throttled_ms")).otherwise(0)).alias("late_throttled_ms"),
         F.min(F.col("end_ms") - F.col("begin_ms")).alias("shortest_ms"),
         F.min("begin_ms").alias("begin_ms"),
         F.max("end_ms").alias("end_ms"),
     )
+
+
+def _bucket() -> Column:
+    at_ms = F.col("begin_ms")
+    return ((at_ms - F.pmod(at_ms, F.lit(BUCKET_MS))) / BUCKET_MS).cast("long")
 
 
 def placed(rows: DataFrame, candidate: Candidate) -> DataFrame:
@@ -120,7 +143,7 @@ def _placed_batch(batch: pd.DataFrame, candidate: Candidate, known: dict[tuple[A
             known[client] = _place_of(client, candidate)
     found = [known[client] for client in clients]
     columns: dict[str, Any] = {name: [row[i] for row in found] for i, name in enumerate(_PLACED.names)}
-    for name in ("new_limit", "span_s", "allowed"):
+    for name in ("new_limit", "span_s", "allowed", "memory_s"):
         columns[name] = np.array(columns[name], dtype=np.float64)
     added = pd.DataFrame(columns, index=batch.index)
     return pd.concat([batch, added], axis=1)
@@ -137,7 +160,8 @@ def _place_of(client: tuple[Any, ...], candidate: Candidate) -> tuple[Any, ...]:
     memory = memory_of(rules, quota_type)
     place = standing.place
     within = allowed(standing.limit, memory)
-    return (place.user, place.client_id, place.ip, standing.limit, standing.rule, memory.span_s, within)
+    remembered_s = memory.span_s + memory.debt_s
+    return (place.user, place.client_id, place.ip, standing.limit, standing.rule, memory.span_s, within, remembered_s)
 
 
 def most_in_span(used: Column, peak: Column, length_ms: Column, span_s: Column) -> Column:
@@ -160,55 +184,103 @@ def sensor_id() -> Column:
     return F.xxhash64(*(F.col(name) for name in SENSOR))
 
 
-def loud_sensors(summary: DataFrame) -> DataFrame:
-    """Placed summary -> the ids of sensors that could have throttled anybody, or did."""
-    measured = summary.where(F.col("new_limit").isNotNull()).select(sensor_id().alias("sensor_id"), "*")
+def loud_stretches(summary: DataFrame, end_ms: int) -> DataFrame:
+    """Placed summary -> STRETCHES: of sensors that could have throttled anybody, or did, the buckets to look at.
 
-    def windows(which: str, later: int) -> DataFrame:
-        most = most_in_span(
-            as_charged(F.col("quota_type"), F.col(f"{which}_used")),
-            as_charged(F.col("quota_type"), F.col(f"{which}_peak")),
-            F.col("shortest_ms").cast("double"),
-            F.col("span_s"),
-        )
-        unknown = (F.col("throttled_ms") > 0) | (F.col("span_s") * 2000 >= LATE_MS)
-        return measured.select(
-            "sensor_id",
-            "user",
-            "client_id",
-            "ip",
-            (F.col("bucket") + later).alias("bucket"),
-            F.when(unknown, F.lit(float("inf"))).otherwise(F.coalesce(most, F.lit(0.0))).alias("most"),
-            "allowed",
-        )
-
+    Those are buckets in which that could have been, what a sensor remembers before them, and behind them the time that
+    debts and what was held may have taken at the longest; the last one ended at `end_ms`.
+    """
+    of_sensor = [F.max(name).alias(name) for name in ("end_ms", "allowed", "new_limit", "memory_s", "span_s")]
     of_clients = (
-        windows("most", 0)
-        .unionByName(windows("late", 1))
+        _most_of_buckets(summary, late=False)
+        .unionByName(_most_of_buckets(summary, late=True))
         .groupBy("sensor_id", "user", "client_id", "ip", "bucket")
-        .agg(F.max("most").alias("most"), F.max("allowed").alias("allowed"))
+        .agg(F.max("most").alias("most"), F.sum("used").alias("used"), *of_sensor)
     )
     of_sensors = of_clients.groupBy("sensor_id", "bucket").agg(
-        F.sum("most").alias("most"), F.max("allowed").alias("allowed")
+        F.sum("most").alias("most"), F.sum("used").alias("used"), *of_sensor
     )
-    return of_sensors.where(F.col("most") > F.col("allowed")).select("sensor_id").distinct()
+    loud = of_sensors.where(F.col("most") > F.col("allowed")).drop("most", "allowed")
+
+    def find(buckets: Group) -> list[tuple[Any, ...]]:
+        return _stretches_of(buckets, end_ms // BUCKET_MS)
+
+    return _by_groups(loud, "sensor_id", "bucket", find, STRETCHES)
 
 
-def loud_rows(usage: DataFrame, summary: DataFrame, loud: DataFrame) -> DataFrame:
-    """USAGE of who is measured by loud sensors, with `sensor_id` and where the candidate measures them."""
+def _most_of_buckets(summary: DataFrame, late: bool) -> DataFrame:
+    """What the windows of a client's bucket had at the most; of late ones, told of the bucket behind."""
+    which = "late" if late else "most"
+    most = most_in_span(
+        as_charged(F.col("quota_type"), F.col(f"{which}_used")),
+        as_charged(F.col("quota_type"), F.col(f"{which}_peak")),
+        F.col("shortest_ms").cast("double"),
+        F.col("span_s"),
+    )
+    throttled_ms = F.col("late_throttled_ms" if late else "throttled_ms")
+    unknown = (throttled_ms > 0) | (F.col("span_s") * 2000 >= LATE_MS)
+    return summary.where(F.col("new_limit").isNotNull()).select(
+        sensor_id().alias("sensor_id"),
+        "user",
+        "client_id",
+        "ip",
+        (F.col("bucket") + int(late)).alias("bucket"),
+        F.when(unknown, F.lit(float("inf"))).otherwise(F.coalesce(most, F.lit(0.0))).alias("most"),
+        (F.lit(0.0) if late else as_charged(F.col("quota_type"), F.col("used"))).alias("used"),
+        *("end_ms", "allowed", "new_limit", "memory_s", "span_s"),
+    )
+
+
+def _stretches_of(buckets: Group, last: int) -> list[tuple[Any, ...]]:
+    """The loud buckets of one sensor, in their order -> STRETCHES, up to the bucket `last`."""
+    sensor, limit, span_s, memory_s = (
+        buckets[name][0].item() for name in ("sensor_id", "new_limit", "span_s", "memory_s")
+    )
+    limit, span_ms, memory_ms, whole_s = max(limit, 1e-9), int(span_s * 1000), int(memory_s * 1000), BUCKET_MS / 1000
+    numbers = buckets["bucket"].tolist()
+    rows: list[tuple[int, ...]] = []
+    held_s, before, reached_ms = 0.0, numbers[0], _EVER[0]
+    for bucket, following, used, end_ms in zip(
+        numbers, [*numbers[1:], last + 1], buckets["used"].tolist(), buckets["end_ms"].tolist(), strict=True
+    ):
+        lead_ms = bucket * BUCKET_MS - span_ms
+        if rows and rows[-1][1] == bucket - 1:
+            rows[-1] = (sensor, bucket - 1, *_EVER)
+        else:
+            rows.append((sensor, bucket - 1, lead_ms, _EVER[1]))
+        rows.append((sensor, bucket, *_EVER))
+        # All that loud windows used may have been held, but for what the limit has let through since.
+        held_s = max(0.0, held_s - max(0, bucket - before - 1) * whole_s)
+        reached_ms = max(reached_ms, end_ms + memory_ms + int(1000 * min(held_s + used / limit, 2**40)))
+        held_s, before = max(0.0, held_s - whole_s) + used / limit, bucket
+        for later in range(bucket + 1, min(reached_ms // BUCKET_MS + 1, following)):
+            rows.append((sensor, later, _EVER[0], reached_ms))
+    return rows
+
+
+def loud_rows(usage: DataFrame, summary: DataFrame, stretches: DataFrame) -> DataFrame:
+    """USAGE in STRETCHES, with `sensor_id`, `bucket` and where the candidate measures them."""
+    sensors = stretches.select("sensor_id").distinct()
     clients = (
         summary.where(F.col("new_limit").isNotNull())
         .select(sensor_id().alias("sensor_id"), *PROCESS_CLIENT, "new_limit", "span_s", "allowed")
         .distinct()
-        .join(loud, "sensor_id", "left_semi")
+        .join(F.broadcast(sensors), "sensor_id", "left_semi")
     )
-    return usage.select(*PROCESS_CLIENT, *Window._fields, "limit", "rule").join(
+    rows = usage.select(*PROCESS_CLIENT, *Window._fields, "limit", "rule").join(
         F.broadcast(clients), PROCESS_CLIENT, "inner"
+    )
+    within = (F.col("end_ms") > F.col("from_ms")) & (F.col("begin_ms") < F.col("until_ms"))
+    return (
+        rows.withColumn("bucket", _bucket())
+        .join(stretches, ["sensor_id", "bucket"], "inner")
+        .where(within)
+        .drop("from_ms", "until_ms")
     )
 
 
 def runs_of(rows: DataFrame, candidate: Candidate) -> DataFrame:
-    """Loud rows -> (sensor_id, begin_ms, run) of every window that has to be replayed."""
+    """Loud rows -> RUNS: what has to be replayed, from the first to the last begin of a window."""
     used = as_charged(F.col("quota_type"), F.col("used"))
     most = most_in_span(
         used,
@@ -220,179 +292,121 @@ def runs_of(rows: DataFrame, candidate: Candidate) -> DataFrame:
         F.max("end_ms").alias("end_ms"),
         F.sum(F.when(F.col("throttled_ms") > 0, F.lit(float("inf"))).otherwise(most)).alias("most"),
         F.sum(used).alias("used"),
+        F.sum(_requests_retold(used)).alias("requests"),
     )
 
-    def find(windows: pd.DataFrame) -> pd.DataFrame:
-        windows = windows.sort_values("begin_ms")
-        first = windows.iloc[0]
-        rules = candidate.rules(first["virtual_cluster"])
+    def find(windows: Group) -> list[tuple[Any, ...]]:
+        rules = candidate.rules(windows["virtual_cluster"][0])
         assert rules is not None
         numbers = runs(
-            windows["begin_ms"].to_numpy(),
-            windows["end_ms"].to_numpy(),
-            windows["most"].to_numpy(),
-            windows["used"].to_numpy(),
-            float(first["new_limit"]),
-            memory_of(rules, first["quota_type"]),
+            windows["begin_ms"],
+            windows["end_ms"],
+            windows["most"],
+            windows["used"],
+            float(windows["new_limit"][0]),
+            memory_of(rules, windows["quota_type"][0]),
         )
-        found = pd.DataFrame({"sensor_id": windows["sensor_id"], "begin_ms": windows["begin_ms"], "run": numbers})
-        return found[found["run"] >= 0]
+        if not (numbers >= 0).any():
+            return []
+        replayed = {name: windows[name][numbers >= 0] for name in ("sensor_id", "begin_ms", "requests")}
+        return _as_runs(replayed, numbers[numbers >= 0])
 
-    return _by_groups(windows, ["sensor_id"], find, _RUNS)
+    return _by_groups(windows, "sensor_id", "begin_ms", find, RUNS)
 
 
-def replayed(rows: DataFrame, found: DataFrame, candidate: Candidate, end_ms: int) -> DataFrame:
-    """Loud rows and their runs -> REPLAYED. What is held is sent until `end_ms`, where the records end."""
-    in_runs = rows.join(found, ["sensor_id", "begin_ms"], "inner")
-    return _by_groups(in_runs, ["sensor_id", "run"], _replayer(candidate, end_ms), REPLAYED)
+def _requests_retold(used: Column) -> Column:
+    """As how many requests the use of a record is retold, at the most: see `recorded`."""
+    grain_s = F.when(F.col("throttles") > 0, GRAIN_S).otherwise(COARSE_GRAIN_S)
+    grains = used / F.greatest(F.least("new_limit", "limit") * grain_s, F.lit(1e-9))
+    return F.least(F.col("requests"), F.ceil(F.least(grains, F.lit(float(MAX_REQUESTS)))), F.lit(MAX_REQUESTS)) + 1
+
+
+def _as_runs(windows: Group, numbers: NDArray[np.int64]) -> list[tuple[Any, ...]]:
+    """Windows and the run of each -> RUNS: cut behind MOST_REQUESTS, and told once for each bucket."""
+    begin_ms, bucket = windows["begin_ms"], windows["begin_ms"] // BUCKET_MS
+    before = np.cumsum(windows["requests"]) - windows["requests"]
+    _, firsts, which = np.unique(numbers, return_index=True, return_inverse=True)
+    run = numbers * _PARTS + (before - before[firsts][which]) // MOST_REQUESTS
+    changes = np.flatnonzero((bucket[1:] != bucket[:-1]) | (run[1:] != run[:-1])) + 1
+    begins = np.concatenate([[0], changes])
+    lasts = np.concatenate([changes, [len(run)]]) - 1
+    columns = (windows["sensor_id"][begins], bucket[begins], run[begins], begin_ms[begins], begin_ms[lasts])
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def in_runs(rows: DataFrame, found: DataFrame) -> DataFrame:
+    """Loud rows of RUNS with their `run`, each run in one partition and in the order of time.
+
+    There are several partitions for each core, so that those of long runs do not make the others wait.
+    """
+    keys = ["sensor_id", "run"]
+    partitions = _PARTITIONS_PER_CORE * rows.sparkSession.sparkContext.defaultParallelism
+    within = F.col("begin_ms").between(F.col("first_ms"), F.col("last_ms"))
+    return (
+        rows.join(found, ["sensor_id", "bucket"], "inner")
+        .where(within)
+        .select(*COLUMNS)
+        .repartition(partitions, *keys)
+        .sortWithinPartitions(*keys, "begin_ms", "user", "client_id", "ip")
+    )
+
+
+def replayed(rows: DataFrame, candidate: Candidate, end_ms: int) -> DataFrame:
+    """Rows `in_runs` -> REPLAYED. What is held is sent until `end_ms`, where the records end."""
+
+    def replay(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows: list[tuple[Any, ...]] = []
+        for run in runs_in(batches):
+            rows += run.replayed(candidate, end_ms)
+            if len(rows) >= _TOGETHER:
+                yield _batch_of(rows, REPLAYED)
+                rows = []
+        yield _batch_of(rows, REPLAYED)
+
+    return rows.mapInArrow(replay, REPLAYED)
 
 
 def _by_groups(
-    rows: DataFrame, keys: list[str], function: Callable[[pd.DataFrame], pd.DataFrame], schema: T.StructType
+    rows: DataFrame, key: str, order: str, function: Callable[[Group], list[tuple[Any, ...]]], schema: T.StructType
 ) -> DataFrame:
-    """As `groupBy(keys).applyInPandas`, which costs each small group as much as the largest one before it."""
+    """As `groupBy(key).applyInArrow`, in order within a group, and without a batch of its own for each."""
 
-    def apply(batches: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
-        group: list[pd.DataFrame] = []
+    def apply(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        kept: list[Group] = []
         for batch in batches:
-            begins = np.flatnonzero((batch[keys] != batch[keys].shift()).any(axis=1)).tolist()
-            goes_on = bool(group) and bool((batch[keys].iloc[0] == group[-1][keys].iloc[0]).all())
-            for begin, end in pairwise([*begins, len(batch)]):
-                if group and not goes_on:
-                    yield function(pd.concat(group))
-                    group = []
-                group.append(batch.iloc[begin:end])
-                goes_on = False
-        if group:
-            yield function(pd.concat(group))
+            found: list[tuple[Any, ...]] = []
+            for part in _parts_of(batch, key):
+                if kept and kept[0][key][0] != part[key][0]:
+                    found += function(_whole(kept))
+                    kept = []
+                kept.append(part)
+            yield _batch_of(found, schema)
+        if kept:
+            yield _batch_of(function(_whole(kept)), schema)
 
-    return rows.repartition(*keys).sortWithinPartitions(*keys, "begin_ms").mapInPandas(apply, schema)
-
-
-def _replayer(candidate: Candidate, end_ms: int) -> Callable[[pd.DataFrame], pd.DataFrame]:
-    def replay(rows: pd.DataFrame) -> pd.DataFrame:
-        first = rows.iloc[0]
-        rules = candidate.rules(first["virtual_cluster"])
-        assert rules is not None
-        quota_type, limit = str(first["quota_type"]), float(first["new_limit"])
-        rows = rows.sort_values(["begin_ms", "user", "client_id", "ip"], kind="stable")
-        clients = _windows_of(rows)
-        groups = _explained_groups(rows, clients, rules, quota_type, limit)
-        outcome = replay_run(groups, rules, quota_type, limit, end_ms)
-        fit = (float(sum(group.recorded_ms for group in groups)), float(sum(group.model_ms for group in groups)))
-        factor = 1 / PERCENT_SECONDS_PER_MS if quota_type == "request" else 1.0
-        return _as_frame(int(first["sensor_id"]), clients, outcome, factor, fit)
-
-    return replay
+    return rows.repartition(key).sortWithinPartitions(key, order).mapInArrow(apply, schema)
 
 
-def _windows_of(rows: pd.DataFrame) -> dict[Hashable, list[Window]]:
-    clients: dict[Hashable, list[Window]] = {}
-    who = zip(rows["user"], rows["client_id"], rows["ip"], strict=True)
-    names = Window._fields
-    for client, values in zip(who, zip(*(rows[name].tolist() for name in names), strict=True), strict=True):
-        windows = clients.setdefault(client, [])
-        window = Window(*values)
-        # A window that was cut in two, as at a restart of the proxy, is told in two records.
-        if windows and windows[-1].begin_ms == window.begin_ms:
-            windows[-1] = _together(windows[-1], window)
-        else:
-            windows.append(window)
-    return clients
+def _parts_of(batch: pa.RecordBatch, key: str) -> Iterator[Group]:
+    """Rows one behind the other that have the same key."""
+    if not batch.num_rows:
+        return
+    columns = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in batch.schema.names}
+    keys = columns[key]
+    changes = (np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist()
+    for begin, end in pairwise([0, *changes, len(keys)]):
+        yield {name: column[begin:end] for name, column in columns.items()}
 
 
-def _together(one: Window, other: Window) -> Window:
-    return Window(
-        one.begin_ms,
-        max(one.end_ms, other.end_ms),
-        one.used + other.used,
-        max(one.peak, other.peak),
-        one.requests + other.requests,
-        one.throttles + other.throttles,
-        one.throttled_ms + other.throttled_ms,
-        one.muted_ms + other.muted_ms,
-        f"{one.profile} {other.profile}" if one.profile and other.profile else "",
+def _whole(parts: list[Group]) -> Group:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _batch_of(rows: list[tuple[Any, ...]], schema: T.StructType) -> pa.RecordBatch:
+    fields = to_arrow_schema(schema)
+    columns = zip(*rows, strict=True) if rows else [()] * len(fields)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)], schema=fields
     )
-
-
-def _explained_groups(
-    rows: pd.DataFrame, clients: Mapping[Hashable, list[Window]], rules: Rules, quota_type: str, limit: float
-) -> list[Explained]:
-    """How the use came about of each group that shared a sensor that was throttled live, and of all others."""
-    others = dict(clients)
-    groups = []
-    for live_limit, members in _live_groups(rows):
-        shared = {client: others.pop(client) for client in members}
-        groups.append(explained(shared, rules, quota_type, live_limit, limit))
-    if others:
-        groups.append(explained(others, rules, quota_type, None, limit))
-    return groups
-
-
-def _live_groups(rows: pd.DataFrame) -> Iterator[tuple[float, list[Hashable]]]:
-    """The limit in force, and the clients, of each sensor that was throttled live."""
-    groups: dict[tuple[str, str], list[Hashable]] = {}
-    limits: dict[tuple[str, str], float] = {}
-    throttled: set[tuple[str, str]] = set()
-    last = rows.drop_duplicates(["user", "client_id", "ip"], keep="last")
-    of_client = {}
-    for user, client_id, ip, limit, rule in zip(
-        last["user"], last["client_id"], last["ip"], last["limit"], last["rule"], strict=True
-    ):
-        key = live_tags(rule, user, client_id)
-        groups.setdefault(key, []).append((user, client_id, ip))
-        of_client[user, client_id, ip] = key
-        if limit is not None and limit == limit and limit > 0:
-            limits[key] = float(limit)
-    hurt = rows[rows["throttled_ms"] > 0]
-    for client in set(zip(hurt["user"], hurt["client_id"], hurt["ip"], strict=True)):
-        throttled.add(of_client[client])
-    for key, members in groups.items():
-        if key in throttled and key in limits:
-            yield limits[key], members
-
-
-def live_tags(rule: str, user: str, client_id: str) -> tuple[str, str]:
-    """Under which user and client-id a client was measured, by the entity whose quota it had."""
-    part = r"(?:'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"|[^,]*)"
-    found = match(rf"(user={part})?(?:, )?(client-id={part})?$", rule or "")
-    if found is None:
-        return user, client_id
-    return user if found[1] else "", client_id if found[2] else ""
-
-
-def _as_frame(
-    sensor: int,
-    clients: Mapping[Hashable, list[Window]],
-    outcome: Replayed,
-    factor: float,
-    fit: tuple[float, float],
-) -> pd.DataFrame:
-    none = Throttling()
-    rows: list[tuple[Any, ...]] = []
-    total = 0.0
-    for client, windows in clients.items():
-        recorded = sum(window.used for window in windows)
-        total += recorded
-        paced, greedy = outcome.paced.get(client, none), outcome.greedy.get(client, none)
-        rows.append(_row(sensor, client, False, recorded, paced, greedy, factor, (0.0, 0.0), len(windows)))
-    all_windows = len({window.begin_ms for windows in clients.values() for window in windows})
-    everybody: Hashable = ("", "", "")
-    rows.append(_row(sensor, everybody, True, total, outcome.sensor, outcome.greedy_sensor, factor, fit, all_windows))
-    return pd.DataFrame(rows, columns=REPLAYED.names)
-
-
-def _row(
-    sensor: int,
-    client: Any,
-    of_sensor: bool,
-    recorded: float,
-    paced: Throttling,
-    greedy: Throttling,
-    factor: float,
-    fit: tuple[float, float],
-    windows: int,
-) -> tuple[Any, ...]:
-    used = (recorded, paced.used * factor, greedy.used * factor)
-    times = (paced.throttles, paced.throttled_ms, greedy.throttled_ms, paced.longest_ms, paced.muted_ms)
-    return (sensor, *client, of_sensor, *used, *times, *fit, windows)

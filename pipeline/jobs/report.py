@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from pyspark import StorageLevel
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from pipeline.accounts import Accounts
+from pipeline.kept import Kept
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
 from pipeline.report.findings import Findings, Missing, Row, silences, whole_days, width_for
@@ -69,24 +69,22 @@ def main(
 def find(usage: DataFrame, steps: "Steps", **known: Any) -> Findings:
     """All that is shown of these records. What is given is what the table itself does not tell."""
     steps.next("how much there is")
-    [span] = _rows(figures.span(usage))
-    if not span["records"]:
-        return Findings(**known)
-    steps.next("adding up by client and day")
-    days = figures.daily(usage).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with Kept() as kept:
+        days, course = kept.frame(figures.daily(usage)), kept.frame(figures.course(usage))
+        [span] = _rows(figures.span(course))
+        if not span["records"]:
+            return Findings(**known)
+        steps.next("adding up by client and day")
         use = _use(days, known["top_n"])
         return Findings(
             **known,
             **span,
             **use,
             **_costs(days, known.get("sheet"), known["top_n"]),
-            **_course(usage, use["days"], span, steps),
+            **_course(course, use["days"], span, steps),
             **_quotas(usage, known["top_n"], steps),
             **_noise(usage, known["top_n"], max(span["window_ms"], 1_000), steps),
         )
-    finally:
-        days.unpersist()
 
 
 def _use(days: DataFrame, top_n: int) -> dict[str, Any]:
@@ -125,10 +123,10 @@ def _without_months(months: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return list(sums.values())
 
 
-def _course(usage: DataFrame, days: list[Row], span: Row, steps: "Steps") -> dict[str, Any]:
+def _course(course: DataFrame, days: list[Row], span: Row, steps: "Steps") -> dict[str, Any]:
     steps.next("the course of time")
     width_ms = width_for(span["begin_ms"], span["end_ms"])
-    timeline = _rows(figures.timeline(usage, width_ms))
+    timeline = _rows(figures.timeline(course, width_ms))
     whole = whole_days(days, span["begin_ms"], span["end_ms"])
     return {
         "width_ms": width_ms,
@@ -163,8 +161,11 @@ def _quotas(usage: DataFrame, top_n: int, steps: "Steps") -> dict[str, Any]:
 def _noise(usage: DataFrame, top_n: int, slice_ms: int, steps: "Steps") -> dict[str, Any]:
     steps.next("noisy neighbours")
     worst = (F.col("others_throttled_ms").desc(), F.col("share").desc(), "begin_ms")
-    episodes, [count] = _first(neighbours.episodes(usage, slice_ms), worst, top_n, F.lit(True))
-    return {"episodes": episodes, "episode_count": count}
+    with Kept() as kept:
+        use = kept.frame(neighbours.use_by_slices(usage, slice_ms))
+        slices = kept.counted(neighbours.slices_of(use))
+        found, [count] = _first(neighbours.episodes(use, slices, slice_ms), worst, top_n, F.lit(True))
+    return {"episodes": found, "episode_count": count}
 
 
 def _first(frame: DataFrame, order: Any, rows: int, *counts: Column) -> tuple[list[dict[str, Any]], list[int]]:

@@ -9,12 +9,12 @@ from typing import IO, Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
-from pyspark.storagelevel import StorageLevel
 
 from pipeline.answer import of_clients, of_sensors, told
 from pipeline.candidate import Candidate, CandidateErrors, load_candidate
+from pipeline.kept import Kept
 from pipeline.session import LOCAL, spark_session
-from pipeline.simulation import loud_rows, loud_sensors, placed, replayed, runs_of, summarised
+from pipeline.simulation import in_runs, loud_rows, loud_stretches, placed, replayed, runs_of, summarised
 from pipeline.simulation_page import print_answer
 from pipeline.table import read_trace, read_usage
 from pipeline.trace_simulation import simulated_traces
@@ -61,26 +61,19 @@ def simulate(
 
 def answer_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
     """The answer from usage records. ValueError if there are none."""
-    summary = placed(summarised(usage), candidate).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    with Kept() as kept:
+        summary = kept.frame(placed(summarised(usage), candidate))
         total = summary.agg(
             F.sum("records").alias("records"), F.min("begin_ms").alias("begin"), F.max("end_ms").alias("end")
         ).collect()[0]
         if not total["records"]:
             raise ValueError("there are no usage records in this time")
-        loud = loud_sensors(summary).persist(StorageLevel.MEMORY_AND_DISK)
-        rows = loud_rows(usage, summary, loud)
-        outcome = replayed(rows, runs_of(rows, candidate), candidate, total["end"]).persist(
-            StorageLevel.MEMORY_AND_DISK
-        )
-        try:
-            clients, sensors = told(of_clients(summary, outcome)), told(of_sensors(summary, outcome))
-            replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
-        finally:
-            outcome.unpersist()
-            loud.unpersist()
-    finally:
-        summary.unpersist()
+        stretches = kept.counted(loud_stretches(summary, total["end"]))
+        rows = kept.frame(loud_rows(usage, summary, stretches))
+        found = kept.counted(runs_of(rows, candidate))
+        outcome = kept.frame(replayed(in_runs(rows, found), candidate, total["end"]))
+        clients, sensors = told(of_clients(summary, outcome)), told(of_sensors(summary, outcome))
+        replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
     return {
         "begin_ms": total["begin"],
         "end_ms": total["end"],

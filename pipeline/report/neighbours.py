@@ -32,18 +32,44 @@ _STEPS = 200
 _QUANTILES = [i / _STEPS for i in range(_STEPS + 1)]
 
 
-def episodes(usage: DataFrame, slice_ms: int) -> DataFrame:
-    """USAGE -> virtual_cluster, node_id, user, client_id, begin_ms, end_ms, share (the largest), usual_share (median),
-    bytes, others_throttled_ms, others_throttled (clients, the most in a slice), others_bytes_of_usual (the least, a
-    fraction).
+def use_by_slices(usage: DataFrame, slice_ms: int) -> DataFrame:
+    """USAGE -> virtual_cluster, node_id, user, client_id, slice, bytes, throttled_ms: the rows that all else is of."""
+    at = _slice_of(F.col("begin_ms"), slice_ms).alias("slice")
+    size = F.col("in_bytes") + F.col("out_bytes")
+    return (
+        usage.where(F.col("node_id") >= 0)
+        .groupBy(*_WHO, at)
+        .agg(F.sum(size).alias("bytes"), F.sum("throttled_ms").alias("throttled_ms"))
+    )
+
+
+def slices_of(use: DataFrame) -> DataFrame:
+    """`use_by_slices` -> virtual_cluster, node_id, slice, node_bytes, largest_bytes (of one client), node_throttled_ms,
+    throttled_clients.
     """
-    shares = _shares(usage, slice_ms)
-    nodes = _nodes(shares)
+    return use.groupBy(*_NODE, "slice").agg(
+        F.sum("bytes").alias("node_bytes"),
+        F.max("bytes").alias("largest_bytes"),
+        F.sum("throttled_ms").alias("node_throttled_ms"),
+        F.sum((F.col("throttled_ms") > 0).cast("long")).alias("throttled_clients"),
+    )
+
+
+def episodes(use: DataFrame, slices: DataFrame, slice_ms: int) -> DataFrame:
+    """`use_by_slices` and `slices_of` it -> virtual_cluster, node_id, user, client_id, begin_ms, end_ms, share (the
+    largest), usual_share (median), bytes, others_throttled_ms, others_throttled (clients, the most in a slice),
+    others_bytes_of_usual (the least, a fraction).
+
+    Only of who ever had MIN_SHARE it is asked what is usual, and there are few of these.
+    """
+    share = F.when(F.col("node_bytes") > 0, F.col("bytes") / F.col("node_bytes")).otherwise(0.0)
+    large = _in_slices(use, slices).withColumn("share", share).where(F.col("share") >= MIN_SHARE)
+    who = large.select(*_WHO).distinct()
+    shares = _in_slices(use.join(who, list(_WHO), "left_semi"), slices).withColumn("share", share)
     noisy = (
-        shares.where(F.col("share") >= MIN_SHARE)
-        .join(_baselines(shares), on=list(_WHO), how="inner")
-        .join(nodes, on=list(_NODE), how="inner")
-        .join(_before(shares), on=[*_NODE, "slice"], how="inner")
+        large.join(_baselines(shares), on=list(_WHO), how="inner")
+        .join(_nodes(slices), on=list(_NODE), how="inner")
+        .join(_before(slices), on=[*_NODE, "slice"], how="inner")
         .where(F.col("slices") >= MIN_SLICES)
         .withColumn("usual_share", _quantile_of_all(0.5))
         .withColumn("q1", _quantile_of_all(0.25))
@@ -55,25 +81,9 @@ def episodes(usage: DataFrame, slice_ms: int) -> DataFrame:
     return _joined(noisy, slice_ms)
 
 
-def _shares(usage: DataFrame, slice_ms: int) -> DataFrame:
-    """Each client's part of each slice of each node. Time is what the rows are spread by: no client makes skew."""
-    at = _slice_of(F.col("begin_ms"), slice_ms).alias("slice")
-    whole = Window.partitionBy(*_NODE, "slice")
-    size = F.col("in_bytes") + F.col("out_bytes")
-    per_client = (
-        usage.where(F.col("node_id") >= 0)
-        .select(*_WHO, at, size.alias("bytes"), "throttled_ms")
-        .groupBy(*_WHO, "slice")
-        .agg(F.sum("bytes").alias("bytes"), F.sum("throttled_ms").alias("throttled_ms"))
-    )
-    return (
-        per_client.withColumn("node_bytes", F.sum("bytes").over(whole))
-        .withColumn("largest_bytes", F.max("bytes").over(whole))
-        .withColumn("node_throttled_ms", F.sum("throttled_ms").over(whole))
-        .withColumn("throttled_clients", F.sum((F.col("throttled_ms") > 0).cast("long")).over(whole))
-        .withColumn("one_of_slice", F.row_number().over(whole.orderBy("user", "client_id")) == 1)
-        .withColumn("share", F.when(F.col("node_bytes") > 0, F.col("bytes") / F.col("node_bytes")).otherwise(0.0))
-    )
+def _in_slices(use: DataFrame, slices: DataFrame) -> DataFrame:
+    """By node and time, which is what the rows are spread by: no client makes skew."""
+    return use.join(slices, on=[*_NODE, "slice"], how="inner")
 
 
 def _slice_of(at_ms: Column, slice_ms: int) -> Column:
@@ -81,25 +91,20 @@ def _slice_of(at_ms: Column, slice_ms: int) -> Column:
     return ((at_ms - F.pmod(at_ms, F.lit(slice_ms))) / slice_ms).cast("long")
 
 
-def _nodes(shares: DataFrame) -> DataFrame:
+def _nodes(slices: DataFrame) -> DataFrame:
     quartiles = F.percentile_approx("node_throttled_ms", [0.25, 0.75], RANK_ACCURACY)
-    return (
-        shares.where(F.col("one_of_slice"))
-        .groupBy(*_NODE)
-        .agg(
-            F.count(F.lit(1)).alias("slices"),
-            F.percentile_approx("node_bytes", 0.5, RANK_ACCURACY).alias("median_bytes"),
-            quartiles.alias("throttled_quartiles"),
-        )
+    return slices.groupBy(*_NODE).agg(
+        F.count(F.lit(1)).alias("slices"),
+        F.percentile_approx("node_bytes", 0.5, RANK_ACCURACY).alias("median_bytes"),
+        quartiles.alias("throttled_quartiles"),
     )
 
 
-def _before(shares: DataFrame) -> DataFrame:
+def _before(slices: DataFrame) -> DataFrame:
     """The least that all but the largest client of a slice had in one of those just before."""
     just_before = Window.partitionBy(*_NODE).orderBy("slice").rowsBetween(-BEFORE, -1)
-    return shares.where(F.col("one_of_slice")).select(
-        *_NODE, "slice", F.min(F.col("node_bytes") - F.col("largest_bytes")).over(just_before).alias("least_before")
-    )
+    least = F.min(F.col("node_bytes") - F.col("largest_bytes")).over(just_before)
+    return slices.select(*_NODE, "slice", least.alias("least_before"))
 
 
 def _baselines(shares: DataFrame) -> DataFrame:

@@ -1,0 +1,125 @@
+"""What is left of the records after the quiet ones: every run whole, and one run at a time in little room."""
+
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline import simulation
+from pipeline.candidate import Rules
+from pipeline.loud_runs import COLUMNS, Run, runs_in
+from pipeline.record_replay import allowed, memory_of, most_in_span, runs
+from pipeline.recorded import Window
+from tests.pipeline.live_runs import candidate_with
+from tests.pipeline.test_record_replay import one_user
+
+LIMIT = 1_000.0
+MEMORY = memory_of(Rules(), "produce")
+BUCKET_MS = 200_000
+
+
+def windows_of_a_sensor(seed: int):
+    """Mostly quiet, some gaps, and loud windows of all sizes, one by one and in bursts."""
+    chance = random.Random(seed)
+    begin_ms, loud_until, windows = 10**12, 0, []
+    for _ in range(3_000):
+        begin_ms += 10_000 * (chance.randint(2, 90) if chance.random() < 0.02 else 1)
+        length_ms = chance.choice([10_000, 10_000, 10_000, 3_000])
+        if chance.random() < 0.004:
+            loud_until = begin_ms + chance.choice([1, 30_000, 300_000])
+        load = chance.choice([1.1, 2.0, 4.0, 8.0]) if begin_ms < loud_until else chance.random() * 0.6
+        windows.append((begin_ms, begin_ms + length_ms, load * LIMIT * length_ms / 1000))
+    return [np.array(column) for column in zip(*windows, strict=True)]
+
+
+def most_of(begin_ms, end_ms, used):
+    length_s = (end_ms - begin_ms) / 1000
+    return np.array([most_in_span(u, 1.3 * u / s, s, MEMORY) for u, s in zip(used, length_s, strict=True)])
+
+
+def runs_found(begin_ms, end_ms, used):
+    numbers = runs(begin_ms, end_ms, most_of(begin_ms, end_ms, used), used, LIMIT, MEMORY)
+    return [begin_ms[numbers == number].tolist() for number in range(numbers.max() + 1)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stretches_have_every_window_of_every_run(seed, monkeypatch):
+    monkeypatch.setattr(simulation, "BUCKET_MS", BUCKET_MS)
+    begin_ms, end_ms, used = windows_of_a_sensor(seed)
+    bucket = begin_ms // BUCKET_MS
+    loud = most_of(begin_ms, end_ms, used) > allowed(LIMIT, MEMORY)
+    # What a loud window leaves to be remembered makes the next bucket loud, too.
+    buckets = {*bucket[loud].tolist(), *((end_ms[loud] + 13_000) // BUCKET_MS).tolist()}
+    rows = [(b, float(used[bucket == b].sum()), int(end_ms[bucket <= b].max())) for b in sorted(buckets)]
+    numbers, sums, ends = (np.array(column) for column in zip(*rows, strict=True))
+    whole = {"sensor_id": 7, "new_limit": LIMIT, "span_s": MEMORY.span_s, "memory_s": MEMORY.span_s + MEMORY.debt_s}
+    group = {name: np.array([value] * len(rows)) for name, value in whole.items()}
+    found = simulation._stretches_of(
+        {**group, "bucket": numbers, "used": sums, "end_ms": ends}, int(end_ms.max()) // BUCKET_MS
+    )
+    assert len({bucket for _, bucket, _, _ in found}) == len(found), "a row for each bucket"
+    kept = np.zeros(len(begin_ms), dtype=bool)
+    for _, number, from_ms, until_ms in found:
+        kept |= (bucket == number) & (end_ms > from_ms) & (begin_ms < until_ms)
+    assert not kept.all()
+    assert runs_found(begin_ms[kept], end_ms[kept], used[kept]) == runs_found(begin_ms, end_ms, used)
+
+
+def test_a_run_of_too_many_requests_is_cut_and_each_part_is_told_by_buckets(monkeypatch):
+    monkeypatch.setattr(simulation, "MOST_REQUESTS", 100)
+    begin_ms = np.arange(1, 11) * simulation.BUCKET_MS // 4
+    windows = {"sensor_id": np.full(10, 7), "begin_ms": begin_ms, "requests": np.full(10, 30)}
+    found = simulation._as_runs(windows, np.array([0, 0, 0, 0, 0, 0, 3, 3, 3, 3]))
+    cut = simulation._PARTS
+    told = [(bucket, run, begin_ms.tolist().index(first), begin_ms.tolist().index(last))
+            for _, bucket, run, first, last in found]  # fmt: skip
+    assert told == [(0, 0, 0, 2), (1, 0, 3, 3), (1, 1, 4, 5), (1, 3 * cut, 6, 6), (2, 3 * cut, 7, 9)]
+
+
+def test_a_window_in_two_records_is_one():
+    run = Run(7, "main", "produce", LIMIT)
+    for window in ((0, 4, 1.0, 5.0, 1, 0, 0, 0, "0:1"), (0, 10, 2.0, 3.0, 2, 1, 7, 7, "4:2:7")):
+        run.add(("a", "x", ""), window, (None, ""))
+    assert run.windows == {("a", "x", ""): [Window(0, 10, 3.0, 5.0, 3, 1, 7, 7, "0:1 4:2:7")]}
+    assert run.throttled == {("a", "x", "")}
+
+
+def rows_of_runs():
+    """Two runs of a sensor and one of another, as Spark sorts them."""
+    plain = {
+        "sensor_id": 1, "run": 0, "virtual_cluster": "main", "quota_type": "produce", "new_limit": LIMIT, "user": "a",
+        "client_id": "x", "ip": "", "begin_ms": 0, "end_ms": 10_000, "used": 30_000.0, "peak": 5_000.0, "requests": 50,
+        "throttles": 0, "throttled_ms": 0, "muted_ms": 0, "profile": "", "limit": None, "rule": "",
+    }  # fmt: skip
+    for sensor, run in ((1, 0), (1, 5), (2, 5)):
+        for i in range(7):
+            begin_ms = (run * 100 + i) * 10_000
+            for client in "xyz":
+                yield plain | {"sensor_id": sensor, "run": run, "begin_ms": begin_ms, "end_ms": begin_ms + 10_000,
+                               "client_id": client}  # fmt: skip
+
+
+@pytest.mark.parametrize("size", [1, 2, 20, 1_000])
+def test_runs_do_not_depend_on_how_rows_are_cut_into_batches(size):
+    rows = list(rows_of_runs())
+    batches = [pa.RecordBatch.from_pylist(rows[i : i + size]) for i in range(0, len(rows), size)]
+    assert batches[0].schema.names == list(COLUMNS)
+    found = list(runs_in(iter(batches)))
+    assert [(run.sensor_id, len(run.windows), [len(w) for w in run.windows.values()]) for run in found] == [
+        (1, 3, [7, 7, 7]),
+        (1, 3, [7, 7, 7]),
+        (2, 3, [7, 7, 7]),
+    ]
+
+
+def test_what_a_run_comes_to_is_told_of_each_client_and_of_all():
+    [first, *_] = runs_in(iter([pa.RecordBatch.from_pylist(list(rows_of_runs()))]))
+    *clients, everybody = (
+        dict(zip(simulation.REPLAYED.names, row, strict=True))
+        for row in first.replayed(candidate_with(one_user(LIMIT)), 10**6)
+    )
+    assert [row["client_id"] for row in clients] == ["x", "y", "z"]
+    assert everybody["of_sensor"]
+    assert everybody["throttles"] == sum(row["throttles"] for row in clients) > 0
+    assert everybody["windows"] == 7
