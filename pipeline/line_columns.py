@@ -228,9 +228,10 @@ def _is_sound(text: Any, checksums: "np.ndarray[Any, Any]") -> "np.ndarray[Any, 
 
 def _is_hexadecimal(data: bytes) -> bool:
     """Whether any part might be a number that Arrow reads and Python does not. Most data is without 0x at all."""
-    digits = np.frombuffer(data, np.uint8)
-    found = np.flatnonzero((digits | 0x20) == ord("x"))
-    return bool((digits[found - 1] == ord("0")).any()) and _HEXADECIMAL.search(data) is not None
+    letters = np.frombuffer(data, np.uint8)
+    found = np.flatnonzero(letters == ord("x"))
+    possible = b"X" in data or bool((letters[found - 1] == ord("0")).any())
+    return possible and _HEXADECIMAL.search(data) is not None
 
 
 def _unescaped(column: Any) -> Any:

@@ -20,9 +20,8 @@ from pipeline.summary import Totals, gap_lines
 from pipeline.table_log import now_ms, read_state
 
 FUTURE_TOLERANCE_S = 3_600
-MOST_BYTES = "4g"
-"""Of files that one batch takes; a larger one is a batch by itself."""
 _MOST_FILES = 5_000
+"""That one batch takes."""
 
 
 def main(

@@ -1,0 +1,177 @@
+"""A real ingest that is killed with its Spark, whatever it is doing, and a table that has each record once in the end.
+
+By hand with as many kills at random moments as one likes:
+
+    KILLS=50 SEED=1 python -m pytest tests/pipeline/test_killed_ingest.py -s
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from pipeline.table import state_of
+from quotas.usage_record import UsageRecord, columns
+from tests.patience import PATIENCE_S
+from tests.pipeline.spools import Fleet, records, write_file
+from tests.pipeline.stopped_ingest import STEPS
+
+ROOT = Path(__file__).parents[2]
+FLEET = Fleet(entities=50, per_window=20, virtual_clusters=("one", "two"))
+WRITING = "writing"
+RANDOM = "random"
+KILLS = int(os.environ.get("KILLS", "0"))
+MOMENTS = (WRITING, *(STEPS if KILLS else ("moved", "committed")), *[RANDOM] * KILLS)
+"""Each start of Spark takes some seconds; what is written and not yet moved is as what is being written."""
+PER_FILE = 500
+FILES_A_ROUND = 3
+LONGEST_S = 12.0
+"""After which a random kill comes at the latest: an ingest is through with its batch before."""
+SMALL_JAVA = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+class Spool:
+    """Files of one proxy, each with one line that is none; they come a few at a time."""
+
+    def __init__(self, folder, rounds):
+        self.folder, self.aside = folder, folder.with_name("aside")
+        folder.mkdir()
+        self.aside.mkdir()
+        self.records = records(FLEET, (rounds + 1) * FILES_A_ROUND * PER_FILE)
+        self.files = 0
+
+    def grow(self):
+        for _ in range(FILES_A_ROUND):
+            self._write(self.records[self.files * PER_FILE : (self.files + 1) * PER_FILE])
+
+    def repeat(self):
+        self._write(self.records[100:700])
+
+    def _write(self, batch):
+        self.files += 1
+        aside = write_file(self.aside, batch, self.files)
+        with aside.open("a") as file:
+            file.write("rubbish\n")
+        aside.rename(self.folder / aside.name)
+
+
+def start(spool, table, log, *, step=None):
+    module = ["proxy"] if step is None else ["tests.pipeline.stopped_ingest", step, str(spool.folder.parent / step)]
+    arguments = ["usage", "ingest", "--from", spool.folder, "--table", table, "--memory", "600m", "--conf", SMALL_JAVA]
+    return subprocess.Popen(
+        [sys.executable, "-m", *module, *arguments], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
+    )
+
+
+def wait_for(condition, process):
+    deadline = time.monotonic() + 4 * PATIENCE_S
+    while not condition():
+        assert process.poll() is None, "the ingest has ended by itself"
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.001)
+
+
+def members(session):
+    """All that run in a session, with their names: the command, Spark's Java, Spark's Python."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue
+        state, _, _, its_session = rest.split()[:4]
+        if int(its_session) == session and state not in "ZX":
+            found[int(folder.name)] = name
+    return found
+
+
+def kill(process, chance, only=None):
+    """SIGKILL to all of them in any order; or first to those of one name only."""
+    if only:
+        for pid in [pid for pid, name in members(process.pid).items() if name == only]:
+            os.kill(pid, signal.SIGKILL)
+        # Who has lost its Java ends by itself.
+        process.wait(PATIENCE_S)
+    while found := list(members(process.pid)):
+        chance.shuffle(found)
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.001)
+    process.wait()
+
+
+@pytest.mark.long
+def test_an_ingest_that_is_killed_again_and_again_takes_each_record_once(tmp_path):
+    chance = random.Random(os.environ.get("SEED", "7"))
+    spool, table = Spool(tmp_path / "spool", len(MOMENTS)), tmp_path / "table"
+    with (tmp_path / "log").open("w") as log:
+        for moment in MOMENTS:
+            spool.grow()
+            _run_and_kill(moment, spool, table, log, chance)
+        spool.grow()
+        spool.repeat()
+        last = start(spool, table, log)
+        try:
+            assert last.wait(4 * PATIENCE_S) == 0, (tmp_path / "log").read_text()[-2_000:]
+        finally:
+            kill(last, chance)
+    assert "no record is missing" in (tmp_path / "log").read_text()
+    _assert_whole(spool, table)
+
+
+def _run_and_kill(moment, spool, table, log, chance):
+    process = start(spool, table, log, step=moment if moment in STEPS else None)
+    began, commits = time.monotonic(), len(list(table.glob("_log/*.json")))
+    try:
+        if moment == RANDOM:
+            time.sleep(LONGEST_S * chance.random())
+        elif moment == WRITING:
+            wait_for(lambda: list(table.glob("_staging/*/first/**/*.parquet")), process)
+        else:
+            wait_for((spool.folder.parent / moment).exists, process)
+    finally:
+        kill(process, chance, "java" if moment == RANDOM and chance.random() < 0.3 else None)
+    orphans = set(table.glob("usage/commit=*")) - {table / Path(path).parents[1] for path in parts_of(table)}
+    new = len(list(table.glob("_log/*.json"))) - commits
+    print(
+        f"{moment}: killed after {time.monotonic() - began:.1f} s, {new} commits, {len(orphans)} directories left over"
+    )
+    if moment in STEPS:
+        assert (len(orphans), new) == {"written": (0, 0), "moved": (1, 0), "committed": (0, 1)}[moment]
+
+
+def parts_of(table):
+    return state_of(None, str(table)).parts if list(table.glob("_log/*.json")) else {}
+
+
+def _assert_whole(spool, table):
+    state = state_of(None, str(table))
+    [account] = state.accounts.values()
+    assert account.present == ((1, len(spool.records)),)
+    rows = sorted(_rows(table, "usage"), key=lambda row: row["sequence"])
+    assert [UsageRecord(**{name: row[name] for name in columns(UsageRecord)}) for row in rows] == spool.records
+    assert state.counts["usage records"] == len(rows)
+    rejects = [(Path(row["file"]).name, row["line"], row["text"]) for row in _rows(table, "quarantine")]
+    assert len(rejects) == len(set(rejects)) == spool.files
+    assert {text for _, _, text in rejects} == {"rubbish"}
+    # Nothing is left of those who were killed.
+    assert list(table.glob("_staging/*")) == list(table.rglob("_temporary")) == []
+    known = {path.split("/")[1] for path in (*state.parts, *state.removed_ms)}
+    assert {path.name for kind in ("usage", "trace", "quarantine") for path in table.glob(f"{kind}/*")} == known
+
+
+def _rows(table, stream):
+    for part in state_of(None, str(table)).parts.values():
+        if part.stream == stream:
+            for file in sorted((table / part.path).glob("*.parquet")):
+                for row in pq.ParquetFile(file).read().to_pylist():
+                    yield {**row, "virtual_cluster": part.virtual_cluster}
