@@ -51,8 +51,19 @@ def _percentile(settings: Settings) -> str:
 
 def _recommended(recommendations: Sequence[Recommendation], settings: Settings, shown: int) -> Table:
     table = Table(header_style="bold", box=None, pad_edge=False)
-    left = ("entity", "quota", "stages", "confidence")
-    heads = ("entity", "quota", "today", _percentile(settings), "peak", "days", "windows", "throttled", "recommended")
+    left = ("cluster", "entity", "quota", "stages", "confidence")
+    heads = (
+        "cluster",
+        "entity",
+        "quota",
+        "today",
+        _percentile(settings),
+        "peak",
+        "days",
+        "windows",
+        "throttled",
+        "recommended",
+    )
     for head in (*heads, "stages", "would throttle", "confidence"):
         table.add_column(head, justify="left" if head in left else "right", overflow="fold")
     for one in recommendations[:shown]:
@@ -66,6 +77,7 @@ def _cells(one: Recommendation) -> Iterator[str | Text]:
     evidence = one.evidence
     quota_type = evidence.whom.quota_type
     assert evidence.node is not None
+    yield Text(words.name(evidence.whom.virtual_cluster, 24))
     yield Text(words.name(str(evidence.whom)))
     yield quota_type.value
     yield _today(one)
@@ -75,9 +87,17 @@ def _cells(one: Recommendation) -> Iterator[str | Text]:
     yield words.count(evidence.windows)
     yield words.share(evidence.throttled_share)
     yield Text(amount(one.limit, quota_type), style="bold")
-    yield "-" if len(set(one.path)) == 1 else " > ".join(amount(limit, quota_type) for limit in one.path)
+    yield _path(one)
     yield _simulated(one)
     yield Text(one.confidence, style=_STYLES[one.confidence])
+
+
+def _path(one: Recommendation) -> str:
+    """Of stages in which nothing changes, once."""
+    limits = list(dict.fromkeys(one.path))
+    return (
+        "at once" if len(limits) == 1 else " > ".join(amount(limit, one.evidence.whom.quota_type) for limit in limits)
+    )
 
 
 def _today(one: Recommendation) -> str:
@@ -118,7 +138,7 @@ def _lines(found: Sequence[Any], tell: Any, title: str, shown: int) -> Iterator[
 
 def _who(one: Recommendation | Refusal) -> str:
     whom = one.evidence.whom
-    return f"{words.name(str(whom))}, {whom.quota_type.value}"
+    return f"{words.name(whom.virtual_cluster, 24)}: {words.name(str(whom))}, {whom.quota_type.value}"
 
 
 def _doubts(one: Recommendation) -> str:

@@ -2,7 +2,6 @@
 
 import io
 import json
-from dataclasses import replace
 from datetime import date, timedelta
 from itertools import pairwise
 
@@ -10,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.candidate import candidate_of, parse_candidate
+from pipeline.candidate import candidate_of, load_candidate, parse_candidate
+from pipeline.jobs.recommend import write
 from pipeline.recommend.advice import Settings, advise, judged
 from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
 from pipeline.recommend.evidence import AtNode, Doubt, Evidence, Simulated, confidence, doubts, too_thin
@@ -384,8 +384,29 @@ def test_json_and_csv_have_everything():
     assert "'=few" in table
 
 
+def test_the_files_are_what_plan_and_simulate_take(tmp_path):
+    (tmp_path / "stage-99.yaml").write_text("of an earlier run")
+    advice = full_advice()
+    write(tmp_path, advice, Settings(), KNOWN)
+    stages = [f"stage-{i + 1}.yaml" for i in range(advice.stages)]
+    others = ["quotas.yaml", "recommendation.csv", "recommendation.json", "recommendation.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(stages + others)
+    for stage, name in [*enumerate(stages), (-1, "quotas.yaml")]:
+        table = load_candidate(tmp_path / name).clusters["main"].table
+        assert {(e, t): v for e, own in table.items() for t, v in own.items()} == {
+            (entity, quota_type): limit for _, entity, quota_type, limit in limits(advice, stage)
+        }
+
+
+def test_where_nothing_is_recommended_there_are_no_quotas_of_an_earlier_run(tmp_path):
+    write(tmp_path, full_advice(), Settings(), KNOWN)
+    write(tmp_path, advise([evidence(days=1)], Settings(), Capacity()), Settings(), KNOWN)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["recommendation.csv", "recommendation.json", "recommendation.txt"]
+
+
 def test_what_was_not_replayed_is_told_so():
     advice = judged(advise([evidence()], Settings(), Capacity()), [None], 1.3, [])
     to = io.StringIO()
-    print_advice(replace(advice), Settings(), KNOWN, to)
+    print_advice(advice, Settings(), KNOWN, to)
     assert "not asked" in to.getvalue()
