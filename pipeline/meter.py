@@ -68,6 +68,8 @@ class Meter:
     def __init__(self, rules: Rules, quota_type: str, limit: float, now_ms: int) -> None:
         self.limit = limit
         self._lent = False
+        self.refused = False
+        """Whether the last spending was refused, which may be for a debt that rounds to 0 ms."""
         kind = type_of(quota_type)
         if kind is QuotaType.CONTROLLER_MUTATION:
             self._buckets = TokenBuckets(1, rules.bucket_samples, rules.bucket_window_ms, rules.max_throttle_ms)
@@ -119,4 +121,6 @@ class Meter:
         if operation == Operation.GIVE_BACK:
             buckets.give_back(handle, value, now_ms)
             return 0
-        return buckets.spend_strictly(handle, value, now_ms) or 0
+        throttle_ms = buckets.spend_strictly(handle, value, now_ms)
+        self.refused = throttle_ms is not None
+        return throttle_ms or 0

@@ -8,12 +8,13 @@ connections; a request goes when it is due and a connection is free. The haste t
 best counts. A replay with the limit that was in force then is this once more.
 
 There are as many connections as it takes for the mutes that were recorded at the same time. What a quota refuses and
-has come again (mutations, connections) came one throttle time before it was let through.
+has come again (mutations, connections) came as long before it was let through as the second before was throttled;
+records do not tell how many requests it were, so there are as many as throttles.
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from heapq import heapify, heappop, heapreplace, merge
+from heapq import heapify, heappop, heappush, heapreplace, merge
 from math import ceil
 from typing import NamedTuple
 
@@ -42,6 +43,9 @@ is at once.
 
 REFUSED = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operation.CONNECT}
 """How what is refused, and not held, is charged; all else is held."""
+
+LENT = {"fetch": Operation.CHARGE_OR_LEND}
+"""How an answer is charged that has gone out already: what is too much is charged when its mute is over."""
 
 _SMOOTH = 6
 _LEAST_MUTED_MS = 500
@@ -83,8 +87,8 @@ class Window(NamedTuple):
 
     def seconds(self) -> list[Second]:
         """As the profile has them; without one the busiest begins somewhere, and the others are even."""
-        told = [Second(self.begin_ms + at_ms, used, ms) for at_ms, used, ms in read_profile(self.profile) if used > 0]
-        return sorted(told) if told or self.used <= 0 else self._evenly()
+        told = [Second(self.begin_ms + at_ms, used, ms) for at_ms, used, ms in read_profile(self.profile)]
+        return sorted(told) if told else self._evenly()
 
     def _evenly(self) -> list[Second]:
         number = max(self.length_ms // 1000, 1)
@@ -92,8 +96,7 @@ class Window(NamedTuple):
         peak = self.used if number == 1 else min(max(self.peak, self.used / number), self.used)
         others = (self.used - peak) / max(number - 1, 1)
         muted_ms = self.throttled_ms // number
-        seconds = (Second(self.begin_ms + i * 1000, peak if i == busiest else others, muted_ms) for i in range(number))
-        return [second for second in seconds if second.used > 0]
+        return [Second(self.begin_ms + i * 1000, peak if i == busiest else others, muted_ms) for i in range(number)]
 
 
 def lanes_of(windows: Sequence[Window]) -> int:
@@ -152,22 +155,25 @@ class _Client:
 
     def requests(self) -> Iterator[_Request]:
         """All of them, in their order."""
+        refused_ms, last_ms = 0, _LONG_AGO
         for window in self.windows:
-            refused_ms = window.throttled_ms // window.throttles if window.throttles else 0
             each = value_of(self.quota_type, window.used) / self._number(window)
             seconds = window.seconds()
             for i, second in enumerate(seconds):
                 value = value_of(self.quota_type, second.used)
-                count = max(1, round(value / each))
+                count = max(1, round(value / each)) if value > 0 else 0
                 next_ms = seconds[i + 1].at_ms if i + 1 < len(seconds) else None
-                step_ms = self._span_ms(second, min(_end_ms(second), window.end_ms), next_ms) / count
+                step_ms = self._span_ms(second, min(_end_ms(second), window.end_ms), next_ms) / max(count, 1)
                 for j in range(count):
-                    yield _Request(second.at_ms + int(j * step_ms), value / count, self.name, refused_ms)
+                    at_ms = second.at_ms + int(j * step_ms)
+                    yield _Request(at_ms, value / count, self.name, min(refused_ms // count, max(at_ms - last_ms, 0)))
+                    last_ms = at_ms
+                refused_ms = second.throttled_ms + (0 if count else refused_ms)
 
     def _number(self, window: Window) -> int:
         """Of how many requests the window is told."""
         if self.quota_type in REFUSED:
-            return min(max(int(window.used), 1), window.requests or MAX_REQUESTS, MAX_REQUESTS)
+            return min(max(int(window.used), 1), window.throttles or MAX_REQUESTS, MAX_REQUESTS)
         grain = self.per_s * (GRAIN_S if window.throttles else COARSE_GRAIN_S)
         grains = ceil(value_of(self.quota_type, window.used) / grain) if grain > 0 else MAX_REQUESTS
         return min(max(window.requests, 1), MAX_REQUESTS, max(grains, 1))
@@ -191,31 +197,46 @@ def _end_ms(second: Second) -> int:
 class _Sender:
     """Connections that take requests of one queue; `free` is from when on each may send, a heap."""
 
-    __slots__ = ("_head", "_requests", "free", "lane")
+    __slots__ = ("_head", "_lent", "_operation", "_requests", "free", "lane")
 
     def __init__(self, clients: Sequence[_Client]) -> None:
         self.lane = clients[0].name
         self.free = [_LONG_AGO] * sum(client.lanes for client in clients)
         self._requests = merge(*(client.requests() for client in clients), key=lambda request: request.due_ms)
         self._head = next(self._requests, None)
+        self._operation = LENT.get(clients[0].quota_type, Operation.CHARGE)
+        self._lent: list[tuple[int, float, int]] = []
 
     def next_ms(self) -> int | None:
-        """When the next request goes; None when there is none."""
+        """When the next request goes, or is to be paid; None when there is none."""
+        lent_ms = self._lent[0][0] if self._lent else None
         if self._head is None:
-            return None
+            return lent_ms
         due_ms, free_ms = self._head.due_ms, self.free[0]
-        return due_ms if free_ms < due_ms else free_ms + _LAG_MS
+        next_ms = due_ms if free_ms < due_ms else free_ms + _LAG_MS
+        return next_ms if lent_ms is None else min(next_ms, lent_ms)
 
-    def send(self, meter: Meter | None, at_ms: int) -> Event:
-        """The next request, which goes now."""
-        request = self._head
-        assert request is not None
-        self._head = next(self._requests, None)
-        throttle_ms = meter.use(Operation.CHARGE, request.value, at_ms) if meter is not None else 0
+    def go_on(self, meter: Meter | None, at_ms: int, end_ms: int, events: list[Event]) -> None:
+        """Send the next request, or pay for one whose mute is over, now; behind `end_ms` that is as good as paid."""
+        if self._lent and self._lent[0][0] <= at_ms:
+            _, value, number = heappop(self._lent)
+            if meter is None or at_ms >= end_ms:
+                return
+            throttle_ms = meter.use(Operation.REPAY, value, at_ms)
+            event = events[number]
+            events[number] = event._replace(throttle_ms=event.throttle_ms + throttle_ms)
+        else:
+            request = self._head
+            assert request is not None
+            self._head = next(self._requests, None)
+            value, number = request.value, len(events)
+            throttle_ms = meter.use(self._operation, value, at_ms) if meter is not None else 0
+            lanes = len(self.free)
+            events.append(Event(request.client, self.lane, lanes, at_ms, value, throttle_ms, request.refused_ms))
         if throttle_ms:
             heapreplace(self.free, at_ms + throttle_ms)
-        lanes = len(self.free)
-        return Event(request.client, self.lane, lanes, at_ms, request.value, throttle_ms, request.refused_ms)
+        if meter is not None and meter.lent:
+            heappush(self._lent, (at_ms + throttle_ms, value, number))
 
 
 def retold(
@@ -242,10 +263,11 @@ def retold(
     meter = None
     if limit is not None and turns and quota_type not in REFUSED:
         meter = Meter(rules, quota_type, limit, turns[0][0])
+    end_ms = max((its[-1].end_ms for its in windows.values()), default=0)
     events: list[Event] = []
     while turns:
         at_ms, i = turns[0]
-        events.append(senders[i].send(meter, at_ms))
+        senders[i].go_on(meter, at_ms, end_ms, events)
         following_ms = senders[i].next_ms()
         if following_ms is None:
             heappop(turns)
@@ -263,7 +285,9 @@ def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[
         if wanting is None:
             wanting = lanes[event.lane] = _Wanting(event)
         if operation is None:
-            yield wanting.lane, wanting.held(event, order, kind)
+            demand = wanting.held(event, order, kind)
+            demand.operation = LENT.get(quota_type, Operation.CHARGE)
+            yield wanting.lane, demand
         else:
             yield wanting.lane, _refused(event, order, operation, kind)
 

@@ -172,13 +172,20 @@ class SensorReplay:
         throttle_ms = self._judge(lane, demand, value, now_ms)
         if self._told is not None and demand.order not in self._told:
             self._told[demand.order] = throttle_ms
-        refused = throttle_ms > 0 and demand.operation in _REFUSES
+        refused = demand.operation in _REFUSES and (throttle_ms > 0 or self.meter.refused)
         if demand.operation not in _NO_REQUEST and not refused:
             self._sent(client, value, 1)
         if throttle_ms:
             self._mute(lane, client, throttle_ms, now_ms)
         if refused and demand.insists:
-            again = Demand(now_ms, value, demand.order, operation=demand.operation, insists=True, client=demand.client)
+            again = Demand(
+                now_ms + (not throttle_ms),
+                value,
+                demand.order,
+                operation=demand.operation,
+                insists=True,
+                client=demand.client,
+            )
             lane.demands.appendleft(again)
         if demand.greedy_until_ms and demand.count <= 1:
             self._want_more(lane, demand, value, now_ms)
@@ -195,7 +202,8 @@ class SensorReplay:
             lane.lent.append(value)
             following = lane.demands[0] if lane.demands else None
             if following is None or following.operation not in (Operation.REPAY, Operation.CALL_IN):
-                repaid = Demand(now_ms, value, demand.order, operation=Operation.REPAY, client=demand.client)
+                due_ms = now_ms + throttle_ms
+                repaid = Demand(due_ms, value, demand.order, operation=Operation.REPAY, client=demand.client)
                 lane.demands.appendleft(repaid)
         return throttle_ms
 

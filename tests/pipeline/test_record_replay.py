@@ -8,10 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.candidate import Rules
+from pipeline.meter import Meter
 from pipeline.record_replay import allowed, explained, memory_of, most_in_span, replay_run, runs
 from pipeline.recorded import HASTES, Window, lanes_of, retold
+from pipeline.replay import Throttling
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
+from quotas.usage_record import profile_text
 from tests.pipeline.live_runs import Connection, greedy, live_run, steady
 from tests.pipeline.record_fidelity import KINDS, found, live_and_replayed_ms, one_user, windows_of
 
@@ -158,6 +161,68 @@ def test_a_refused_mutation_comes_again():
     replay = replay_run([told], rules, "controller_mutation", 2.0, 70_000)
     assert replay.sensor.used == 41.0
     assert replay.sensor.throttles > 0
+
+
+class _Recorded:
+    """Windows of one connection that does one thing after the other."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, list[float]] = {}
+        self.throttles: dict[int, int] = {}
+        self.requests: dict[int, int] = {}
+
+    def add(self, at_ms: int, used: float, throttle_ms: int) -> None:
+        second = self.seconds.setdefault(at_ms // 1000, [at_ms % 10_000, 0, 0])
+        second[1] += used
+        second[2] += throttle_ms
+        for counts, counted in ((self.throttles, throttle_ms > 0), (self.requests, used > 0)):
+            counts[at_ms // 10_000] = counts.get(at_ms // 10_000, 0) + counted
+
+    def windows(self) -> list[Window]:
+        windows = []
+        for number, throttles in self.throttles.items():
+            own = [self.seconds[second] for second in sorted(self.seconds) if second // 10 == number]
+            used, muted_ms = sum(one[1] for one in own), int(sum(one[2] for one in own))
+            profile = profile_text((int(at_ms), amount, int(ms)) for at_ms, amount, ms in own)
+            begin_ms = number * 10_000
+            window = Window(
+                begin_ms, begin_ms + 10_000, used, used, self.requests[number], throttles, muted_ms, muted_ms, profile
+            )
+            windows.append(window)
+        return windows
+
+
+def _again(recorded: _Recorded, quota_type: str, limit: float) -> tuple[int, Throttling]:
+    windows = recorded.windows()
+    told = explained({"a": windows}, RULES, quota_type, limit, limit)
+    return told.recorded_ms, replay_run([told], RULES, quota_type, limit, windows[-1].end_ms).sensor
+
+
+def test_mutations_that_were_refused_and_came_again_are_refused_again():
+    recorded, meter, now_ms = _Recorded(), Meter(RULES, "controller_mutation", 2.0, 0), 0
+    while now_ms < 60_000:
+        throttle_ms = meter.use("spend_strictly", 2.0, now_ms)
+        recorded.add(now_ms, 0 if meter.refused else 2, throttle_ms)
+        now_ms += throttle_ms + (3 if meter.refused else 15)
+    recorded_ms, replayed = _again(recorded, "controller_mutation", 2.0)
+    assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.05)
+    assert replayed.used == sum(window.used for window in recorded.windows())
+
+
+@pytest.mark.parametrize("size", [50_000, 164_000, 1_000_000])
+def test_answers_that_are_lent_are_paid_for_in_the_replay_too(size):
+    recorded, meter, now_ms = _Recorded(), Meter(RULES, "fetch", 200_000.0, 0), 0
+    while now_ms < 120_000:
+        throttle_ms = meter.use("charge_or_lend", size, now_ms)
+        recorded.add(now_ms, size, throttle_ms)
+        now_ms += throttle_ms
+        while meter.lent and now_ms < 120_000:
+            throttle_ms = meter.use("repay", size, now_ms)
+            recorded.add(now_ms, 0, throttle_ms)
+            now_ms += throttle_ms
+        now_ms += 4
+    recorded_ms, replayed = _again(recorded, "fetch", 200_000.0)
+    assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.05)
 
 
 def test_the_most_in_a_span_is_what_no_spread_exceeds():

@@ -1,0 +1,330 @@
+"""Live runs against real Kafka, replayed: the same load with quotas, and with doubled ones.
+
+    python -m tests.pipeline.real_runs [--seconds 60] [--rate 200000] [--keep DIRECTORY]
+
+A cluster of one node, the proxy with trace and records switched on, and clients of each quota type: greedy producers
+and consumers, a producer that stays below its quota, one that sends requests as fast as it may, one that makes topics
+as fast as it may. Prints two Markdown tables. The first is of the quotas in force: throttle times live, how many of
+them the replay of the trace has otherwise, recorded throttle times, and those by the replay of the records. The second
+is of the doubled quotas: what was used in the second run, and what the replays of the first run's trace and records say
+of that, paced to greedy.
+"""
+
+import argparse
+import shutil
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from pipeline.candidate import Candidate, Rules
+from pipeline.meter import standing_of, value_of
+from pipeline.record_replay import Replayed, explained, replay_run
+from pipeline.recorded import Window
+from pipeline.simulated_trace import TracedSensor, simulate_trace
+from pipeline.traced import Client
+from proxy.demo.kafka_cluster import KafkaCluster
+from quotas.entities import Entity, QuotaType
+from quotas.quota_table import QuotaTable
+from quotas.usage_record import TraceEvent, UsageRecord, read_line
+from tests.integration.proxy_process import ProxyProcess
+from tests.patience import PATIENCE_S
+
+TOPIC = "real-runs"
+FILL_BYTES = 48_000_000
+_BATCH = 20_000
+
+Stop = threading.Event
+Load = Callable[[str, str, Stop, float], None]
+Key = tuple[str, str]
+"""Client-id and quota type as records call it."""
+
+
+def produce_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float) -> None:
+    """Always one request more, of one record."""
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "client.id": client_id, "linger.ms": 0, "queue.buffering.max.messages": 20}
+    )
+    while not stop.is_set():
+        try:
+            producer.produce(TOPIC, bytes(_BATCH))
+        except BufferError:
+            producer.poll(0.01)
+    producer.purge()
+    producer.flush(1)
+
+
+def produce_openly(bootstrap: str, client_id: str, stop: Stop, rate: float) -> None:
+    """60 % of the rate, whatever becomes of it."""
+    producer = Producer({"bootstrap.servers": bootstrap, "client.id": client_id, "linger.ms": 0})
+    while not stop.wait(_BATCH / (0.6 * rate)):
+        producer.produce(TOPIC, bytes(_BATCH))
+        producer.poll(0)
+    producer.purge()
+    producer.flush(1)
+
+
+def fetch_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float) -> None:
+    """All that is in the topic, from the beginning."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "client.id": client_id,
+            "group.id": "none",
+            "fetch.message.max.bytes": 50_000,
+            "queued.max.messages.kbytes": 64,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([TopicPartition(TOPIC, 0, 0)])
+    while not stop.is_set():
+        consumer.consume(10, timeout=0.2)
+    consumer.close()
+
+
+def ask_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float) -> None:
+    """Metadata, again and again."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": client_id})
+    while not stop.is_set():
+        admin.list_topics(timeout=PATIENCE_S)
+
+
+def make_topics_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float) -> None:
+    """Topics of two partitions, each asked for until it is made."""
+    admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": client_id})
+    number = 0
+    while not stop.is_set():
+        number += 1
+        topic = NewTopic(f"{client_id}-{time.time_ns()}-{number}", 2, 1)
+        while not stop.is_set():
+            try:
+                admin.create_topics([topic], request_timeout=PATIENCE_S)[topic.topic].result()
+                break
+            except KafkaException:
+                stop.wait(0.01)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One client, the type of quota that it is to meet, and its bound."""
+
+    client_id: str
+    quota_type: QuotaType
+    load: Load
+    bound: Callable[[float], float]
+    is_open: bool = False
+
+    @property
+    def key(self) -> Key:
+        """As records call it."""
+        return self.client_id, self.quota_type.name.lower()
+
+
+PARTS = (
+    Part("greedy-producer", QuotaType.PRODUCE, produce_greedily, lambda rate: rate),
+    Part("open-producer", QuotaType.PRODUCE, produce_openly, lambda rate: rate, is_open=True),
+    Part("greedy-consumer", QuotaType.FETCH, fetch_greedily, lambda rate: rate),
+    Part("asker", QuotaType.REQUEST, ask_greedily, lambda rate: 1.0),
+    Part("topic-maker", QuotaType.CONTROLLER_MUTATION, make_topics_greedily, lambda rate: 2.0),
+)
+
+
+@dataclass
+class Run:
+    """What one run left in the spool."""
+
+    events: list[TraceEvent] = field(default_factory=list)
+    records: list[UsageRecord] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Run":
+        """All files of a proxy that has stopped."""
+        run = cls()
+        for path in sorted(folder.glob("*.tsv")):
+            for row in map(read_line, path.read_text().splitlines(keepends=True)):
+                if isinstance(row, TraceEvent):
+                    run.events.append(row)
+                elif isinstance(row, UsageRecord):
+                    run.records.append(row)
+        return run
+
+    def records_of(self, key: Key) -> list[UsageRecord]:
+        """Of one client and type."""
+        return [record for record in self.records if (record.client_id, record.quota_type) == key]
+
+    def used(self, key: Key) -> float:
+        """As records count it."""
+        return sum(record.used for record in self.records_of(key))
+
+
+def quotas(rate: float, factor: float, parts: Sequence[Part] = PARTS) -> list[dict[str, Any]]:
+    """As a proxy's file has them."""
+    names = {
+        QuotaType.PRODUCE: "producer_byte_rate",
+        QuotaType.FETCH: "consumer_byte_rate",
+        QuotaType.REQUEST: "request_percentage",
+        QuotaType.CONTROLLER_MUTATION: "controller_mutation_rate",
+    }
+    return [{"client_id": part.client_id, names[part.quota_type]: factor * part.bound(rate)} for part in parts]
+
+
+def candidate(rate: float, factor: float, parts: Sequence[Part] = PARTS) -> Candidate:
+    """The same quotas as a candidate."""
+    table = {Entity(client_id=part.client_id): {part.quota_type: factor * part.bound(rate)} for part in parts}
+    return Candidate(all_others=Rules(QuotaTable(table)))
+
+
+def fill(bootstrap: str, size_bytes: int = FILL_BYTES) -> None:
+    """Something to read."""
+    producer = Producer({"bootstrap.servers": bootstrap, "batch.size": 20_000, "linger.ms": 0})
+    for _ in range(size_bytes // _BATCH):
+        while True:
+            try:
+                producer.produce(TOPIC, bytes(_BATCH))
+                break
+            except BufferError:
+                producer.poll(0.1)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def live(
+    cluster: KafkaCluster,
+    rate: float,
+    factor: float,
+    seconds: float,
+    parts: Sequence[Part] = PARTS,
+    keep: Path | None = None,
+) -> Run:
+    """All parts at once, for so long; the spool is copied to `keep`."""
+    trace = {"entities": [{"client_id": part.client_id} for part in parts]}
+    with tempfile.TemporaryDirectory(prefix="kafka-throttle-real-") as folder:
+        usage = {"directory": folder, "instance": "here", "trace": trace}
+        with ProxyProcess(cluster, quotas(rate, factor, parts), usage=usage) as proxy:
+            stop = Stop()
+            threads = [
+                threading.Thread(target=part.load, args=(proxy.bootstrap, part.client_id, stop, rate), daemon=True)
+                for part in parts
+            ]
+            for thread in threads:
+                thread.start()
+            stop.wait(seconds)
+            stop.set()
+            for thread in threads:
+                thread.join(2 * PATIENCE_S)
+        if keep is not None:
+            shutil.copytree(folder, keep)
+        return Run.read(Path(folder))
+
+
+def of_trace(run: Run, with_quotas: Candidate) -> dict[Key, list[TracedSensor]]:
+    """What the replay of the trace says of each client, who is alone at its sensors, one for each node."""
+    found: dict[Key, list[TracedSensor]] = defaultdict(list)
+    for sensor in simulate_trace(run.events, with_quotas):
+        found[sensor.key.place.client_id, sensor.key.place.quota_type].append(sensor)
+    return found
+
+
+def of_records(run: Run, key: Key, in_force: Candidate, with_quotas: Candidate) -> list[Replayed]:
+    """What the replay of the records says of a client, for each node; use is as charged."""
+    rules, was = with_quotas.rules("main"), in_force.rules("main")
+    assert rules is not None
+    assert was is not None
+    standings = [standing_of(one, key[1], "ANONYMOUS", key[0], "") for one in (was, rules)]
+    live_limit, limit = (standing.limit for standing in standings if standing is not None)
+    nodes: dict[int, list[Window]] = defaultdict(list)
+    for record in sorted(run.records_of(key), key=lambda record: record.begin_ms):
+        nodes[record.node_id].append(Window.of(record))
+    found = []
+    for windows in nodes.values():
+        told = explained({key: windows}, rules, key[1], live_limit, limit)
+        found.append(replay_run([told], rules, key[1], limit, windows[-1].end_ms))
+    return found
+
+
+def differing(run: Run, sensors: Iterable[TracedSensor]) -> int:
+    """How many throttle times the replay of the trace has otherwise than they were live."""
+    live_ms = {event.sequence: event.throttle_ms for event in run.events}
+    return sum(live_ms[sequence] != told_ms for sensor in sensors for sequence, told_ms in sensor.told.items())
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One client; times in ms, use as charged. Pairs are of the paced and the greedy client under doubled quotas."""
+
+    throttles: int
+    live_ms: int
+    differing: int
+    recorded_ms: int
+    records_ms: int
+    used: float
+    by_trace: tuple[float, float]
+    by_records: tuple[float, float]
+
+
+def compared(part: Part, before: Run, after: Run, rate: float, parts: Sequence[Part] = PARTS) -> Compared:
+    """The run, its replays, and the second run of one client."""
+    key, same, doubled = part.key, candidate(rate, 1, parts), candidate(rate, 2, parts)
+    sensors = of_trace(before, same)[key]
+    clients = [client for sensor in sensors for client in sensor.live.values()]
+    bounds = [sensor.replayed for sensor in of_trace(before, doubled)[key]]
+    replayed = of_records(before, key, same, doubled)
+    return Compared(
+        sum(client.throttles for client in clients),
+        sum(client.throttled_ms for client in clients),
+        differing(before, sensors),
+        sum(record.throttled_ms for record in before.records_of(key)),
+        sum(one.sensor.throttled_ms for one in of_records(before, key, same, same)),
+        value_of(key[1], after.used(key)),
+        (sum(one[Client.PACED].all.used for one in bounds), sum(one[Client.GREEDY].all.used for one in bounds)),
+        (sum(one.sensor.used for one in replayed), sum(one.greedy_sensor.used for one in replayed)),
+    )
+
+
+def tables(before: Run, after: Run, rate: float, parts: Sequence[Part] = PARTS) -> str:
+    """Both tables."""
+    lines = [
+        "| client | throttles live | throttled live | trace: differing | records: throttled |",
+        "|---|---|---|---|---|",
+    ]
+    more = [
+        "| client | used, quotas doubled | trace: paced to greedy | records: paced to greedy |",
+        "|---|---|---|---|",
+    ]
+    for part in parts:
+        one = compared(part, before, after, rate, parts)
+        off = f" ({one.records_ms / one.recorded_ms - 1:+.1%})" if one.recorded_ms else ""
+        recorded = f"{one.recorded_ms / 1000:.1f} s | {one.records_ms / 1000:.1f} s{off}"
+        times = f"{one.live_ms / 1000:.1f} s | {one.differing} | {recorded}"
+        name = f"{part.client_id} ({part.key[1]})"
+        lines.append(f"| {name} | {one.throttles} | {times} |")
+        bounds = " | ".join(
+            " to ".join(f"{used / one.used:.1%}" for used in pair) for pair in (one.by_trace, one.by_records)
+        )
+        more.append(f"| {name} | {one.used:.0f} | {bounds} |")
+    return "\n".join([*lines, "", *more])
+
+
+def main() -> None:
+    """Run both, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--rate", type=float, default=200_000, help="bytes/s")
+    parser.add_argument("--keep", type=Path, help="a directory that is made, for both spools: live and doubled")
+    arguments = parser.parse_args()
+    keep: Path | None = arguments.keep
+    with KafkaCluster(nodes=1) as cluster:
+        fill(cluster.bootstrap_servers)
+        before = live(cluster, arguments.rate, 1, arguments.seconds, keep=keep and keep / "live")
+        after = live(cluster, arguments.rate, 2, arguments.seconds, keep=keep and keep / "doubled")
+    print(tables(before, after, arguments.rate))
+
+
+if __name__ == "__main__":
+    main()
