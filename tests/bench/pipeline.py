@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pyarrow.parquet as pq
 
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
@@ -33,7 +34,7 @@ from pipeline.line_columns import Reader
 from pipeline.lines import parsed, summed, written
 from pipeline.session import spark_session
 from pipeline.table import state_of
-from quotas.usage_record import UsageRecord, columns
+from quotas.usage_record import VERSION, UsageRecord, columns
 from tests.pipeline.spools import write_many
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,9 +80,13 @@ def ingest(spark: SparkSession, spools: dict[int, Path], rows: int, rounds: int,
 
     def ours(spool: Path) -> None:
         ingest_spool(spark, str(spool), str(out), say=lambda line: None)
-        assert state_of(None, str(out)).counts == {"usage records": int(spool.name.rpartition("-")[2])}
+        assert state_of(None, str(out)).counts == {"usage records": rows_of(spool)}
 
-    return medians({"ingest": ours, "DuckDB": lambda spool: duckdb_copy(spool, out)}, spools, rows, rounds, out)
+    def theirs(spool: Path) -> None:
+        duckdb_copy(spool, out)
+        assert sum(pq.ParquetFile(file).metadata.num_rows for file in out.rglob("*.parquet")) == rows_of(spool)
+
+    return medians({"ingest": ours, "DuckDB": theirs}, spools, rows, rounds, out)
 
 
 def parts(spark: SparkSession, spools: dict[int, Path], rows: int, rounds: int, out: Path) -> dict[str, Figures]:
@@ -174,14 +179,19 @@ def cpu_seconds(process: int) -> float:
 
 
 def spool_of(folder: Path, rows: int) -> Path:
-    """A spool of so many rows; made once."""
-    spool = folder / f"spool-{rows}"
+    """A spool of so many rows; made once for each version of the lines."""
+    spool = folder / f"spool-v{VERSION}-{rows}"
     if not spool.exists():
         aside = spool.with_suffix(".part")
         shutil.rmtree(aside, ignore_errors=True)
         write_many(aside, rows, processes=CORES)
         aside.rename(spool)
     return spool
+
+
+def rows_of(spool: Path) -> int:
+    """As its name says."""
+    return int(spool.name.rpartition("-")[2])
 
 
 def duckdb_copy(spool: Path, out: Path) -> None:
