@@ -166,16 +166,19 @@ def measured(run: Callable[[], None], rows: int) -> Figures:
 
 def cpu_seconds(process: int) -> float:
     """User and system time of a process and all its threads, of its descendants, and of those that have ended."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-        children = {
-            int(child)
-            for thread in Path(f"/proc/{process}/task").iterdir()
-            for child in (thread / "children").read_text().split()
-        }
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return sum(map(int, fields[11:15])) / _TICKS + sum(map(cpu_seconds, children))
+    parents, ticks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        parents[int(folder.name)] = int(fields[1])
+        ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+    family, found = {process}, 0
+    while len(family) > found:
+        found = len(family)
+        family |= {child for child, parent in parents.items() if parent in family}
+    return sum(ticks.get(member, 0) for member in family) / _TICKS
 
 
 def spool_of(folder: Path, rows: int) -> Path:
