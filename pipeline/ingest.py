@@ -272,8 +272,9 @@ class _Staged:
         if not rejects:
             return
         self.counts.update(f"rejected: {in_short(reject.reason)}" for reject in rejects)
-        known = {file for file, _ in first}
-        first |= self._first_numbers({reject.line.file for reject in rejects if reject.line} - known)
+        if self._batch.files:
+            known = {file for file, _ in first}
+            first |= self._first_numbers({reject.line.file for reject in rejects if reject.line} - known)
         rows = [_told(reject, first, now_ms()) for reject in rejects]
         self._spark.createDataFrame(rows, QUARANTINE).coalesce(1).write.mode("append").parquet(self._at(into))
 
@@ -304,7 +305,10 @@ def _told(
 ) -> tuple[str, int | None, str, str | None, int]:
     if (line := reject.line) is None:
         return reject.file, None, reject.reason, None, at_ms
-    return reject.file, line.number - first[line.file, line.block] + 1, reject.reason, line.text, at_ms
+    # A line that came by itself has no number in a file.
+    before = first.get((line.file, line.block))
+    number = None if before is None else line.number - before + 1
+    return reject.file, number, reject.reason, line.text, at_ms
 
 
 def _spans(records: DataFrame) -> DataFrame:

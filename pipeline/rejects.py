@@ -14,6 +14,10 @@ MOST_TEXT = 1_000
 """Characters of a rejected line that are kept."""
 
 
+NO_VALUE = "(no value)"
+"""What stands for the text of a message that has none: null is no text."""
+
+
 class Line(NamedTuple):
     """A line and where it is: see pipeline.lines.LINES."""
 
@@ -47,6 +51,9 @@ class Sorted:
 
     def take(self, line: Line, latest_ms: int) -> None:
         """Sort one line."""
+        if line.text == NO_VALUE:
+            self._reject(line, "the message has no value")
+            return
         try:
             row = read_line(line.text)
         except BadLine as error:
@@ -57,6 +64,8 @@ class Sorted:
                 self.headers[plain(line.file)] = row
             case End():
                 self.ends[plain(line.file)] = row
+                if row.instance:
+                    self._note(Writer(row.stream, row.instance, row.epoch), told=row.next_sequence - 1)
             case Dropped():
                 self._note(Writer(row.stream, row.instance, row.epoch), dropped=(row.first_sequence, row.last_sequence))
             case _:

@@ -34,7 +34,7 @@ QUARANTINE = T.StructType(
         T.StructField("at_ms", T.LongType()),
     ]
 )
-"""What was not taken: where it was (no line: the whole file), why, how it began, and when it was found."""
+"""What was not taken: where (no line: the whole file, or a message), why, how it began, and when it was found."""
 
 
 def schema_of(row: type[Row]) -> T.StructType:

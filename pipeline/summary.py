@@ -42,7 +42,7 @@ class Totals:
 
     def lines(self, merged: int) -> Iterator[str]:
         """In full; `merged`: how many directories were merged into others."""
-        yield f"{self.files:,} files: {self.in_short()}"
+        yield f"{self.files:,} files: {self.in_short()}" if self.files else self.in_short()
         for stream in ROWS:
             if new := self.counts[f"{stream} records"]:
                 yield f"  {stream}: {new:,} new"

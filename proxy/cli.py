@@ -12,6 +12,7 @@ from proxy.commands.usage import usage
 from proxy.commands.usage_plan import apply, plan
 from proxy.commands.usage_recommend import recommend
 from proxy.commands.usage_report import report
+from proxy.commands.usage_ship import ship
 from proxy.commands.usage_simulate import simulate
 from proxy.config.checks import listener_ports
 from proxy.config.kinds import HostPort, show_range
@@ -90,3 +91,4 @@ usage.add_command(report)
 usage.add_command(plan)
 usage.add_command(apply)
 usage.add_command(recommend)
+usage.add_command(ship)

@@ -1,9 +1,11 @@
 """The proxy's own credentials, from the configuration and the files that it names."""
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from proxy.config.problems import ConfigError, ConfigErrors
-from proxy.config.settings import UpstreamConfig
+from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
 from proxy.own_connections import ANNOUNCED
 from quotas.sources.cluster_connection import Credentials
 
@@ -12,7 +14,22 @@ _MAX_SECRET_BYTES = 4096
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
     """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
-    config = upstream.admin
+    return _credentials(upstream.admin, "upstream.admin", ANNOUNCED if upstream.send_proxy_protocol else None)
+
+
+def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
+    """Who the proxy is to the cluster of that topic, and where it is, as kafka-python's producer takes it.
+
+    ConfigErrors if its password cannot be read.
+    """
+    return {
+        "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],
+        "compression_type": None if topic.compression == "none" else topic.compression,
+        **asdict(_credentials(topic, "usage.kafka", None)),
+    }
+
+
+def _credentials(config: CredentialsConfig, path: str, proxy_url: str | None) -> Credentials:
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,
@@ -20,8 +37,8 @@ def credentials_of(upstream: UpstreamConfig) -> Credentials:
         ssl_keyfile=config.key_file,
         sasl_mechanism=config.sasl_mechanism,
         sasl_plain_username=config.username,
-        sasl_plain_password=secret(config.password_file, "upstream.admin.password_file"),
-        proxy_url=ANNOUNCED if upstream.send_proxy_protocol else None,
+        sasl_plain_password=secret(config.password_file, f"{path}.password_file"),
+        proxy_url=proxy_url,
     )
 
 

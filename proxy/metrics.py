@@ -149,6 +149,19 @@ class UsageTotals:
     clients: Mapping[str, tuple[int, int, int]]
 
 
+class ShippingTotals(Protocol):
+    """What a topic was given of what is in complete files, and what it is still to be given."""
+
+    lines: int
+    line_bytes: int
+    files: int
+    lost_files: int
+    long_lines: int
+    failures: int
+    waiting_files: int
+    waiting_bytes: int
+
+
 _ENTITIES_PER_STEP = 500
 
 
@@ -260,6 +273,10 @@ class Metrics:
         self._counted.clusters.append(clusters)
         self._counted.addresses.append(addresses)
 
+    def add_shipping(self, source: Callable[[], ShippingTotals]) -> None:
+        """Export what `source` returns at each scrape."""
+        self._counted.shipping.append(source)
+
     def add_usage(self, source: Callable[[], UsageTotals]) -> None:
         """Export what `source` returns at each scrape."""
         self._counted.usage.append(source)
@@ -287,6 +304,7 @@ class _Counted(Collector):
         self.clusters: list[Callable[[], Iterable[ClusterDoor]]] = []
         self.addresses: list[Callable[[], Iterable[AddressUse]]] = []
         self.usage: list[Callable[[], UsageTotals]] = []
+        self.shipping: list[Callable[[], ShippingTotals]] = []
         self._gathered: tuple[_UseOfRules, _UseOfRules, dict[str, TopAddresses]] | None = None
 
     def collect(self) -> Iterator[Metric]:
@@ -299,6 +317,7 @@ class _Counted(Collector):
         yield from listener_families([row for source in self.listeners for row in source()])
         yield from cluster_families([row for source in self.clusters for row in source()])
         yield from _usage_families([source() for source in self.usage])
+        yield from _shipping_families([source() for source in self.shipping])
         if self._gathered is None:
             for _ in self.gather():
                 pass
@@ -469,6 +488,27 @@ def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
         throttled.add(labels, row.throttled_ms / 1000)
     yield throttles.done()
     yield throttled.done()
+
+
+_SHIPPING = (
+    ("lines", _counter, "usage_shipped_lines", "Lines that the topic has taken; some of them twice."),
+    ("line_bytes", _counter, "usage_shipped_bytes", "Bytes of those, before they are packed."),
+    ("files", _counter, "usage_shipped_files", "Files of which it has all lines."),
+    ("lost_files", _counter, "usage_files_lost_unshipped", "Files that retention deleted before the topic had them."),
+    ("long_lines", _counter, "usage_lines_unshippable", "Lines that are longer than any of ours, and were left out."),
+    ("failures", _counter, "usage_shipping_failures", "Attempts that failed; what they had to send is sent later."),
+    ("waiting_files", _gauge, "usage_unshipped_files", "Complete files that the topic does not have yet."),
+    ("waiting_bytes", _gauge, "usage_unshipped_bytes", "Bytes of those."),
+)
+"""Of ShippingTotals: count, kind, name, meaning."""
+
+
+def _shipping_families(rows: list[ShippingTotals]) -> Iterator[Metric]:
+    for count, kind, name, about in _SHIPPING if rows else ():
+        sums = kind(name, about, ())
+        for row in rows:
+            sums.add((), getattr(row, count))
+        yield sums.done()
 
 
 def _usage_families(rows: list[UsageTotals]) -> Iterator[Metric]:

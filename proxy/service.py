@@ -31,9 +31,18 @@ from proxy.config.load import load_config
 from proxy.config.places import with_places
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import Config, LimitsConfig, ListenerConfig, UsageConfig, VirtualClusterConfig, pinned_costs
+from proxy.config.settings import (
+    Config,
+    LimitsConfig,
+    ListenerConfig,
+    UsageConfig,
+    UsageTopicConfig,
+    VirtualClusterConfig,
+    pinned_costs,
+)
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.connection_metrics import InstanceDoor
+from proxy.credentials import topic_settings
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
@@ -51,6 +60,7 @@ from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.patience import TimeOuts
 from proxy.relay.use import Meter
 from proxy.usage.recorder import Metered, Recorder, own_name, rules_of
+from proxy.usage.shipping import Order, Shipping
 from proxy.usage.spool import Spool, SpoolUnusable
 from proxy.usage.tracer import Tracer
 from proxy.virtual_cluster import NodeDirectory
@@ -288,6 +298,7 @@ class Service:
             for cluster in config.virtual_clusters
         ]
         self._recorder = self._recorder_of(config.usage)
+        self._shipping: Shipping | None = None
         self._config_path = config_path
         self._signature_at_start = _signature(config_path)
         """Before the first port is bound: whoever sees the process alive may change the file."""
@@ -335,6 +346,18 @@ class Service:
             raise ConfigErrors([ConfigError("usage.directory", str(error))]) from None
         self._spawn(self._recorder.run())
         self._note_settings()
+        if self.config.usage.kafka is not None:
+            self._start_shipping(self.config.usage.kafka)
+
+    def _start_shipping(self, kafka: UsageTopicConfig) -> None:
+        """Have a topic get what is written. ConfigErrors if the password cannot be read."""
+        settings = topic_settings(kafka)
+        assert self.config.usage.directory is not None
+        directory = str(Path(self.config.usage.directory).absolute())
+        logs = self.config.log
+        self._shipping = Shipping(Order(directory, kafka.topic, settings, logs.level, logs.format))
+        self._metrics.add_shipping(self._shipping.totals)
+        self._shipping.start()
 
     def _note_settings(self) -> None:
         """A trace is to say how the sensors work."""
@@ -451,6 +474,8 @@ class Service:
             cluster.address_quotas.stop()
         if self._recorder is not None:
             await self._recorder.stop(_LAST_WRITES_S)
+        if self._shipping is not None:
+            await self._shipping.stop()
         await self._api_listener.stop()
         await self._metrics_site.stop()
         log.info("stopped")

@@ -71,6 +71,9 @@ class End(Row):
     records: int = _column("", "records in this file")
     next_sequence: int = _column("", "number that the next file's first record has")
     final: int = _column("", "1: the process was stopped in order and wrote no more in this epoch; else 0", default=0)
+    stream: str = _column("", "as in the header, for those who get lines one by one; empty: only there", default="")
+    instance: str = _column("", "as in the header", default="")
+    epoch: int = _column("ms since 1970", "as in the header", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,13 +1,15 @@
-"""`usage ingest`: from a spool into the table, once or for ever."""
+"""`usage ingest`: from a spool or a topic into the table, once or for ever."""
 
 import hashlib
 import json
 import signal
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pyspark.errors import AnalysisException, IllegalArgumentException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
@@ -18,6 +20,7 @@ from pipeline.rejects import plain
 from pipeline.session import LOCAL, spark_session
 from pipeline.summary import Totals, gap_lines
 from pipeline.table_log import now_ms, read_state
+from pipeline.topic import Topic, problem_of_topic, topic_lines
 
 FUTURE_TOLERANCE_S = 3_600
 _MOST_FILES = 5_000
@@ -25,8 +28,9 @@ _MOST_FILES = 5_000
 
 
 def main(
-    spool: str,
     table: str,
+    spool: str | None = None,
+    topic: tuple[str, str, Mapping[str, str]] | None = None,
     once: bool = True,
     every_s: int = 10,
     future_tolerance_s: int = FUTURE_TOLERANCE_S,
@@ -34,12 +38,19 @@ def main(
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
 ) -> int:
-    """Take in all files of the spool that are new, and then, unless `once`, every so many seconds; 0.
+    """Take in all that is new in the spool, or in the topic, and then, unless `once`, every so many seconds; 0.
 
-    Raises ValueError if the spool is none, or the table is one that cannot be read.
+    `topic` is its name, its servers, and settings of Kafka's consumer: see pipeline.topic.Topic.
+    Raises ValueError if there is no such spool or topic, or the table is one that cannot be read.
     """
     spark = spark_session(master, memory, "kafka-throttle usage ingest", settings)
-    ingest_spool(spark, spool, table, None if once else every_s, future_tolerance_s)
+    every = None if once else every_s
+    if topic is not None:
+        ingest_topic(spark, Topic(*topic), table, every, future_tolerance_s)
+    elif spool is not None:
+        ingest_spool(spark, spool, table, every, future_tolerance_s)
+    else:
+        raise ValueError("expected --from or --from-topic, got neither")
     return 0
 
 
@@ -52,10 +63,49 @@ def ingest_spool(
     say: Any = print,
 ) -> Totals:
     """See `main`; without `every_s` once. What it says goes to `say`, a line at a time."""
-    spool_files, table_files = files_at(spark, spool), files_at(spark, table)
+    spool_files = files_at(spark, spool)
     _check(spool, spool_files, say)
+    inlet = _Inlet(spool_files.root, _lines(spark, spool_files.root), batch_files)
+    return _ingest(spark, inlet, table, every_s, future_tolerance_s, say)
+
+
+def ingest_topic(
+    spark: SparkSession,
+    topic: Topic,
+    table: str,
+    every_s: int | None = None,
+    future_tolerance_s: int = FUTURE_TOLERANCE_S,
+    say: Any = print,
+) -> Totals:
+    """As `ingest_spool`. Spark needs the jars of its Kafka source."""
+    try:
+        lines = topic_lines(spark, topic.servers, topic.name, topic.settings)
+        inlet = _Inlet(f"kafka://{topic.servers}/{topic.name}", lines, lambda checkpoint, number: ())
+        return _ingest(spark, inlet, table, every_s, future_tolerance_s, say)
+    except (AnalysisException, StreamingQueryException, IllegalArgumentException) as error:
+        if problem := problem_of_topic(error):
+            raise ValueError(f"--from-topic: {topic.name} at {topic.servers}: {problem}") from error
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Inlet:
+    """Where lines come from."""
+
+    name: str
+    """What its checkpoint is named for."""
+    lines: DataFrame
+    """LINES but for the number, as a stream."""
+    files: Callable[[Files, int], Sequence[str]]
+    """Which files batch n of a checkpoint has."""
+
+
+def _ingest(
+    spark: SparkSession, inlet: _Inlet, table: str, every_s: int | None, future_tolerance_s: int, say: Any
+) -> Totals:
+    table_files = files_at(spark, table)
     read_state(table_files)
-    source = hashlib.sha256(spool_files.root.encode()).hexdigest()[:8]
+    source = hashlib.sha256(inlet.name.encode()).hexdigest()[:8]
     checkpoint = f"{table_files.root}/_checkpoint/{source}"
     ingest = Ingest(spark, table_files)
     ingest.tidy(source)
@@ -63,7 +113,7 @@ def ingest_spool(
 
     def take(lines: DataFrame, number: int) -> None:
         latest_ms = now_ms() + 1000 * future_tolerance_s
-        files = batch_files(files_at(spark, checkpoint), number)
+        files = inlet.files(files_at(spark, checkpoint), number)
         query = query_of(files_at(spark, checkpoint))
         outcome = ingest.take(Batch(source, query, number, lines, files, latest_ms))
         if outcome is not None:
@@ -72,8 +122,7 @@ def ingest_spool(
                 compacted(spark, table_files)
 
     query = (
-        _lines(spark, spool_files.root)
-        .writeStream.foreachBatch(take)
+        inlet.lines.writeStream.foreachBatch(take)
         .option("checkpointLocation", checkpoint)
         .queryName(f"ingest {source}")
     )
@@ -149,4 +198,5 @@ def _await(query: Any) -> None:
 def _tell(outcome: Outcome, totals: Totals, alone: bool, say: Any) -> None:
     totals.add(outcome)
     if alone:
-        say(f"batch {outcome.batch}: {outcome.files} files, {Totals.of(outcome).in_short()}")
+        files = f"{outcome.files} files, " if outcome.files else ""
+        say(f"batch {outcome.batch}: {files}{Totals.of(outcome).in_short()}")

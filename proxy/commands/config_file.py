@@ -52,6 +52,8 @@ def problems_of_files(config: Config, path: Path) -> list[ConfigError]:
             problems += errors.problems
     for i, cluster in enumerate(config.virtual_clusters):
         problems += _problems_of_credentials(f"virtual_clusters[{i}].upstream.admin", cluster.upstream.admin)
+    if config.usage.kafka is not None:
+        problems += _problems_of_credentials("usage.kafka", config.usage.kafka)
     return problems
 
 

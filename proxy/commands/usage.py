@@ -1,5 +1,6 @@
 """`kafka-throttle usage`: what becomes of usage records, on Spark. The work is in `pipeline.jobs`."""
 
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -63,7 +64,16 @@ def _setting(text: str) -> tuple[str, str]:
 
 
 @usage.command()
-@click.option("--from", "spool", required=True, metavar="DIRECTORY", help="The spool, as the proxy writes it.")
+@click.option("--from", "spool", metavar="DIRECTORY", help="The spool, as the proxy writes it.")
+@click.option("--from-topic", "topic", metavar="TOPIC", help="A Kafka topic that gets what is in spools.")
+@click.option("--bootstrap-server", "servers", metavar="HOST:PORT[,...]", help="Where the topic's cluster is.")
+@click.option(
+    "--kafka-conf",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of Kafka's Java consumer, as security.protocol=SSL; of VALUE @FILE what the file holds.",
+)
 @table_option
 @click.option("--once", is_flag=True, help="Take what is there and end. This is what happens without --every, too.")
 @click.option(
@@ -79,14 +89,60 @@ def _setting(text: str) -> tuple[str, str]:
     help="How far ahead of this machine's clock a record may be, in seconds.",
 )
 @spark_options
-def ingest(once: bool, every_s: int | None, **arguments: Any) -> None:
-    """Take the files of a spool into the table: each record once, whatever is killed when.
+def ingest(
+    spool: str | None,
+    topic: str | None,
+    servers: str | None,
+    pairs: tuple[str, ...],
+    once: bool,
+    every_s: int | None,
+    settings: tuple[str, ...],
+    **arguments: Any,
+) -> None:
+    """Take the files of a spool, or the messages of a topic, into the table: each record once, whatever is killed when.
 
     What is broken goes to the table's quarantine, and what is missing is told.
     """
     if once and every_s is not None:
         refuse("expected either --once or --every, got both")
-    run_job("ingest", once=every_s is None, **({} if every_s is None else {"every_s": every_s}), **arguments)
+    if (spool is None) == (topic is None):
+        refuse(f"expected either --from or --from-topic, got {'neither' if spool is None else 'both'}")
+    if topic is None and (servers is not None or pairs):
+        refuse("expected --bootstrap-server and --kafka-conf with --from-topic only")
+    if every_s is not None:
+        arguments["every_s"] = every_s
+    if topic is not None:
+        if servers is None:
+            refuse("--bootstrap-server: expected host:port with --from-topic, got nothing")
+        arguments["topic"] = (topic, servers, dict(map(_kafka_setting, pairs)))
+        settings = _with_kafka_source(settings)
+    run_job("ingest", spool=spool, once=every_s is None, settings=settings, **arguments)
+
+
+def _kafka_setting(pair: str) -> tuple[str, str]:
+    from proxy.usage.kafka_topic import contents
+
+    key, equals, value = pair.partition("=")
+    if not equals or not re.fullmatch(r"[a-z0-9.]+", key):
+        refuse(f"--kafka-conf: expected KEY=VALUE with a setting of Kafka's consumer, got {key!r}")
+    try:
+        return key, contents(value, key)
+    except ValueError as error:
+        refuse(f"--kafka-conf: {error}")
+
+
+def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
+    """Spark is given the jars of its Kafka source, unless the settings name jars themselves."""
+    if any(setting.startswith(("spark.jars=", "spark.jars.packages=")) for setting in settings):
+        return settings
+    from proxy.demo.jars import ToolMissing, spark_kafka_jars
+
+    try:
+        jars = spark_kafka_jars(lambda line: click.echo(line, err=True))
+    except (ToolMissing, RuntimeError) as error:
+        packages = "--conf spark.jars.packages=org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0"
+        raise click.ClickException(f"{error}\nOr have Spark fetch its Kafka source: {packages}") from error
+    return (*settings, f"spark.jars={','.join(map(str, jars))}")
 
 
 @usage.command()

@@ -304,6 +304,8 @@ def _usage_problems(data: Any) -> Iterator[ConfigError]:
     usage = _valid(UsageConfig, raw) if raw is not None else None
     for problem in usage.problems() if usage else ():
         yield ConfigError("usage", problem)
+    for problem in usage.kafka.problems() if usage and usage.kafka else ():
+        yield ConfigError("usage.kafka", problem)
     for i, entity in enumerate(usage.trace.entities if usage else ()):
         for problem in entity.problems():
             yield ConfigError(f"usage.trace.entities[{i}]", problem)

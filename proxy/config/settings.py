@@ -52,6 +52,8 @@ from quotas.request_costs import Cost
 INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
 """What a proxy may be called in its records."""
 
+TOPIC = re.compile("[A-Za-z0-9._-]{1,249}")
+
 API_KEYS = {api.name: api.key for api in APIS.values()}
 
 
@@ -770,6 +772,25 @@ class TraceConfig(Settings):
     """The oldest files go when there are more MiB of trace than this."""
 
 
+class UsageTopicConfig(CredentialsConfig):
+    """A Kafka topic that gets each line of the files, too, when a file is complete: docs/usage.md."""
+
+    bootstrap_servers: Some[Server]
+    """Nodes to ask first for the cluster's members, each as host:port (IPv6 in brackets)."""
+
+    topic: Annotated[
+        str,
+        Text(
+            "the name of a topic: 1 to 249 letters, digits, '.', '_' or '-'",
+            lambda text: TOPIC.fullmatch(text) is not None and text not in (".", ".."),
+        ),
+    ]
+    """Its name. It should be there: a cluster that makes topics by itself makes it with its defaults."""
+
+    compression: Literal["none", "gzip"] = "gzip"
+    """How messages are packed."""
+
+
 class UsageConfig(Settings):
     """Records of what every client uses, written to files for `kafka-throttle usage`. Off without a directory."""
 
@@ -815,12 +836,17 @@ class UsageConfig(Settings):
     trace: TraceConfig = TraceConfig()
     """What is traced beside the records."""
 
+    kafka: UsageTopicConfig | None = None
+    """A topic that gets what is in complete files, too; none without it."""
+
     def problems(self) -> list[str]:
         """What is wrong with them together."""
         if self.keep_at_least_s > self.keep_s:
             return [f"expected keep_at_least_s of at most keep_s, {self.keep_s}, got {self.keep_at_least_s}"]
         if self.directory is None and self.trace.entities:
             return ["expected directory, as a trace is wanted, got nothing"]
+        if self.directory is None and self.kafka is not None:
+            return ["expected directory, as a topic gets what is in files, got nothing"]
         return []
 
 

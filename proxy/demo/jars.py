@@ -1,14 +1,16 @@
-"""Apache Kafka's server jars, fetched once through Maven into the cache."""
+"""Apache Kafka's server jars, and those with which Spark reads topics, fetched once through Maven into the cache."""
 
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from proxy.demo.keeper import die_with_parent
 
@@ -19,6 +21,19 @@ LOGGING = {
     "4": ("org.apache.logging.log4j:log4j-slf4j-impl:2.25.1", "org.apache.logging.log4j:log4j-core:2.25.1"),
 }
 """What makes a node write its log, by the major version of Kafka."""
+
+_SPARK_KAFKA = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.12.1",
+)
+_SPARK_KAFKA_SUMS: Mapping[str, str] = {
+    "commons-pool2-2.12.1.jar": "5273c8bc8c0dca2211175c0d27efbd7228efae99689aac001a8e1ef8e872e9ef",
+    "kafka-clients-3.9.2.jar": "014b4ef36884478a932641818b080c36a8f8e2e92dc771e800c9d2694f4f83d8",
+    "spark-sql-kafka-0-10_2.13-4.2.0.jar": "64539c45e5d39f7ddb747312c239f38f5208d08c1a0ddf7d70beb2fbd9373705",
+    "spark-token-provider-kafka-0-10_2.13-4.0.0.jar": "f2be3b76f9e6cbe63379d4e4e0dc14f59dbf056ae2ad16ff15ac108004c86767",  # noqa: E501
+}
 
 _PROGRESS_S = 2.0
 _DOWNLOADED = re.compile(r"Downloaded from \S+ \S+\.jar ")
@@ -44,18 +59,49 @@ def need_program(program: str, package: str) -> str:
     return path
 
 
+class _Wanted(NamedTuple):
+    """Jars that are kept together."""
+
+    name: str
+    """Of their folder in the cache."""
+    what: str
+    about: str
+    """How much it is."""
+    dependencies: tuple[str, ...]
+    """As group:artifact:version."""
+    alone: bool = False
+    """Without what they depend on."""
+    sums: Mapping[str, str] = {}
+    """SHA-256 of all of them by file name; not checked if there are none."""
+
+
 def kafka_jars(version: str, say: Say = lambda line: None) -> Path:
     """The folder with all server jars of a Kafka version; downloads them if need be and tells how far it is.
 
     Two processes may ask at once, and one that is killed leaves nothing that looks complete.
     """
-    folder = cache_dir() / f"kafka-{version}"
+    servers = (f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}")
+    what = f"Apache Kafka {version}"
+    return _jars(_Wanted(f"kafka-{version}", what, "about 55 MB", (*servers, *LOGGING[version[0]])), say)
+
+
+def spark_kafka_jars(say: Say = lambda line: None) -> list[Path]:
+    """The jars with which PySpark 4.2.0 reads Kafka topics; downloads them if need be, checked by their hashes.
+
+    Spark's shell would fetch them by `spark.jars.packages`; that takes the whole of Maven Central, and checks nothing.
+    """
+    wanted = _Wanted("spark-kafka-4.2.0", "Spark's Kafka source", "about 10 MB", _SPARK_KAFKA, True, _SPARK_KAFKA_SUMS)
+    return sorted(_jars(wanted, say).glob("*.jar"))
+
+
+def _jars(wanted: _Wanted, say: Say) -> Path:
+    folder = cache_dir() / wanted.name
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with (folder.parent / f"kafka-{version}.lock").open("w") as lock:
-            _lock(lock.fileno(), lambda: say(f"waiting for another process that fetches Apache Kafka {version}"))
+        with (folder.parent / f"{wanted.name}.lock").open("w") as lock:
+            _lock(lock.fileno(), lambda: say(f"waiting for another process that fetches {wanted.what}"))
             if not folder.exists():
-                _fetch(version, folder, say)
+                _fetch(wanted, folder, say)
     return folder
 
 
@@ -72,7 +118,7 @@ def _lock(file: int, tell: Callable[[], None]) -> None:
             told_at = time.monotonic()
 
 
-def _fetch(version: str, folder: Path, say: Say) -> None:
+def _fetch(wanted: _Wanted, folder: Path, say: Say) -> None:
     """Download aside and rename; the caller has the lock, so what lies aside is of those that were killed."""
     maven = need_program("mvn", "maven")
     need_program("java", "openjdk-17-jdk-headless")
@@ -81,16 +127,27 @@ def _fetch(version: str, folder: Path, say: Say) -> None:
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", suffix=".part", dir=folder.parent) as aside:
         jars = Path(aside) / "jars"
         pom = Path(aside) / "pom.xml"
-        pom.write_text(_pom(version))
+        pom.write_text(_pom(wanted))
         copy = ["dependency:copy-dependencies", "-DincludeScope=runtime", f"-DoutputDirectory={jars}"]
-        _run_maven([maven, "-B", "-f", str(pom), *copy], Path(aside) / "maven.log", f"Apache Kafka {version}", say)
+        _run_maven([maven, "-B", "-f", str(pom), *copy], Path(aside) / "maven.log", wanted, say)
+        _check(jars, wanted)
         jars.rename(folder)
-    say(f"Apache Kafka {version} is here: {len(list(folder.glob('*.jar')))} jars")
+    say(f"{wanted.what} is here: {len(list(folder.glob('*.jar')))} jars")
 
 
-def _run_maven(command: list[str], log: Path, what: str, say: Say) -> None:
+def _check(jars: Path, wanted: _Wanted) -> None:
+    """Raises RuntimeError if the jars are not those that are meant."""
+    for name, expected in wanted.sums.items():
+        path = jars / name
+        found = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "nothing"
+        if found != expected:
+            raise RuntimeError(f"{wanted.what}: {name}: expected the SHA-256 {expected}, got {found}")
+
+
+def _run_maven(command: list[str], log: Path, wanted: _Wanted, say: Say) -> None:
     """Run Maven and tell how many jars it has downloaded. Raises RuntimeError with the end of its log."""
-    say(f"fetching {what} from Maven, about 55 MB, once")
+    what = wanted.what
+    say(f"fetching {what} from Maven, {wanted.about}, once")
     began = time.monotonic()
     with log.open("w") as output:
         maven_run = subprocess.Popen(command, stdout=output, stderr=output, preexec_fn=die_with_parent)
@@ -108,11 +165,14 @@ def _run_maven(command: list[str], log: Path, what: str, say: Say) -> None:
         raise RuntimeError(f"Maven could not fetch {what}:\n{log.read_text(errors='replace')[-2000:]}")
 
 
-def _pom(version: str) -> str:
-    wanted = [f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}"]
+_NOTHING_ELSE = "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>"
+
+
+def _pom(wanted: _Wanted) -> str:
     dependencies = "".join(
-        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{number}</version></dependency>"
-        for group, artifact, number in (name.split(":") for name in (*wanted, *LOGGING[version[0]]))
+        f"<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{number}</version>"
+        f"{_NOTHING_ELSE if wanted.alone else ''}</dependency>"
+        for group, artifact, number in (name.split(":") for name in wanted.dependencies)
     )
     return (
         "<project><modelVersion>4.0.0</modelVersion><groupId>local</groupId><artifactId>jars</artifactId>"

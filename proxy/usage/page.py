@@ -65,6 +65,55 @@ What a reader can prove, for one (instance, epoch, stream):
 Files older than `keep_s`, and the oldest when there are more than `total_mib`, are deleted, none younger than
 `keep_at_least_s`; each time with a log line and in `kafka_throttle_usage_files_deleted_total`.
 
+## A Kafka topic
+
+With `usage.kafka` a topic gets every line of complete files, too, some seconds after a file is complete:
+
+```yaml
+usage:
+  directory: spool
+  file_s: 60              # as old the newest lines in the topic may be, and some seconds more
+  kafka:
+    bootstrap_servers: [kafka-1:9092, kafka-2:9092]
+    topic: kafka-throttle-usage
+    security_protocol: SASL_SSL     # ca_file, certificate_file, key_file, sasl_mechanism, username and
+    sasl_mechanism: SCRAM-SHA-512   # password_file as in upstream.admin
+    username: kafka-throttle
+    password_file: usage-password
+```
+
+- **A message is a line**, without its line feed. Its key is its writer, `stream:instance:epoch`, so all that one
+  process writes of one stream is in one partition, in order. Headers, ends and `dropped` lines come, too: what a reader
+  can prove of files he can prove of the topic.
+- **The spool stays what counts.** The topic is given what is in files, by a process of its own that the proxy starts
+  beside itself (some 50 MB) and that ends with it: packing takes time that clients would feel. When the cluster has
+  all of a file, that is noted in `.shipped.json` in the spool. If anybody is killed before, the file is sent again: its
+  numbers tell that, and `usage ingest` takes each record once. Without that note all files that are there are sent.
+- **A cluster that is away costs nothing but time**: files wait in the spool and are sent, the oldest first, when it is
+  back; tried again after 1 s, then ever more seldom, at least every 30 s. Files that retention deletes before that are
+  lost for the topic: set `keep_s` and `total_mib` for the longest outage. It is counted and logged; a reader of the
+  topic finds their numbers missing.
+- At the end of the proxy what is complete by then is sent, for 10 s at most; the next start on the spool sends the
+  rest.
+- Make the topic before: `kafka-topics --create --topic kafka-throttle-usage --partitions 6 --config retention.ms=...`;
+  a cluster that makes topics by itself makes one with its defaults, also where the name is misspelled. Not with
+  `cleanup.policy=compact`: of lines with the same key only the last would stay.
+  The user needs WRITE and DESCRIBE on it (before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, too). It gets names of
+  users and client-ids: let nobody read it who may not know them.
+- It should not be reached through this proxy: then each record of use would be use.
+
+Metrics: `kafka_throttle_usage_shipped_lines_total`, `_shipped_bytes_total`, `_shipped_files_total`,
+`_shipping_failures_total`, `_unshipped_files` and `_unshipped_bytes` (how far the topic is behind),
+`_files_lost_unshipped_total`, `_lines_unshippable_total` (longer than 900 kB: none of ours).
+
+Spools of proxies without `usage.kafka`, or of hosts that the cluster is not to see, can be sent by hand or by a service
+of its own; it keeps the same notes, and only one ships from a spool at a time:
+
+```
+kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:PORT [--every 10]
+    [--kafka-conf security_protocol=SASL_SSL --kafka-conf sasl_plain_password=@FILE ...]
+```
+
 ## A line
 
 Tab-separated UTF-8: version ({VERSION}), kind, the columns of that kind in this order, CRC-32 of all before the last

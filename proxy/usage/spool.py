@@ -310,18 +310,18 @@ class Spool:
             log.warning("usage_files_not_deleted", problem=error.strerror or str(error))
 
     def _latest_epoch(self) -> int:
-        names = (_NAME.fullmatch(path.name) for path in self.directory.iterdir())
+        names = (FILE_NAME.fullmatch(path.name) for path in self.directory.iterdir())
         return max((int(name["epoch"]) for name in names if name and name["instance"] == self.instance), default=0)
 
 
-_NAME = re.compile(r"(?P<stream>usage|trace)-(?P<instance>.+)-(?P<epoch>[0-9]{1,15})-(?P<file>[0-9]{6,})\.tsv")
+FILE_NAME = re.compile(r"(?P<stream>usage|trace)-(?P<instance>.+)-(?P<epoch>[0-9]{1,15})-(?P<file>[0-9]{6,})\.tsv")
 
 
 def tidy(directory: Path, stream: str, instance: str, most_bytes: int, rules: SpoolRules, now_s: float) -> list[str]:
     """Delete what the rules no longer keep of one stream of one instance; the names, the oldest first."""
     found = []
     for path in directory.iterdir():
-        name = _NAME.fullmatch(path.name)
+        name = FILE_NAME.fullmatch(path.name)
         if name and (name["stream"], name["instance"]) == (stream, instance):
             state = path.stat()
             found.append((int(name["epoch"]), int(name["file"]), path, state.st_mtime, state.st_size))

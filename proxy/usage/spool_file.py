@@ -34,6 +34,18 @@ def next_sequence(row: Row, before: int) -> int:
     return row.last_sequence + 1 if isinstance(row, Dropped) else before
 
 
+def _end_of(header: Header, records: int, sequence: int, final: bool = False) -> bytes:
+    end = End(
+        records=records,
+        next_sequence=sequence,
+        final=int(final),
+        stream=header.stream,
+        instance=header.instance,
+        epoch=header.epoch,
+    )
+    return line_of(end).encode()
+
+
 class SpoolFile:
     """A file in the making. A write that fails leaves what was there before, and may be tried again.
 
@@ -76,7 +88,7 @@ class SpoolFile:
         """Write the end and give the file its name. OSError if that cannot be; it may be tried again."""
         before = self.size_bytes
         try:
-            self._put(line_of(End(records=self.records, next_sequence=self.sequence, final=int(final))).encode())
+            self._put(_end_of(self.header, self.records, self.sequence, final))
             os.ftruncate(self._fd, self.size_bytes)
             path = _publish(self._fd, self._directory, self._part, self.header, sync)
         except OSError:
@@ -156,7 +168,7 @@ def _salvage_one(directory: Path, part: Path, fd: int, sync: bool) -> Salvaged:
         part.unlink()
         return Salvaged(part, None, 0)
     os.ftruncate(fd, end)
-    os.pwrite(fd, line_of(End(records=records, next_sequence=sequence)).encode(), end)
+    os.pwrite(fd, _end_of(header, records, sequence), end)
     return Salvaged(part, _publish(fd, directory, part, replace(header), sync), records)
 
 

@@ -1,5 +1,6 @@
 """Fetching Kafka's jars: once, by one process at a time, and whole or not at all. Maven is played by a script."""
 
+import hashlib
 import os
 import re
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from proxy.demo.jars import ToolMissing, kafka_jars
+from proxy.demo.jars import ToolMissing, kafka_jars, spark_kafka_jars
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -136,3 +137,18 @@ def test_a_missing_program_is_an_error_with_the_line_that_installs_it(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     with pytest.raises(ToolMissing, match=f"{program} is missing. Install it with: apt-get install -y {package}"):
         kafka_jars("4.3.1")
+
+
+def test_jars_for_spark_are_those_that_are_meant_or_none(played_maven, tmp_path, monkeypatch):
+    played_maven("")
+    meant = {name: hashlib.sha256(content).hexdigest() for name, content in (("one.jar", b"1\n"), ("two.jar", b"2\n"))}
+    monkeypatch.setattr("proxy.demo.jars._SPARK_KAFKA_SUMS", {**meant, "two.jar": "0" * 64})
+    with pytest.raises(RuntimeError, match=r"two\.jar: expected the SHA-256 0{64}, got [0-9a-f]{64}"):
+        spark_kafka_jars()
+    assert in_cache(tmp_path) == ["spark-kafka-4.2.0.lock"]
+    monkeypatch.setattr("proxy.demo.jars._SPARK_KAFKA_SUMS", {**meant, "three.jar": "0" * 64})
+    with pytest.raises(RuntimeError, match=r"three\.jar: .*, got nothing"):
+        spark_kafka_jars()
+    monkeypatch.setattr("proxy.demo.jars._SPARK_KAFKA_SUMS", meant)
+    assert [path.name for path in spark_kafka_jars()] == ["one.jar", "two.jar"]
+    assert len(runs(tmp_path)) == 3

@@ -3,6 +3,7 @@
 import pytest
 
 from pipeline.session import spark_session
+from proxy.demo.jars import spark_kafka_jars
 
 IN_MAKE_TEST = "test_what_was_written_is_read_and_nothing_comes_twice"
 
@@ -14,16 +15,25 @@ def pytest_itemcollected(item):
 
 
 @pytest.fixture(scope="session")
-def spark():
+def spark(request):
+    # Only the start of the JVM can take them, so they are there if any test wants them.
+    wanted = any("kafka_source" in item.fixturenames for item in request.session.items)
     session = spark_session(
         "local[2]",
         memory="1g",
         name="tests",
         settings={
             "spark.sql.shuffle.partitions": "2",
+            **({"spark.jars": ",".join(map(str, spark_kafka_jars()))} if wanted else {}),
             # For programs that run once each, the fast compiler is the better one.
             "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
         },
     )
     yield session
     session.stop()
+
+
+@pytest.fixture
+def kafka_source(spark):
+    """Spark with the jars of its Kafka source."""
+    return spark

@@ -357,6 +357,22 @@ def test_a_source_that_cannot_be_is_refused(quotas, expected):
     assert problems(changed(cluster("quotas"), quotas)) == expected
 
 
+TOPIC = {"bootstrap_servers": ["kafka:9092"], "topic": "records"}
+
+
+def test_a_topic_for_usage_records_is_taken_with_whoever_the_proxy_is_there():
+    secured = {"security_protocol": "SASL_SSL", "sasl_mechanism": "PLAIN", "username": "me", "password_file": "p"}
+    config = config_of(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, **secured}}))
+    assert (config.usage.kafka.topic, config.usage.kafka.compression) == ("records", "gzip")
+    [problem] = problems(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, "username": "me"}}))
+    assert problem == "usage.kafka: expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only"
+    [problem] = problems(changed(("usage",), {"kafka": TOPIC}))
+    assert problem == "usage: expected directory, as a topic gets what is in files, got nothing"
+    [problem] = problems(changed(("usage",), {"directory": "spool", "kafka": {**TOPIC, "topic": "a b"}}))
+    assert problem.startswith("usage.kafka.topic: expected the name of a topic")
+    assert changes_needing_restart(config, config_of(MINIMAL)) == ["usage.directory", "usage.kafka"]
+
+
 def test_an_admin_listener_has_to_be_there():
     assert problems(changed(cluster("quotas", "admin_listeners"), ["palin"])) == [
         f"{QUOTAS}.admin_listeners[0]: expected 'plain', got 'palin'"

@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
 from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
+from proxy.usage.shipper import Shipped
 from proxy.usage.spool import SpoolTotals
 
 NODE = {"virtual_cluster": "main", "listener": "plain", "node_id": "3"}
@@ -40,6 +41,23 @@ def test_what_was_recorded_is_shown(metrics):
     assert value("kafka_throttle_usage_write_failures_total") == 5
     assert value("kafka_throttle_usage_clients", {"virtual_cluster": "main"}) == 10
     assert value("kafka_throttle_usage_client_overflows_total", {"virtual_cluster": "main"}) == 1
+
+
+def test_what_was_shipped_is_shown_where_anything_is(metrics):
+    value = metrics.registry.get_sample_value
+    assert value("kafka_throttle_usage_shipped_lines_total") is None
+    metrics.add_shipping(lambda: Shipped(7, 700, 2, 3, 4, 5, 6, 600))
+    names = (
+        "shipped_lines_total",
+        "shipped_bytes_total",
+        "shipped_files_total",
+        "files_lost_unshipped_total",
+        "lines_unshippable_total",
+        "shipping_failures_total",
+        "unshipped_files",
+        "unshipped_bytes",
+    )
+    assert [value(f"kafka_throttle_usage_{name}") for name in names] == [7, 700, 2, 3, 4, 5, 6, 600]
 
 
 def totals(**counts):

@@ -6,6 +6,7 @@ import sys
 from click.testing import CliRunner
 
 from proxy.cli import main
+from proxy.usage.shipper import alone_at
 
 
 def run(*arguments):
@@ -28,5 +29,30 @@ def test_who_lacks_the_extra_is_told_how_to_get_it():
 def test_mistakes_on_the_command_line_are_told():
     assert "got both" in run("ingest", "--from", "x", "--table", "y", "--once", "--every", "3").output
     assert "expected spark.SOMETHING=VALUE" in run("compact", "--table", "y", "--conf", "master=x").output
+    assert "got neither" in run("ingest", "--table", "y").output
+    assert "got both" in run("ingest", "--from", "x", "--from-topic", "y", "--table", "y").output
+    assert "with --from-topic only" in run("ingest", "--from", "x", "--kafka-conf", "a=b", "--table", "y").output
+    topic = ("ingest", "--from-topic", "x", "--table", "y")
+    assert "--bootstrap-server: expected host:port" in run(*topic).output
+    topic += ("--bootstrap-server", "here:1")
+    assert "expected KEY=VALUE" in run(*topic, "--kafka-conf", "sasl_mechanism=PLAIN").output
+    missing = run(*topic, "--kafka-conf", "sasl.jaas.config=@/nonexistent").output
+    assert "sasl.jaas.config: /nonexistent cannot be read" in missing
     result = run("gaps", "--table", "/nonexistent")
     assert (result.exit_code, result.output) == (2, "/nonexistent: expected a table of `usage ingest`, found none\n")
+
+
+def ship(spool, *arguments, server="127.0.0.1:9"):
+    return run("ship", "--from", str(spool), "--to-topic", "records", "--bootstrap-server", server, *arguments)
+
+
+def test_what_cannot_be_shipped_is_told(tmp_path):
+    result = ship(tmp_path)
+    assert (result.exit_code, result.output) == (0, "0 files, 0 lines sent to records\n")
+    with alone_at(tmp_path):
+        assert ship(tmp_path).output == f"--from: {tmp_path}: somebody else ships from it\n"
+    assert ship("/nonexistent").output == "--from: /nonexistent: No such file or directory\n"
+    assert "--kafka-conf: expected KEY=VALUE" in ship(tmp_path, "--kafka-conf", "acks=0").output
+    result = run("ship", "--from", str(tmp_path), "--to-topic", "a b", "--bootstrap-server", "x")
+    assert "--to-topic: expected 1 to 249 letters" in result.output
+    assert result.exit_code == 2

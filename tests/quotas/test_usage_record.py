@@ -79,8 +79,8 @@ def test_what_was_changed_or_cut_is_refused(row, data):
         ("-1\tend\t1\t2", "expected a version, got '-1'"),
         ("1", "unknown kind ''"),
         ("1\tbanana\t1", "unknown kind 'banana'"),
-        ("1\tend\t3", "expected 3 columns, got 1: next_sequence is missing"),
-        ("1\tend\t3\t4\t5\t6", "expected 3 columns, got 4"),
+        ("1\tend\t3", "expected 6 columns, got 1: next_sequence is missing"),
+        ("1\tend\t3\t4\t0\tusage\there\t5\t6", "expected 6 columns, got 7"),
         ("1\tend\tmany\t4", "records: expected int, got 'many'"),
         ("1\tend\t\\N\t4", "records: expected int, got"),
     ],
@@ -100,7 +100,7 @@ def test_numbers_are_finite(number):
 
 
 def test_columns_of_a_later_version_are_left_out():
-    assert read_line(line("3\tend\t3\t9\t0\tnew")) == END
+    assert read_line(line("3\tend\t3\t9\t0\t\t\t0\tnew")) == END
 
 
 def test_a_name_that_is_no_text_is_kept_readable():

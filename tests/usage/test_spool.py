@@ -41,6 +41,10 @@ def rows_of(path):
     return [read_line(line) for line in path.read_text().splitlines(keepends=True)]
 
 
+def end_of(stream=USAGE, **values):
+    return End(stream=stream, instance="here", epoch=EPOCH, **values)
+
+
 def complete(directory):
     return {path.name: rows_of(path) for path in sorted(directory.glob("*.tsv"))}
 
@@ -66,7 +70,7 @@ def test_what_is_put_is_in_complete_files_and_the_last_one_says_so(directory):
     header, *found, end = files[f"usage-here-{EPOCH}-000001.tsv"]
     assert header == Header(stream=USAGE, instance="here", epoch=EPOCH, file=1, first_sequence=1)
     assert [row.sequence for row in found] == [1, 2, 3, 4]
-    assert end == End(records=4, next_sequence=5, final=1)
+    assert end == end_of(records=4, next_sequence=5, final=1)
     assert {path.stat().st_mode & 0o777 for path in directory.iterdir()} == {0o600}
     assert directory.stat().st_mode & 0o777 == 0o700
     assert [path for path in directory.iterdir() if path.name.startswith(".")] == []
@@ -77,7 +81,7 @@ def test_a_spool_that_nothing_was_put_into_says_that_nothing_is_missing(director
     spool.start()
     assert spool.close(60)
     [(_, [_, end])] = complete(directory).items()
-    assert end == End(records=0, next_sequence=1, final=1)
+    assert end == end_of(records=0, next_sequence=1, final=1)
 
 
 def test_files_are_turned_by_size_and_follow_each_other(directory):
@@ -92,7 +96,7 @@ def test_files_are_turned_by_size_and_follow_each_other(directory):
         (2, 2, 3),
         (3, 3, 4),
     ]
-    assert (last[0].first_sequence, last[-1]) == (4, End(records=0, next_sequence=4, final=1))
+    assert (last[0].first_sequence, last[-1]) == (4, end_of(records=0, next_sequence=4, final=1))
 
 
 def test_what_finds_no_room_is_told_when_there_is_room_again(directory):
@@ -109,7 +113,7 @@ def test_what_finds_no_room_is_told_when_there_is_room_again(directory):
     [dropped] = [row for row in rows if isinstance(row, Dropped)]
     assert (dropped.first_sequence, dropped.last_sequence, dropped.reason) == (5, 8, NO_ROOM)
     assert rows.index(dropped) == 5
-    assert rows[-1] == End(records=5, next_sequence=10, final=1)
+    assert rows[-1] == end_of(records=5, next_sequence=10, final=1)
 
 
 def test_what_was_dropped_last_is_told_at_the_end(directory):
@@ -118,7 +122,7 @@ def test_what_was_dropped_last_is_told_at_the_end(directory):
     spool.drop(TRACE, 1, 7, "too_fast")
     assert spool.close(60)
     rows = complete(directory)[f"trace-here-{EPOCH}-000001.tsv"]
-    assert (rows[1].last_sequence, rows[-1]) == (7, End(records=0, next_sequence=8, final=1))
+    assert (rows[1].last_sequence, rows[-1]) == (7, end_of(TRACE, records=0, next_sequence=8, final=1))
 
 
 def test_a_disk_that_is_full_for_a_while_costs_nothing(directory, monkeypatch):
@@ -191,7 +195,7 @@ def test_what_a_killed_process_had_on_disk_is_completed_by_the_next_one(director
     assert spool.close(60)
     rows = complete(directory)[f"usage-here-{EPOCH}-000003.tsv"]
     assert [row.sequence for row in rows[1:-1]] == [11, 12, 13]
-    assert rows[-1] == End(records=3, next_sequence=14, final=0)
+    assert rows[-1] == end_of(records=3, next_sequence=14, final=0)
     assert list(directory.glob(".*")) == []
 
 

@@ -1,0 +1,68 @@
+"""`kafka-throttle usage ship`."""
+
+import sys
+import threading
+from pathlib import Path
+
+import click
+
+from proxy.commands.config_file import REFUSED, refuse
+from proxy.config.settings import TOPIC
+
+
+@click.command()
+@click.option("--from", "spool", required=True, metavar="DIRECTORY", help="The spool, as the proxy writes it.")
+@click.option("--to-topic", "topic", required=True, metavar="TOPIC", help="The topic.")
+@click.option("--bootstrap-server", "servers", required=True, metavar="HOST:PORT[,...]", help="Where the cluster is.")
+@click.option(
+    "--kafka-conf",
+    "pairs",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="A setting of kafka-python's producer, as security_protocol=SSL; of VALUE @FILE what the file holds.",
+)
+@click.option(
+    "--every", "every_s", type=click.IntRange(1, 86_400), metavar="S", help="Go on, and look every S seconds."
+)
+def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: int | None) -> None:
+    """Send the lines of complete files to a Kafka topic, those that it does not have yet; without --every once.
+
+    The same that a proxy with `usage.kafka` does, for spools of others. What was sent is noted in the spool.
+    Exit status 1: the topic does not take them; 2: something that was given cannot be used.
+    """
+    from proxy.logs import configure
+    from proxy.usage.kafka_topic import KafkaTopic, producer_settings
+    from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
+    from proxy.usage.shipping import keep_shipping
+
+    if not TOPIC.fullmatch(topic):
+        refuse(f"--to-topic: expected 1 to 249 letters, digits, '.', '_' or '-', got {topic!r}")
+    try:
+        settings = producer_settings(pairs)
+    except ValueError as error:
+        refuse(f"--kafka-conf: {error}")
+    configure("info", "console")
+    there = KafkaTopic(topic, {**settings, "bootstrap_servers": servers.split(",")})
+    directory = Path(spool)
+
+    def tell(totals: Shipped) -> None:
+        if sys.stderr.isatty():
+            click.echo(f"\r{totals.lines:,} lines sent, {totals.waiting_files:,} files to go ", nl=False, err=True)
+
+    try:
+        with alone_at(directory):
+            shipper = Shipper(directory, there, tell)
+            if every_s is not None:
+                keep_shipping(shipper, threading.Event(), every_s, tell)
+            shipper.ship()
+    except SpoolBusy as error:
+        refuse(f"--from: {error}")
+    except OSError as error:
+        refuse(f"--from: {spool}: {error.strerror or error}")
+    except TopicUnavailable as error:
+        refuse(str(error), REFUSED)
+    finally:
+        there.close()
+    totals = shipper.totals
+    lost = f"; {totals.lost_files:,} files were deleted before" if totals.lost_files else ""
+    click.echo(f"{totals.files:,} files, {totals.lines:,} lines sent to {topic}{lost}")

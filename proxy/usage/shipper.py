@@ -1,0 +1,237 @@
+"""The shipper: the lines of complete spool files, in order, as messages of a topic, each at least once.
+
+The spool stays what counts. A file is noted as sent when the cluster has all of it, in a file of its own that is
+written aside and renamed; so whoever is killed in between sends some lines twice, which their sequence numbers tell,
+and leaves none out. What retention deletes before it was sent is counted, and told.
+
+In the topic a message is a line without its line feed. Its key is its writer, `stream:instance:epoch`: so what one
+process wrote of one stream is in one partition, in order.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Protocol
+
+import structlog
+
+from proxy.usage.spool import FILE_NAME
+
+log = structlog.get_logger()
+
+POSITION = ".shipped.json"
+_LOCK = ".shipping.lock"
+_FORMAT = 1
+_LINES_AT_ONCE = 1_000
+_LONGEST_LINE_BYTES = 900_000
+"""Below what a cluster takes by default; none of ours comes near."""
+
+
+class TopicUnavailable(Exception):
+    """The topic does not take what it is given; the message says why."""
+
+
+class SpoolBusy(Exception):
+    """Somebody else ships from this spool."""
+
+
+class Topic(Protocol):
+    """Where lines go."""
+
+    name: str
+
+    def send(self, key: bytes, lines: Sequence[bytes]) -> None:
+        """Return when the cluster has them all. Raises TopicUnavailable; some may be there then."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all connections."""
+        ...
+
+
+@dataclass(slots=True)
+class Shipped:
+    """What was done since the process began, and what there is to do."""
+
+    lines: int = 0
+    line_bytes: int = 0
+    files: int = 0
+    lost_files: int = 0
+    """Deleted before they were sent."""
+    long_lines: int = 0
+    """Left out, as no cluster takes them."""
+    failures: int = 0
+    waiting_files: int = 0
+    waiting_bytes: int = 0
+
+
+class Writer(NamedTuple):
+    """Whose files follow each other."""
+
+    stream: str
+    instance: str
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"{self.stream}:{self.instance}:{self.epoch}"
+
+
+class SpoolPiece(NamedTuple):
+    """A complete file of the spool; their order is the one in which they are sent."""
+
+    epoch: int
+    number: int
+    writer: Writer
+    path: Path
+    size: int
+
+
+@dataclass(slots=True)
+class Position:
+    """Up to which file of each writer a topic has everything, for each topic; in a file of the spool."""
+
+    path: Path
+    topics: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, directory: Path) -> "Position":
+        """What was written last. If it cannot be read, nothing: all is sent again, and known again by its numbers."""
+        path = directory / POSITION
+        try:
+            return cls(path, _topics_in(json.loads(path.read_bytes())))
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            log.warning("usage_position_unreadable", file=str(path), problem=f"{error}: all is sent again")
+        return cls(path)
+
+    def until(self, topic: str, writer: Writer) -> int:
+        """The number of the last file that the topic has; 0: none."""
+        return self.topics.get(topic, {}).get(str(writer), 0)
+
+    def note(self, topic: str, writer: Writer, number: int, found: set[str]) -> None:
+        """The topic has this file, too; `found`: the writers of all files that there are."""
+        known = {**self.topics.get(topic, {}), str(writer): number}
+        kept = found | _newest(known)
+        self.topics[topic] = {of: until for of, until in known.items() if of in kept}
+        aside = self.path.with_name(f"{POSITION}.part")
+        with aside.open("w") as file:
+            json.dump({"format": _FORMAT, "topics": self.topics}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(self.path)
+
+
+def _newest(writers: Iterable[str]) -> set[str]:
+    """The last writer of each stream and instance: its next file may come when it has no other left."""
+    newest: dict[str, int] = {}
+    for writer in writers:
+        of, _, epoch = writer.rpartition(":")
+        newest[of] = max(newest.get(of, 0), int(epoch))
+    return {f"{of}:{epoch}" for of, epoch in newest.items()}
+
+
+def _topics_in(form: Any) -> dict[str, dict[str, int]]:
+    topics = form.get("topics") if isinstance(form, Mapping) and form.get("format") == _FORMAT else None
+    if not isinstance(topics, dict) or not all(map(_is_position, topics.values())):
+        raise ValueError(f"expected positions in format {_FORMAT}")
+    return topics
+
+
+def _is_position(form: Any) -> bool:
+    return isinstance(form, dict) and all(
+        of.rpartition(":")[2].isdecimal() and type(number) is int for of, number in form.items()
+    )
+
+
+@contextlib.contextmanager
+def alone_at(directory: Path) -> Iterator[None]:
+    """While nobody else ships from this spool. Raises SpoolBusy, or OSError if it cannot be written to."""
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise SpoolBusy(f"{directory}: somebody else ships from it") from None
+    finally:
+        os.close(lock)
+
+
+class Shipper:
+    """Sends the files of one spool to one topic. One thread, and one process (`alone_at`), at a time."""
+
+    def __init__(self, directory: Path, topic: Topic, tell: Callable[[Shipped], None] = lambda totals: None) -> None:
+        self.totals = Shipped()
+        self._directory = directory
+        self._topic = topic
+        self._tell = tell
+        self._position = Position.read(directory)
+        self._partly: tuple[Path | None, int] = (None, 0)
+        """In which file an attempt failed, and how many bytes of it the topic has."""
+
+    def ship(self) -> None:
+        """Send all files that are complete and were not sent. TopicUnavailable, OSError: then call it again."""
+        found = self._found()
+        waiting = [piece for piece in found if piece.number > self._position.until(self._topic.name, piece.writer)]
+        writers = {str(piece.writer) for piece in found}
+        self.totals.waiting_files = len(waiting)
+        self.totals.waiting_bytes = sum(piece.size for piece in waiting)
+        for piece in waiting:
+            self._note_lost(piece)
+            self._send(piece)
+            self._position.note(self._topic.name, piece.writer, piece.number, writers)
+            self.totals.waiting_files -= 1
+            self.totals.waiting_bytes -= piece.size
+            self._tell(self.totals)
+
+    def _found(self) -> list[SpoolPiece]:
+        found = []
+        for path in self._directory.iterdir():
+            if name := FILE_NAME.fullmatch(path.name):
+                writer = Writer(name["stream"], name["instance"], int(name["epoch"]))
+                with contextlib.suppress(FileNotFoundError):  # retention was there first
+                    found.append(SpoolPiece(writer.epoch, int(name["file"]), writer, path, path.stat().st_size))
+        return sorted(found)
+
+    def _note_lost(self, piece: SpoolPiece) -> None:
+        before = self._position.until(self._topic.name, piece.writer)
+        if lost := piece.number - before - 1:
+            self._count_lost(piece.writer, lost)
+
+    def _count_lost(self, writer: Writer, files: int) -> None:
+        self.totals.lost_files += files
+        log.warning("usage_files_lost_unshipped", topic=self._topic.name, writer=str(writer), files=files)
+
+    def _send(self, piece: SpoolPiece) -> None:
+        try:
+            file = piece.path.open("rb")
+        except FileNotFoundError:
+            self._count_lost(piece.writer, 1)
+            return
+        with file:
+            partly, sent_bytes = self._partly
+            file.seek(sent_bytes if partly == piece.path else 0)
+            while lines := self._some_lines(file):
+                self._topic.send(str(piece.writer).encode(), lines)
+                self._partly = piece.path, file.tell()
+                self.totals.lines += len(lines)
+                self.totals.line_bytes += sum(map(len, lines))
+                self._tell(self.totals)
+        self.totals.files += 1
+
+    def _some_lines(self, file: BinaryIO) -> list[bytes]:
+        lines: list[bytes] = []
+        is_rest = False
+        while len(lines) < _LINES_AT_ONCE and (data := file.readline(_LONGEST_LINE_BYTES)):
+            is_whole = data.endswith(b"\n") or len(data) < _LONGEST_LINE_BYTES
+            if is_whole and not is_rest:
+                lines.append(data.removesuffix(b"\n"))
+            elif not is_rest:
+                self.totals.long_lines += 1
+                log.warning("usage_line_too_long", file=file.name, bytes_at_least=_LONGEST_LINE_BYTES)
+            is_rest = not is_whole
+        return lines

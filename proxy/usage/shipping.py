@@ -1,0 +1,205 @@
+"""Shipping goes on: by a command, or beside a proxy, in a process of its own that it starts and watches.
+
+`python -m proxy.usage.shipping` takes an Order as a line of JSON from standard input, tells its totals as lines of JSON
+on standard output, and ends when standard input does: it sends what is there then, as far as that takes no longer than
+`GRACE_S`. So it ends with the proxy, however that ends. Why a process: what packs lines for a cluster holds Python's
+lock, and a week of files that a cluster did not take would be felt by all clients.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import structlog
+
+from proxy.logs import configure
+from proxy.usage.kafka_topic import KafkaTopic
+from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
+
+log = structlog.get_logger()
+
+GRACE_S = 10.0
+"""How long the end of the proxy waits for the last lines to be sent; the next start sends the rest."""
+_KILL_AFTER_S = GRACE_S + 5
+LOOK_S = 5.0
+_LONGEST_WAIT_S = 30.0
+_TELL_S = 0.5
+_AGAIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What to ship where."""
+
+    directory: str
+    topic: str
+    settings: Mapping[str, Any]
+    """KafkaProducer's."""
+    log_level: str = "info"
+    log_format: Literal["json", "console"] = "json"
+
+    def topic_there(self) -> KafkaTopic:
+        """The topic, not yet connected."""
+        return KafkaTopic(self.topic, self.settings)
+
+
+def keep_shipping(shipper: Shipper, stopping: threading.Event, look_s: float, tell: Callable[[Shipped], None]) -> None:
+    """Ship whenever there is something, until `stopping`, and then once more; a topic that fails is tried for ever."""
+    failed_s = 0.0
+    while True:
+        is_last = stopping.is_set()
+        try:
+            shipper.ship()
+        except (TopicUnavailable, OSError) as error:
+            shipper.totals.failures += 1
+            if not failed_s:
+                log.error("usage_shipping_failed", problem=str(error))
+            failed_s = min(max(2 * failed_s, 1.0), _LONGEST_WAIT_S)
+        else:
+            if failed_s:
+                log.info("usage_shipping_resumed", failures=shipper.totals.failures)
+            failed_s = 0.0
+        tell(shipper.totals)
+        if is_last:
+            return
+        stopping.wait(failed_s or look_s)
+
+
+# ------------------------------------------------------------------- the child
+
+
+def main() -> None:
+    """See the module."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # those who stop a proxy may signal all that it has started
+        signal.signal(number, signal.SIG_IGN)
+    order = Order(**json.loads(sys.stdin.readline()))
+    configure(order.log_level, order.log_format)
+    stopping = threading.Event()
+    threading.Thread(target=_end_with_stdin, args=(stopping,), daemon=True).start()
+    said = _Saying()
+    while not stopping.is_set():
+        try:
+            with alone_at(Path(order.directory)):
+                keep_shipping(Shipper(Path(order.directory), order.topic_there(), said), stopping, LOOK_S, said.now)
+        except (SpoolBusy, OSError) as error:
+            log.warning("usage_shipping_waits", problem=str(error))
+            stopping.wait(_AGAIN_S)
+
+
+def _end_with_stdin(stopping: threading.Event) -> None:
+    sys.stdin.read()
+    stopping.set()
+    time.sleep(GRACE_S)
+    os._exit(0)
+
+
+class _Saying:
+    """Tells totals, not too often."""
+
+    def __init__(self) -> None:
+        self._told_s = -_TELL_S
+
+    def __call__(self, totals: Shipped) -> None:
+        if time.monotonic() - self._told_s >= _TELL_S:
+            self.now(totals)
+
+    def now(self, totals: Shipped) -> None:
+        """Tell them at once. Nobody who listens is no reason to stop: then standard input ends, too."""
+        self._told_s = time.monotonic()
+        with contextlib.suppress(OSError):
+            print(json.dumps(asdict(totals)), flush=True)
+
+
+# ------------------------------------------------------------------ the proxy's
+
+
+class Shipping:
+    """The process that ships, as the proxy sees it; it is started again when it ends."""
+
+    def __init__(self, order: Order, again_s: float = _AGAIN_S) -> None:
+        self._order = order
+        self._again_s = again_s
+        self._before = Shipped()
+        self._now = Shipped()
+        self._process: asyncio.subprocess.Process | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+
+    def totals(self) -> Shipped:
+        """What all of them have done."""
+        sums = Shipped(**{one.name: getattr(self._before, one.name) + getattr(self._now, one.name) for one in _COUNTS})
+        sums.waiting_files, sums.waiting_bytes = self._now.waiting_files, self._now.waiting_bytes
+        return sums
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, while there is one."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Ship from now on."""
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Have the last lines sent, and end; not for long, whatever the cluster does."""
+        self._stopping.set()
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        if self._task is None:
+            return
+        done, _ = await asyncio.wait([self._task], timeout=_KILL_AFTER_S)
+        if not done:
+            self._kill()
+            await asyncio.wait([self._task], timeout=_KILL_AFTER_S)
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            if self._process is not None:
+                self._process.kill()
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                status = await self._ship()
+            except OSError as error:
+                log.error("usage_shipping_not_started", problem=error.strerror or str(error))
+            else:
+                if not self._stopping.is_set():
+                    log.error("usage_shipping_ended", status=status)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), self._again_s)
+
+    async def _ship(self) -> int:
+        pipe = asyncio.subprocess.PIPE
+        command = (sys.executable, "-m", "proxy.usage.shipping")
+        process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        try:
+            process.stdin.write(json.dumps(asdict(self._order)).encode() + b"\n")
+            if self._stopping.is_set():
+                process.stdin.close()
+            async for line in process.stdout:
+                self._now = Shipped(**json.loads(line))
+            return await process.wait()
+        finally:
+            self._process = None
+            self._before, told = self.totals(), self._now
+            self._now = Shipped(waiting_files=told.waiting_files, waiting_bytes=told.waiting_bytes)
+
+
+_COUNTS = [one for one in fields(Shipped) if not one.name.startswith("waiting_")]
+
+
+if __name__ == "__main__":
+    main()

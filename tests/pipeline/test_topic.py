@@ -1,0 +1,252 @@
+"""A Kafka topic into a table: what the spool would have given, whatever else is in the topic, whoever is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from uuid import uuid4
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.admin import KafkaAdminClient, NewTopic
+
+from pipeline.accounts import Account, Writer
+from pipeline.files import files_at
+from pipeline.ingest import Batch, Ingest
+from pipeline.jobs.ingest import ingest_spool, ingest_topic
+from pipeline.rejects import NO_VALUE, Line, Sorted
+from pipeline.table import read_quarantine, read_usage, state_of
+from pipeline.topic import Topic, problem_of_topic
+from proxy.demo.kafka_cluster import KafkaCluster
+from proxy.usage.kafka_topic import KafkaTopic
+from proxy.usage.shipper import Shipper, TopicUnavailable
+from quotas.usage_record import Dropped, End, UsageRecord, line_of
+from tests.integration.proxy_process import ROOT, ProxyProcess
+from tests.patience import PATIENCE_S
+from tests.pipeline.spools import Fleet, records, write_spool
+
+PARTITIONS = 3
+WRITER = Writer("usage", "proxy-1", Fleet().epoch)
+NEVER_MS = 2**62
+
+
+def test_lines_that_come_one_by_one_say_whose_they_are():
+    dropped = Dropped(instance="here", epoch=5, stream="usage", first_sequence=7, last_sequence=9, reason="no_room")
+    end = End(records=6, next_sequence=10, stream="usage", instance="here", epoch=5)
+    of_old = End(records=6, next_sequence=10)
+    found = Sorted()
+    for offset, text in enumerate([line_of(dropped), line_of(end), line_of(of_old), "hello", "", NO_VALUE]):
+        found.take(Line(text, f"records-2@{offset}", 2, offset), NEVER_MS)
+    found.close(())
+    assert found.accounts == {Writer("usage", "here", 5): Account((), ((7, 9),), 9)}
+    assert [(reject.file, reject.reason) for reject in found.rejects] == [
+        ("records-2@3", "the checksum is wrong"),
+        ("records-2@4", "the checksum is wrong"),
+        ("records-2@5", "the message has no value"),
+    ]
+
+
+def test_what_spark_says_about_a_topic_is_said_shortly():
+    refused = "x\norg.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed\n\tat y"
+    assert problem_of_topic(ValueError(refused)) == "SaslAuthenticationException: Authentication failed"
+    assert problem_of_topic(ValueError("[PATH_NOT_FOUND] something else")) == ""
+
+
+def rows_of(spark, table):
+    rows = read_usage(spark, table).drop("day").collect()
+    return sorted((UsageRecord(**row.asDict()) for row in rows), key=lambda row: (row.epoch, row.sequence))
+
+
+def test_messages_in_any_order_and_number_are_taken_once_and_the_rest_is_put_aside(spark, tmp_path):
+    mine = records(Fleet(), 60)
+    texts = [line_of(row).rstrip("\n") for row in mine]
+    end = End(records=60, next_sequence=64, stream="usage", instance=WRITER.instance, epoch=WRITER.epoch)
+    messages = [
+        *texts[:40],
+        texts[3],
+        "hello",
+        NO_VALUE,
+        texts[5].replace("1", "2", 1),
+        *texts[30:],
+        line_of(end).rstrip(),
+    ]
+    rows = [(text, f"records-0@{offset}", 0) for offset, text in enumerate(messages)]
+    table = str(tmp_path / "table")
+    lines = spark.createDataFrame(rows, "text string, file string, block long").repartition(3, "text")
+    outcome = Ingest(spark, files_at(spark, table)).take(Batch("topic", "query", 0, lines, (), NEVER_MS))
+    assert outcome.counts["usage records"] == 60
+    assert outcome.counts["usage duplicates"] == 11
+    assert rows_of(spark, table) == mine
+    assert state_of(None, table).accounts[WRITER] == Account(((1, 60),), (), 63)
+    put_aside = sorted((row.file, row.line, row.reason) for row in read_quarantine(spark, table).collect())
+    assert put_aside == [
+        ("records-0@41", None, "the checksum is wrong"),
+        ("records-0@42", None, "the message has no value"),
+        ("records-0@43", None, "the checksum is wrong"),
+    ]
+
+
+# ------------------------------------------------------------- a real cluster
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with KafkaCluster("4.3.1", "kraft", 1) as running:
+        yield running
+
+
+def make_topic(cluster, name, partitions):
+    admin = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers)
+    admin.create_topics([NewTopic(name, num_partitions=partitions, replication_factor=1)])
+    admin.close()
+    return name
+
+
+def messages_in(cluster, topic):
+    """Key, value, partition and offset of all that is in a topic."""
+    consumer = KafkaConsumer(bootstrap_servers=cluster.bootstrap_servers, auto_offset_reset="earliest")
+    places = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    consumer.assign(places)
+    count = sum(consumer.end_offsets(places).values())
+    found = []
+    while len(found) < count:
+        found += [message for some in consumer.poll(timeout_ms=1000).values() for message in some]
+    consumer.close()
+    return found
+
+
+QUICK = {"max_block_ms": 10_000, "request_timeout_ms": 3_000, "delivery_timeout_ms": 10_000}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_cluster_that_goes_away_has_all_lines_when_it_is_back(cluster, tmp_path):
+    name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
+    paths = write_spool(tmp_path, records(Fleet(), 200), per_file=50)
+    topic = KafkaTopic(name, {"bootstrap_servers": cluster.bootstrap_servers.split(","), **QUICK})
+    shipper = Shipper(tmp_path, topic, lambda totals: totals.files == 1 and cluster.kill(1))
+    with pytest.raises(TopicUnavailable, match=name):
+        shipper.ship()
+    assert shipper.totals.waiting_files == 3
+    threads = threading.active_count()
+    cluster.restart(1)
+    shipper = Shipper(tmp_path, topic)
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            shipper.ship()
+            break
+        except TopicUnavailable:
+            assert time.monotonic() < deadline
+    topic.close()
+    assert threading.active_count() <= threads
+    sent = messages_in(cluster, name)
+    assert {message.key for message in sent} == {b"usage:proxy-1:%d" % WRITER.epoch}
+    [partition] = {message.partition for message in sent}
+    lines = [line for path in paths for line in path.read_bytes().splitlines()]
+    in_order = list(dict.fromkeys(message.value for message in sent))
+    assert in_order == list(dict.fromkeys(lines)), f"partition {partition}"
+
+
+def some_traffic(bootstrap, topic):
+    for client in range(6):
+        producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=f"client-{client}")
+        for _ in range(20):
+            producer.send(topic, bytes(500))
+        producer.flush()
+        producer.close()
+
+
+def recorded_into(cluster, topic, folder):
+    """A proxy with traffic; it has ended in order, and been started twice."""
+    spool = folder / "spool"
+    where = {"bootstrap_servers": cluster.bootstrap_servers.split(","), "topic": topic}
+    usage = {"directory": str(spool), "window_s": 1, "file_s": 1, "instance": "here", "kafka": where}
+    data = make_topic(cluster, f"data-{uuid4().hex}", 1)
+    with ProxyProcess(cluster, usage=usage, limits={"drain_s": 1}) as proxy:
+        some_traffic(proxy.bootstrap, data)
+        proxy.wait_for(lambda: proxy.metric("usage_shipped_lines_total") > 10, PATIENCE_S, "lines in the topic")
+        proxy.stop()
+        proxy.start()
+        some_traffic(proxy.bootstrap, data)
+        proxy.stop()
+        assert not proxy.events("usage_shipping_ended")
+    # What the proxy had no time for.
+    shipper = Shipper(spool, KafkaTopic(topic, {"bootstrap_servers": where["bootstrap_servers"]}))
+    shipper.ship()
+    return spool
+
+
+def killed_ingest(cluster, topic, table):
+    """`usage ingest` that gets SIGKILL when it has begun to write."""
+    command = [sys.executable, "-m", "proxy", "usage", "ingest", "--from-topic", topic, "--table", str(table)]
+    command += ["--bootstrap-server", cluster.bootstrap_servers, "--memory", "1g", "--master", "local[2]"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True)
+    said = []
+    reader = threading.Thread(target=lambda: said.extend(process.stdout), daemon=True)
+    reader.start()
+    deadline = time.monotonic() + 3 * PATIENCE_S
+    while not list(table.glob("_staging/*")) and not list(table.glob("_log/*.json")):
+        assert process.poll() is None, said
+        assert time.monotonic() < deadline, said
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def in_table(spark, topic, table):
+    said = []
+    counts = ingest_topic(spark, topic, str(table), say=said.append).counts
+    return counts, said
+
+
+@pytest.mark.timeout(300)
+def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_source, cluster, tmp_path):
+    spark = kafka_source
+    name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
+    spool = recorded_into(cluster, name, tmp_path)
+    written = [line for path in spool.glob("*.tsv") for line in path.read_bytes().splitlines()]
+    sent = messages_in(cluster, name)
+    assert {message.value for message in sent} == set(written)
+    partitions = {(message.key, message.partition) for message in sent}
+    assert len(partitions) == len({key for key, _ in partitions}) == 2, "one partition for each writer"
+
+    table, other = tmp_path / "table", tmp_path / "other"
+    topic = Topic(name, cluster.bootstrap_servers)
+    killed_ingest(cluster, name, table)
+    _, said = in_table(spark, topic, table)
+    assert said[-1] == "no record is missing"
+    ingest_spool(spark, str(spool), str(other), say=said.append)
+    expected = rows_of(spark, str(other))
+    assert len(expected) > 20
+    assert rows_of(spark, str(table)) == expected
+    assert state_of(None, str(table)).accounts == state_of(None, str(other)).accounts
+    assert read_quarantine(spark, str(table)).count() == 0
+
+    # All of it once more, in other partitions; and what is none of ours.
+    producer = KafkaProducer(bootstrap_servers=cluster.bootstrap_servers)
+    for message in sent:
+        producer.send(name, message.value, key=message.key, partition=(message.partition + 1) % PARTITIONS)
+    producer.flush()
+    damaged = next(message.value for message in sent if b"\tusage\t" in message.value).replace(b"here", b"hier")
+    values = [b"Dear diary", b"", None, b"\xff\xfe\x00", damaged, b"x" * 300_000]
+    at = [producer.send(name, value, key=b"mine", partition=2).get(PATIENCE_S).offset for value in values]
+    producer.close()
+    counts, _ = in_table(spark, topic, table)
+    again = sum(message.value.split(b"\t")[1] == b"usage" for message in sent)
+    assert again >= len(expected)
+    assert (counts["usage records"], counts["usage duplicates"]) == (0, again)
+    assert rows_of(spark, str(table)) == expected
+    rows = read_quarantine(spark, str(table)).collect()
+    wrong = ["the checksum is wrong"] * len(values)
+    wrong[2] = "the message has no value"
+    told = sorted((int(row.file.rpartition("@")[2]), row.file.rpartition("@")[0], row.line, row.reason) for row in rows)
+    assert told == [(offset, f"{name}-2", None, reason) for offset, reason in zip(at, wrong, strict=True)]
+    assert max(len(row.text or "") for row in rows) == 1_000
+    assert in_table(spark, topic, table)[0] == {}
+
+    with pytest.raises(ValueError, match=r"--from-topic: nobody-knows-it at .*: there is no such topic"):
+        ingest_topic(spark, Topic("nobody-knows-it", cluster.bootstrap_servers), str(tmp_path / "third"))

@@ -1,0 +1,290 @@
+"""What is shipped: every line of complete files at least once, in order, whatever fails when."""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from proxy.usage.kafka_topic import KafkaTopic, producer_settings
+from proxy.usage.shipper import POSITION, Shipper, SpoolBusy, TopicUnavailable, alone_at
+from proxy.usage.shipping import Order, Shipping, keep_shipping
+from quotas.usage_record import read_line
+from tests.patience import PATIENCE_S
+from tests.pipeline.spools import Fleet, records, write_spool
+
+FLEET = Fleet(entities=5, per_window=5)
+KEY = f"usage:{FLEET.instance}:{FLEET.epoch}".encode()
+
+
+class PlayedTopic:
+    """Keeps what it is given; fails at the calls whose numbers are in `failing`, after it has taken half."""
+
+    def __init__(self, name="records", failing=()):
+        self.name = name
+        self.failing = failing
+        self.calls = 0
+        self.sent = []
+
+    def send(self, key, lines):
+        self.calls += 1
+        fails = self.calls in self.failing
+        self.sent += [(key, line) for line in lines[: len(lines) // 2 if fails else None]]
+        if fails:
+            raise TopicUnavailable("played")
+
+    @property
+    def lines(self):
+        return [line for _, line in self.sent]
+
+    def close(self):
+        pass
+
+
+class Killed(BaseException):
+    """As SIGKILL: nobody catches it."""
+
+
+def lines_of(paths):
+    return [line for path in paths for line in path.read_bytes().splitlines()]
+
+
+def test_all_lines_are_sent_once_in_order_under_their_writers_key(tmp_path):
+    paths = write_spool(tmp_path, records(FLEET, 30), per_file=10)
+    (tmp_path / ".usage-proxy-1-1-000009.tsv.part").write_text("not complete")
+    (tmp_path / "notes.txt").write_text("not ours")
+    topic = PlayedTopic()
+    shipper = Shipper(tmp_path, topic)
+    shipper.ship()
+    assert topic.lines == lines_of(paths)
+    assert {key for key, _ in topic.sent} == {KEY}
+    shipper.ship()
+    Shipper(tmp_path, topic).ship()
+    assert topic.lines == lines_of(paths)
+    totals = shipper.totals
+    assert (totals.files, totals.lines, totals.lost_files, totals.waiting_files, totals.waiting_bytes) == (
+        3,
+        36,
+        0,
+        0,
+        0,
+    )
+    assert totals.line_bytes == sum(map(len, topic.lines))
+
+    other = PlayedTopic("other")
+    Shipper(tmp_path, other).ship()
+    assert other.lines == topic.lines, "each topic gets all"
+    more = write_spool(tmp_path, records(FLEET, 40)[30:], per_file=10, first_file=4)
+    Shipper(tmp_path, topic).ship()
+    assert topic.lines == lines_of([*paths, *more])
+
+
+def test_files_of_a_killed_process_that_are_completed_late_are_sent_too(tmp_path):
+    earlier, later = Fleet(epoch=5, per_window=5), Fleet(epoch=6, per_window=5)
+    first = write_spool(tmp_path, records(earlier, 10))
+    second = write_spool(tmp_path, records(later, 10))
+    topic = PlayedTopic()
+    Shipper(tmp_path, topic).ship()
+    late = write_spool(tmp_path, records(earlier, 20)[10:], first_file=2)
+    Shipper(tmp_path, topic).ship()
+    assert topic.lines == lines_of([*first, *second, *late])
+
+
+def test_a_crash_between_sending_and_noting_sends_a_file_again_and_no_other(tmp_path, monkeypatch):
+    paths = write_spool(tmp_path, records(FLEET, 30), per_file=10)
+    topic = PlayedTopic()
+    replaced, rename = [], Path.rename
+
+    def replace(self, to):
+        replaced.append(to)
+        if len(replaced) == 2:
+            raise Killed
+        return rename(self, to)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.replace", replace)
+        with pytest.raises(Killed):
+            Shipper(tmp_path, topic).ship()
+    assert topic.lines == lines_of(paths[:2])
+    Shipper(tmp_path, topic).ship()
+    assert topic.lines == lines_of([*paths[:2], *paths[1:]])
+
+
+def test_what_was_sent_before_a_failure_is_not_sent_again_while_the_process_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 4)
+    paths = write_spool(tmp_path, records(FLEET, 20), per_file=10)
+    topic = PlayedTopic(failing=(2, 5))
+    shipper = Shipper(tmp_path, topic)
+    for _ in range(2):
+        with pytest.raises(TopicUnavailable):
+            shipper.ship()
+    assert shipper.totals.waiting_files == 1
+    shipper.ship()
+    lines = lines_of(paths)
+    first, second = lines[:12], lines[12:]
+    assert topic.lines == [*first[:4], *first[4:6], *first[4:], *second[:2], *second]
+    assert (shipper.totals.lines, shipper.totals.waiting_files, shipper.totals.waiting_bytes) == (24, 0, 0)
+
+
+def test_files_that_retention_deleted_before_are_counted(tmp_path):
+    paths = write_spool(tmp_path, records(FLEET, 50), per_file=10)
+    topic = PlayedTopic()
+    for path in (paths[0], paths[3]):
+        path.unlink()
+    shipper = Shipper(tmp_path, topic)
+    shipper.ship()
+    assert topic.lines == lines_of([paths[1], paths[2], paths[4]])
+    assert shipper.totals.lost_files == 2
+
+    # One goes between the look and its turn; all go when they were sent, which loses nothing.
+    more = write_spool(tmp_path, records(FLEET, 80)[50:], per_file=10, first_file=6)
+    send = topic.send
+    topic.send = lambda key, lines: (more[1].unlink(missing_ok=True), send(key, lines))
+    again = Shipper(tmp_path, topic)
+    again.ship()
+    assert again.totals.lost_files == 1
+    for path in tmp_path.glob("*.tsv"):
+        path.unlink()
+    other = Fleet(instance="other", epoch=FLEET.epoch + 1)
+    write_spool(tmp_path, records(other, 10))
+    Shipper(tmp_path, topic).ship()
+    write_spool(tmp_path, records(FLEET, 90)[80:], first_file=9)
+    last = Shipper(tmp_path, topic)
+    last.ship()
+    assert last.totals.lost_files == 0
+
+
+def test_old_writers_are_forgotten_when_they_have_no_files_left(tmp_path):
+    topic = PlayedTopic()
+    for epoch in (5, 6, 7):
+        [path] = write_spool(tmp_path, records(Fleet(epoch=epoch), 3))
+        Shipper(tmp_path, topic).ship()
+        if epoch == 5:
+            path.unlink()
+    noted = json.loads((tmp_path / POSITION).read_text())
+    assert noted == {"format": 1, "topics": {"records": {"usage:proxy-1:6": 1, "usage:proxy-1:7": 1}}}
+
+
+@pytest.mark.parametrize(
+    "content", ["{", "[]", '{"format": 2, "topics": {}}', '{"format": 1, "topics": {"records": 3}}']
+)
+def test_where_it_stood_cannot_be_read_and_all_is_sent_again(tmp_path, content):
+    paths = write_spool(tmp_path, records(FLEET, 10))
+    topic = PlayedTopic()
+    Shipper(tmp_path, topic).ship()
+    (tmp_path / POSITION).write_text(content)
+    Shipper(tmp_path, topic).ship()
+    assert topic.lines == 2 * lines_of(paths)
+
+
+def test_lines_that_no_cluster_takes_are_left_out_and_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("proxy.usage.shipper._LONGEST_LINE_BYTES", 1000)
+    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 2)
+    name = "usage-here-5-000001.tsv"
+    (tmp_path / name).write_bytes(b"one\n" + 3 * (b"x" * 2500 + b"\n") + b"two\n" + b"y" * 999 + b"\nend")
+    topic = PlayedTopic()
+    shipper = Shipper(tmp_path, topic)
+    shipper.ship()
+    assert topic.lines == [b"one", b"two", b"y" * 999, b"end"]
+    assert shipper.totals.long_lines == 3
+
+
+def test_one_at_a_time(tmp_path):
+    with alone_at(tmp_path), pytest.raises(SpoolBusy), alone_at(tmp_path):
+        pass
+    with alone_at(tmp_path):
+        pass
+
+
+class PlayedEvent:
+    """Is set after so many waits, and notes how long they were to be."""
+
+    def __init__(self, waits):
+        self.left = waits
+        self.waited_s = []
+
+    def is_set(self):
+        return not self.left
+
+    def wait(self, timeout_s):
+        self.left -= 1
+        self.waited_s.append(timeout_s)
+
+
+def test_a_topic_that_fails_is_tried_ever_more_seldom_and_what_is_left_is_sent_in_the_end(tmp_path):
+    write_spool(tmp_path, records(FLEET, 2))
+    topic = PlayedTopic(failing=range(1, 8))
+    shipper, event, told = Shipper(tmp_path, topic), PlayedEvent(9), []
+    keep_shipping(shipper, event, 5.0, lambda totals: told.append((totals.failures, totals.waiting_files)))
+    assert event.waited_s == [1, 2, 4, 8, 16, 30, 30, 5, 5]
+    assert told == [*((number, 1) for number in range(1, 8)), (7, 0), (7, 0), (7, 0)]
+    assert len(topic.lines) == 4 + 7 * 2
+
+
+@pytest.fixture
+def nobody():
+    """An address where connections are refused, as long as the test goes."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
+
+
+def test_nobody_is_there(nobody):
+    topic = KafkaTopic("records", {"bootstrap_servers": [nobody], "bootstrap_timeout_ms": 200})
+    for _ in range(2):
+        with pytest.raises(TopicUnavailable, match=r"topic records: .*Unable to bootstrap"):
+            topic.send(b"key", [b"line"])
+
+
+def test_settings_of_the_command_line(tmp_path):
+    (tmp_path / "password").write_text("secret\n")
+    pairs = [
+        "security_protocol=SASL_SSL",
+        f"sasl_plain_password=@{tmp_path}/password",
+        "ssl_check_hostname=false",
+        "compression_type=none",
+    ]
+    assert producer_settings(pairs) == {
+        "security_protocol": "SASL_SSL",
+        "sasl_plain_password": "secret",
+        "ssl_check_hostname": False,
+        "compression_type": None,
+    }
+    for pair, problem in (
+        ("acks=0", "got 'acks'"),
+        ("ssl_cafile", "got 'ssl_cafile'"),
+        ("ssl_banana=1", "ssl_banana: KafkaProducer has no such setting"),
+        ("ssl_check_hostname=no", "expected true or false"),
+        ("sasl_plain_password=@/nonexistent", "sasl_plain_password: /nonexistent cannot be read: No such file"),
+    ):
+        with pytest.raises(ValueError, match=problem):
+            producer_settings([pair])
+
+
+async def until(condition):
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+async def test_the_process_beside_the_proxy_is_started_again_and_ends_with_it(tmp_path, nobody):
+    write_spool(tmp_path, records(FLEET, 20), per_file=10)
+    order = Order(str(tmp_path), "records", {"bootstrap_servers": [nobody], "bootstrap_timeout_ms": 200})
+    shipping = Shipping(order, again_s=0.1)
+    shipping.start()
+    await until(lambda: shipping.totals().failures >= 2)
+    assert shipping.totals().waiting_files == 2
+    first, failures = shipping.pid, shipping.totals().failures
+    os.kill(first, signal.SIGTERM)  # to all of the service's processes: it is not meant for this one
+    os.kill(first, signal.SIGKILL)
+    await until(lambda: shipping.totals().failures > failures and shipping.pid not in (None, first))
+    assert shipping.totals().waiting_files == 2
+    await shipping.stop()
+    assert shipping.pid is None
+    with alone_at(tmp_path):
+        assert all(read_line(line.decode()) for path in tmp_path.glob("*.tsv") for line in path.open("rb"))
