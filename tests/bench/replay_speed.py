@@ -65,6 +65,8 @@ def usage(spark: SparkSession, rows: int) -> DataFrame:
         "requests": F.greatest(F.lit(1), (used / 20_000).cast("long")),
         "throttles": F.lit(0).cast("long"),
         "throttled_ms": F.lit(0).cast("long"),
+        "muted_ms": F.lit(0).cast("long"),
+        "profile": F.lit(""),
         "limit": F.lit(None).cast("double"),
         "rule": F.lit(""),
     }
