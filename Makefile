@@ -7,6 +7,9 @@ help:  ## what there is
 run:  ## set everything up, then the demo: a real cluster, the proxy, good and noisy clients
 	@python=$$(deploy/setup.sh demo) && exec "$$python" -m proxy demo $(ARGS)
 
+usage:  ## kafka-throttle usage, with Spark set up (ARGS="ingest --from SPOOL --table TABLE"): docs/five-commands.md
+	@python=$$(deploy/setup.sh pipeline) && exec "$$python" -m proxy usage $(ARGS)
+
 lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
@@ -63,4 +66,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run lint test check simulate conntest conformance bench fuzz profile table format lock
+.PHONY: help run usage lint test check simulate conntest conformance bench fuzz profile table format lock

@@ -57,7 +57,13 @@ def check(path: Path) -> None:
 @main.command()
 @click.option("--seconds", type=click.IntRange(5, 3_600), default=40, show_default=True, help="How long to run.")
 @click.option("--json", "json_output", is_flag=True, help="Print one JSON object at the end.")
-def demo(seconds: int, json_output: bool) -> None:
+@click.option(
+    "--record",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIRECTORY",
+    help="Write usage records there, and go on until Ctrl-C: docs/five-commands.md.",
+)
+def demo(seconds: int, json_output: bool, record: Path | None) -> None:
     """Start a real cluster, the proxy, good and noisy clients, and show the throttle at work."""
     try:
         from proxy.demo.demo import run_demo
@@ -66,7 +72,7 @@ def demo(seconds: int, json_output: bool) -> None:
             raise
         message = f"the demo needs {error.name}, one of the packages of the extra 'demo': kafka-throttle[demo]"
         raise click.ClickException(message) from error
-    sys.exit(run_demo(seconds, json_output))
+    sys.exit(run_demo(seconds, json_output, record))
 
 
 def summary(config: Config) -> str:

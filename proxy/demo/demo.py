@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -19,6 +20,7 @@ from proxy.demo.kafka_cluster import KafkaCluster
 from proxy.demo.kept_processes import KeptProcesses
 from proxy.demo.load import Load, Seen
 from proxy.demo.proxy_process import ProxyProcess
+from proxy.demo.recorded import RECORDED, go_on
 from proxy.demo.screen import MB, WINDOW_S, Phase, Screen, libraries, summary_table
 
 QUOTAS = {
@@ -95,12 +97,15 @@ class Outcome:
         return self.good_failed + self.good_sent - self.good_read
 
 
-def run_demo(seconds: int, json_output: bool) -> int:
-    """Run the load for `seconds` in all and show it; 0 when all was as it should be, 1 if not, 130 when interrupted."""
+def run_demo(seconds: int, json_output: bool, record: Path | None = None) -> int:
+    """Run the load for `seconds` in all and show it; 0 when all was as it should be, 1 if not, 130 when interrupted.
+
+    With `record` usage records go to that directory, and the load through the proxy goes on until it is interrupted.
+    """
     screen = Screen(json_output)
     try:
         with _ending_on_signals():
-            return _run(screen, split(seconds), json_output)
+            return _run(screen, split(seconds), json_output, record)
     except KeyboardInterrupt:
         screen.say("stopped; nothing is left behind")
         return _STOPPED
@@ -127,10 +132,12 @@ def _ending_on_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run(screen: Screen, plan: Split, json_output: bool) -> int:
+def _run(screen: Screen, plan: Split, json_output: bool, record: Path | None) -> int:
     screen.say(Text("kafka-throttle demo: two good and two noisy clients at one Kafka cluster", style="bold"))
     screen.say(f"  {plan.direct_s} s without the proxy, then {plan.proxied_s} s through it. Ctrl-C ends it cleanly.")
     with ExitStack() as stack:
+        if record is not None:
+            record.parent.mkdir(parents=True, exist_ok=True)
         cluster = KafkaCluster(nodes=_NODES, say=lambda line: screen.say(f"  {line}"))
         with screen.step(f"starting {cluster}"):
             stack.enter_context(cluster)
@@ -139,7 +146,7 @@ def _run(screen: Screen, plan: Split, json_output: bool) -> int:
             _fill("archive", cluster.bootstrap_servers)
         processes = stack.enter_context(KeptProcesses())
         with screen.step("starting the proxy"):
-            proxy = ProxyProcess(processes, cluster.bootstrap_servers, _NODES, _QUOTA_ENTRIES)
+            proxy = ProxyProcess(processes, cluster.bootstrap_servers, _NODES, _QUOTA_ENTRIES, record)
         screen.say(f"     clients at {proxy.bootstrap}, metrics at {proxy.metrics_url}")
         title = "1 of 2: without the proxy"
         direct, _ = _phase(
@@ -162,12 +169,16 @@ def _run(screen: Screen, plan: Split, json_output: bool) -> int:
             proxy,
         )
         proxy.check()
-    problems = problems_of(plan, direct, proxied)
-    _summarize(screen, plan, direct, proxied, metrics, proxy.metrics_url)
-    verdict = "; ".join(problems) or verdict_of(plan, direct, proxied)
-    screen.say(Text(verdict, style="bold red" if problems else "bold green"))
-    if json_output:
-        print(json.dumps(as_json(plan, direct, proxied, metrics, verdict, ok=not problems)))
+        problems = problems_of(plan, direct, proxied)
+        _summarize(screen, plan, direct, proxied, metrics, proxy.metrics_url)
+        verdict = "; ".join(problems) or verdict_of(plan, direct, proxied)
+        screen.say(Text(verdict, style="bold red" if problems else "bold green"))
+        if json_output:
+            print(json.dumps(as_json(plan, direct, proxied, metrics, verdict, ok=not problems)), flush=True)
+        if record is not None:
+            go_on(
+                screen, lambda: Load(processes, RECORDED, proxy.bootstrap, topics_of(RECORDED)), proxy, QUOTAS, record
+            )
     return 1 if problems else 0
 
 
@@ -182,13 +193,7 @@ def _phase(
 ) -> tuple[Outcome, list[str]]:
     """Run one phase; its outcome, and the telling lines of the metrics where a proxy took part."""
     with screen.step(f"starting four clients, {phase.title}"):
-        topics = {
-            "good-producer": f"good-{name}",
-            "good-consumer": f"good-{name}",
-            "noisy-producer": "noisy",
-            "noisy-consumer": "archive",
-        }
-        load = Load(processes, name, bootstrap, topics)
+        load = Load(processes, name, bootstrap, topics_of(name))
     screen.watch(load, phase)
     metrics = telling(proxy.scrape()) if proxy else []
     load.end()
@@ -200,10 +205,17 @@ def _phase(
     return Outcome(clients, producer.records, producer.failed, consumer.records), metrics
 
 
+def topics_of(phase: str) -> dict[str, str]:
+    """The topic of each client."""
+    good = f"good-{phase}"
+    return {"good-producer": good, "good-consumer": good, "noisy-producer": "noisy", "noisy-consumer": "archive"}
+
+
 def _create_topics(bootstrap_servers: str) -> None:
     """The good topics on all nodes; the noisy one led by node 1, the archive on node 2: quotas are per node."""
     spread = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
-    placed = {"good-direct": spread, "good-proxied": spread, "noisy": [[1, 2, 3]], "archive": [[2]]}
+    good = {f"good-{phase}": spread for phase in ("direct", "proxied", RECORDED)}
+    placed = {**good, "noisy": [[1, 2, 3]], "archive": [[2]]}
     admin = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": _ERRORS})
     topics = [NewTopic(name, num_partitions=len(nodes), replica_assignment=nodes) for name, nodes in placed.items()]
     for created in admin.create_topics(topics, operation_timeout=60).values():

@@ -2,11 +2,14 @@
 
 import json
 import random
+import re
 import socket
 import time
 import urllib.request
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from pathlib import Path
+from signal import SIGTERM
 from typing import Any
 
 from proxy.demo.kept_processes import KeptProcesses
@@ -17,6 +20,8 @@ _FIRST_PORT, _LAST_PORT = 12_000, 32_000
 """Below the ports that outgoing connections take, so that none of those can be in the way."""
 
 _START_S = 90.0
+_LIMIT = re.compile(r"kafka_throttle_entity_limit\{(?P<labels>.*)\} (?P<value>\S+)")
+_LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
 class ProxyFailed(RuntimeError):
@@ -26,11 +31,17 @@ class ProxyFailed(RuntimeError):
 class ProxyProcess:
     """`python -m proxy run` with one listener for `nodes` nodes, numbered from 1; it ends with `processes`.
 
-    `quotas` are entries as the configuration file has them.
+    `quotas` are entries as the configuration file has them; anybody may change them by Kafka's API, until the end. With
+    `record` a usage record for every client and second goes to that directory.
     """
 
     def __init__(
-        self, processes: KeptProcesses, bootstrap_servers: str, nodes: int, quotas: Sequence[dict[str, Any]]
+        self,
+        processes: KeptProcesses,
+        bootstrap_servers: str,
+        nodes: int,
+        quotas: Sequence[dict[str, Any]],
+        record: Path | None = None,
     ) -> None:
         self._processes = processes
         self.port, *_, self.metrics_port, admin_port = free_port_run(nodes + 3)
@@ -42,11 +53,17 @@ class ProxyProcess:
                     "listeners": [
                         {"name": "plain", "bind": HOST, "port": self.port, "node_ids": [f"1-{nodes}"]},
                     ],
-                    "quotas": {"entries": list(quotas)},
+                    "quotas": {
+                        "entries": list(quotas),
+                        "state_file": str(processes.folder / "quotas.json"),
+                        "admin_users": ["ANONYMOUS"],
+                    },
                 }
             ],
             "metrics": {"bind": HOST, "port": self.metrics_port},
             "admin": {"bind": HOST, "port": admin_port},
+            "limits": {"drain_s": 1},
+            **({} if record is None else {"usage": {"directory": str(record.resolve()), "window_s": 1, "file_s": 2}}),
         }
         path = processes.folder / "proxy.yaml"
         path.write_text(json.dumps(config, indent=1))  # JSON is YAML
@@ -67,6 +84,19 @@ class ProxyProcess:
         """The lines of /metrics."""
         with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
             return str(answer.read().decode()).splitlines()
+
+    def limits(self) -> dict[tuple[str, str], float]:
+        """The limits in force of client-ids that were seen, in bytes/s, by client-id and quota type."""
+        found = {}
+        for line in self.scrape():
+            if match := _LIMIT.match(line):
+                labels = dict(_LABEL.findall(match["labels"]))
+                found[labels["client_id"], labels["quota_type"]] = float(match["value"])
+        return found
+
+    def stop(self) -> None:
+        """Let it end in order, with all its records written."""
+        self._processes.signal(_NAME, SIGTERM, wait=True)
 
     def check(self) -> None:
         """Raises ProxyFailed if the process has ended."""

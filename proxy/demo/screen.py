@@ -1,9 +1,10 @@
 """What the demo shows: steps with their time, a live table of the clients, the summary."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -28,11 +29,11 @@ _WIDE = 100
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of load: what it is called, how long it takes, and the quotas in force, by client."""
+    """A stretch of load: what it is called, how long it takes (`inf`: until it is ended), and quotas by client."""
 
     title: str
     duration_s: float
-    quotas: Mapping[str, int]
+    quotas: Mapping[str, float]
 
 
 class Screen:
@@ -60,15 +61,21 @@ class Screen:
             yield
         self.console.print(Text.assemble(("  ok ", "green"), f"{what} ({time.monotonic() - began:.1f} s)"))
 
-    def watch(self, load: Load, phase: Phase) -> None:
-        """Show the clients at work until the phase is over."""
+    def watch(self, load: Load, phase: Phase, news: Callable[[], Iterable[str]] = tuple) -> None:
+        """Show the clients at work until the phase is over, and each time what `news` gives."""
         if self._live:
             with Live(console=self.console, auto_refresh=False, transient=True) as live:
                 for _ in _ticks(load, phase, _LIVE_S):
+                    self._tell(news)
                     live.update(live_view(load, phase, self.console.width), refresh=True)
         else:
             for _ in _ticks(load, phase, _PLAIN_S):
+                self._tell(news)
                 self.console.print(plain_line(load, phase), soft_wrap=True)
+
+    def _tell(self, news: Callable[[], Iterable[str]]) -> None:
+        for line in news():
+            self.console.print(Text(f"  {line}", style="bold"), soft_wrap=True)
 
 
 def _ticks(load: Load, phase: Phase, every_s: float) -> Iterator[None]:
@@ -112,12 +119,18 @@ def live_view(load: Load, phase: Phase, width: int) -> RenderableType:
             _ms(mean.p99_ms),
         ]
         table.add_row(*row, *([_bars(load, reports, width - 72)] if bars else []))
-    elapsed_s = min(load.elapsed_s, phase.duration_s)
-    bar = ProgressBar(total=phase.duration_s, completed=elapsed_s, width=min(width - 14, 60))
-    progress = Table.grid(padding=(0, 1))
-    progress.add_row(bar, f"{elapsed_s:.0f} of {phase.duration_s:.0f} s")
+    progress = _progress(min(load.elapsed_s, phase.duration_s), phase.duration_s, min(width - 14, 60))
     note = f"latencies and the longest throttle time that a client was told: last {WINDOW_S} s"
     return Group(Text(phase.title, style="bold"), progress, table, Text(note, style="dim"))
+
+
+def _progress(elapsed_s: float, duration_s: float, width: int) -> RenderableType:
+    if duration_s == inf:
+        return f"{elapsed_s:.0f} s"
+    progress = Table.grid(padding=(0, 1))
+    bar = ProgressBar(total=duration_s, completed=elapsed_s, width=width)
+    progress.add_row(bar, f"{elapsed_s:.0f} of {duration_s:.0f} s")
+    return progress
 
 
 def plain_line(load: Load, phase: Phase) -> str:

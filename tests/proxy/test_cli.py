@@ -115,12 +115,12 @@ def test_run_tells_a_setting_that_turns_out_wrong_at_start(service):
 
 @pytest.mark.parametrize(
     ("arguments", "given"),
-    [((), (40, False)), (("--seconds", "12", "--json"), (12, True))],
+    [((), (40, False, None)), (("--seconds", "12", "--json", "--record", "x"), (12, True, Path("x")))],
 )
 def test_demo_passes_its_options_on(monkeypatch, arguments, given):
     module = ModuleType("proxy.demo.demo")
     calls = []
-    module.run_demo = lambda seconds, json_output: calls.append((seconds, json_output)) or 3
+    module.run_demo = lambda *given: calls.append(given) or 3
     monkeypatch.setitem(sys.modules, "proxy.demo", ModuleType("proxy.demo"))
     monkeypatch.setitem(sys.modules, "proxy.demo.demo", module)
     assert invoke("demo", *arguments).exit_code == 3
