@@ -1,6 +1,7 @@
 """A process with idempotent producers of librdkafka, one for each plan."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -70,16 +71,30 @@ class ConfluentProducer:
                 break
             self._waiting[partition, sequence] = time.monotonic()
             self.sender.accepted()
-        self._producer.poll(0)
+        self._hear(partial(self._producer.poll, 0))
 
     def flush(self, timeout_s: float) -> None:
         """Wait for the rest; what has no answer then has none in the account either."""
-        self._producer.flush(timeout_s)
+        self._hear(partial(self._producer.flush, timeout_s))
+
+    def _hear(self, hear: Callable[[], object]) -> None:
+        """Hear of records and errors. Of a fatal one the client tells by raising it, once, in place of calling back.
+
+        One that is met now and then: a node that was stopped takes itself for the leader still when it goes on, until
+        it hears otherwise, and finds what a producer sends to it out of order.
+        """
+        try:
+            hear()
+        except KafkaException as error:
+            if not error.args[0].fatal():
+                raise
+            self._on_error(error.args[0])
+            hear()
 
     def _give_up(self) -> None:
         """Have all that is under way reported as failed; none of it is sent again."""
         self._producer.purge()
-        self._producer.flush(10)
+        self._hear(partial(self._producer.flush, 10))
         self._producer = self._make()
 
     def _make(self) -> Producer:

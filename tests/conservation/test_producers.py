@@ -41,7 +41,10 @@ class ScriptedProducer:
 
     def poll(self, timeout):
         while self.to_be_told:
-            self.tell_error(self.to_be_told.pop())
+            error = self.to_be_told.pop()
+            if error.fatal():
+                raise KafkaException(error)
+            self.tell_error(error)
 
     def answer(self, error=None):
         for on_delivery in self.under_way:
@@ -54,7 +57,7 @@ def refusal(code):
 
 
 def fatal():
-    """As librdkafka tells it to error_cb."""
+    """As librdkafka's poll raises it."""
     return KafkaError(KafkaError._FATAL, "out of order sequence number", True)
 
 
@@ -99,6 +102,20 @@ def test_what_a_fatal_client_has_under_way_is_answered_before_it_is_replaced(pro
     assert len(ScriptedProducer.made) == 2
     ScriptedProducer.made[1].answer()
     assert (one.sender.sent.count(Fate.FAILED), one.sender.sent.count(Fate.ACKNOWLEDGED)) == (1, RECORDS - 1)
+
+
+def test_a_client_that_turns_fatal_while_nothing_is_sent_is_replaced_when_its_records_are_answered(producer, capsys):
+    """As by a node that was stopped, was followed by another leader, and goes on as if it were the leader still."""
+    one = producer()
+    [first] = ScriptedProducer.made
+    one.work()
+    first.to_be_told.append(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "out of order", True))
+    one.work()
+    assert "out of order" in capsys.readouterr().out
+    first.answer(fatal())
+    one.work()
+    assert one.made == 2
+    assert one.sender.sent.count(Fate.FAILED) == RECORDS
 
 
 @pytest.mark.parametrize("code", [KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION])
