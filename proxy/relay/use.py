@@ -151,13 +151,13 @@ class Use:
         meter = self.client.meter
         wall_s = (now_us + meter.offset_us) // _SECOND_US
         self._end_second()
-        self.until_us = (wall_s + 1) * _SECOND_US - meter.offset_us
         window = wall_s // meter.window_s
         if window != self.window:
             self.close()
             self.window = window
             self.client.open += 1
             meter.opened(self)
+        self.until_us = (wall_s + 1) * _SECOND_US - meter.offset_us
         self.began_us = now_us
 
     def _end_second(self) -> None:

@@ -45,6 +45,18 @@ def test_the_peak_is_the_most_in_one_second(meter):
     assert (counts.used, counts.peak) == (17, 8)
 
 
+def test_the_first_second_of_a_window_is_one_second(meter):
+    """Whoever goes on from window to window, before anybody has closed the one before."""
+    fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
+    fetch.add(1, 5 * S)
+    for at_us in (10 * S, 10 * S + 1_000, 10 * S + 2_000):
+        fetch.add(500, at_us)
+    fetch.add(1, 12 * S)
+    _, counts = taken(meter)
+    assert (counts.used, counts.peak) == (1_501, 1_500)
+    assert counts.seconds == ((0, 1_500, 0), (2_000, 1, 0))
+
+
 def test_the_profile_has_each_second_with_use_and_what_was_throttled_in_it(meter):
     meter.offset_us = 1_700_000_000 * S
     produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
