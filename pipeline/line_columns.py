@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from pipeline.rejects import why_not
-from pipeline.schemas import MAY_BE_NEGATIVE, OFFSET, ROWS, defaults, time_column
+from pipeline.schemas import LONGEST_NAME, MAY_BE_NEGATIVE, OFFSET, PARTITION, ROWS, defaults, time_column
 from quotas.usage_record import VERSION, Row, UsageRecord, columns, read_line, unescaped
 
 OTHER = "other"
@@ -81,7 +81,7 @@ class Reader:
         usual = f"{VERSION}\t{self._row.KIND}\t".encode()
         if pc.any(pc.starts_with(text, pattern=usual)).as_py():
             return usual
-        at = pc.index(pc.match_substring_regex(text, pattern=f"^[0-9]+\t{self._row.KIND}\t"), True).as_py()
+        at = pc.index(pc.match_substring_regex(text, pattern=f"^[0-9]{{1,9}}\t{self._row.KIND}\t"), True).as_py()
         return None if at < 0 else b"\t".join(text[at].as_py().split(b"\t", 2)[:2]) + b"\t"
 
     # --------------------------------------------------------- many at once
@@ -104,6 +104,8 @@ class Reader:
         data = pc.binary_join(every_line, b"\n")[0].as_py()
         _hold(b"\r" not in data and not _is_hexadecimal(data))
         known, names = self._names(text[0].as_py())
+        if len(names) > len(known) + _AROUND:
+            data.decode()  # Arrow does not look at columns that it is not to read
         table = csv.read_csv(
             pa.BufferReader(data),
             csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
@@ -140,6 +142,7 @@ class Reader:
             kind, optional = self._kinds[name]
             if kind is str:
                 found[name] = _unescaped(column)
+                _hold(name != PARTITION or pc.max(pc.binary_length(found[name])).as_py() <= LONGEST_NAME)
                 continue
             _hold(optional or not column.null_count)
             if kind is float:

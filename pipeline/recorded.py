@@ -161,7 +161,9 @@ class _Client:
             seconds = window.seconds()
             for i, second in enumerate(seconds):
                 value = value_of(self.quota_type, second.used)
-                count = max(1, round(value / each)) if value > 0 else 0
+                count = 0
+                if value > 0:
+                    count = min(max(1, round(value / each)), MAX_REQUESTS) if each > 0 else 1
                 next_ms = seconds[i + 1].at_ms if i + 1 < len(seconds) else None
                 step_ms = self._span_ms(second, min(_end_ms(second), window.end_ms), next_ms) / max(count, 1)
                 for j in range(count):

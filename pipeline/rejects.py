@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from pipeline.accounts import Account, Writer
-from pipeline.schemas import MAY_BE_NEGATIVE, time_column
+from pipeline.schemas import LONGEST_NAME, MAY_BE_NEGATIVE, PARTITION, time_column
 from quotas.usage_record import BadLine, Dropped, End, Header, Row, UsageRecord, columns, read_line
 
 MOST_TEXT = 1_000
@@ -106,8 +106,8 @@ def why_not(row: Row, latest_ms: int) -> str:
             continue
         if value < 0 and name not in MAY_BE_NEGATIVE[row.KIND]:
             return f"{name}: expected 0 or more, got {value}"
-        if kind is int and not -(2**63) <= value < 2**63:
-            return f"{name}: expected 64 bits, got {value}"
+    if len((name := getattr(row, PARTITION)).encode()) > LONGEST_NAME:
+        return f"{PARTITION}: expected {LONGEST_NAME} bytes at most, got {name[:LONGEST_NAME]}..."
     at = getattr(row, time_column(type(row)))
     if at > latest_ms:
         return f"{time_column(type(row))}: in the future, got {at}"

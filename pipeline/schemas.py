@@ -16,6 +16,9 @@ _TYPES: Mapping[type, T.DataType] = {str: T.StringType(), int: T.LongType(), flo
 PARTITION = "virtual_cluster"
 """The column whose values have a directory each, below the day's."""
 
+LONGEST_NAME = 64
+"""Bytes of such a value: the configuration allows no longer one, and a directory's name must hold it escaped."""
+
 OFFSET = "line_offset"
 """A column that only files have: sequence number less line number in a batch, the same throughout a run of lines."""
 

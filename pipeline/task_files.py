@@ -37,6 +37,8 @@ one difference between sequence number and line number. Neither: the runs were t
 
 _ROWS_AT_ONCE = 1 << 17
 """Rows that are written together, a row group of Parquet; of all files not more than twice as many are kept."""
+_MOST_OPEN = 200
+"""Files that a task has open at a time: a spool may hold years."""
 _MOST_RUNS = 10_000
 _DIFFERENT = frozenset({"sequence", "used", "peak", "in_bytes", "out_bytes", "at_ms", "wall_ms", "value", "profile"})
 """Columns whose values are all different, or nearly so: no dictionary of them is worth its making."""
@@ -67,6 +69,7 @@ class TaskFiles:
         self._waiting: dict[_Where, list[Any]] = defaultdict(list)
         self._rows: Counter[_Where] = Counter()
         self._writers: dict[_Where, tuple[str, Any]] = {}
+        self._answer: list[tuple[Any, ...]] = []
         self._runs: dict[tuple[str, int, int], tuple[int, int, int]] | None = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -92,6 +95,8 @@ class TaskFiles:
         parts = pa.Table.from_batches(self._waiting.pop(where))
         del self._rows[where]
         if where not in self._writers:
+            if len(self._writers) >= _MOST_OPEN:
+                self._end(next(iter(self._writers)))
             name = f"{uuid.uuid4().hex}.parquet"
             alike = [column for column in parts.column_names if column not in _DIFFERENT]
             writer = pq.ParquetWriter(
@@ -99,6 +104,11 @@ class TaskFiles:
             )
             self._writers[where] = name, writer
         self._writers[where][1].write_table(parts)
+
+    def _end(self, where: _Where) -> None:
+        name, writer = self._writers.pop(where)
+        writer.close()
+        self._answer.append((name, where.folder, *[None] * 6))
 
     def _count(self, batch: Any) -> None:
         if self._runs is None:
@@ -118,10 +128,9 @@ class TaskFiles:
         """Write what is left; the ANSWER."""
         for where in list(self._waiting):
             self._write(where)
-        answer: list[tuple[Any, ...]] = []
-        for where, (name, writer) in self._writers.items():
-            writer.close()
-            answer.append((name, where.folder, *[None] * 6))
+        for where in list(self._writers):
+            self._end(where)
+        answer = self._answer
         if self._runs is None:
             answer.append((None,) * 8)
         else:

@@ -292,6 +292,8 @@ def _read(part: str, name: str, kind: type, optional: bool) -> str | float | Non
         value: float = kind(part)
     except ValueError:
         raise BadLine(f"{name}: expected {kind.__name__}, got {part[:40]!r}") from None
+    if kind is int and not -(2**63) <= value < 2**63:
+        raise BadLine(f"{name}: expected 64 bits, got {part[:40]}")
     if not math.isfinite(value):
         raise BadLine(f"{name}: expected a finite number, got {part!r}")
     return value

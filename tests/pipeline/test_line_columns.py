@@ -12,22 +12,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.line_columns import CHECKSUM, OTHER, Reader
-from pipeline.rejects import why_not
-from pipeline.schemas import ROWS
+from pipeline.rejects import Line, Sorted, why_not
+from pipeline.schemas import LONGEST_NAME, ROWS
 from quotas.usage_record import VERSION, BadLine, End, Header, TraceEvent, UsageRecord, columns, line_of, read_line
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
 LATEST_MS = MONDAY_MS + 3_600_000
 NUMBERS = (
     *("", " 5", "5 ", "+5", "1_0", "0x1", "0X1F", " 0x1", "-0x1", "1e3", "1E3", "-1", "-0", "-0.0", "007", "1.", ".5"),
-    *("nan", "NaN", "inf", "-Infinity", "1e999", "1e-999", "5e-324", "9" * 19, "9" * 5_000, str(2**63 - 1), str(2**63)),
+    *(
+        "nan",
+        "NaN",
+        "inf",
+        "-Infinity",
+        "1e999",
+        "1e-999",
+        "5e-324",
+        "9" * 19,
+        "9" * 400,
+        "9" * 5_000,
+        str(2**63 - 1),
+        str(2**63),
+    ),
     *("\\N", " \\N", "½", "٣", "--", "\u00a05", "\x005", "1d", "0.1", "1.7976931348623157e308", "true", "\r", '"5"'),
 )
 TEXTS = (
     *("", "\\", "\\N", "\\t", "\\s", "\\\\", "a\\\\nb", "ä€𐍈", "\x00", "\x01", " ", "%2F", "=", "/", '"', "'", ","),
     *("\u2028", "\ufeff", "0x1", "\r", "\\r", "#", "null", "NULL", "NaN", " a "),
 )
-VERSIONS = ("1", "2", "3", "01", "0", "-1", "+1", "٣", "", "x", "9" * 5_000)
+VERSIONS = ("1", "2", "3", "01", "0" * 9 + "2", "0", "-1", "+1", "٣", "", "x", str(2**63), "9" * 5_000)
 
 
 def summed(body):
@@ -133,7 +146,10 @@ def test_odd_lines_among_others_are_read_as_read_line_reads_them(seed):
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.lists(st.sampled_from(TEXTS)), st.sampled_from(["user", "client_id", "rule", "instance", "virtual_cluster"]))
+@given(
+    st.lists(st.sampled_from(TEXTS), max_size=6),
+    st.sampled_from(["user", "client_id", "rule", "instance", "virtual_cluster"]),
+)
 def test_texts_come_back_as_they_were(pieces, name):
     odd = [replace(record, **{name: "".join(pieces) + record.user}) for record in MINE[:50]]
     lines = [line_of(record).rstrip("\n").encode() for record in odd]
@@ -199,3 +215,28 @@ def test_lines_that_are_not_of_a_spool_at_all():
 def test_a_batch_that_is_a_part_of_another_is_read_as_it_is():
     batch = arriving(GOOD).slice(100, 50)
     assert read(batch) == MINE[100:150]
+
+
+def test_a_virtual_cluster_has_a_name_that_a_directory_may_have():
+    longest = replace(MINE[0], virtual_cluster="ä" * (LONGEST_NAME // 2))
+    too_long = replace(MINE[1], virtual_cluster="c" * (LONGEST_NAME + 1))
+    assert why_not(too_long, LATEST_MS).startswith("virtual_cluster: expected 64 bytes at most, got ccc")
+    lines = [line_of(record).rstrip("\n").encode() for record in (longest, too_long)]
+    assert_same([*lines, *GOOD])
+    assert read(arriving(lines))[0] == longest
+
+
+def test_a_column_that_nobody_knows_must_be_text_all_the_same():
+    parts = [b"%d" % (VERSION + 1), *GOOD[0].split(b"\t")[1:-1]]
+    later = [summed(b"\t".join([*parts, more])) for more in (b"new", b"\xff", b"new")]
+    assert_same(later * 50)
+
+
+@pytest.mark.parametrize("kind", ["usage", "trace", "header", "end", "dropped"])
+def test_no_line_with_a_right_checksum_ends_an_ingest(kind):
+    """Anybody who may write to a topic can send one."""
+    lines = [summed("\t".join(["2", kind, *[number] * columns])) for number in NUMBERS for columns in range(2, 40)]
+    found = read(arriving(lines))
+    assert len(found) == len(lines)
+    for line in lines:
+        Sorted().take(Line(line.decode(), "file", 0, 0), LATEST_MS)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.record_replay import allowed, explained, memory_of, most_in_span, replay_run, runs
-from pipeline.recorded import HASTES, Window, lanes_of, retold
+from pipeline.recorded import HASTES, MAX_REQUESTS, Window, lanes_of, retold
 from pipeline.replay import Throttling
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
@@ -143,6 +143,13 @@ def test_what_is_used_is_what_was_recorded_however_hasty(profile):
         assert sum(event.value for event in events) == pytest.approx(window.used)
         assert all(0 <= event.at_ms < window.end_ms for event in events)
         assert not profile or {event.at_ms // 1000 for event in events} <= {0, 3, 9}
+
+
+@pytest.mark.parametrize(("used", "profile"), [(0.0, "100:5"), (1.0, "100:50000"), (-1.0, "100:5 200:-7")])
+def test_a_record_that_contradicts_itself_is_retold_in_few_requests(used, profile):
+    """The proxy writes none; whoever may write to a topic can."""
+    window = Window(0, 10_000, used, 1.0, 77, 0, 0, 0, profile)
+    assert len(retold({"a": [window]}, RULES, "produce", None, MB, HASTES[0])) <= MAX_REQUESTS
 
 
 def test_as_many_connections_as_were_muted_at_the_same_time():

@@ -83,3 +83,23 @@ def test_runs_that_are_too_many_are_not_told(tmp_path, monkeypatch):
 )
 def test_directories_have_the_names_that_spark_gives_them(name, directory):
     assert escaped(name) == directory
+
+
+def test_a_task_has_not_more_files_open_than_it_may(tmp_path, monkeypatch):
+    monkeypatch.setattr("pipeline.task_files._ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("pipeline.task_files._MOST_OPEN", 3)
+    mine = [replace(row, virtual_cluster=f"cluster-{row.sequence % 11}") for row in records(FLEET, 220)]
+    lines = [arriving([line_of(row).rstrip("\n").encode() for row in mine[at : at + 20]]) for at in range(0, 220, 20)]
+    opened, parquet_writer = [], pq.ParquetWriter
+
+    def noted(*arguments, **settings):
+        opened.append(parquet_writer(*arguments, **settings))
+        assert sum(writer.is_open for writer in opened) <= 3
+        return opened[-1]
+
+    monkeypatch.setattr(pq, "ParquetWriter", noted)
+    [answer] = written(lines, tmp_path, UsageRecord, LATEST_MS)
+    told = [(row["folder"], row["file"]) for row in answer.to_pylist() if row["file"]]
+    assert len(told) == len(opened) == len(list(tmp_path.iterdir())) > 11
+    found = [row["sequence"] for _, file in told for row in pq.read_table(tmp_path / file).to_pylist()]
+    assert sorted(found) == list(range(1, 221))
