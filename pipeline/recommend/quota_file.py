@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 
 from quotas.entities import Entity, QuotaType
 
@@ -29,7 +30,12 @@ def document(limits: Limits) -> dict[str, Any]:
 
 def _parts(entity: Entity) -> dict[str, Any]:
     named = {"user": entity.user, "client_id": entity.client_id, "ip": entity.ip}
-    return {part: name for part, name in named.items() if isinstance(name, str)}
+    return {part: _scalar(name) for part, name in named.items() if isinstance(name, str)}
+
+
+def _scalar(name: str) -> str:
+    """As it is, but for what YAML would read as a blank, such as U+0085: that is escaped."""
+    return name if name.isprintable() else DoubleQuotedScalarString(name)
 
 
 def yaml_of(content: dict[str, Any], comment: Iterable[str] = ()) -> str:

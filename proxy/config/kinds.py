@@ -11,6 +11,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BeforeValidator, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from quotas.sources.entries import MAX_NAME_BYTES
+
 INT32_MAX = 2_147_483_647
 
 
@@ -274,7 +276,7 @@ Name = Annotated[
 
 EntityName = Annotated[
     str | None,
-    Text("a string of 1 to 32767 bytes (numbers need quotes)", lambda text: 0 < len(text.encode()) <= 32_767),
+    Text("a string of 1 to 32767 bytes (numbers need quotes)", lambda text: 0 < len(text.encode()) <= MAX_NAME_BYTES),
 ]
 
 

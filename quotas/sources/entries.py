@@ -17,6 +17,7 @@ _KEYS = {key.text: key for quota_type in QuotaType for key in (QuotaKey(quota_ty
 _KNOWN = [*(name for part in _PARTS for name in (part, f"default_{part}")), *_KEYS]
 
 MAX_BYTE_RATE = 2**63 - 1
+MAX_NAME_BYTES = 2**15 - 1
 
 
 class Problem(NamedTuple):
@@ -87,12 +88,25 @@ def _name(raw: Mapping[str, Any], part: str, path: str, problems: list[Problem])
         expected = "an IP address" if part == "ip" else "a string that is not empty (numbers need quotes)"
         problems.append(Problem(f"{path}.{part}", f"expected {expected}, got {shown(name)}"))
         return None
+    if not _fits(name):
+        problems.append(
+            Problem(f"{path}.{part}", f"expected at most {MAX_NAME_BYTES} bytes of UTF-8, got {shown(name)}")
+        )
+        return None
     if part == "ip" and not _is_address(name):
         problems.append(Problem(f"{path}.ip", f"expected an IP address, got {shown(name)}"))
         return None
     if default is True:
         problems.append(Problem(path, f"expected either {part} or default_{part}, got both"))
     return name
+
+
+def _fits(name: str) -> bool:
+    """Whether Kafka can carry it: a length of 16 bits, and no half of a character."""
+    try:
+        return len(name.encode()) <= MAX_NAME_BYTES
+    except UnicodeEncodeError:
+        return False
 
 
 def _is_address(text: str) -> bool:

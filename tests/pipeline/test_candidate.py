@@ -99,6 +99,13 @@ def test_every_mistake_is_told_with_its_place():
     assert problems["quotas.entries[0].producer_byte_rate"].endswith("got 0")
 
 
+@pytest.mark.parametrize("name", ["ä" * 16_384, "\\ud800"], ids=["long", "half a character"])
+def test_a_name_that_kafka_cannot_carry_is_refused(name):
+    problems = problems_of(f'entries: [{{user: "{name}", producer_byte_rate: 1}}]')
+    assert list(problems) == ["entries[0].user"]
+    assert problems["entries[0].user"].startswith("expected at most 32767 bytes of UTF-8")
+
+
 @pytest.mark.parametrize("text", ["", "7", "[a, b", "virtual_clusters: []", "virtual_clusters: [{name: ''}]"])
 def test_what_is_no_candidate_is_refused(text):
     assert problems_of(text)

@@ -316,6 +316,8 @@ HOSTILE = [
     "- x",
     "# no",
     "\u202e",
+    "a\x85b",
+    "a\u2028b\x00",
     "tab\tx\ny",
     "null",
     "é\U0001f600",
