@@ -54,15 +54,28 @@ def main(
                 return 0
             if dry_run:
                 return _told_only(now_standing.to_do, place, source)
-            run = _Run(place, found, plan, audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan))
+            run = _Run(place, found, plan, audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan, found))
             return run.carry_out(now_standing, source)
     except SourceUnavailable as error:
         _say(f"nothing is changed: {error}")
         return 1
 
 
-def _rollback(plan: Path) -> Path:
-    return plan.with_name(f"{plan.stem}.rollback{plan.suffix or '.json'}")
+def _rollback(path: Path, plan: PlanFile) -> Path:
+    """Beside the plan; where that name is taken by what takes back another plan, one with this plan's checksum."""
+    suffix = path.suffix or ".json"
+    usual = path.with_name(f"{path.stem}.rollback{suffix}")
+    if _taken_back(usual) in ("", plan.checksum):
+        return usual
+    return path.with_name(f"{path.stem}.rollback-{plan.checksum.removeprefix('sha256:')[:8]}{suffix}")
+
+
+def _taken_back(path: Path) -> str:
+    """The checksum of the plan that the one in this file takes back; "" if there is none."""
+    try:
+        return read_plan(path).made.takes_back
+    except PlanErrors:
+        return ""
 
 
 def _about(plan: PlanFile, place: Place) -> dict[str, str]:
@@ -135,17 +148,11 @@ class _Run:
         """Before anything is changed, so that it is there whatever happens then: what was not done is left alone."""
         plan = self._plan.reversed(now(), who())
         try:
-            if self._rollback.exists() and not self._is_ours():
+            if self._rollback.exists() and _taken_back(self._rollback) != self._plan.checksum:
                 raise ValueError(f"{self._rollback}: is there already, and is no plan that takes this one back")
             write_plan(self._rollback, plan)
         except OSError as error:
             raise ValueError(f"{self._rollback}: cannot be written: {error.strerror or error}") from error
-
-    def _is_ours(self) -> bool:
-        try:
-            return read_plan(self._rollback).made.takes_back == self._plan.checksum
-        except PlanErrors:
-            return False
 
     def _read_back(self, changes: Sequence[Change], said: Said) -> Quotas | SourceUnavailable:
         """What is in force now, by a connection of its own; brokers may take a moment to tell what they took."""

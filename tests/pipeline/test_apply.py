@@ -86,6 +86,33 @@ def test_the_plan_that_takes_it_back_does(plan):
     assert cluster.quotas == cluster_with_alice().quotas
 
 
+def test_plans_of_one_name_that_follow_each_other_can_each_be_taken_back(plan):
+    cluster = cluster_with_alice()
+    job.main(plan, place_of(cluster))
+    first = plan.with_name("plan.rollback.json").read_bytes()
+    found = planned({Entity("alice"): {PRODUCE: 50.0}}, {Entity("alice"): {PRODUCE: 30.0}}, Bounds())
+    second = PlanFile(Made("then", "me", "a:9092", "q.yaml"), found.changes)
+    write_plan(plan, second)
+    assert job.main(plan, place_of(cluster)) == 0
+    assert plan.with_name("plan.rollback.json").read_bytes() == first
+    back = plan.with_name(f"plan.rollback-{second.checksum[7:15]}.json")
+    for path, limit in ((back, 50.0), (plan.with_name("plan.rollback.json"), 80.0)):
+        assert job.main(path, place_of(cluster)) == 0
+        assert cluster.quotas[ALICE]["producer_byte_rate"] == limit
+
+
+def test_a_file_that_is_no_plan_is_never_replaced_by_the_one_that_takes_it_back(plan):
+    cluster, foreign = cluster_with_alice(), plan.with_name("plan.rollback.json")
+    foreign.write_text("mine")
+    with pytest.raises(ValueError, match="no plan that takes this one back"):
+        job.main(plan, place_of(cluster))
+    another = PlanFile(Made("then", "me", "a:9092", "q.yaml"), ())
+    write_plan(foreign, another.reversed("now", "me"))
+    with pytest.raises(ValueError, match="no plan that takes this one back"):
+        job.main(plan, place_of(cluster), rollback_out=foreign)
+    assert cluster.alterations == []
+
+
 def test_nothing_is_changed_where_somebody_else_has_changed_what_it_changes(plan, capsys):
     cluster = cluster_with_alice()
     cluster.quotas[BOB] = {"producer_byte_rate": 1.0}
