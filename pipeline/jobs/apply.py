@@ -1,10 +1,11 @@
 """`usage apply`: carry out a plan, if what it found is still in force."""
 
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final
 from uuid import uuid4
@@ -136,13 +137,17 @@ class _Run:
                 _say("interrupted; what is in force now is read")
             outcomes = outcomes_of(found.to_do, said, self._read_back(found.to_do, said))
             outcomes = [one._replace(problem=in_words_of_commands(one.problem)) for one in outcomes]
+            is_written = self._write_down(audited, outcomes)
             self._tell(outcomes, len(found.done))
-            try:
-                audited.tell(outcomes)
-            except OSError as error:
-                _say(f"{self._audit}: what came of it is not written: {error.strerror or error}")
-                return 1
-        return int(any(outcome.fate is not Fate.APPLIED for outcome in outcomes))
+        return int(not is_written or any(outcome.fate is not Fate.APPLIED for outcome in outcomes))
+
+    def _write_down(self, audited: Audited, outcomes: Sequence[Outcome]) -> bool:
+        try:
+            audited.tell(outcomes)
+        except OSError as error:
+            _say(f"{self._audit}: what came of it is not written: {error.strerror or error}")
+            return False
+        return True
 
     def _write_rollback(self) -> None:
         """Before anything is changed, so that it is there whatever happens then: what was not done is left alone."""
@@ -169,13 +174,14 @@ class _Run:
             time.sleep(_LOOKS_EVERY_S)
 
     def _tell(self, outcomes: Sequence[Outcome], done: int) -> None:
-        for line in outcome_rows(outcomes):
-            print(line)
         fates = Counter(outcome.fate for outcome in outcomes)
         summary = ", ".join(f"{fates[fate]} {fate.value}" for fate in Fate if fates[fate])
         before = f", {done} in force before" if done else ""
-        print(f"{summary} at {self._place.name}{before}, as read back; written down in {self._audit}")
-        print(f"`kafka-throttle usage apply {self._rollback}` with the same place takes it back")
+        _print(
+            *outcome_rows(outcomes),
+            f"{summary} at {self._place.name}{before}, as read back; written down in {self._audit}",
+            f"`kafka-throttle usage apply {self._rollback}` with the same place takes it back",
+        )
         if fates.keys() - {Fate.APPLIED}:
             _say(f"apply {self._path} again for the rest: what is in force already is left alone")
 
@@ -194,5 +200,18 @@ def _progress(total: int) -> Callable[[int], None]:
     return lambda count: print(f"\r{count:,} of {total:,} changes", end="" if count < total else "\n", file=sys.stderr)
 
 
+def _print(*lines: str) -> None:
+    """On standard output, as far as that takes it: what is in force does not depend on who listens."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
+    try:
+        print(text, flush=True)
+    except (OSError, ValueError) as error:
+        _say(f"standard output: not all could be written: {getattr(error, 'strerror', None) or error}")
+        with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # else Python tries again at its end, and fails
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr)
+    with suppress(OSError, ValueError):
+        print(text, file=sys.stderr)

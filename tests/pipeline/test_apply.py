@@ -1,5 +1,6 @@
 """Plans carried out: what is refused, lost, doubled or interrupted, and what is written down of it."""
 
+import io
 import json
 
 import pytest
@@ -334,11 +335,56 @@ def test_no_jvm_and_no_spark_is_needed(folder):
     assert "user=alice  producer_byte_rate     1,000       600     600" in done.stdout
 
 
-def _environment():
+def _environment(**others):
     import os
     from pathlib import Path
 
-    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **others}
+
+
+def applied_to(folder, stdout, **environment):
+    import subprocess
+    import sys
+
+    (folder / "q.yaml").write_text("entries: [{user: łucja, producer_byte_rate: 600}]")
+    assert usage(folder, "plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@plan.json")[0] == 0
+    command = [sys.executable, "-m", "proxy", "usage", "apply", "plan.json", "-c", "proxy.yaml"]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+        env=_environment(**environment),
+    )
+    return done, [json.loads(line)["event"] for line in (folder / AUDIT).read_text().splitlines()]
+
+
+def test_what_came_of_it_is_written_down_where_standard_output_takes_nothing(folder):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done, events = applied_to(folder, full)
+    assert (done.returncode, events) == (0, ["intended", "applied"])
+    assert done.stderr.endswith("standard output: not all could be written: No space left on device\n")
+
+
+def test_a_name_that_the_terminal_cannot_show_is_escaped(folder):
+    import subprocess
+
+    done, events = applied_to(folder, subprocess.PIPE, PYTHONIOENCODING="latin-1")
+    assert (done.returncode, events, done.stderr.count("Traceback")) == (0, ["intended", "applied"], 0)
+    assert "user=\\u0142ucja" in done.stdout
+
+
+def test_what_came_of_it_is_written_down_before_it_is_told(plan, monkeypatch):
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BrokenPipeError
+
+    monkeypatch.setattr("sys.stdout", Broken())
+    monkeypatch.setattr("sys.stderr", Broken())
+    assert job.main(plan, place_of(cluster_with_alice())) == 0
+    assert len(audited(plan)) == 6
 
 
 @pytest.mark.parametrize(
