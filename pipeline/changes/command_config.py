@@ -32,6 +32,8 @@ _JAAS: Final = "sasl.jaas.config"
 _KNOWN: Final = [*_FIELDS, *_PEM_ONLY, _JAAS]
 _MAX_FILE_BYTES: Final = 1_048_576
 _PROPERTY = re.compile(r"\s*(?P<key>[^\s=:]+)\s*[=:]?\s*(?P<value>.*)")
+_LIKE_A_NAME = re.compile(r"[a-z]+(\.[a-z]+)+")
+"""Anything else may be a line of a key, or a password."""
 _LOGIN = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
@@ -69,7 +71,8 @@ def _properties(text: str, problems: list[Problem]) -> Iterator[tuple[str, str]]
             continue
         close = get_close_matches(key, _KNOWN, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(_KNOWN)}"
-        problems.append(Problem(f"line {number}", f"unknown key {key[:80]!r}, {hint}"))
+        shown = f" {key[:80]!r}" if _LIKE_A_NAME.fullmatch(key) else ""
+        problems.append(Problem(f"line {number}", f"unknown key{shown}, {hint}"))
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -124,7 +124,8 @@ def _kafka_setting(pair: str) -> tuple[str, str]:
 
     key, equals, value = pair.partition("=")
     if not equals or not re.fullmatch(r"[a-z0-9.]+", key):
-        refuse(f"--kafka-conf: expected KEY=VALUE with a setting of Kafka's consumer, got {key!r}")
+        # Nothing of it is shown: there may be a secret in it.
+        refuse("--kafka-conf: expected KEY=VALUE with a setting of Kafka's consumer, got something else")
     try:
         return key, contents(value, key)
     except ValueError as error:

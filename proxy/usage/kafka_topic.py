@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,11 @@ def producer_settings(pairs: Iterable[str]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
-        if not equals or not (key in _MAY_BE_SET or key.startswith(_PREFIXES_THAT_MAY_BE_SET)):
+        is_name = bool(equals and re.fullmatch("[a-z_]+", key))  # else a secret may be in it
+        if not is_name or not (key in _MAY_BE_SET or key.startswith(_PREFIXES_THAT_MAY_BE_SET)):
             expected = ", ".join((*_MAY_BE_SET, *(f"{prefix}..." for prefix in _PREFIXES_THAT_MAY_BE_SET)))
-            raise ValueError(f"expected KEY=VALUE with a setting of kafka-python's producer ({expected}), got {key!r}")
+            got = repr(key) if is_name else "something else"
+            raise ValueError(f"expected KEY=VALUE with a setting of kafka-python's producer ({expected}), got {got}")
         if key not in KafkaProducer.DEFAULT_CONFIG:
             raise ValueError(f"{key}: KafkaProducer has no such setting")
         settings[key] = _value(key, contents(value, key))

@@ -67,6 +67,13 @@ def test_every_problem_is_told_with_its_place_and_no_secret(read):
     assert "hunter2" not in str(refused.value)
 
 
+def test_of_a_private_key_nothing_is_told(read):
+    with pytest.raises(CommandConfigErrors) as refused:
+        read("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\nabcdefgh==\nhunter.Two\n-----END PRIVATE KEY-----\n")
+    told = [line.partition("client.properties: ")[2] for line in str(refused.value).splitlines()]
+    assert [line.partition(", expected one of")[0] for line in told] == [f"line {i}: unknown key" for i in range(1, 6)]
+
+
 def test_a_file_that_is_not_there_is_told(read):
     with pytest.raises(CommandConfigErrors, match=r"ssl.key.location: .* cannot be read: No such file"):
         read("security.protocol=SSL\nssl.key.location=@none\n")

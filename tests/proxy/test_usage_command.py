@@ -36,6 +36,10 @@ def test_mistakes_on_the_command_line_are_told():
     assert "--bootstrap-server: expected host:port" in run(*topic).output
     topic += ("--bootstrap-server", "here:1")
     assert "expected KEY=VALUE" in run(*topic, "--kafka-conf", "sasl_mechanism=PLAIN").output
+    for pair in ("sasl.password:hunter2", "sasl.password:hunter2=x"):
+        told = run(*topic, "--kafka-conf", pair).output
+        assert "expected KEY=VALUE" in told
+        assert "hunter2" not in told
     missing = run(*topic, "--kafka-conf", "sasl.jaas.config=@/nonexistent").output
     assert "sasl.jaas.config: /nonexistent cannot be read" in missing
     result = run("gaps", "--table", "/nonexistent")

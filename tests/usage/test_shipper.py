@@ -256,13 +256,20 @@ def test_settings_of_the_command_line(tmp_path):
     }
     for pair, problem in (
         ("acks=0", "got 'acks'"),
-        ("ssl_cafile", "got 'ssl_cafile'"),
+        ("ssl_cafile", "got something else"),
         ("ssl_banana=1", "ssl_banana: KafkaProducer has no such setting"),
         ("ssl_check_hostname=no", "expected true or false"),
         ("sasl_plain_password=@/nonexistent", "sasl_plain_password: /nonexistent cannot be read: No such file"),
     ):
         with pytest.raises(ValueError, match=problem):
             producer_settings([pair])
+
+
+@pytest.mark.parametrize("pair", ["sasl_plain_password:hunter2", "sasl_plain_password:hunter2=x", "hunter2"])
+def test_of_what_is_no_setting_nothing_is_told(pair):
+    with pytest.raises(ValueError, match="got something else") as refused:
+        producer_settings([pair])
+    assert "hunter2" not in str(refused.value)
 
 
 async def until(condition):
