@@ -142,7 +142,8 @@ def step(base: float, goal: float, quota_type: QuotaType, most_change: float) ->
         return goal
     low, high = base / most_change, base * most_change
     if quota_type in _WHOLE:
-        low, high = min(float(math.ceil(low)), base - 1), max(float(math.floor(high)), base + 1)
+        low = min(float(math.ceil(low)), base - 1)
+        high = math.inf if math.isinf(high) else max(float(math.floor(high)), base + 1)
     return min(max(goal, low), high)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from proxy.commands.config_file import cluster_of, load, refuse, virtual_cluster_option
+from proxy.commands.number_range import NumberRange
 from proxy.commands.usage import run_job
 from proxy.config.kinds import host_port
 from proxy.config.problems import ConfigErrors
@@ -54,7 +55,7 @@ def place_options(command: Command) -> Command:
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the plan is written, for `apply`.")
 @click.option(
     "--most-change",
-    type=click.FloatRange(1.01),
+    type=NumberRange(1.01),
     default=2.0,
     show_default=True,
     metavar="FACTOR",

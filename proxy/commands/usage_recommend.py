@@ -6,6 +6,7 @@ from typing import Any
 import click
 
 from proxy.commands.config_file import refuse
+from proxy.commands.number_range import NumberRange
 from proxy.commands.usage import run_job, spark_options, table_option
 from proxy.commands.usage_report import Moment
 from quotas.entities import QuotaType
@@ -49,13 +50,13 @@ class _Types(click.ParamType[tuple[str, ...]]):
 )
 @click.option(
     "--percentile",
-    type=click.FloatRange(0.5, 1),
+    type=NumberRange(0.5, 1),
     default=0.99,
     show_default=True,
     help="Of the windows with use, at the node where it is largest.",
 )
 @click.option(
-    "--headroom", type=click.FloatRange(1, 100), default=1.3, show_default=True, help="What that is multiplied by."
+    "--headroom", type=NumberRange(1, 100), default=1.3, show_default=True, help="What that is multiplied by."
 )
 @click.option(
     "--capacity",
@@ -84,7 +85,7 @@ class _Types(click.ParamType[tuple[str, ...]]):
 @click.option(
     "--step",
     "factor",
-    type=click.FloatRange(1.05, 100),
+    type=NumberRange(1.05, 100),
     default=2.0,
     show_default=True,
     metavar="F",

@@ -400,6 +400,7 @@ def test_what_came_of_it_is_written_down_before_it_is_told(plan, monkeypatch):
         (("plan", "--quotas", "@two.yaml", "-c", "@proxy.yaml"), "--virtual-cluster: expected a or b, got nothing"),
         (("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@no/x"), "no/x: cannot be written"),
         (("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--most-change", "1"), "1.0 is not in the range"),
+        (("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--most-change", "nan"), "expected a number, got 'nan'"),
         (("apply", "@no.json", "-c", "@proxy.yaml"), "no.json: cannot be read: No such file"),
         (("apply", "@q.yaml", "-c", "@proxy.yaml"), "q.yaml: line 1, column 1: no JSON"),
         (("plan", "--quotas", "@q.yaml", "--bootstrap-server", "h:1", "--command-config", "@no"), "no: cannot be read"),

@@ -107,6 +107,12 @@ def test_a_factor_of_two(base, goal, quota_type, reached):
     assert step(base, goal, quota_type, 2.0) == reached
 
 
+def test_a_factor_that_overflows_bounds_no_more_than_it_must():
+    assert step(1000, 5e6, PRODUCE, 1e305) == 5e6
+    assert step(1000, 1, PRODUCE, 1e308) == 1
+    assert step(1e308, 1, REQUEST, 2.0) == 5e307
+
+
 def test_a_first_quota_of_its_own_is_bounded_by_what_bound_it_before():
     table = {Entity(client_id=DEFAULT): {PRODUCE: 5e6}}
     [change] = planned(table, {Entity(client_id="noisy"): {PRODUCE: 1e6}}, Bounds(2.0)).changes

@@ -36,5 +36,11 @@ def test_quota_types_are_those_of_records(tmp_path):
     assert "controller_mutation" in output
 
 
+def test_nan_is_no_number(tmp_path):
+    for option in ("--percentile", "--headroom", "--step"):
+        output = refused("--out", str(tmp_path), option, "nan")
+        assert f"Invalid value for '{option}': expected a number, got 'nan'" in output
+
+
 def test_a_time_that_ends_before_it_begins_is_refused(tmp_path):
     assert "--since" in refused("--out", str(tmp_path), "--since", "2026-11-02", "--until", "2026-11-01")
