@@ -5,7 +5,7 @@ The checksum is no signature: it is against slips, not against who means it.
 
 import hashlib
 import json
-import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -225,7 +225,7 @@ def _limit(
     value = raw.get(name, "nothing")
     if value is None:
         return None
-    if type(value) not in (int, float) or not math.isfinite(value):
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         problems.append(Problem(f"{path}.{name}", f"expected a number, or null for no quota, got {shown(value)}"))
         return None
     try:

@@ -7,7 +7,7 @@ virtual_clusters:
     produce: {total: 300000000}  # units/s of all nodes together: each is taken to carry the same part of it
     fetch: {per_node: 200000000, reserve: 0.1}
     request: {per_node: 800}     # percent of a thread: 8 threads
-weights:                         # the first that matches counts, else 1; * any text, ? one character
+weights:                         # 1e-6 to 1e6, the first that matches counts, else 1; * any text, ? one character
   - {user: "payments-*", weight: 3}
   - {client_id: batch, virtual_cluster: main, weight: 0.5}
 
@@ -58,7 +58,7 @@ class _Amount(_Model):
 
 class _Cluster(_Model):
     name: _Name
-    nodes: Annotated[int, Field(ge=1)] | None = None
+    nodes: Annotated[int, Field(ge=1, le=100_000)] | None = None
     produce: _Amount | None = None
     fetch: _Amount | None = None
     request: _Amount | None = None
@@ -84,7 +84,7 @@ class _Weight(_Model):
     client_id: str | None = None
     ip: str | None = None
     virtual_cluster: str | None = None
-    weight: _Positive
+    weight: Annotated[float, Field(ge=1e-6, le=1e6)]
 
     def fits(self, whom: Whom) -> bool:
         named = {part: getattr(self, part) for part in ("user", "client_id", "ip", "virtual_cluster")}
@@ -162,6 +162,7 @@ _EXPECTED = {
     "finite_number": "expected a number, got {got}",
     "greater_than": "expected a number above {gt:g}, got {got}",
     "greater_than_equal": "expected a number from {ge:g}, got {got}",
+    "less_than_equal": "expected a number up to {le:g}, got {got}",
     "less_than": "expected a number below {lt:g}, got {got}",
 }
 _FIELDS: Mapping[tuple[str, ...], type[_Model]] = {

@@ -4,6 +4,7 @@ One entry is a mapping: whom it is set on (`user` or `default_user: true`, `clie
 `ip` or `default_ip: true`) and at least one quota by its key. The proxy's own configuration is held to the same rules.
 """
 
+import sys
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from ipaddress import ip_address
@@ -123,7 +124,7 @@ def _limit(value: Any, key: QuotaKey, path: str, problems: list[Problem]) -> flo
         fits = type(value) is int and low <= value <= high
         expected = f"a whole number from {low} to {high}"
     else:
-        fits = type(value) in (int, float) and 0 < value < float("inf")
+        fits = type(value) in (int, float) and 0 < value <= sys.float_info.max
         expected = "a number above 0"
     if not fits:
         problems.append(Problem(path, f"expected {expected}, got {shown(value)}"))

@@ -159,3 +159,8 @@ print(rules.table.tags_and_limit(QuotaType.PRODUCE, "alice", "x").limit, rules.s
         [sys.executable, "-c", code], input=pickle.dumps(candidate), capture_output=True, env=environment, check=True
     )
     assert ran.stdout.split() == [b"1000.0", b"5", b"7000"]
+
+
+def test_a_limit_that_no_double_can_have_is_told():
+    with pytest.raises(CandidateErrors, match=r"\[0\].request_percentage: expected a number above 0, got 1000"):
+        candidate_of([{"user": "a", "request_percentage": 10**400}])

@@ -69,7 +69,7 @@ def test_every_problem_is_told_with_its_place_and_no_secret(read):
 
 def test_of_a_private_key_nothing_is_told(read):
     with pytest.raises(CommandConfigErrors) as refused:
-        read("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQ\nabcdefgh==\nhunter.Two\n-----END PRIVATE KEY-----\n")
+        read("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\nabcdefgh==\nhunter.Two\n-----END PRIVATE KEY-----\n")
     told = [line.partition("client.properties: ")[2] for line in str(refused.value).splitlines()]
     assert [line.partition(", expected one of")[0] for line in told] == [f"line {i}: unknown key" for i in range(1, 6)]
 

@@ -228,6 +228,12 @@ def test_everything_that_is_wrong_with_a_plan_is_told_with_its_place():
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("quota_type", [PRODUCE, REQUEST])
+def test_a_limit_that_no_double_can_have_is_told(quota_type):
+    text = PlanFile(MADE, (Change(Entity("a"), quota_type, None, 10**400, 5.0),)).text()
+    assert problems_of(text).startswith("changes[0].after: expected a number, or null for no quota, got 1000")
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

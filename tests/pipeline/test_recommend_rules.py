@@ -167,8 +167,20 @@ def test_every_mistake_of_a_capacity_file_is_told_with_its_path():
         ("virtual_clusters[3]", "expected a mapping, got 7"),
         ("weights[0].weight", "expected a value, got nothing"),
         ("weights[1].user", "expected text, got 7"),
-        ("weights[1].weight", "expected a number above 0, got 0"),
+        ("weights[1].weight", "expected a number from 1e-06, got 0"),
     ]
+
+
+@pytest.mark.parametrize("nodes", [100_001, 10**400], ids=["one more", "400 digits"])
+def test_nodes_are_so_many_that_there_may_be(nodes):
+    with pytest.raises(BadCapacity, match=r"virtual_clusters\[0\].nodes: expected a number up to 100000, got 1"):
+        capacity_of({"virtual_clusters": [{"name": "a", "nodes": nodes, "produce": {"total": 5}}]})
+
+
+@pytest.mark.parametrize("weight", [1e308, 1e-7, float("nan"), 10**400], ids=["much", "little", "nan", "400 digits"])
+def test_weights_are_such_that_shares_can_be_told_of_them(weight):
+    with pytest.raises(BadCapacity, match=r"weights\[0\].weight: expected a number"):
+        capacity_of({"virtual_clusters": [{"name": "a"}], "weights": [{"user": "x", "weight": weight}]})
 
 
 def test_a_virtual_cluster_is_declared_once():
