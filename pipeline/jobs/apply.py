@@ -43,23 +43,33 @@ def main(
     The audit and the plan that takes this one back are beside the plan, if no other place is given.
     """
     found = read_plan(plan)
+    audit, rollback = audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan, found)
+    _refuse_as_audit(audit, (plan, rollback))
     if found.made.place != place.name:
         _say(f"warning: the plan was made at {found.made.place}, and is applied at {place.name}")
     try:
         with place.opened() as source:
             now_standing = standing(found.changes, source.quotas)
             if now_standing.drifted:
-                return _refused(now_standing, place, found, None if dry_run else audit or plan.with_name(AUDIT_NAME))
+                return _refused(now_standing, place, found, None if dry_run else audit)
             if not now_standing.to_do:
                 print(f"nothing to do: {counted(len(now_standing.done), 'change')} in force already at {place.name}")
                 return 0
             if dry_run:
                 return _told_only(now_standing.to_do, place, source)
-            run = _Run(place, found, plan, audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan, found))
+            run = _Run(place, found, plan, audit, rollback)
             return run.carry_out(now_standing, source)
     except SourceUnavailable as error:
         _say(f"nothing is changed: {error}")
         return 1
+
+
+def _refuse_as_audit(audit: Path, plans: Sequence[Path]) -> None:
+    """An audit is appended to, which would spoil a plan."""
+    for plan in plans:
+        with suppress(OSError):  # one of them is not there yet
+            if audit.samefile(plan):
+                raise ValueError(f"{audit}: expected another file for the audit than {plan}, which is a plan")
 
 
 def _rollback(path: Path, plan: PlanFile) -> Path:

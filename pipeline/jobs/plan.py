@@ -11,7 +11,7 @@ from pipeline.changes.author import now, who
 from pipeline.changes.page import plan_page, warnings_of
 from pipeline.changes.place import Place
 from pipeline.changes.plan import Bounds, planned
-from pipeline.changes.plan_file import Made, PlanFile, write_plan
+from pipeline.changes.plan_file import Made, PlanErrors, PlanFile, read_plan, write_plan
 from quotas.sources.source import SourceUnavailable, tables_of
 
 
@@ -28,6 +28,8 @@ def main(
 
     `virtual_cluster` chooses among those of a file that has several.
     """
+    if out is not None:
+        _refuse_what_is_no_plan(out)
     rules = wanted_rules(quotas, virtual_cluster)
     if prune and not rules.table:
         raise ValueError(f"{quotas}: expected at least one quota with --prune, which would remove all, got none")
@@ -76,6 +78,20 @@ def _chosen(candidate: Candidate, path: Path, name: str | None) -> Rules:
         got = "nothing" if name is None else repr(name)
         raise ValueError(f"{path}: --virtual-cluster: expected {' or '.join(names)}, got {got}")
     return candidate.clusters[name]
+
+
+def _refuse_what_is_no_plan(out: Path) -> None:
+    """A plan may be replaced, and an empty file, but nothing that somebody has written or a device."""
+    try:
+        if not out.exists() or (out.is_file() and not out.stat().st_size):
+            return
+        is_plan = out.is_file() and bool(read_plan(out))
+    except OSError as error:
+        raise ValueError(f"{out}: cannot be written: {error.strerror or error}") from error
+    except PlanErrors:
+        is_plan = False
+    if not is_plan:
+        raise ValueError(f"{out}: is there already, and is no plan")
 
 
 def _write(out: Path, plan: PlanFile) -> None:

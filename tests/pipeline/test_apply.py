@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 
 import pytest
 from click.testing import CliRunner
@@ -336,7 +337,6 @@ def test_no_jvm_and_no_spark_is_needed(folder):
 
 
 def _environment(**others):
-    import os
     from pathlib import Path
 
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), **others}
@@ -401,6 +401,15 @@ def test_what_came_of_it_is_written_down_before_it_is_told(plan, monkeypatch):
         (("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@no/x"), "no/x: cannot be written"),
         (("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--most-change", "1"), "1.0 is not in the range"),
         (("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--most-change", "nan"), "expected a number, got 'nan'"),
+        (
+            ("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@proxy.yaml"),
+            "is there already, and is no plan",
+        ),
+        (("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@q.yaml"), "is there already, and is no plan"),
+        (
+            ("plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@pipe"),
+            "is there already, and is no plan",
+        ),
         (("apply", "@no.json", "-c", "@proxy.yaml"), "no.json: cannot be read: No such file"),
         (("apply", "@q.yaml", "-c", "@proxy.yaml"), "q.yaml: line 1, column 1: no JSON"),
         (("plan", "--quotas", "@q.yaml", "--bootstrap-server", "h:1", "--command-config", "@no"), "no: cannot be read"),
@@ -411,9 +420,39 @@ def test_mistakes_are_told(folder, arguments, problem):
     (folder / "bad.yaml").write_text("entries: [{user: alice, producer_byte_rate: fast}]")
     (folder / "empty.yaml").write_text("entries: []")
     (folder / "two.yaml").write_text("virtual_clusters: [{name: a}, {name: b}]")
+    os.mkfifo(folder / "pipe")
+    before = contents(folder)
     status, _, err = usage(folder, *arguments)
     assert status == 2
     assert problem in err
+    assert contents(folder) == before
+
+
+def contents(folder):
+    return {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_plan_and_an_empty_file_may_be_replaced(folder):
+    (folder / "q.yaml").write_text("entries: [{user: alice, producer_byte_rate: 600}]")
+    (folder / "plan.json").touch()
+    for _ in range(2):
+        assert usage(folder, "plan", "--quotas", "@q.yaml", "-c", "@proxy.yaml", "--out", "@plan.json")[0] == 0
+        assert read_plan(folder / "plan.json").changes
+
+
+@pytest.mark.parametrize("limit", [80.0, 79.0])
+@pytest.mark.parametrize("name", ["plan.json", "link.json", "plan.rollback.json"])
+def test_an_audit_is_not_written_into_a_plan(plan, name, limit):
+    cluster = cluster_with_alice()
+    job.main(plan, place_of(cluster))
+    plan.with_name("link.json").hardlink_to(plan)
+    before = plan.with_name(name).read_bytes()
+    cluster = cluster_with_alice()
+    cluster.quotas[ALICE]["producer_byte_rate"] = limit
+    with pytest.raises(ValueError, match=r"expected another file for the audit than .*, which is a plan"):
+        job.main(plan, place_of(cluster), audit=plan.with_name(name))
+    assert plan.with_name(name).read_bytes() == before
+    assert cluster.alterations == []
 
 
 def test_no_broker_is_one_line(folder):
