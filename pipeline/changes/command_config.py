@@ -63,7 +63,7 @@ def read_command_config(path: Path) -> Credentials:
 def _properties(text: str, problems: list[Problem]) -> Iterator[tuple[str, str]]:
     for number, line in _whole_lines(text):
         match = _PROPERTY.fullmatch(line)
-        if match is None or line.lstrip()[0] in "#!":
+        if match is None:
             continue
         key, value = match["key"], match["value"].strip()
         if key in _KNOWN:
@@ -76,9 +76,14 @@ def _properties(text: str, problems: list[Problem]) -> Iterator[tuple[str, str]]
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with the number of their first; one that ends in a backslash goes on in the next."""
+    """Lines that are not blank, with the number of their first; one that ends in a backslash goes on in the next.
+
+    Comments are left out, and never go on.
+    """
     pending, first = "", 0
     for number, line in enumerate(text.splitlines(), 1):
+        if not first and line.lstrip().startswith(("#", "!")):
+            continue
         first = first or number
         pending += line.lstrip() if pending else line
         if pending.endswith("\\"):

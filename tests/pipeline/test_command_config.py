@@ -23,6 +23,14 @@ def test_nothing_is_plaintext(read):
     assert read("\n# nothing\n! at all\n") == Credentials()
 
 
+def test_a_comment_does_not_go_on(read):
+    found = read(
+        "  # who we are \\\nsecurity.protocol=SSL\nssl.ca.location=\\\n  @ca.pem\n! the end \\\nssl.truststore.type=PEM"
+    )
+    assert found.security_protocol == "SSL"
+    assert found.ssl_cafile.endswith("/ca.pem")
+
+
 def test_kafkas_own_names(read, tmp_path):
     found = read(
         "security.protocol=SASL_SSL\n"
