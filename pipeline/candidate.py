@@ -9,6 +9,7 @@ Any of these shapes, as YAML or JSON:
 - the state file of source `file` (`overlay`): what it sets, without the operator's file under it.
 """
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sources.entries import Problem, read_entries, shown, unknown_keys
 from quotas.sources.overlay import DamagedOverlay, parse_overlay
-from quotas.sources.yaml_file import YamlFileError, parse_yaml, read_yaml_file
+from quotas.sources.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of
 
 _WINDOWS = {
     "quota_window_num": 11,
@@ -96,13 +97,19 @@ class Candidate:
 
 def load_candidate(path: Path) -> Candidate:
     """The candidate in the file. CandidateErrors with every problem and its place."""
+    return load_with_checksum(path)[0]
+
+
+def load_with_checksum(path: Path) -> tuple[Candidate, str]:
+    """The same, and the checksum of the bytes that it was read from: a pipe has them only once."""
     try:
-        data = read_yaml_file(path)
+        content = read_bounded(path)
+        data = parse_yaml(text_of(content), str(path))
     except YamlFileError as error:
         raise CandidateErrors([Problem(error.place, error.problem)]) from error
-    if isinstance(data, Mapping) and "overlay" in data:
-        return _of_state_file(path)
-    return candidate_of(data)
+    is_state_file = isinstance(data, Mapping) and "overlay" in data
+    candidate = _of_state_file(content, path) if is_state_file else candidate_of(data)
+    return candidate, f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def parse_candidate(text: str) -> Candidate:
@@ -114,9 +121,9 @@ def parse_candidate(text: str) -> Candidate:
     return candidate_of(data)
 
 
-def _of_state_file(path: Path) -> Candidate:
+def _of_state_file(content: bytes, path: Path) -> Candidate:
     try:
-        overlay = parse_overlay(path.read_bytes())
+        overlay = parse_overlay(content)
     except DamagedOverlay as error:
         raise CandidateErrors([Problem(str(path), str(error))]) from error
     entries = {

@@ -1,12 +1,11 @@
 """`usage plan`: what would lead from the quotas in force to those of a file, in steps of bounded size."""
 
-import hashlib
 import math
 import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.candidate import Candidate, CandidateErrors, Rules, load_candidate
+from pipeline.candidate import Candidate, CandidateErrors, Rules, load_with_checksum
 from pipeline.changes.author import now, who
 from pipeline.changes.page import plan_page, warnings_of
 from pipeline.changes.place import Place
@@ -30,7 +29,7 @@ def main(
     """
     if out is not None:
         _refuse_what_is_no_plan(out)
-    rules = wanted_rules(quotas, virtual_cluster)
+    rules, checksum = wanted_rules(quotas, virtual_cluster)
     if prune and not rules.table:
         raise ValueError(f"{quotas}: expected at least one quota with --prune, which would remove all, got none")
     if rules.shadows:
@@ -54,18 +53,21 @@ def main(
             "most_entities": most_entities,
             "prune": prune,
         }
-        made = Made(now(), who(), place.name, str(quotas), {**options, "quotas": _checksum(quotas)})
+        made = Made(now(), who(), place.name, str(quotas), {**options, "quotas": checksum})
         _write(out, PlanFile(made, found.changes, found.waiting))
     return 0
 
 
-def wanted_rules(path: Path, virtual_cluster: str | None) -> Rules:
-    """The quotas that a file wants. ValueError with every problem, or where it is not plain which are meant."""
+def wanted_rules(path: Path, virtual_cluster: str | None) -> tuple[Rules, str]:
+    """The quotas that a file wants, and the file's checksum.
+
+    ValueError with every problem, or where it is not plain which are meant.
+    """
     try:
-        candidate = load_candidate(path)
+        candidate, checksum = load_with_checksum(path)
     except CandidateErrors as errors:
         raise ValueError("\n".join(f"{path}: {problem}" for problem in errors.problems)) from errors
-    return _chosen(candidate, path, virtual_cluster)
+    return _chosen(candidate, path, virtual_cluster), checksum
 
 
 def _chosen(candidate: Candidate, path: Path, name: str | None) -> Rules:
@@ -103,10 +105,6 @@ def _write(out: Path, plan: PlanFile) -> None:
         print(f"{out} is written; `kafka-throttle usage apply {out}` with the same place carries it out")
     else:
         print(f"{out} is written, with nothing to do")
-
-
-def _checksum(path: Path) -> str:
-    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
 
 
 def _warn(text: Any) -> None:

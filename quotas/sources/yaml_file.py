@@ -31,19 +31,20 @@ class YamlFileUnreadable(YamlFileError):
 
 def read_yaml_file(path: Path) -> Any:
     """The content of the file's one document. YamlFileError if there is none to be had."""
-    return parse_yaml(_text_of(path), str(path))
+    return parse_yaml(text_of(read_bounded(path)), str(path))
 
 
 def read_yaml_nodes(path: Path) -> Node | None:
     """The nodes of the file's one document, which know their lines; they may go in circles. YamlFileError."""
     try:
-        node: Node | None = YAML(typ="safe", pure=True).compose(_text_of(path))
+        node: Node | None = YAML(typ="safe", pure=True).compose(text_of(read_bounded(path)))
     except (YAMLError, RecursionError, ValueError) as error:
         raise YamlFileError(str(path), _first_line(str(error))) from error
     return node
 
 
-def _text_of(path: Path) -> str:
+def read_bounded(path: Path) -> bytes:
+    """What is in the file, at most MAX_FILE_BYTES. YamlFileError if it cannot be read, or is longer."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -51,6 +52,11 @@ def _text_of(path: Path) -> str:
         raise YamlFileUnreadable(str(path), f"cannot be read: {error.strerror or error}") from error
     if len(data) > MAX_FILE_BYTES:
         raise YamlFileError(str(path), f"expected at most {MAX_FILE_BYTES} bytes, got more")
+    return data
+
+
+def text_of(data: bytes) -> str:
+    """The text that these bytes of a file are. YamlFileError where they are not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

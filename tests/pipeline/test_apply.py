@@ -1,5 +1,6 @@
 """Plans carried out: what is refused, lost, doubled or interrupted, and what is written down of it."""
 
+import hashlib
 import io
 import json
 import os
@@ -430,6 +431,17 @@ def test_mistakes_are_told(folder, arguments, problem):
 
 def contents(folder):
     return {path.name: path.is_file() and path.read_bytes() for path in folder.iterdir()}
+
+
+def test_quotas_from_a_pipe_are_read_once(folder):
+    content = b"entries: [{user: alice, producer_byte_rate: 600}]"
+    reading, writing = os.pipe()
+    os.write(writing, content)
+    os.close(writing)
+    status, _, _ = usage(folder, "plan", "--quotas", f"/dev/fd/{reading}", "-c", "@proxy.yaml", "--out", "@plan.json")
+    os.close(reading)
+    made = read_plan(folder / "plan.json").made
+    assert (status, made.options["quotas"]) == (0, f"sha256:{hashlib.sha256(content).hexdigest()}")
 
 
 def test_a_plan_and_an_empty_file_may_be_replaced(folder):
