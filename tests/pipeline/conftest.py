@@ -25,8 +25,9 @@ def spark(request):
         settings={
             "spark.sql.shuffle.partitions": "2",
             **({"spark.jars": ",".join(map(str, spark_kafka_jars()))} if wanted else {}),
-            # For programs that run once each, the fast compiler is the better one.
-            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+            # For programs that run once each, the fast compiler is the better one; but by itself it has room for 48 MB
+            # of code, which all tests together fill, and then Java ends.
+            "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m",
         },
     )
     yield session
