@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 import structlog
 
 from proxy.usage.spool import FILE_NAME
+from quotas.sources.whole_file import own_as, write_whole
 
 log = structlog.get_logger()
 
@@ -118,12 +119,7 @@ class Position:
         known = {**self.topics.get(topic, {}), str(writer): number}
         kept = found | _newest(known)
         self.topics[topic] = {of: until for of, until in known.items() if of in kept}
-        aside = self.path.with_name(f"{POSITION}.part")
-        with aside.open("w") as file:
-            json.dump({"format": _FORMAT, "topics": self.topics}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.path)
+        write_whole(self.path, [json.dumps({"format": _FORMAT, "topics": self.topics}).encode()])
 
 
 def _newest(writers: Iterable[str]) -> set[str]:
@@ -151,8 +147,9 @@ def _is_position(form: Any) -> bool:
 @contextlib.contextmanager
 def alone_at(directory: Path) -> Iterator[None]:
     """While nobody else ships from this spool. Raises SpoolBusy, or OSError if it cannot be written to."""
-    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
+        own_as(lock, directory)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import stat
 import time
 from pathlib import Path
 
@@ -197,6 +198,30 @@ def test_one_at_a_time(tmp_path):
     with alone_at(tmp_path), pytest.raises(SpoolBusy), alone_at(tmp_path):
         pass
     with alone_at(tmp_path):
+        pass
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_command_of_roots_leaves_the_spool_to_its_owner(tmp_path):
+    write_spool(tmp_path, records(FLEET, 10))
+    os.chown(tmp_path, 4321, 1234)
+    with alone_at(tmp_path):
+        Shipper(tmp_path, PlayedTopic()).ship()
+    for name in (".shipping.lock", POSITION):
+        found = (tmp_path / name).stat()
+        assert (found.st_uid, found.st_gid, stat.S_IMODE(found.st_mode)) == (4321, 1234, 0o600), name
+
+
+def test_only_the_spools_user_may_read_how_far_it_is(tmp_path):
+    write_spool(tmp_path, records(FLEET, 10))
+    Shipper(tmp_path, PlayedTopic()).ship()
+    assert stat.S_IMODE((tmp_path / POSITION).stat().st_mode) == 0o600
+
+
+def test_the_lock_is_no_link_to_a_file_of_somebody_elses(tmp_path):
+    (tmp_path / "other").touch()
+    (tmp_path / ".shipping.lock").symlink_to(tmp_path / "other")
+    with pytest.raises(OSError, match="symbolic links"), alone_at(tmp_path):
         pass
 
 
