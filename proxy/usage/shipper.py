@@ -167,23 +167,36 @@ class Shipper:
         self._topic = topic
         self._tell = tell
         self._position = Position.read(directory)
-        self._partly: tuple[Path | None, int] = (None, 0)
-        """In which file an attempt failed, and how many bytes of it the topic has."""
+        self._partly: dict[Path, int] = {}
+        """In which files an attempt failed, and how many bytes of them the topic has."""
 
     def ship(self) -> None:
-        """Send all files that are complete and were not sent. TopicUnavailable, OSError: then call it again."""
+        """Send all files that are complete and were not sent. TopicUnavailable, OSError: then call it again.
+
+        A file that cannot be read holds up those of its writer that follow, and no other.
+        """
         found = self._found()
         waiting = [piece for piece in found if piece.number > self._position.until(self._topic.name, piece.writer)]
         writers = {str(piece.writer) for piece in found}
         self.totals.waiting_files = len(waiting)
         self.totals.waiting_bytes = sum(piece.size for piece in waiting)
+        self._partly = {piece.path: self._partly[piece.path] for piece in waiting if piece.path in self._partly}
+        unreadable: dict[Writer, OSError] = {}
         for piece in waiting:
+            if piece.writer in unreadable:
+                continue
             self._note_lost(piece)
-            self._send(piece)
+            try:
+                self._send(piece)
+            except OSError as error:
+                unreadable[piece.writer] = error
+                continue
             self._position.note(self._topic.name, piece.writer, piece.number, writers)
             self.totals.waiting_files -= 1
             self.totals.waiting_bytes -= piece.size
             self._tell(self.totals)
+        if unreadable:
+            raise next(iter(unreadable.values()))
 
     def _found(self) -> list[SpoolPiece]:
         found = []
@@ -191,7 +204,7 @@ class Shipper:
             if name := FILE_NAME.fullmatch(path.name):
                 writer = Writer(name["stream"], name["instance"], int(name["epoch"]))
                 with contextlib.suppress(FileNotFoundError):  # retention was there first
-                    found.append(SpoolPiece(writer.epoch, int(name["file"]), writer, path, path.stat().st_size))
+                    found.append(SpoolPiece(writer.epoch, int(name["file"]), writer, path, _size(path)))
         return sorted(found)
 
     def _note_lost(self, piece: SpoolPiece) -> None:
@@ -210,11 +223,10 @@ class Shipper:
             self._count_lost(piece.writer, 1)
             return
         with file:
-            partly, sent_bytes = self._partly
-            file.seek(sent_bytes if partly == piece.path else 0)
+            file.seek(self._partly.get(piece.path, 0))
             while lines := self._some_lines(file):
                 self._topic.send(str(piece.writer).encode(), lines)
-                self._partly = piece.path, file.tell()
+                self._partly[piece.path] = file.tell()
                 self.totals.lines += len(lines)
                 self.totals.line_bytes += sum(map(len, lines))
                 self._tell(self.totals)
@@ -232,3 +244,12 @@ class Shipper:
                 log.warning("usage_line_too_long", file=file.name, bytes_at_least=_LONGEST_LINE_BYTES)
             is_rest = not is_whole
         return lines
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        raise
+    except OSError:  # is told when the file is to be read
+        return 0

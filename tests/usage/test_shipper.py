@@ -1,6 +1,7 @@
 """What is shipped: every line of complete files at least once, in order, whatever fails when."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -129,6 +130,47 @@ def test_what_was_sent_before_a_failure_is_not_sent_again_while_the_process_live
     first, second = lines[:12], lines[12:]
     assert topic.lines == [*first[:4], *first[4:6], *first[4:], *second[:2], *second]
     assert (shipper.totals.lines, shipper.totals.waiting_files, shipper.totals.waiting_bytes) == (24, 0, 0)
+
+
+def test_a_file_that_cannot_be_read_holds_up_its_own_writer_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 4)
+    fleets = [Fleet(epoch=epoch, per_window=5) for epoch in (5, 6, 7, 8)]
+    first, (folder, _), (loop, _), last = [write_spool(tmp_path, records(of, 20), per_file=10) for of in fleets]
+    folder.unlink()
+    folder.mkdir()
+    loop.unlink()
+    loop.symlink_to(loop)
+    topic = PlayedTopic()
+    shipper = Shipper(tmp_path, topic)
+    for _ in range(2):
+        with pytest.raises(IsADirectoryError):
+            shipper.ship()
+        assert topic.lines == lines_of([*first, *last]), "each once, and the writers' own later files wait"
+        assert shipper.totals.waiting_files == 4
+
+
+def test_a_disk_that_fails_within_a_file_has_no_line_before_sent_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("proxy.usage.shipper._LINES_AT_ONCE", 4)
+    first, last = [write_spool(tmp_path, records(Fleet(epoch=epoch), 10)) for epoch in (5, 6)]
+    assert len(first) == len(last) == 1
+    some_lines, failing = Shipper._some_lines, True
+
+    def read(self, file):
+        if failing and Path(file.name) == first[0] and file.tell():
+            raise OSError(errno.EIO, "played")
+        return some_lines(self, file)
+
+    monkeypatch.setattr(Shipper, "_some_lines", read)
+    topic = PlayedTopic()
+    shipper = Shipper(tmp_path, topic)
+    for _ in range(2):
+        with pytest.raises(OSError, match="played"):
+            shipper.ship()
+    lines = lines_of(first)
+    assert topic.lines == [*lines[:4], *lines_of(last)]
+    failing = False
+    shipper.ship()
+    assert topic.lines == [*lines[:4], *lines_of(last), *lines[4:]]
 
 
 def test_files_that_retention_deleted_before_are_counted(tmp_path):
