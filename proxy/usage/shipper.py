@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -106,7 +107,7 @@ class Position:
             return cls(path, _topics_in(json.loads(path.read_bytes())))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             log.warning("usage_position_unreadable", file=str(path), problem=f"{error}: all is sent again")
         return cls(path)
 
@@ -140,7 +141,7 @@ def _topics_in(form: Any) -> dict[str, dict[str, int]]:
 
 def _is_position(form: Any) -> bool:
     return isinstance(form, dict) and all(
-        of.rpartition(":")[2].isdecimal() and type(number) is int for of, number in form.items()
+        re.fullmatch(r"[0-9]{1,15}", of.rpartition(":")[2]) and type(number) is int for of, number in form.items()
     )
 
 

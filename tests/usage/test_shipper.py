@@ -213,7 +213,16 @@ def test_old_writers_are_forgotten_when_they_have_no_files_left(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", ["{", "[]", '{"format": 2, "topics": {}}', '{"format": 1, "topics": {"records": 3}}']
+    "content",
+    [
+        "{",
+        "[]",
+        '{"format": 2, "topics": {}}',
+        '{"format": 1, "topics": {"records": 3}}',
+        '{"format": 1, "topics": ' + 100_000 * "[",
+        '{"format": 1, "topics": {"records": {"usage:proxy-1:%s": 3}}}' % (5_000 * "1"),
+    ],
+    ids=["cut", "list", "format", "number", "deep", "long"],
 )
 def test_where_it_stood_cannot_be_read_and_all_is_sent_again(tmp_path, content):
     paths = write_spool(tmp_path, records(FLEET, 10))
