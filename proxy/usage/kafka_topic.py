@@ -31,6 +31,14 @@ _ALWAYS: Mapping[str, Any] = {
 }
 _MAY_BE_SET = ("security_protocol", "compression_type", "client_id", "proxy_url")
 _PREFIXES_THAT_MAY_BE_SET = ("ssl_", "sasl_")
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "sasl_mechanism": ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "AWS_MSK_IAM"),
+}
+"""The library looks at these only when it is connected, and takes what it does not know for a cluster that is away.
+
+Its OAUTHBEARER is not among them: it needs an object that gives tokens.
+"""
 
 
 class KafkaTopic:
@@ -89,6 +97,8 @@ def producer_settings(pairs: Iterable[str]) -> dict[str, Any]:
         if key not in KafkaProducer.DEFAULT_CONFIG:
             raise ValueError(f"{key}: KafkaProducer has no such setting")
         settings[key] = _value(key, contents(value, key))
+    if settings.get("security_protocol", "").startswith("SASL") != ("sasl_mechanism" in settings):
+        raise ValueError("expected sasl_mechanism with security_protocol=SASL_PLAINTEXT or SASL_SSL, and only then")
     return settings
 
 
@@ -97,6 +107,8 @@ def _value(key: str, text: str) -> str | bool | None:
         if text not in ("true", "false"):
             raise ValueError(f"{key}: expected true or false")
         return text == "true"
+    if text not in _CHOICES.get(key, (text,)):
+        raise ValueError(f"{key}: expected {', '.join(_CHOICES[key][:-1])} or {_CHOICES[key][-1]}")
     return None if key == "compression_type" and text == "none" else text
 
 

@@ -56,6 +56,13 @@ def test_what_cannot_be_shipped_is_told(tmp_path):
     with alone_at(tmp_path):
         assert ship(tmp_path).output == f"--from: {tmp_path}: somebody else ships from it\n"
     assert ship("/nonexistent").output == "--from: /nonexistent: No such file or directory\n"
+    for server in ("abc:xyz", "", "here", "here:9092,"):
+        result = ship(tmp_path, server=server)
+        expected = f"--bootstrap-server: expected HOST:PORT, or several with commas between, got {server!r}\n"
+        assert (result.exit_code, result.output) == (2, expected)
+    assert ship(tmp_path, server="[::1]:9, here:9").exit_code == 0
+    result = ship(tmp_path, "--kafka-conf", "security_protocol=TLS")
+    assert (result.exit_code, "--kafka-conf: security_protocol: expected PLAINTEXT" in result.output) == (2, True)
     assert "--kafka-conf: expected KEY=VALUE" in ship(tmp_path, "--kafka-conf", "acks=0").output
     result = run("ship", "--from", str(tmp_path), "--to-topic", "a b", "--bootstrap-server", "x")
     assert "--to-topic: expected 1 to 249 letters" in result.output

@@ -320,12 +320,14 @@ def test_settings_of_the_command_line(tmp_path):
     (tmp_path / "password").write_text("secret\n")
     pairs = [
         "security_protocol=SASL_SSL",
+        "sasl_mechanism=SCRAM-SHA-512",
         f"sasl_plain_password=@{tmp_path}/password",
         "ssl_check_hostname=false",
         "compression_type=none",
     ]
     assert producer_settings(pairs) == {
         "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
         "sasl_plain_password": "secret",
         "ssl_check_hostname": False,
         "compression_type": None,
@@ -336,6 +338,11 @@ def test_settings_of_the_command_line(tmp_path):
         ("ssl_banana=1", "ssl_banana: KafkaProducer has no such setting"),
         ("ssl_check_hostname=no", "expected true or false"),
         ("sasl_plain_password=@/nonexistent", "sasl_plain_password: /nonexistent cannot be read: No such file"),
+        ("security_protocol=TLS", "security_protocol: expected PLAINTEXT, SSL, SASL_PLAINTEXT or SASL_SSL"),
+        ("sasl_mechanism=SCRAM", "sasl_mechanism: expected PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, GSSAPI or AWS_MSK_IAM"),
+        ("sasl_mechanism=OAUTHBEARER", "sasl_mechanism: expected PLAIN,"),
+        ("sasl_mechanism=PLAIN", "expected sasl_mechanism with security_protocol=SASL_PLAINTEXT or SASL_SSL"),
+        ("security_protocol=SASL_SSL", "expected sasl_mechanism with security_protocol=SASL_PLAINTEXT or SASL_SSL"),
     ):
         with pytest.raises(ValueError, match=problem):
             producer_settings([pair])
