@@ -156,7 +156,7 @@ def compact(**arguments: Any) -> None:
 
 
 @usage.command()
-@table_option
+@click.option("--table", required=True, metavar="DIRECTORY", help="The table: a path of this machine.")
 def gaps(table: str) -> None:
     """Tell which records are missing, by their numbers, and which the proxies dropped. Exit status 1 if any is missing.
 

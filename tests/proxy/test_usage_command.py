@@ -46,6 +46,11 @@ def test_mistakes_on_the_command_line_are_told():
     assert (result.exit_code, result.output) == (2, "/nonexistent: expected a table of `usage ingest`, found none\n")
 
 
+def test_only_what_starts_spark_is_said_to_take_tables_of_hdfs():
+    assert "hdfs://" in run("compact", "--help").output
+    assert "hdfs://" not in run("gaps", "--help").output
+
+
 def ship(spool, *arguments, server="127.0.0.1:9"):
     return run("ship", "--from", str(spool), "--to-topic", "records", "--bootstrap-server", server, *arguments)
 
