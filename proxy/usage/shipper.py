@@ -186,12 +186,12 @@ class Shipper:
         for piece in waiting:
             if piece.writer in unreadable:
                 continue
-            self._note_lost(piece)
             try:
                 self._send(piece)
             except OSError as error:
                 unreadable[piece.writer] = error
                 continue
+            self._note_lost(piece)
             self._position.note(self._topic.name, piece.writer, piece.number, writers)
             self.totals.waiting_files -= 1
             self.totals.waiting_bytes -= piece.size

@@ -201,6 +201,17 @@ def test_files_that_retention_deleted_before_are_counted(tmp_path):
     assert last.totals.lost_files == 0
 
 
+def test_what_retention_deleted_is_counted_once_however_often_the_next_file_is_tried(tmp_path):
+    paths = write_spool(tmp_path, records(FLEET, 30), per_file=10)
+    paths[0].unlink()
+    shipper = Shipper(tmp_path, PlayedTopic(failing=(1, 2)))
+    for _ in range(2):
+        with pytest.raises(TopicUnavailable):
+            shipper.ship()
+    shipper.ship()
+    assert shipper.totals.lost_files == 1
+
+
 def test_old_writers_are_forgotten_when_they_have_no_files_left(tmp_path):
     topic = PlayedTopic()
     for epoch in (5, 6, 7):
