@@ -93,6 +93,8 @@ usage:
   back; tried again after 1 s, then ever more seldom, at least every 30 s. Files that retention deletes before that are
   lost for the topic: set `keep_s` and `total_mib` for the longest outage. It is counted and logged; a reader of the
   topic finds their numbers missing.
+- **A file that cannot be read** holds up those of its process and stream that follow, and no other; it is tried again,
+  and counted as a failure.
 - At the end of the proxy what is complete by then is sent, for 10 s at most; the next start on the spool sends the
   rest.
 - Make the topic before: `kafka-topics --create --topic kafka-throttle-usage --partitions 6 --config retention.ms=...`;
@@ -107,11 +109,13 @@ Metrics: `kafka_throttle_usage_shipped_lines_total`, `_shipped_bytes_total`, `_s
 `_files_lost_unshipped_total`, `_lines_unshippable_total` (longer than 900 kB: none of ours).
 
 Spools of proxies without `usage.kafka`, or of hosts that the cluster is not to see, can be sent by hand or by a service
-of its own; it keeps the same notes, and only one ships from a spool at a time:
+of its own; it keeps the same notes, and only one ships from a spool at a time. What root leaves in a spool belongs to
+the directory's owner:
 
 ```
 kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:PORT [--every 10]
-    [--kafka-conf security_protocol=SASL_SSL --kafka-conf sasl_plain_password=@FILE ...]
+    [--kafka-conf security_protocol=SASL_SSL --kafka-conf sasl_mechanism=SCRAM-SHA-512
+     --kafka-conf sasl_plain_username=NAME --kafka-conf sasl_plain_password=@FILE ...]
 ```
 
 ## A line
