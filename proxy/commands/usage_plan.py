@@ -9,8 +9,8 @@ import click
 
 from proxy.commands.config_file import cluster_of, load, refuse, virtual_cluster_option
 from proxy.commands.number_range import NumberRange
+from proxy.commands.servers import servers_of
 from proxy.commands.usage import run_job
-from proxy.config.kinds import host_port
 from proxy.config.problems import ConfigErrors
 
 if TYPE_CHECKING:
@@ -118,12 +118,12 @@ def place_of(
         return _configured(config_path, virtual_cluster)
     if zookeeper is not None:
         servers, slash, chroot = zookeeper.partition("/")
-        return place.in_zookeeper(_servers(servers, "--zookeeper"), f"{slash}{chroot}".rstrip("/"))
+        return place.in_zookeeper(servers_of(servers, "--zookeeper"), f"{slash}{chroot}".rstrip("/"))
     try:
         credentials = Credentials() if command_config is None else read_command_config(command_config)
     except CommandConfigErrors as problems:
         refuse(str(problems))
-    return place.by_kafkas_api(_servers(bootstrap_server or "", "--bootstrap-server"), credentials)
+    return place.by_kafkas_api(servers_of(bootstrap_server or "", "--bootstrap-server"), credentials)
 
 
 def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
@@ -139,10 +139,3 @@ def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
     itself = (source.name, state_file) if state_file else (source.name,)
     name = f"{config_path}, virtual cluster {cluster.name}"
     return Place(name, lambda: source_of(cluster, config_path, remembers=False), itself)
-
-
-def _servers(text: str, option: str) -> list[str]:
-    try:
-        return [str(host_port(part.strip())) for part in text.split(",")]
-    except ValueError:
-        refuse(f"{option}: expected HOST:PORT, or several with commas between, got {text!r}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from proxy.commands.config_file import REFUSED, refuse
-from proxy.config.kinds import host_port
+from proxy.commands.servers import servers_of
 from proxy.config.settings import TOPIC
 
 
@@ -38,10 +38,7 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
 
     if not TOPIC.fullmatch(topic):
         refuse(f"--to-topic: expected 1 to 249 letters, digits, '.', '_' or '-', got {topic!r}")
-    try:
-        addresses = [str(host_port(part.strip())) for part in servers.split(",")]
-    except ValueError:
-        refuse(f"--bootstrap-server: expected HOST:PORT, or several with commas between, got {servers!r}")
+    addresses = servers_of(servers, "--bootstrap-server")
     try:
         settings = producer_settings(pairs)
     except ValueError as error:
