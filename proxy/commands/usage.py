@@ -1,6 +1,5 @@
 """`kafka-throttle usage`: what becomes of usage records, on Spark. The work is in `pipeline.jobs`."""
 
-import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -9,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from proxy.commands.config_file import BAD_INPUT, refuse
+from proxy.commands.key_values import key_values, with_files
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -41,7 +41,8 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
     Only here is Spark imported, so who uses other commands needs none.
     """
     if "settings" in arguments:
-        arguments["settings"] = dict(map(_setting, arguments["settings"]))
+        given = key_values(arguments["settings"], "--conf", r"spark\..+", "spark.SOMETHING=VALUE")
+        arguments["settings"] = given
     try:
         job = import_module(f"pipeline.jobs.{name}")
     except ModuleNotFoundError as error:
@@ -54,13 +55,6 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
         sys.exit(job.main(**arguments))
     except ValueError as error:
         refuse(str(error), BAD_INPUT)
-
-
-def _setting(text: str) -> tuple[str, str]:
-    key, equals, value = text.partition("=")
-    if not equals or not key.startswith("spark."):
-        refuse(f"--conf: expected spark.SOMETHING=VALUE, got {text!r}")
-    return key, value
 
 
 @usage.command()
@@ -114,22 +108,11 @@ def ingest(
     if topic is not None:
         if servers is None:
             refuse("--bootstrap-server: expected host:port with --from-topic, got nothing")
-        arguments["topic"] = (topic, servers, dict(map(_kafka_setting, pairs)))
+        expected = "KEY=VALUE with a setting of Kafka's consumer"
+        given = key_values(pairs, "--kafka-conf", r"[a-z0-9.]+", expected)
+        arguments["topic"] = (topic, servers, with_files(given, "--kafka-conf"))
         settings = _with_kafka_source(settings)
     run_job("ingest", spool=spool, once=every_s is None, settings=settings, **arguments)
-
-
-def _kafka_setting(pair: str) -> tuple[str, str]:
-    from proxy.usage.kafka_topic import contents
-
-    key, equals, value = pair.partition("=")
-    if not equals or not re.fullmatch(r"[a-z0-9.]+", key):
-        # Nothing of it is shown: there may be a secret in it.
-        refuse("--kafka-conf: expected KEY=VALUE with a setting of Kafka's consumer, got something else")
-    try:
-        return key, contents(value, key)
-    except ValueError as error:
-        refuse(f"--kafka-conf: {error}")
 
 
 def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:

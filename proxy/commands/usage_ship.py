@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from proxy.commands.config_file import REFUSED, refuse
+from proxy.commands.key_values import key_values, with_files
 from proxy.commands.servers import servers_of
 from proxy.config.settings import TOPIC
 
@@ -39,8 +40,9 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
     if not TOPIC.fullmatch(topic):
         refuse(f"--to-topic: expected 1 to 249 letters, digits, '.', '_' or '-', got {topic!r}")
     addresses = servers_of(servers, "--bootstrap-server")
+    given = key_values(pairs, "--kafka-conf", "[a-z_]+", "KEY=VALUE with a setting of kafka-python's producer")
     try:
-        settings = producer_settings(pairs)
+        settings = producer_settings(with_files(given, "--kafka-conf"))
     except ValueError as error:
         refuse(f"--kafka-conf: {error}")
     configure("info", "console")
@@ -60,7 +62,8 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
     except SpoolBusy as error:
         refuse(f"--from: {error}")
     except OSError as error:
-        refuse(f"--from: {spool}: {error.strerror or error}")
+        place = error.filename if error.filename and directory.is_dir() else spool
+        refuse(f"--from: {place}: {error.strerror or error}")
     except TopicUnavailable as error:
         refuse(str(error), REFUSED)
     finally:

@@ -2,13 +2,16 @@
 
 import contextlib
 import gc
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
 from kafka import KafkaProducer
 from kafka.errors import KafkaTimeoutError
+from kafka.net.compat import KafkaNetClient
+from kafka.net.connection import KafkaConnection
+from kafka.net.manager import KafkaConnectionManager
+from kafka.net.selector import NetworkSelector
 
 from proxy.usage.shipper import TopicUnavailable
 
@@ -49,12 +52,13 @@ class KafkaTopic:
         self.name = name
         self._settings = {**_ALWAYS, **settings}
         self._producer: Any = None
+        self._connections: _Connections | None = None
 
     def send(self, key: bytes, lines: Sequence[bytes]) -> None:
         """Return when all in-sync replicas have the lines. Raises TopicUnavailable."""
         try:
             if self._producer is None:
-                self._producer = KafkaProducer(**self._settings)
+                self._producer = KafkaProducer(**self._settings, kafka_client=self._client)
             answers = [self._producer.send(self.name, line, key=key) for line in lines]
             self._producer.flush(timeout=_FLUSH_S)
             for answer in answers:
@@ -67,8 +71,16 @@ class KafkaTopic:
         gc.collect()  # sockets that did not come to be connections are held in circles, with the error
         raise TopicUnavailable(f"topic {self.name}: {problem}")
 
+    def _client(self, **settings: Any) -> KafkaNetClient:
+        """What the producer would make for itself, but that its connections stand in time or fail."""
+        net = NetworkSelector(**settings)
+        self._connections = _Connections(net, **settings)
+        return KafkaNetClient(net, self._connections)
+
     def _told(self, error: Exception) -> str:
         text = str(error) or type(error).__name__
+        if self._producer is None and self._connections is not None and self._connections.problem:
+            return f"{text}: {self._connections.problem}"
         if isinstance(error, KafkaTimeoutError) and "metadata" in text:
             return f"{text} Is there such a topic, and may this user write to it?"
         return text
@@ -76,33 +88,71 @@ class KafkaTopic:
     def close(self) -> None:
         """See Topic. Waits until what is under way is there, or has failed: else its thread would go on for ever."""
         producer, self._producer = self._producer, None
-        if producer is not None:
-            with contextlib.suppress(Exception):
+        connections, self._connections = self._connections, None
+        with contextlib.suppress(Exception):
+            if producer is not None:
                 producer.close(timeout=_FLUSH_S)
+            elif connections is not None:
+                connections.let_go()
 
 
-def producer_settings(pairs: Iterable[str]) -> dict[str, Any]:
-    """KEY=VALUE as KafkaProducer takes them; VALUE may be @FILE: what it holds, without a line end.
+class _Connections(KafkaConnectionManager):  # type: ignore[misc]
+    """Connections that are closed when they do not stand in time.
 
-    Only those that say whom to be and how to pack. Raises ValueError, which names the pair without its value.
+    kafka-python 3.0 waits without end for the server's part of a TLS handshake, and a producer that is being made with
+    it: a node whose kernel takes connections while its process stands still would stop the shipper for good.
     """
-    settings: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        is_name = bool(equals and re.fullmatch("[a-z_]+", key))  # else a secret may be in it
-        if not is_name or not (key in _MAY_BE_SET or key.startswith(_PREFIXES_THAT_MAY_BE_SET)):
+
+    def __init__(self, net: NetworkSelector, **settings: Any) -> None:
+        super().__init__(net, **settings)
+        self.problem = ""
+        """Why the last one that failed did."""
+        self._bounded: WeakSet[KafkaConnection] = WeakSet()
+
+    def get_connection(self, node_id: Any, timeout_ms: float | None = None, **settings: Any) -> KafkaConnection:
+        """As the library's; a new one has `timeout_ms` at most, and no longer than an answer may take."""
+        connection = super().get_connection(node_id, timeout_ms=timeout_ms, **settings)
+        if connection not in self._bounded:
+            self._bounded.add(connection)
+            connection.init_future.add_errback(self._note)
+            most_ms = self.config["request_timeout_ms"]
+            within_s = max(0.0, min(timeout_ms or most_ms, most_ms)) / 1000
+            self._net.call_soon(lambda: self._bound(connection, within_s))
+        return connection
+
+    async def _bound(self, connection: KafkaConnection, within_s: float) -> None:
+        await self._net.sleep(within_s)
+        if connection.initializing:
+            speaks = self.config["security_protocol"]
+            connection.close(KafkaTimeoutError(f"not ready within {within_s:.1f} s: does the server speak {speaks}?"))
+
+    def _note(self, error: BaseException) -> None:
+        self.problem = str(error) or type(error).__name__
+
+    def let_go(self) -> None:
+        """Close all sockets, also of those that did not come to be connections."""
+        self.close()
+        self._net.close()
+
+
+def producer_settings(texts: Mapping[str, str]) -> dict[str, Any]:
+    """Texts as KafkaProducer takes them. Raises ValueError, which names the setting without its value.
+
+    Only those that say whom to be and how to pack.
+    """
+    for key in texts:
+        if key not in _MAY_BE_SET and not key.startswith(_PREFIXES_THAT_MAY_BE_SET):
             expected = ", ".join((*_MAY_BE_SET, *(f"{prefix}..." for prefix in _PREFIXES_THAT_MAY_BE_SET)))
-            got = repr(key) if is_name else "something else"
-            raise ValueError(f"expected KEY=VALUE with a setting of kafka-python's producer ({expected}), got {got}")
+            raise ValueError(f"expected a setting of kafka-python's producer ({expected}), got {key!r}")
         if key not in KafkaProducer.DEFAULT_CONFIG:
             raise ValueError(f"{key}: KafkaProducer has no such setting")
-        settings[key] = _value(key, contents(value, key))
+    settings = {key: _value(key, text) for key, text in texts.items()}
     if settings.get("security_protocol", "").startswith("SASL") != ("sasl_mechanism" in settings):
         raise ValueError("expected sasl_mechanism with security_protocol=SASL_PLAINTEXT or SASL_SSL, and only then")
     return settings
 
 
-def _value(key: str, text: str) -> str | bool | None:
+def _value(key: str, text: str) -> Any:
     if isinstance(KafkaProducer.DEFAULT_CONFIG[key], bool):
         if text not in ("true", "false"):
             raise ValueError(f"{key}: expected true or false")
@@ -110,13 +160,3 @@ def _value(key: str, text: str) -> str | bool | None:
     if text not in _CHOICES.get(key, (text,)):
         raise ValueError(f"{key}: expected {', '.join(_CHOICES[key][:-1])} or {_CHOICES[key][-1]}")
     return None if key == "compression_type" and text == "none" else text
-
-
-def contents(value: str, key: str) -> str:
-    """`value`, or what is in the file if it is @FILE. Raises ValueError that names the key."""
-    if not value.startswith("@"):
-        return value
-    try:
-        return Path(value[1:]).read_text().rstrip("\r\n")
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{key}: {value[1:]} cannot be read: {getattr(error, 'strerror', None) or error}") from None

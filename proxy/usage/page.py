@@ -90,11 +90,14 @@ usage:
   all of a file, that is noted in `.shipped.json` in the spool. If anybody is killed before, the file is sent again: its
   numbers tell that, and `usage ingest` takes each record once. Without that note all files that are there are sent.
 - **A cluster that is away costs nothing but time**: files wait in the spool and are sent, the oldest first, when it is
-  back; tried again after 1 s, then ever more seldom, at least every 30 s. Files that retention deletes before that are
-  lost for the topic: set `keep_s` and `total_mib` for the longest outage. It is counted and logged; a reader of the
-  topic finds their numbers missing.
+  back; tried again after 1 s, then ever more seldom, at least every 30 s. A server that takes connections and says
+  nothing, over TLS, too, is one that is away after 10 s. Files that retention deletes before that are lost for the
+  topic: set `keep_s` and `total_mib` for the longest outage. It is counted and logged; a reader of the topic finds
+  their numbers missing.
 - **A file that cannot be read** holds up those of its process and stream that follow, and no other; it is tried again,
-  and counted as a failure.
+  and counted as a failure. So are `.shipped.json` and `.shipping.lock`, if this process may not read them (they were
+  somebody else's, perhaps): nothing is sent until it may, or until they are deleted. A file whose name is not UTF-8 is
+  no proxy's: it is logged once and left alone.
 - At the end of the proxy what is complete by then is sent, for 10 s at most; the next start on the spool sends the
   rest.
 - Make the topic before: `kafka-topics --create --topic kafka-throttle-usage --partitions 6 --config retention.ms=...`;

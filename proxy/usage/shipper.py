@@ -101,13 +101,16 @@ class Position:
 
     @classmethod
     def read(cls, directory: Path) -> "Position":
-        """What was written last. If it cannot be read, nothing: all is sent again, and known again by its numbers."""
+        """What was written last. If that makes no sense, nothing: all is sent again, and known again by its numbers.
+
+        Raises OSError if it is there and this process may not read it.
+        """
         path = directory / POSITION
         try:
             return cls(path, _topics_in(json.loads(path.read_bytes())))
         except FileNotFoundError:
             pass
-        except (OSError, ValueError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:
             log.warning("usage_position_unreadable", file=str(path), problem=f"{error}: all is sent again")
         return cls(path)
 
@@ -167,9 +170,17 @@ class Shipper:
         self._directory = directory
         self._topic = topic
         self._tell = tell
-        self._position = Position.read(directory)
+        self._known: Position | None = None
         self._partly: dict[Path, int] = {}
         """In which files an attempt failed, and how many bytes of them the topic has."""
+        self._nameless: set[Path] = set()
+        """Which files were told to have no name that a message could be under."""
+
+    @property
+    def _position(self) -> Position:
+        if self._known is None:
+            self._known = Position.read(self._directory)
+        return self._known
 
     def ship(self) -> None:
         """Send all files that are complete and were not sent. TopicUnavailable, OSError: then call it again.
@@ -177,10 +188,10 @@ class Shipper:
         A file that cannot be read holds up those of its writer that follow, and no other.
         """
         found = self._found()
+        self._count_waiting(found)  # all of them, should it not be known which were sent
         waiting = [piece for piece in found if piece.number > self._position.until(self._topic.name, piece.writer)]
         writers = {str(piece.writer) for piece in found}
-        self.totals.waiting_files = len(waiting)
-        self.totals.waiting_bytes = sum(piece.size for piece in waiting)
+        self._count_waiting(waiting)
         self._partly = {piece.path: self._partly[piece.path] for piece in waiting if piece.path in self._partly}
         unreadable: dict[Writer, OSError] = {}
         for piece in waiting:
@@ -199,14 +210,29 @@ class Shipper:
         if unreadable:
             raise next(iter(unreadable.values()))
 
+    def _count_waiting(self, pieces: Sequence[SpoolPiece]) -> None:
+        self.totals.waiting_files = len(pieces)
+        self.totals.waiting_bytes = sum(piece.size for piece in pieces)
+
     def _found(self) -> list[SpoolPiece]:
         found = []
         for path in self._directory.iterdir():
-            if name := FILE_NAME.fullmatch(path.name):
+            if (name := FILE_NAME.fullmatch(path.name)) and self._is_text(path):
                 writer = Writer(name["stream"], name["instance"], int(name["epoch"]))
                 with contextlib.suppress(FileNotFoundError):  # retention was there first
                     found.append(SpoolPiece(writer.epoch, int(name["file"]), writer, path, _size(path)))
         return sorted(found)
+
+    def _is_text(self, path: Path) -> bool:
+        """Whether a message can have the writer's name; others are told once and left alone."""
+        try:
+            path.name.encode()
+        except UnicodeEncodeError:
+            if path not in self._nameless:
+                self._nameless.add(path)
+                log.warning("usage_file_not_shipped", file=ascii(str(path)), problem="its name is not UTF-8")
+            return False
+        return True
 
     def _note_lost(self, piece: SpoolPiece) -> None:
         before = self._position.until(self._topic.name, piece.writer)

@@ -86,12 +86,18 @@ def main() -> None:
     stopping = threading.Event()
     threading.Thread(target=_end_with_stdin, args=(stopping,), daemon=True).start()
     said = _Saying()
+    shipper = Shipper(Path(order.directory), order.topic_there(), said)
+    told = ""
     while not stopping.is_set():
         try:
             with alone_at(Path(order.directory)):
-                keep_shipping(Shipper(Path(order.directory), order.topic_there(), said), stopping, LOOK_S, said.now)
+                keep_shipping(shipper, stopping, LOOK_S, said.now)
         except (SpoolBusy, OSError) as error:
-            log.warning("usage_shipping_waits", problem=str(error))
+            if told != (told := str(error)):
+                log.warning("usage_shipping_waits", problem=told)
+            if isinstance(error, OSError):
+                shipper.totals.failures += 1
+                said.now(shipper.totals)
             stopping.wait(_AGAIN_S)
 
 

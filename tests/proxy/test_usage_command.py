@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from click.testing import CliRunner
 
 from proxy.cli import main
@@ -28,7 +29,6 @@ def test_who_lacks_the_extra_is_told_how_to_get_it():
 
 def test_mistakes_on_the_command_line_are_told():
     assert "got both" in run("ingest", "--from", "x", "--table", "y", "--once", "--every", "3").output
-    assert "expected spark.SOMETHING=VALUE" in run("compact", "--table", "y", "--conf", "master=x").output
     assert "got neither" in run("ingest", "--table", "y").output
     assert "got both" in run("ingest", "--from", "x", "--from-topic", "y", "--table", "y").output
     assert "with --from-topic only" in run("ingest", "--from", "x", "--kafka-conf", "a=b", "--table", "y").output
@@ -36,14 +36,27 @@ def test_mistakes_on_the_command_line_are_told():
     assert "--bootstrap-server: expected host:port" in run(*topic).output
     topic += ("--bootstrap-server", "here:1")
     assert "expected KEY=VALUE" in run(*topic, "--kafka-conf", "sasl_mechanism=PLAIN").output
-    for pair in ("sasl.password:hunter2", "sasl.password:hunter2=x"):
-        told = run(*topic, "--kafka-conf", pair).output
-        assert "expected KEY=VALUE" in told
-        assert "hunter2" not in told
     missing = run(*topic, "--kafka-conf", "sasl.jaas.config=@/nonexistent").output
     assert "sasl.jaas.config: /nonexistent cannot be read" in missing
     result = run("gaps", "--table", "/nonexistent")
     assert (result.exit_code, result.output) == (2, "/nonexistent: expected a table of `usage ingest`, found none\n")
+
+
+@pytest.mark.parametrize(
+    ("option", "good", "bad", "expected"),
+    [
+        ("--conf", "spark.a=b", "spark.password:hunter2", "spark.SOMETHING=VALUE"),
+        ("--conf", "spark.a=b", "hunter2=x", "spark.SOMETHING=VALUE"),
+        ("--kafka-conf", "a=b", "sasl.password:hunter2", "KEY=VALUE with a setting of Kafka's consumer"),
+        ("--kafka-conf", "a=b", "sasl.password:hunter2=x", "KEY=VALUE with a setting of Kafka's consumer"),
+    ],
+)
+def test_of_what_is_no_setting_its_place_is_told_and_nothing_else(option, good, bad, expected):
+    command = ("ingest", "--from-topic", "x", "--table", "y", "--bootstrap-server", "here:1")
+    if option == "--conf":
+        command = ("compact", "--table", "y")
+    result = run(*command, option, good, option, bad)
+    assert (result.exit_code, result.output) == (2, f"{option} (2 of 2): expected {expected}, got something else\n")
 
 
 def test_only_what_starts_spark_is_said_to_take_tables_of_hdfs():
@@ -68,7 +81,17 @@ def test_what_cannot_be_shipped_is_told(tmp_path):
     assert ship(tmp_path, server="[::1]:9, here:9").exit_code == 0
     result = ship(tmp_path, "--kafka-conf", "security_protocol=TLS")
     assert (result.exit_code, "--kafka-conf: security_protocol: expected PLAINTEXT" in result.output) == (2, True)
-    assert "--kafka-conf: expected KEY=VALUE" in ship(tmp_path, "--kafka-conf", "acks=0").output
+    assert "--kafka-conf: expected a setting of kafka-python's" in ship(tmp_path, "--kafka-conf", "acks=0").output
+    for pair in ("sasl_plain_password:hunter2", "sasl_plain_password:hunter2=x", "hunter2"):
+        assert ship(tmp_path, "--kafka-conf", pair).output == (
+            "--kafka-conf (1 of 1): expected KEY=VALUE with a setting of kafka-python's producer, got something else\n"
+        )
+    missing = ship(tmp_path, "--kafka-conf", "sasl_plain_password=@/nonexistent").output
+    assert missing == "--kafka-conf: sasl_plain_password: /nonexistent cannot be read: No such file or directory\n"
+    (tmp_path / ".shipped.json").mkdir()
+    (tmp_path / "usage-here-5-000001.tsv").touch()
+    result = ship(tmp_path)
+    assert (result.exit_code, result.output) == (2, f"--from: {tmp_path}/.shipped.json: Is a directory\n")
     result = run("ship", "--from", str(tmp_path), "--to-topic", "a b", "--bootstrap-server", "x")
     assert "--to-topic: expected 1 to 249 letters" in result.output
     assert result.exit_code == 2
