@@ -7,6 +7,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+IN_EVERY_LINE = {"at", "event", "entity"}
+_BEGINNING = b'{"at": "'
+_LONGEST_LINE_BYTES = 1 << 16
+
 
 class AuditLog:
     """Lines in a file that only its owner may read, on the disk when `write` returns; use it as a context manager.
@@ -38,6 +42,23 @@ class AuditLog:
         while data:
             data = data[os.write(self._file, data) :]
         os.fsync(self._file)
+
+
+def is_audit(path: Path) -> bool:
+    """Whether lines may be appended here: there is nothing yet, or an audit, if only the first words of one.
+
+    What is no regular file is not looked into. Raises OSError.
+    """
+    if not path.is_file():
+        return True
+    with path.open("rb") as file:
+        head = file.read(_LONGEST_LINE_BYTES)
+    first = head.partition(b"\n")[0]
+    try:
+        form = json.loads(first)
+    except (ValueError, RecursionError):  # a crash may have cut it
+        return first.startswith(_BEGINNING) or (_BEGINNING.startswith(first) and first != b"") or head == b""
+    return isinstance(form, dict) and form.keys() >= IN_EVERY_LINE
 
 
 def _sync(folder: Path) -> None:

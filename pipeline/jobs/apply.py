@@ -21,7 +21,7 @@ from pipeline.changes.apply import (
     outcomes_of,
     standing,
 )
-from pipeline.changes.audit import AuditLog
+from pipeline.changes.audit import AuditLog, is_audit
 from pipeline.changes.author import now, who
 from pipeline.changes.page import counted, drift_page, outcome_rows
 from pipeline.changes.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
@@ -65,11 +65,14 @@ def main(
 
 
 def _refuse_as_audit(audit: Path, plans: Sequence[Path]) -> None:
-    """An audit is appended to, which would spoil a plan."""
+    """An audit is appended to, which would spoil a plan, or what somebody else has written."""
     for plan in plans:
         with suppress(OSError):  # one of them is not there yet
             if audit.samefile(plan):
                 raise ValueError(f"{audit}: expected another file for the audit than {plan}, which is a plan")
+    with suppress(OSError):  # is told when it is opened
+        if not is_audit(audit):
+            raise ValueError(f"{audit}: expected a new file for the audit, or an audit: its first line is of none")
 
 
 def _rollback(path: Path, plan: PlanFile) -> Path:

@@ -467,6 +467,27 @@ def test_an_audit_is_not_written_into_a_plan(plan, name, limit):
     assert cluster.alterations == []
 
 
+@pytest.mark.parametrize(
+    "content", ["hosts: []\n", "{}\n", '{"at": "now"}\n', "[1]\n", "\n", "\xff\n", 70_000 * "[", '{"b'], ids=ascii
+)
+def test_an_audit_is_not_written_into_a_file_of_somebody_elses(plan, content):
+    cluster, foreign = cluster_with_alice(), plan.with_name("foreign")
+    foreign.write_text(content, encoding="latin-1")
+    with pytest.raises(ValueError, match=f"{foreign}: expected a new file for the audit, or an audit"):
+        job.main(plan, place_of(cluster), audit=foreign)
+    assert foreign.read_text(encoding="latin-1") == content
+    assert cluster.alterations == []
+
+
+@pytest.mark.parametrize("content", ["", '{"at": "2026-11', '{"at', '{"at": "2026-11\n{"at": "now"'])
+def test_an_audit_that_a_crash_has_cut_is_appended_to(plan, content):
+    audit = plan.with_name("mine")
+    audit.write_text(content)
+    assert job.main(plan, place_of(cluster_with_alice()), audit=audit) == 0
+    assert len(audit.read_text().removeprefix(content).split()) > 0
+    assert job.main(plan, place_of(cluster_with_alice()), audit=audit) == 0, "its own audit"
+
+
 def test_no_broker_is_one_line(folder):
     (folder / "q.yaml").write_text("entries: [{user: alice, producer_byte_rate: 600}]")
     status, out, err = usage(folder, "plan", "--quotas", "@q.yaml", "--bootstrap-server", "127.0.0.1:1")
