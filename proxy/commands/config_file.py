@@ -1,5 +1,6 @@
 """The configuration file that commands are given, and what ends them when it cannot be used."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from proxy.config.load import load_config
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.config.settings import Config, CredentialsConfig, VirtualClusterConfig
 from proxy.credentials import secret
+from proxy.usage.spool import SpoolUnusable, look_at_directory
 
 BAD_INPUT = 2
 """The exit status for a configuration or a command line that cannot be used."""
@@ -43,7 +45,7 @@ def load(path: Path) -> Config:
 
 
 def problems_of_files(config: Config, path: Path) -> list[ConfigError]:
-    """What is wrong with the files that the configuration at `path` names: certificates, keys, secrets."""
+    """What is wrong with the files that the configuration at `path` names: certificates, keys, secrets, the spool."""
     problems: list[ConfigError] = []
     for read in (lambda: tls_sections(config), lambda: read_token(config.admin, path)):
         try:
@@ -54,7 +56,17 @@ def problems_of_files(config: Config, path: Path) -> list[ConfigError]:
         problems += _problems_of_credentials(f"virtual_clusters[{i}].upstream.admin", cluster.upstream.admin)
     if config.usage.kafka is not None:
         problems += _problems_of_credentials("usage.kafka", config.usage.kafka)
+    if config.usage.directory is not None:
+        problems += _problems_of_spool(Path(config.usage.directory))
     return problems
+
+
+def _problems_of_spool(directory: Path) -> Iterator[ConfigError]:
+    """As the proxy will find it; but whoever is root may look for somebody else."""
+    try:
+        look_at_directory(directory, os.geteuid() or None)
+    except SpoolUnusable as error:
+        yield ConfigError("usage.directory", str(error))
 
 
 def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[ConfigError]:

@@ -339,14 +339,42 @@ def tidy(directory: Path, stream: str, instance: str, most_bytes: int, rules: Sp
 def check_directory(directory: Path) -> None:
     """Make the directory if it is missing. SpoolUnusable if others may look into it, or it cannot be written to."""
     try:
-        directory.mkdir(mode=0o700, exist_ok=True)
-        state = directory.stat()
+        directory.mkdir(mode=0o700)
+    except FileExistsError:
+        pass
     except OSError as error:
-        raise SpoolUnusable(f"{directory}: {error.strerror}") from None
+        raise SpoolUnusable(f"{directory} cannot be made: {error.strerror or error}") from None
+    look_at_directory(directory, os.geteuid())
+
+
+def look_at_directory(directory: Path, owner: int | None) -> None:
+    """SpoolUnusable for one that is there and cannot be used, or is not and cannot be made. Nothing is made.
+
+    None: its owner may be anybody, as it is not for this process to use.
+    """
+    try:
+        state = directory.stat()
+    except FileNotFoundError:
+        _may_be_made(directory)
+        return
+    except OSError as error:
+        raise SpoolUnusable(f"{directory}: {error.strerror or error}") from None
     mode = stat.S_IMODE(state.st_mode)
-    if state.st_uid != os.geteuid():
-        raise SpoolUnusable(f"{directory}: expected a directory of user {os.geteuid()}, it belongs to {state.st_uid}")
+    if not stat.S_ISDIR(state.st_mode):
+        raise SpoolUnusable(f"{directory}: expected a directory, got something else")
+    if owner not in (None, state.st_uid):
+        raise SpoolUnusable(f"{directory}: expected a directory of user {owner}, it belongs to {state.st_uid}")
     if mode & 0o077:
         raise SpoolUnusable(f"{directory}: expected mode 0700, as names of users are in it, got {mode:04o}")
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise SpoolUnusable(f"{directory}: this process may not write there")
+    if not os.access(directory, os.R_OK | os.W_OK | os.X_OK):
+        raise SpoolUnusable(f"{directory}: this process may not read and write there")
+
+
+def _may_be_made(directory: Path) -> None:
+    parent = directory.parent
+    if directory.is_symlink():
+        raise SpoolUnusable(f"{directory}: expected a directory, got a link to nothing")
+    if not parent.is_dir():
+        raise SpoolUnusable(f"{directory} cannot be made: expected a directory {parent}, got none")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise SpoolUnusable(f"{directory} cannot be made: this process may not write to {parent}")

@@ -75,6 +75,20 @@ def test_check_tells_every_problem_on_a_line_of_standard_error_and_exits_with_2(
     ]
 
 
+def test_check_looks_at_the_directory_of_usage_records(tmp_path):
+    path, spool = tmp_path / "proxy.yaml", tmp_path / "no" / "spool"
+    path.write_text(f"{Path(EXAMPLE).read_text()}\nusage:\n  directory: {spool}\n")
+    result = invoke("check", "-c", path)
+    problem = f"usage.directory: {spool} cannot be made: expected a directory {spool.parent}, got none"
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"{problem} (line {line_of(path, 'directory: ' + str(spool))})\n"
+    spool.parent.mkdir()
+    assert invoke("check", "-c", path).exit_code == 0
+    assert not spool.exists()
+    spool.touch()
+    assert "expected a directory, got something else" in invoke("check", "-c", path).stderr
+
+
 def test_check_warns_without_failing(monkeypatch):
     monkeypatch.setattr("proxy.cli.ephemeral_ports", lambda: range(19110, 20000))
     result = invoke("check", "-c", EXAMPLE)
