@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from pyspark.sql import SparkSession
 
+from pipeline.day import DAY_MS
 from pipeline.files import Files, Taken, folders
 from pipeline.schemas import ROWS
 from pipeline.table import read_parts
@@ -66,7 +67,7 @@ def _merged(spark: SparkSession, files: Files, parts: list[Part]) -> int:
             continue
 
 
-_ORPHAN_MS = 86_400_000
+_ORPHAN_MS = DAY_MS
 
 
 def _remove_orphans(files: Files, state: State) -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from pipeline.day import DAY_MS
 from pipeline.rejects import why_not
 from pipeline.schemas import LONGEST_NAME, MAY_BE_NEGATIVE, OFFSET, PARTITION, ROWS, defaults, time_column
 from quotas.usage_record import VERSION, Row, UsageRecord, columns, read_line, unescaped
@@ -32,7 +33,6 @@ _FEW = 32
 """Lines that are not worth halving."""
 _AROUND = 3
 """Of the parts of a line two come before the columns, version and kind, and one behind them, the checksum."""
-_DAY_MS = 86_400_000
 _TAIL = 9
 """Bytes of a tab and a checksum."""
 _TAB = 9
@@ -156,7 +156,7 @@ class Reader:
 
     def _taken(self, found: Mapping[str, Any], numbers: Any) -> Any:
         """A record batch of records."""
-        days = pc.divide(found[time_column(self._row)], _DAY_MS).cast(pa.int32()).cast(pa.date32())
+        days = pc.divide(found[time_column(self._row)], DAY_MS).cast(pa.int32()).cast(pa.date32())
         known = {
             **found,
             "kind": pa.repeat(pa.scalar(self._row.KIND), len(numbers)),

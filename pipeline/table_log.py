@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.accounts import Account, Writer, accounts_of, added, form_of
+from pipeline.day import DAY_MS
 from pipeline.files import Files, Taken
 
 FORMAT = 1
@@ -20,7 +21,7 @@ FOLDER = "_log"
 _SNAPSHOT_EVERY = 20
 _KEPT_VERSIONS = 5 * _SNAPSHOT_EVERY
 """Before the last snapshot, for those who have listed the log a while ago."""
-_REMEMBERED_MS = 86_400_000
+_REMEMBERED_MS = DAY_MS
 """How long what was removed is remembered; if it still lies there then, it is taken for what somebody left behind."""
 
 

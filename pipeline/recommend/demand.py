@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
+from pipeline.day import DAY_MS
 from pipeline.recommend.whom import CLIENT_ID, PAIR, USER
 from pipeline.report.figures import USER_AND_CLIENT_ID
 from pipeline.simulation import as_charged
@@ -20,7 +21,6 @@ WHOM = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
 RANK_ACCURACY = 10_000
 """A percentile's rank is off by at most 1 / this."""
 
-DAY_MS = 86_400_000
 TREND_DAYS = 27
 """So many whole days, the last ones, are handed on for a trend."""
 _MAY_BE_MISSING_MS = 1_800_000

@@ -7,13 +7,13 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
+from pipeline.day import DAY_MS
 from pipeline.report.chargeback import Bill
 from pipeline.report.forecast import Forecast
 from pipeline.report.price_sheet import PriceSheet
 
 Row = Mapping[str, Any]
 
-DAY_MS = 86_400_000
 _MAY_BE_MISSING_MS = 30 * 60_000
 
 

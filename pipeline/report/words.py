@@ -3,6 +3,8 @@
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
+from pipeline.day import DAY_MS
+
 MOST_NAME = 56
 MOST_TITLE = 400
 
@@ -39,7 +41,7 @@ def about(value: float) -> str:
 
 def duration(ms: float) -> str:
     """Of a length of time, what matters."""
-    for least, per, unit in ((2 * 86_400_000, 86_400_000, "d"), (3_600_000, 3_600_000, "h"), (60_000, 60_000, "min")):
+    for least, per, unit in ((2 * DAY_MS, DAY_MS, "d"), (3_600_000, 3_600_000, "h"), (60_000, 60_000, "min")):
         if ms >= least:
             return f"{_short(ms / per)} {unit}"
     return f"{_short(ms / 1_000)} s" if ms >= 1_000 else f"{ms:.0f} ms"

@@ -5,10 +5,9 @@ from typing import Any
 
 import click
 
-from proxy.commands.config_file import refuse
 from proxy.commands.number_range import NumberRange
+from proxy.commands.period import period_options
 from proxy.commands.usage import run_job, spark_options, table_option
-from proxy.commands.usage_report import Moment
 from quotas.entities import QuotaType
 
 _TYPES = tuple(quota_type.name.lower() for quota_type in QuotaType)
@@ -31,8 +30,7 @@ class _Types(click.ParamType[tuple[str, ...]]):
 @click.command()
 @table_option
 @click.option("--out", required=True, metavar="DIRECTORY", help="Where quotas, stages and evidence are written.")
-@click.option("--since", "since_ms", type=Moment(), help="Only windows that began then or later (UTC).")
-@click.option("--until", "until_ms", type=Moment(), help="Only windows that began before.")
+@period_options
 @click.option(
     "--by",
     type=click.Choice(["user", "client-id", "user+client-id"]),
@@ -95,13 +93,11 @@ class _Types(click.ParamType[tuple[str, ...]]):
     "--simulate/--no-simulate", default=True, show_default=True, help="Replay what these quotas would have done."
 )
 @spark_options
-def recommend(capacity: Path | None, since_ms: int | None, until_ms: int | None, **arguments: Any) -> None:
+def recommend(capacity: Path | None, **arguments: Any) -> None:
     """Recommend quotas: percentile x headroom of what was used, fitted to the capacity, in stages, with evidence.
 
     Writes quotas.yaml and stage-1.yaml, stage-2.yaml, ... as `usage plan` takes them, and recommendation.json, .csv and
     .txt: docs/recommend.md. Exit status 0: done; 2: something that was given cannot be used; 3: nothing is recommended.
     """
-    if since_ms is not None and until_ms is not None and since_ms >= until_ms:
-        refuse("--since: expected a time before --until")
     given = None if capacity is None else str(capacity)
-    run_job("recommend", capacity=given, since_ms=since_ms, until_ms=until_ms, **arguments)
+    run_job("recommend", capacity=given, **arguments)

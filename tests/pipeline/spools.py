@@ -13,11 +13,11 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from zlib import crc32
 
+from pipeline.day import DAY_MS
 from quotas.usage_record import USAGE, VERSION, End, Header, Row, UsageRecord, columns, line_of
 
 MONDAY_MS = 1_792_972_800_000
 """2026-10-26, 00:00 UTC."""
-DAY_MS = 86_400_000
 TYPES = ("produce", "fetch", "request")
 BIG = "big"
 """The user with half of all records."""

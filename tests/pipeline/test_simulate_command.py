@@ -65,9 +65,14 @@ def test_a_time_that_is_none_is_refused(tmp_path):
 
 @pytest.mark.parametrize("time", ["2026-11-17", "2026-11-17T00:00:00+00:00", "2026-11-17T01:00:00+01:00"])
 def test_times_are_iso_8601_and_utc(time):
-    from proxy.commands.usage_simulate import _Instant
+    from proxy.commands.period import Moment
 
-    assert _Instant().convert(time, None, None) == 1_794_873_600_000
+    assert Moment().convert(time, None, None) == 1_794_873_600_000
+
+
+def test_a_period_that_ends_before_it_begins_is_refused():
+    output = refused("--candidate", "x", "--since", "2026-11-17T01:00", "--until", "2026-11-17")
+    assert output == "--since: expected a time before --until\n"
 
 
 def test_the_table_says_who_is_hurt_and_takes_no_name_for_markup():
