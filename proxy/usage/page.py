@@ -117,8 +117,8 @@ the directory's owner:
 
 ```
 kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:PORT [--every 10]
-    [--kafka-conf security_protocol=SASL_SSL --kafka-conf sasl_mechanism=SCRAM-SHA-512
-     --kafka-conf sasl_plain_username=NAME --kafka-conf sasl_plain_password=@FILE ...]
+    [--kafka-conf security_protocol=SASL_SSL --kafka-conf ssl_cafile=ca.pem --kafka-conf sasl_mechanism=SCRAM-SHA-512
+     --kafka-conf sasl_plain_username=NAME --kafka-conf sasl_plain_password=@FILE]
 ```
 
 ## A line

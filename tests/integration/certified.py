@@ -37,10 +37,10 @@ class Certificates:
         """Where key and certificate are together, as Java wants them."""
         return issued.certificate_file.with_suffix(".both")
 
-    def of_nodes(self, node_id: int) -> Mapping[str, str]:
+    def of_nodes(self, node_id: int, listener: str = LISTENER, client_auth: str = "required") -> Mapping[str, str]:
         """Properties of a node whose listener of that name wants to be shown a certificate."""
-        tls = {**self._stores(self.node), "client.auth": "required"}
-        return {f"listener.name.{LISTENER.lower()}.ssl.{name}": value for name, value in tls.items()}
+        tls = {**self._stores(self.node), "client.auth": client_auth}
+        return {f"listener.name.{listener.lower()}.ssl.{name}": value for name, value in tls.items()}
 
     def _stores(self, issued: Issued) -> Mapping[str, str]:
         return {

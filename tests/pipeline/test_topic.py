@@ -1,6 +1,7 @@
 """A Kafka topic into a table: what the spool would have given, whatever else is in the topic, whoever is killed."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from uuid import uuid4
 
 import pytest
+from click.testing import CliRunner
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
@@ -19,10 +21,13 @@ from pipeline.jobs.ingest import ingest_spool, ingest_topic
 from pipeline.rejects import NO_VALUE, Line, Sorted
 from pipeline.table import read_quarantine, read_usage, state_of
 from pipeline.topic import Topic, problem_of_topic
+from proxy.cli import main
 from proxy.demo.kafka_cluster import KafkaCluster
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipper, TopicUnavailable
 from quotas.usage_record import Dropped, End, UsageRecord, line_of
+from tests.integration import logins
+from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess
 from tests.patience import PATIENCE_S
 from tests.pipeline.spools import Fleet, records, write_spool
@@ -92,8 +97,20 @@ def test_messages_in_any_order_and_number_are_taken_once_and_the_rest_is_put_asi
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with KafkaCluster("4.3.1", "kraft", 1) as running:
+def certificates(tmp_path_factory):
+    return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture(scope="module")
+def cluster(certificates):
+    """One node, with a listener for SASL over TLS beside the plain one."""
+    listener = logins.LISTENER
+
+    def secured(node_id):
+        return {**logins.secured(node_id), **certificates.of_nodes(node_id, listener, "none")}
+
+    with KafkaCluster("4.3.1", "kraft", 1, listeners={listener: "SASL_SSL"}, extra=secured) as running:
+        logins.add_scram_users(running.bootstrap_servers)
         yield running
 
 
@@ -150,6 +167,103 @@ def test_a_cluster_that_goes_away_has_all_lines_when_it_is_back(cluster, tmp_pat
     assert in_order == list(dict.fromkeys(lines)), f"partition {partition}"
 
 
+# --------------------------------------------------------- and one with SASL and TLS
+
+
+@pytest.fixture
+def password_file(tmp_path):
+    path = tmp_path / "password"
+    path.write_text(logins.PASSWORDS["proxy"] + "\n")
+    return path
+
+
+@pytest.fixture
+def shipping_command(cluster, certificates, password_file):
+    """`usage ship` as docs/usage.md has it: run with the spool and the topic."""
+
+    def ship(spool, name):
+        settings = {
+            "security_protocol": "SASL_SSL",
+            "ssl_cafile": certificates.authority.file,
+            "sasl_mechanism": logins.SHA_512,
+            "sasl_plain_username": "proxy",
+            "sasl_plain_password": f"@{password_file}",
+        }
+        pairs = [word for key, value in settings.items() for word in ("--kafka-conf", f"{key}={value}")]
+        where = ["--from", str(spool), "--to-topic", name, "--bootstrap-server", cluster.bootstrap(logins.LISTENER)]
+        return CliRunner().invoke(main, ["usage", "ship", *where, *pairs])
+
+    return ship
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_server_that_stands_still_behind_tls_has_all_lines_when_it_goes_on(cluster, shipping_command, tmp_path):
+    name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
+    paths = write_spool(tmp_path / "spool", records(Fleet(), 200), per_file=50)
+    cluster.freeze(1)
+    try:
+        result = shipping_command(tmp_path / "spool", name)
+    finally:
+        cluster.thaw(1)
+    assert result.exit_code == 1
+    assert re.search(rf"topic {name}: .*Unable to bootstrap .*: .*(not ready|timed out)", result.output), result.output
+    deadline = time.monotonic() + PATIENCE_S
+    while (result := shipping_command(tmp_path / "spool", name)).exit_code:
+        assert time.monotonic() < deadline, result.output
+    lines = [line for path in paths for line in path.read_bytes().splitlines()]
+    in_order = list(dict.fromkeys(message.value for message in messages_in(cluster, name)))
+    assert in_order == list(dict.fromkeys(lines))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_records_go_over_tls_with_a_password_into_the_topic_and_out_of_it(
+    cluster, certificates, password_file, shipping_command, tmp_path
+):
+    name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
+    spool = tmp_path / "spool"
+    kafka = {
+        "bootstrap_servers": cluster.bootstrap(logins.LISTENER).split(","),
+        "topic": name,
+        "security_protocol": "SASL_SSL",
+        "ca_file": str(certificates.authority.file),
+        "sasl_mechanism": logins.SHA_512,
+        "username": "proxy",
+        "password_file": str(password_file),
+    }
+    usage = {"directory": str(spool), "window_s": 1, "file_s": 1, "instance": "here", "kafka": kafka}
+    data = make_topic(cluster, f"data-{uuid4().hex}", 1)
+    with ProxyProcess(cluster, usage=usage, limits={"drain_s": 1}) as proxy:
+        some_traffic(proxy.bootstrap, data)
+        proxy.wait_for(lambda: proxy.metric("usage_shipped_lines_total") > 10, PATIENCE_S, "lines in the topic")
+        proxy.stop()
+    # What the proxy had no time for.
+    assert shipping_command(spool, name).exit_code == 0
+    written = [line for path in spool.glob("*.tsv") for line in path.read_bytes().splitlines()]
+    assert {message.value for message in messages_in(cluster, name)} == set(written)
+
+    java = {**logins.java(logins.SHA_512, "proxy", logins.PASSWORDS["proxy"]), "security.protocol": "SASL_SSL"}
+    (tmp_path / "jaas").write_text(java["sasl.jaas.config"] + "\n")
+    java |= {"sasl.jaas.config": f"@{tmp_path / 'jaas'}"}
+    java |= {"ssl.truststore.type": "PEM", "ssl.truststore.location": str(certificates.authority.file)}
+    table = tmp_path / "table"
+    pairs = [word for key, value in java.items() for word in ("--kafka-conf", f"{key}={value}")]
+    command = [*ingest_command(cluster.bootstrap(logins.LISTENER), name, table), *pairs]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, "no record is missing" in done.stdout) == (0, True), done.stderr
+    assert logins.PASSWORDS["proxy"] not in done.stdout + done.stderr
+    accounts = state_of(None, str(table)).accounts
+    count = sum(line.split(b"\t")[1] == b"usage" for line in written)
+    assert count > 10
+    assert [account.present for account in accounts.values()] == [((1, count),)]
+
+
+def ingest_command(servers, topic, table):
+    command = [sys.executable, "-m", "proxy", "usage", "ingest", "--from-topic", topic, "--table", str(table)]
+    return [*command, "--bootstrap-server", servers, "--memory", "1g", "--master", "local[2]"]
+
+
 def some_traffic(bootstrap, topic):
     for client in range(6):
         producer = KafkaProducer(bootstrap_servers=bootstrap, client_id=f"client-{client}")
@@ -181,8 +295,7 @@ def recorded_into(cluster, topic, folder):
 
 def killed_ingest(cluster, topic, table):
     """`usage ingest` that gets SIGKILL when it has begun to write."""
-    command = [sys.executable, "-m", "proxy", "usage", "ingest", "--from-topic", topic, "--table", str(table)]
-    command += ["--bootstrap-server", cluster.bootstrap_servers, "--memory", "1g", "--master", "local[2]"]
+    command = ingest_command(cluster.bootstrap_servers, topic, table)
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True)
     said = []
