@@ -5,7 +5,8 @@
 3. `loud_stretches`: the buckets in which a sensor could have throttled, by the largest windows of all who share it, and
    what may have to do with them. All others are done: nothing is throttled there.
 4. Of these, `loud_rows`, windows are summed up for each sensor, and `runs_of` says which must be replayed.
-5. `replayed`: the runs, each by itself and by the proxy's own arithmetic, on as many cores as there are.
+5. `replayed`: the runs, which are read once more, each by itself and by the proxy's own arithmetic, on as many cores as
+   there are.
 
 A sensor is never cut but between runs, which do not depend on each other: see `record_replay`. Only a run of more than
 MOST_REQUESTS is, so that there is a bound for memory.
@@ -27,7 +28,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pipeline.candidate import Candidate
 from pipeline.loud_runs import COLUMNS, runs_in
 from pipeline.meter import PERCENT_SECONDS_PER_MS, Standing, standing_of
-from pipeline.record_replay import allowed, memory_of, runs
+from pipeline.quiet import Most, allowed, memory_of, runs
 from pipeline.recorded import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, Window
 
 BUCKET_MS = 7_200_000
@@ -57,10 +58,14 @@ _PLACED = T.StructType(
         T.StructField("span_s", T.DoubleType()),
         T.StructField("allowed", T.DoubleType()),
         T.StructField("memory_s", T.DoubleType()),
+        T.StructField("touched", T.DoubleType()),
+        T.StructField("touched_late", T.DoubleType()),
+        T.StructField("late_share", T.DoubleType()),
     ]
 )
 """What `placed` adds; all null where nothing would throttle. `allowed`: as charged, within `span_s`. `memory_s`: for
-how long a sensor remembers, debts included."""
+how long a sensor remembers, debts included. The last three are `quiet.Memory.spans`."""
+_NUMBERS = [field.name for field in _PLACED if field.dataType == T.DoubleType()]
 
 STRETCHES = T.StructType([T.StructField(name, T.LongType()) for name in ("sensor_id", "bucket", "from_ms", "until_ms")])
 """Of a sensor's bucket: windows that ended after `from_ms` and began before `until_ms`. One row for each bucket."""
@@ -111,6 +116,7 @@ def summarised(usage: DataFrame) -> DataFrame:
         F.max(F.when(late, F.col("used"))).alias("late_used"),
         F.max(F.when(late, F.col("peak"))).alias("late_peak"),
         F.max(F.when(late, F.col("throttled_ms")).otherwise(0)).alias("late_throttled_ms"),
+        F.max(_is_uneven()).alias("uneven"),
         F.min(F.col("end_ms") - F.col("begin_ms")).alias("shortest_ms"),
         F.min("begin_ms").alias("begin_ms"),
         F.max("end_ms").alias("end_ms"),
@@ -143,7 +149,7 @@ def _placed_batch(batch: pd.DataFrame, candidate: Candidate, known: dict[tuple[A
             known[client] = _place_of(client, candidate)
     found = [known[client] for client in clients]
     columns: dict[str, Any] = {name: [row[i] for row in found] for i, name in enumerate(_PLACED.names)}
-    for name in ("new_limit", "span_s", "allowed", "memory_s"):
+    for name in _NUMBERS:
         columns[name] = np.array(columns[name], dtype=np.float64)
     added = pd.DataFrame(columns, index=batch.index)
     return pd.concat([batch, added], axis=1)
@@ -161,17 +167,35 @@ def _place_of(client: tuple[Any, ...], candidate: Candidate) -> tuple[Any, ...]:
     place = standing.place
     within = allowed(standing.limit, memory)
     remembered_s = memory.span_s + memory.debt_s
-    return (place.user, place.client_id, place.ip, standing.limit, standing.rule, memory.span_s, within, remembered_s)
+    (touched, divided_s), (touched_late, divided_late_s) = memory.spans
+    spans = (float(touched), float(touched_late), divided_s / divided_late_s)
+    known = (standing.limit, standing.rule, memory.span_s, within, remembered_s)
+    return (place.user, place.client_id, place.ip, *known, *spans)
 
 
-def most_in_span(used: Column, peak: Column, length_ms: Column, span_s: Column) -> Column:
-    """`record_replay.most_in_span` as an expression, in the unit of `used`."""
-    length_s = F.greatest(length_ms / 1000.0, F.lit(1e-3))
-    peaks = F.ceil(span_s / length_s) + 1
-    peak = F.least(F.greatest(peak, used / length_s), used)
-    others = (used - peak) / F.greatest(length_s - 1, F.lit(1e-3))
-    spread = F.least(peaks * peak + F.greatest(span_s - peaks, F.lit(0.0)) * others, peaks * used)
-    return F.when(length_s <= 1, used * peaks).otherwise(spread)
+def most_in_span(used: Column, peak: Column, length_ms: Column, uneven: Column) -> Column:
+    """`quiet.most_in_span` as an expression over what `placed` adds, in the unit of `used`."""
+    short = _most_in(used, peak, length_ms, uneven, F.col("touched"))
+    return F.greatest(short, _most_in(used, peak, length_ms, uneven, F.col("touched_late")) * F.col("late_share"))
+
+
+def _most_in(used: Column, peak: Column, length_ms: Column, uneven: Column, touched: Column) -> Column:
+    seconds = _seconds(length_ms)
+    peak = F.least(F.greatest(peak, used / seconds), used)
+    windows = F.ceil((touched - 1) / seconds) + 1
+    even = windows * peak + (touched - windows) * (used - peak) / F.greatest(seconds - 1, F.lit(1))
+    spread = F.when(uneven, F.least((touched + windows - 1) * peak, windows * used)).otherwise(even)
+    in_short_ones = used * (F.ceil(touched * 1000 / F.greatest(length_ms, F.lit(1))) + 1)
+    return F.when(length_ms < 1000, in_short_ones).otherwise(spread)
+
+
+def _seconds(length_ms: Column) -> Column:
+    return F.greatest(F.floor(length_ms / 1000), F.lit(1))
+
+
+def _is_uneven() -> Column:
+    """Of a record: whether its seconds are told, or do not begin with those of the clock."""
+    return (F.col("profile") != "") | (F.col("begin_ms") % 1000 != 0)
 
 
 def as_charged(quota_type: Column, used: Column) -> Column:
@@ -195,7 +219,13 @@ def loud_stretches(summary: DataFrame, end_ms: int) -> DataFrame:
         _most_of_buckets(summary, late=False)
         .unionByName(_most_of_buckets(summary, late=True))
         .groupBy("sensor_id", "user", "client_id", "ip", "bucket")
-        .agg(F.max("most").alias("most"), F.sum("used").alias("used"), *of_sensor)
+        .agg(
+            *(F.max(name).alias(name) for name in ("most_used", "most_peak", "uneven", "unknown", *_SPANS)),
+            F.min("shortest_ms").alias("shortest_ms"),
+            F.sum("used").alias("used"),
+            *of_sensor,
+        )
+        .withColumn("most", _most_of_bucket())
     )
     of_sensors = of_clients.groupBy("sensor_id", "bucket").agg(
         F.sum("most").alias("most"), F.sum("used").alias("used"), *of_sensor
@@ -208,27 +238,33 @@ def loud_stretches(summary: DataFrame, end_ms: int) -> DataFrame:
     return _by_groups(loud, "sensor_id", "bucket", find, STRETCHES)
 
 
+_SPANS = ("touched", "touched_late", "late_share")
+
+
 def _most_of_buckets(summary: DataFrame, late: bool) -> DataFrame:
-    """What the windows of a client's bucket had at the most; of late ones, told of the bucket behind."""
+    """What the windows of a client's bucket had at the most; of late ones, told of the bucket behind.
+
+    A span may have windows of both, so it is the most of both that counts: `_most_of_bucket`.
+    """
     which = "late" if late else "most"
-    most = most_in_span(
-        as_charged(F.col("quota_type"), F.col(f"{which}_used")),
-        as_charged(F.col("quota_type"), F.col(f"{which}_peak")),
-        F.col("shortest_ms").cast("double"),
-        F.col("span_s"),
-    )
     throttled_ms = F.col("late_throttled_ms" if late else "throttled_ms")
-    unknown = (throttled_ms > 0) | (F.col("span_s") * 2000 >= LATE_MS)
     return summary.where(F.col("new_limit").isNotNull()).select(
         sensor_id().alias("sensor_id"),
         "user",
         "client_id",
         "ip",
         (F.col("bucket") + int(late)).alias("bucket"),
-        F.when(unknown, F.lit(float("inf"))).otherwise(F.coalesce(most, F.lit(0.0))).alias("most"),
+        as_charged(F.col("quota_type"), F.coalesce(f"{which}_used", F.lit(0.0))).alias("most_used"),
+        as_charged(F.col("quota_type"), F.coalesce(f"{which}_peak", F.lit(0.0))).alias("most_peak"),
+        ((throttled_ms > 0) | (F.col("span_s") * 2000 >= LATE_MS)).alias("unknown"),
         (F.lit(0.0) if late else as_charged(F.col("quota_type"), F.col("used"))).alias("used"),
-        *("end_ms", "allowed", "new_limit", "memory_s", "span_s"),
+        *("shortest_ms", "uneven", "end_ms", "allowed", "new_limit", "memory_s", "span_s", *_SPANS),
     )
+
+
+def _most_of_bucket() -> Column:
+    most = most_in_span(F.col("most_used"), F.col("most_peak"), F.col("shortest_ms"), F.col("uneven"))
+    return F.when(F.col("unknown"), F.lit(float("inf"))).otherwise(most)
 
 
 def _stretches_of(buckets: Group, last: int) -> list[tuple[Any, ...]]:
@@ -258,42 +294,47 @@ def _stretches_of(buckets: Group, last: int) -> list[tuple[Any, ...]]:
     return rows
 
 
-def loud_rows(usage: DataFrame, summary: DataFrame, stretches: DataFrame) -> DataFrame:
-    """USAGE in STRETCHES, with `sensor_id`, `bucket` and where the candidate measures them."""
-    sensors = stretches.select("sensor_id").distinct()
+def rows_of(usage: DataFrame, summary: DataFrame, sensors: DataFrame) -> DataFrame:
+    """USAGE of all who share these sensors, with `sensor_id`, `bucket` and the limit that the candidate has there."""
     clients = (
         summary.where(F.col("new_limit").isNotNull())
-        .select(sensor_id().alias("sensor_id"), *PROCESS_CLIENT, "new_limit", "span_s", "allowed")
+        .select(sensor_id().alias("sensor_id"), *PROCESS_CLIENT, "new_limit")
         .distinct()
-        .join(F.broadcast(sensors), "sensor_id", "left_semi")
+        .join(F.broadcast(sensors.select("sensor_id").distinct()), "sensor_id", "left_semi")
+        # One number is found sooner than seven columns; it is made in the same way as that of a sensor.
+        .select("sensor_id", "new_limit", _number_of_client())
     )
-    rows = usage.select(*PROCESS_CLIENT, *Window._fields, "limit", "rule").join(
-        F.broadcast(clients), PROCESS_CLIENT, "inner"
-    )
+    rows = usage.select(*PROCESS_CLIENT, *Window._fields, "limit", "rule", _number_of_client())
+    return rows.join(F.broadcast(clients), "of_client", "inner").drop("of_client").withColumn("bucket", _bucket())
+
+
+def _number_of_client() -> Column:
+    return F.xxhash64(*(F.col(name) for name in PROCESS_CLIENT)).alias("of_client")
+
+
+def loud_rows(usage: DataFrame, summary: DataFrame, stretches: DataFrame) -> DataFrame:
+    """USAGE in STRETCHES, as `rows_of` has it."""
     within = (F.col("end_ms") > F.col("from_ms")) & (F.col("begin_ms") < F.col("until_ms"))
-    return (
-        rows.withColumn("bucket", _bucket())
-        .join(stretches, ["sensor_id", "bucket"], "inner")
-        .where(within)
-        .drop("from_ms", "until_ms")
-    )
+    rows = rows_of(usage, summary, stretches)
+    return rows.join(stretches, ["sensor_id", "bucket"], "inner").where(within).drop("from_ms", "until_ms")
 
 
-def runs_of(rows: DataFrame, candidate: Candidate) -> DataFrame:
+def runs_of(rows: DataFrame, summary: DataFrame, candidate: Candidate) -> DataFrame:
     """Loud rows -> RUNS: what has to be replayed, from the first to the last begin of a window."""
     used = as_charged(F.col("quota_type"), F.col("used"))
-    most = most_in_span(
-        used,
-        as_charged(F.col("quota_type"), F.col("peak")),
-        (F.col("end_ms") - F.col("begin_ms")).cast("double"),
-        F.col("span_s"),
-    )
-    windows = rows.groupBy("sensor_id", "virtual_cluster", "quota_type", "new_limit", "begin_ms").agg(
+    base, slope = _line_of(used, as_charged(F.col("quota_type"), F.col("peak")))
+    never = F.lit(float("inf"))
+    sums = rows.groupBy("sensor_id", "begin_ms").agg(
+        F.max("new_limit").alias("new_limit"),
         F.max("end_ms").alias("end_ms"),
-        F.sum(F.when(F.col("throttled_ms") > 0, F.lit(float("inf"))).otherwise(most)).alias("most"),
+        F.sum(F.when(F.col("throttled_ms") > 0, never).otherwise(used)).alias("most"),
+        F.sum(F.when(F.col("throttled_ms") > 0, never).otherwise(base)).alias("base"),
+        F.sum(slope).alias("slope"),
         F.sum(used).alias("used"),
         F.sum(_requests_retold(used)).alias("requests"),
     )
+    kinds = summary.select(sensor_id().alias("sensor_id"), "virtual_cluster", "quota_type").distinct()
+    windows = sums.join(F.broadcast(kinds), "sensor_id", "inner")
 
     def find(windows: Group) -> list[tuple[Any, ...]]:
         rules = candidate.rules(windows["virtual_cluster"][0])
@@ -301,7 +342,7 @@ def runs_of(rows: DataFrame, candidate: Candidate) -> DataFrame:
         numbers = runs(
             windows["begin_ms"],
             windows["end_ms"],
-            windows["most"],
+            Most(windows["most"], windows["base"], windows["slope"]),
             windows["used"],
             float(windows["new_limit"][0]),
             memory_of(rules, windows["quota_type"][0]),
@@ -312,6 +353,16 @@ def runs_of(rows: DataFrame, candidate: Candidate) -> DataFrame:
         return _as_runs(replayed, numbers[numbers >= 0])
 
     return _by_groups(windows, "sensor_id", "begin_ms", find, RUNS)
+
+
+def _line_of(used: Column, peak: Column) -> tuple[Column, Column]:
+    """`quiet.line_of` as expressions."""
+    seconds = _seconds(F.col("end_ms") - F.col("begin_ms"))
+    peak = F.least(F.greatest(peak, used / seconds), used)
+    others = (used - peak) / F.greatest(seconds - 1, F.lit(1))
+    base = F.when(seconds == 1, used).when(_is_uneven(), F.lit(0.0)).otherwise(peak - others)
+    slope = F.when(seconds == 1, F.lit(0.0)).when(_is_uneven(), peak).otherwise(others)
+    return base, slope
 
 
 def _requests_retold(used: Column) -> Column:
@@ -335,7 +386,7 @@ def _as_runs(windows: Group, numbers: NDArray[np.int64]) -> list[tuple[Any, ...]
 
 
 def in_runs(rows: DataFrame, found: DataFrame) -> DataFrame:
-    """Loud rows of RUNS with their `run`, each run in one partition and in the order of time.
+    """Rows of RUNS with their `run`, each run in one partition and in the order of time.
 
     There are several partitions for each core, so that those of long runs do not make the others wait.
     """

@@ -229,8 +229,10 @@ class Sensors(Rows):
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """Take back what was charged: recorded as its negative, without a look at the limit."""
         row = self._row(handle)
+        # In a sample that goes on, a smaller sum is as safe as it was.
+        if now_ms >= self._ints[row + _QUIET_UNTIL]:
+            self._ints[row + _QUIET_UNTIL] = _NEVER
         self._record(row, -value, now_ms)
-        self._ints[row + _QUIET_UNTIL] = _NEVER
         if self._floats[row + _PAID_AT] > now_ms:
             self._floats[row + _PAID_AT] -= value / self._floats[row + LIMIT] * 1000
 

@@ -9,7 +9,7 @@ import pytest
 from pipeline import simulation
 from pipeline.candidate import Rules
 from pipeline.loud_runs import COLUMNS, Run, runs_in
-from pipeline.record_replay import allowed, memory_of, most_in_span, runs
+from pipeline.quiet import Most, allowed, line_of, memory_of, most_in_span, runs
 from pipeline.recorded import Window
 from tests.pipeline.live_runs import candidate_with
 from tests.pipeline.test_record_replay import one_user
@@ -39,7 +39,9 @@ def most_of(begin_ms, end_ms, used):
 
 
 def runs_found(begin_ms, end_ms, used):
-    numbers = runs(begin_ms, end_ms, most_of(begin_ms, end_ms, used), used, LIMIT, MEMORY)
+    length_s = (end_ms - begin_ms) / 1000
+    lines = np.array([line_of(u, 1.3 * u / s, s, False) for u, s in zip(used, length_s, strict=True)])
+    numbers = runs(begin_ms, end_ms, Most(used, *lines.T), used, LIMIT, MEMORY)
     return [begin_ms[numbers == number].tolist() for number in range(numbers.max() + 1)]
 
 

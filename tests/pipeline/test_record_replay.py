@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
-from pipeline.record_replay import allowed, explained, memory_of, most_in_span, replay_run, runs
+from pipeline.quiet import Most, line_of, memory_of, runs
+from pipeline.record_replay import explained, replay_run
 from pipeline.recorded import HASTES, MAX_REQUESTS, Window, lanes_of, retold
 from pipeline.replay import Throttling
 from quotas.entities import DEFAULT, Entity, QuotaType
@@ -105,9 +106,10 @@ def _windows(drawn) -> list[Window]:
 
 
 def _runs(windows: list[Window], limit: float) -> np.ndarray:
-    most = [most_in_span(w.used, w.peak, w.length_ms / 1000, MEMORY) for w in windows]
+    lines = [line_of(w.used, w.peak, w.length_ms / 1000, bool(w.profile)) for w in windows]
     begin, end = (np.array([getattr(w, name) for w in windows]) for name in ("begin_ms", "end_ms"))
-    return runs(begin, end, np.array(most), np.array([w.used for w in windows]), limit, MEMORY)
+    used = np.array([w.used for w in windows])
+    return runs(begin, end, Most(used, *np.array(lines).T), used, limit, MEMORY)
 
 
 @settings(max_examples=150, deadline=None)
@@ -230,9 +232,3 @@ def test_answers_that_are_lent_are_paid_for_in_the_replay_too(size):
         now_ms += 4
     recorded_ms, replayed = _again(recorded, "fetch", 200_000.0)
     assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.05)
-
-
-def test_the_most_in_a_span_is_what_no_spread_exceeds():
-    assert most_in_span(10.0, 1.0, 10.0, MEMORY) == pytest.approx(13.0)
-    assert most_in_span(10.0, 10.0, 10.0, MEMORY) == pytest.approx(30.0)
-    assert allowed(1.0, MEMORY) == pytest.approx(10.0)

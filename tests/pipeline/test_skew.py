@@ -5,7 +5,7 @@ from pyspark.sql import functions as F
 
 from pipeline.jobs.simulate import answer_of
 from pipeline.schemas import schema_of
-from pipeline.simulation import in_runs, loud_rows, loud_stretches, placed, runs_of, summarised
+from pipeline.simulation import in_runs, loud_rows, loud_stretches, placed, rows_of, runs_of, summarised
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.usage_record import UsageRecord, columns
@@ -46,7 +46,8 @@ def usage(spark):
 def replay_input(usage):
     summary = placed(summarised(usage), CANDIDATE)
     loud = loud_rows(usage, summary, loud_stretches(summary, MONDAY_MS + WINDOWS * 10_000))
-    return in_runs(loud, runs_of(loud, CANDIDATE)).cache()
+    found = runs_of(loud, summary, CANDIDATE)
+    return in_runs(rows_of(usage, summary, found), found).cache()
 
 
 def test_runs_of_the_one_that_has_half_of_all_records_are_spread_over_many_tasks(usage, replay_input):
