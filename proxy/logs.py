@@ -2,10 +2,14 @@
 
 import logging
 import sys
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import structlog
 from structlog.typing import EventDict, WrappedLogger
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 MAX_SHOWN_CHARACTERS = 128
 _MAX_LONG_CHARACTERS = 1_024
@@ -72,6 +76,26 @@ def set_level(level: str) -> None:
 def is_told(level: str) -> bool:
     """Whether the log takes what is no graver than "debug", "info", "warning" or "error"."""
     return structlog.processors.NAME_TO_LEVEL[level] >= _threshold
+
+
+class _Bound:
+    """Stands for a logger that is made when it is first asked for anything."""
+
+    __slots__ = ("_log", "_make")
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._log: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._log is None:
+            self._log = self._make()
+        return getattr(self._log, name)
+
+
+def bound_later(make: Callable[[], "FilteringBoundLogger"]) -> "FilteringBoundLogger":
+    """The logger that `make` makes, for who seldom tells anything: what it is bound to is put together then."""
+    return cast("FilteringBoundLogger", _Bound(make))
 
 
 def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:

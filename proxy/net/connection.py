@@ -126,7 +126,6 @@ class Connection:
         self._tell_throttle = note_throttle
         self._on_closed = on_closed
         self._on_gone = on_gone
-        self._loop = asyncio.get_running_loop()
         self._client: Stream | None = None
         self._node: Stream | None = None
         self._connecting: Cancellable | None = None
@@ -228,6 +227,10 @@ class Connection:
                     self._send(action)
                 case Ask():
                     self._steps.append(partial(self._decide, action, now_us))
+                case Close():
+                    self._close(action)
+                case OpenUpstream():
+                    self._connecting = self._connect(self._reached)
                 case Pause():
                     if action.side is Side.CLIENT:
                         self._patience.note_held_up()
@@ -238,17 +241,13 @@ class Connection:
                     self._wake_at(action.at_ms, now_us // 1000)
                 case Throttled():
                     self._note_throttle(action, now_us // 1000)
-                case OpenUpstream():
-                    self._connecting = self._connect(self._reached)
-                case Close():
-                    self._close(action)
 
     def _decide(self, ask: Ask, now_us: int) -> list[Action]:
         if self.closing:
             return []
         decision = decide(ask, self.facts, now_us // 1000)
         if isinstance(decision, Errand | Work):
-            self._errand = self._loop.create_task(self._work_out(ask.ticket, decision))
+            self._errand = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
             return []
         return self.relay.on_verdict(ask.ticket, decision, now_us)
 
@@ -281,7 +280,8 @@ class Connection:
 
     def _wake_at(self, at_ms: int, now_ms: int) -> None:
         self._cancel_timer()
-        self._timer = self._loop.call_later(max(at_ms - now_ms, 1) / 1000, self._wake_up)
+        delay_s = max(at_ms - now_ms, 1) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake_up)
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:

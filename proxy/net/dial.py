@@ -39,37 +39,51 @@ def family_of(host: str) -> int | None:
 class Dial:
     """One connection that is being made; `then` is told the socket, or what failed."""
 
-    __slots__ = ("_deadlines", "_first", "_poller", "_socket", "_then")
+    __slots__ = ("_address", "_deadlines", "_family", "_first", "_is_wanted", "_poller", "_socket", "_then")
 
     def __init__(
         self,
         poller: Poller,
         deadlines: "Deadlines[Dial]",
+        family: int,
+        address: HostPort,
         first: bytes,
         then: Callable[[SocketType | OSError], None],
     ) -> None:
-        """`first` is sent before all else."""
+        """It begins when the poller's batch is over. `first` is sent before all else."""
         self._poller = poller
+        self._family = family
+        self._address = address
+        self._is_wanted = True
         self._deadlines = deadlines
         self._first = first
         self._then = then
         self._socket: SocketType | None = None
+        poller.soon(self._begin)
 
-    def begin(self, family: int, address: HostPort) -> None:
-        """Call once. Raises OSError if it cannot even begin; then nothing is told."""
-        sock = SocketType(family, SOCK_STREAM | SOCK_NONBLOCK)
+    def _begin(self) -> None:
+        if not self._is_wanted:
+            return
+        try:
+            self._socket = self._connecting()
+        except OSError as error:
+            self._then(error)
+        else:
+            self._deadlines.add(self)
+
+    def _connecting(self) -> SocketType:
+        sock = SocketType(self._family, SOCK_STREAM | SOCK_NONBLOCK)
         try:
             sock.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
             sock.setsockopt(SOL_SOCKET, SO_KEEPALIVE, 1)
-            error_number = sock.connect_ex((address.host, address.port))
+            error_number = sock.connect_ex((self._address.host, self._address.port))
             if error_number not in (0, errno.EINPROGRESS):
                 raise OSError(error_number, os.strerror(error_number))
             self._poller.add(sock.fileno(), WRITABLE, self._on_ready)
         except BaseException:
             sock.close()
             raise
-        self._socket = sock
-        self._deadlines.add(self)
+        return sock
 
     def _on_ready(self, events: int) -> None:
         sock = self._socket
@@ -84,7 +98,7 @@ class Dial:
         else:
             self._socket = None
             self._deadlines.discard(self)
-            self._poller.remove(sock.fileno())
+            self._poller.hand_on(sock.fileno())
             self._then(sock)
 
     def fail(self, error: OSError) -> None:
@@ -94,6 +108,7 @@ class Dial:
 
     def cancel(self) -> Any:
         """Give up; nobody is told."""
+        self._is_wanted = False
         self._deadlines.discard(self)
         sock, self._socket = self._socket, None
         if sock is not None:

@@ -30,7 +30,7 @@ from proxy.config.settings import (
     ThrottleConfig,
 )
 from proxy.last_throttles import LastThrottles
-from proxy.logs import shown
+from proxy.logs import bound_later, shown
 from proxy.net.caps import Caps
 from proxy.net.connection import LINGER_S, ORDINARY, Connection
 from proxy.net.deadlines import Deadlines
@@ -285,7 +285,7 @@ class Listener:
     def _accept(self, port: int, client: SocketType, peer: Sequence[Any]) -> None:
         """Take a socket through all stages; one that has to wait for the client goes on by itself."""
         node_id = self.ports.node_of(port)
-        log = self._log.bind(connection_id=next(_connection_ids), client=f"{peer[0]}:{peer[1]}", node_id=node_id)
+        log = bound_later(partial(self._log_of, next(_connection_ids), peer, node_id))
         known = BOOTSTRAP_NODE_ID if node_id is None else node_id
         address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # of IPv4, the kernel's spelling is plain
         arrival = Arrival(client, port, known, address, ANONYMOUS, log, peer[1])
@@ -296,6 +296,11 @@ class Listener:
             self._refuse(arrival, CloseReason.NODE_UNKNOWN, detail=f"no node has the spare port {port}")
         else:
             self._arrive(arrival)
+
+    def _log_of(self, connection_id: int, peer: Sequence[Any], node_id: int | None) -> "FilteringBoundLogger":
+        client = f"{peer[0]}:{peer[1]}"
+        log: FilteringBoundLogger = self._log.bind(connection_id=connection_id, client=client, node_id=node_id)
+        return log
 
     def _arrive(self, arrival: Arrival) -> None:
         """Stage 1: the rates and slots of listener and instance, for which one connection waits at a time."""

@@ -2,10 +2,14 @@
 
 uvloop sees a single descriptor, the set itself: whatever is ready is then handled in one sweep, without a handle, a
 callback and a buffer of the loop's own for each socket.
+
+What a sweep has to write goes out in batches. Each write may have to wake a process that sleeps, which costs more than
+the write; where many follow at once, the first one wakes whoever waits for the others, too.
 """
 
 import asyncio
 import select
+from collections import deque
 from collections.abc import Callable
 
 READABLE = select.EPOLLIN
@@ -15,17 +19,32 @@ _SWEEP = 256
 """How many sockets are served before timers and other work of the loop have their turn."""
 
 
+_BATCH = 32
+"""After so many sockets what is to be written goes out: nobody waits for his answer until a long sweep is over."""
+
+_NONE = -1
+
+
 class Poller:
     """Calls back with the epoll events of a descriptor, level-triggered."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self._handed_on = _NONE
+        self._soon: deque[Callable[[], object]] = deque()
+        self._at_end: list[Callable[[], object]] = []
+        self.sweeps = False
+        """Whether it is calling back now."""
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._serve)
 
     def add(self, fd: int, events: int, on_ready: Callable[[int], None]) -> None:
         """Watch a descriptor; `on_ready(events)` must not raise."""
-        self._epoll.register(fd, events)
+        if fd == self._handed_on:
+            self._handed_on = _NONE
+            self._epoll.modify(fd, events)
+        else:
+            self._epoll.register(fd, events)
         self._handlers[fd] = on_ready
 
     def change(self, fd: int, events: int) -> None:
@@ -37,9 +56,31 @@ class Poller:
         del self._handlers[fd]
         self._epoll.unregister(fd)
 
+    def hand_on(self, fd: int) -> None:
+        """The same for a descriptor that is added anew or closed before this callback ends: that is one call less."""
+        del self._handlers[fd]
+        self._handed_on = fd
+
     def forget(self, fd: int) -> None:
         """The same for a descriptor that is closed next: the kernel then drops it by itself."""
         del self._handlers[fd]
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Have something done when the batch is over, or soon if nothing is swept now. It must not raise."""
+        if self.sweeps:
+            self._soon.append(call)
+        else:
+            asyncio.get_running_loop().call_soon(call)
+
+    def at_end(self, call: Callable[[], object]) -> None:
+        """The same when the sweep is over, or now if there is none.
+
+        A socket that is closed then keeps its number as long as the sweep may come upon it.
+        """
+        if self.sweeps:
+            self._at_end.append(call)
+        else:
+            call()
 
     async def writable(self, fd: int) -> None:
         """Wait until a descriptor that nobody watches takes bytes, or has failed."""
@@ -56,7 +97,23 @@ class Poller:
 
     def _serve(self) -> None:
         handler_of = self._handlers.get
-        for fd, events in self._epoll.poll(0, _SWEEP):
-            on_ready = handler_of(fd)
-            if on_ready is not None:
-                on_ready(events)
+        self.sweeps = True
+        try:
+            for number, (fd, events) in enumerate(self._epoll.poll(0, _SWEEP), 1):
+                on_ready = handler_of(fd)
+                if on_ready is not None:
+                    on_ready(events)
+                    self._handed_on = _NONE
+                if not number % _BATCH:
+                    self._end_batch()
+        finally:
+            self.sweeps = False
+            self._end_batch()
+            calls, self._at_end = self._at_end, []
+            for call in calls:
+                call()
+
+    def _end_batch(self) -> None:
+        soon = self._soon
+        while soon:
+            soon.popleft()()

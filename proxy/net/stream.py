@@ -58,7 +58,7 @@ class Owner(Protocol):
 
 
 class Stream:
-    """Reads when there is something, writes at once what the kernel takes and the rest when it takes more.
+    """Reads when there is something, writes what the kernel takes with others' in a batch, the rest when it takes more.
 
     A fault while writing is kept quiet until reading has come to its end: what the peer has sent before is delivered.
     """
@@ -87,6 +87,8 @@ class Stream:
         self._waits = False
         self._reading = True
         self._ended = False
+        self._to_send: list[bytes | memoryview] = []
+        """What goes out when the poller's batch is over."""
         self._unsent: deque[bytes | memoryview] = deque()
         self._unsent_bytes = 0
         self.written_late_bytes = 0
@@ -202,7 +204,21 @@ class Stream:
             return
         if self._unsent:
             self._keep(pieces, 0)
-            return
+        elif self._to_send:
+            self._to_send += pieces
+        elif self._poller.sweeps:
+            self._to_send = list(pieces)
+            self._poller.soon(self._write_batch)
+        else:
+            self._write(pieces)
+
+    def _write_batch(self) -> None:
+        """Write what waits for the end of the batch, if that has not been done since."""
+        if self._to_send:
+            pieces, self._to_send = self._to_send, []
+            self._write(pieces)
+
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
         try:
             if len(pieces) == 1:
                 sent = self._send(pieces[0])
@@ -279,12 +295,14 @@ class Stream:
         """
         if self._closing or self._closed:
             return
+        self._write_batch()
         self._closing = True
         if not self._unsent:
             self._say_goodbye()
 
     def hang_up(self) -> None:
         """The same for a peer that has answered everything: it sends no more, so that nothing need be waited for."""
+        self._write_batch()
         if self._unsent or self._closing:
             self.close()
         else:
@@ -303,6 +321,8 @@ class Stream:
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
+        if not self._closed:
+            self._write_batch()
         if self._closed:
             return
         self._closed = True
@@ -310,7 +330,7 @@ class Stream:
         self._drop_unsent()
         if self._watched is not None:
             self._poller.forget(self._fd)
-        self._socket.close()
+        self._poller.at_end(self._socket.close)
         self._owner.lost(self._side, error)
 
     def _drop_unsent(self) -> None:

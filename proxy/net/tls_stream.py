@@ -75,9 +75,8 @@ class TlsStream(Stream):
         unsent = self._fault is None and self._tls.unsent_bytes  # after a fault it stays so for ever
         return super()._wanted() | (WRITABLE if unsent else 0)
 
-    def write(self, pieces: Sequence[bytes | memoryview]) -> None:
-        """Send the pieces in order, after what is buffered."""
-        super().write(pieces)
+    def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
+        super()._write(pieces)
         if self._tls.unsent_bytes:
             self._watch()
 

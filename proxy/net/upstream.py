@@ -115,12 +115,7 @@ class Upstream:
 
         if self._dials is None:
             self._dials = Deadlines(self.config.connect_timeout_ms / 1000, self._give_up_dialling)
-        dial = Dial(self._poller, self._dials, first, told)
-        try:
-            dial.begin(family, address)
-        except OSError as error:
-            return asyncio.get_running_loop().call_soon(dial.fail, error)
-        return dial
+        return Dial(self._poller, self._dials, family, address, first, told)
 
     def _give_up_dialling(self, dial: Dial) -> None:
         dial.fail(TimeoutError(None, f"no connection within {self.config.connect_timeout_ms} ms"))

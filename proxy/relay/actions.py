@@ -11,14 +11,20 @@ from quotas.ledger import Binding
 from quotas.sources.source import Alteration
 
 
-class Side(Enum):
+class _Quick(Enum):
+    """Members are told apart by what they are, as each is one of a kind: Enum's own hash takes much longer."""
+
+    __hash__ = object.__hash__
+
+
+class Side(_Quick):
     """The two ends of a relay."""
 
     CLIENT = "client"
     NODE = "node"
 
 
-class CloseReason(Enum):
+class CloseReason(_Quick):
     """Why a connection ended; log line and metric label use the value."""
 
     CLIENT_CLOSED = "client_closed"
@@ -71,7 +77,7 @@ class CloseReason(Enum):
     INTERNAL_ERROR = "internal_error"
 
 
-class AskKind(Enum):
+class AskKind(_Quick):
     """What somebody else must decide.
 
     BINDING: `frame` is the raw client id of a request; the verdict carries a binding.

@@ -13,7 +13,7 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
-from proxy.relay.carriage import ASKING, NO_TICKET, THROTTLED, UNCONNECTED
+from proxy.relay.carriage import ASKING, ENDS_WITH_ANSWERS, NO_TICKET, THROTTLED, UNCONNECTED
 from proxy.relay.patience import Awaited
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal
@@ -250,9 +250,11 @@ class Relay(RequestSide):
 
     def _go_on_with_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
         try:
-            self._take_requests(actions, now_ms, at)
-            self._send_own_answers(actions, now_ms)
-            while self._take_up_again():
+            if self._requests:
+                self._take_requests(actions, now_ms, at)
+            if self._in_flight:
+                self._send_own_answers(actions, now_ms)
+            while self._mute & ENDS_WITH_ANSWERS and self._take_up_again():
                 self._take_requests(actions, now_ms)
                 self._send_own_answers(actions, now_ms)
         except Refusal as refusal:
@@ -274,14 +276,15 @@ class Relay(RequestSide):
             if verdict is not None:
                 self._send_decided_answer(verdict, actions, now_ms)
             self._take_answers(actions, now_ms, at)
-            self._send_own_answers(actions, now_ms)
+            if self._in_flight:
+                self._send_own_answers(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:
             self._close(actions, CloseReason.ANSWER_MALFORMED, str(error))
         else:
             self._settle_node(actions)
-            if self._take_up_again():
+            if self._mute & ENDS_WITH_ANSWERS and self._take_up_again():
                 self._go_on_with_requests(actions, now_ms)
             elif self._mute:
                 self._settle_client(actions)

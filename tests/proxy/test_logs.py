@@ -37,6 +37,22 @@ def test_an_event_is_one_json_object_with_its_keys(capsys):
     }
 
 
+def test_a_logger_that_is_bound_later_is_made_once_and_only_when_something_is_told(capsys):
+    logs.configure("info", "json")
+    made = []
+
+    def make():
+        made.append(1)
+        return structlog.get_logger().bind(client="127.0.0.1:9")
+
+    log = logs.bound_later(make)
+    assert made == []
+    log.info("first")
+    log.bind(node_id=3).info("second")
+    told = [(line["event"], line["client"], line.get("node_id")) for line in lines(capsys)]
+    assert (told, made) == ([("first", "127.0.0.1:9", None), ("second", "127.0.0.1:9", 3)], [1])
+
+
 def test_strings_are_cut_to_128_characters():
     assert logs.shown("x" * 128) == "x" * 128
     assert logs.shown("x" * 129) == "x" * 127 + "…"

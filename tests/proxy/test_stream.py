@@ -310,3 +310,73 @@ async def test_an_owner_may_close_when_there_is_room_again_though_the_peer_has_e
         ends.stream.write([bytes(32 * 1024)])
     await ends.receive_all()
     await ends.until(lambda: ends.owner.told == ["eof", "full", "room", "lost"])
+
+
+class Swept:
+    """A stream that is written to amid a sweep of its poller, when the peer's byte is read."""
+
+    def __init__(self, ends):
+        self.ends = ends
+
+    async def does(self, what):
+        self.ends.owner.on_bytes = what
+        self.ends.peer.sendall(b"!")
+        await self.ends.until(lambda: self.ends.owner.data)
+
+
+async def test_what_is_written_amid_a_sweep_goes_out_in_one_piece_and_in_order(ends):
+    sent = []
+    socket_send = ends.stream._socket.sendmsg
+    ends.stream._socket = Watched(ends.stream._socket, lambda pieces: sent.append(pieces) or socket_send(pieces))
+
+    def write():
+        for number in range(3):
+            ends.stream.write([b"%d" % number, b"x"])
+        assert sent == []
+
+    await Swept(ends).does(write)
+    assert ends.peer.recv(100) == b"0x1x2x"
+    assert sent == [[b"0", b"x", b"1", b"x", b"2", b"x"]]
+
+
+class Watched:
+    """A socket of which one call is seen."""
+
+    def __init__(self, sock, sendmsg):
+        self._socket = sock
+        self.sendmsg = sendmsg
+
+    def __getattr__(self, name):
+        return getattr(self._socket, name)
+
+
+@pytest.mark.parametrize("end", ["close", "hang_up", "abort"])
+async def test_what_was_written_amid_a_sweep_is_there_before_the_end(ends, end):
+    def write_and_end():
+        ends.stream.write([b"last words"])
+        getattr(ends.stream, end)()
+
+    await Swept(ends).does(write_and_end)
+    assert await ends.receive_all() == b"last words"
+    assert ends.stream.lost_bytes == 0
+
+
+async def test_more_than_the_kernel_takes_amid_a_sweep_is_kept_and_told(ends):
+    data = bytes(4 << 20)
+    await Swept(ends).does(lambda: ends.stream.write([data]))
+    await ends.until(lambda: ends.owner.told == ["full"])
+    reader = asyncio.create_task(ends.receive_all())
+    await ends.until(lambda: ends.owner.told == ["full", "room"])
+    ends.stream.close()
+    assert len(await reader) == len(data)
+
+
+async def test_what_was_written_amid_a_sweep_to_a_peer_that_is_gone_counts_as_lost(ends):
+    def write():
+        ends.reset()
+        ends.stream.write([b"12345"])
+        ends.stream.write([b"67"])
+
+    await Swept(ends).does(write)
+    await ends.until(lambda: ends.owner.told)
+    assert ends.stream.lost_bytes == 7

@@ -240,3 +240,16 @@ async def test_the_round_trip_is_asked_for_now_and_then(node):
         asker, _ = open_(node)
         asked.append((await asker.told()).round_trip_us is not None)
     assert asked == [True, False, False]
+
+
+async def test_who_is_not_wanted_any_more_before_it_began_never_begins(node):
+    asker, under_way = open_(node)
+    under_way.cancel()
+    other, _ = open_(node)
+    (await other.told()).socket.close()
+    assert not asker.outcome.done()
+    accepted, _ = node.server.accept()
+    accepted.close()
+    node.server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        node.server.accept()

@@ -1,0 +1,115 @@
+"""One sweep over the sockets that are ready: what goes out when, and which descriptor is whose."""
+
+import asyncio
+import contextlib
+import socket
+
+import pytest
+
+from proxy.net import poller as module
+from proxy.net.poller import READABLE, WRITABLE, Poller
+
+
+class Sockets:
+    """Pairs, of which ours are watched by the poller and read when it calls back."""
+
+    def __init__(self, stack):
+        self.poller = Poller()
+        self.stack = stack
+        self.happened = []
+
+    def pair(self):
+        return [self.stack.enter_context(sock) for sock in socket.socketpair()]
+
+    def ready(self, count):
+        """So many that are ready; each notes its turn, and what it has had done soon and at the end."""
+        for number in range(count):
+            ours, theirs = self.pair()
+            theirs.send(b"x")
+            self.poller.add(ours.fileno(), READABLE, lambda _, number=number, ours=ours: self.note(number, ours))
+
+    def note(self, number, ours):
+        ours.recv(1)
+        self.happened.append(f"turn {number}")
+        self.poller.soon(lambda: self.happened.append(f"soon {number}"))
+        self.poller.at_end(lambda: self.happened.append(f"end {number}"))
+
+
+@pytest.fixture
+async def sockets():
+    with contextlib.ExitStack() as stack:
+        yield Sockets(stack)
+
+
+async def test_what_is_to_be_done_soon_is_done_when_a_batch_is_over_and_the_rest_at_the_end(sockets, monkeypatch):
+    monkeypatch.setattr(module, "_BATCH", 2)
+    sockets.ready(3)
+    sockets.poller._serve()
+    turns = [int(what.split()[1]) for what in sockets.happened if what.startswith("turn")]
+    first, second, third = turns
+    assert sockets.happened == [
+        f"turn {first}",
+        f"turn {second}",
+        f"soon {first}",
+        f"soon {second}",
+        f"turn {third}",
+        f"soon {third}",
+        *[f"end {number}" for number in turns],
+    ]
+
+
+async def test_outside_of_a_sweep_soon_is_later_and_the_end_is_now(sockets):
+    sockets.poller.soon(lambda: sockets.happened.append("soon"))
+    sockets.poller.at_end(lambda: sockets.happened.append("end"))
+    assert sockets.happened == ["end"]
+    await asyncio.sleep(0)
+    assert sockets.happened == ["end", "soon"]
+
+
+async def test_what_others_have_had_done_is_done_though_one_of_them_fails(sockets):
+    sockets.ready(1)
+    broken, theirs = sockets.pair()
+    theirs.send(b"x")
+
+    def fail(_events):
+        broken.recv(1)
+        raise RuntimeError("a bug")
+
+    sockets.poller.add(broken.fileno(), READABLE, fail)
+    with pytest.raises(RuntimeError):
+        sockets.poller._serve()
+    assert sockets.happened == ["turn 0", "soon 0", "end 0"]
+    assert not sockets.poller.sweeps
+
+
+async def test_a_descriptor_that_is_handed_on_is_watched_for_what_the_next_owner_wants(sockets):
+    ours, theirs = sockets.pair()
+
+    def hand_on(_events):
+        sockets.poller.hand_on(ours.fileno())
+        sockets.poller.add(ours.fileno(), READABLE, lambda events: sockets.happened.append(events))
+
+    sockets.poller.add(ours.fileno(), WRITABLE, hand_on)
+    sockets.poller._serve()
+    sockets.poller._serve()
+    assert sockets.happened == []  # it is writable still, but that is not asked for any more
+    theirs.send(b"x")
+    sockets.poller._serve()
+    assert sockets.happened == [READABLE]
+
+
+async def test_the_number_of_a_descriptor_that_was_handed_on_and_closed_can_be_watched_anew(sockets):
+    ours, _ = sockets.pair()
+    number = ours.fileno()
+
+    def drop(_events):
+        sockets.poller.hand_on(number)
+        ours.close()
+
+    sockets.poller.add(number, WRITABLE, drop)
+    sockets.poller._serve()
+    new, theirs = sockets.pair()
+    sockets.poller.add(new.fileno(), READABLE, lambda events: sockets.happened.append(events))  # mostly the same number
+    theirs.send(b"x")
+    sockets.poller._serve()
+    assert sockets.happened == [READABLE]
