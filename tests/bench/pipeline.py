@@ -153,10 +153,11 @@ def medians(
 
 def measured(run: Callable[[], None], rows: int) -> Figures:
     """By the clock, and by the processor time of this process and of all below it."""
-    before, began = cpu_seconds(os.getpid()), time.monotonic()
+    before, began = cpu_ticks(os.getpid()), time.monotonic()
     run()
     seconds = time.monotonic() - began
-    cpu = cpu_seconds(os.getpid()) - before
+    after = cpu_ticks(os.getpid())
+    cpu = sum(ticks - before.get(member, 0) for member, ticks in after.items()) / _TICKS
     return {
         "rows_per_second": rows / seconds,
         "cpu_us_per_row": cpu / rows * 1e6,
@@ -164,8 +165,11 @@ def measured(run: Callable[[], None], rows: int) -> Figures:
     }
 
 
-def cpu_seconds(process: int) -> float:
-    """User and system time of a process and all its threads, of its descendants, and of those that have ended."""
+def cpu_ticks(process: int) -> dict[int, int]:
+    """User and system time of a process and all its threads, and of each of its descendants, with what they waited for.
+
+    By process: Spark's idle Python workers end when they like, and nobody is told what they have used.
+    """
     parents, ticks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
@@ -178,7 +182,7 @@ def cpu_seconds(process: int) -> float:
     while len(family) > found:
         found = len(family)
         family |= {child for child, parent in parents.items() if parent in family}
-    return sum(ticks.get(member, 0) for member in family) / _TICKS
+    return {member: ticks[member] for member in family if member in ticks}
 
 
 def spool_of(folder: Path, rows: int) -> Path:
