@@ -55,7 +55,8 @@ def records(days: int = DAYS) -> pd.DataFrame:
         for node in range(3)
         for kind in ("produce", "fetch", "request")
     ]
-    frame = pd.concat([one for one in frames if one is not None], ignore_index=True)
+    told = [one.dropna(axis="columns", how="all") for one in frames if one is not None]
+    frame = pd.concat(told, ignore_index=True)
     frame = frame.sort_values(["begin_ms", "user", "node_id", "quota_type"], ignore_index=True)
     frame["sequence"] = np.arange(1, len(frame) + 1)
     return frame[schema_of(UsageRecord).names]
@@ -114,6 +115,7 @@ def _of_client(client: Any, node: int, kind: str, windows: Any, bursts: Any, cha
             "out_bytes": (used * (kind == "fetch")).astype(np.int64) + 60 * requests,
             "throttles": throttled // 900,
             "throttled_ms": throttled,
+            "muted_ms": throttled,
             "backlogged_ms": (throttled * (0.85 if shape == "office" else 0.2)).astype(np.int64),
             "shadow_throttles": (shadow_over * 120).astype(np.int64),
             "shadow_throttled_ms": (shadow_over * 120_000).astype(np.int64),
@@ -133,6 +135,7 @@ def _of_client(client: Any, node: int, kind: str, windows: Any, bursts: Any, cha
         shadow_limit=shadow,
         shadow_rule="" if shadow is None else f"user={user}",
         unsent_bytes=0,
+        profile="",  # windows are too long to have one
     )
     return frame.assign(end_ms=frame["begin_ms"] + WINDOW_MS)
 

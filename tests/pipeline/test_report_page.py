@@ -8,13 +8,16 @@ from html.parser import HTMLParser
 
 import pytest
 
+from pipeline.day import DAY_MS
 from pipeline.report import words
 from pipeline.report.findings import Findings, Missing, silences, whole_days, width_for
 from pipeline.report.page import page_of
 from pipeline.report.summary import summary
 from pipeline.report.tables import Column, Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
-from tests.pipeline.spools import DAY_MS, MONDAY_MS
+from quotas.usage_record import UsageRecord
+from tests.pipeline import story
+from tests.pipeline.spools import MONDAY_MS
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -107,6 +110,13 @@ def test_names_cannot_turn_the_writing_around_or_push_all_else_away():
     assert "\u202e" not in made
     assert "\\u202egnp.exe" in made
     assert max(map(len, "".join(read(made).texts).split())) < 200
+
+
+def test_what_the_pictures_in_docs_are_made_from_has_all_columns_of_a_record():
+    rows = story.records(days=1).to_dict("records")
+    last = UsageRecord(**rows[-1])
+    assert (last.sequence, last.muted_ms) == (len(rows), last.throttled_ms)
+    assert {type(value) for value in rows[-1].values()} <= {int, float, str, type(None)}
 
 
 def test_the_page_says_itself_that_it_fetches_nothing():
