@@ -84,7 +84,7 @@ def _span(first: int, last: int) -> str:
 def _use(findings: Findings) -> Iterator[Remark]:
     totals = findings.totals
     text = (
-        f"In {words.duration(findings.end_ms - findings.begin_ms)} "
+        f"In {words.duration(findings.end_ms - findings.begin_ms)}, "
         f"{words.plural(findings.client_count, 'client')} sent {words.size(totals['in_bytes'])} "
         f"and got {words.size(totals['out_bytes'])} in {words.about(totals['requests'])} requests."
     )
@@ -180,7 +180,7 @@ def _costs(findings: Findings) -> Iterator[Remark]:
     paying = {name: amount for name, amount in sums.items() if name != UNASSIGNED}
     if paying:
         first = max(paying, key=lambda name: paying[name])
-        text += f"; most of the tenants owes {words.name(first, 40)}: {paying[first]:,f} {currency}"
+        text += f"; of the tenants {words.name(first, 40)} owes most, {paying[first]:,f} {currency}"
     yield Remark(f"{text}.", "plain", "chargeback")
     if nobodys:
         yield Remark(f"{nobodys:,f} {currency} of it are of clients without a tenant.", "warning", "chargeback")

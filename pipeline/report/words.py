@@ -1,5 +1,6 @@
 """Numbers and names as people read them."""
 
+import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
@@ -43,8 +44,12 @@ def duration(ms: float) -> str:
     """Of a length of time, what matters."""
     for least, per, unit in ((2 * DAY_MS, DAY_MS, "d"), (3_600_000, 3_600_000, "h"), (60_000, 60_000, "min")):
         if ms >= least:
-            return f"{_short(ms / per)} {unit}"
-    return f"{_short(ms / 1_000)} s" if ms >= 1_000 else f"{ms:.0f} ms"
+            return f"{_whole_or_short(ms / per)} {unit}"
+    return f"{_whole_or_short(ms / 1_000)} s" if ms >= 1_000 else f"{ms:.0f} ms"
+
+
+def _whole_or_short(value: float) -> str:
+    return f"{value:.0f}" if value.is_integer() else _short(value)
 
 
 def share(fraction: float) -> str:
@@ -104,6 +109,14 @@ def listed(names: list[str], most: int = 3) -> str:
     if len(names) > most:
         return f"{', '.join(names[:most])} and {count(len(names) - most)} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
+
+
+def unbroken(text: str) -> str:
+    """The same, where no line ends between a number and its unit."""
+    return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
+_BEFORE_UNIT = re.compile(r"(?<=[0-9]) (?=(%|[kMGTPE]?B(/s)?|d|h|min|m?s|(m|b|tr)illion|[A-Z]{3})(?![A-Za-z0-9]))")
 
 
 def plural(number: int, one: str, many: str = "") -> str:

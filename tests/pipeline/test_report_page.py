@@ -175,6 +175,11 @@ def test_every_table_has_its_types_in_parquet():
         (words.size(1_234_000_000), "1.23 GB"),
         (words.duration(59_999), "60.0 s"),
         (words.duration(5_400_000), "1.50 h"),
+        (words.duration(42 * DAY_MS), "42 d"),
+        (
+            words.unbroken("12 of 42.0 d, 20 % of 1.14 billion B, 4 due"),
+            "12 of 42.0\xa0d, 20\xa0% of 1.14\xa0billion B, 4 due",
+        ),
         (words.share(0.0001), "<0.1 %"),
         (words.share(0), "0 %"),
         (words.share(12.5), "1,250 %"),
