@@ -115,6 +115,11 @@ def kafka_throttle(quotas: bool) -> Command:
     return command
 
 
+def bare(listen_port: int, upstream_port: int, directory: Path) -> Sequence[str]:
+    """A relay in Python that does nothing but carry: see bare_relay.py."""
+    return [sys.executable, str(Path(__file__).with_name("bare_relay.py")), str(listen_port), str(upstream_port)]
+
+
 def other(definition: str) -> Candidate:
     """The candidate of an `--other` option: a name; a command with `{listen}`, `{upstream}` (host:port)."""
     name, _, template = definition.partition("=")
@@ -139,5 +144,6 @@ CANDIDATES = (
     NGINX,
     Candidate("nginx, 256 KiB buffers", nginx(LARGE_BUFFER_BYTES), ("produce-16k", "fetch-64k", "fetch-1m", "idle")),
     OURS,
+    Candidate("bare Python", bare, ("accept",)),
     Candidate(WITHOUT_QUOTA, kafka_throttle(quotas=False), ("produce-1", "produce-16", "accept")),
 )
