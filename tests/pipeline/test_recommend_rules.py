@@ -377,7 +377,7 @@ def test_the_page_tells_limits_doubts_cuts_and_refusals():
     to = io.StringIO()
     print_advice(full_advice(), Settings(), KNOWN, to)
     text = to.getvalue()
-    for expected in ("warning: 3 are missing", "p99 of the windows at the busiest node x 1.3", "40.0 s to 50.0 s",
+    for expected in ("warning: 3 are missing", "p99 of the windows at the busiest node x 1.3", "40 s to 50 s",
                      "Cut by the capacity", "Nothing is recommended for", "used on 1 day, and at least 7",
                      "no records of a Sunday", "2.00 MB/s shared"):  # fmt: skip
         assert expected in text
