@@ -22,6 +22,9 @@ _SWEEP = 256
 _BATCH = 32
 """After so many sockets what is to be written goes out: nobody waits for his answer until a long sweep is over."""
 
+_MOST_AT_END = 64
+"""So many sockets that are to be closed may wait for that: less than there are descriptors to spare."""
+
 _NONE = -1
 
 
@@ -73,11 +76,11 @@ class Poller:
             asyncio.get_running_loop().call_soon(call)
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """The same when the sweep is over, or now if there is none.
+        """The same when the sweep is over, or now if there is none, or if many wait for that.
 
         A socket that is closed then keeps its number as long as the sweep may come upon it.
         """
-        if self.sweeps:
+        if self.sweeps and len(self._at_end) < _MOST_AT_END:
             self._at_end.append(call)
         else:
             call()

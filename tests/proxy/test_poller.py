@@ -113,3 +113,12 @@ async def test_the_number_of_a_descriptor_that_was_handed_on_and_closed_can_be_w
     theirs.send(b"x")
     sockets.poller._serve()
     assert sockets.happened == [READABLE]
+
+
+async def test_only_so_many_wait_for_the_end(sockets, monkeypatch):
+    monkeypatch.setattr(module, "_MOST_AT_END", 1)
+    sockets.ready(2)
+    sockets.poller._serve()
+    first, second = (int(what.split()[1]) for what in sockets.happened if what.startswith("turn"))
+    assert sockets.happened[:3] == [f"turn {first}", f"turn {second}", f"end {second}"]
+    assert sockets.happened[-1] == f"end {first}"
