@@ -211,7 +211,7 @@ def test_a_server_that_stands_still_behind_tls_has_all_lines_when_it_goes_on(clu
         with pytest.raises(TopicUnavailable, match=name):
             shipper.ship()  # on connections that stand
         assert shipper.totals.files == 1
-        with pytest.raises(TopicUnavailable, match=r"Unable to bootstrap .*: .*(not ready|timed out)"):
+        with pytest.raises(TopicUnavailable, match="Unable to bootstrap"):
             Shipper(tmp_path, topic).ship()
     finally:
         cluster.thaw(1)
