@@ -6,6 +6,7 @@ from typing import NamedTuple
 from pipeline.candidate import Rules
 from quotas.entities import QuotaType
 from quotas.quota_table import UNLIMITED
+from quotas.rows import Rows
 from quotas.sensors import Sensors
 from quotas.token_buckets import TokenBuckets
 from quotas.trace import Operation
@@ -13,6 +14,8 @@ from quotas.trace import Operation
 _CHARGE = Operation.CHARGE
 PERCENT_SECONDS_PER_MS = 0.1
 """Request time: 10 ms of one thread within a second are 1 % (KIP-124)."""
+
+_BY_WINDOW = (QuotaType.REQUEST, QuotaType.CONNECTION)
 
 
 class Place(NamedTuple):
@@ -62,6 +65,11 @@ def value_of(quota_type: str, used: float) -> float:
     return used * PERCENT_SECONDS_PER_MS if quota_type == "request" else used
 
 
+def longest_throttle_ms(rules: Rules, quota_type: str) -> int:
+    """No single throttle is longer: the cap, or one window for request time and connections (KIP-124, KIP-612)."""
+    return rules.window_ms if type_of(quota_type) in _BY_WINDOW else rules.max_throttle_ms
+
+
 class Meter:
     """The sensor, or token bucket, of one place under a candidate. Times in ms; `limit` is the quota."""
 
@@ -74,13 +82,23 @@ class Meter:
         if kind is QuotaType.CONTROLLER_MUTATION:
             self._buckets = TokenBuckets(1, rules.bucket_samples, rules.bucket_window_ms, rules.max_throttle_ms)
             self._handle = self._buckets.open(limit, now_ms)
+            self._rows: Rows = self._buckets
             self.use: Callable[[str, float, int], int] = self._spend
         else:
-            by_window = kind in (QuotaType.REQUEST, QuotaType.CONNECTION)
-            longest_ms, debt_ms = (rules.window_ms, 0) if by_window else (rules.max_throttle_ms, rules.max_debt_ms)
+            debt_ms = 0 if kind in _BY_WINDOW else rules.max_debt_ms
+            longest_ms = longest_throttle_ms(rules, quota_type)
             self._sensors = Sensors(1, rules.samples, rules.window_ms, longest_ms, debt_ms)
             self._handle = self._sensors.open(limit, now_ms)
+            self._rows = self._sensors
             self.use = self._charge
+
+    def saved(self) -> bytes:
+        """As things stand."""
+        return self._rows.copied(self._handle)
+
+    def restore(self, saved: bytes) -> None:
+        """As things stood."""
+        self._rows.overwrite(self._handle, saved)
 
     def use_many(self, value: float, count: int, now_ms: int) -> bool:
         """Record `count` requests, `value` in all, if it is plain that none is throttled; else do nothing: False."""

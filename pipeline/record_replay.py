@@ -13,13 +13,9 @@ from typing import NamedTuple
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.open_replay import OpenReplay, is_open
-from pipeline.recorded import HASTES, REFUSED, Event, Window, demands, retold
+from pipeline.recorded import REFUSED, Event, Window, demands, retold
 from pipeline.replay import Demand, Lane, SensorReplay, Throttling
 from pipeline.traced import Client
-
-_GOOD_FIT = 0.005
-_FIT_WINDOWS = 120
-"""So many windows of each client, 20 minutes, must do to find out how its use comes about."""
 
 
 @dataclass(slots=True)
@@ -54,28 +50,12 @@ def explained(clients: Clients, rules: Rules, quota_type: str, live: float | Non
     least = min(limit, limit if live is None else live)
     recorded_ms = _recorded_ms(clients)
     if not recorded_ms or live is None:
-        return Explained(retold(clients, rules, quota_type, None, least, 0.0), recorded_ms, recorded_ms)
-    haste = HASTES[0] if quota_type in REFUSED else _haste(clients, rules, quota_type, live, least)
-    events = retold(clients, rules, quota_type, live, least, haste)
+        return Explained(retold(clients, rules, quota_type, None, least), recorded_ms, recorded_ms)
+    events = retold(clients, rules, quota_type, live, least)
     if quota_type in REFUSED:
         replay = _replay(events, rules, quota_type, live, Client.PACED, _last_ms(clients))
         return Explained(events, recorded_ms, replay.all.throttled_ms)
     return Explained(events, recorded_ms, _throttled_ms(events))
-
-
-def _haste(clients: Clients, rules: Rules, quota_type: str, live: float, per_s: float) -> float:
-    # What came after the last throttle says nothing about it.
-    last_ms = max(w.begin_ms for windows in clients.values() for w in windows if w.throttled_ms)
-    some = {client: [w for w in windows[:_FIT_WINDOWS] if w.begin_ms <= last_ms] for client, windows in clients.items()}
-    recorded_ms = _recorded_ms(some)
-    best, best_off_ms = HASTES[0], 2**62
-    for haste in HASTES:
-        off_ms = abs(_throttled_ms(retold(some, rules, quota_type, live, per_s, haste)) - recorded_ms)
-        if off_ms < best_off_ms:
-            best, best_off_ms = haste, off_ms
-        if best_off_ms <= _GOOD_FIT * recorded_ms:
-            break
-    return best
 
 
 def _recorded_ms(clients: Clients) -> int:

@@ -1,32 +1,38 @@
 """From usage records to events: how the use of windows came about, as far as records tell, retold request by request.
 
-A record's profile has, of each second with any use, when its first request came, how much was used and by how long that
-was throttled: so use is known to the second. Within one, requests are taken to be equal, and their times are filled in:
-spread over what is left of the second, or over what its mutes leave of it, or sooner, by a degree of HASTE. Each is
-charged to the proxy's own sensor with the limit that was in force, and what comes of it mutes one of its client's
-connections; a request goes when it is due and a connection is free. The haste that explains the recorded throttle times
-best counts. A replay with the limit that was in force then is this once more.
+A record's profile has, of each second with any use, when its first request came, how much was used and, if it was
+throttled, by how long, how often, and how many requests it had: so use is known to the second. Within one, requests are
+taken to be alike, and their times are filled in, in one of several MANNERS. Each is charged to the proxy's own sensor
+with the limit that was in force, and what comes of it mutes one of its client's connections; a request goes when it is
+due and a connection is free. Second by second the manner counts that explains the recorded throttle times best. A
+replay with the limit that was in force then is this once more.
 
 There are as many connections as it takes for the mutes that were recorded at the same time. What a quota refuses and
 has come again (mutations, connections) came as long before it was let through as the second before was throttled;
 records do not tell how many requests it were, so there are as many as throttles.
 """
 
+from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace, merge
+from itertools import chain, groupby
 from math import ceil
 from typing import NamedTuple
 
 from pipeline.candidate import Rules
-from pipeline.meter import Meter, value_of
+from pipeline.meter import Meter, longest_throttle_ms, value_of
 from pipeline.replay import Demand, Lane
 from pipeline.traced import HELD_MS, Client
 from quotas.trace import Operation
-from quotas.usage_record import UsageRecord, read_profile
+from quotas.usage_record import SecondOfUse, UsageRecord, read_profile
 
 MAX_REQUESTS = 200
 """More requests of a window are taken together to so many."""
+
+MOST_FOLD = 4
+"""Of seconds that were throttled there are so many times as many where that many connections, or more, were muted."""
 
 GRAIN_S = 0.01
 COARSE_GRAIN_S = 0.1
@@ -35,11 +41,6 @@ taken together.
 """
 
 MAX_LANES = 256
-
-HASTES = (1.0, 0.0, 2.0, 0.5, 1.5, 0.25, 0.75)
-"""Degrees of haste, in the order in which they are tried: 0 is spread over the second, 1 over what mutes leave of it, 2
-is at once.
-"""
 
 REFUSED = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operation.CONNECT}
 """How what is refused, and not held, is charged; all else is held."""
@@ -52,14 +53,12 @@ _LEAST_MUTED_MS = 500
 _LAG_MS = 1
 _ALWAYS = 0.8
 _LONG_AGO = -(2**62)
-
-
-class Second(NamedTuple):
-    """What was used in one second of a window: from when, how much, and by how long it was throttled."""
-
-    at_ms: int
-    used: float
-    throttled_ms: int
+_FOREVER = 2**62
+_OFF_MS = 5
+_GOOD_FIT = 0.01
+_GOOD_SUM = 0.002
+_LEAST_SHARE = 0.05
+_UNPAID_MS = 1000
 
 
 class Window(NamedTuple):
@@ -85,18 +84,20 @@ class Window(NamedTuple):
         """At least 1."""
         return max(self.end_ms - self.begin_ms, 1)
 
-    def seconds(self) -> list[Second]:
-        """As the profile has them; without one the busiest begins somewhere, and the others are even."""
-        told = [Second(self.begin_ms + at_ms, used, ms) for at_ms, used, ms in read_profile(self.profile)]
+    def seconds(self) -> list[SecondOfUse]:
+        """As the profile has them, in ms since 1970; without one the busiest begins somewhere, the others are even."""
+        told = [second._replace(at_ms=self.begin_ms + second.at_ms) for second in read_profile(self.profile)]
         return sorted(told) if told else self._evenly()
 
-    def _evenly(self) -> list[Second]:
+    def _evenly(self) -> list[SecondOfUse]:
         number = max(self.length_ms // 1000, 1)
         busiest = int(number * (self.begin_ms / self.length_ms * 0.6180339887 % 1))
         peak = self.used if number == 1 else min(max(self.peak, self.used / number), self.used)
         others = (self.used - peak) / max(number - 1, 1)
         muted_ms = self.throttled_ms // number
-        return [Second(self.begin_ms + i * 1000, peak if i == busiest else others, muted_ms) for i in range(number)]
+        return [
+            SecondOfUse(self.begin_ms + i * 1000, peak if i == busiest else others, muted_ms) for i in range(number)
+        ]
 
 
 def lanes_of(windows: Sequence[Window]) -> int:
@@ -134,18 +135,192 @@ class _Request(NamedTuple):
     value: float
     client: Hashable
     refused_ms: int
+    rest_ms: int
+    """How long its connection rests when the mute that it brought is over."""
+
+
+class Order(Enum):
+    """Which requests of a second were throttled: any, the last ones, or the first ones."""
+
+    ANY = "any"
+    LAST = "last"
+    FIRST = "first"
+
+
+class Manner(NamedTuple):
+    """How requests came within a second.
+
+    `haste`: 0 is spread over the second, 1 over what mutes leave of it, 2 is at once. `restful`: a connection takes
+    time for each request, and so behind each mute: what mutes leave of the second, by its requests. `late_ms`: the last
+    request comes so much later; of answers that are lent, the first. In an `order`, those that were throttled are as
+    large as it takes for that, but for `jumps` windows that the sensor forgot meanwhile.
+    """
+
+    haste: float = 1.0
+    restful: bool = False
+    late_ms: int = 0
+    order: Order = Order.ANY
+    jumps: int = 0
+
+
+MANNERS = (
+    Manner(),
+    Manner(order=Order.LAST),
+    Manner(order=Order.LAST, jumps=1),
+    Manner(order=Order.FIRST),
+    Manner(late_ms=2),
+    Manner(restful=True),
+    Manner(order=Order.LAST, late_ms=10),
+    Manner(late_ms=10),
+    Manner(late_ms=30),
+    Manner(late_ms=60),
+    Manner(0.0),
+    Manner(2.0),
+    Manner(0.5),
+    Manner(1.5),
+    Manner(0.5, restful=True),
+    Manner(2.0, restful=True),
+    Manner(0.25),
+    Manner(0.75),
+)
+"""In the order in which they are tried."""
+
+PLAIN_MANNERS = tuple(manner for manner in MANNERS if manner == Manner(manner.haste))
+"""For clients that share a sensor: all have the same."""
+
+LENT_MANNERS = (
+    Manner(restful=True),
+    Manner(),
+    *(Manner(restful=restful, late_ms=late_ms) for late_ms in (10, 20, 30, 45, 60) for restful in (True, False)),
+)
+"""For answers that are lent, of which some more are throttled when they are paid."""
+
+SPREAD = Manner(0.0)
+"""That of requests that nothing held."""
+
+
+class _Portion(NamedTuple):
+    """What a client did in one second, in how many requests, and where it belongs."""
+
+    client: "_Client"
+    second: SecondOfUse
+    value: float
+    number: int
+    end_ms: int
+    next_ms: int | None
+    refused_ms: int
+    is_lent: bool = False
+    """Whether something was not paid for when the next second with a throttle began."""
+
+    @property
+    def wall_s(self) -> int:
+        """Which second it is, since 1970."""
+        return self.second.at_ms // 1000
+
+    def requests(self, manner: Manner, last_ms: int) -> list[_Request]:
+        """In their order; the last one before them came at `last_ms`."""
+        client, number = self.client, self.number
+        rest_ms = min(int(self._unmuted_ms() / max(number, 1)), HELD_MS) if manner.restful else 0
+        found = []
+        for at_ms, value in self._uses(manner):
+            at_ms += rest_ms
+            refused_ms = min(self.refused_ms // number, max(at_ms - last_ms, 0))
+            found.append(_Request(at_ms, value, client.name, refused_ms, max(rest_ms, _LAG_MS)))
+            last_ms = at_ms
+        if manner.late_ms and client.quota_type in LENT:
+            begin_ms, room_ms = self.second.at_ms + manner.late_ms, max(self._unmuted_ms() - manner.late_ms, 0)
+            return [one._replace(due_ms=begin_ms + int(i * room_ms / number)) for i, one in enumerate(found)]
+        if manner.late_ms and found:
+            found[-1] = found[-1]._replace(due_ms=last_ms + manner.late_ms)
+        return found
+
+    def _uses(self, manner: Manner) -> list[tuple[int, float]]:
+        """When each is due, and its value."""
+        number, at_ms, client = self.number, self.second.at_ms, self.client
+        throttled = min(self._throttled(), number) if manner.order is not Order.ANY else 0
+        if not throttled:
+            step_ms = self._step_ms(manner.haste)
+            return [(at_ms + int(i * step_ms), self.value / number) for i in range(number)]
+        unmuted_ms, free = self._unmuted_ms(), number - throttled
+        mutes_ms = self._mutes_ms(throttled, manner.jumps)
+        wanted = sum(mutes_ms) / 1000 * client.live_per_s
+        of_throttled = self.value if not free else min(wanted, self.value * (1 - free / number / 2))
+        each = [of_throttled * ms / max(sum(mutes_ms), 1e-9) for ms in mutes_ms]
+        of_free = (self.value - of_throttled) / max(free, 1)
+        step_ms = unmuted_ms / max(free, 1)
+        if manner.order is Order.LAST:
+            uses = [(at_ms + int(i * step_ms), of_free) for i in range(free)]
+            return uses + [(at_ms + int(unmuted_ms) if free else at_ms, value) for value in each]
+        begin_ms = at_ms + min(int(self._muted_ms()), 999)
+        return [(at_ms, value) for value in each] + [(begin_ms + int(i * step_ms), of_free) for i in range(free)]
+
+    def _mutes_ms(self, number: int, jumps: int) -> list[float]:
+        """How long each of so many mutes was, as far as that is due to what was used. The last one was long enough to
+        reach the next second.
+        """
+        muted_ms, jumped_ms = self._muted_ms(), jumps * self.client.window_ms
+        if muted_ms <= jumped_ms:
+            jumped_ms = 0
+        each_ms = (muted_ms - jumped_ms) / number
+        last_ms = each_ms + jumped_ms
+        if number > 1 and self.next_ms is not None and self._goes_on():
+            least_ms = min(self.next_ms - self.end_ms, muted_ms)
+            if least_ms > last_ms:
+                last_ms = min((least_ms + muted_ms) / 2, self.client.longest_ms)
+        others_ms = (muted_ms - last_ms) / max(number - 1, 1)
+        least_ms = _LEAST_SHARE * each_ms
+        return [max(others_ms, least_ms)] * (number - 1) + [max(last_ms - jumped_ms, least_ms)]
+
+    def _throttled(self) -> int:
+        """How many of them were throttled, as far as that is known."""
+        second = self.second
+        if not second.requests:
+            return 0
+        throttled = max(round(self.number * second.throttles / second.requests), 1)
+        return max(throttled, ceil(second.throttled_ms / self.client.longest_ms))
+
+    def _muted_ms(self) -> float:
+        """For how long each connection was muted."""
+        return self.second.throttled_ms / self.client.lanes
+
+    def _goes_on(self) -> bool:
+        """Whether the last mute went on into the next second."""
+        return self.next_ms is not None and self.next_ms <= self.end_ms + self._muted_ms() + HELD_MS
+
+    def _unmuted_ms(self) -> float:
+        """For how long requests could come."""
+        begin_ms, end_ms = self.second.at_ms, self.end_ms
+        until_ms = self.next_ms if self.next_ms is not None and self._goes_on() else end_ms
+        return min(max(until_ms - begin_ms - self._muted_ms(), 0.0), max(end_ms - begin_ms, 1))
+
+    def _step_ms(self, haste: float) -> float:
+        """From one to the next. What brings a mute that goes on into the next second comes at the end."""
+        whole_ms, unmuted_ms = max(self.end_ms - self.second.at_ms, 1), self._unmuted_ms()
+        span_ms = whole_ms * (1 - haste) + unmuted_ms * haste if haste <= 1 else unmuted_ms * (2 - haste)
+        is_last_muted = self.number > 1 and self.second.throttled_ms > 0 and self._goes_on()
+        return min(span_ms, whole_ms - 1) / (self.number - 1) if is_last_muted else span_ms / max(self.number, 1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Client:
-    """One client, and how its use is to be told."""
+    """One client, and how its use is to be told; no throttle that it was told was longer than `longest_ms`."""
 
     name: Hashable
     windows: Sequence[Window]
     lanes: int
     quota_type: str
     per_s: float
-    haste: float
+    live_per_s: float
+    window_ms: int
+    longest_ms: int
+
+    @classmethod
+    def of(
+        cls, name: Hashable, windows: Sequence[Window], rules: Rules, quota_type: str, limit: float | None, per_s: float
+    ) -> "_Client":
+        """As its windows tell; `limit` was in force."""
+        lanes, longest_ms = lanes_of(windows), longest_throttle_ms(rules, quota_type)
+        return cls(name, windows, lanes, quota_type, per_s, limit or per_s, rules.window_ms, longest_ms)
 
     @property
     def never_stops(self) -> bool:
@@ -153,92 +328,313 @@ class _Client:
         throttled_ms = sum(window.throttled_ms for window in self.windows)
         return throttled_ms > _ALWAYS * self.lanes * sum(window.length_ms for window in self.windows)
 
-    def requests(self) -> Iterator[_Request]:
-        """All of them, in their order."""
-        refused_ms, last_ms = 0, _LONG_AGO
+    def portions(self) -> Iterator[_Portion]:
+        """All of its seconds with any use, or throttle, in their order."""
+        refused_ms, last = 0, None
         for window in self.windows:
-            each = value_of(self.quota_type, window.used) / self._number(window)
             seconds = window.seconds()
-            for i, second in enumerate(seconds):
+            each, least = self._each(window, seconds), self._least(window, seconds)
+            for second in seconds:
+                if last is not None:
+                    is_lent = second.used <= 0 < second.throttled_ms
+                    yield last._replace(next_ms=second.at_ms, is_lent=is_lent)
                 value = value_of(self.quota_type, second.used)
-                count = 0
-                if value > 0:
-                    count = min(max(1, round(value / each)), MAX_REQUESTS) if each > 0 else 1
-                next_ms = seconds[i + 1].at_ms if i + 1 < len(seconds) else None
-                step_ms = self._span_ms(second, min(_end_ms(second), window.end_ms), next_ms) / max(count, 1)
-                for j in range(count):
-                    at_ms = second.at_ms + int(j * step_ms)
-                    yield _Request(at_ms, value / count, self.name, min(refused_ms // count, max(at_ms - last_ms, 0)))
-                    last_ms = at_ms
-                refused_ms = second.throttled_ms + (0 if count else refused_ms)
+                number = self._number(value, each, least, second)
+                last = _Portion(self, second, value, number, min(_end_ms(second), window.end_ms), None, refused_ms)
+                refused_ms = second.throttled_ms + (0 if number else refused_ms)
+        if last is not None:
+            yield last
 
-    def _number(self, window: Window) -> int:
-        """Of how many requests the window is told."""
+    def _least(self, window: Window, seconds: Sequence[SecondOfUse]) -> tuple[float, float]:
+        """For how much use, as the sensor counts it, one request stands at least: of a second that tells how many they
+        were, and of any other.
+        """
         if self.quota_type in REFUSED:
-            return min(max(int(window.used), 1), window.throttles or MAX_REQUESTS, MAX_REQUESTS)
+            return 0.0, 0.0
         grain = self.per_s * (GRAIN_S if window.throttles else COARSE_GRAIN_S)
-        grains = ceil(value_of(self.quota_type, window.used) / grain) if grain > 0 else MAX_REQUESTS
-        return min(max(window.requests, 1), MAX_REQUESTS, max(grains, 1))
+        told = value_of(self.quota_type, sum(second.used for second in seconds if second.requests))
+        most = MAX_REQUESTS * min(self.lanes, MOST_FOLD)
+        return max(grain, told / most), max(grain, value_of(self.quota_type, window.used) / MAX_REQUESTS)
 
-    def _span_ms(self, second: Second, end_ms: int, next_ms: int | None) -> float:
-        """Over how long a second's requests are spread."""
-        whole_ms = max(end_ms - second.at_ms, 1)
-        muted_ms = second.throttled_ms / self.lanes
-        goes_on = next_ms is not None and next_ms <= end_ms + muted_ms + HELD_MS
-        until_ms = next_ms if next_ms is not None and goes_on else end_ms
-        unmuted_ms = min(max(until_ms - second.at_ms - muted_ms, 0), whole_ms)
-        if self.haste <= 1:
-            return whole_ms * (1 - self.haste) + unmuted_ms * self.haste
-        return unmuted_ms * (2 - self.haste)
+    def _each(self, window: Window, seconds: Sequence[SecondOfUse]) -> float:
+        """What a request is worth where its second does not tell how many they were, as the sensor counts it."""
+        if self.quota_type in REFUSED:
+            number = min(max(int(window.used), 1), window.throttles or MAX_REQUESTS, MAX_REQUESTS)
+            return value_of(self.quota_type, window.used) / number
+        told = [second for second in seconds if second.requests]
+        used = window.used - sum(second.used for second in told)
+        requests = window.requests - sum(second.requests for second in told)
+        return value_of(self.quota_type, max(used, 0.0)) / max(requests, 1)
+
+    def _number(self, value: float, each: float, least: tuple[float, float], second: SecondOfUse) -> int:
+        """As how many requests the use of a second is told: as many as it were, or as matter; enough to be throttled
+        for as long as it was.
+        """
+        if value <= 0:
+            return 0
+        if second.requests and self.quota_type not in REFUSED:
+            number = min(second.requests, ceil(value / least[0]) if least[0] > 0 else MAX_REQUESTS)
+        else:
+            number = round(value / max(each, least[1])) if each > 0 or least[1] > 0 else 1
+        throttled = 1 if self.quota_type in REFUSED else ceil(second.throttled_ms / self.longest_ms)
+        return min(max(number, throttled, 1), MAX_REQUESTS)
 
 
-def _end_ms(second: Second) -> int:
+def _end_ms(second: SecondOfUse) -> int:
     return second.at_ms - second.at_ms % 1000 + 1000
 
 
+_Saved = tuple[list[_Request], list[int], list[tuple[int, float, int]], int, int]
+
+
 class _Sender:
-    """Connections that take requests of one queue; `free` is from when on each may send, a heap."""
+    """Connections that take requests of one queue; `free` is from when on each may send, a heap. `told_ms` is for how
+    long they were throttled so far, `recorded_ms` for how long that was live.
+    """
 
-    __slots__ = ("_head", "_lent", "_operation", "_requests", "free", "lane")
+    __slots__ = (
+        "_last_ms",
+        "_lent",
+        "_operation",
+        "_per_s",
+        "_queue",
+        "clients",
+        "free",
+        "lane",
+        "number",
+        "recorded_ms",
+        "told_ms",
+    )
 
-    def __init__(self, clients: Sequence[_Client]) -> None:
+    def __init__(self, number: int, clients: Sequence[_Client]) -> None:
+        self.number = number
+        self.clients = clients
         self.lane = clients[0].name
         self.free = [_LONG_AGO] * sum(client.lanes for client in clients)
-        self._requests = merge(*(client.requests() for client in clients), key=lambda request: request.due_ms)
-        self._head = next(self._requests, None)
+        self.recorded_ms = self.told_ms = 0
+        self._queue: deque[_Request] = deque()
         self._operation = LENT.get(clients[0].quota_type, Operation.CHARGE)
+        self._per_s = clients[0].live_per_s
         self._lent: list[tuple[int, float, int]] = []
+        self._last_ms = _LONG_AGO
 
-    def next_ms(self) -> int | None:
-        """When the next request goes, or is to be paid; None when there is none."""
-        lent_ms = self._lent[0][0] if self._lent else None
-        if self._head is None:
-            return lent_ms
-        due_ms, free_ms = self._head.due_ms, self.free[0]
-        next_ms = due_ms if free_ms < due_ms else free_ms + _LAG_MS
-        return next_ms if lent_ms is None else min(next_ms, lent_ms)
+    @property
+    def off_ms(self) -> int:
+        """By how much the throttle time is off."""
+        return abs(self.told_ms - self.recorded_ms)
 
-    def go_on(self, meter: Meter | None, at_ms: int, end_ms: int, events: list[Event]) -> None:
-        """Send the next request, or pay for one whose mute is over, now; behind `end_ms` that is as good as paid."""
+    @property
+    def owes(self) -> bool:
+        """Whether something is lent that is not paid for."""
+        return bool(self._lent)
+
+    def saved(self) -> _Saved:
+        """As things stand."""
+        return list(self._queue), list(self.free), list(self._lent), self._last_ms, self.told_ms
+
+    def restore(self, saved: _Saved) -> None:
+        """As things stood."""
+        self._queue = deque(saved[0])
+        self.free, self._lent, self._last_ms, self.told_ms = list(saved[1]), list(saved[2]), saved[3], saved[4]
+
+    def add(self, portions: Sequence[_Portion], manner: Manner) -> None:
+        """Have what was done in one second sent, behind what waits."""
+        found = [portion.requests(manner, self._last_ms) for portion in portions]
+        requests = found[0] if len(found) == 1 else sorted(chain(*found), key=lambda request: request.due_ms)
+        self._queue += requests
+        if requests:
+            self._last_ms = requests[-1].due_ms
+
+    def next_ms(self) -> int:
+        """When the next request goes, or is to be paid; _FOREVER when there is none."""
+        next_ms = max(self._queue[0].due_ms, self.free[0]) if self._queue else _FOREVER
+        return min(next_ms, self._lent[0][0]) if self._lent else next_ms
+
+    def late_ms(self, end_ms: int) -> float:
+        """How long after `end_ms` the last that waits will be sent, by what the quota lets go in a second."""
+        if not self._queue:
+            return 0.0
+        waits_ms = sum(request.value for request in self._queue) / self._per_s * 1000 if self._per_s > 0 else 0.0
+        return max(self.free[0] - end_ms, 0) + waits_ms / len(self.free)
+
+    def go_on(self, meter: Meter, at_ms: int, end_ms: int, events: list[Event], edits: list[tuple[int, Event]]) -> None:
+        """Send the next request, or pay for one whose mute is over, now; behind `end_ms` that is as good as paid.
+
+        `edits` gets what an event was that is paid for.
+        """
         if self._lent and self._lent[0][0] <= at_ms:
             _, value, number = heappop(self._lent)
-            if meter is None or at_ms >= end_ms:
+            if at_ms >= end_ms:
                 return
-            throttle_ms = meter.use(Operation.REPAY, value, at_ms)
+            throttle_ms, rest_ms = meter.use(Operation.REPAY, value, at_ms), _LAG_MS
             event = events[number]
+            edits.append((number, event))
             events[number] = event._replace(throttle_ms=event.throttle_ms + throttle_ms)
         else:
-            request = self._head
-            assert request is not None
-            self._head = next(self._requests, None)
-            value, number = request.value, len(events)
-            throttle_ms = meter.use(self._operation, value, at_ms) if meter is not None else 0
+            request = self._queue.popleft()
+            value, rest_ms, number = request.value, request.rest_ms, len(events)
+            throttle_ms = meter.use(self._operation, value, at_ms)
             lanes = len(self.free)
             events.append(Event(request.client, self.lane, lanes, at_ms, value, throttle_ms, request.refused_ms))
+        self.told_ms += throttle_ms
         if throttle_ms:
-            heapreplace(self.free, at_ms + throttle_ms)
-        if meter is not None and meter.lent:
+            heapreplace(self.free, at_ms + throttle_ms + rest_ms)
+        if meter.lent:
             heappush(self._lent, (at_ms + throttle_ms, value, number))
+
+
+class _State(NamedTuple):
+    """Where a retelling stands, and those of its senders that may have something to do in a second."""
+
+    senders: list[tuple[_Sender, _Saved]]
+    meter: bytes
+    events: int
+    edits: int
+
+
+class _Retelling:
+    """All who shared a sensor, second by second. Of the manners in which a second's requests may have come the one
+    counts that explains best for how long each was throttled up to then.
+    """
+
+    def __init__(self, clients: Sequence[_Client], meter: Meter, end_ms: int) -> None:
+        groups = _groups(clients)
+        senders = [_Sender(number, group) for number, group in enumerate(groups)]
+        self._sender_of = {id(client): sender for sender in senders for client in sender.clients}
+        self._clients, self._meter, self._end_ms = clients, meter, end_ms
+        self._manners = _manners(clients)
+        self._manner = self._manners[0]
+        self._busy: list[_Sender] = []
+        """Those who have something left to do."""
+        self._events: list[Event] = []
+        self._edits: list[tuple[int, Event]] = []
+        """Events that had another throttle time before they were paid."""
+
+    def run(self) -> list[Event]:
+        """All of it."""
+        for wall_s, portions in _by_second(self._clients):
+            self._go_until(self._busy, wall_s * 1000)
+            own: dict[_Sender, list[_Portion]] = {}
+            for portion in portions:
+                sender = self._sender_of[id(portion.client)]
+                own.setdefault(sender, []).append(portion)
+                sender.recorded_ms += portion.second.throttled_ms
+            self._tell(own, [*own, *(one for one in self._busy if one not in own)], wall_s * 1000 + 1000)
+        self._go_until(self._busy, _FOREVER)
+        return self._events
+
+    def _tell(self, own: Mapping[_Sender, Sequence[_Portion]], involved: Sequence[_Sender], end_ms: int) -> None:
+        recorded_ms = sum(portion.second.throttled_ms for portions in own.values() for portion in portions)
+        in_all_ms = sum(sender.recorded_ms for sender in involved)
+        good_ms = _OFF_MS + _GOOD_FIT * recorded_ms + _GOOD_SUM * in_all_ms
+        told_ms = sum(sender.told_ms for sender in involved)
+        before = self._state(involved)
+        best, best_off_ms = self._manner, self._try(own, involved, self._manner, end_ms)
+        nothing = not recorded_ms and sum(sender.told_ms for sender in involved) == told_ms
+        if best_off_ms > good_ms and not nothing:
+            best = self._best(own, before, end_ms, best, best_off_ms, good_ms)
+        self._manner = best
+        self._busy = [sender for sender in involved if sender.next_ms() < _FOREVER]
+
+    def _best(
+        self,
+        own: Mapping[_Sender, Sequence[_Portion]],
+        before: _State,
+        end_ms: int,
+        best: Manner,
+        best_off_ms: float,
+        good_ms: float,
+    ) -> Manner:
+        """Try all others, and have done what was best."""
+        involved = [sender for sender, _ in before.senders]
+        last = best
+        for manner in self._manners:
+            if manner == self._manner:
+                continue
+            self._restore(before)
+            off_ms, last = self._try(own, involved, manner, end_ms), manner
+            if off_ms < best_off_ms:
+                best, best_off_ms = manner, off_ms
+            if off_ms <= good_ms:
+                break
+        if last != best:
+            self._restore(before)
+            self._try(own, involved, best, end_ms)
+        return best
+
+    def _try(
+        self, own: Mapping[_Sender, Sequence[_Portion]], involved: Sequence[_Sender], manner: Manner, end_ms: int
+    ) -> float:
+        """By how much the throttle times up to then are off, and will be: of one sender, also how late is what should
+        have come.
+        """
+        for sender, portions in own.items():
+            sender.add(portions, manner)
+        self._go_until(involved, end_ms)
+        off_ms: float = sum(sender.off_ms for sender in involved)
+        off_ms += sum(_UNPAID_MS for sender, portions in own.items() if portions[-1].is_lent and not sender.owes)
+        return off_ms + involved[0].late_ms(end_ms) if len(involved) == 1 else off_ms
+
+    def _go_until(self, senders: Sequence[_Sender], until_ms: int) -> None:
+        turns = [(at_ms, sender.number, sender) for sender in senders if (at_ms := sender.next_ms()) < until_ms]
+        heapify(turns)
+        while turns:
+            at_ms, number, sender = turns[0]
+            sender.go_on(self._meter, at_ms, self._end_ms, self._events, self._edits)
+            following_ms = sender.next_ms()
+            if following_ms < until_ms:
+                heapreplace(turns, (following_ms, number, sender))
+            else:
+                heappop(turns)
+
+    def _state(self, senders: Sequence[_Sender]) -> _State:
+        saved = [(sender, sender.saved()) for sender in senders]
+        return _State(saved, self._meter.saved(), len(self._events), len(self._edits))
+
+    def _restore(self, state: _State) -> None:
+        for sender, saved in state.senders:
+            sender.restore(saved)
+        self._meter.restore(state.meter)
+        while len(self._edits) > state.edits:
+            number, event = self._edits.pop()
+            self._events[number] = event
+        del self._events[state.events :]
+
+
+def _manners(clients: Sequence[_Client]) -> Sequence[Manner]:
+    """In which they may have come; the same for all."""
+    if len(clients) > 1:
+        return PLAIN_MANNERS
+    return LENT_MANNERS if clients[0].quota_type in LENT else MANNERS
+
+
+def _groups(clients: Sequence[_Client]) -> list[list[_Client]]:
+    """Who sends from one queue."""
+    together = [client for client in clients if client.never_stops]
+    return [[client] for client in clients if not client.never_stops] + ([together] if together else [])
+
+
+def _by_second(clients: Sequence[_Client]) -> Iterator[tuple[int, list[_Portion]]]:
+    portions = merge(*(client.portions() for client in clients), key=lambda portion: portion.second.at_ms)
+    for wall_s, own in groupby(portions, key=lambda portion: portion.second.at_ms // 1000):
+        yield wall_s, list(own)
+
+
+def _unmuted(clients: Sequence[_Client]) -> list[Event]:
+    """What came of requests that nothing held."""
+    lanes = {one.name: (group[0].name, sum(of.lanes for of in group)) for group in _groups(clients) for one in group}
+    last_ms = dict.fromkeys(lanes, _LONG_AGO)
+    events: list[Event] = []
+    for _, portions in _by_second(clients):
+        begin = len(events)
+        for portion in portions:
+            name = portion.client.name
+            for request in portion.requests(SPREAD, last_ms[name]):
+                last_ms[name] = request.due_ms
+                events.append(Event(name, *lanes[name], request.due_ms, request.value, 0, request.refused_ms))
+        if len(portions) > 1:
+            events[begin:] = sorted(events[begin:], key=lambda event: event.at_ms)
+    return events
 
 
 def retold(
@@ -247,7 +643,6 @@ def retold(
     quota_type: str,
     limit: float | None,
     per_s: float,
-    haste: float,
 ) -> list[Event]:
     """The events of all who shared a sensor with this limit, in their order; without a limit nothing was throttled.
 
@@ -255,27 +650,11 @@ def retold(
     queue: Kafka's window forgets a burst at once, and who then comes first takes the room, which may be another one
     than it was live.
     """
-    clients = [_Client(name, its, lanes_of(its), quota_type, per_s, haste) for name, its in windows.items()]
-    together = [client for client in clients if client.never_stops]
-    senders = [_Sender([client]) for client in clients if client not in together]
-    if together:
-        senders.append(_Sender(together))
-    turns = [(at_ms, i) for i, sender in enumerate(senders) if (at_ms := sender.next_ms()) is not None]
-    heapify(turns)
-    meter = None
-    if limit is not None and turns and quota_type not in REFUSED:
-        meter = Meter(rules, quota_type, limit, turns[0][0])
-    end_ms = max((its[-1].end_ms for its in windows.values()), default=0)
-    events: list[Event] = []
-    while turns:
-        at_ms, i = turns[0]
-        senders[i].go_on(meter, at_ms, end_ms, events)
-        following_ms = senders[i].next_ms()
-        if following_ms is None:
-            heappop(turns)
-        else:
-            heapreplace(turns, (following_ms, i))
-    return events
+    clients = [_Client.of(name, its, rules, quota_type, limit, per_s) for name, its in windows.items()]
+    if limit is None or not clients or quota_type in REFUSED:
+        return _unmuted(clients)
+    meter = Meter(rules, quota_type, limit, min(its[0].begin_ms for its in windows.values()))
+    return _Retelling(clients, meter, max(its[-1].end_ms for its in windows.values())).run()
 
 
 def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[tuple[Lane, Demand]]:

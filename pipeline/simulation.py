@@ -29,7 +29,7 @@ from pipeline.candidate import Candidate
 from pipeline.loud_runs import COLUMNS, runs_in
 from pipeline.meter import PERCENT_SECONDS_PER_MS, Standing, standing_of
 from pipeline.quiet import Most, allowed, memory_of, runs
-from pipeline.recorded import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, Window
+from pipeline.recorded import COARSE_GRAIN_S, GRAIN_S, MAX_REQUESTS, MOST_FOLD, Window
 
 BUCKET_MS = 7_200_000
 LATE_MS = 600_000
@@ -369,7 +369,8 @@ def _requests_retold(used: Column) -> Column:
     """As how many requests the use of a record is retold, at the most: see `recorded`."""
     grain_s = F.when(F.col("throttles") > 0, GRAIN_S).otherwise(COARSE_GRAIN_S)
     grains = used / F.greatest(F.least("new_limit", "limit") * grain_s, F.lit(1e-9))
-    return F.least(F.col("requests"), F.ceil(F.least(grains, F.lit(float(MAX_REQUESTS)))), F.lit(MAX_REQUESTS)) + 1
+    most = F.when(F.col("throttles") > 0, MAX_REQUESTS * (MOST_FOLD + 1)).otherwise(MAX_REQUESTS)
+    return F.least(F.col("requests"), F.ceil(F.least(grains, most.cast("double"))), most) + 1
 
 
 def _as_runs(windows: Group, numbers: NDArray[np.int64]) -> list[tuple[Any, ...]]:

@@ -80,6 +80,16 @@ class Rows:
         """The limit that the row is judged by."""
         return self._floats[self._row(handle) + LIMIT]
 
+    def copied(self, handle: int) -> bytes:
+        """The words of the row, to be put back."""
+        row = self._row(handle)
+        return self._ints[row : row + self._words_of_row].tobytes()
+
+    def overwrite(self, handle: int, copied: bytes) -> None:
+        """Have the row be what it was when it was `copied`."""
+        row = self._row(handle)
+        self._ints[row : row + self._words_of_row] = memoryview(copied).cast("q")
+
     def _open_row(self, limit: float) -> int:
         """A handle of a row that is zero but for its limit. SensorsFull if there is none left."""
         if self.used == self.capacity:

@@ -17,7 +17,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from zlib import crc32
 
 VERSION = 2
@@ -134,8 +134,9 @@ class UsageRecord(Row):
     )
     profile: str = _column(
         "",
-        "of each second with use `at:used` or `at:used:throttled_ms`, with blanks between: `at` is when its first use "
-        "came, in ms from begin_ms; empty: every second was used about evenly and nothing throttled, or window_s > 60",
+        "of each second with use `at:used`, or `at:used:throttled_ms:requests:throttles` if it was throttled, with "
+        "blanks between: `at` is when its first use came, in ms from begin_ms; empty: every second was used about "
+        "evenly and nothing throttled, or window_s > 60",
         default="",
     )
 
@@ -151,29 +152,41 @@ def is_even(seconds: int, window_s: int, peak: float, used: float) -> bool:
     return seconds == window_s and peak * window_s <= _EVEN * used
 
 
-def profile_text(seconds: Iterable[tuple[int, float, int]]) -> str:
-    """A record's profile, from its seconds: (ms from its begin to the first use in that second, used, throttled_ms)."""
+class SecondOfUse(NamedTuple):
+    """What a profile tells of one second. `requests` are known only if it was throttled; 0 also if they are not."""
+
+    at_ms: int
+    used: float
+    throttled_ms: int = 0
+    requests: int = 0
+    throttles: int = 0
+
+
+def profile_text(seconds: Iterable[tuple[int, float, int, int, int]]) -> str:
+    """A record's profile, from its seconds, each as `SecondOfUse` has them; `at_ms` from the record's begin."""
     return " ".join(
         [
-            f"{at_ms}:{used:.12g}:{throttled_ms}" if throttled_ms else f"{at_ms}:{used:.12g}"
-            for at_ms, used, throttled_ms in seconds
+            f"{at_ms}:{used:.12g}:{throttled_ms}:{requests}:{throttles}" if throttled_ms else f"{at_ms}:{used:.12g}"
+            for at_ms, used, throttled_ms, requests, throttles in seconds
         ]
     )
 
 
-def read_profile(text: str) -> list[tuple[int, float, int]]:
-    """The seconds of a profile; none of one that cannot be read."""
+def read_profile(text: str) -> list[SecondOfUse]:
+    """The seconds of a profile; none of one that cannot be read. Earlier proxies wrote no requests and throttles."""
     try:
         return [_read_second(*second.split(":")) for second in text.split()]
     except (TypeError, ValueError):
         return []
 
 
-def _read_second(at_ms: str, used: str, throttled_ms: str = "0") -> tuple[int, float, int]:
+def _read_second(
+    at_ms: str, used: str, throttled_ms: str = "0", requests: str = "0", throttles: str = "0"
+) -> SecondOfUse:
     amount = float(used)
     if not math.isfinite(amount):
         raise ValueError(used)
-    return int(at_ms), amount, int(throttled_ms)
+    return SecondOfUse(int(at_ms), amount, int(throttled_ms), int(requests), int(throttles))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class Counts(NamedTuple):
     shadow_throttled_ms: int
     unsent_bytes: int
     muted_ms: int
-    seconds: tuple[tuple[int, float, int], ...]
+    seconds: tuple[tuple[int, float, int, int, int], ...]
     """As `quotas.usage_record.profile_text` has them."""
 
 
@@ -117,12 +117,14 @@ class Use:
         "peak",
         "place",
         "requests",
+        "requests_mark",
         "seconds",
         "shadow_throttled_ms",
         "shadow_throttles",
         "throttled_mark",
         "throttled_ms",
         "throttles",
+        "throttles_mark",
         "unsent_bytes",
         "until_us",
         "used",
@@ -133,7 +135,9 @@ class Use:
         self.client = client
         self.place = place
         self.window = NO_WINDOW
-        self.until_us = self.began_us = -1
+        self.until_us = -1
+        self.began_us = -1
+        """By the wall clock."""
         self.muted_until_ms = -1
         self.is_profiled = client.meter.window_s <= LONGEST_PROFILE_S
         self._begin()
@@ -142,9 +146,9 @@ class Use:
         self.requests = self.in_bytes = self.out_bytes = self.unsent_bytes = 0
         self.throttles = self.throttled_ms = self.backlogged_ms = 0
         self.shadow_throttles = self.shadow_throttled_ms = 0
-        self.muted_ms = self.throttled_mark = 0
+        self.muted_ms = self.throttled_mark = self.requests_mark = self.throttles_mark = 0
         self.used = self.mark = self.peak = 0.0
-        self.seconds: list[tuple[int, float, int]] = []
+        self.seconds: list[tuple[int, float, int, int, int]] = []
 
     def turn(self, now_us: int) -> None:
         """Another second has begun, perhaps in another window."""
@@ -158,14 +162,16 @@ class Use:
             self.client.open += 1
             meter.opened(self)
         self.until_us = (wall_s + 1) * _SECOND_US - meter.offset_us
-        self.began_us = now_us
+        self.began_us = now_us + meter.offset_us
 
     def _end_second(self) -> None:
         in_second, throttled_ms = self.used - self.mark, self.throttled_ms - self.throttled_mark
         if in_second > self.peak:
             self.peak = in_second
         if self.is_profiled and (in_second > 0 or throttled_ms):
-            self.seconds.append((self.began_us, in_second, throttled_ms))
+            requests, throttles = self.requests - self.requests_mark, self.throttles - self.throttles_mark
+            self.seconds.append((self.began_us, in_second, throttled_ms, requests, throttles))
+            self.requests_mark, self.throttles_mark = self.requests, self.throttles
         self.mark, self.throttled_mark = self.used, self.throttled_ms
 
     def close(self) -> None:
@@ -194,15 +200,15 @@ class Use:
         self.window, self.until_us = NO_WINDOW, -1
         self.client.open -= 1
 
-    def _profile(self, begin_ms: int) -> tuple[tuple[int, float, int], ...]:
+    def _profile(self, begin_ms: int) -> tuple[tuple[int, float, int, int, int], ...]:
         meter = self.client.meter
         if is_even(len(self.seconds), meter.window_s, self.peak, self.used) and not self.throttled_ms:
             return ()
-        ahead_us, last_ms = meter.offset_us - begin_ms * 1000, meter.window_s * 1000 - 1
+        last_ms = meter.window_s * 1000 - 1
         # The wall clock may have been set within the window.
         return tuple(
-            (min(max((began_us + ahead_us) // 1000, 0), last_ms), used, throttled_ms)
-            for began_us, used, throttled_ms in self.seconds
+            (min(max(began_us // 1000 - begin_ms, 0), last_ms), used, throttled_ms, requests, throttles)
+            for began_us, used, throttled_ms, requests, throttles in self.seconds
         )
 
     # ------------------------------------------------- what does not come often

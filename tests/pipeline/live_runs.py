@@ -9,7 +9,7 @@ from random import Random
 from typing import NamedTuple
 
 from pipeline.candidate import Candidate, Rules
-from quotas.entities import QuotaType
+from pipeline.meter import PERCENT_SECONDS_PER_MS, type_of
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
@@ -20,20 +20,21 @@ BEGIN_MS = 5_000_000
 WINDOW_MS = 10_000
 NODE_ID = 1
 CLUSTER = "main"
+PRODUCE, REQUEST = "produce", "request"
 
 
 class Request(NamedTuple):
     """What a connection sends: `value`, not before `at_ms`."""
 
     at_ms: int
-    value: int
+    value: float
 
 
 Load = Callable[[Random], Iterator[Request]]
 """The requests of one connection in their order, in ms of the run."""
 
 
-def greedy(size: int, begin_ms: int = 0, end_ms: int = 2**60) -> Load:
+def greedy(size: float, begin_ms: int = 0, end_ms: int = 2**60) -> Load:
     """Always one more, as soon as it may."""
 
     def requests(random: Random) -> Iterator[Request]:
@@ -84,6 +85,8 @@ class _Window:
     muted_ms: int = 0
     firsts_ms: dict[int, int] = field(default_factory=dict)
     throttled_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    requests_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    throttles_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, at_ms: int, value: float, throttle_ms: int) -> None:
         """A request at so many ms of the run."""
@@ -91,6 +94,8 @@ class _Window:
         self.seconds[second] += value
         self.firsts_ms.setdefault(second, at_ms % WINDOW_MS)
         self.throttled_in[second] += throttle_ms
+        self.requests_in[second] += 1
+        self.throttles_in[second] += throttle_ms > 0
         self.requests += 1
         self.throttles += throttle_ms > 0
         self.throttled_ms += throttle_ms
@@ -100,7 +105,8 @@ class _Window:
         peak, used = max(self.seconds.values()), sum(self.seconds.values())
         if is_even(len(self.seconds), WINDOW_MS // 1000, peak, used) and not self.throttled_ms:
             return ""
-        return profile_text((self.firsts_ms[s], self.seconds[s], self.throttled_in[s]) for s in sorted(self.seconds))
+        counts = (self.seconds, self.throttled_in, self.requests_in, self.throttles_in)
+        return profile_text((self.firsts_ms[s], *(count[s] for count in counts)) for s in sorted(self.seconds))
 
 
 @dataclass
@@ -111,13 +117,16 @@ class LiveRun:
     used: dict[tuple[str, str], float]
 
 
-def live_run(table: QuotaTable, connections: list[Connection], seconds: int, seed: int = 1) -> LiveRun:
-    """What `connections` do in so long under the quotas of `table`; all produce."""
+def live_run(
+    table: QuotaTable, connections: list[Connection], seconds: int, seed: int = 1, quota_type: str = PRODUCE
+) -> LiveRun:
+    """What `connections` do in so long under the quotas of `table`: all produce, or all ask, `value` in percent * s."""
     random = Random(seed)
+    is_time = quota_type == REQUEST
     sensors = Sensors(1_000)
     ledger = Ledger(sensors, table)
     loads = [connection.load(random) for connection in connections]
-    turns: list[tuple[int, int, int]] = []
+    turns: list[tuple[int, int, float]] = []
     for i, load in enumerate(loads):
         request = next(load)
         heappush(turns, (request.at_ms, i, request.value))
@@ -132,10 +141,12 @@ def live_run(table: QuotaTable, connections: list[Connection], seconds: int, see
         user, client_id = connection.user, connection.client_id
         now_ms = BEGIN_MS + at_ms
         binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
-        throttle_ms = 0 if binding.produce is None else sensors.charge(binding.produce, value, now_ms)
-        events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms))
+        handle = binding.request if is_time else binding.produce
+        charge = ledger.request_sensors.charge if is_time else sensors.charge
+        throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
+        events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type))
         window = windows[user, client_id, at_ms // WINDOW_MS]
-        window.add(at_ms, value, throttle_ms)
+        window.add(at_ms, value / PERCENT_SECONDS_PER_MS if is_time else value, throttle_ms)
         if throttle_ms:
             until_ms = muted_until[user, client_id]
             window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))
@@ -149,14 +160,16 @@ def live_run(table: QuotaTable, connections: list[Connection], seconds: int, see
         lag_ms = random.randrange(1, connection.service_ms + 1)
         heappush(turns, (max(request.at_ms, free_ms + lag_ms), i, request.value))
     records = [
-        _record(number, k, user, client_id, window, table)
+        _record(number, k, user, client_id, window, table, quota_type)
         for number, ((user, client_id, k), window) in enumerate(sorted(windows.items(), key=lambda w: w[0][2]), 1)
         if k < seconds * 1000 // WINDOW_MS
     ]
     return LiveRun(events, records, throttled, used)
 
 
-def _event(sequence: int, now_ms: int, connection: Connection, value: float, throttle_ms: int) -> TraceEvent:
+def _event(
+    sequence: int, now_ms: int, connection: Connection, value: float, throttle_ms: int, quota_type: str
+) -> TraceEvent:
     return TraceEvent(
         instance="a",
         epoch=EPOCH_MS,
@@ -168,7 +181,7 @@ def _event(sequence: int, now_ms: int, connection: Connection, value: float, thr
         user=connection.user,
         client_id=connection.client_id,
         ip="",
-        quota_type="produce",
+        quota_type=quota_type,
         operation="charge",
         value=float(value),
         throttle_ms=throttle_ms,
@@ -177,8 +190,10 @@ def _event(sequence: int, now_ms: int, connection: Connection, value: float, thr
     )
 
 
-def _record(number: int, k: int, user: str, client_id: str, window: _Window, table: QuotaTable) -> UsageRecord:
-    standing = table.tags_and_limit(QuotaType.PRODUCE, user, client_id)
+def _record(
+    number: int, k: int, user: str, client_id: str, window: _Window, table: QuotaTable, quota_type: str
+) -> UsageRecord:
+    standing = table.tags_and_limit(type_of(quota_type), user, client_id)
     total = sum(window.seconds.values())
     return UsageRecord(
         instance="a",
@@ -191,7 +206,7 @@ def _record(number: int, k: int, user: str, client_id: str, window: _Window, tab
         user=user,
         client_id=client_id,
         ip="",
-        quota_type="produce",
+        quota_type=quota_type,
         used=total,
         peak=max(window.seconds.values(), default=0.0),
         requests=window.requests,

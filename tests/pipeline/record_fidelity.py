@@ -15,19 +15,31 @@ from random import Random
 from typing import NamedTuple
 
 from pipeline.candidate import Rules
+from pipeline.meter import type_of, value_of
 from pipeline.record_replay import explained, replay_run
 from pipeline.recorded import Window
-from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.entities import DEFAULT, Entity
 from quotas.quota_table import QuotaTable
-from tests.pipeline.live_runs import Connection, LiveRun, Load, Request, bursty, greedy, live_run, steady
+from tests.pipeline.live_runs import (
+    PRODUCE,
+    REQUEST,
+    Connection,
+    LiveRun,
+    Load,
+    Request,
+    bursty,
+    greedy,
+    live_run,
+    steady,
+)
 
 MB = 1_000_000
 RULES = Rules()
 
 
-def one_user(rate: float) -> QuotaTable:
-    """Everybody by himself has this produce quota, whatever his client-id."""
-    return QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: rate}})
+def one_user(rate: float, quota_type: str = PRODUCE) -> QuotaTable:
+    """Everybody by himself has this quota, whatever his client-id."""
+    return QuotaTable({Entity(user=DEFAULT): {type_of(quota_type): rate}})
 
 
 def on_and_off(rate: float, size: int, on_ms: int, off_ms: int) -> Load:
@@ -68,6 +80,16 @@ def greedy_sizes(least: int, most: int) -> Load:
     return requests
 
 
+def greedy_costs(mean: float) -> Load:
+    """Always one request more; each takes about so many percent * s of a thread."""
+
+    def requests(random: Random) -> Iterator[Request]:
+        while True:
+            yield Request(0, mean * random.uniform(0.5, 1.5))
+
+    return requests
+
+
 def alone(*loads: Load) -> list[Connection]:
     return [Connection("a", "x", load) for load in loads]
 
@@ -77,10 +99,11 @@ def several(*loads: Load) -> list[Connection]:
 
 
 class Kind(NamedTuple):
-    """A kind of load: its connections, and the quota in bytes/s."""
+    """A kind of load: its connections, and the quota in bytes/s, or in percent of a thread."""
 
     connections: list[Connection]
     quota: float = MB
+    quota_type: str = PRODUCE
 
 
 KINDS = {
@@ -119,6 +142,11 @@ KINDS = {
         several(*[bursty(8 * MB, 100_000, period) for period in (20_000, 35_000, 47_000, 61_000)])
     ),
     "shared: five greedy": Kind(several(*[greedy(100_000)] * 5)),
+    "requests of 80 us, 1 %": Kind(alone(greedy_costs(0.008)), 1.0, REQUEST),
+    "requests of 200 us, 1 %": Kind(alone(greedy_costs(0.02)), 1.0, REQUEST),
+    "requests of 1 ms, 2 %": Kind(alone(greedy_costs(0.1)), 2.0, REQUEST),
+    "requests of 5 ms, 5 %": Kind(alone(greedy_costs(0.5)), 5.0, REQUEST),
+    "three that ask, 200 us, 2 %": Kind(alone(*[greedy_costs(0.02)] * 3), 2.0, REQUEST),
 }
 
 
@@ -131,7 +159,7 @@ def windows_of(run: LiveRun) -> dict[Hashable, list[Window]]:
 
 
 class Found(NamedTuple):
-    """What came of a load; times in ms, use in bytes.
+    """What came of a load; times in ms, use as charged.
 
     `worst` is by how much the client is off whose throttle time is most. The last three are of the doubled quota.
     """
@@ -151,28 +179,32 @@ class Found(NamedTuple):
 
 def live_and_replayed_ms(kind: Kind, seconds: int, seed: int = 1) -> tuple[int, int]:
     """Throttle times in all, live and replayed with the quota in force."""
-    clients = windows_of(live_run(one_user(kind.quota), kind.connections, seconds, seed))
-    told = explained(clients, RULES, "produce", kind.quota, kind.quota)
+    clients = windows_of(_live(kind, 1, seconds, seed))
+    told = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
     end_ms = max(windows[-1].end_ms for windows in clients.values())
-    replay = replay_run([told], RULES, "produce", kind.quota, end_ms)
+    replay = replay_run([told], RULES, kind.quota_type, kind.quota, end_ms)
     return told.recorded_ms, replay.sensor.throttled_ms
 
 
 def found(kind: Kind, seconds: int, seed: int = 1) -> Found:
     """Live and replayed, with the quota in force and with a doubled one."""
-    live = live_run(one_user(kind.quota), kind.connections, seconds, seed)
-    doubled = live_run(one_user(2 * kind.quota), kind.connections, seconds, seed)
+    live, doubled = (_live(kind, factor, seconds, seed) for factor in (1, 2))
     clients = windows_of(live)
     end_ms = max(windows[-1].end_ms for windows in clients.values())
-    told = explained(clients, RULES, "produce", kind.quota, kind.quota)
-    same = replay_run([told], RULES, "produce", kind.quota, end_ms)
-    told = explained(clients, RULES, "produce", kind.quota, 2 * kind.quota)
-    more = replay_run([told], RULES, "produce", 2 * kind.quota, end_ms)
+    told = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
+    same = replay_run([told], RULES, kind.quota_type, kind.quota, end_ms)
+    told = explained(clients, RULES, kind.quota_type, kind.quota, 2 * kind.quota)
+    more = replay_run([told], RULES, kind.quota_type, 2 * kind.quota, end_ms)
     live_ms = {client: sum(w.throttled_ms for w in windows) for client, windows in clients.items()}
     worst = max((same.paced[client].throttled_ms / ms - 1 for client, ms in live_ms.items() if ms), key=abs, default=0)
-    used = sum(record.used for record in doubled.records)
+    used = value_of(kind.quota_type, sum(record.used for record in doubled.records))
     total = sum(live_ms.values())
     return Found(total, same.sensor.throttled_ms, worst, used, more.sensor.used, more.greedy_sensor.used)
+
+
+def _live(kind: Kind, factor: int, seconds: int, seed: int) -> LiveRun:
+    table = one_user(factor * kind.quota, kind.quota_type)
+    return live_run(table, kind.connections, seconds, seed, kind.quota_type)
 
 
 def main() -> None:

@@ -113,13 +113,21 @@ def test_a_header_says_what_follows():
     assert line_of(header).startswith("2\theader\tusage\there\t5\t1\t1\t")
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, 59_999), st.integers(1, 10**11), st.integers(0, 10**6)), min_size=1, max_size=60)
+_SECONDS = st.tuples(
+    st.integers(0, 59_999), st.integers(1, 10**11), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6)
 )
+
+
+@given(st.lists(_SECONDS, min_size=1, max_size=60))
 def test_a_profile_is_read_as_it_was_written(seconds):
     assert read_profile(profile_text(seconds)) == seconds
 
 
+def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read():
+    assert profile_text([(5, 7, 0, 3, 0), (1_000, 1.5, 20, 2, 1)]) == "5:7 1000:1.5:20:2:1"
+    assert read_profile("5:7 1000:1.5:20") == [(5, 7, 0, 0, 0), (1_000, 1.5, 20, 0, 0)]
+
+
 def test_a_profile_that_cannot_be_read_tells_nothing():
-    for text in ("x", "1", "1:2:3:4", "1:nan", "1:2 3:inf", "1.5:2", ":"):
+    for text in ("x", "1", "1:2:3:4:5:6", "1:nan", "1:2 3:inf", "1.5:2", ":"):
         assert read_profile(text) == []

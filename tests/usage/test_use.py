@@ -54,7 +54,7 @@ def test_the_first_second_of_a_window_is_one_second(meter):
     fetch.add(1, 12 * S)
     _, counts = taken(meter)
     assert (counts.used, counts.peak) == (1_501, 1_500)
-    assert counts.seconds == ((0, 1_500, 0), (2_000, 1, 0))
+    assert counts.seconds == ((0, 1_500, 0, 0, 0), (2_000, 1, 0, 0, 0))
 
 
 def test_the_profile_has_each_second_with_use_and_what_was_throttled_in_it(meter):
@@ -68,8 +68,28 @@ def test_the_profile_has_each_second_with_use_and_what_was_throttled_in_it(meter
     produce.add(-3, 9 * S + 1)
     produce.add(9, 10 * S + 40_000)
     first, second = taken(meter)
-    assert first.seconds == ((300, 7, 1_500), (3_007, 4, 0))
-    assert second.seconds == ((40, 9, 0),)
+    assert first.seconds == ((300, 7, 1_500, 0, 1), (3_007, 4, 0, 0, 0))
+    assert second.seconds == ((40, 9, 0, 0, 0),)
+
+
+def test_a_second_has_its_requests_and_those_before_it_that_had_no_use_yet(meter):
+    fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
+    for at_us, value in ((0, 3), (1 * S, 0), (2 * S, 4), (2 * S + 1, 5)):
+        fetch.add(value, at_us)
+        fetch.requests += 1
+    fetch.note_throttle(700, 2 * S + 1)
+    fetch.note_throttle(300, 2 * S + 2)
+    [counts] = taken(meter)
+    assert counts.seconds == ((0, 3, 0, 1, 0), (2_000, 9, 1_000, 3, 2))
+
+
+def test_a_second_begins_where_it_began_though_the_clocks_are_compared_anew(meter):
+    meter.offset_us = 1_700_000_000 * S
+    produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
+    produce.add(5, 4 * S)
+    meter.offset_us -= 900
+    [counts] = taken(meter)
+    assert counts.seconds == ((4_000, 5, 0, 0, 0),)
 
 
 @pytest.mark.parametrize(("last", "throttled_ms", "is_even"), [(100, 0, True), (150, 0, False), (100, 20, False)])
