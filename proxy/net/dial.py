@@ -68,6 +68,8 @@ class Dial:
             self._socket = self._connecting()
         except OSError as error:
             self._then(error)
+        except OverflowError as error:  # a node may have any number named for another's port
+            self._then(OSError(str(error)))
         else:
             self._deadlines.add(self)
 
@@ -113,4 +115,4 @@ class Dial:
         sock, self._socket = self._socket, None
         if sock is not None:
             self._poller.forget(sock.fileno())
-            sock.close()
+            self._poller.at_end(sock.close)

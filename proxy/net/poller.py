@@ -36,7 +36,7 @@ class Poller:
         self._handlers: dict[int, Callable[[int], None]] = {}
         self._handed_on = _NONE
         self._soon: deque[Callable[[], object]] = deque()
-        self._at_end: list[Callable[[], object]] = []
+        self._at_end: deque[Callable[[], object]] = deque()
         self.sweeps = False
         """Whether it is calling back now."""
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._serve)
@@ -69,7 +69,10 @@ class Poller:
         del self._handlers[fd]
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have something done when the batch is over, or soon if nothing is swept now. It must not raise."""
+        """Have something done when the batch is over, or soon if nothing is swept now.
+
+        What it raises goes to the loop's exception handler: others, too, wait for the end of the batch.
+        """
         if self.sweeps:
             self._soon.append(call)
         else:
@@ -108,15 +111,20 @@ class Poller:
                     on_ready(events)
                     self._handed_on = _NONE
                 if not number % _BATCH:
-                    self._end_batch()
+                    _do_all(self._soon)
         finally:
             self.sweeps = False
-            self._end_batch()
-            calls, self._at_end = self._at_end, []
-            for call in calls:
-                call()
+            self._handed_on = _NONE
+            _do_all(self._soon)
+            _do_all(self._at_end)
 
-    def _end_batch(self) -> None:
-        soon = self._soon
-        while soon:
-            soon.popleft()()
+
+def _do_all(calls: deque[Callable[[], object]]) -> None:
+    """One that fails harms nobody else of the sweep."""
+    while calls:
+        call = calls.popleft()
+        try:
+            call()
+        except Exception as error:
+            context = {"message": f"exception at the end of a sweep, in {call!r}", "exception": error}
+            asyncio.get_running_loop().call_exception_handler(context)

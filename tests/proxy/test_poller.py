@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import socket
 
 import pytest
@@ -82,6 +83,29 @@ async def test_what_others_have_had_done_is_done_though_one_of_them_fails(socket
     assert not sockets.poller.sweeps
 
 
+async def test_what_fails_at_the_end_of_a_batch_is_told_and_what_others_have_had_done_is_done(sockets):
+    told = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+    failure = RuntimeError("a bug")
+
+    def fail():
+        raise failure
+
+    broken, theirs = sockets.pair()
+    theirs.send(b"x")
+
+    def have_it_fail(_events):
+        broken.recv(1)
+        sockets.poller.soon(fail)
+        sockets.poller.at_end(fail)
+
+    sockets.poller.add(broken.fileno(), READABLE, have_it_fail)
+    sockets.ready(1)
+    sockets.poller._serve()
+    assert sockets.happened == ["turn 0", "soon 0", "end 0"]
+    assert told == [failure, failure]
+
+
 async def test_a_descriptor_that_is_handed_on_is_watched_for_what_the_next_owner_wants(sockets):
     ours, theirs = sockets.pair()
 
@@ -113,6 +137,28 @@ async def test_the_number_of_a_descriptor_that_was_handed_on_and_closed_can_be_w
     theirs.send(b"x")
     sockets.poller._serve()
     assert sockets.happened == [READABLE]
+
+
+async def test_the_number_is_free_though_the_callback_has_failed(sockets):
+    ours, theirs = sockets.pair()
+    number = ours.fileno()
+
+    def fail(_events):
+        sockets.poller.hand_on(number)
+        ours.close()
+        raise RuntimeError("a bug")
+
+    sockets.poller.add(number, WRITABLE, fail)
+    with pytest.raises(RuntimeError):
+        sockets.poller._serve()
+    os.dup2(theirs.fileno(), number)
+    try:
+        sockets.poller.add(number, WRITABLE, lambda events: sockets.happened.append(number))
+        sockets.poller._serve()
+        sockets.poller.remove(number)
+    finally:
+        os.close(number)
+    assert sockets.happened == [number]
 
 
 async def test_only_so_many_wait_for_the_end(sockets, monkeypatch):

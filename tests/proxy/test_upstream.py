@@ -12,7 +12,7 @@ from protocol.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
 from proxy.net.connection import NodePaced, NodeUnreachable
-from proxy.net.poller import Poller
+from proxy.net.poller import READABLE, Poller
 from proxy.net.upstream import Upstream, _brokers
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.client_quotas import describe_request
@@ -210,8 +210,9 @@ async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
     assert node.failed == [node_id]
 
 
-async def test_an_address_that_cannot_even_be_tried_is_told_later(node):
-    node.upstream.directory.learn(7, "255.255.255.255", 1)
+@pytest.mark.parametrize(("host", "port"), [("255.255.255.255", 1), ("127.0.0.1", 70_000), ("::1", -1)])
+async def test_an_address_that_cannot_even_be_tried_is_told_later(node, host, port):
+    node.upstream.directory.learn(7, host, port)
     asker, _ = open_(node, 7)
     assert not asker.outcome.done()
     assert isinstance(await asker.told(), NodeUnreachable)
@@ -253,3 +254,26 @@ async def test_who_is_not_wanted_any_more_before_it_began_never_begins(node):
     node.server.settimeout(0)
     with pytest.raises(BlockingIOError):
         node.server.accept()
+
+
+async def test_the_number_of_a_descriptor_is_not_given_anew_while_a_sweep_may_come_upon_it(node):
+    poller = node.upstream._poller
+    _, under_way = open_(node)
+    await asyncio.sleep(0)
+    dialled = under_way._socket
+    number = dialled.fileno()
+    poller.change(number, 0)  # its turn comes after that of who has it cancelled
+    open_meanwhile = []
+    with contextlib.ExitStack() as stack:
+        ours, theirs = map(stack.enter_context, socket.socketpair())
+        theirs.send(b"x")
+
+        def cancel(_events):
+            under_way.cancel()
+            open_meanwhile.append(dialled.fileno())
+
+        poller.add(ours.fileno(), READABLE, cancel)
+        poller._serve()
+        poller.remove(ours.fileno())
+    assert open_meanwhile == [number]
+    assert dialled.fileno() == -1
