@@ -319,6 +319,12 @@ def loud_rows(usage: DataFrame, summary: DataFrame, stretches: DataFrame) -> Dat
     return rows.join(stretches, ["sensor_id", "bucket"], "inner").where(within).drop("from_ms", "until_ms")
 
 
+def records_in(summary: DataFrame, stretches: DataFrame) -> DataFrame:
+    """How many records the buckets of STRETCHES have, as `records`: so many rows are loud at the most."""
+    buckets = summary.select(sensor_id().alias("sensor_id"), "bucket", "records")
+    return buckets.join(stretches, ["sensor_id", "bucket"], "left_semi").agg(F.sum("records").alias("records"))
+
+
 def runs_of(rows: DataFrame, summary: DataFrame, candidate: Candidate) -> DataFrame:
     """Loud rows -> RUNS: what has to be replayed, from the first to the last begin of a window."""
     used = as_charged(F.col("quota_type"), F.col("used"))

@@ -14,10 +14,23 @@ from pipeline.answer import of_clients, of_sensors, told
 from pipeline.candidate import Candidate, CandidateErrors, load_candidate
 from pipeline.kept import Kept
 from pipeline.session import LOCAL, spark_session
-from pipeline.simulation import in_runs, loud_rows, loud_stretches, placed, replayed, rows_of, runs_of, summarised
+from pipeline.simulation import (
+    in_runs,
+    loud_rows,
+    loud_stretches,
+    placed,
+    records_in,
+    replayed,
+    rows_of,
+    runs_of,
+    summarised,
+)
 from pipeline.simulation_page import print_answer
 from pipeline.table import read_trace, read_usage
 from pipeline.trace_simulation import simulated_traces
+
+KEPT_SHARE = 5
+"""Loud rows are kept if they are no more than this part of all: to keep one costs as much as to read four of them."""
 
 
 def main(
@@ -69,9 +82,14 @@ def answer_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
         if not total["records"]:
             raise ValueError("there are no usage records in this time")
         stretches = kept.counted(loud_stretches(summary, total["end"]))
-        found = kept.counted(runs_of(loud_rows(usage, summary, stretches), summary, candidate))
-        rows = in_runs(rows_of(usage, summary, found), found)
-        outcome = kept.frame(replayed(rows, candidate, total["end"]))
+        loud = loud_rows(usage, summary, stretches)
+        most = records_in(summary, stretches).collect()[0]["records"] or 0
+        few = most * KEPT_SHARE <= total["records"]
+        if few:
+            loud = kept.frame(loud)
+        found = kept.counted(runs_of(loud, summary, candidate))
+        rows = loud if few else rows_of(usage, summary, found)
+        outcome = kept.frame(replayed(in_runs(rows, found), candidate, total["end"]))
         clients, sensors = told(of_clients(summary, outcome)), told(of_sensors(summary, outcome))
         replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
     return {

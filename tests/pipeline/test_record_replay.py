@@ -89,6 +89,15 @@ def test_who_shared_live_and_who_did_not_are_replayed_together():
     assert both.sensor.used <= 1.1 * MB * 120 + 10 * MB
 
 
+def test_a_client_that_comes_after_the_last_throttle_of_its_sensor_is_replayed_too():
+    run = live_run(one_user(MB), [Connection("a", "x", greedy(100_000))], 60)
+    windows = windows_of(run)["a", "x"]
+    late = windows[-1]._replace(begin_ms=windows[-1].end_ms, end_ms=windows[-1].end_ms + 10_000, used=1_000.0)
+    late = late._replace(peak=1_000.0, requests=1, throttles=0, throttled_ms=0, muted_ms=0, profile="0:1000")
+    told = explained({"x": windows, "y": [late]}, RULES, "produce", MB, MB)
+    assert replay_run([told], RULES, "produce", MB, late.end_ms).paced["y"].used == 1_000.0
+
+
 def _alone(windows: list[Window], limit: float, end_ms: int, quota_type: str = "produce"):
     told = explained({"a": windows}, RULES, quota_type, None, limit)
     return replay_run([told], RULES, quota_type, limit, end_ms).sensor

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from pipeline.jobs import simulate as job
 from pipeline.jobs.simulate import answer_of, write
 from pipeline.schemas import schema_of
 from pipeline.trace_simulation import simulated_traces
@@ -80,6 +81,14 @@ def test_a_quota_that_is_shared_hurts_and_without_one_nobody_is_throttled_or_bou
 def test_what_is_quiet_is_not_replayed(changed, run):
     windows = {record.begin_ms for record in run.records if record.user == "big"}
     assert changed["replayed_windows"] == len(windows)
+
+
+def test_rows_that_are_kept_and_rows_that_are_read_again_give_one_answer(usage, unchanged, monkeypatch):
+    answers = []
+    for share in (0, 10**9):
+        monkeypatch.setattr(job, "KEPT_SHARE", share)
+        answers.append(answer_of(usage, candidate_with(LIVE)))
+    assert answers == [unchanged, unchanged]
 
 
 @pytest.mark.parametrize("output", ["table", "json", "csv"])

@@ -1,0 +1,112 @@
+"""On a Spark standalone cluster: a master and two workers, each a process of its own, give what this machine gives."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.candidate import load_candidate
+from pipeline.jobs import report
+from pipeline.jobs.ingest import ingest_spool
+from pipeline.jobs.simulate import simulate
+from pipeline.table import read_usage
+from tests.pipeline.spark_cluster import spark_cluster
+from tests.pipeline.spools import Fleet, write_many
+
+ROWS = 4_000
+FLEET = Fleet(entities=40, per_window=40)
+CANDIDATE = """
+entries:
+  - {default_user: true, producer_byte_rate: 1000000, consumer_byte_rate: 2000000, request_percentage: 25}
+  - {user: big, producer_byte_rate: 20000000, consumer_byte_rate: 40000000}
+"""
+
+
+class Made:
+    """What the three commands have made in a folder."""
+
+    def __init__(self, spark, folder, answer):
+        usage = read_usage(spark, str(folder / "table"))
+        self.records = sorted(usage.collect(), key=lambda row: row["sequence"])
+        self.tables = {path.name: path.read_text() for path in sorted((folder / "report" / "tables").glob("*.csv"))}
+        self.answer = answer
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    write_many(folder / "spool", ROWS, per_file=1_000, processes=1, fleet=FLEET)
+    (folder / "candidate.yaml").write_text(CANDIDATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def here(spark, inputs, tmp_path_factory):
+    """By the session of the tests, on this machine."""
+    folder = tmp_path_factory.mktemp("here")
+    table = str(folder / "table")
+    ingest_spool(spark, str(inputs / "spool"), table, say=lambda line: None)
+    (folder / "report" / "tables").mkdir(parents=True)
+    report.write(report.find(read_usage(spark, table), report.Steps(7), table=table, top_n=20), folder / "report")
+    return Made(spark, folder, simulate(spark, table, load_candidate(inputs / "candidate.yaml")))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """What its processes say and leave is in this folder."""
+    return tmp_path_factory.mktemp("cluster")
+
+
+@pytest.fixture(scope="module")
+def there(spark, inputs, cluster, tmp_path_factory):
+    """By the commands, with `--master spark://...`."""
+    folder = tmp_path_factory.mktemp("there")
+    root = Path(__file__).parents[2]
+    with spark_cluster(cluster) as master:
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.pipeline.on_master", master, inputs / "spool", folder,
+             inputs / "candidate.yaml"],
+            cwd=root, capture_output=True, text=True, timeout=600,
+            env={**os.environ, "PYSPARK_PYTHON": sys.executable},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Made(spark, folder, json.loads((folder / "answer.json").read_text()))
+
+
+def test_the_table_is_the_same(here, there):
+    assert len(there.records) == ROWS
+    assert there.records == here.records
+
+
+def test_the_report_has_the_same_figures(here, there):
+    assert {"clients.csv", "quotas.csv"} & there.tables.keys(), there.tables.keys()
+    assert there.tables == here.tables
+
+
+def test_the_answer_is_the_same(here, there):
+    assert here.answer["clients"], "somebody is concerned"
+    assert rows_of(there.answer, "clients") == pytest.approx(rows_of(here.answer, "clients"))
+    assert rows_of(there.answer, "sensors") == pytest.approx(rows_of(here.answer, "sensors"))
+    assert {**there.answer, "clients": 0, "sensors": 0} == {**here.answer, "clients": 0, "sensors": 0}
+
+
+def rows_of(answer, kind):
+    """Each number by whose it is: sums of doubles depend, in their last digits, on the order in which rows came."""
+    names = ("virtual_cluster", "node_id", "quota_type", "place_user", "place_client_id", "user", "client_id")
+    return {
+        (*(row.get(name) for name in names), key): value
+        for row in answer[kind]
+        for key, value in row.items()
+        if isinstance(value, int | float)
+    }
+
+
+def test_both_workers_had_executors_that_ran_python(there, cluster):
+    for number in (1, 2):
+        [log] = (cluster / f"worker-{number}").glob("app-*/*/stderr")
+        assert len(re.findall(r"Finished task", log.read_text())) > 10
+        assert "Starting Python task execution" in log.read_text()
