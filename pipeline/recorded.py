@@ -234,6 +234,14 @@ class _Portion(NamedTuple):
             found[-1] = found[-1]._replace(due_ms=last_ms + manner.late_ms)
         return found
 
+    def spread(self) -> list[tuple[int, float]]:
+        """As `requests` in the manner SPREAD, each with its time and value, of a second in which nothing was held."""
+        number, at_ms = self.number, self.second.at_ms
+        if number < 2:
+            return [(at_ms, self.value)] if number else []
+        value, step_ms = self.value / number, max(self.end_ms - at_ms, 1) / number
+        return [(at_ms + int(i * step_ms), value) for i in range(number)]
+
     def _uses(self, manner: Manner) -> list[tuple[int, float]]:
         """When each is due, and its value."""
         number, at_ms, client = self.number, self.second.at_ms, self.client
@@ -375,7 +383,8 @@ class _Client:
         if second.requests and self.quota_type not in REFUSED:
             number = min(second.requests, ceil(value / least[0]) if least[0] > 0 else MAX_REQUESTS)
         else:
-            number = round(value / max(each, least[1])) if each > 0 or least[1] > 0 else 1
+            worth = max(each, least[1])
+            number = round(min(value / worth, MAX_REQUESTS)) if worth > 0 else 1
         throttled = 1 if self.quota_type in REFUSED else ceil(second.throttled_ms / self.longest_ms)
         return min(max(number, throttled, 1), MAX_REQUESTS)
 
@@ -629,6 +638,11 @@ def _unmuted(clients: Sequence[_Client]) -> list[Event]:
         begin = len(events)
         for portion in portions:
             name = portion.client.name
+            if not portion.second.throttled_ms and not portion.refused_ms:
+                uses = portion.spread()
+                events += [Event(name, *lanes[name], at_ms, value, 0, 0) for at_ms, value in uses]
+                last_ms[name] = uses[-1][0] if uses else last_ms[name]
+                continue
             for request in portion.requests(SPREAD, last_ms[name]):
                 last_ms[name] = request.due_ms
                 events.append(Event(name, *lanes[name], request.due_ms, request.value, 0, request.refused_ms))

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline import recorded
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.quiet import Most, line_of, memory_of, runs
@@ -96,6 +97,21 @@ def test_a_client_that_comes_after_the_last_throttle_of_its_sensor_is_replayed_t
     late = late._replace(peak=1_000.0, requests=1, throttles=0, throttled_ms=0, muted_ms=0, profile="0:1000")
     told = explained({"x": windows, "y": [late]}, RULES, "produce", MB, MB)
     assert replay_run([told], RULES, "produce", MB, late.end_ms).paced["y"].used == 1_000.0
+
+
+@pytest.mark.parametrize("quota_type", ["produce", "fetch", "request", "controller_mutation"])
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_what_nothing_held_is_spread_in_a_short_way_as_in_the_long_one(quota_type, data):
+    windows = _windows(data.draw(_WINDOWS))
+    profile = profile_text((i * 1000 + 17 * i, data.draw(st.floats(0, 3 * MB)), 0, 0, 0) for i in range(10))
+    windows = [window._replace(profile=data.draw(st.sampled_from(["", profile]))) for window in windows]
+    client = recorded._Client.of(
+        "a", windows, RULES, quota_type, None, data.draw(st.sampled_from([1.0, MB, 30.0 * MB]))
+    )
+    for portion in client.portions():
+        long = portion.requests(recorded.SPREAD, -(2**62))
+        assert [(one.due_ms, one.value, one.refused_ms) for one in long] == [(*use, 0) for use in portion.spread()]
 
 
 def _alone(windows: list[Window], limit: float, end_ms: int, quota_type: str = "produce"):
