@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.open_replay import OpenReplay, is_open
-from pipeline.recorded import REFUSED, Event, Window, demands, retold
+from pipeline.recorded import OVERDRAWN, REFUSED, Event, Window, demands, retold
 from pipeline.replay import Demand, Lane, SensorReplay, Throttling
 from pipeline.traced import Client
 
@@ -52,10 +52,18 @@ def explained(clients: Clients, rules: Rules, quota_type: str, live: float | Non
     if not recorded_ms or live is None:
         return Explained(retold(clients, rules, quota_type, None, least), recorded_ms, recorded_ms)
     events = retold(clients, rules, quota_type, live, least)
-    if quota_type in REFUSED:
-        replay = _replay(events, rules, quota_type, live, Client.PACED, _last_ms(clients))
-        return Explained(events, recorded_ms, replay.all.throttled_ms)
-    return Explained(events, recorded_ms, _throttled_ms(events))
+    if quota_type not in REFUSED:
+        return Explained(events, recorded_ms, _throttled_ms(events))
+    replay = _replay(events, rules, quota_type, live, Client.PACED, _last_ms(clients))
+    refused = Explained(events, recorded_ms, replay.all.throttled_ms)
+    if quota_type not in OVERDRAWN:
+        return refused
+    events = retold(clients, rules, quota_type, live, least, refuses=False)
+    return min(refused, Explained(events, recorded_ms, _throttled_ms(events)), key=_off_ms)
+
+
+def _off_ms(told: Explained) -> int:
+    return abs(told.model_ms - told.recorded_ms)
 
 
 def _recorded_ms(clients: Clients) -> int:

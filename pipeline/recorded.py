@@ -45,6 +45,9 @@ MAX_LANES = 256
 REFUSED = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operation.CONNECT}
 """How what is refused, and not held, is charged; all else is held."""
 
+OVERDRAWN = {"controller_mutation": Operation.SPEND}
+"""How what was let through is charged where earlier versions of a request are not refused but throttled after it."""
+
 LENT = {"fetch": Operation.CHARGE_OR_LEND}
 """How an answer is charged that has gone out already: what is too much is charged when its mute is over."""
 
@@ -118,7 +121,7 @@ def lanes_of(windows: Sequence[Window]) -> int:
 class Event(NamedTuple):
     """One request, retold: whose, in which lane, which stands for how many connections, and what came of it.
 
-    `refused_ms` is how long before its time it was refused.
+    `refused_ms` is how long before its time it was refused; what was `let_through` was throttled after that.
     """
 
     client: Hashable
@@ -128,6 +131,7 @@ class Event(NamedTuple):
     value: float
     throttle_ms: int
     refused_ms: int
+    let_through: bool = False
 
 
 class _Request(NamedTuple):
@@ -223,7 +227,7 @@ class _Portion(NamedTuple):
         rest_ms = min(int(self._unmuted_ms() / max(number, 1)), HELD_MS) if manner.restful else 0
         found = []
         for at_ms, value in self._uses(manner):
-            at_ms += rest_ms
+            at_ms += 0 if client.quota_type in LENT else rest_ms
             refused_ms = min(self.refused_ms // number, max(at_ms - last_ms, 0))
             found.append(_Request(at_ms, value, client.name, refused_ms, max(rest_ms, _LAG_MS)))
             last_ms = at_ms
@@ -404,6 +408,7 @@ class _Sender:
     __slots__ = (
         "_last_ms",
         "_lent",
+        "_lets",
         "_operation",
         "_per_s",
         "_queue",
@@ -418,11 +423,13 @@ class _Sender:
     def __init__(self, number: int, clients: Sequence[_Client]) -> None:
         self.number = number
         self.clients = clients
+        quota_type = clients[0].quota_type
         self.lane = clients[0].name
         self.free = [_LONG_AGO] * sum(client.lanes for client in clients)
         self.recorded_ms = self.told_ms = 0
         self._queue: deque[_Request] = deque()
-        self._operation = LENT.get(clients[0].quota_type, Operation.CHARGE)
+        self._operation = OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE)
+        self._lets = quota_type in OVERDRAWN
         self._per_s = clients[0].live_per_s
         self._lent: list[tuple[int, float, int]] = []
         self._last_ms = _LONG_AGO
@@ -484,7 +491,8 @@ class _Sender:
             value, rest_ms, number = request.value, request.rest_ms, len(events)
             throttle_ms = meter.use(self._operation, value, at_ms)
             lanes = len(self.free)
-            events.append(Event(request.client, self.lane, lanes, at_ms, value, throttle_ms, request.refused_ms))
+            event = Event(request.client, self.lane, lanes, at_ms, value, throttle_ms, request.refused_ms, self._lets)
+            events.append(event)
         self.told_ms += throttle_ms
         if throttle_ms:
             heapreplace(self.free, at_ms + throttle_ms + rest_ms)
@@ -657,15 +665,18 @@ def retold(
     quota_type: str,
     limit: float | None,
     per_s: float,
+    refuses: bool = True,
 ) -> list[Event]:
     """The events of all who shared a sensor with this limit, in their order; without a limit nothing was throttled.
+
+    `refuses`: what is REFUSED was so, and not let through and throttled after it.
 
     Small requests are taken together, by how much of a quota of `per_s` they need. Clients that never stop have one
     queue: Kafka's window forgets a burst at once, and who then comes first takes the room, which may be another one
     than it was live.
     """
     clients = [_Client.of(name, its, rules, quota_type, limit, per_s) for name, its in windows.items()]
-    if limit is None or not clients or quota_type in REFUSED:
+    if limit is None or not clients or (quota_type in REFUSED and refuses):
         return _unmuted(clients)
     meter = Meter(rules, quota_type, limit, min(its[0].begin_ms for its in windows.values()))
     return _Retelling(clients, meter, max(its[-1].end_ms for its in windows.values())).run()
@@ -679,9 +690,9 @@ def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[
         wanting = lanes.get(event.lane)
         if wanting is None:
             wanting = lanes[event.lane] = _Wanting(event)
-        if operation is None:
+        if operation is None or event.let_through:
             demand = wanting.held(event, order, kind)
-            demand.operation = LENT.get(quota_type, Operation.CHARGE)
+            demand.operation = OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE)
             yield wanting.lane, demand
         else:
             yield wanting.lane, _refused(event, order, operation, kind)

@@ -18,6 +18,10 @@ HELD_MS = 100
 """So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""
 
 _SENSOR = SETTINGS | {Operation.OPEN, Operation.SET_LIMIT, Operation.CLOSE}
+_WANTS_MORE = frozenset(
+    {Operation.CHARGE, Operation.CHARGE_OR_LEND, Operation.SPEND, Operation.SPEND_STRICTLY, Operation.CONNECT}
+)
+"""What makes a client wait that would have gone on."""
 _SETTLES = frozenset({Operation.REPAY, Operation.CALL_IN})
 
 
@@ -65,7 +69,7 @@ class TracedClient:
         live.lends = event.operation == Operation.CHARGE_OR_LEND or (live.lends and event.operation in _SETTLES)
         if event.throttle_ms:
             live.muted_ms, live.free_ms = event.at_ms, event.at_ms + event.throttle_ms
-            if self.kind is Client.GREEDY and demand.operation in (Operation.CHARGE, Operation.CHARGE_OR_LEND):
+            if self.kind is Client.GREEDY and demand.operation in _WANTS_MORE:
                 demand.greedy_until_ms = live.free_ms
         return live.lane, demand
 

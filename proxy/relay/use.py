@@ -248,6 +248,9 @@ class Use:
         """What the quota counts has been used; negative if it was given back."""
         if now_us >= self.until_us:
             self.turn(now_us)
+        elif self.used == self.mark:
+            # What has come so far in this second was not used yet, as a Fetch before its answer.
+            self.began_us = now_us + self.client.meter.offset_us
         self.used += value
 
 

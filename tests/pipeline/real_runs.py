@@ -4,19 +4,21 @@
 
 A cluster of one node, the proxy with trace and records switched on, and clients of each quota type: greedy producers
 and consumers, a producer that stays below its quota, one that sends requests as fast as it may, one that makes topics
-as fast as it may. Prints two Markdown tables. The first is of the quotas in force: throttle times live, how many of
-them the replay of the trace has otherwise, recorded throttle times, and those by the replay of the records. The second
-is of the doubled quotas: what was used in the second run, and what the replays of the first run's trace and records say
-of that, paced to greedy.
+as fast as it may, one that connects as fast as it may. Prints two Markdown tables. The first is of the quotas in force:
+throttle times live, how many of them the replay of the trace has otherwise, recorded throttle times, and those by the
+replay of the records. The second is of the doubled quotas: what was used in the second run, and what the replays of the
+first run's trace and records say of that, paced to greedy.
 """
 
 import argparse
 import shutil
+import socket
 import tempfile
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ from tests.patience import PATIENCE_S
 TOPIC = "real-runs"
 FILL_BYTES = 48_000_000
 _BATCH = 20_000
+_API_VERSIONS = b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\xff\xff"
+"""Version 0, without a client-id."""
 
 Stop = threading.Event
 Load = Callable[[str, str, Stop, float], None]
@@ -111,9 +115,19 @@ def make_topics_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float
                 stop.wait(0.01)
 
 
+def connect_greedily(bootstrap: str, address: str, stop: Stop, rate: float) -> None:
+    """From this address one connection after the other, each until it is answered, or refused."""
+    host, port = bootstrap.split(":")
+    while not stop.is_set():
+        with socket.create_connection((host, int(port)), timeout=PATIENCE_S, source_address=(address, 0)) as connection:
+            connection.sendall(_API_VERSIONS)
+            with suppress(ConnectionError):
+                connection.recv(65_536)
+
+
 @dataclass(frozen=True)
 class Part:
-    """One client, the type of quota that it is to meet, and its bound."""
+    """One client, the type of quota that it is to meet, and its bound; for connections an address in place of it."""
 
     client_id: str
     quota_type: QuotaType
@@ -126,6 +140,18 @@ class Part:
         """As records call it."""
         return self.client_id, self.quota_type.name.lower()
 
+    @property
+    def entity(self) -> Entity:
+        """Whose quota it is."""
+        if self.quota_type is QuotaType.CONNECTION:
+            return Entity(ip=self.client_id)
+        return Entity(client_id=self.client_id)
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """The entity as a proxy's file has it."""
+        return {"ip" if self.quota_type is QuotaType.CONNECTION else "client_id": self.client_id}
+
 
 PARTS = (
     Part("greedy-producer", QuotaType.PRODUCE, produce_greedily, lambda rate: rate),
@@ -133,6 +159,7 @@ PARTS = (
     Part("greedy-consumer", QuotaType.FETCH, fetch_greedily, lambda rate: rate),
     Part("asker", QuotaType.REQUEST, ask_greedily, lambda rate: 1.0),
     Part("topic-maker", QuotaType.CONTROLLER_MUTATION, make_topics_greedily, lambda rate: 2.0),
+    Part("127.0.0.77", QuotaType.CONNECTION, connect_greedily, lambda rate: 5.0),
 )
 
 
@@ -157,7 +184,7 @@ class Run:
 
     def records_of(self, key: Key) -> list[UsageRecord]:
         """Of one client and type."""
-        return [record for record in self.records if (record.client_id, record.quota_type) == key]
+        return [record for record in self.records if (record.client_id or record.ip, record.quota_type) == key]
 
     def used(self, key: Key) -> float:
         """As records count it."""
@@ -171,13 +198,18 @@ def quotas(rate: float, factor: float, parts: Sequence[Part] = PARTS) -> list[di
         QuotaType.FETCH: "consumer_byte_rate",
         QuotaType.REQUEST: "request_percentage",
         QuotaType.CONTROLLER_MUTATION: "controller_mutation_rate",
+        QuotaType.CONNECTION: "connection_creation_rate",
     }
-    return [{"client_id": part.client_id, names[part.quota_type]: factor * part.bound(rate)} for part in parts]
+    bounds = {part: factor * part.bound(rate) for part in parts}
+    return [
+        {**part.names, names[part.quota_type]: int(bound) if bound.is_integer() else bound}
+        for part, bound in ((part, float(bound)) for part, bound in bounds.items())
+    ]
 
 
 def candidate(rate: float, factor: float, parts: Sequence[Part] = PARTS) -> Candidate:
     """The same quotas as a candidate."""
-    table = {Entity(client_id=part.client_id): {part.quota_type: factor * part.bound(rate)} for part in parts}
+    table = {part.entity: {part.quota_type: factor * part.bound(rate)} for part in parts}
     return Candidate(all_others=Rules(QuotaTable(table)))
 
 
@@ -203,7 +235,7 @@ def live(
     keep: Path | None = None,
 ) -> Run:
     """All parts at once, for so long; the spool is copied to `keep`."""
-    trace = {"entities": [{"client_id": part.client_id} for part in parts]}
+    trace = {"entities": [part.names for part in parts]}
     with tempfile.TemporaryDirectory(prefix="kafka-throttle-real-") as folder:
         usage = {"directory": folder, "instance": "here", "trace": trace}
         with ProxyProcess(cluster, quotas(rate, factor, parts), usage=usage) as proxy:
@@ -227,7 +259,8 @@ def of_trace(run: Run, with_quotas: Candidate) -> dict[Key, list[TracedSensor]]:
     """What the replay of the trace says of each client, who is alone at its sensors, one for each node."""
     found: dict[Key, list[TracedSensor]] = defaultdict(list)
     for sensor in simulate_trace(run.events, with_quotas):
-        found[sensor.key.place.client_id, sensor.key.place.quota_type].append(sensor)
+        place = sensor.key.place
+        found[place.client_id or place.ip, place.quota_type].append(sensor)
     return found
 
 
@@ -236,7 +269,7 @@ def of_records(run: Run, key: Key, in_force: Candidate, with_quotas: Candidate) 
     rules, was = with_quotas.rules("main"), in_force.rules("main")
     assert rules is not None
     assert was is not None
-    standings = [standing_of(one, key[1], "ANONYMOUS", key[0], "") for one in (was, rules)]
+    standings = [standing_of(one, key[1], "ANONYMOUS", key[0], key[0]) for one in (was, rules)]
     live_limit, limit = (standing.limit for standing in standings if standing is not None)
     nodes: dict[int, list[Window]] = defaultdict(list)
     for record in sorted(run.records_of(key), key=lambda record: record.begin_ms):

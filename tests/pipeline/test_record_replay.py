@@ -253,6 +253,16 @@ def test_mutations_that_were_refused_and_came_again_are_refused_again():
     assert replayed.used == sum(window.used for window in recorded.windows())
 
 
+def test_mutations_that_were_let_through_and_throttled_after_it_are_so_again():
+    recorded, meter, now_ms = _Recorded(), Meter(RULES, "controller_mutation", 2.0, 0), 0
+    while now_ms < 60_000:
+        throttle_ms = meter.use("spend", 2.0, now_ms)
+        recorded.add(now_ms, 2, throttle_ms)
+        now_ms += throttle_ms + 15
+    recorded_ms, replayed = _again(recorded, "controller_mutation", 2.0)
+    assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.02)
+
+
 @pytest.mark.parametrize("size", [50_000, 164_000, 1_000_000])
 def test_answers_that_are_lent_are_paid_for_in_the_replay_too(size):
     recorded, meter, now_ms = _Recorded(), Meter(RULES, "fetch", 200_000.0, 0), 0

@@ -1,14 +1,19 @@
 """A trace replayed: under the same quotas it is what was lived through; under others an interval."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.candidate import Candidate, Rules
+from pipeline.meter import Meter, type_of
 from pipeline.simulated_trace import ClientKey, simulate_trace
 from pipeline.traced import Client
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
+from quotas.trace import Operation
+from quotas.usage_record import TraceEvent
 from tests.pipeline.live_runs import Connection, bursty, candidate_with, greedy, live_run, steady
 
 MB = 1_000_000
@@ -63,6 +68,48 @@ def test_a_greedy_load_under_a_doubled_quota_meets_its_greedy_bound(connections)
     bound = sensor.replayed[Client.GREEDY].all.used
     assert abs(bound / sum(after.used.values()) - 1) < 0.1
     assert sensor.replayed[Client.PACED].all.used == sum(before.used.values())
+
+
+def _waits(quota_type: str, operation: str, limit: float, value: float, seconds: int) -> tuple[list[TraceEvent], float]:
+    """What somebody does who always wants one more, and what he gets."""
+    meter, events, got, now_ms = Meter(Rules(), quota_type, limit, 0), [], 0.0, 5
+    template = live_run(table(1.0 * MB), [Connection("a", "x", greedy(100_000))], 1).events[0]
+    while now_ms < seconds * 1000:
+        throttle_ms = meter.use(operation, value, now_ms)
+        refused = operation != Operation.SPEND and throttle_ms > 0
+        got += 0 if refused else value
+        ip = "10.0.0.1" if quota_type == "connection" else ""
+        events.append(
+            replace(
+                template,
+                sequence=len(events) + 1,
+                at_ms=now_ms,
+                wall_ms=now_ms,
+                ip=ip,
+                quota_type=quota_type,
+                operation=operation,
+                value=value,
+                throttle_ms=throttle_ms,
+            )
+        )
+        now_ms += throttle_ms + 5
+    return events, got
+
+
+@pytest.mark.parametrize(
+    ("quota_type", "operation"),
+    [("controller_mutation", "spend"), ("controller_mutation", "spend_strictly"), ("connection", "connect")],
+)
+def test_who_always_wants_one_more_meets_his_greedy_bound_also_where_he_is_refused(quota_type, operation):
+    entity = Entity(ip="10.0.0.1") if quota_type == "connection" else Entity(user="a")
+    (before, got), (_, after) = (_waits(quota_type, operation, limit, 2.0, 120) for limit in (2.0, 4.0))
+    for limit, wanted in ((2.0, got), (4.0, after)):
+        rules = candidate_with(QuotaTable({entity: {type_of(quota_type): limit}}))
+        [sensor] = simulate_trace(before, rules)
+        if limit == 2.0:
+            assert sensor.told == {event.sequence: event.throttle_ms for event in before}
+        assert sensor.replayed[Client.PACED].all.used <= wanted * 1.02
+        assert sensor.replayed[Client.GREEDY].all.used == pytest.approx(wanted, rel=0.1)
 
 
 def test_an_open_load_below_a_doubled_quota_meets_its_paced_bound():

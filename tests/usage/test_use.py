@@ -83,6 +83,15 @@ def test_a_second_has_its_requests_and_those_before_it_that_had_no_use_yet(meter
     assert counts.seconds == ((0, 3, 0, 1, 0), (2_000, 9, 1_000, 3, 2))
 
 
+def test_a_second_begins_with_the_first_use_that_is_any(meter):
+    fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
+    fetch.note_throttle(20, 5 * S + 10_000)
+    for at_ms, value in ((5_070, 3), (5_090, 4)):
+        fetch.add(value, at_ms * 1000)
+    [counts] = taken(meter)
+    assert counts.seconds == ((5_070, 7, 20, 0, 1),)
+
+
 def test_a_second_begins_where_it_began_though_the_clocks_are_compared_anew(meter):
     meter.offset_us = 1_700_000_000 * S
     produce = meter.hold(1, "alice", "etl").of(use.PRODUCE)
