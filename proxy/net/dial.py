@@ -31,7 +31,7 @@ def family_of(host: str) -> int | None:
     family = AF_INET6 if ":" in host else AF_INET
     try:
         inet_pton(family, host)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: there is a zero byte in it
         return None
     return family
 

@@ -210,7 +210,9 @@ async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
     assert node.failed == [node_id]
 
 
-@pytest.mark.parametrize(("host", "port"), [("255.255.255.255", 1), ("127.0.0.1", 70_000), ("::1", -1)])
+@pytest.mark.parametrize(
+    ("host", "port"), [("255.255.255.255", 1), ("127.0.0.1", 70_000), ("::1", -1), ("127.0.0.1\0", 1)]
+)
 async def test_an_address_that_cannot_even_be_tried_is_told_later(node, host, port):
     node.upstream.directory.learn(7, host, port)
     asker, _ = open_(node, 7)
