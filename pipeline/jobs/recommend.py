@@ -108,7 +108,7 @@ def recommended(
     steps.next("use by entity, node and window")
     rows = _demands(usage, asked, extent)
     advice = advise(map(evidence_of, rows), asked, capacity)
-    steps.next("replaying what the recommended quotas would have done")
+    steps.next("replaying what the recommended quotas would have done" if simulate else "judging, without a replay")
     simulated = _simulated(usage, asked, advice) if simulate else [None] * len(advice.recommendations)
     advice = judged(advice, simulated, asked.headroom, sorted(set(range(7)) - set(weekdays)))
     warnings = list(_warnings(rows, extent["records"], missing))

@@ -49,8 +49,7 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
         if (error.name or "").partition(".")[0] not in _OF_THE_EXTRA:
             raise
         package = (error.name or "").partition(".")[0]
-        message = f"usage {name} needs {package}: pip install 'kafka-throttle[pipeline]'"
-        raise click.ClickException(message) from error
+        refuse(f"usage {name} needs {package}, which the extra brings: pip install '.[pipeline]' in the repository")
     try:
         sys.exit(job.main(**arguments))
     except ValueError as error:

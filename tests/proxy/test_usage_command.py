@@ -23,8 +23,9 @@ def test_who_lacks_the_extra_is_told_how_to_get_it():
     code = "import sys; sys.modules['pyspark'] = None; from proxy.cli import main; main()"
     command = [sys.executable, "-c", code, "usage", "ingest", "--from", "x", "--table", "y"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr == "Error: usage ingest needs pyspark: pip install 'kafka-throttle[pipeline]'\n"
+    assert done.returncode == 2
+    wanted = "usage ingest needs pyspark, which the extra brings: pip install '.[pipeline]' in the repository\n"
+    assert done.stderr == wanted
 
 
 def test_mistakes_on_the_command_line_are_told():
