@@ -804,7 +804,7 @@ class UsageConfig(Settings):
             lambda text: INSTANCE.fullmatch(text) is not None,
         ),
     ] = None
-    """What this proxy is called in the records: no two that are read together may have one name. Without it: the host's."""
+    """What this proxy is called in the records: no two read together may have one name. Without it: the host's."""
 
     window_s: Annotated[int, Whole(1, 3_600)] = 10
     """Each record is about so many seconds, that begin at multiples of it by the wall clock."""
