@@ -380,3 +380,16 @@ async def test_what_was_written_amid_a_sweep_to_a_peer_that_is_gone_counts_as_lo
     await Swept(ends).does(write)
     await ends.until(lambda: ends.owner.told)
     assert ends.stream.lost_bytes == 7
+
+
+async def test_what_is_large_is_written_at_once_amid_a_sweep_behind_what_waits_there(ends):
+    large = bytes(9 * 1024)
+    there = []
+
+    def write():
+        ends.stream.write([b"small"])
+        ends.stream.write([large])
+        there.append(ends.peer.recv(100_000, socket.MSG_DONTWAIT))
+
+    await Swept(ends).does(write)
+    assert there == [b"small" + large]
