@@ -11,11 +11,9 @@ process, all together.
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,13 +33,12 @@ from pipeline.lines import parsed, summed, written
 from pipeline.session import spark_session
 from pipeline.table import state_of
 from quotas.usage_record import VERSION, UsageRecord, columns
+from tests.bench.spark_cost import CORES, measured
 from tests.pipeline.spools import write_many
 
 ROOT = Path(__file__).resolve().parents[2]
-CORES = 2
 WARM_UP_ROWS = 2_000_000
 _DUCKDB_TYPES = {str: "VARCHAR", int: "BIGINT", float: "DOUBLE"}
-_TICKS = os.sysconf("SC_CLK_TCK")
 _NO_TIME_MS = 2**60
 
 Figures = dict[str, float]
@@ -149,40 +146,6 @@ def medians(
                 runs[name].append(figures)
                 print(rows, name, {key: round(value, 2) for key, value in figures.items()}, file=sys.stderr, flush=True)
     return {name: {key: statistics.median(run[key] for run in of) for key in of[0]} for name, of in runs.items()}
-
-
-def measured(run: Callable[[], None], rows: int) -> Figures:
-    """By the clock, and by the processor time of this process and of all below it."""
-    before, began = cpu_ticks(os.getpid()), time.monotonic()
-    run()
-    seconds = time.monotonic() - began
-    after = cpu_ticks(os.getpid())
-    cpu = sum(ticks - before.get(member, 0) for member, ticks in after.items()) / _TICKS
-    return {
-        "rows_per_second": rows / seconds,
-        "cpu_us_per_row": cpu / rows * 1e6,
-        "rows_per_second_by_cpu": rows / (cpu / CORES),
-    }
-
-
-def cpu_ticks(process: int) -> dict[int, int]:
-    """User and system time of a process and all its threads, and of each of its descendants, with what they waited for.
-
-    By process: Spark's idle Python workers end when they like, and nobody is told what they have used.
-    """
-    parents, ticks = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        parents[int(folder.name)] = int(fields[1])
-        ticks[int(folder.name)] = sum(map(int, fields[11:15]))
-    family, found = {process}, 0
-    while len(family) > found:
-        found = len(family)
-        family |= {child for child, parent in parents.items() if parent in family}
-    return {member: ticks[member] for member in family if member in ticks}
 
 
 def spool_of(folder: Path, rows: int) -> Path:

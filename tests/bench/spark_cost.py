@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench.processes import TICKS_PER_SECOND, processes_of
+from tests.bench.processes import TICKS_PER_SECOND
 
 CORES = 2
 KINDS = ("driver", "jvm", "workers")
@@ -17,25 +17,29 @@ KINDS = ("driver", "jvm", "workers")
 
 
 def cpu_seconds() -> dict[tuple[str, int], float]:
-    """User and system time by kind and process, with what it waited for.
+    """User and system time by kind and process, of this one and all below it, with what each waited for.
 
-    By process: Spark's idle Python workers end when they like, and nobody is told what they have used.
+    By process: Spark's idle Python workers end when they like, and nobody is told what they have used. All of the
+    machine's are looked at once: a thread that ends meanwhile would hide what it has started.
     """
-    seconds = {}
-    for process in _ours():
+    parents, used, is_java = {}, {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            name, _, rest = Path(f"/proc/{process}/stat").read_text().rpartition(")")
-            java = name.partition("(")[2] == "java"
-            kind = "driver" if process == os.getpid() else "jvm" if java else "workers"
-            seconds[kind, process] = sum(map(int, rest.split()[11:15])) / TICKS_PER_SECOND
-    return seconds
+            name, _, rest = (folder / "stat").read_text().rpartition(")")
+            fields, process = rest.split(), int(folder.name)
+            parents[process], used[process] = int(fields[1]), sum(map(int, fields[11:15])) / TICKS_PER_SECOND
+            is_java[process] = name.partition("(")[2] == "java"
+    family, found = {os.getpid()}, 0
+    while len(family) > found:
+        found = len(family)
+        family |= {child for child, parent in parents.items() if parent in family}
+    return {(_kind(process, is_java[process]), process): used[process] for process in family}
 
 
-def _ours() -> list[int]:
-    """This process and all below it; some may end while they are counted."""
-    while True:
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            return processes_of(os.getpid())
+def _kind(process: int, is_java: bool) -> str:
+    if process == os.getpid():
+        return "driver"
+    return "jvm" if is_java else "workers"
 
 
 def measured(run: Callable[[], object], rows: int) -> dict[str, float]:

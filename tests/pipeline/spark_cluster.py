@@ -3,7 +3,6 @@
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from pathlib import Path
 import pyspark
 
 from proxy.demo.keeper import die_with_parent
+from tests.bench.processes import end_group
 
 ON_CLUSTER = {
     "spark.driver.host": "127.0.0.1",
@@ -64,12 +64,7 @@ def _running(log: Path, program: str, *arguments: str) -> Iterator[None]:
         yield
     finally:
         # In the order in which they were started the last ends first: a worker, and with it its executors.
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=20)
-        process.wait()
+        end_group(process, 20)
 
 
 def _told(log: Path, pattern: str, times: int) -> list[str]:
