@@ -138,7 +138,7 @@ class VirtualCluster:
         self.upstream = Upstream(
             config.name,
             config.upstream,
-            NodeDirectory(),
+            NodeDirectory(config.name),
             poller,
             lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
             lambda: metrics.metadata_refresh_failures.labels(config.name).inc(),

@@ -3,7 +3,9 @@
 import re
 from collections.abc import KeysView
 
-from proxy.config.kinds import INT32_MAX, HostPort
+import structlog
+
+from proxy.config.kinds import INT32_MAX, MAX_PORT, HostPort
 from proxy.config.settings import ListenerConfig
 from proxy.verdicts.facts import NoPortForNode
 
@@ -16,8 +18,10 @@ MAX_LEARNED_NODES = 10_000
 class NodeDirectory:
     """Upstream addresses of a cluster's nodes, as its own answers name them."""
 
-    def __init__(self) -> None:
+    def __init__(self, virtual_cluster: str = "") -> None:
         self._addresses: dict[int, HostPort] = {}
+        self._told: set[int] = set()
+        self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
 
     @property
     def reached(self) -> bool:
@@ -30,9 +34,21 @@ class NodeDirectory:
         return self._addresses.keys()
 
     def learn(self, node_id: int, host: str, port: int) -> None:
-        """Note where a node is; the latest word counts."""
-        if len(self._addresses) < MAX_LEARNED_NODES or node_id in self._addresses:
+        """Note where a node is; the latest word counts, but for a port that there cannot be: that is logged once.
+
+        Some ways to connect would take such a port modulo 65,536, and reach whoever listens there.
+        """
+        if not 1 <= port <= MAX_PORT:
+            self._refuse(node_id, host, port)
+        elif len(self._addresses) < MAX_LEARNED_NODES or node_id in self._addresses:
             self._addresses[node_id] = HostPort(host, port)
+            self._told.discard(node_id)
+
+    def _refuse(self, node_id: int, host: str, port: int) -> None:
+        if node_id not in self._told and len(self._told) < MAX_LEARNED_NODES:
+            self._told.add(node_id)
+            problem = f"expected a port from 1 to {MAX_PORT}, got {port}: it is not connected to there"
+            self._log.warning("node_address_refused", node_id=node_id, host=host, port=port, problem=problem)
 
     def address(self, node_id: int) -> HostPort | None:
         """Where a node is, None while nobody has said so."""

@@ -68,8 +68,6 @@ class Dial:
             self._socket = self._connecting()
         except OSError as error:
             self._then(error)
-        except OverflowError as error:  # a node may have any number named for another's port
-            self._then(OSError(str(error)))
         else:
             self._deadlines.add(self)
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from protocol.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
-from proxy.net.connection import NodePaced, NodeUnreachable
+from proxy.net.connection import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.net.poller import READABLE, Poller
 from proxy.net.upstream import Upstream, _brokers
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
@@ -210,14 +210,36 @@ async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
     assert node.failed == [node_id]
 
 
-@pytest.mark.parametrize(
-    ("host", "port"), [("255.255.255.255", 1), ("127.0.0.1", 70_000), ("::1", -1), ("127.0.0.1\0", 1)]
-)
+@pytest.mark.parametrize(("host", "port"), [("255.255.255.255", 1), ("127.0.0.1\0", 1)])
 async def test_an_address_that_cannot_even_be_tried_is_told_later(node, host, port):
     node.upstream.directory.learn(7, host, port)
     asker, _ = open_(node, 7)
     assert not asker.outcome.done()
     assert isinstance(await asker.told(), NodeUnreachable)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+@pytest.mark.parametrize("beyond", [65_536, -65_536])
+async def test_a_node_at_a_port_that_there_cannot_be_is_not_dialled_at_another(node, host, beyond):
+    node.upstream.reconfigure(node.config(connect_timeout_ms=100))
+    with capture_logs() as logs:
+        for _ in range(2):
+            node.upstream.directory.learn(7, host, node.port + beyond)
+    assert [(line["event"], line["node_id"], line["port"]) for line in logs] == [
+        ("node_address_refused", 7, node.port + beyond)
+    ]
+    asker, _ = open_(node, 7)
+    assert isinstance(await asker.told(), NodeUnknown)
+    node.server.settimeout(0)
+    with pytest.raises(BlockingIOError):
+        node.server.accept()
+
+
+@pytest.mark.parametrize("port", [0, -1, 65_536, 2**31 - 1])
+async def test_a_port_that_there_cannot_be_leaves_a_node_where_it_was(node, port):
+    where = node.upstream.directory.address(1)
+    node.upstream.directory.learn(1, "elsewhere", port)
+    assert node.upstream.directory.address(1) == where
 
 
 async def test_a_node_that_does_not_answer_is_given_up_in_time_and_who_is_not_wanted_is_dropped(node):

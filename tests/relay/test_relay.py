@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.config.settings import ListenerConfig
 from proxy.relay.actions import CloseReason, RelayLimits, Side, Verdict
 from proxy.relay.likeness import Likeness
+from proxy.virtual_cluster import ListenerPorts, NodeDirectory
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.relay.frames import (
@@ -363,6 +365,17 @@ def test_node_addresses_are_rewritten_and_learned(make_relay):
     script.client(request(3, 1, pack(">i", 0)))
     assert script.node(metadata_answer(3)) == metadata_answer(3, b"proxy.example", 20_003)
     assert script.nodes.learned == {3: ("10.0.0.7", 9092)}
+
+
+def test_a_node_at_a_port_that_there_cannot_be_is_advertised_as_ever_and_not_learned(make_relay):
+    config = ListenerConfig.model_validate({"name": "plain", "bind": "127.0.0.1", "port": 19_000, "node_ids": [3]})
+    directory = NodeDirectory()
+    script = Script(make_relay, nodes=ListenerPorts(config, directory)).connected()
+    script.client(request(3, 1, pack(">i", 0)) * 2)
+    assert script.node(metadata_answer(3, port=70_000)) == metadata_answer(3, b"127.0.0.1", 19_001)
+    assert directory.address(3) is None
+    script.node(metadata_answer(3))
+    assert directory.address(3) == ("10.0.0.7", 9092)
 
 
 def test_an_answer_that_names_a_node_without_a_port_is_withheld(make_relay):
