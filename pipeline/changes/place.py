@@ -20,6 +20,8 @@ ENTITIES_A_REQUEST: Final = 100
 """What is asked, or written, at once."""
 
 _UNAUTHORISED = re.compile(r"the proxy's own credentials need (\w+) on the Cluster resource \(error (\d+)\)")
+_STAYS = re.compile(r"; the last good quotas [^;]*stay in force[^;]*")
+"""What a source that cannot be read means for a proxy; to who runs a command there are none from before."""
 _NAMES = {29: "TOPIC_AUTHORIZATION_FAILED", 31: "CLUSTER_AUTHORIZATION_FAILED"}
 _SETTINGS = {
     "upstream.bootstrap_servers": "--bootstrap-server",
@@ -38,12 +40,14 @@ _SETTINGS = {
 class Place:
     """`name` is for people; `makes` gives a source that is not started yet, a new one each time.
 
-    A problem of the source's whose place begins with one of `itself` says that it could not be read.
+    A problem of the source's whose place begins with one of `itself` says that it could not be read; `unreadable` is
+    what is said around such a problem, if it does not say enough by itself.
     """
 
     name: str
     makes: Callable[[], Source]
     itself: tuple[str, ...]
+    unreadable: str = "{problem}"
 
     @contextmanager
     def opened(self) -> Iterator[Source]:
@@ -63,7 +67,7 @@ class Place:
         while True:
             found = [problem for where, problem in source.problems.items() if where.startswith(self.itself)]
             if found:
-                raise SourceUnavailable(in_words_of_commands("; ".join(found)))
+                raise SourceUnavailable(self.unreadable.format(problem=in_words_of_commands("; ".join(found))))
             if not isinstance(source, ZooKeeperSource) or source.was_read:
                 return
             if time.monotonic() > deadline_s:
@@ -91,11 +95,14 @@ def by_kafkas_api(servers: Sequence[str], credentials: Credentials) -> Place:
 def in_zookeeper(servers: Sequence[str], chroot: str) -> Place:
     """Kafka's znodes below a chroot; "" is Kafka's own root."""
     settings = ZooKeeperSettings(servers, chroot)
-    return Place(f"zookeeper {','.join(servers)}{chroot}", lambda: ZooKeeperSource(settings), ("zookeeper",))
+    name = f"zookeeper {','.join(servers)}{chroot}"
+    unreadable = "cannot read quotas from ZooKeeper at {problem} (look at --zookeeper, and whether a server runs there)"
+    return Place(name, lambda: ZooKeeperSource(settings), ("zookeeper",), unreadable)
 
 
 def in_words_of_commands(text: str) -> str:
     """What a source says to operators of a proxy, as it is said to who runs a command."""
+    text = _STAYS.sub("", text)
     for setting, option in _SETTINGS.items():
         text = text.replace(setting, option)
     return _UNAUTHORISED.sub(_unauthorised, text.replace("(setting: ", "(look at "))

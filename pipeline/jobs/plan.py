@@ -8,7 +8,7 @@ from typing import Any
 from pipeline.candidate import Candidate, CandidateErrors, Rules, load_with_checksum
 from pipeline.changes.author import now, who
 from pipeline.changes.page import plan_page, warnings_of
-from pipeline.changes.place import Place
+from pipeline.changes.place import Place, in_words_of_commands
 from pipeline.changes.plan import Bounds, planned
 from pipeline.changes.plan_file import Made, PlanErrors, PlanFile, read_plan, write_plan
 from quotas.sources.source import SourceUnavailable, tables_of
@@ -41,7 +41,7 @@ def main(
         print(error, file=sys.stderr)
         return 1
     for where, problem in problems.items():
-        _warn(f"{where}: {problem}")
+        _warn(f"{where}: {in_words_of_commands(problem)}")
     found = planned(in_force, rules.table, Bounds(most_change, most_entities), prune=prune)
     for line in plan_page(found, place.name):
         print(line)

@@ -8,7 +8,7 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from pipeline.changes.place import Place
+from pipeline.changes.place import Place, in_words_of_commands
 from pipeline.changes.plan import Bounds, planned
 from pipeline.changes.plan_file import Made, PlanFile, read_plan, write_plan
 from pipeline.jobs import apply as job
@@ -495,6 +495,27 @@ def test_no_broker_is_one_line(folder):
     assert err.startswith("127.0.0.1:1: ")
     assert err.endswith("(look at --bootstrap-server)\n")
     assert err.count("\n") == 1
+
+
+def test_a_zookeeper_that_is_not_there_is_told_as_who_runs_a_command_needs_it(folder):
+    (folder / "q.yaml").write_text("entries: [{user: alice, producer_byte_rate: 600}]")
+    status, out, err = usage(folder, "plan", "--quotas", "@q.yaml", "--zookeeper", "127.0.0.1:1,127.0.0.1:2/kafka")
+    assert (status, out) == (1, "")
+    assert err.startswith("cannot read quotas from ZooKeeper at 127.0.0.1:1,127.0.0.1:2: ")
+    assert "Connection refused (look at --zookeeper" in err
+    assert "last good" not in err
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("is gone; the last good quotas below it stay in force until it is made again", "is gone"),
+        ("cannot be read: not allowed; the last good quotas below it stay in force", "cannot be read: not allowed"),
+        ("no JSON; nothing is in force", "no JSON; nothing is in force"),
+    ],
+)
+def test_what_a_proxy_goes_on_with_is_not_told_to_who_runs_a_command(said, told):
+    assert in_words_of_commands(said) == told
 
 
 def test_defaults_of_everything_are_planned(folder):
