@@ -121,8 +121,11 @@ def _told_only(changes: Sequence[Change], place: Place, source: Source) -> int:
     for line in outcome_rows(rows, words={Fate.APPLIED: "would set", Fate.REFUSED: "would be refused"}):
         print(line)
     refused = sum(row.fate is Fate.REFUSED for row in rows)
-    asked = f"{place.name} was asked" if place.asks_whether(source) else f"{place.name} was not asked: it has no way to"
-    print(f"dry run, nothing is changed: {counted(len(rows), 'change')}, {refused} would be refused; {asked}")
+    if place.asks_whether(source):
+        told = f", of which {place.name} would refuse {refused}"
+    else:
+        told = f"; {place.name} was not asked whether it would refuse any: files and ZooKeeper cannot be"
+    print(f"dry run, nothing is changed: {counted(len(rows), 'change')}{told}")
     return int(refused > 0)
 
 

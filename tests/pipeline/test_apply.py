@@ -146,6 +146,7 @@ def test_a_dry_run_asks_and_changes_nothing(plan, capsys):
     assert "would be refused  user=bob" in out
     assert "too much for bob" in out
     assert "would set         user=alice" in out
+    assert out.endswith("dry run, nothing is changed: 3 changes, of which a:9092 would refuse 1\n")
     assert [path.name for path in plan.parent.iterdir()] == ["plan.json"]
     assert cluster.quotas == cluster_with_alice().quotas
     del cluster.refusals[BOB]
@@ -315,7 +316,12 @@ def test_a_file_of_quotas_becomes_a_plan_and_is_in_force(folder):
         "plan.json is written; `kafka-throttle usage apply plan.json` with the same place carries it out\n"
     )
     assert err == "warning: 1 shadow quotas of q.yaml are left out: set them with `kafka-throttle quotas set`\n"
-    assert usage(folder, "apply", "@plan.json", "-c", "@proxy.yaml", "--dry-run")[0] == 0
+    status, out, _ = usage(folder, "apply", "@plan.json", "-c", "@proxy.yaml", "--dry-run")
+    assert status == 0
+    assert out.endswith(
+        ", virtual cluster main was not asked whether it would refuse any: files and ZooKeeper cannot be\n"
+    )
+    assert "would be refused" not in out
     assert usage(folder, "apply", "@plan.json", "-c", "@proxy.yaml")[0] == 0
     described = CliRunner().invoke(main, ["quotas", "describe", "-c", str(folder / "proxy.yaml")]).stdout
     assert "producer_byte_rate         500  state.json" in described
