@@ -14,11 +14,11 @@ records do not tell how many requests it were, so there are as many as throttles
 
 from collections import deque
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace, merge
 from itertools import chain, groupby
-from math import ceil
+from math import ceil, inf
 from typing import NamedTuple
 
 from pipeline.candidate import Rules
@@ -134,13 +134,10 @@ class Event(NamedTuple):
     let_through: bool = False
 
 
-class _Request(NamedTuple):
-    due_ms: int
-    value: float
-    client: Hashable
-    refused_ms: int
-    rest_ms: int
-    """How long its connection rests when the mute that it brought is over."""
+_Request = tuple[int, float, Hashable, int, int]
+"""When it is due, its value, its client, how long before that it was refused, and how long its connection rests when
+the mute that it brought is over: a bare tuple, because most are made only to be tried.
+"""
 
 
 class Order(Enum):
@@ -224,18 +221,24 @@ class _Portion(NamedTuple):
     def requests(self, manner: Manner, last_ms: int) -> list[_Request]:
         """In their order; the last one before them came at `last_ms`."""
         client, number = self.client, self.number
-        rest_ms = min(int(self._unmuted_ms() / max(number, 1)), HELD_MS) if manner.restful else 0
-        found = []
-        for at_ms, value in self._uses(manner):
-            at_ms += 0 if client.quota_type in LENT else rest_ms
-            refused_ms = min(self.refused_ms // number, max(at_ms - last_ms, 0))
-            found.append(_Request(at_ms, value, client.name, refused_ms, max(rest_ms, _LAG_MS)))
-            last_ms = at_ms
-        if manner.late_ms and client.quota_type in LENT:
+        if not number:
+            return []
+        rest_ms = min(int(self._unmuted_ms() / number), HELD_MS) if manner.restful else 0
+        is_lent, longest_ms = client.quota_type in LENT, self.refused_ms // number
+        begin_ms, uses = 0 if is_lent else rest_ms, self._uses(manner)
+        if manner.late_ms and is_lent:
             begin_ms, room_ms = self.second.at_ms + manner.late_ms, max(self._unmuted_ms() - manner.late_ms, 0)
-            return [one._replace(due_ms=begin_ms + int(i * room_ms / number)) for i, one in enumerate(found)]
-        if manner.late_ms and found:
-            found[-1] = found[-1]._replace(due_ms=last_ms + manner.late_ms)
+            uses = [(int(i * room_ms / number), value) for i, (_, value) in enumerate(uses)]
+        elif manner.late_ms:
+            uses[-1] = (uses[-1][0] + manner.late_ms, uses[-1][1])
+        name, rest_ms = client.name, max(rest_ms, _LAG_MS)
+        if not longest_ms:
+            return [(begin_ms + at_ms, value, name, 0, rest_ms) for at_ms, value in uses]
+        found: list[_Request] = []
+        for at_ms, value in uses:
+            at_ms += begin_ms
+            found.append((at_ms, value, name, min(longest_ms, max(at_ms - last_ms, 0)), rest_ms))
+            last_ms = at_ms
         return found
 
     def spread(self) -> list[tuple[int, float]]:
@@ -353,7 +356,8 @@ class _Client:
                 value = value_of(self.quota_type, second.used)
                 number = self._number(value, each, least, second)
                 last = _Portion(self, second, value, number, min(_end_ms(second), window.end_ms), None, refused_ms)
-                refused_ms = second.throttled_ms + (0 if number else refused_ms)
+                if self.quota_type in REFUSED:
+                    refused_ms = second.throttled_ms + (0 if number else refused_ms)
         if last is not None:
             yield last
 
@@ -397,6 +401,23 @@ def _end_ms(second: SecondOfUse) -> int:
     return second.at_ms - second.at_ms % 1000 + 1000
 
 
+_Told = tuple[Hashable, Hashable, int, int, float, int, int, bool]
+
+
+@dataclass(slots=True)
+class _Story:
+    """What has been told so far, and on which sensor; what would be paid behind `end_ms` is as good as paid.
+
+    An event is as `Event` has it, but a bare tuple, because most are only tried. `edits` are what events were before
+    they were paid.
+    """
+
+    meter: Meter
+    end_ms: int
+    events: list[_Told] = field(default_factory=list)
+    edits: list[tuple[int, _Told]] = field(default_factory=list)
+
+
 _Saved = tuple[list[_Request], list[int], list[tuple[int, float, int]], int, int]
 
 
@@ -412,6 +433,7 @@ class _Sender:
         "_operation",
         "_per_s",
         "_queue",
+        "_story",
         "clients",
         "free",
         "lane",
@@ -420,13 +442,14 @@ class _Sender:
         "told_ms",
     )
 
-    def __init__(self, number: int, clients: Sequence[_Client]) -> None:
+    def __init__(self, number: int, clients: Sequence[_Client], story: _Story) -> None:
         self.number = number
         self.clients = clients
         quota_type = clients[0].quota_type
         self.lane = clients[0].name
         self.free = [_LONG_AGO] * sum(client.lanes for client in clients)
         self.recorded_ms = self.told_ms = 0
+        self._story = story
         self._queue: deque[_Request] = deque()
         self._operation = OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE)
         self._lets = quota_type in OVERDRAWN
@@ -438,6 +461,11 @@ class _Sender:
     def off_ms(self) -> int:
         """By how much the throttle time is off."""
         return abs(self.told_ms - self.recorded_ms)
+
+    @property
+    def over_ms(self) -> int:
+        """By how much it is too long, which more throttles can only make worse."""
+        return max(self.told_ms - self.recorded_ms, 0)
 
     @property
     def owes(self) -> bool:
@@ -453,51 +481,80 @@ class _Sender:
         self._queue = deque(saved[0])
         self.free, self._lent, self._last_ms, self.told_ms = list(saved[1]), list(saved[2]), saved[3], saved[4]
 
-    def add(self, portions: Sequence[_Portion], manner: Manner) -> None:
-        """Have what was done in one second sent, behind what waits."""
-        found = [portion.requests(manner, self._last_ms) for portion in portions]
-        requests = found[0] if len(found) == 1 else sorted(chain(*found), key=lambda request: request.due_ms)
+    def requests(self, portions: Sequence[_Portion], manner: Manner) -> list[_Request]:
+        """What was done in one second, as it is sent in this manner."""
+        if len(portions) == 1:
+            return portions[0].requests(manner, self._last_ms)
+        found = (portion.requests(manner, self._last_ms) for portion in portions)
+        return sorted(chain(*found), key=lambda request: request[0])
+
+    def add(self, requests: Sequence[_Request]) -> None:
+        """Have these sent, behind what waits."""
         self._queue += requests
         if requests:
-            self._last_ms = requests[-1].due_ms
+            self._last_ms = requests[-1][0]
 
     def next_ms(self) -> int:
         """When the next request goes, or is to be paid; _FOREVER when there is none."""
-        next_ms = max(self._queue[0].due_ms, self.free[0]) if self._queue else _FOREVER
+        next_ms = max(self._queue[0][0], self.free[0]) if self._queue else _FOREVER
         return min(next_ms, self._lent[0][0]) if self._lent else next_ms
 
     def late_ms(self, end_ms: int) -> float:
         """How long after `end_ms` the last that waits will be sent, by what the quota lets go in a second."""
         if not self._queue:
             return 0.0
-        waits_ms = sum(request.value for request in self._queue) / self._per_s * 1000 if self._per_s > 0 else 0.0
+        waits_ms = sum(request[1] for request in self._queue) / self._per_s * 1000 if self._per_s > 0 else 0.0
         return max(self.free[0] - end_ms, 0) + waits_ms / len(self.free)
 
-    def go_on(self, meter: Meter, at_ms: int, end_ms: int, events: list[Event], edits: list[tuple[int, Event]]) -> None:
-        """Send the next request, or pay for one whose mute is over, now; behind `end_ms` that is as good as paid.
-
-        `edits` gets what an event was that is paid for.
+    def go_on(self, until_ms: int, most_ms: float) -> int:
+        """Send, or pay for, all whose turn is before `until_ms`; when the next one's is. Or until for `most_ms`, or
+        longer, more was throttled than should have been.
         """
-        if self._lent and self._lent[0][0] <= at_ms:
-            _, value, number = heappop(self._lent)
-            if at_ms >= end_ms:
-                return
-            throttle_ms, rest_ms = meter.use(Operation.REPAY, value, at_ms), _LAG_MS
-            event = events[number]
-            edits.append((number, event))
-            events[number] = event._replace(throttle_ms=event.throttle_ms + throttle_ms)
-        else:
-            request = self._queue.popleft()
-            value, rest_ms, number = request.value, request.rest_ms, len(events)
-            throttle_ms = meter.use(self._operation, value, at_ms)
-            lanes = len(self.free)
-            event = Event(request.client, self.lane, lanes, at_ms, value, throttle_ms, request.refused_ms, self._lets)
-            events.append(event)
-        self.told_ms += throttle_ms
+        queue, free, lent, story = self._queue, self.free, self._lent, self._story
+        use, meter, events, operation = story.meter.use, story.meter, story.events, self._operation
+        lane, lanes, lets, is_lending = self.lane, len(free), self._lets, operation == Operation.CHARGE_OR_LEND
+        most_ms += self.recorded_ms
+        while True:
+            at_ms = _FOREVER
+            if queue:
+                due_ms, free_ms = queue[0][0], free[0]
+                at_ms = due_ms if due_ms > free_ms else free_ms
+            if lent and lent[0][0] <= at_ms:
+                at_ms = lent[0][0]
+                if at_ms >= until_ms:
+                    return at_ms
+                throttle_ms = self._pay()
+            else:
+                if at_ms >= until_ms:
+                    return at_ms
+                _, value, client, refused_ms, rest_ms = queue.popleft()
+                throttle_ms = use(operation, value, at_ms)
+                events.append((client, lane, lanes, at_ms, value, throttle_ms, refused_ms, lets))
+                if throttle_ms:
+                    heapreplace(free, at_ms + throttle_ms + rest_ms)
+                if is_lending and meter.lent:
+                    heappush(lent, (at_ms + throttle_ms, value, len(events) - 1))
+            if throttle_ms:
+                self.told_ms += throttle_ms
+                if self.told_ms >= most_ms:
+                    return at_ms
+
+    def _pay(self) -> int:
+        """Pay for what is lent and first to be paid; the throttle time."""
+        at_ms, value, number = heappop(self._lent)
+        story = self._story
+        if at_ms >= story.end_ms:
+            return 0
+        throttle_ms = story.meter.use(Operation.REPAY, value, at_ms)
+        event = story.events[number]
+        story.edits.append((number, event))
+        client, lane, lanes, used_ms, used, told_ms, refused_ms, lets = event
+        story.events[number] = (client, lane, lanes, used_ms, used, told_ms + throttle_ms, refused_ms, lets)
         if throttle_ms:
-            heapreplace(self.free, at_ms + throttle_ms + rest_ms)
-        if meter.lent:
+            heapreplace(self.free, at_ms + throttle_ms + _LAG_MS)
+        if story.meter.lent:
             heappush(self._lent, (at_ms + throttle_ms, value, number))
+        return throttle_ms
 
 
 class _State(NamedTuple):
@@ -509,23 +566,24 @@ class _State(NamedTuple):
     edits: int
 
 
+_Second = Mapping[_Sender, Sequence[_Portion]]
+"""What was done in one second, by those who did it."""
+
+
 class _Retelling:
     """All who shared a sensor, second by second. Of the manners in which a second's requests may have come the one
     counts that explains best for how long each was throttled up to then.
     """
 
     def __init__(self, clients: Sequence[_Client], meter: Meter, end_ms: int) -> None:
-        groups = _groups(clients)
-        senders = [_Sender(number, group) for number, group in enumerate(groups)]
+        self._story = _Story(meter, end_ms)
+        senders = [_Sender(number, group, self._story) for number, group in enumerate(_groups(clients))]
         self._sender_of = {id(client): sender for sender in senders for client in sender.clients}
-        self._clients, self._meter, self._end_ms = clients, meter, end_ms
+        self._clients = clients
         self._manners = _manners(clients)
         self._manner = self._manners[0]
         self._busy: list[_Sender] = []
         """Those who have something left to do."""
-        self._events: list[Event] = []
-        self._edits: list[tuple[int, Event]] = []
-        """Events that had another throttle time before they were paid."""
 
     def run(self) -> list[Event]:
         """All of it."""
@@ -538,84 +596,104 @@ class _Retelling:
                 sender.recorded_ms += portion.second.throttled_ms
             self._tell(own, [*own, *(one for one in self._busy if one not in own)], wall_s * 1000 + 1000)
         self._go_until(self._busy, _FOREVER)
-        return self._events
+        return list(map(Event._make, self._story.events))
 
-    def _tell(self, own: Mapping[_Sender, Sequence[_Portion]], involved: Sequence[_Sender], end_ms: int) -> None:
+    def _tell(self, own: _Second, involved: Sequence[_Sender], end_ms: int) -> None:
         recorded_ms = sum(portion.second.throttled_ms for portions in own.values() for portion in portions)
         in_all_ms = sum(sender.recorded_ms for sender in involved)
         good_ms = _OFF_MS + _GOOD_FIT * recorded_ms + _GOOD_SUM * in_all_ms
         told_ms = sum(sender.told_ms for sender in involved)
-        before = self._state(involved)
-        best, best_off_ms = self._manner, self._try(own, involved, self._manner, end_ms)
+        before, requests = self._state(involved), _requests(own, self._manner)
+        off_ms = self._try(own, requests, involved, end_ms)
         nothing = not recorded_ms and sum(sender.told_ms for sender in involved) == told_ms
-        if best_off_ms > good_ms and not nothing:
-            best = self._best(own, before, end_ms, best, best_off_ms, good_ms)
-        self._manner = best
+        if off_ms > good_ms and not nothing:
+            self._manner = self._best(own, requests, before, end_ms, off_ms, good_ms)
         self._busy = [sender for sender in involved if sender.next_ms() < _FOREVER]
 
     def _best(
         self,
-        own: Mapping[_Sender, Sequence[_Portion]],
+        own: _Second,
+        requests: list[list[_Request]],
         before: _State,
         end_ms: int,
-        best: Manner,
         best_off_ms: float,
         good_ms: float,
     ) -> Manner:
-        """Try all others, and have done what was best."""
+        """Try all others, and have done what was best. `requests` have been tried; many manners come to the same."""
         involved = [sender for sender, _ in before.senders]
-        last = best
+        best, best_requests, tried = self._manner, requests, [requests]
+        self._restore(before)
+        least_ms = sum(sender.over_ms for sender in involved)
         for manner in self._manners:
-            if manner == self._manner:
-                continue
-            self._restore(before)
-            off_ms, last = self._try(own, involved, manner, end_ms), manner
-            if off_ms < best_off_ms:
-                best, best_off_ms = manner, off_ms
-            if off_ms <= good_ms:
+            if least_ms >= best_off_ms:
                 break
-        if last != best:
+            requests = _requests(own, manner)
+            if requests in tried:
+                continue
+            tried.append(requests)
+            off_ms = self._try(own, requests, involved, end_ms, best_off_ms)
+            if off_ms < best_off_ms:
+                best, best_requests, best_off_ms = manner, requests, off_ms
+                if off_ms <= good_ms:
+                    return best
             self._restore(before)
-            self._try(own, involved, best, end_ms)
+        self._try(own, best_requests, involved, end_ms)
         return best
 
     def _try(
-        self, own: Mapping[_Sender, Sequence[_Portion]], involved: Sequence[_Sender], manner: Manner, end_ms: int
+        self,
+        own: _Second,
+        requests: list[list[_Request]],
+        involved: Sequence[_Sender],
+        end_ms: int,
+        best_off_ms: float = inf,
     ) -> float:
         """By how much the throttle times up to then are off, and will be: of one sender, also how late is what should
-        have come.
+        have come. If that is no less than `best_off_ms`, as much as that is plain.
         """
-        for sender, portions in own.items():
-            sender.add(portions, manner)
-        self._go_until(involved, end_ms)
+        for sender, its in zip(own, requests, strict=True):
+            sender.add(its)
+        if not self._go_until(involved, end_ms, best_off_ms):
+            return best_off_ms
         off_ms: float = sum(sender.off_ms for sender in involved)
         off_ms += sum(_UNPAID_MS for sender, portions in own.items() if portions[-1].is_lent and not sender.owes)
         return off_ms + involved[0].late_ms(end_ms) if len(involved) == 1 else off_ms
 
-    def _go_until(self, senders: Sequence[_Sender], until_ms: int) -> None:
+    def _go_until(self, senders: Sequence[_Sender], until_ms: int, most_ms: float = inf) -> bool:
+        """Have all sent whose turn is before a time; False, and not all, if more was throttled than should have been,
+        for `most_ms` in all or longer.
+        """
         turns = [(at_ms, sender.number, sender) for sender in senders if (at_ms := sender.next_ms()) < until_ms]
         heapify(turns)
         while turns:
-            at_ms, number, sender = turns[0]
-            sender.go_on(self._meter, at_ms, self._end_ms, self._events, self._edits)
-            following_ms = sender.next_ms()
+            _, number, sender = heappop(turns)
+            stop_ms = min(until_ms, turns[0][0] + (number < turns[0][1])) if turns else until_ms
+            others_ms = sum(other.over_ms for other in senders if other is not sender) if most_ms < inf else 0
+            following_ms = sender.go_on(stop_ms, most_ms - others_ms)
+            if sender.over_ms >= most_ms - others_ms:
+                return False
             if following_ms < until_ms:
-                heapreplace(turns, (following_ms, number, sender))
-            else:
-                heappop(turns)
+                heappush(turns, (following_ms, number, sender))
+        return True
 
     def _state(self, senders: Sequence[_Sender]) -> _State:
-        saved = [(sender, sender.saved()) for sender in senders]
-        return _State(saved, self._meter.saved(), len(self._events), len(self._edits))
+        story, saved = self._story, [(sender, sender.saved()) for sender in senders]
+        return _State(saved, story.meter.saved(), len(story.events), len(story.edits))
 
     def _restore(self, state: _State) -> None:
         for sender, saved in state.senders:
             sender.restore(saved)
-        self._meter.restore(state.meter)
-        while len(self._edits) > state.edits:
-            number, event = self._edits.pop()
-            self._events[number] = event
-        del self._events[state.events :]
+        story = self._story
+        story.meter.restore(state.meter)
+        while len(story.edits) > state.edits:
+            number, event = story.edits.pop()
+            story.events[number] = event
+        del story.events[state.events :]
+
+
+def _requests(own: _Second, manner: Manner) -> list[list[_Request]]:
+    """What each did in one second, as it is sent in this manner."""
+    return [sender.requests(portions, manner) for sender, portions in own.items()]
 
 
 def _manners(clients: Sequence[_Client]) -> Sequence[Manner]:
@@ -651,9 +729,9 @@ def _unmuted(clients: Sequence[_Client]) -> list[Event]:
                 events += [Event(name, *lanes[name], at_ms, value, 0, 0) for at_ms, value in uses]
                 last_ms[name] = uses[-1][0] if uses else last_ms[name]
                 continue
-            for request in portion.requests(SPREAD, last_ms[name]):
-                last_ms[name] = request.due_ms
-                events.append(Event(name, *lanes[name], request.due_ms, request.value, 0, request.refused_ms))
+            for at_ms, value, _, refused_ms, _ in portion.requests(SPREAD, last_ms[name]):
+                last_ms[name] = at_ms
+                events.append(Event(name, *lanes[name], at_ms, value, 0, refused_ms))
         if len(portions) > 1:
             events[begin:] = sorted(events[begin:], key=lambda event: event.at_ms)
     return events

@@ -33,7 +33,7 @@ BIG_LIMITS = {"produce": 40_000_000.0, "fetch": 80_000_000.0, "request": 800.0}
 """Of each quota type; bytes/s, and percent of a thread."""
 _BURST = 4
 """So many windows."""
-_PER_LIMIT = {"produce": 1.0, "fetch": 1.0, "request": 10.0}
+PER_LIMIT = {"produce": 1.0, "fetch": 1.0, "request": 10.0}
 """Use as records tell it, for one unit of the limit: ms for percent of a second."""
 
 CANDIDATES = {"roomy": (2.0, 2.0), "in force": (1.0, 1.0), "tight": (1.0, 0.8)}
@@ -73,7 +73,7 @@ def table_at(spark: SparkSession, folder: Path, rows: int) -> str:
     return str(table)
 
 
-def _throttled_records() -> list[UsageRecord]:
+def throttled_records() -> list[UsageRecord]:
     """Of each quota type, what the windows of a client tell that is throttled from the beginning to the end."""
     return [*_throttled("produce", 0.1), *_throttled("fetch", 0.1), *_throttled("request", 0.02)]
 
@@ -90,18 +90,19 @@ def _throttled(kind: str, size_s: float) -> list[UsageRecord]:
         at_ms, so_far, throttled_ms, requests, throttles = seconds.get(
             now_ms // 1000, SecondOfUse(now_ms % WINDOW_MS, 0.0, 0, 0, 0)
         )
-        more = (so_far + used * _PER_LIMIT[kind], throttled_ms + throttle_ms)
+        more = (so_far + used * PER_LIMIT[kind], throttled_ms + throttle_ms)
         seconds[now_ms // 1000] = SecondOfUse(at_ms, *more, requests + (used > 0), throttles + (throttle_ms > 0))
         used = 0.0 if meter.lent else size
         now_ms += throttle_ms + (0 if meter.lent else 4)
-    return [_record(seconds, i) for i in range(_BURST)]
+    return [_record(kind, seconds, i) for i in range(_BURST)]
 
 
-def _record(seconds: dict[int, SecondOfUse], window: int) -> UsageRecord:
+def _record(kind: str, seconds: dict[int, SecondOfUse], window: int) -> UsageRecord:
     own = [seconds[second] for second in sorted(seconds) if second * 1000 // WINDOW_MS == window]
     throttled_ms = sum(second.throttled_ms for second in own)
     return replace(
         next(iter(records(Fleet(), 1))),
+        quota_type=kind,
         used=sum(second.used for second in own),
         peak=max(second.used for second in own),
         requests=sum(second.requests for second in own),
@@ -136,14 +137,14 @@ def _columns() -> dict[str, Column]:
         .otherwise(0.6 * chance(number, 3))
     )
     throttled = bursts & limited
-    live = _throttled_records()
+    live = throttled_records()
 
     def as_live(name: str, otherwise: Column) -> Column:
         values = F.array(*(F.lit(getattr(record, name)) for record in live))
         at = (slot % 3 * _BURST + window % _BURST + 1).cast("int")
         return F.when(throttled, F.element_at(values, at)).otherwise(otherwise)
 
-    used = as_live("used", F.floor(load * limit * by_type(_PER_LIMIT) * (WINDOW_MS / 1000)).cast("double"))
+    used = as_live("used", F.floor(load * limit * by_type(PER_LIMIT) * (WINDOW_MS / 1000)).cast("double"))
     kind = F.element_at(F.array(*map(F.lit, TYPES)), (slot % 3 + 1).cast("int"))
     moved = F.when(kind == "request", 0).otherwise(used).cast("long")
     counted = F.greatest(F.lit(1), (F.when(kind == "request", used / 2).otherwise(used / 20_000)).cast("long"))

@@ -111,7 +111,9 @@ def test_what_nothing_held_is_spread_in_a_short_way_as_in_the_long_one(quota_typ
     )
     for portion in client.portions():
         long = portion.requests(recorded.SPREAD, -(2**62))
-        assert [(one.due_ms, one.value, one.refused_ms) for one in long] == [(*use, 0) for use in portion.spread()]
+        assert [(at_ms, value, refused_ms) for at_ms, value, _, refused_ms, _ in long] == [
+            (*use, 0) for use in portion.spread()
+        ]
 
 
 def _alone(windows: list[Window], limit: float, end_ms: int, quota_type: str = "produce"):
@@ -277,3 +279,58 @@ def test_answers_that_are_lent_are_paid_for_in_the_replay_too(size):
         now_ms += 4
     recorded_ms, replayed = _again(recorded, "fetch", 200_000.0)
     assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.05)
+
+
+class _TriesAll(recorded._Retelling):
+    """Tries each manner to its end, also what has been tried already."""
+
+    def _best(self, own, requests, before, end_ms, best_off_ms, good_ms):
+        involved, best = [sender for sender, _ in before.senders], self._manner
+        for manner in self._manners:
+            self._restore(before)
+            off_ms = self._try(own, recorded._requests(own, manner), involved, end_ms)
+            if off_ms < best_off_ms:
+                best, best_off_ms = manner, off_ms
+            if off_ms <= good_ms:
+                return best
+        self._restore(before)
+        self._try(own, recorded._requests(own, best), involved, end_ms)
+        return best
+
+
+_SECONDS = st.lists(
+    st.tuples(
+        st.integers(0, 999),
+        st.sampled_from([0.0, 20_000.0, 100_000.0, 1 / 3 * MB, MB, 4.0 * MB]),
+        st.sampled_from([0, 0, 100, 700, 1_000, 3_000]),
+        st.integers(1, 40),
+    ),
+    min_size=10,
+    max_size=10,
+)
+
+
+def _throttled_window(number: int, seconds) -> Window:
+    told = [(i * 1000 + at_ms, used, ms, n, min(n, ms // 100)) for i, (at_ms, used, ms, n) in enumerate(seconds)]
+    used, throttled_ms = sum(one[1] for one in told), sum(one[2] for one in told)
+    begin_ms, throttles, muted_ms = number * 10_000, sum(one[4] for one in told), min(throttled_ms, 10_000)
+    requests, peak = sum(one[3] for one in told), max(one[1] for one in told)
+    return Window(
+        begin_ms, begin_ms + 10_000, used, peak, requests, throttles, throttled_ms, muted_ms, profile_text(told)
+    )
+
+
+@pytest.mark.parametrize("quota_type", ["produce", "fetch", "controller_mutation"])
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(_SECONDS, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_what_cannot_be_best_is_not_tried_to_its_end(quota_type, drawn):
+    clients = {
+        name: [_throttled_window(i, seconds) for i, seconds in enumerate(its)]
+        for name, its in zip("abc", drawn, strict=False)
+    }
+
+    def told(how):
+        its = [recorded._Client.of(name, windows, RULES, quota_type, MB, MB) for name, windows in clients.items()]
+        return how(its, Meter(RULES, quota_type, MB, 0), 30_000).run()
+
+    assert told(recorded._Retelling) == told(_TriesAll)
