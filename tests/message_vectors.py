@@ -6,14 +6,14 @@
 import fcntl
 import hashlib
 import json
-import shutil
 import subprocess
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from proxy.demo.jars import cache_dir, kafka_jars
+from proxy.demo.jars import cache_dir
+from tests.java_program import java_program, java_source
 
 KAFKA_VERSIONS = ("4.3.1", "3.9.2")
 """Newest first: together they have every version of every API."""
@@ -27,7 +27,7 @@ CEILING_BYTES = 4096
 SHORT_HOST = b"proxy.example"
 LONG_HOST = b"h" * 130
 
-_SOURCE = Path(__file__).parent / "java" / "MessageVectors.java"
+_PROGRAM = "MessageVectors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def port_of(node_id: int) -> int:
 @cache
 def message_vectors(kafka_version: str) -> list[Vector]:
     """All vectors of a Kafka version. The first call on a machine makes them, which takes some 10 s."""
-    source_hash = hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:16]
+    source_hash = hashlib.sha256(java_source(_PROGRAM).read_bytes()).hexdigest()[:16]
     vectors_file = cache_dir() / f"message-vectors-{kafka_version}-{source_hash}.jsonl"
     if not vectors_file.exists():
         _make(kafka_version, vectors_file)
@@ -105,16 +105,13 @@ def message_vectors(kafka_version: str) -> list[Vector]:
 
 
 def _make(kafka_version: str, vectors_file: Path) -> None:
-    jars = kafka_jars(kafka_version)
+    command = java_program(_PROGRAM, kafka_version)
     with vectors_file.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if vectors_file.exists():
             return
-        java = shutil.which("java")
-        assert java, "java is missing"
         aside = vectors_file.with_suffix(".part")
-        command = [java, "-cp", f"{jars}/*", str(_SOURCE), str(aside)]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+        run = subprocess.run([*command, str(aside)], capture_output=True, text=True, timeout=600)
         assert run.returncode == 0, run.stderr[-3000:]
         made_with = run.stdout.strip()
         assert made_with == kafka_version, f"jars of {made_with}, not of {kafka_version}"

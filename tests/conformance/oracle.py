@@ -7,9 +7,7 @@ from pathlib import Path
 from struct import pack
 from typing import NamedTuple, TextIO
 
-from proxy.demo.jars import kafka_jars, need_program
-
-JAVA = Path(__file__).parents[1] / "java"
+from tests.java_program import java_program
 
 _TOLD = 5
 """So many differences are told in words."""
@@ -83,12 +81,9 @@ def run(program: str, version: str, steps: Iterable[Step], folder: Path, *argume
             lines.write(step.line + "\n")
             answers.write(step.answer + "\n")
             throttles += step.throttles
-    java = need_program("java", "openjdk-17-jdk-headless")
-    command = [java, "-cp", f"{kafka_jars(version)}/*", str(JAVA / program)]
-    files = [str(folder / name) for name in ("script", "kafkas")]
-    done = subprocess.run(
-        [*command, *files, *map(str, arguments)], capture_output=True, text=True, timeout=900, check=False
-    )
+    told = [*(folder / name for name in ("script", "kafkas")), *arguments]
+    command = [*java_program(program, version), *map(str, told)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return Run(folder, throttles)
 

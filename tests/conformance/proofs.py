@@ -33,9 +33,9 @@ class Proof:
     def compare(self, seed: int, events: int, folder: Path) -> Comparison:
         """Both sides answer `events` random events, and all the changes of quotas between them."""
         arguments: list[object] = [self.samples, self.window_s]
-        program = "ConnectionOracle.java"
+        program = "ConnectionOracle"
         if self.quota_type is not QuotaType.CONNECTION:
-            program = "QuotaOracle.java"
+            program = "QuotaOracle"
             arguments.insert(0, self.quota_type.name)
         return run(program, self.version, self._steps(seed, events), folder, *arguments).comparison()
 
@@ -68,7 +68,7 @@ def other_tags(version: str, seed: int, events: int, folder: Path) -> OtherTags:
     """What comes of it that we remember kinds of entity and this version does not."""
     steps = client_script(QuotaType.PRODUCE).steps(seed, events, anchored=False)
     charges, tags, throttled, history, throttles = 0, 0, 0, 0, 0
-    for line, ours, kafkas in run("QuotaOracle.java", version, steps, folder, "PRODUCE", 11, 1).replies():
+    for line, ours, kafkas in run("QuotaOracle", version, steps, folder, "PRODUCE", 11, 1).replies():
         charges += line.startswith("C")
         if ours == kafkas:
             continue

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
 
-from proxy.demo.jars import ToolMissing, cache_dir, kafka_jars, need_program
+from proxy.demo.jars import ToolMissing, cache_dir
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
+from tests.java_program import java_program
 
 Entity = frozenset[tuple[str, str | None]]
 Request = Mapping[str, Any]
@@ -72,10 +73,7 @@ def ask_with_java(kafka_version: str) -> Ask:
     """Kafka's Admin client of that version."""
 
     def ask(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
-        java = need_program("java", "openjdk-17-jdk-headless")
-        source = _TESTS / "java" / "QuotaAdmin.java"
-        classpath = f"{kafka_jars(kafka_version)}/*"
-        return _ask_program([java, "-XX:TieredStopAtLevel=1", "-cp", classpath, str(source), bootstrap], requests)
+        return _ask_program([*java_program("QuotaAdmin", kafka_version), bootstrap], requests)
 
     return ask
 

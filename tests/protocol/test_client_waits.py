@@ -1,23 +1,17 @@
 """Which clients wait by themselves, held to Kafka's own response classes."""
 
-import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from protocol.api_table import APIS
 from protocol.client_waits import CLIENT_WAITS_SINCE, client_waits
-from proxy.demo.jars import kafka_jars
-
-_SOURCE = Path(__file__).parents[1] / "java" / "ClientWaits.java"
+from tests.java_program import java_program
 
 
 @pytest.mark.parametrize("kafka_version", ["3.9.2", "4.3.1"])
 def test_the_table_is_that_of_kafkas_classes(kafka_version):
-    java = shutil.which("java")
-    assert java, "java is missing"
-    command = [java, "-cp", f"{kafka_jars(kafka_version)}/*", str(_SOURCE)]
+    command = java_program("ClientWaits", kafka_version)
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     lines = [[int(word) for word in line.split()] for line in done.stdout.splitlines()]

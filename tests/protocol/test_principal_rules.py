@@ -3,7 +3,6 @@
 import contextlib
 import random
 import subprocess
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,9 +12,8 @@ from protocol.distinguished_names import distinguished_name, not_after, subject_
 from protocol.errors import ProtocolError
 from protocol.java_patterns import UnsupportedPattern, java_pattern
 from protocol.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
-from proxy.demo.jars import kafka_jars, need_program
+from tests.java_program import java_program
 
-ORACLE = Path(__file__).parents[1] / "java" / "PrincipalNames.java"
 UTF8, NUMERIC, PRINTABLE, T61, IA5, VISIBLE, GENERAL, UNIVERSAL, BMP = 12, 18, 19, 20, 22, 26, 27, 28, 30
 TAGS = (UTF8, NUMERIC, PRINTABLE, T61, IA5, VISIBLE, GENERAL, UNIVERSAL, BMP)
 OIDS = (
@@ -28,8 +26,7 @@ OIDS = (
 def java_says(folder, questions):
     """What the JVM answers to each list of fields; None where it throws."""
     (folder / "questions").write_text("".join("\t".join(fields) + "\n" for fields in questions))
-    java = need_program("java", "openjdk-17-jdk-headless")
-    command = [java, "-XX:TieredStopAtLevel=1", "-cp", f"{kafka_jars('4.3.1')}/*", str(ORACLE)]
+    command = java_program("PrincipalNames", "4.3.1")
     subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=600)
     answers = (folder / "answers").read_text().splitlines()
     assert len(answers) == len(questions)

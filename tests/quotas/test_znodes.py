@@ -6,13 +6,11 @@ import struct
 import subprocess
 from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.demo.jars import kafka_jars, need_program
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
 from quotas.sources.source import Limit
 from quotas.znodes import (
@@ -36,8 +34,8 @@ from quotas.znodes import (
     text_of,
     written,
 )
+from tests.java_program import java_program
 
-ORACLE = Path(__file__).parents[1] / "java" / "NodeTexts.java"
 ALICE = Entity(user="alice")
 PRODUCE, FETCH, REQUEST = (QuotaKey(t) for t in (QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST))
 SHADOW_PRODUCE = QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -55,8 +53,7 @@ def kafka_says(folder, questions):
     """What Kafka 3.9.2, the last with znodes, answers to each (operation, text); None where it throws."""
     lines = [f"{operation}\t{text.encode('utf-16-be', 'surrogatepass').hex()}\n" for operation, text in questions]
     (folder / "questions").write_text("".join(lines))
-    java = need_program("java", "openjdk-17-jdk-headless")
-    command = [java, "-XX:TieredStopAtLevel=1", "-cp", f"{kafka_jars('3.9.2')}/*", str(ORACLE)]
+    command = java_program("NodeTexts", "3.9.2")
     subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=600)
     answers = (folder / "answers").read_text().splitlines()
     assert len(answers) == len(questions)
