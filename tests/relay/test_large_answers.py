@@ -31,6 +31,7 @@ from tests.relay.script import NOW_MS, Script
 
 HOST = b"inside.example"
 THROTTLE_MS = 20_000
+EDGE = 3_000
 
 LARGE = {
     f"{plan.name} v{plan.api_version}": plan
@@ -124,10 +125,12 @@ def test_a_large_answer_streams_and_shows_no_inside_address(make_relay, plan):
         assert most_held <= MAX_HEAD_BYTES + size
 
 
-def test_a_large_answer_may_come_byte_by_byte(make_relay):
+def test_a_large_answer_may_come_byte_by_byte_at_its_ends_and_in_few_between(make_relay):
     plan = LARGE["Produce v2"]
     answer = large_answer(plan)
-    assert relayed(make_relay, plan, cut(answer, 1), throttled=False)[0] == answer
+    between = cut(answer[EDGE:-EDGE], 7)  # each byte of an element is where a piece begins, some time
+    pieces = [*cut(answer[:EDGE], 1), *between, *cut(answer[-EDGE:], 1)]
+    assert relayed(make_relay, plan, pieces, throttled=False)[0] == answer
 
 
 @pytest.mark.parametrize("plan", LARGE.values(), ids=LARGE.keys())

@@ -27,8 +27,8 @@ from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
 
 PRODUCE, API_VERSIONS = 0, 18
-A_FEW = 100
-BYTE_BY_BYTE = 10
+A_FEW = 300
+BYTE_BY_BYTE = 50
 EDGE = 100
 """Frames of twice this size and more are cut in two at every byte of their first and last EDGE bytes only."""
 
