@@ -1,6 +1,7 @@
 """Who is measured by which sensor under a candidate, and that sensor: the proxy's own, alone in a table."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from pipeline.candidate import Rules
@@ -99,6 +100,12 @@ class Meter:
     def restore(self, saved: bytes) -> None:
         """As things stood."""
         self._rows.overwrite(self._handle, saved)
+
+    def using(self, operation: str) -> Callable[[float, int], int]:
+        """`use` for this operation: value and ms -> throttle time in ms. What is only charged takes a shorter way."""
+        if operation == _CHARGE and self.use == self._charge:
+            return partial(self._sensors.charge, self._handle)
+        return partial(self.use, operation)
 
     def use_many(self, value: float, count: int, now_ms: int) -> bool:
         """Record `count` requests, `value` in all, if it is plain that none is throttled; else do nothing: False."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.open_replay import OpenReplay, is_open
+from pipeline.queue_replay import QueueReplay, is_queue
 from pipeline.recorded import OVERDRAWN, REFUSED, Event, Window, demands, retold
 from pipeline.replay import Demand, Lane, SensorReplay, Throttling
 from pipeline.traced import Client
@@ -99,8 +100,13 @@ def replay_run(groups: Sequence[Explained], rules: Rules, quota_type: str, limit
 
 def _replay(
     events: Sequence[Event], rules: Rules, quota_type: str, limit: float, kind: Client, end_ms: int
-) -> SensorReplay:
-    replay = SensorReplay(Meter(rules, quota_type, limit, events[0].at_ms if events else 0))
+) -> SensorReplay | QueueReplay:
+    meter = Meter(rules, quota_type, limit, events[0].at_ms if events else 0)
+    if is_queue(events, quota_type):
+        queue = QueueReplay(meter, quota_type)
+        queue.run(events, kind, end_ms)
+        return queue
+    replay = SensorReplay(meter)
     lanes: dict[int, tuple[Lane, list[Demand]]] = {}
     for lane, demand in demands(events, quota_type, kind):
         lanes.setdefault(id(lane), (lane, []))[1].append(demand)

@@ -427,13 +427,14 @@ class _Sender:
     """
 
     __slots__ = (
+        "_is_lending",
         "_last_ms",
         "_lent",
         "_lets",
-        "_operation",
         "_per_s",
         "_queue",
         "_story",
+        "_use",
         "clients",
         "free",
         "lane",
@@ -451,7 +452,8 @@ class _Sender:
         self.recorded_ms = self.told_ms = 0
         self._story = story
         self._queue: deque[_Request] = deque()
-        self._operation = OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE)
+        self._use = story.meter.using(OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE))
+        self._is_lending = quota_type in LENT
         self._lets = quota_type in OVERDRAWN
         self._per_s = clients[0].live_per_s
         self._lent: list[tuple[int, float, int]] = []
@@ -511,8 +513,8 @@ class _Sender:
         longer, more was throttled than should have been.
         """
         queue, free, lent, story = self._queue, self.free, self._lent, self._story
-        use, meter, events, operation = story.meter.use, story.meter, story.events, self._operation
-        lane, lanes, lets, is_lending = self.lane, len(free), self._lets, operation == Operation.CHARGE_OR_LEND
+        use, meter, events = self._use, story.meter, story.events
+        lane, lanes, lets, is_lending = self.lane, len(free), self._lets, self._is_lending
         most_ms += self.recorded_ms
         while True:
             at_ms = _FOREVER
@@ -528,7 +530,7 @@ class _Sender:
                 if at_ms >= until_ms:
                     return at_ms
                 _, value, client, refused_ms, rest_ms = queue.popleft()
-                throttle_ms = use(operation, value, at_ms)
+                throttle_ms = use(value, at_ms)
                 events.append((client, lane, lanes, at_ms, value, throttle_ms, refused_ms, lets))
                 if throttle_ms:
                     heapreplace(free, at_ms + throttle_ms + rest_ms)
@@ -764,20 +766,23 @@ def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[
     """What clients wanted who did this, in order, with the mutes taken out as `pipeline.traced` takes them out."""
     lanes: dict[Hashable, _Wanting] = {}
     operation = REFUSED.get(quota_type)
+    held_as = OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE)
     for order, event in enumerate(events):
         wanting = lanes.get(event.lane)
         if wanting is None:
             wanting = lanes[event.lane] = _Wanting(event)
         if operation is None or event.let_through:
-            demand = wanting.held(event, order, kind)
-            demand.operation = OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE)
-            yield wanting.lane, demand
+            due_ms, lag_ms, greedy_until_ms = held(event, wanting.mutes, kind)
+            yield (
+                wanting.lane,
+                Demand(due_ms, event.value, order, 1, lag_ms, held_as, greedy_until_ms, client=event.client),
+            )
         else:
             yield wanting.lane, _refused(event, order, operation, kind)
 
 
 class _Wanting:
-    """Connections of one queue; `mutes` are the ends and beginnings of the last mutes of each, a heap."""
+    """Connections of one queue; `mutes` are as `held` has them."""
 
     __slots__ = ("lane", "mutes")
 
@@ -785,19 +790,26 @@ class _Wanting:
         self.lane = Lane(event.client, free=[_LONG_AGO] * event.lanes)
         self.mutes = [(_LONG_AGO, 0)] * event.lanes
 
-    def held(self, event: Event, order: int, kind: Client) -> Demand:
-        """The demand behind a request that may have waited for the end of a mute."""
-        end_ms, begin_ms = self.mutes[0]
-        demand = Demand(event.at_ms, event.value, order, client=event.client)
-        if event.at_ms - end_ms <= HELD_MS:
-            demand.lag_ms = max(event.at_ms - end_ms, _LAG_MS)
-            if kind is Client.PACED:
-                demand.due_ms = begin_ms
-        if event.throttle_ms:
-            heapreplace(self.mutes, (event.at_ms + event.throttle_ms, event.at_ms))
-            if kind is Client.GREEDY:
-                demand.greedy_until_ms = event.at_ms + event.throttle_ms
-        return demand
+
+def held(event: Event, mutes: list[tuple[int, int]], kind: Client) -> tuple[int, int, int]:
+    """When a request is due that may have waited for the end of a mute, how long after the end of one that holds it now
+    it comes, and until when its client wants more of the same (0: it does not).
+
+    `mutes` are the ends and beginnings of the last mutes of each connection of its queue, a heap; its own becomes one.
+    """
+    end_ms, begin_ms = mutes[0]
+    due_ms = at_ms = event.at_ms
+    lag_ms = greedy_until_ms = 0
+    if at_ms - end_ms <= HELD_MS:
+        lag_ms = max(at_ms - end_ms, _LAG_MS)
+        if kind is Client.PACED:
+            due_ms = begin_ms
+    if event.throttle_ms:
+        until_ms = at_ms + event.throttle_ms
+        heapreplace(mutes, (until_ms, at_ms))
+        if kind is Client.GREEDY:
+            greedy_until_ms = until_ms
+    return due_ms, lag_ms, greedy_until_ms
 
 
 def _refused(event: Event, order: int, operation: str, kind: Client) -> Demand:

@@ -7,11 +7,15 @@ take turns by time, and at the same ms by the order of their demands.
 
 from collections import deque
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
 from pipeline.meter import Meter
 from quotas.trace import Operation
+
+GAP_MS = 1
+"""Who would use all he may asks again so long after the end of what he asked for."""
 
 _CHARGE = Operation.CHARGE
 _UNHELD = frozenset({Operation.GIVE_BACK, Operation.CALL_IN})
@@ -35,7 +39,7 @@ class Demand:
     lag_ms: int = 0
     operation: str = Operation.CHARGE
     greedy_until_ms: int = 0
-    gap_ms: int = 1
+    gap_ms: int = GAP_MS
     insists: bool = False
     client: Hashable = None
 
@@ -220,5 +224,6 @@ class SensorReplay:
     def _want_more(self, lane: Lane, demand: Demand, value: float, now_ms: int) -> None:
         due_ms = max(lane.free_ms, now_ms) + demand.gap_ms
         if due_ms < demand.greedy_until_ms:
-            more = replace(demand, due_ms=due_ms, value=value, count=1, lag_ms=0)
+            more = copy(demand)
+            more.due_ms, more.value, more.count, more.lag_ms = due_ms, value, 1, 0
             lane.demands.insert(1 if lane.lent else 0, more)

@@ -24,11 +24,13 @@ EVENTS = st.lists(
 )
 
 
-def in_full(events: list[Event], quota_type: str, limit: float, until_ms: int) -> SensorReplay:
+def in_full(
+    events: list[Event], quota_type: str, limit: float, until_ms: int, kind: Client = Client.PACED
+) -> SensorReplay:
     """By the lanes and demands of the general replay."""
     replay = SensorReplay(Meter(RULES, quota_type, limit, 0))
     lanes = {}
-    for lane, demand in demands(events, quota_type, Client.PACED):
+    for lane, demand in demands(events, quota_type, kind):
         lanes.setdefault(id(lane), (lane, []))[1].append(demand)
     for lane, wanted in lanes.values():
         replay.add(lane, wanted)
