@@ -225,11 +225,15 @@ def valid_limit(entity: Entity, quota_type: QuotaType, limit: float) -> float:
     As a KRaft controller judges it, but that a connection rate may be 0, which bans, and that what is no number, or
     less than 1 where whole numbers are meant, is refused.
     """
-    expected = _expected(quota_type, limit)
-    if (quota_type is QuotaType.CONNECTION) != (entity.ip is not None):
-        expected = "expected another kind of entity" if entity.ip is None else "expected connection_creation_rate"
-    if expected:
-        raise InvalidQuota(f"{quota_type.value} of {entity}: {expected}, got {limit!r}")
+    problem = ""
+    if entity.ip is not None and quota_type is not QuotaType.CONNECTION:
+        problem = f"expected {QuotaType.CONNECTION.value}, the only quota of an address, got {quota_type.value}"
+    elif entity.ip is None and quota_type is QuotaType.CONNECTION:
+        problem = f"expected an address, as nothing else has this quota, got {entity}"
+    elif expected := _expected(quota_type, limit):
+        problem = f"{expected}, got {limit!r}"
+    if problem:
+        raise InvalidQuota(f"{quota_type.value} of {entity}: {problem}")
     return float(limit)
 
 

@@ -149,7 +149,8 @@ def test_a_quota_that_will_bind_nobody_is_warned_about(path):
         (["--user", "", "x=1"], "expected a user or its default, got an empty name"),
         (
             ["--ip", "1.1.1.1", "producer_byte_rate=1"],
-            "producer_byte_rate of ip=1.1.1.1: expected connection_creation_rate, got 1.0",
+            "producer_byte_rate of ip=1.1.1.1: expected connection_creation_rate, the only quota of an address, "
+            "got producer_byte_rate",
         ),
         (
             ["--virtual-cluster", "x", "--user", "a", "producer_byte_rate=1"],

@@ -59,7 +59,7 @@ def test_addresses_are_told_and_may_be_banned(name):
         ({"producer_byte_rate": 0.0}, "from 1 to 2^63-1"),
         ({"producer_byte_rate": -1.0}, "got -1.0"),
         ({"request_percentage": math.inf}, "expected a number above 0"),
-        ({"connection_creation_rate": 5.0}, "expected another kind of entity"),
+        ({"connection_creation_rate": 5.0}, "expected an address, as nothing else has this quota, got "),
         ({"consumer_byte_rate": 7.0, "colour": 5.0}, "unknown quota 'colour'"),
         ({"shadow_producer_byte_rate": 5.0}, "unknown quota 'shadow_producer_byte_rate'"),
     ],
