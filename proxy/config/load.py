@@ -1,8 +1,8 @@
 """Loading the configuration file, with everything that is wrong with it told in one run."""
 
 import re
-from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
 from types import NoneType
@@ -19,6 +19,12 @@ from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable, e
 from proxy.config.settings import Config, Settings
 from quotas.sources.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
 
+_PERHAPS = 0.6
+"""So much alike is a setting of the same section that is meant."""
+_SURELY = 0.9
+"""And one of another section."""
+_AS_WELL = 0.05
+"""Who is no less alike than by this may be meant as well as the one that is the most."""
 _FEW_SECTIONS = 4
 """A setting that more sections have is no word for any of them."""
 
@@ -82,11 +88,21 @@ def _unknown_key(loc: tuple[int | str, ...]) -> str:
     key = str(loc[-1])
     known = list(_model_at(loc[:-1]).model_fields)
     elsewhere = sections_by_setting()
-    close = get_close_matches(key, [*known, *elsewhere], n=1)
-    if close and close[0] not in known:
-        place = f"{close[0]!r} of" if close[0] != key else "it stands in"
-        return f"unknown key here, {place} {either(elsewhere[close[0]])}"
-    return f"unknown key, did you mean {close[0]!r}?" if close else f"unknown key, expected {either(known)}"
+    here, there = _alike(key, known, _PERHAPS), _alike(key, elsewhere, _SURELY)
+    if max(there.values(), default=0) > max(here.values(), default=0):
+        close = max(there, key=there.__getitem__)
+        place = f"{close!r} of" if close != key else "it stands in"
+        return f"unknown key here, {place} {either(elsewhere[close])}"
+    if here:
+        return f"unknown key, did you mean {either([repr(name) for name in here])}?"
+    return f"unknown key, expected {either(known)}"
+
+
+def _alike(key: str, names: Iterable[str], least: float) -> dict[str, float]:
+    """Those of the names that `key` may be meant for, and how much alike they are, at least so much: 1 is the same."""
+    ratios = {name: SequenceMatcher(None, name, key).ratio() for name in names}
+    least = max(least, max(ratios.values(), default=0) - _AS_WELL)
+    return {name: ratio for name, ratio in ratios.items() if ratio >= least}
 
 
 @cache

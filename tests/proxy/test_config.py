@@ -135,6 +135,15 @@ BAD_VALUES = [
         "virtual_clusters[0].throttle.zzz: unknown key, "
         "expected mode, max_throttle_ms, max_debt_ms, fetch or charge_validate_only",
     ),
+    *(
+        (cluster("caps", key), 1, f"virtual_clusters[0].caps.{key}: unknown key, {guess}")
+        for key, guess in {
+            "ingress_bytes": "did you mean 'ingress_bytes_per_s'?",
+            "bytes_per_second": "did you mean 'ingress_bytes_per_s' or 'egress_bytes_per_s'?",
+            "max_bytes": "expected ingress_bytes_per_s or egress_bytes_per_s",
+            "rate": "expected ingress_bytes_per_s or egress_bytes_per_s",
+        }.items()
+    ),
     (
         ("limits", "max_connections_per_ip"),
         1,
@@ -287,7 +296,8 @@ BAD_ENTRIES = [
     ),
     (
         {"user": "a", "connection_creation_rate": 1},
-        f"{ENTRIES}[0]: connection_creation_rate of user=a: expected another kind of entity, got 1.0",
+        f"{ENTRIES}[0]: connection_creation_rate of user=a: expected an address, "
+        "as nothing else has this quota, got user=a",
     ),
     (
         {"ip": "10.0.0.1", "client_id": "a", "producer_byte_rate": 1},
