@@ -123,6 +123,7 @@ def test_a_transactional_performance_test_ends_all_its_transactions(tools):
 
 
 @pytest.mark.every_kind
+@pytest.mark.newest_first
 def test_the_verifiable_tools_lose_nothing(tools):
     topic = tools.topic("java-verifiable")
     count = 2000

@@ -79,7 +79,7 @@ def test_every_node_names_all_nodes_on_ports_below_those_of_outgoing_connections
     assert kafka.bootstrap_servers == ",".join(f"127.0.0.1:{kafka.ports[node_id]}" for node_id in (1, 2, 3))
 
 
-@pytest.mark.newest_first
+@pytest.mark.long
 def test_a_killed_node_is_missed_by_the_others_and_comes_back_with_its_records_on_its_port(kafka):
     topic, address = f"survivors-{kafka.version}-{kafka.mode}", kafka.address(2)
     servers = ("--bootstrap-server", kafka.bootstrap_servers)
@@ -206,6 +206,7 @@ def test_a_port_that_is_taken_at_start_is_replaced(monkeypatch, version, mode, t
             assert nodes_named_at(cluster.address(1)) == {1}
 
 
+@pytest.mark.long
 def test_a_node_that_dies_at_start_is_an_error_with_the_reason_from_its_log():
     before = cluster_folders()
     with (
@@ -360,6 +361,7 @@ def test_nothing_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path):
             fork.kill()
 
 
+@pytest.mark.long
 def test_no_process_is_left_when_the_keeper_itself_is_killed(tmp_path):
     with owner_of_a_cluster(SERVES.replace("FURTHER", "pass"), tmp_path) as owner:
         assert owner.stdout.readline() == b"ready\n"
@@ -371,6 +373,7 @@ def test_no_process_is_left_when_the_keeper_itself_is_killed(tmp_path):
         assert not alive
 
 
+@pytest.mark.long
 def test_an_ordinary_end_leaves_nothing_either(tmp_path):
     code = "from proxy.demo.kafka_cluster import KafkaCluster\nwith KafkaCluster(nodes=1) as c: print(c.ports[1])"
     with owner_of_a_cluster(code, tmp_path) as owner:

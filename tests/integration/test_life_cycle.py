@@ -89,7 +89,9 @@ def run_to_its_end(config_path):
     return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False)
 
 
-@pytest.mark.parametrize("which", ["bootstrap", "node", "metrics", "admin"])
+@pytest.mark.parametrize(
+    "which", ["node", "admin", *(pytest.param(name, marks=pytest.mark.long) for name in ("bootstrap", "metrics"))]
+)
 def test_a_port_in_use_ends_the_start_with_its_place_in_the_configuration(which):
     proxy = ProxyProcess(f"{HOST}:9", ready=False)
     clients = "virtual_clusters[0].listeners[0].port"
