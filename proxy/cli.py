@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from proxy.commands.config_file import config_option, load, problems_of_files, refuse
+from proxy.commands.config_file import config_option, load, load_with_files, refuse
 from proxy.commands.explain import explain
 from proxy.commands.quotas import quotas
 from proxy.commands.usage import usage
@@ -46,9 +46,7 @@ def run(path: Path) -> None:
 @config_option
 def check(path: Path) -> None:
     """Validate a configuration file; tell every problem with its place."""
-    config = load(path)
-    if problems := problems_of_files(config, path):
-        refuse(str(ConfigErrors(placed(problems, path))))
+    config = load_with_files(path)
     for warning in placed(warnings_of(config, ephemeral_ports()), path):
         click.echo(f"warning: {warning}", err=True)
     click.echo(f"{path} is valid\n{summary(config)}")

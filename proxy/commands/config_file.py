@@ -3,18 +3,31 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
-from proxy.acceptor.certificates import tls_sections
+from proxy.acceptor.certificates import certify
 from proxy.admin.token_file import read_token
-from proxy.config.load import load_config
+from proxy.config.load import load_config, valid_sections
+from proxy.config.places import placed
 from proxy.config.problems import ConfigError, ConfigErrors
-from proxy.config.settings import Config, CredentialsConfig, VirtualClusterConfig
+from proxy.config.settings import (
+    AdminConfig,
+    Config,
+    CredentialsConfig,
+    ListenerTlsConfig,
+    UpstreamTlsConfig,
+    UsageConfig,
+    VirtualClusterConfig,
+)
 from proxy.credentials import secret
 from proxy.usage.spool import SpoolUnusable, look_at_directory
+from quotas.sources.yaml_file import YamlFileError, read_yaml_file
+
+_SECTIONS_WITH_FILES = (ListenerTlsConfig, UpstreamTlsConfig, CredentialsConfig, AdminConfig, UsageConfig)
 
 BAD_INPUT = 2
 """The exit status for a configuration or a command line that cannot be used."""
@@ -44,21 +57,40 @@ def load(path: Path) -> Config:
         refuse(str(problems))
 
 
-def problems_of_files(config: Config, path: Path) -> list[ConfigError]:
-    """What is wrong with the files that the configuration at `path` names: certificates, keys, secrets, the spool."""
+def load_with_files(path: Path) -> Config:
+    """As `load`; the files that it names have to be in order, too."""
     problems: list[ConfigError] = []
-    for read in (lambda: tls_sections(config), lambda: read_token(config.admin, path)):
+    data: Any = None
+    try:
+        data = config = load_config(path)
+    except ConfigErrors as errors:
+        problems += errors.problems
+        with suppress(YamlFileError):
+            data = read_yaml_file(path)
+    problems += placed(list(_problems_of_files(data, path)), path)
+    if problems:
+        refuse(str(ConfigErrors(problems)))
+    return config
+
+
+def _problems_of_files(data: Any, path: Path) -> Iterator[ConfigError]:
+    """What is wrong with the files that the configuration at `path` names: certificates, keys, secrets, the spool.
+
+    Of `data`, a Config or what the file holds, each section is looked at that is right by itself.
+    """
+    for place, section in valid_sections(data, path.absolute().parent, _SECTIONS_WITH_FILES):
         try:
-            read()
+            match section:
+                case ListenerTlsConfig() | UpstreamTlsConfig():
+                    certify(place, section)
+                case AdminConfig():
+                    read_token(section, path)
+                case CredentialsConfig():
+                    yield from _problems_of_credentials(place, section)
+                case UsageConfig(directory=str(directory)):
+                    yield from _problems_of_spool(Path(directory))
         except ConfigErrors as errors:
-            problems += errors.problems
-    for i, cluster in enumerate(config.virtual_clusters):
-        problems += _problems_of_credentials(f"virtual_clusters[{i}].upstream.admin", cluster.upstream.admin)
-    if config.usage.kafka is not None:
-        problems += _problems_of_credentials("usage.kafka", config.usage.kafka)
-    if config.usage.directory is not None:
-        problems += _problems_of_spool(Path(config.usage.directory))
-    return problems
+            yield from errors.problems
 
 
 def _problems_of_spool(directory: Path) -> Iterator[ConfigError]:

@@ -1,7 +1,7 @@
 """Loading the configuration file, with everything that is wrong with it told in one run."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -64,6 +64,40 @@ def config_of(data: Any, folder: Path | None = None) -> Config:
     if config is None or problems:
         raise ConfigErrors(problems)
     return config
+
+
+def valid_sections(data: Any, folder: Path, kinds: tuple[type[Settings], ...]) -> Iterator[tuple[str, Settings]]:
+    """Each section of these kinds that is right by itself, with its path, whatever is wrong with others.
+
+    `data` is what a file holds, or a Config. Paths of files count from `folder`.
+    """
+    for pattern, model in _sections("", Config):
+        if not issubclass(model, kinds):
+            continue
+        for path, raw in _found(data, pattern):
+            try:
+                section = model.model_validate(raw, context={"folder": folder})
+            except ValidationError:
+                continue
+            if not section.problems():
+                yield path, section
+
+
+def _found(data: Any, pattern: str, above: str = "") -> Iterator[tuple[str, Any]]:
+    """What stands at a place like "virtual_clusters[].upstream", in each element of the lists, with its path."""
+    step, _, rest = pattern.partition(".")
+    key = step.removesuffix("[]")
+    value = data.get(key) if isinstance(data, Mapping) else getattr(data, key) if isinstance(data, Settings) else None
+    path = f"{above}.{key}" if above else key
+    if key == step:
+        found = [(path, value)]
+    else:
+        found = [(f"{path}[{i}]", item) for i, item in enumerate(value if isinstance(value, list | tuple) else ())]
+    for at, item in found:
+        if rest:
+            yield from _found(item, rest, at)
+        elif item is not None:
+            yield at, item
 
 
 def _problem(details: ErrorDetails) -> ConfigError:

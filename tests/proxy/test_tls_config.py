@@ -144,7 +144,20 @@ def test_check_reads_every_file_that_is_named(tmp_path):
     status, told = checked(tmp_path, data)
     assert status == 2
     assert [line.partition(":")[0] for line in told.splitlines()] == [
-        "admin.token_file",
         "virtual_clusters[0].upstream.admin.password_file",
         "virtual_clusters[0].upstream.admin.ca_file",
+        "admin.token_file",
     ]
+    data["log"] = {"levle": "info"}
+    assert checked(tmp_path, data) == (2, f"log.levle: unknown key, did you mean 'level'? (line 1)\n{told}")
+
+
+def test_check_tells_of_files_beside_all_else_that_is_wrong_but_not_of_those_of_sections_that_are(tmp_path):
+    data = with_tls({"ca_file": "/no/ca", "ciphers": 5}, tls={"certificate_file": "/no/own"})
+    data["virtual_clusters"][0]["listeners"].append(5)
+    data["virtual_clusters"] += [7, {"listeners": [{"tls": {"certificate_file": "/no/other"}}]}]
+    status, told = checked(tmp_path, data)
+    assert status == 2
+    read = [line.partition(":")[0] for line in told.splitlines() if "cannot be read" in line]
+    assert read == [f"{LISTENER}.tls.certificate_file", "virtual_clusters[2].listeners[0].tls.certificate_file"]
+    assert "virtual_clusters[0].upstream.tls.ciphers: expected" in told
