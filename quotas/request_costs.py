@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from statistics import fmean
 
 KIB = 1024
-MAX_KINDS = 128
 SAMPLES = 200
 """How many service times are looked at together. Until there are so many of a kind the shipped cost holds."""
 
@@ -70,7 +69,7 @@ UNKNOWN = Cost(60.0, 0.25)
 
 
 class NodeCosts:
-    """What requests cost one node, by their kind: a number below MAX_KINDS that the caller has given a meaning."""
+    """What requests cost one node, by their kind: a number that the caller has given a meaning."""
 
     def __init__(
         self, shipped: Mapping[int, Cost], pinned: Mapping[int, Cost], busy_shares: Mapping[int, float]

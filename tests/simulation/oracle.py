@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from enum import Enum
 from math import ceil, inf
 
+from protocol.api_table import APIS
 from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
-from quotas.request_costs import MAX_KINDS, Cost, RequestCosts
+from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors import MAX_THROTTLE_MS, Sensors
 from quotas.token_buckets import TokenBuckets
 from tests.quotas.windowed_rate import WindowedRate, nearest
@@ -290,7 +291,7 @@ class WatchedBuckets(TokenBuckets):
 
 def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> Ledger:
     """A ledger whose token buckets and request times are watched, too; every request costs the same."""
-    costs = RequestCosts(pinned={kind: Cost(cost_us) for kind in range(MAX_KINDS)})
+    costs = RequestCosts(pinned=dict.fromkeys(APIS, Cost(cost_us)))
     buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
     ledger = Ledger(sensors, table, shadow, buckets, costs)
     times = WatchedSensors(sensors.capacity, sensors.window_ms, 0, Of.TIME, sensors.journal)
