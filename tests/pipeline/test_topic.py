@@ -238,12 +238,7 @@ def test_records_go_over_tls_with_a_password_into_the_topic_and_out_of_it(
         "username": "proxy",
         "password_file": str(password_file),
     }
-    usage = {"directory": str(spool), "window_s": 1, "file_s": 1, "instance": "here", "kafka": kafka}
-    data = make_topic(cluster, f"data-{uuid4().hex}", 1)
-    with ProxyProcess(cluster, usage=usage, limits={"drain_s": 1}) as proxy:
-        some_traffic(proxy.bootstrap, data)
-        proxy.wait_for(lambda: proxy.metric("usage_shipped_lines_total") > 10, PATIENCE_S, "lines in the topic")
-        proxy.stop()
+    record(cluster, spool, kafka)
     # What the proxy had no time for.
     assert shipping_command(spool, name).exit_code == 0
     written = [line for path in spool.glob("*.tsv") for line in path.read_bytes().splitlines()]
@@ -279,24 +274,19 @@ def some_traffic(bootstrap, topic):
         producer.close()
 
 
-def recorded_into(cluster, topic, folder):
-    """A proxy with traffic; it has ended in order, and been started twice."""
-    spool = folder / "spool"
-    where = {"bootstrap_servers": cluster.bootstrap_servers.split(","), "topic": topic}
-    usage = {"directory": str(spool), "window_s": 1, "file_s": 1, "instance": "here", "kafka": where}
+def record(cluster, spool, kafka, starts=1):
+    """A proxy with traffic that ships by the settings `usage.kafka`; each of its starts has ended in order."""
+    usage = {"directory": str(spool), "window_s": 1, "file_s": 1, "instance": "here", "kafka": kafka}
     data = make_topic(cluster, f"data-{uuid4().hex}", 1)
     with ProxyProcess(cluster, usage=usage, limits={"drain_s": 1}) as proxy:
         some_traffic(proxy.bootstrap, data)
         proxy.wait_for(lambda: proxy.metric("usage_shipped_lines_total") > 10, PATIENCE_S, "lines in the topic")
         proxy.stop()
-        proxy.start()
-        some_traffic(proxy.bootstrap, data)
-        proxy.stop()
+        for _ in range(starts - 1):
+            proxy.start()
+            some_traffic(proxy.bootstrap, data)
+            proxy.stop()
         assert not proxy.events("usage_shipping_ended")
-    # What the proxy had no time for.
-    shipper = Shipper(spool, KafkaTopic(topic, {"bootstrap_servers": where["bootstrap_servers"]}))
-    shipper.ship()
-    return spool
 
 
 def killed_ingest(cluster, topic, table):
@@ -326,7 +316,9 @@ def in_table(spark, topic, table):
 def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_source, cluster, tmp_path):
     spark = kafka_source
     name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
-    spool = recorded_into(cluster, name, tmp_path)
+    spool, servers = tmp_path / "spool", {"bootstrap_servers": cluster.bootstrap_servers.split(",")}
+    record(cluster, spool, {**servers, "topic": name}, starts=2)
+    Shipper(spool, KafkaTopic(name, servers)).ship()  # what the proxy had no time for
     written = [line for path in spool.glob("*.tsv") for line in path.read_bytes().splitlines()]
     sent = messages_in(cluster, name)
     assert {message.value for message in sent} == set(written)
