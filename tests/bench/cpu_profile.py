@@ -27,7 +27,7 @@ if not __package__:  # started as a script: what is imported below counts from t
 from tests.bench.candidates import CANDIDATES, Candidate
 from tests.bench.columns import COLUMNS, Column
 from tests.bench.figures import Figures
-from tests.bench.processes import ROOT, Cores, find_tool, processes_of, say, two_or_three_cores
+from tests.bench.processes import ROOT, Cores, family_of, find_tool, say, two_or_three_cores
 from tests.bench.rig import START_TIMEOUT_S, backend, rig_program, serving
 from tests.bench.speed import measure
 
@@ -94,13 +94,13 @@ def is_traced(pid: int) -> bool:
 
 
 def perf_command(pid: int, file: Path) -> list[str]:
-    pids = ",".join(map(str, processes_of(pid)))
+    pids = ",".join(map(str, family_of(pid)))
     # A timer, not a counter of the processor: virtual machines often have none.
     return ["perf", "record", "-q", "-e", "cpu-clock", "-F", str(SAMPLES_PER_SECOND), "-g", "-p", pids, "-o", str(file)]
 
 
 def strace_command(pid: int, file: Path) -> list[str]:
-    pids = [word for process in processes_of(pid) for word in ("-p", str(process))]
+    pids = [word for process in family_of(pid) for word in ("-p", str(process))]
     return ["strace", "-f", "-c", "-U", "name,calls", "-o", str(file), *pids]
 
 

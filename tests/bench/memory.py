@@ -27,7 +27,7 @@ if not __package__:  # started as a script: what is imported below counts from t
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 from tests.bench.candidates import CANDIDATES, Candidate
-from tests.bench.processes import Cores, allow_many_files, processes_of, say, two_or_three_cores
+from tests.bench.processes import Cores, allow_many_files, family_of, say, two_or_three_cores
 from tests.bench.rig import backend, rig_program, serving
 
 MIB = 1 << 20
@@ -65,7 +65,7 @@ class Served:
     def resident_bytes(self, field: str = "VmRSS") -> int:
         """Resident memory now, or its peak since `reset_peak` ("VmHWM"; of several processes, summed)."""
         total = 0
-        for process in processes_of(self.pid):
+        for process in family_of(self.pid):
             for line in Path(f"/proc/{process}/status").read_text().splitlines():
                 if line.startswith(field + ":"):
                     total += int(line.split()[1]) * 1024
@@ -73,7 +73,7 @@ class Served:
 
     def reset_peak(self) -> None:
         """Let VmHWM begin anew from what is resident now."""
-        for process in processes_of(self.pid):
+        for process in family_of(self.pid):
             Path(f"/proc/{process}/clear_refs").write_text("5")
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from proxy.demo.keeper import die_with_parent
 
@@ -92,13 +92,46 @@ def end_group(process: "subprocess.Popen[Any]", patience_s: float) -> None:
     process.wait()
 
 
-def processes_of(pid: int) -> list[int]:
-    """A process and all that it started, and they."""
-    found = [pid]
-    for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            found += [int(child) for child in children.read_text().split()]
+class Process(NamedTuple):
+    """A process; the seconds of processor time of all its threads, and of those that it has waited for."""
+
+    name: str
+    parent: int
+    seconds: float
+    ended_seconds: float
+    core: int
+    """On which it ran last."""
+
+
+def all_processes() -> dict[int, Process]:
+    """Every process of the machine by its number, in hundredths of seconds."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            name, _, rest = (folder / "stat").read_text().rpartition(")")
+            fields = rest.split()
+            user, system, ended_user, ended_system = map(int, fields[11:15])
+            found[int(folder.name)] = Process(
+                name.partition("(")[2],
+                int(fields[1]),
+                (user + system) / TICKS_PER_SECOND,
+                (ended_user + ended_system) / TICKS_PER_SECOND,
+                int(fields[36]),
+            )
     return found
+
+
+def family_of(pid: int) -> dict[int, Process]:
+    """A process and all that it started, and they.
+
+    All of the machine's are looked at once: by its threads, one that ends meanwhile would hide what it has started.
+    """
+    everybody = all_processes()
+    family, found = {pid} & everybody.keys(), 0
+    while len(family) > found:
+        found = len(family)
+        family |= {number for number, process in everybody.items() if process.parent in family}
+    return {number: everybody[number] for number in sorted(family)}
 
 
 # ---- CPU time ------------------------------------------------------------------------------------
@@ -106,18 +139,18 @@ def processes_of(pid: int) -> list[int]:
 
 def cpu_seconds_of(pid: int) -> float:
     """CPU time used by all threads of a process and of those it started; /proc has it in hundredths only."""
-    return sum(time.clock_gettime(~process << 3 | _SCHED_CLOCK) for process in processes_of(pid))
+    return sum(time.clock_gettime(~process << 3 | _SCHED_CLOCK) for process in family_of(pid))
+
+
+def cpu_seconds_with_the_ended(pid: int) -> float:
+    """CPU time of a process and its descendants, and of those of them that have ended and were waited for."""
+    return sum(process.seconds + process.ended_seconds for process in family_of(pid).values())
 
 
 def cpu_seconds_of_others(ours: Collection[int], cores: Collection[int] = ()) -> dict[int, float]:
     """CPU time of every process that is not `ours` and, if `cores` are given, ran on one of them last."""
-    found = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if int(stat.parent.name) not in ours and (not cores or int(fields[36]) in cores):
-                found[int(stat.parent.name)] = (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
-    return found
+    others = {number: process for number, process in all_processes().items() if number not in ours}
+    return {number: process.seconds for number, process in others.items() if not cores or process.core in cores}
 
 
 def busy_seconds() -> dict[int, float]:

@@ -44,7 +44,7 @@ from tests.bench.figures import Figures, Spread, cell, spread
 from tests.bench.processes import (
     Cores,
     busy_seconds,
-    processes_of,
+    cpu_seconds_with_the_ended,
     running,
     say,
     two_or_three_cores,
@@ -278,16 +278,6 @@ WORKLOADS = (
 
 
 # ---- measuring -----------------------------------------------------------------------------------
-
-
-def cpu_seconds_with_the_ended(pid: int) -> float:
-    """CPU time of a process and its descendants, and of those of them that have ended and were waited for."""
-    total = 0
-    for process in processes_of(pid):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-            total += sum(map(int, fields[11:15]))
-    return total / os.sysconf("SC_CLK_TCK")
 
 
 def measure(workload: Workload, bench: Bench, way: Way) -> Figures:

@@ -3,13 +3,11 @@
 The machine may be shared, so processor seconds count more than the clock.
 """
 
-import contextlib
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from tests.bench.processes import TICKS_PER_SECOND
+from tests.bench.processes import Process, family_of
 
 CORES = 2
 KINDS = ("driver", "jvm", "workers")
@@ -19,27 +17,16 @@ KINDS = ("driver", "jvm", "workers")
 def cpu_seconds() -> dict[tuple[str, int], float]:
     """User and system time by kind and process, of this one and all below it, with what each waited for.
 
-    By process: Spark's idle Python workers end when they like, and nobody is told what they have used. All of the
-    machine's are looked at once: a thread that ends meanwhile would hide what it has started.
+    By process: Spark's idle Python workers end when they like, and nobody is told what they have used.
     """
-    parents, used, is_java = {}, {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            name, _, rest = (folder / "stat").read_text().rpartition(")")
-            fields, process = rest.split(), int(folder.name)
-            parents[process], used[process] = int(fields[1]), sum(map(int, fields[11:15])) / TICKS_PER_SECOND
-            is_java[process] = name.partition("(")[2] == "java"
-    family, found = {os.getpid()}, 0
-    while len(family) > found:
-        found = len(family)
-        family |= {child for child, parent in parents.items() if parent in family}
-    return {(_kind(process, is_java[process]), process): used[process] for process in family}
+    family = family_of(os.getpid()).items()
+    return {(_kind(number, process), number): process.seconds + process.ended_seconds for number, process in family}
 
 
-def _kind(process: int, is_java: bool) -> str:
-    if process == os.getpid():
+def _kind(number: int, process: Process) -> str:
+    if number == os.getpid():
         return "driver"
-    return "jvm" if is_java else "workers"
+    return "jvm" if process.name == "java" else "workers"
 
 
 def measured(run: Callable[[], object], rows: int) -> dict[str, float]:

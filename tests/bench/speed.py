@@ -40,7 +40,7 @@ from tests.bench.processes import (
     busy_seconds,
     cpu_seconds_of,
     cpu_seconds_of_others,
-    processes_of,
+    family_of,
     say,
     two_or_three_cores,
 )
@@ -83,7 +83,7 @@ def measure(rig: Path, arguments: Sequence[str], target: str, proxy: int | None,
 
 def watched(run: Callable[[], Figures], proxy: int | None, node: int | None, cores: Cores) -> Figures:
     """The figures of a run, and those that are seen around it: see `measure`. No node: it is where the client is."""
-    our_processes = {os.getpid(), *(processes_of(node) if node else ()), *(processes_of(proxy) if proxy else ())}
+    our_processes = {os.getpid(), *(family_of(node) if node else ()), *(family_of(proxy) if proxy else ())}
     began = time.monotonic()
     used_cores = {cores.proxy, cores.backend, cores.client}
     foreign = cpu_seconds_of_others(our_processes)
