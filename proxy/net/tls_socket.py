@@ -43,7 +43,8 @@ class TlsSocket:
 
     def receive(self) -> None:
         """Take what the kernel has; BlockingIOError if that is nothing."""
-        self._take(_LEAST_READ)
+        if not self._take(_LEAST_READ):
+            self._incoming.write_eof()
         self.pending = True
 
     def step(self) -> bool:
@@ -63,18 +64,20 @@ class TlsSocket:
         if self.pending and (got := self._decrypted_into(buffer, size)):
             return got
         while not self._ended:
-            self._take(max(size, _LEAST_READ))
+            # An end without a goodbye is kept from OpenSSL, which would encrypt nothing more: the peer may still read.
+            # No frame that is cut short passes for a whole one, as each says how long it is.
+            self._ended = not self._take(max(size, _LEAST_READ))
             if got := self._decrypted_into(buffer, size):
                 return got
         return 0
 
-    def _take(self, size: int) -> None:
+    def _take(self, size: int) -> bool:
+        """Take what the kernel has; False at the end."""
         taken = self._socket.recv_into(_ciphertext, min(size, _MOST_AT_ONCE))
         if taken:
             self.first_bytes = self.first_bytes or bytes(_ciphertext[: min(taken, 8)])
             self._incoming.write(_ciphertext[:taken])
-        else:
-            self._incoming.write_eof()
+        return taken > 0
 
     def _decrypted_into(self, buffer: memoryview, size: int) -> int:
         """What there is, record by record; a fault behind it is told when there is nothing more before it."""
@@ -92,7 +95,6 @@ class TlsSocket:
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
-            # Without a goodbye, too: each frame says how long it is, so none that is cut short passes for a whole one.
             self._ended = True
         except ssl.SSLError as error:
             self._error = error

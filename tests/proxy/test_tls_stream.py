@@ -282,10 +282,14 @@ async def test_closing_writes_out_what_is_buffered_even_to_a_peer_that_still_sen
     assert ends.owner.data == b""
 
 
-async def test_a_peer_that_said_goodbye_first_gets_what_is_buffered_and_a_goodbye(ends):
+@pytest.mark.parametrize("says_goodbye", [True, False])
+async def test_a_peer_that_ended_first_gets_what_is_buffered_and_a_goodbye(ends, says_goodbye):
     sent = bytes(1_000_000)
     ends.stream.write([sent])
-    ends.goodbye()
+    if says_goodbye:
+        ends.goodbye()
+    else:
+        ends.raw.shutdown(socket.SHUT_WR)
     await ends.until(lambda: "eof" in ends.owner.told)
     ends.stream.close()
     assert await ends.receive_all() == (sent, True)
