@@ -31,7 +31,6 @@ _proxies: list[ProxyProcess] = []
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "newest_first: on older kinds of cluster too long for `make test`")
     config.addinivalue_line("markers", "every_kind: on the old version with KRaft, too")
     config.addinivalue_line("markers", "kraft: not with ZooKeeper, whose brokers do it otherwise")
 
@@ -52,7 +51,7 @@ def pytest_collection_modifyitems(items):
 def pytest_generate_tests(metafunc):
     """`kafka` is each kind in turn; with `newest_kafka` or `zookeeper_kafka`, come by however, it is that kind only.
 
-    The old version with KRaft is for `make check`, and for what says so: it shares its protocol with one of the others,
+    Old kinds are for `make check`; that with KRaft is for what says so: it shares its protocol with one of the others,
     its ways with the other.
     """
     if "kafka" in metafunc.fixturenames:
@@ -62,8 +61,7 @@ def pytest_generate_tests(metafunc):
             kinds = [kind for kind in kinds if kind in (NEWEST, ZOOKEEPER)]
         if metafunc.definition.get_closest_marker("kraft"):
             kinds = [kind for kind in kinds if CLUSTERS[kind][1] == "kraft"]
-        in_make_test = {NEWEST} if metafunc.definition.get_closest_marker("newest_first") else {NEWEST, ZOOKEEPER}
-        kinds = [pytest.param(kind, marks=() if kind in in_make_test else pytest.mark.long) for kind in kinds]
+        kinds = [pytest.param(kind, marks=() if kind == NEWEST else pytest.mark.long) for kind in kinds]
         metafunc.parametrize("kafka", kinds, indirect=True, scope="session")
 
 

@@ -113,7 +113,6 @@ def test_a_proxy_that_does_not_let_us_says_so(start_proxy, quotas, tmp_path):
     assert told((HOST, reader.port)) == {}
 
 
-@pytest.mark.newest_first
 def test_a_cluster_is_asked_by_its_own_api(kafka, quotas, tmp_path):
     place = "--bootstrap-server", kafka.bootstrap_servers
     plan_apply_and_take_back(place, kafka.address(1), quotas(ENTRIES), tmp_path)

@@ -10,7 +10,6 @@ from tests.integration.workloads.__main__ import LIBRARIES
 
 
 @pytest.mark.every_kind
-@pytest.mark.newest_first
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_library_does_everything_through_the_proxy_and_never_around_it(proxy, library, record_property):
     command = [sys.executable, "-m", "tests.integration.workloads", library]
@@ -29,7 +28,6 @@ def test_a_library_does_everything_through_the_proxy_and_never_around_it(proxy, 
     assert set(observed.connects) >= set(proxy.node_ports.values()), "some node was never talked to"
 
 
-@pytest.mark.newest_first
 def test_a_connection_around_the_proxy_would_be_seen(proxy, kafka):
     """The watch itself is watched."""
     port = kafka.ports[2]

@@ -61,7 +61,6 @@ def json_lines(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-@pytest.mark.newest_first
 def test_topics_are_created_described_grown_and_deleted(tools, kafka):
     topic = "java-topics"
     tools.run("kafka-topics", "--create", "--topic", topic, "--partitions", "3")
@@ -123,7 +122,6 @@ def test_a_transactional_performance_test_ends_all_its_transactions(tools):
 
 
 @pytest.mark.every_kind
-@pytest.mark.newest_first
 def test_the_verifiable_tools_lose_nothing(tools):
     topic = tools.topic("java-verifiable")
     count = 2000

@@ -109,7 +109,6 @@ def test_a_node_restarted_at_once_after_a_kill_serves_although_the_cluster_still
         assert all_are_named_at(kafka.address(3))
 
 
-@pytest.mark.newest_first
 def test_a_frozen_node_takes_connections_and_answers_nothing_until_it_is_thawed(kafka):
     with healed(kafka):
         kafka.freeze(1)

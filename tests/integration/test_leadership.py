@@ -80,7 +80,6 @@ def follows(proxy, topic, victim):
     return len(leaders) == PARTITIONS and victim not in leaders.values()
 
 
-@pytest.mark.newest_first
 @pytest.mark.parametrize(
     "name", ["confluent-kafka", *(pytest.param(name, marks=pytest.mark.long) for name in ("kafka-python", "aiokafka"))]
 )
@@ -112,7 +111,6 @@ def test_a_killed_node_costs_no_record(kafka, proxy, name):
     assert not proxy.events("internal_error")
 
 
-@pytest.mark.newest_first
 def test_a_java_client_that_is_told_of_a_new_leader_goes_to_it_by_the_proxy(kafka, proxy):
     """KIP-951: Produce answers name the new leader and its address; leaders move several times while records flow."""
     topic = "leadership-java"

@@ -69,7 +69,6 @@ def settled(broker, wanted):
 
 @pytest.mark.every_kind
 @pytest.mark.kraft
-@pytest.mark.newest_first
 def test_every_request_to_alter_is_answered_as_by_a_broker_and_does_the_same(sides):
     broker, proxy = sides
     different = {}
@@ -88,7 +87,6 @@ def test_every_request_to_alter_is_answered_as_by_a_broker_and_does_the_same(sid
 
 
 @pytest.mark.kraft
-@pytest.mark.newest_first
 def test_every_filter_finds_what_it_finds_at_a_broker(sides):
     broker, proxy = sides
     for side in sides:

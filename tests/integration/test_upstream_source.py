@@ -77,7 +77,6 @@ def values(source, entity):
 # ----------------------------------------------------------------- a cluster
 
 
-@pytest.mark.newest_first
 def test_what_kafka_configs_sets_is_read_and_what_is_written_kafka_configs_tells(kafka):
     config = f"producer_byte_rate={HUGE:.0f},request_percentage=1234.5"
     with source_of(servers_of(kafka)) as source, cleaned(source):
@@ -97,7 +96,6 @@ def test_what_kafka_configs_sets_is_read_and_what_is_written_kafka_configs_tells
     assert "producer_byte_rate" not in described
 
 
-@pytest.mark.newest_first
 def test_every_kind_of_entity_is_written_and_read_back(kafka):
     rates = {
         Entity("ユーザー +/%~*\"'"): PRODUCE,
@@ -121,7 +119,6 @@ def test_every_kind_of_entity_is_written_and_read_back(kafka):
             assert another.problems == {}
 
 
-@pytest.mark.newest_first
 def test_what_the_cluster_refuses_it_says_and_takes_the_rest(kafka):
     with source_of(servers_of(kafka)) as source, cleaned(source):
         unknown, taken = source.alter(
@@ -136,7 +133,6 @@ def test_what_the_cluster_refuses_it_says_and_takes_the_rest(kafka):
         assert list(source.quotas) == [Entity("taken")]
 
 
-@pytest.mark.newest_first
 def test_an_unchanged_answer_is_byte_for_byte_the_same(kafka):
     """Else each read would cost what the first one does."""
     entities = [Entity(f"user-{n}", f"client-{n}") for n in range(200)]
