@@ -30,6 +30,8 @@ _ALWAYS = {
     "spark.sql.maxConcurrentOutputFileWriters": "200",
     # A method above 8,000 bytes is never compiled by the JVM: rather several stages than one that is interpreted.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # One simulation has 170 generated classes; where 100 are kept, the next one makes and compiles all of them anew.
+    "spark.sql.codegen.cache.maxEntries": "500",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.input.linerecordreader.line.maxlength": str(MOST_LINE_BYTES),

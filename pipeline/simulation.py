@@ -4,7 +4,8 @@
 2. `placed`: by which sensor of the candidate each client would be measured.
 3. `loud_stretches`: the buckets in which a sensor could have throttled, by the largest windows of all who share it, and
    what may have to do with them. All others are done: nothing is throttled there.
-4. Of these, `loud_rows`, windows are summed up for each sensor, and `runs_of` says which must be replayed.
+4. Of these, `loud_rows`, windows are summed up for each sensor, and `runs_of` says which must be replayed. Where those
+   are few, `near` passes over most of the others.
 5. `replayed`: the runs, which are read once more, each by itself and by the proxy's own arithmetic, on as many cores as
    there are.
 
@@ -319,10 +320,25 @@ def loud_rows(usage: DataFrame, summary: DataFrame, stretches: DataFrame) -> Dat
     return rows.join(stretches, ["sensor_id", "bucket"], "inner").where(within).drop("from_ms", "until_ms")
 
 
-def records_in(summary: DataFrame, stretches: DataFrame) -> DataFrame:
-    """How many records the buckets of STRETCHES have, as `records`: so many rows are loud at the most."""
-    buckets = summary.select(sensor_id().alias("sensor_id"), "bucket", "records")
-    return buckets.join(stretches, ["sensor_id", "bucket"], "left_semi").agg(F.sum("records").alias("records"))
+def near(usage: DataFrame, summary: DataFrame, stretches: DataFrame) -> DataFrame:
+    """USAGE that may be in STRETCHES, by user and bucket: of most other rows no other value is looked at."""
+    place = F.xxhash64("user", "bucket").alias("place")
+    places = _in_stretches(summary, stretches).select(place).distinct()
+    rows = usage.withColumn("bucket", _bucket()).withColumn("place", place)
+    return rows.join(F.broadcast(places), "place", "left_semi").drop("bucket", "place")
+
+
+def much_in(summary: DataFrame, stretches: DataFrame) -> DataFrame:
+    """How many `records` the buckets of STRETCHES have, so many rows are loud at the most, and of how many `clients`.
+
+    A client counts once for each bucket.
+    """
+    return _in_stretches(summary, stretches).agg(F.sum("records").alias("records"), F.count("*").alias("clients"))
+
+
+def _in_stretches(summary: DataFrame, stretches: DataFrame) -> DataFrame:
+    numbered = summary.select(sensor_id().alias("sensor_id"), "user", "bucket", "records")
+    return numbered.join(stretches, ["sensor_id", "bucket"], "left_semi")
 
 
 def runs_of(rows: DataFrame, summary: DataFrame, candidate: Candidate) -> DataFrame:

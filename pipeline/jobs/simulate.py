@@ -12,14 +12,15 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from pipeline.answer import of_clients, of_sensors, told
 from pipeline.candidate import Candidate, CandidateErrors, load_candidate
-from pipeline.kept import Kept
+from pipeline.kept import FEW, Kept
 from pipeline.session import LOCAL, spark_session
 from pipeline.simulation import (
     in_runs,
     loud_rows,
     loud_stretches,
+    much_in,
+    near,
     placed,
-    records_in,
     replayed,
     rows_of,
     runs_of,
@@ -82,9 +83,10 @@ def answer_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
         if not total["records"]:
             raise ValueError("there are no usage records in this time")
         stretches = kept.counted(loud_stretches(summary, total["end"]))
-        loud = loud_rows(usage, summary, stretches)
-        most = records_in(summary, stretches).collect()[0]["records"] or 0
-        few = most * KEPT_SHARE <= total["records"]
+        most = much_in(summary, stretches).collect()[0]
+        few = (most["records"] or 0) * KEPT_SHARE <= total["records"]
+        looked_at = near(usage, summary, stretches) if few and most["clients"] <= FEW else usage
+        loud = loud_rows(looked_at, summary, stretches)
         if few:
             loud = kept.frame(loud)
         found = kept.counted(runs_of(loud, summary, candidate))

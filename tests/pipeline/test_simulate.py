@@ -90,9 +90,19 @@ def test_rows_that_are_kept_and_rows_that_are_read_again_give_one_answer(usage, 
         }
         return answer["records"], answer["replayed_windows"], rows
 
-    for share in (0, 10**9):
+    for share, few in ((0, job.FEW), (0, 0), (10**9, job.FEW)):
         monkeypatch.setattr(job, "KEPT_SHARE", share)
+        monkeypatch.setattr(job, "FEW", few)
         assert told(answer_of(usage, candidate_with(LIVE))) == told(unchanged)
+
+
+def test_what_was_asked_before_in_a_session_is_not_compiled_anew(spark, usage):
+    compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
+    counts = []
+    for _ in range(2):
+        answer_of(usage, candidate_with(LIVE))
+        counts.append(compiled.getCount())
+    assert counts[1] - counts[0] < 20, "classes; an answer has more than 150"
 
 
 @pytest.mark.parametrize("output", ["table", "json", "csv"])
