@@ -10,11 +10,12 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from pipeline.attempts import attempts
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.open_replay import OpenReplay, is_open
 from pipeline.queue_replay import QueueReplay, is_queue
-from pipeline.recorded import OVERDRAWN, REFUSED, Event, Window, demands, retold
+from pipeline.recorded import OVERDRAWN, REFUSED, Event, Window, demands, lanes_of, retold
 from pipeline.replay import Demand, Lane, SensorReplay, Throttling
 from pipeline.traced import Client
 
@@ -56,11 +57,15 @@ def explained(clients: Clients, rules: Rules, quota_type: str, live: float | Non
     if quota_type not in REFUSED:
         return Explained(events, recorded_ms, _throttled_ms(events))
     replay = _replay(events, rules, quota_type, live, Client.PACED, _last_ms(clients))
-    refused = Explained(events, recorded_ms, replay.all.throttled_ms)
-    if quota_type not in OVERDRAWN:
-        return refused
-    events = retold(clients, rules, quota_type, live, least, refuses=False)
-    return min(refused, Explained(events, recorded_ms, _throttled_ms(events)), key=_off_ms)
+    insisting = Explained(events, recorded_ms, replay.all.throttled_ms)
+    if quota_type in OVERDRAWN:
+        events = retold(clients, rules, quota_type, live, least, refuses=False)
+    elif len(clients) == 1 and lanes_of(*clients.values()) == 1:
+        [(name, windows)] = clients.items()
+        events = attempts(name, windows, Meter(rules, quota_type, live, windows[0].begin_ms))
+    else:
+        return insisting
+    return min(Explained(events, recorded_ms, _throttled_ms(events)), insisting, key=_off_ms)
 
 
 def _off_ms(told: Explained) -> int:

@@ -777,6 +777,11 @@ def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[
                 wanting.lane,
                 Demand(due_ms, event.value, order, 1, lag_ms, held_as, greedy_until_ms, client=event.client),
             )
+        elif operation is Operation.CONNECT and not event.refused_ms:
+            due_ms, lag_ms, greedy_until_ms = held(event, wanting.mutes, kind)
+            insists = not event.throttle_ms
+            demand = Demand(due_ms, event.value, order, 1, lag_ms, operation, greedy_until_ms, 1, insists, event.client)
+            yield wanting.lane, demand
         else:
             yield wanting.lane, _refused(event, order, operation, kind)
 
@@ -801,7 +806,7 @@ def held(event: Event, mutes: list[tuple[int, int]], kind: Client) -> tuple[int,
     due_ms = at_ms = event.at_ms
     lag_ms = greedy_until_ms = 0
     if at_ms - end_ms <= HELD_MS:
-        lag_ms = max(at_ms - end_ms, _LAG_MS)
+        lag_ms = max(at_ms - end_ms, 0)
         if kind is Client.PACED:
             due_ms = begin_ms
     if event.throttle_ms:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from pipeline.candidate import Candidate, Rules
 from pipeline.meter import PERCENT_SECONDS_PER_MS, type_of
+from quotas.address_rates import AddressRates
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
@@ -20,7 +21,7 @@ BEGIN_MS = 5_000_000
 WINDOW_MS = 10_000
 NODE_ID = 1
 CLUSTER = "main"
-PRODUCE, REQUEST = "produce", "request"
+PRODUCE, REQUEST, CONNECTION = "produce", "request", "connection"
 
 
 class Request(NamedTuple):
@@ -89,10 +90,11 @@ class _Window:
     throttles_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
     def add(self, at_ms: int, value: float, throttle_ms: int) -> None:
-        """A request at so many ms of the run."""
+        """A request at so many ms of the run; without a value it is refused."""
         second = at_ms // 1000
+        if not self.seconds[second]:
+            self.firsts_ms[second] = at_ms % WINDOW_MS
         self.seconds[second] += value
-        self.firsts_ms.setdefault(second, at_ms % WINDOW_MS)
         self.throttled_in[second] += throttle_ms
         self.requests_in[second] += 1
         self.throttles_in[second] += throttle_ms > 0
@@ -120,8 +122,11 @@ class LiveRun:
 def live_run(
     table: QuotaTable, connections: list[Connection], seconds: int, seed: int = 1, quota_type: str = PRODUCE
 ) -> LiveRun:
-    """What `connections` do in so long under the quotas of `table`: all produce, or all ask, `value` in percent * s."""
+    """What `connections` do in so long under the quotas of `table`: all produce, or all ask, `value` in percent * s, or
+    all connect from the address that is their user, which when they are refused they do again.
+    """
     random = Random(seed)
+    rates = AddressRates(11, 1000, 100)
     is_time = quota_type == REQUEST
     sensors = Sensors(1_000)
     ledger = Ledger(sensors, table)
@@ -140,20 +145,25 @@ def live_run(
         connection = connections[i]
         user, client_id = connection.user, connection.client_id
         now_ms = BEGIN_MS + at_ms
-        binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
-        handle = binding.request if is_time else binding.produce
-        charge = ledger.request_sensors.charge if is_time else sensors.charge
-        throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
+        if quota_type == CONNECTION:
+            throttle_ms = rates.measure(user, table.ip_limit(user)[0], False, now_ms)
+        else:
+            binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
+            handle = binding.request if is_time else binding.produce
+            charge = ledger.request_sensors.charge if is_time else sensors.charge
+            throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
+        refused = quota_type == CONNECTION and throttle_ms > 0
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type))
         window = windows[user, client_id, at_ms // WINDOW_MS]
-        window.add(at_ms, value / PERCENT_SECONDS_PER_MS if is_time else value, throttle_ms)
+        got = 0 if refused else value
+        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms)
         if throttle_ms:
             until_ms = muted_until[user, client_id]
             window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))
             muted_until[user, client_id] = max(until_ms, at_ms + throttle_ms)
         throttled[user, client_id] += throttle_ms
-        used[user, client_id] += value
-        request = next(loads[i])
+        used[user, client_id] += got
+        request = Request(at_ms, value) if refused else next(loads[i])
         free_ms = at_ms + throttle_ms
         if throttle_ms and request.at_ms <= free_ms:
             windows[user, client_id, free_ms // WINDOW_MS].backlogged_ms += throttle_ms
@@ -193,7 +203,10 @@ def _event(
 def _record(
     number: int, k: int, user: str, client_id: str, window: _Window, table: QuotaTable, quota_type: str
 ) -> UsageRecord:
-    standing = table.tags_and_limit(type_of(quota_type), user, client_id)
+    if quota_type == CONNECTION:
+        limit, entity = table.ip_limit(user)
+    else:
+        _, limit, entity = table.tags_and_limit(type_of(quota_type), user, client_id)
     total = sum(window.seconds.values())
     return UsageRecord(
         instance="a",
@@ -215,8 +228,8 @@ def _record(
         throttles=window.throttles,
         throttled_ms=window.throttled_ms,
         backlogged_ms=window.backlogged_ms,
-        limit=None if standing.limit >= UNLIMITED else standing.limit,
-        rule="" if standing.entity is None else str(standing.entity),
+        limit=None if limit >= UNLIMITED else limit,
+        rule="" if entity is None else str(entity),
         shadow_limit=None,
         shadow_rule="",
         shadow_throttles=0,

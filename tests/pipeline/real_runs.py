@@ -344,6 +344,14 @@ def tables(before: Run, after: Run, rate: float, parts: Sequence[Part] = PARTS) 
     return "\n".join([*lines, "", *more])
 
 
+def both_live(rate: float, seconds: float, keep: Path | None = None) -> tuple[Run, Run]:
+    """The run with quotas, and the one with doubled ones, of a cluster that is made for them."""
+    with KafkaCluster(nodes=1) as cluster:
+        fill(cluster.bootstrap_servers)
+        before = live(cluster, rate, 1, seconds, keep=keep and keep / "live")
+        return before, live(cluster, rate, 2, seconds, keep=keep and keep / "doubled")
+
+
 def main() -> None:
     """Run both, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -351,11 +359,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=200_000, help="bytes/s")
     parser.add_argument("--keep", type=Path, help="a directory that is made, for both spools: live and doubled")
     arguments = parser.parse_args()
-    keep: Path | None = arguments.keep
-    with KafkaCluster(nodes=1) as cluster:
-        fill(cluster.bootstrap_servers)
-        before = live(cluster, arguments.rate, 1, arguments.seconds, keep=keep and keep / "live")
-        after = live(cluster, arguments.rate, 2, arguments.seconds, keep=keep and keep / "doubled")
+    before, after = both_live(arguments.rate, arguments.seconds, arguments.keep)
     print(tables(before, after, arguments.rate))
 
 

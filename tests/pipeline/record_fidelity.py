@@ -21,6 +21,7 @@ from pipeline.recorded import Window
 from quotas.entities import DEFAULT, Entity
 from quotas.quota_table import QuotaTable
 from tests.pipeline.live_runs import (
+    CONNECTION,
     PRODUCE,
     REQUEST,
     Connection,
@@ -38,7 +39,9 @@ RULES = Rules()
 
 
 def one_user(rate: float, quota_type: str = PRODUCE) -> QuotaTable:
-    """Everybody by himself has this quota, whatever his client-id."""
+    """Everybody by himself has this quota, whatever his client-id; every address that for connections."""
+    if quota_type == CONNECTION:
+        return QuotaTable({Entity(ip=DEFAULT): {type_of(quota_type): rate}})
     return QuotaTable({Entity(user=DEFAULT): {type_of(quota_type): rate}})
 
 
@@ -88,6 +91,10 @@ def greedy_costs(mean: float) -> Load:
             yield Request(0, mean * random.uniform(0.5, 1.5))
 
     return requests
+
+
+def from_one_address(*loads: Load, service_ms: int = 3) -> list[Connection]:
+    return [Connection("192.0.2.1", "", load, service_ms) for load in loads]
 
 
 def alone(*loads: Load) -> list[Connection]:
@@ -147,6 +154,12 @@ KINDS = {
     "requests of 1 ms, 2 %": Kind(alone(greedy_costs(0.1)), 2.0, REQUEST),
     "requests of 5 ms, 5 %": Kind(alone(greedy_costs(0.5)), 5.0, REQUEST),
     "three that ask, 200 us, 2 %": Kind(alone(*[greedy_costs(0.02)] * 3), 2.0, REQUEST),
+    "one that connects, 5/s": Kind(from_one_address(greedy(1)), 5.0, CONNECTION),
+    "one that connects slowly, 5/s": Kind(from_one_address(greedy(1), service_ms=25), 5.0, CONNECTION),
+    "three that connect, 5/s": Kind(from_one_address(*[greedy(1)] * 3), 5.0, CONNECTION),
+    "120 connections every 20 s, 5/s": Kind(from_one_address(bursty(120, 1, 20_000)), 5.0, CONNECTION),
+    "connects, 95 % of 20/s": Kind(from_one_address(steady(19, 1)), 20.0, CONNECTION),
+    "connects, 130 % of 20/s": Kind(from_one_address(steady(26, 1)), 20.0, CONNECTION),
 }
 
 

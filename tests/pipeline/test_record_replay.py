@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import recorded
+from pipeline.attempts import MOST, attempts
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.quiet import Most, line_of, memory_of, runs
@@ -42,6 +43,10 @@ WITHIN = {
     "shared: five greedy": 0.02,
     "requests of 200 us, 1 %": 0.02,
     "requests of 1 ms, 2 %": 0.03,
+    "one that connects, 5/s": 0.1,
+    "120 connections every 20 s, 5/s": 0.02,
+    "connects, 95 % of 20/s": 0.0,
+    "connects, 130 % of 20/s": 0.02,
 }
 
 
@@ -253,6 +258,31 @@ def test_mutations_that_were_refused_and_came_again_are_refused_again():
     recorded_ms, replayed = _again(recorded, "controller_mutation", 2.0)
     assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.05)
     assert replayed.used == sum(window.used for window in recorded.windows())
+
+
+def test_connections_that_came_too_fast_are_told_as_so_many_attempts_and_are_held_again():
+    lived, meter, now_ms = _Recorded(), Meter(RULES, "connection", 5.0, 0), 0
+    while now_ms < 60_000:
+        throttle_ms = meter.use("connect", 1.0, now_ms)
+        lived.add(now_ms, 0 if throttle_ms else 1, throttle_ms)
+        now_ms += throttle_ms + 4
+    windows = lived.windows()
+    events = attempts("a", windows, Meter(RULES, "connection", 5.0, 0))
+    assert sum(event.value for event in events if not event.throttle_ms) == sum(window.used for window in windows)
+    assert sum(event.throttle_ms > 0 for event in events) <= sum(window.throttles for window in windows)
+    recorded_ms, replayed = _again(lived, "connection", 5.0)
+    assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.1)
+    assert replayed.used == sum(window.used for window in windows)
+
+
+@pytest.mark.parametrize("limit", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("profile", ["", "100:7 3000:500:900:0:1", "100:5:900:0:9000 200:-7 9000:1e9:3:0:1"])
+def test_connections_of_a_record_that_contradicts_itself_are_told_in_few_attempts(limit, profile):
+    window = Window(0, 10_000, 507.0, 500.0, 0, 9, 900, 900, profile)
+    events = attempts("a", [window], Meter(RULES, "connection", limit, 0))
+    assert len(events) <= 2 * MOST * len(window.seconds())
+    used = sum(max(second.used, 0.0) for second in window.seconds())
+    assert sum(event.value for event in events if not event.throttle_ms) == pytest.approx(used)
 
 
 def test_mutations_that_were_let_through_and_throttled_after_it_are_so_again():
