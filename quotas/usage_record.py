@@ -173,7 +173,10 @@ def profile_text(seconds: Iterable[tuple[int, float, int, int, int]]) -> str:
 
 
 def read_profile(text: str) -> list[SecondOfUse]:
-    """The seconds of a profile; none of one that cannot be read. Earlier proxies wrote no requests and throttles."""
+    """The seconds of a profile; none of one that cannot be read.
+
+    Earlier proxies wrote no requests and throttles; what later ones may write behind them is left out.
+    """
     try:
         return [_read_second(*second.split(":")) for second in text.split()]
     except (TypeError, ValueError):
@@ -181,7 +184,7 @@ def read_profile(text: str) -> list[SecondOfUse]:
 
 
 def _read_second(
-    at_ms: str, used: str, throttled_ms: str = "0", requests: str = "0", throttles: str = "0"
+    at_ms: str, used: str, throttled_ms: str = "0", requests: str = "0", throttles: str = "0", *_later: str
 ) -> SecondOfUse:
     amount = float(used)
     if not math.isfinite(amount):

@@ -126,6 +126,10 @@ kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:
 Tab-separated UTF-8: version ({VERSION}), kind, the columns of that kind in this order, CRC-32 of all before the last
 tab as eight hexadecimal digits. In texts `\\\\`, `\\t`, `\\n`, `\\r` stand for backslash, tab, line feed, carriage
 return; `\\N` is a value that is not there. A later version only adds columns at the end.
+The version tells of columns alone. A second of a profile may get more numbers behind its last one, and readers leave
+out what they do not know. The first readers of profiles did not: they take one with requests and throttles in it as one
+that cannot be read, so their windows as even, and another version in front would not have helped them. A table keeps
+the text as it was written, so a newer pipeline reads all of it.
 """
 
 _TRACE = """

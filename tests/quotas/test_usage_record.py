@@ -128,6 +128,10 @@ def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read()
     assert read_profile("5:7 1000:1.5:20") == [(5, 7, 0, 0, 0), (1_000, 1.5, 20, 0, 0)]
 
 
+def test_what_later_profiles_tell_of_a_second_beyond_that_is_left_out():
+    assert read_profile("5:7 1000:1.5:20:2:1:77:x") == [(5, 7, 0, 0, 0), (1_000, 1.5, 20, 2, 1)]
+
+
 def test_a_profile_that_cannot_be_read_tells_nothing():
-    for text in ("x", "1", "1:2:3:4:5:6", "1:nan", "1:2 3:inf", "1.5:2", ":"):
+    for text in ("x", "1", "1:2:3:4:x:6", "1:nan", "1:2 3:inf", "1.5:2", ":"):
         assert read_profile(text) == []
