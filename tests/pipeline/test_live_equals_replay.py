@@ -12,9 +12,11 @@ from tests.pipeline.real_runs import PARTS, Compared, Part, both_live, compared,
 RATE = 200_000
 SECONDS = 40
 RECORDS_WITHIN = 0.02
+"""All of them together, but for connections."""
+EACH_WITHIN = 0.08
 CONNECTIONS_WITHIN = 0.2
-"""Most are let in as bursts of some dozens amid a second; where one of them is told on the wrong side of a sample's end
-the next hold is a second off, and records do not tell on which side it was.
+"""Where something is told on the wrong side of a sample's end, a throttle of 2 to 3 s of the 40 comes or goes with it;
+connections are let in as bursts of dozens, and records do not tell on which side each of them was.
 """
 BOUND_WITHIN = 0.1
 PACED_WITHIN = 0.05
@@ -44,11 +46,20 @@ def test_the_replay_of_the_trace_has_every_throttle_time_as_it_was_live(lived, p
 
 
 @pytest.mark.long
-@_each(is_open=False)
-def test_the_replay_of_the_records_has_the_throttle_time_in_all(lived, part: Part):
+def test_the_replay_of_the_records_has_the_throttle_time_in_all(lived):
     found, more = lived
-    within = CONNECTIONS_WITHIN if part.key[1] == "connection" else RECORDS_WITHIN + more
-    assert found[part.client_id].records_ms == pytest.approx(found[part.client_id].recorded_ms, rel=within)
+    others = [found[part.client_id] for part in PARTS if part.key[1] != "connection"]
+    recorded_ms = sum(one.recorded_ms for one in others)
+    assert sum(one.records_ms for one in others) == pytest.approx(recorded_ms, rel=RECORDS_WITHIN + more)
+
+
+@pytest.mark.long
+@_each(is_open=False)
+def test_the_replay_of_the_records_has_the_throttle_time_of_each(lived, part: Part):
+    found, more = lived
+    within = CONNECTIONS_WITHIN if part.key[1] == "connection" else EACH_WITHIN
+    one: Compared = found[part.client_id]
+    assert one.records_ms == pytest.approx(one.recorded_ms, rel=within + more)
 
 
 @pytest.mark.long
