@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy.clock import Clock
 from proxy.logs import is_told, shown
@@ -89,6 +89,9 @@ NoteThrottle = Callable[[Throttled, ConnectionFacts, int], None]
 
 OpenStream = Callable[[AnySocket, Side, Owner], Stream]
 
+Step = Callable[[int], list[Action]]
+"""Something that a relay is told at a time, in us, and says what comes of it."""
+
 
 class Connection:
     """Drives one Relay between a client and a node."""
@@ -133,7 +136,7 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Patience()
         self._busy = False
-        self._steps: deque[Callable[[], list[Action]]] = deque()
+        self._steps: deque[Step] = deque()
 
     # ------------------------------------------------------- what is reported
 
@@ -147,7 +150,7 @@ class Connection:
         try:
             actions = self.relay.on_bytes(side, data, now_us)
             if len(actions) == 1 and type(send := actions[0]) is Send:  # what nearly always comes of it
-                self._send(send)
+                self._send(send, now_us)
             else:
                 self._carry_out(actions, now_us)
         except Exception:
@@ -155,40 +158,41 @@ class Connection:
 
     def eof_came(self, side: Side) -> None:
         """One side will send no more."""
-        self._do(lambda: self.relay.on_eof(side, self._now_us()))
+        self._do(partial(self.relay.on_eof, side))
 
     def lost(self, side: Side, error: Exception | None) -> None:
         """One stream is closed."""
         if side is Side.NODE:
             self._node = None
         elif self._client is not None:
-            self.relay.note_unsent(self._client.lost_bytes, self._now_us())
+            if self._client.lost_bytes:
+                self.relay.note_unsent(self._client.lost_bytes, self._now_us())
             self._client = None
         if not self.closing:
             reason = _LOST[side, isinstance(error, ssl.SSLError)]
-            self._do(lambda: self.relay.on_lost(reason, str(error) if error else "", self._now_us()))
-        else:
-            self._leave_if_both_are_gone()
+            self._do(partial(self.relay.on_lost, reason, str(error) if error else ""))
+        elif self._node is self._client is None:
+            self._leave()
 
-    def _leave_if_both_are_gone(self) -> None:
-        if self._node is self._client is None:
-            self._cancel_timer()
-            self._on_gone(self)
+    def _leave(self) -> None:
+        """Both are gone."""
+        self._cancel_timer()
+        self._on_gone(self)
 
     def writing_paused(self, side: Side) -> None:
         """One side's write buffer is full."""
         if not self.closing:
-            self._do(lambda: self.relay.on_blocked(side))
+            self._do(lambda now_us: self.relay.on_blocked(side))
 
     def writing_resumed(self, side: Side) -> None:
         """One side's write buffer has room again."""
         if not self.closing:
-            self._do(lambda: self.relay.on_writable(side, self._now_us()))
+            self._do(partial(self.relay.on_writable, side))
 
     def give_up(self, reason: CloseReason, detail: str = "") -> None:
         """Close for a reason that is not on the wire."""
         if not self.closing:
-            self._do(lambda: self.relay.on_lost(reason, detail, self._now_us()))
+            self._do(partial(self.relay.on_lost, reason, detail))
 
     def read_bytes(self) -> int:
         """How much the next read of the client may take: little while only a request head is wanted."""
@@ -201,46 +205,41 @@ class Connection:
 
     # ------------------------------------------------------------ carrying out
 
-    def _do(self, step: Callable[[], list[Action]]) -> None:
+    def _do(self, step: Step) -> None:
         """Have the relay take a step now, or after all that is being carried out: it must not hear half-way."""
         if self._busy:
             self._steps.append(step)
             return
+        now_us = self._now_us()
         try:
-            self._carry_out(step(), self._now_us())
+            self._carry_out(step(now_us), now_us)
         except Exception:
             self._fail()
 
     def _carry_out(self, actions: list[Action], now_us: int) -> None:
-        self._busy = True
+        steps, self._busy = self._steps, True
         try:
-            self._carry_out_all(actions, now_us)
-            while self._steps:
-                self._carry_out_all(self._steps.popleft()(), now_us)
+            for action in actions:
+                _CARRY_OUT[type(action)](self, action, now_us)
+            while steps:
+                for action in steps.popleft()(now_us):
+                    _CARRY_OUT[type(action)](self, action, now_us)
         finally:
             self._busy = False
 
-    def _carry_out_all(self, actions: list[Action], now_us: int) -> None:
-        for action in actions:
-            match action:
-                case Send():
-                    self._send(action)
-                case Ask():
-                    self._steps.append(partial(self._decide, action, now_us))
-                case Close():
-                    self._close(action)
-                case OpenUpstream():
-                    self._connecting = self._connect(self._reached)
-                case Pause():
-                    if action.side is Side.CLIENT:
-                        self._patience.note_held_up()
-                    self._stream(action.side).pause_reading()
-                case Resume():
-                    self._stream(action.side).resume_reading()
-                case WakeAt():
-                    self._wake_at(action.at_ms, now_us // 1000)
-                case Throttled():
-                    self._note_throttle(action, now_us // 1000)
+    def _ask(self, ask: Ask, now_us: int) -> None:
+        self._steps.append(partial(self._decide, ask))
+
+    def _open_upstream(self, action: OpenUpstream, now_us: int) -> None:
+        self._connecting = self._connect(self._reached)
+
+    def _pause(self, pause: Pause, now_us: int) -> None:
+        if pause.side is Side.CLIENT:
+            self._patience.note_held_up()
+        self._stream(pause.side).pause_reading()
+
+    def _resume(self, resume: Resume, now_us: int) -> None:
+        self._stream(resume.side).resume_reading()
 
     def _decide(self, ask: Ask, now_us: int) -> list[Action]:
         if self.closing:
@@ -264,23 +263,23 @@ class Connection:
         except Exception:
             self._fail()
         else:
-            self._do(lambda: self.relay.on_verdict(ticket, verdict, self._now_us()))
+            self._do(partial(self.relay.on_verdict, ticket, verdict))
 
-    def _send(self, send: Send) -> None:
+    def _send(self, send: Send, now_us: int) -> None:
         stream = self._node if send.side is Side.NODE else self._client
         if stream is not None:
             stream.write(send.pieces)
         elif send.side is Side.CLIENT:
-            self.relay.note_unsent(sum(map(len, send.pieces)), self._now_us())
+            self.relay.note_unsent(sum(map(len, send.pieces)), now_us)
 
     def _stream(self, side: Side) -> Stream:
         stream = self._node if side is Side.NODE else self._client
         assert stream is not None
         return stream
 
-    def _wake_at(self, at_ms: int, now_ms: int) -> None:
+    def _wake_at(self, wake: WakeAt, now_us: int) -> None:
         self._cancel_timer()
-        delay_s = max(at_ms - now_ms, 1) / 1000
+        delay_s = max(wake.at_ms - now_us // 1000, 1) / 1000
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._wake_up)
 
     def _cancel_timer(self) -> None:
@@ -290,9 +289,10 @@ class Connection:
 
     def _wake_up(self) -> None:
         self._timer = None
-        self._do(lambda: self.relay.on_time(self._now_us()))
+        self._do(self.relay.on_time)
 
-    def _note_throttle(self, throttled: Throttled, now_ms: int) -> None:
+    def _note_throttle(self, throttled: Throttled, now_us: int) -> None:
+        now_ms = now_us // 1000
         self._tell_throttle(throttled, self.facts, now_ms)
         if self.episode is None:
             self.episode = ThrottleEpisode.begin(throttled, now_ms)
@@ -357,11 +357,11 @@ class Connection:
         self.facts.node_id = upstream.node_id
         if upstream.round_trip_us is not None:
             self.facts.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
-        self._do(lambda: self.relay.on_writable(Side.NODE, self._now_us()))
+        self._do(partial(self.relay.on_writable, Side.NODE))
 
     # ----------------------------------------------------------------- closing
 
-    def _close(self, close: Close) -> None:
+    def _close(self, close: Close, now_us: int) -> None:
         """Let both sides have what was sent to them, then close them; tell why."""
         self.closing = True
         self._cancel_timer()
@@ -378,7 +378,8 @@ class Connection:
                 self._node.hang_up()
             else:
                 self._node.close()
-        self._leave_if_both_are_gone()
+        if self._node is self._client is None:
+            self._leave()
 
     def _tell_end(self, close: Close) -> None:
         relay, login = self.relay, self.facts.login
@@ -444,6 +445,17 @@ ORDINARY = frozenset(
     }
 )
 """Ends that are nobody's fault."""
+
+_CARRY_OUT: Mapping[type[Action], Callable[[Connection, Any, int], None]] = {
+    Send: Connection._send,
+    Ask: Connection._ask,
+    Close: Connection._close,
+    OpenUpstream: Connection._open_upstream,
+    Pause: Connection._pause,
+    Resume: Connection._resume,
+    WakeAt: Connection._wake_at,
+    Throttled: Connection._note_throttle,
+}
 
 _CLIENT_IS_GONE = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 

@@ -300,14 +300,16 @@ class Stream:
         """
         if self._closing or self._closed:
             return
-        self._write_batch()
+        if self._to_send:
+            self._write_batch()
         self._closing = True
         if not self._unsent:
             self._say_goodbye()
 
     def hang_up(self) -> None:
         """The same for a peer that has answered everything: it sends no more, so that nothing need be waited for."""
-        self._write_batch()
+        if self._to_send:
+            self._write_batch()
         if self._unsent or self._closing:
             self.close()
         else:
@@ -326,13 +328,14 @@ class Stream:
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
-        if not self._closed:
+        if self._to_send and not self._closed:
             self._write_batch()
         if self._closed:
             return
         self._closed = True
         self._reading = False
-        self._drop_unsent()
+        if self._unsent:
+            self._drop_unsent()
         if self._watched is not None:
             self._poller.forget(self._fd)
         self._poller.at_end(self._socket.close)

@@ -19,6 +19,8 @@ class Loan:
 class Loans:
     """What one connection has been lent. If its sensor is closed meanwhile, a loan is forgotten: nobody is measured."""
 
+    __slots__ = ("_due_ms", "_loans", "_sensors", "paid_at_ms")
+
     def __init__(self, sensors: Sensors) -> None:
         self._sensors = sensors
         self._loans: deque[Loan] = deque()

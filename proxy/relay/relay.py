@@ -275,8 +275,8 @@ class Relay(RequestSide):
         try:
             if verdict is not None:
                 self._send_decided_answer(verdict, actions, now_ms)
-            self._take_answers(actions, now_ms, at)
-            if self._in_flight:
+            if self._answers or self._in_flight:
+                self._take_answers(actions, now_ms, at)
                 self._send_own_answers(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))

@@ -29,6 +29,7 @@ from proxy.relay.carriage import (
     ENQUIRING,
     FETCHING,
     IN_FLIGHT_FULL,
+    THROTTLED,
     UNCONNECTED,
     Piece,
     add_run,
@@ -428,13 +429,13 @@ class RequestSide(Authentication):
         A verdict is quick: while it is due reading goes on. It must go on, too, until a whole head has had the upstream
         connection opened: nothing else would ever end that wait.
         """
-        waits = self._mute & ~(ASKING | ENQUIRING) and (self._opening or self._mute != UNCONNECTED)
-        enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
-        if waits and self._passes_mute(self._requests, 0) and not self._client_blocked:
-            enough_bytes = 4 + MAX_ASKED_BYTES
-        muted = self._mute or self._client_blocked
-        enough = muted and not self._request_left and len(self._requests) >= enough_bytes
-        pause = bool(self._node_blocked or enough)
+        mute, pause = self._mute, self._node_blocked
+        if (mute or self._client_blocked) and not (pause or self._request_left):
+            waits = mute & ~(ASKING | ENQUIRING) and (self._opening or mute != UNCONNECTED)
+            enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
+            if waits and mute == THROTTLED and self._passes_mute(self._requests, 0) and not self._client_blocked:
+                enough_bytes = 4 + MAX_ASKED_BYTES
+            pause = len(self._requests) >= enough_bytes
         if pause != self._client_paused:
             self._client_paused = pause
             actions.append(Pause(_CLIENT) if pause else Resume(_CLIENT))

@@ -24,6 +24,8 @@ class ServiceTimes:
     node has one request of a connection at a time. Answers that come in one piece share the time before it.
     """
 
+    __slots__ = ("_alone", "_came_us", "_charge_unthrottled", "_charged_us", "_sensors", "_shadows", "_since_us")
+
     def __init__(self, ledger: Ledger) -> None:
         self._sensors = ledger.request_sensors
         self._charge_unthrottled = ledger.request_sensors.charge_unthrottled
