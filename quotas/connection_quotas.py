@@ -13,6 +13,7 @@ Nothing here waits or closes. Rates are windowed rates; a delay is one window at
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from typing import NamedTuple
 
 from quotas.address_rates import AddressRates
@@ -100,16 +101,14 @@ ADMITTED = Admission(Outcome.ADMITTED)
 
 
 class _Rate:
-    """One windowed rate."""
+    """One windowed rate; `charge` counts a connection, and says for how many ms it has to wait."""
 
-    __slots__ = ("_row", "_sensors")
+    __slots__ = ("_row", "_sensors", "charge")
 
     def __init__(self, limit: float, samples: int, window_ms: int, now_ms: int) -> None:
         self._sensors = Sensors(1, samples, window_ms, window_ms, max_debt_ms=0)
         self._row = self._sensors.open(limit, now_ms)
-
-    def charge(self, now_ms: int) -> int:
-        return self._sensors.charge(self._row, 1.0, now_ms)
+        self.charge: Callable[[int], int] = partial(self._sensors.charge, self._row, 1.0)
 
     def give_back(self, now_ms: int) -> None:
         self._sensors.give_back(self._row, 1.0, now_ms)
@@ -211,10 +210,8 @@ class ConnectionQuotas:
     def arrive(self, key: ListenerKey, now_ms: int) -> int:
         """Measure a new connection; return for how many ms it has to wait, one window at most."""
         listener = self._listeners[key]
-        throttle_ms = 0
-        if not self._is_protected(listener):
-            throttle_ms = self._rate.charge(now_ms)
-        return max(throttle_ms, listener.rate.charge(now_ms))
+        throttle_ms = listener.rate.charge(now_ms)
+        return throttle_ms if self._is_protected(listener) else max(throttle_ms, self._rate.charge(now_ms))
 
     def has_slot(self, key: ListenerKey, on_the_way: int = 0, on_the_way_here: int = 0) -> bool:
         """Whether the listener, and the instance, may have one connection more.

@@ -215,10 +215,11 @@ class Admission(Generic[Ticket]):
             counts = self.counts[key]
             counts.throttles += 1
             counts.throttled_ms += throttle_ms
-        if throttle_ms or not self._has_slot(key):
+        here, in_all = self._on_the_way[key], self._on_the_way_in_all
+        if throttle_ms or not self.quotas.has_slot(key, in_all, here):
             self._waiting[key] = _Waiting(ticket, now_ms + throttle_ms)
             return False
-        self._goes_on(key)
+        self._on_the_way[key], self._on_the_way_in_all = here + 1, in_all + 1
         return True
 
     def _has_slot(self, key: ListenerKey) -> bool:

@@ -364,6 +364,7 @@ class Connection:
     def _close(self, close: Close, now_us: int) -> None:
         """Let both sides have what was sent to them, then close them; tell why."""
         self.closing = True
+        had_streams = self._client is not None or self._node is not None
         self._cancel_timer()
         self._log_episode()
         if close.reason not in ORDINARY or is_told("info"):
@@ -378,7 +379,7 @@ class Connection:
                 self._node.hang_up()
             else:
                 self._node.close()
-        if self._node is self._client is None:
+        if not had_streams:
             self._leave()
 
     def _tell_end(self, close: Close) -> None:

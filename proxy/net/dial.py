@@ -4,6 +4,7 @@ import errno
 import os
 import select
 from collections.abc import Callable
+from functools import lru_cache
 from socket import (
     AF_INET,
     AF_INET6,
@@ -26,6 +27,7 @@ from proxy.net.poller import WRITABLE, Poller
 _FAILED = select.EPOLLERR | select.EPOLLHUP
 
 
+@lru_cache
 def family_of(host: str) -> int | None:
     """Of which family an address by number is; None: it is a name."""
     family = AF_INET6 if ":" in host else AF_INET

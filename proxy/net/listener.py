@@ -305,7 +305,7 @@ class Listener:
     def _arrive(self, arrival: Arrival) -> None:
         """Stage 1: the rates and slots of listener and instance, for which one connection waits at a time."""
         if self._door.arrive(self.key, arrival):
-            self._find_origin(arrival)
+            self._admit(arrival) if self.origin is None else self._find_origin(arrival)
         else:
             self._waits = True
             self._on_the_way.add(arrival)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from struct import Struct
 
-from proxy.relay.plans import PRODUCE, plan_key
+from proxy.relay.plans import PRODUCE, AnswerKind, plan_key
 from proxy.relay.request import Request
 from quotas.ledger import Binding
 
@@ -60,9 +60,12 @@ class Likeness:
 
 
 def likeness_of(request: Request, binding: Binding, buf: bytes, at: int) -> Likeness | None:
-    """What further requests may have in common with the one that begins at `at`; None if that is too long."""
+    """What further requests may have in common with the one that begins at `at`; None if that is too long.
+
+    Requests whose answers are asked about do not come in rows.
+    """
     end = request.decided_at - at
-    if end > _LONGEST_BYTES:
+    if end > _LONGEST_BYTES or request.plan.answer is AnswerKind.HEAD:
         return None
     api = plan_key(request.plan.api_key, request.plan.api_version)
     shadow = binding.shadow_produce if request.plan.api_key == PRODUCE else None

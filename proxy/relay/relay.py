@@ -132,7 +132,7 @@ class Relay(RequestSide):
     def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
         """The answer to an Ask; one that is no longer waited for is dropped."""
         actions: list[Action] = []
-        now_ms = self._at(now_us)
+        self._now_us, now_ms = now_us, now_us // 1000
         if self._closed or ticket not in (self._request_ticket, self._answer_ticket):
             return actions
         if verdict.close is not None:
@@ -160,7 +160,7 @@ class Relay(RequestSide):
     def on_time(self, now_us: int) -> list[Action]:
         """A wake-up that was asked for: the throttle is over, unless it has grown meanwhile."""
         actions: list[Action] = []
-        now_ms = self._at(now_us)
+        self._now_us, now_ms = now_us, now_us // 1000
         if self._closed or not self._mute & THROTTLED:
             return actions
         if now_ms < self._muted_until_ms:
@@ -186,12 +186,12 @@ class Relay(RequestSide):
     def on_writable(self, side: Side, now_us: int) -> list[Action]:
         """A side takes bytes (again); for the node, the first time: the connection stands."""
         actions: list[Action] = []
-        now_ms = self._at(now_us)
+        self._now_us, now_ms = now_us, now_us // 1000
         if self._closed:
             return actions
         if side is _NODE:
             self._node_blocked = False
-            if self._mute & UNCONNECTED:
+            if self._mute & UNCONNECTED and self._clients:
                 self._forget_clients()
             self._mute &= ~UNCONNECTED
             self._settle_node(actions)
@@ -220,7 +220,7 @@ class Relay(RequestSide):
     def on_eof(self, side: Side, now_us: int) -> list[Action]:
         """No more bytes come from `side`. What a muted client sent before is still carried, as a broker does."""
         actions: list[Action] = []
-        now_ms = self._at(now_us)
+        self._now_us, now_ms = now_us, now_us // 1000
         if self._closed:
             return actions
         if side is _NODE:
@@ -238,15 +238,10 @@ class Relay(RequestSide):
     def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
         """A side is gone, cannot be had, or must be given up."""
         actions: list[Action] = []
-        self._at(max(now_us, self._now_us))
+        self._now_us = max(now_us, self._now_us)
         if not self._closed:
             self._close(actions, reason, detail)
         return actions
-
-    def _at(self, now_us: int) -> int:
-        """Note the time of this step; return it in ms."""
-        self._now_us = now_us
-        return now_us // 1000
 
     def _go_on_with_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
         try:

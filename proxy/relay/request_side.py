@@ -110,7 +110,7 @@ class RequestSide(Authentication):
                     self._read(self._coming, step)
                 if at == end or (self._mute & ~UNCONNECTED and not self._passes_mute(buf, at)):
                     break
-                if quick and not self._mute:
+                if quick and not self._mute and self._likeness is not None:
                     at, quick = self._take_alike(buf, at, now_ms)
                     if at == end:
                         break
