@@ -78,16 +78,31 @@ class Cancellable(Protocol):
 Reached = Callable[[NodeSocket | Exception], None]
 """Is told what came of connecting to a node: NodeUnreachable, NodeUnknown or NodePaced, if not the socket."""
 
-Connect = Callable[[Reached], Cancellable]
-"""Connects to the node, and tells what came of it later, never at once."""
 
-RunErrand = Callable[[Errand, "FilteringBoundLogger"], Awaitable[Sequence[Exception | None]]]
-"""Has the alterations of an errand written; says what became of each. It is carried on when the client is gone."""
+class Home(Protocol):
+    """Where a connection belongs: what it needs of others, and who is told what becomes of it."""
 
-NoteThrottle = Callable[[Throttled, ConnectionFacts, int], None]
-"""Is told each throttle, whom it is about, and the monotonic time."""
+    def connect(self, connection: "Connection", reached: Reached) -> Cancellable:
+        """Connect to its node, and tell what came of it later, never at once."""
 
-OpenStream = Callable[[AnySocket, Side, Owner], Stream]
+    def open_stream(self, sock: AnySocket, side: Side, owner: Owner) -> Stream:
+        """A stream over a socket of one side."""
+
+    def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
+        """Have alterations written; what became of each. It is carried on when the client is gone."""
+
+    def note_throttle(self, connection: "Connection", throttled: Throttled, now_ms: int) -> None:
+        """It was throttled, at this monotonic time."""
+
+    def is_worth_a_line(self, connection: "Connection", reason: CloseReason, detail: str) -> bool:
+        """Whether the log is to be told of an end for this reason, which a client may meet again and again."""
+
+    def closed(self, connection: "Connection", reason: CloseReason) -> None:
+        """Nothing more is carried. It is to be aborted if it is not `gone` after LINGER_S."""
+
+    def gone(self, connection: "Connection") -> None:
+        """Both its sockets are closed."""
+
 
 Step = Callable[[int], list[Action]]
 """Something that a relay is told at a time, in us, and says what comes of it."""
@@ -100,35 +115,19 @@ class Connection:
         self,
         relay: Relay,
         facts: ConnectionFacts,
-        connect: Connect,
-        open_stream: OpenStream,
-        run_errand: RunErrand,
+        home: Home,
         clock: Clock,
         log: "FilteringBoundLogger",
-        note_throttle: NoteThrottle,
-        on_closed: Callable[["Connection", CloseReason], None],
-        on_gone: Callable[["Connection"], None],
     ) -> None:
-        """`on_closed` is called when nothing more is carried, `on_gone` when both sockets are closed, too.
-
-        Whoever is told has it aborted if that is not so after LINGER_S.
-        """
         self.relay = relay
         self.facts = facts
         self.opened_ms = clock.now_ms()
         self.closing = False
-        self.worth_a_line: Callable[[CloseReason, str], bool] = lambda reason, detail: True
-        """Whether the log is to be told of an end for this reason, which a client may meet again and again."""
         self.episode: ThrottleEpisode | None = None
-        self._connect = connect
-        self._open_stream = open_stream
-        self._run_errand = run_errand
+        self._home = home
         self._now_ms = clock.now_ms
         self._now_us = clock.now_us
         self._log = log
-        self._tell_throttle = note_throttle
-        self._on_closed = on_closed
-        self._on_gone = on_gone
         self._client: Stream | None = None
         self._node: Stream | None = None
         self._connecting: Cancellable | None = None
@@ -142,7 +141,7 @@ class Connection:
 
     def client_connected(self, sock: AnySocket) -> None:
         """The client's socket stands."""
-        self._client = self._open_stream(sock, Side.CLIENT, self)
+        self._client = self._home.open_stream(sock, Side.CLIENT, self)
 
     def bytes_came(self, side: Side, data: bytes) -> None:
         """Bytes were read from one side."""
@@ -177,7 +176,7 @@ class Connection:
     def _leave(self) -> None:
         """Both are gone."""
         self._cancel_timer()
-        self._on_gone(self)
+        self._home.gone(self)
 
     def writing_paused(self, side: Side) -> None:
         """One side's write buffer is full."""
@@ -231,7 +230,7 @@ class Connection:
         self._steps.append(partial(self._decide, ask))
 
     def _open_upstream(self, action: OpenUpstream, now_us: int) -> None:
-        self._connecting = self._connect(self._reached)
+        self._connecting = self._home.connect(self, self._reached)
 
     def _pause(self, pause: Pause, now_us: int) -> None:
         if pause.side is Side.CLIENT:
@@ -258,7 +257,7 @@ class Connection:
         try:
             verdict = await finish_in_turns(decision.steps) if isinstance(decision, Work) else decision
             if isinstance(verdict, Errand):
-                results = await self._run_errand(verdict, self._log.bind(user=shown(self.facts.user)))
+                results = await self._home.run_errand(verdict, self._log.bind(user=shown(self.facts.user)))
                 verdict = await finish_in_turns(verdict.reply(results))
         except Exception:
             self._fail()
@@ -293,7 +292,7 @@ class Connection:
 
     def _note_throttle(self, throttled: Throttled, now_us: int) -> None:
         now_ms = now_us // 1000
-        self._tell_throttle(throttled, self.facts, now_ms)
+        self._home.note_throttle(self, throttled, now_ms)
         if self.episode is None:
             self.episode = ThrottleEpisode.begin(throttled, now_ms)
             self._log.info("throttle_started", throttle_time_ms=throttled.throttle_time_ms, **self._why(throttled))
@@ -353,7 +352,7 @@ class Connection:
         if self.closing:
             upstream.socket.close()
             return
-        self._node = self._open_stream(upstream.socket, Side.NODE, self)
+        self._node = self._home.open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
         if upstream.round_trip_us is not None:
             self.facts.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
@@ -369,7 +368,7 @@ class Connection:
         self._log_episode()
         if close.reason not in ORDINARY or is_told("info"):
             self._tell_end(close)
-        self._on_closed(self, close.reason)
+        self._home.closed(self, close.reason)
         if self._connecting is not None:
             self._connecting.cancel()
         if self._client is not None:
@@ -404,7 +403,7 @@ class Connection:
         if close.reason in ORDINARY:
             return self._log.info
         what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
-        return self._log.warning if self.worth_a_line(close.reason, what) else self._log.debug
+        return self._log.warning if self._home.is_worth_a_line(self, close.reason, what) else self._log.debug
 
     @property
     def unsent_bytes(self) -> int:

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from socket import SO_LINGER, SOL_SOCKET, SocketType, socket
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from proxy.config.settings import (
 from proxy.last_throttles import LastThrottles
 from proxy.logs import bound_later, shown
 from proxy.net.caps import Caps
-from proxy.net.connection import LINGER_S, ORDINARY, Connection
+from proxy.net.connection import LINGER_S, ORDINARY, Cancellable, Connection, Reached
 from proxy.net.deadlines import Deadlines
 from proxy.net.door import Door, limits_of
 from proxy.net.poller import READABLE, Poller
@@ -41,7 +41,7 @@ from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.net.tls_stream import TlsStream
 from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, Errand, RelayLimits, Side, Throttled
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.relay.use import MUTATION, Client, Meter
@@ -99,6 +99,12 @@ def _unheard(_identity: Identity) -> None:
     """In place of who is told of a login, when the connection is closed."""
 
 
+def _place_of(arrival: Arrival) -> Place:
+    """That of one that was admitted."""
+    assert arrival.place is not None
+    return arrival.place
+
+
 _connection_ids = itertools.count(1)
 
 
@@ -146,7 +152,8 @@ class Listener:
         """So many more may go on as soon as they are admitted."""
         self._crowd: FairQueue[Arrival] = FairQueue()
         """Admitted ones that come behind these: addresses take turns, so that a good one overtakes a storm."""
-        self._places: dict[Connection, Place] = {}
+        self._arrivals: dict[Connection, Arrival] = {}
+        """How those came in that are open."""
         self._waits = False
         """One connection waits for the rate, or for a slot: no other is accepted."""
         self._left_alone: list[tuple[int, socket]] = []
@@ -175,13 +182,11 @@ class Listener:
         self._resting: set[socket] = set()
         self._limits = LimitsConfig()
         self._relay_limits = RelayLimits()
-        self._write_buffer_bytes = 0
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
 
     def set_limits(self, limits: LimitsConfig) -> None:
         """Bounds for connections that come from now on."""
         self._limits = limits
-        self._write_buffer_bytes = limits.write_buffer_bytes
         self._relay_limits = self._new_relay_limits()
         self._origin_stage.timeout_ms = limits.proxy_header_timeout_ms
         self._origin_stage.most = limits.max_proxy_headers
@@ -365,8 +370,7 @@ class Listener:
 
     def _open(self, arrival: Arrival) -> None:
         """Stage 5: a relay has it, if its user may have one more."""
-        place, node_id = arrival.place, arrival.node_id
-        assert place is not None
+        place, node_id = _place_of(arrival), arrival.node_id
         if not self._demands_sasl and not self._door.admission.user_became(place, arrival.user):
             self._refuse(arrival, CloseReason.TOO_MANY_OF_USER)
             return
@@ -376,22 +380,12 @@ class Listener:
         tally.connections_opened += 1
         tally.connections_open += 1
         facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
-        connection = Connection(
-            Relay(self._ledger, tally, self._relay_limits, None if self._meter is None else partial(self._meet, facts)),
-            facts,
-            partial(self._upstream.open, node_id, self._first_words(arrival), place.origin),
-            partial(self._open_stream, self._write_buffer_bytes),
-            self._book.run_errand,
-            self._clock,
-            arrival.log,
-            partial(self._last_throttles.note, arrival.address),
-            partial(self._let_linger, tally),
-            self.lingering.discard,
-        )
-        connection.worth_a_line = partial(self._worth_a_line, arrival)
+        meet = None if self._meter is None else partial(self._meet, facts)
+        relay = Relay(self._ledger, tally, self._relay_limits, meet)
+        connection = Connection(relay, facts, self, self._clock, arrival.log)
         facts.login.note_identity = partial(self._note_identity, connection, arrival.log)
         self.connections.add(connection)
-        self._places[connection] = place
+        self._arrivals[connection] = arrival
         connection.client_connected(arrival.tls or arrival.socket)
 
     def _meet(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
@@ -410,8 +404,55 @@ class Listener:
 
     def user_became(self, connection: Connection, user: str) -> bool:
         """Whether a connection may stay now that its user is known, or is another; then it counts for that user."""
-        place = self._places.get(connection)
-        return place is None or self._door.admission.user_became(place, user)
+        arrival = self._arrivals.get(connection)
+        return arrival is None or self._door.admission.user_became(_place_of(arrival), user)
+
+    # ------------------------------------------------- the home of connections
+
+    def connect(self, connection: Connection, reached: Reached) -> Cancellable:
+        """Connect to the node that it is for."""
+        arrival = self._arrivals[connection]
+        words, whose = self._first_words(arrival), _place_of(arrival).origin
+        return self._upstream.open(arrival.node_id, words, whose, reached)
+
+    def open_stream(self, sock: AnySocket, side: Side, owner: Owner) -> Stream:
+        """A stream within the caps of listener and virtual cluster."""
+        turnstile, now_ms, high_water_bytes = (
+            self._turnstiles[side],
+            self._clock.now_ms,
+            self._limits.write_buffer_bytes,
+        )
+        if isinstance(sock, TlsSocket):
+            return TlsStream(self._poller, sock, side, owner, high_water_bytes, turnstile, now_ms)
+        return Stream(self._poller, sock, side, owner, high_water_bytes, turnstile, now_ms)
+
+    def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
+        """Have alterations written to where the quotas come from."""
+        return self._book.run_errand(errand, log)
+
+    def note_throttle(self, connection: Connection, throttled: Throttled, now_ms: int) -> None:
+        """Remember it for whoever asks why."""
+        self._last_throttles.note(self._arrivals[connection].address, throttled, connection.facts, now_ms)
+
+    def is_worth_a_line(self, connection: Connection, reason: CloseReason, detail: str) -> bool:
+        """A mistake that a client may make again and again is told once."""
+        return reason not in _MISTAKES or self._is_news(self._arrivals[connection], reason, detail)
+
+    def closed(self, connection: Connection, reason: CloseReason) -> None:
+        """It counts no longer; its sockets may have something to write out."""
+        arrival = self._arrivals.pop(connection)
+        self.connections.discard(connection)
+        self.lingering.add(connection)
+        self.tallies[arrival.node_id].connections_open -= 1
+        connection.facts.login.note_identity = (
+            _unheard  # it leads back here: nothing is to be left to Python's collector
+        )
+        self._door.left(_place_of(arrival))
+        self._note_closed(reason)
+
+    def gone(self, connection: Connection) -> None:
+        """Nothing is left of it."""
+        self.lingering.discard(connection)
 
     # ---------------------------------------------------------- who has waited
 
@@ -514,23 +555,6 @@ class Listener:
             self._told_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
-    def _open_stream(self, write_buffer_bytes: int, sock: AnySocket, side: Side, owner: Owner) -> Stream:
-        turnstile, now_ms = self._turnstiles[side], self._clock.now_ms
-        if isinstance(sock, TlsSocket):
-            return TlsStream(self._poller, sock, side, owner, write_buffer_bytes, turnstile, now_ms)
-        return Stream(self._poller, sock, side, owner, write_buffer_bytes, turnstile, now_ms)
-
-    def _let_linger(self, tally: Tally, connection: Connection, reason: CloseReason) -> None:
-        self.connections.discard(connection)
-        self.lingering.add(connection)
-        tally.connections_open -= 1
-        connection.facts.login.note_identity = (
-            _unheard  # it leads back here: nothing is to be left to Python's collector
-        )
-        if place := self._places.pop(connection, None):
-            self._door.left(place)
-        self._note_closed(reason)
-
     def _note_closed(self, reason: CloseReason) -> None:
         name = reason.value
         count = self._count_closed.get(name)
@@ -558,9 +582,6 @@ class Listener:
             return arrival.log.info
         again = reason is not CloseReason.INTERNAL_ERROR and not self._is_news(arrival, reason, detail)
         return arrival.log.debug if again else arrival.log.warning
-
-    def _worth_a_line(self, arrival: Arrival, reason: CloseReason, detail: str) -> bool:
-        return reason not in _MISTAKES or self._is_news(arrival, reason, detail)
 
     def _is_news(self, arrival: Arrival, reason: CloseReason, detail: str) -> bool:
         return self._door.note_fault(

@@ -36,27 +36,35 @@ class Shell:
         self.connection = Connection(
             Relay(ledger, Tally(), limits or RelayLimits()),
             ConnectionFacts("main", FixedNodes(), ledger, 1, "ANONYMOUS", carried),
-            self._reach if reachable else self._fail,
-            lambda sock, side, owner: self.client if side is Side.CLIENT else self.node,
-            self._alter,
+            self,
             self.clock,
             structlog.get_logger(),
-            lambda throttled, facts, now_ms: self.throttles.append((throttled.client_id, facts.user, now_ms)),
-            lambda connection, reason: self.ended.append(reason),
-            lambda connection: self.ended.append("gone"),
         )
+        self.reached = NodeSocket(None, 1) if reachable else NodeUnreachable("10.0.0.1:9092: Connection refused")
         self.connection.client_connected(None)
 
-    async def _alter(self, errand, log):
+    def connect(self, connection, reached):
+        return asyncio.get_running_loop().call_soon(reached, self.reached)
+
+    def open_stream(self, sock, side, owner):
+        return self.client if side is Side.CLIENT else self.node
+
+    async def run_errand(self, errand, log):
         await self.written.wait()
         self.altered += len(errand.alterations)
         return [None for _ in errand.alterations]
 
-    def _reach(self, reached):
-        return asyncio.get_running_loop().call_soon(reached, NodeSocket(None, 1))
+    def note_throttle(self, connection, throttled, now_ms):
+        self.throttles.append((throttled.client_id, connection.facts.user, now_ms))
 
-    def _fail(self, reached):
-        return asyncio.get_running_loop().call_soon(reached, NodeUnreachable("10.0.0.1:9092: Connection refused"))
+    def is_worth_a_line(self, connection, reason, detail):
+        return True
+
+    def closed(self, connection, reason):
+        self.ended.append(reason)
+
+    def gone(self, connection):
+        self.ended.append("gone")
 
     async def client_sends(self, data):
         self.connection.bytes_came(Side.CLIENT, data)
@@ -162,7 +170,7 @@ async def test_half_a_request_keeps_its_node_until_that_has_closed_too():
 async def test_who_leaves_while_the_node_is_being_connected_to_is_not_waited_for():
     shell = Shell()
     never = asyncio.get_running_loop().create_future()
-    shell.connection._connect = lambda reached: never
+    shell.connect = lambda connection, reached: never
     await shell.client_sends(heartbeat(1))
     shell.connection.lost(Side.CLIENT, ConnectionResetError())
     assert never.cancelled()
@@ -277,7 +285,7 @@ async def logs_in_and_ends(*steps, news=True):
     with capture_logs() as logs:
         shell = Shell(limits=RelayLimits(authenticates=True))
         shell.connection.facts.user = ""
-        shell.connection.worth_a_line = lambda reason, detail: told.append((reason, detail)) or news
+        shell.is_worth_a_line = lambda connection, reason, detail: told.append((reason, detail)) or news
         for ask, answer in steps:
             await shell.client_sends(ask)
             shell.connection.bytes_came(Side.NODE, answer)
