@@ -28,14 +28,17 @@ def splice_frame(head: bytes | memoryview, size_bytes: int, splices: Sequence[Sp
     if not splices:
         return [head]
     view = memoryview(head)
-    pieces: list[bytes | memoryview] = [int32(size_bytes + grows_by(splices))]
+    pieces: list[bytes | memoryview] = [b""]
     at = 4
     for splice in splices:
-        if splice.start > at:
-            pieces.append(view[at : splice.start])
-        if splice.data:
-            pieces.append(splice.data)
+        start, data = splice.start, splice.data
+        if start > at:
+            pieces.append(view[at:start])
+        if data:
+            pieces.append(data)
         at = splice.end
+        size_bytes += len(data) - (at - start)
     if at < len(view):
         pieces.append(view[at:])
+    pieces[0] = int32(size_bytes)
     return pieces

@@ -184,8 +184,9 @@ class AnswerSide(Carriage):
         """Read the node or not, as things stand now; there is nothing to stop before it is connected."""
         if self._mute & UNCONNECTED:
             return
-        enough = self._answer_ticket != NO_TICKET and len(self._answers) >= MAX_HEAD_BYTES
-        pause = self._client_blocked or enough or self._held_since_ms is not None
+        pause = self._client_blocked or self._held_since_ms is not None
+        if self._answer_ticket != NO_TICKET and len(self._answers) >= MAX_HEAD_BYTES:
+            pause = True
         if pause != self._node_paused:
             self._node_paused = pause
             actions.append(Pause(_NODE) if pause else Resume(_NODE))
@@ -493,10 +494,13 @@ class AnswerSide(Carriage):
 
     def _send_own_answers(self, actions: list[Action], now_ms: int) -> None:
         """Send the answers of our own whose turn it is."""
-        after: list[Action] = []
-        if self._amid_answer:
+        if not self._in_flight:
             return
-        if self._in_flight and self._in_flight[0].plan is SASL_TOKEN and self._answer_ticket == NO_TICKET:
+        first = self._in_flight[0]
+        if (first.answer is None and first.plan is not SASL_TOKEN) or self._amid_answer:
+            return
+        after: list[Action] = []
+        if first.plan is SASL_TOKEN and self._answer_ticket == NO_TICKET:
             self._forget_unanswered_tokens()
         if answers := self._own_answers(now_ms, after):
             actions.append(Send(_CLIENT, answers))

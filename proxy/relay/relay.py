@@ -247,8 +247,7 @@ class Relay(RequestSide):
         try:
             if self._requests:
                 self._take_requests(actions, now_ms, at)
-            if self._in_flight:
-                self._send_own_answers(actions, now_ms)
+            self._send_own_answers(actions, now_ms)
             while self._mute & ENDS_WITH_ANSWERS and self._take_up_again():
                 self._take_requests(actions, now_ms)
                 self._send_own_answers(actions, now_ms)
@@ -257,12 +256,16 @@ class Relay(RequestSide):
         except ProtocolError as error:
             self._close(actions, CloseReason.REQUEST_MALFORMED, str(error))
         else:
-            waits = self._client_blocked or (self._mute and (self._opening or self._mute != UNCONNECTED))
-            if self._client_eof and not (waits and self._requests):
+            if self._client_eof and not (self._requests and self._client_waits):
                 detail = "in the middle of a request" if self._requests or self._request_left else ""
                 self._close(actions, CloseReason.CLIENT_CLOSED, detail)
             else:
                 self._settle_client(actions)
+
+    @property
+    def _client_waits(self) -> bool:
+        """Whether what it has sent may yet be taken."""
+        return self._client_blocked or bool(self._mute and (self._opening or self._mute != UNCONNECTED))
 
     def _go_on_with_answers(
         self, actions: list[Action], now_ms: int, verdict: Verdict | None = None, at: int = 0
