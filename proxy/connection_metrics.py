@@ -3,11 +3,13 @@
 Kafka's rates and throttle times, in seconds; times are sums, to be divided by their counts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from proxy.relay.actions import CloseReason
 
 
 @dataclass(slots=True)
@@ -130,6 +132,16 @@ def listener_families(doors: list[ListenerDoor]) -> Iterator[Metric]:
         if door.connections_limit is not None:
             connections_limit.add_metric(labels, door.connections_limit)
     yield from (rate, limit, connections_limit, throttles, throttled, held, held_for)
+
+
+def closed_family(closed: Mapping[tuple[str, str], Mapping[CloseReason, int]]) -> Metric:
+    """How many connections of each virtual cluster and listener ended, by why."""
+    of = ("virtual_cluster", "listener", "reason")
+    family = _counter("connections_closed", "Client connections that ended, by why.", of)
+    for where, reasons in closed.items():
+        for reason, count in list(reasons.items()):
+            family.add_metric((*where, reason.value), count)
+    return family
 
 
 def cluster_families(doors: list[ClusterDoor]) -> Iterator[Metric]:

@@ -20,12 +20,14 @@ from proxy.connection_metrics import (
     ListenerDoor,
     TopAddresses,
     address_families,
+    closed_family,
     cluster_families,
     instance_families,
     listener_families,
 )
 from proxy.installed import installed_version
 from proxy.logs import shown
+from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")
 _RULE = ("virtual_cluster", "node_id", "quota_type")
@@ -170,12 +172,6 @@ class Metrics:
 
     def __init__(self, registry: CollectorRegistry, top_entities: int = 20) -> None:
         self.registry = registry
-        self.connections_closed = Counter(
-            "kafka_throttle_connections_closed",
-            "Client connections that ended, by why.",
-            ("virtual_cluster", "listener", "reason"),
-            registry=registry,
-        )
         self.config_reloads = Counter(
             "kafka_throttle_config_reloads",
             "Readings of the configuration file after the first: applied or rejected.",
@@ -244,6 +240,10 @@ class Metrics:
         """Look at all entities in steps of a few ms, for the scrape that follows; without it, that does it at once."""
         return self._counted.gather()
 
+    def connections_closed(self, virtual_cluster: str, listener: str) -> dict[CloseReason, int]:
+        """Where a listener counts its connections that ended, by why: read at each scrape."""
+        return self._counted.closed.setdefault((virtual_cluster, listener), {})
+
     def add_relays(self, source: Callable[[], Iterable[RelayTotals]]) -> None:
         """Export what `source` returns at each scrape. Rows with equal labels are added up."""
         self._counted.relays.append(source)
@@ -294,6 +294,7 @@ class _Counted(Collector):
 
     def __init__(self, top_entities: int) -> None:
         self.top_entities = top_entities
+        self.closed: dict[tuple[str, str], dict[CloseReason, int]] = {}
         self.relays: list[Callable[[], Iterable[RelayTotals]]] = []
         self.sensors: list[Callable[[], SensorTotals]] = []
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
@@ -313,6 +314,7 @@ class _Counted(Collector):
         yield from _sensor_families([source() for source in self.sensors])
         yield from _cap_families([row for source in self.caps for row in source()])
         yield from _shadow_families([row for source in self.shadows for row in source()])
+        yield closed_family(self.closed)
         yield from instance_families([source() for source in self.instances])
         yield from listener_families([row for source in self.listeners for row in source()])
         yield from cluster_families([row for source in self.clusters for row in source()])

@@ -157,7 +157,7 @@ class VirtualCluster:
                 poller,
                 clock,
                 may_open,
-                lambda *labels: metrics.connections_closed.labels(*labels).inc,
+                metrics.connections_closed(config.name, listener.name),
                 self.caps,
                 door,
                 self.meter,

@@ -122,7 +122,7 @@ class Listener:
         poller: Poller,
         clock: Clock,
         may_open: Callable[[], bool],
-        count_closed: Callable[[str, str, str], Callable[[], None]],
+        closed: dict[CloseReason, int],
         caps_of_cluster: Caps,
         door: Door,
         meter: Meter | None = None,
@@ -171,8 +171,8 @@ class Listener:
         self._poller = poller
         self._clock = clock
         self._may_open = may_open
-        self._count_closed: dict[str, Callable[[], None]] = {}
-        self._new_count_closed = partial(count_closed, virtual_cluster, config.name)
+        self._closed = closed
+        """How many ended, by why."""
         self.caps = Caps(clock)
         self._turnstiles = {
             Side.CLIENT: Turnstile((self.caps.ingress, caps_of_cluster.ingress)),
@@ -556,11 +556,7 @@ class Listener:
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
     def _note_closed(self, reason: CloseReason) -> None:
-        name = reason.value
-        count = self._count_closed.get(name)
-        if count is None:
-            count = self._count_closed[name] = self._new_count_closed(name)
-        count()
+        self._closed[reason] = self._closed.get(reason, 0) + 1
 
     def _give_up(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
         """One is turned away before it was asked whether its address may have it."""

@@ -4,6 +4,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
 from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
+from proxy.relay.actions import CloseReason
 from proxy.usage.shipper import Shipped
 from proxy.usage.spool import SpoolTotals
 
@@ -266,7 +267,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
 
 
 def test_rare_events_are_counted_by_their_labels(metrics):
-    metrics.connections_closed.labels("main", "plain", "client_closed").inc()
+    metrics.connections_closed("main", "plain")[CloseReason.CLIENT_CLOSED] = 1
     metrics.upstream_connect_failures.labels("main", "3").inc()
     value = metrics.registry.get_sample_value
     labels = {"virtual_cluster": "main", "listener": "plain", "reason": "client_closed"}
