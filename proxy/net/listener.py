@@ -377,13 +377,13 @@ class Listener:
         tally = self.tallies.get(node_id)
         if tally is None:
             tally = self.tallies[node_id] = Tally()
-        tally.connections_opened += 1
-        tally.connections_open += 1
         facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
         meet = None if self._meter is None else partial(self._meet, facts)
         relay = Relay(self._ledger, tally, self._relay_limits, meet)
         connection = Connection(relay, facts, self, self._clock, arrival.log)
         facts.login.note_identity = partial(self._note_identity, connection, arrival.log)
+        tally.connections_opened += 1
+        tally.connections_open += 1
         self.connections.add(connection)
         self._arrivals[connection] = arrival
         connection.client_connected(arrival.tls or arrival.socket)

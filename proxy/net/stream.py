@@ -31,6 +31,9 @@ _IOV_MAX = 1024
 _SIOCOUTQ = 0x5411
 """Of <linux/sockios.h>: how many bytes the peer has not acknowledged."""
 
+_NOTHING: deque[bytes | memoryview] = deque(maxlen=0)
+"""In place of what a stream has not sent, for the many that never have to wait: an empty deque takes 600 bytes."""
+
 _read_buffer = memoryview(bytearray(READ_BYTES))
 """One for all: it is filled and emptied within one callback."""
 
@@ -92,7 +95,7 @@ class Stream:
         self._ended = False
         self._to_send: list[bytes | memoryview] = []
         """What goes out when the poller's batch is over."""
-        self._unsent: deque[bytes | memoryview] = deque()
+        self._unsent = _NOTHING
         self._unsent_bytes = 0
         self.written_late_bytes = 0
         """What the kernel did not take at once and has taken since."""
@@ -242,6 +245,8 @@ class Stream:
         self._keep(pieces, sent)
 
     def _keep(self, pieces: Sequence[bytes | memoryview], sent: int) -> None:
+        if self._unsent is _NOTHING:
+            self._unsent = deque()
         for piece in pieces:
             if sent >= len(piece):
                 sent -= len(piece)

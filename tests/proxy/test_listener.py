@@ -15,6 +15,7 @@ from proxy.net.caps import Caps
 from proxy.net.door import Door
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
+from proxy.relay.actions import CloseReason
 from proxy.virtual_cluster import NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
@@ -28,7 +29,7 @@ class House:
     """A listener at a free port, and who has come to it."""
 
     def __init__(self, stack):
-        self.stack, self.opened, self.closed = stack, [], []
+        self.stack, self.opened, self.closed = stack, [], {}
         [self.port] = free_port_run(1)
         clock = FakeClock()
         self.door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
@@ -56,7 +57,7 @@ class House:
             Poller(),
             clock,
             lambda: True,
-            lambda *labels: lambda: self.closed.append(labels[-1]),
+            self.closed,
             Caps(clock),
             self.door,
         )
@@ -102,7 +103,7 @@ async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_mo
     [client] = house.come(GOOD)
     house.listener._accept_all(house.port, house.socket, 0)
     assert client.recv(1) == b""
-    assert (house.closed, house.listener.open_sockets) == (["internal_error"], 0)
+    assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
     assert house.door.admission.quotas.connections == 0
 
 
@@ -111,7 +112,7 @@ async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(h
     house.listener._accept_all(house.port, house.socket, 0)
     assert (len(house.opened), house.listener.open_sockets) == (8, 20)
     house.listener.stop_accepting()
-    assert (house.closed, house.door.admission.quotas.connections) == (["shutdown"] * 12, 8)
+    assert (house.closed, house.door.admission.quotas.connections) == ({CloseReason.SHUTDOWN: 12}, 8)
     assert [client.recv(1) for client in clients[8:]] == [b""] * 12
     await asyncio.sleep(0)
     assert (len(house.opened), house.listener.open_sockets) == (8, 8)
