@@ -76,7 +76,8 @@ class Meter:
 
     def __init__(self, rules: Rules, quota_type: str, limit: float, now_ms: int) -> None:
         self.limit = limit
-        self._lent = False
+        self.lent = False
+        """Whether the last use was lent: to be repaid when its throttle is over."""
         self.refused = False
         """Whether the last spending was refused, which may be for a debt that rounds to 0 ms."""
         kind = type_of(quota_type)
@@ -115,14 +116,14 @@ class Meter:
 
     def _charge(self, operation: str, value: float, now_ms: int) -> int:
         sensors, handle = self._sensors, self._handle
-        self._lent = False
+        self.lent = False
         if operation is _CHARGE or operation == _CHARGE:
             return sensors.charge(handle, value, now_ms)
         if operation == Operation.CHARGE_OR_LEND:
-            throttle_ms, self._lent = sensors.charge_or_lend(handle, value, now_ms)
+            throttle_ms, self.lent = sensors.charge_or_lend(handle, value, now_ms)
             return throttle_ms
         if operation == Operation.REPAY:
-            throttle_ms, self._lent = sensors.repay(handle, value, now_ms)
+            throttle_ms, self.lent = sensors.repay(handle, value, now_ms)
             return throttle_ms
         if operation in (Operation.CHARGE_IF_WITHIN, Operation.CONNECT):
             return sensors.charge_if_within(handle, value, now_ms)
@@ -133,11 +134,6 @@ class Meter:
         elif operation == Operation.GIVE_BACK:
             sensors.give_back(handle, value, now_ms)
         return 0
-
-    @property
-    def lent(self) -> bool:
-        """Whether the last use was lent: to be repaid when its throttle is over."""
-        return self._lent
 
     def _spend(self, operation: str, value: float, now_ms: int) -> int:
         buckets, handle = self._buckets, self._handle

@@ -13,11 +13,11 @@ records do not tell how many requests it were, so there are as many as throttles
 """
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush, heapreplace, merge
-from itertools import chain, groupby
+from itertools import chain, groupby, pairwise, repeat
 from math import ceil, inf
 from typing import NamedTuple
 
@@ -225,21 +225,20 @@ class _Portion(NamedTuple):
             return []
         rest_ms = min(int(self._unmuted_ms() / number), HELD_MS) if manner.restful else 0
         is_lent, longest_ms = client.quota_type in LENT, self.refused_ms // number
-        begin_ms, uses = 0 if is_lent else rest_ms, self._uses(manner)
-        if manner.late_ms and is_lent:
+        times_ms, values = self._uses(manner)
+        if is_lent and manner.late_ms:
             begin_ms, room_ms = self.second.at_ms + manner.late_ms, max(self._unmuted_ms() - manner.late_ms, 0)
-            uses = [(int(i * room_ms / number), value) for i, (_, value) in enumerate(uses)]
-        elif manner.late_ms:
-            uses[-1] = (uses[-1][0] + manner.late_ms, uses[-1][1])
-        name, rest_ms = client.name, max(rest_ms, _LAG_MS)
-        if not longest_ms:
-            return [(begin_ms + at_ms, value, name, 0, rest_ms) for at_ms, value in uses]
-        found: list[_Request] = []
-        for at_ms, value in uses:
-            at_ms += begin_ms
-            found.append((at_ms, value, name, min(longest_ms, max(at_ms - last_ms, 0)), rest_ms))
-            last_ms = at_ms
-        return found
+            times_ms = [begin_ms + int(i * room_ms / number) for i in range(number)]
+        elif rest_ms and not is_lent:
+            times_ms = [at_ms + rest_ms for at_ms in times_ms]
+        if not is_lent:
+            times_ms[-1] += manner.late_ms
+        refused_ms: Iterable[int] = repeat(0)
+        if longest_ms:
+            gaps_ms = (at_ms - before_ms for before_ms, at_ms in pairwise([last_ms, *times_ms]))
+            refused_ms = [min(longest_ms, max(gap_ms, 0)) for gap_ms in gaps_ms]
+        rests_ms = repeat(max(rest_ms, _LAG_MS), number)
+        return list(zip(times_ms, values, repeat(client.name), refused_ms, rests_ms, strict=False))
 
     def spread(self) -> list[tuple[int, float]]:
         """As `requests` in the manner SPREAD, each with its time and value, of a second in which nothing was held."""
@@ -249,13 +248,13 @@ class _Portion(NamedTuple):
         value, step_ms = self.value / number, max(self.end_ms - at_ms, 1) / number
         return [(at_ms + int(i * step_ms), value) for i in range(number)]
 
-    def _uses(self, manner: Manner) -> list[tuple[int, float]]:
-        """When each is due, and its value."""
+    def _uses(self, manner: Manner) -> tuple[list[int], list[float]]:
+        """When each is due, and their values."""
         number, at_ms, client = self.number, self.second.at_ms, self.client
         throttled = min(self._throttled(), number) if manner.order is not Order.ANY else 0
         if not throttled:
             step_ms = self._step_ms(manner.haste)
-            return [(at_ms + int(i * step_ms), self.value / number) for i in range(number)]
+            return [at_ms + int(i * step_ms) for i in range(number)], [self.value / number] * number
         unmuted_ms, free = self._unmuted_ms(), number - throttled
         mutes_ms = self._mutes_ms(throttled, manner.jumps)
         wanted = sum(mutes_ms) / 1000 * client.live_per_s
@@ -264,10 +263,11 @@ class _Portion(NamedTuple):
         of_free = (self.value - of_throttled) / max(free, 1)
         step_ms = unmuted_ms / max(free, 1)
         if manner.order is Order.LAST:
-            uses = [(at_ms + int(i * step_ms), of_free) for i in range(free)]
-            return uses + [(at_ms + int(unmuted_ms) if free else at_ms, value) for value in each]
+            times_ms = [at_ms + int(i * step_ms) for i in range(free)]
+            return times_ms + [at_ms + int(unmuted_ms) if free else at_ms] * throttled, [of_free] * free + each
         begin_ms = at_ms + min(int(self._muted_ms()), 999)
-        return [(at_ms, value) for value in each] + [(begin_ms + int(i * step_ms), of_free) for i in range(free)]
+        times_ms = [at_ms] * throttled + [begin_ms + int(i * step_ms) for i in range(free)]
+        return times_ms, each + [of_free] * free
 
     def _mutes_ms(self, number: int, jumps: int) -> list[float]:
         """How long each of so many mutes was, as far as that is due to what was used. The last one was long enough to
@@ -568,6 +568,9 @@ class _State(NamedTuple):
     edits: int
 
 
+_Since = tuple[_State, list[_Told], Mapping[int, _Told]]
+"""Where a retelling stands, what it has told, and by number what has become of events that it had told before."""
+
 _Second = Mapping[_Sender, Sequence[_Portion]]
 """What was done in one second, by those who did it."""
 
@@ -623,7 +626,7 @@ class _Retelling:
     ) -> Manner:
         """Try all others, and have done what was best. `requests` have been tried; many manners come to the same."""
         involved = [sender for sender, _ in before.senders]
-        best, best_requests, tried = self._manner, requests, [requests]
+        best, tried, told = self._manner, [requests], self._told_since(before)
         self._restore(before)
         least_ms = sum(sender.over_ms for sender in involved)
         for manner in self._manners:
@@ -635,11 +638,12 @@ class _Retelling:
             tried.append(requests)
             off_ms = self._try(own, requests, involved, end_ms, best_off_ms)
             if off_ms < best_off_ms:
-                best, best_requests, best_off_ms = manner, requests, off_ms
+                best, best_off_ms = manner, off_ms
                 if off_ms <= good_ms:
                     return best
+                told = self._told_since(before)
             self._restore(before)
-        self._try(own, best_requests, involved, end_ms)
+        self._tell_again(told)
         return best
 
     def _try(
@@ -665,6 +669,9 @@ class _Retelling:
         """Have all sent whose turn is before a time; False, and not all, if more was throttled than should have been,
         for `most_ms` in all or longer.
         """
+        if len(senders) == 1:
+            senders[0].go_on(until_ms, most_ms)
+            return senders[0].over_ms < most_ms
         turns = [(at_ms, sender.number, sender) for sender in senders if (at_ms := sender.next_ms()) < until_ms]
         heapify(turns)
         while turns:
@@ -681,6 +688,24 @@ class _Retelling:
     def _state(self, senders: Sequence[_Sender]) -> _State:
         story, saved = self._story, [(sender, sender.saved()) for sender in senders]
         return _State(saved, story.meter.saved(), len(story.events), len(story.edits))
+
+    def _told_since(self, before: _State) -> _Since:
+        """What has been done since then, to be done again."""
+        story = self._story
+        paid = {number: story.events[number] for number, _ in story.edits[before.edits :] if number < before.events}
+        state = self._state([sender for sender, _ in before.senders])
+        return state, story.events[before.events :], paid
+
+    def _tell_again(self, since: _Since) -> None:
+        """What was done once, as things stand again as they stood before it."""
+        state, events, paid = since
+        story = self._story
+        for sender, saved in state.senders:
+            sender.restore(saved)
+        story.meter.restore(state.meter)
+        story.events += events
+        for number, event in paid.items():
+            story.events[number] = event
 
     def _restore(self, state: _State) -> None:
         for sender, saved in state.senders:

@@ -284,24 +284,29 @@ class Sensors(Rows):
         is at most all positive sums divided by the least window to come. Sums of doubles never shrink when a summand
         grows, so leaving the negative ones out is safe whatever the order of adding.
         """
-        ints, floats = self._ints, self._floats
+        ints, floats, expire_age_ms = self._ints, self._floats, self._expire_age_ms
         current = row + ints[row + _CURRENT]
         quiet_until = ints[current + _START] + self.window_ms
         oldest_start = now_ms
         others = 0.0
-        first = row + _ROW_WORDS
-        for sample in range(first, first + ints[row + _SAMPLES] * _SAMPLE_WORDS, _SAMPLE_WORDS):
-            expires_at = ints[sample + _LAST] + self._expire_age_ms
+        sample = row + _ROW_WORDS
+        end = sample + ints[row + _SAMPLES] * _SAMPLE_WORDS
+        # Lists, because to look at a word of a memoryview takes several times as long.
+        words, sums = ints[sample:end].tolist(), floats[sample + _SUM : end : _SAMPLE_WORDS].tolist()
+        for start, last, of_sample in zip(words[_START::_SAMPLE_WORDS], words[_LAST::_SAMPLE_WORDS], sums, strict=True):
+            expires_at = last + expire_age_ms
             if expires_at <= now_ms:
                 ints[sample + _START] = ints[sample + _LAST] = now_ms
                 floats[sample + _SUM] = 0.0
-                expires_at = now_ms + self._expire_age_ms
-            elif ints[sample + _START] < oldest_start:
-                oldest_start = ints[sample + _START]
+                expires_at = now_ms + expire_age_ms
+            else:
+                if start < oldest_start:
+                    oldest_start = start
+                if of_sample > 0 and sample != current:
+                    others += of_sample
             if expires_at < quiet_until:
                 quiet_until = expires_at
-            if sample != current and floats[sample + _SUM] > 0:
-                others += floats[sample + _SUM]
+            sample += _SAMPLE_WORDS
         least_window_ms = max(now_ms - oldest_start, self._least_window_ms)
         safe = floats[row + LIMIT] * (least_window_ms / 1000) * _SAFETY
         in_debt = floats[row + _PAID_AT] > now_ms
@@ -314,7 +319,7 @@ class Sensors(Rows):
         floats = self._floats
         total = 0.0
         end = row + _ROW_WORDS + self._ints[row + _SAMPLES] * _SAMPLE_WORDS
-        for sum_of_sample in floats[row + _ROW_WORDS + _SUM : end : _SAMPLE_WORDS]:
+        for sum_of_sample in floats[row + _ROW_WORDS + _SUM : end : _SAMPLE_WORDS].tolist():
             total += sum_of_sample
         window_ms = divisor_ms(now_ms - self._ints[row + _OLDEST_START], self.samples, self.window_ms)
         limit = floats[row + LIMIT]
@@ -402,7 +407,8 @@ def delay(rate: float, limit: float, window_ms: int) -> int:
     """Kafka's delay in ms for a rate over the limit, where brokers wrap cut to MAX_THROTTLE_MS. A limit of 0 bans."""
     if not limit:
         return MAX_THROTTLE_MS
-    return min(rounded((rate - limit) / limit * window_ms), MAX_THROTTLE_MS)
+    delay_ms = rounded((rate - limit) / limit * window_ms)
+    return delay_ms if delay_ms < MAX_THROTTLE_MS else MAX_THROTTLE_MS
 
 
 def rounded(value: float) -> int:
@@ -410,9 +416,9 @@ def rounded(value: float) -> int:
 
     This is Java's Math.round. Adding 0.5 first would be wrong for 0.49999999999999994.
     """
+    if -(2.0**63) < value < 2.0**63:
+        whole = floor(value)
+        return whole + (value - whole >= 0.5)
     if isnan(value):
         return 0
-    if not -(2.0**63) < value < 2.0**63:
-        return 2**63 - 1 if value > 0 else -(2**63)
-    whole = floor(value)
-    return whole + (value - whole >= 0.5)
+    return 2**63 - 1 if value > 0 else -(2**63)
