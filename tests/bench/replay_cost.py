@@ -48,16 +48,15 @@ class Kind(NamedTuple):
 
 def throttled(quota_type: str, factor: float) -> Kind:
     """One client that was throttled in some windows from the beginning to the end, under a candidate with so many times
-    its quota. Before and behind them it had less than its quota; these belong to the run, but do not count.
+    its quota. Before them, and for as long behind, it used nothing, then less than its quota; these belong to the
+    run, but do not count.
     """
     records = [record for record in throttled_records() if record.quota_type == quota_type]
     live = [Window.of(record) for record in records]
     random, limit = Random(1), LIMITS[quota_type]
-    before, behind = (
-        [_unthrottled(random, quota_type, 0.6 * random.random() * limit) for _ in range(number)]
-        for number in (_LEAD_IN, _BEHIND)
-    )
-    windows = _in_order([*before, *live, *behind])
+    beside = [_unthrottled(random, quota_type, 0.0) for _ in range(_LEAD_IN)]
+    later = [_unthrottled(random, quota_type, 0.6 * random.random() * limit) for _ in range(_BEHIND - _LEAD_IN)]
+    windows = _in_order([*beside, *live, *beside, *later])
     return Kind(quota_type, {"a": windows}, limit, factor * limit, len(live))
 
 

@@ -3,8 +3,8 @@
 A thousand users, and one that has half of all records, under a hundred client-ids. 600 records in each window of 10 s,
 of three quota types at three nodes. Ordinary users are active for one hour of ten, mostly far below their quotas; one
 of 2,000 stretches of 40 s is a burst: twice the quota with one user of three, and with the others, whose quota was in
-force, a client that is throttled all the time, as simulated live. The big one is at half its quota, and for an hour a
-day close to it.
+force, a client that is throttled all the time, as simulated live. It uses nothing for 20 s before and behind that: else
+what is recorded of it could not have come about. The big one is at half its quota, and for an hour a day close to it.
 """
 
 import shutil
@@ -32,7 +32,9 @@ LIMITS = {"produce": 1_000_000.0, "fetch": 2_000_000.0, "request": 50.0}
 BIG_LIMITS = {"produce": 40_000_000.0, "fetch": 80_000_000.0, "request": 800.0}
 """Of each quota type; bytes/s, and percent of a thread."""
 _BURST = 4
-"""So many windows."""
+"""So many windows, from one that has a number divisible by it."""
+_BEGINS_MS = 1_730
+"""When in its first window one begins that is throttled. A sensor's samples begin with its use, not with a second."""
 PER_LIMIT = {"produce": 1.0, "fetch": 1.0, "request": 10.0}
 """Use as records tell it, for one unit of the limit: ms for percent of a second."""
 
@@ -84,7 +86,7 @@ def _throttled(kind: str, size_s: float) -> list[UsageRecord]:
     meter, size = Meter(rules, kind, LIMITS[kind], 0), size_s * LIMITS[kind]
     operation = Operation.CHARGE_OR_LEND if kind == "fetch" else Operation.CHARGE
     seconds: dict[int, SecondOfUse] = {}
-    now_ms, used = 0, size
+    now_ms, used = _BEGINS_MS, size
     while now_ms < _BURST * WINDOW_MS:
         throttle_ms = meter.use(operation if used else Operation.REPAY, size, now_ms)
         at_ms, so_far, throttled_ms, requests, throttles = seconds.get(
@@ -129,11 +131,18 @@ def _columns() -> dict[str, Column]:
     user = client + 100 * ((window / 360).cast("long") % 10)
     limit = F.when(big, by_type(BIG_LIMITS)).otherwise(by_type(LIMITS))
     at_peak = (window % 8_640).between(4_000, 4_359)
-    bursts = ~big & (chance(F.struct(user, (window / 4).cast("long"), slot % 3), 1) < 1 / 2_000)
+
+    def is_burst(stretch: Column) -> Column:
+        return ~big & (chance(F.struct(user, stretch, slot % 3), 1) < 1 / 2_000)
+
+    stretch = (window / _BURST).cast("long")
+    bursts, in_first_half = is_burst(stretch), window % _BURST < _BURST / 2
+    beside_one = F.when(in_first_half, is_burst(stretch - 1)).otherwise(is_burst(stretch + 1))
     limited = big | (user % 3 != 0)
     load = (
         F.when(big, F.when(at_peak, 0.92).otherwise(0.55) / 33 * (0.5 + chance(number, 2)))
         .when(bursts, 2.0)
+        .when(beside_one, 0.0)
         .otherwise(0.6 * chance(number, 3))
     )
     throttled = bursts & limited
