@@ -19,7 +19,7 @@ MOST = 200
 """More attempts that were let in within a second are taken together to so many; of those held no more are told."""
 
 MOST_TRIED = 4000
-"""So many attempts of a second are made in all to find its pace."""
+"""When so many attempts of a second have been made its pace is not looked for any more: one try has 1,000, or some."""
 
 
 class Pace(NamedTuple):
@@ -91,7 +91,7 @@ def _seconds(windows: Sequence[Window]) -> Iterator[_Second]:
             if last is not None:
                 yield last._replace(next_ms=at_ms)
             if held_ms and not held:
-                held = max(round(window.throttles * held_ms / window.throttled_ms), 1)
+                held = max(round(window.throttles * held_ms / max(window.throttled_ms, held_ms)), 1)
             last = _Second(at_ms, max(used, 0.0), min(held, MOST), held_ms)
     if last is not None:
         yield last
@@ -107,6 +107,7 @@ class _Telling:
         self._pace = PACES[0]
         self._free_ms = _LONG_AGO
         self._told_ms = self._recorded_ms = 0
+        self._tried = 0
 
     def add(self, second: _Second) -> None:
         """One second more, at the pace that explains it best."""
@@ -115,8 +116,9 @@ class _Telling:
         before = _State(self._meter.saved(), len(self.events), self._free_ms, self._told_ms)
         best = last = self._pace
         best_ms = self._try(second, best)
-        for pace in PACES[: MOST_TRIED // max(second.number + second.held, 1)]:
-            if best_ms <= good_ms:
+        self._tried = 0
+        for pace in PACES:
+            if best_ms <= good_ms or self._tried > MOST_TRIED:
                 break
             self._restore(before)
             off_ms, last = self._try(second, pace), pace
@@ -137,6 +139,7 @@ class _Telling:
             may_not_be = not held or not left or now_ms < second.at_ms
             before = meter.saved() if may_not_be else b""
             throttle_ms = meter.use(Operation.CONNECT, 1.0, now_ms)
+            self._tried += 1
             if throttle_ms and held:
                 held -= 1
                 due_ms = self._hold(throttle_ms, now_ms) + pace.lag_ms

@@ -183,13 +183,20 @@ def read_profile(text: str) -> list[SecondOfUse]:
         return []
 
 
+_TOO_MUCH = 1 << 53
+"""For a time in ms, or a count, within one record."""
+
+
 def _read_second(
     at_ms: str, used: str, throttled_ms: str = "0", requests: str = "0", throttles: str = "0", *_later: str
 ) -> SecondOfUse:
     amount = float(used)
     if not math.isfinite(amount):
         raise ValueError(used)
-    return SecondOfUse(int(at_ms), amount, int(throttled_ms), int(requests), int(throttles))
+    second = SecondOfUse(int(at_ms), amount, int(throttled_ms), int(requests), int(throttles))
+    if not all(0 <= number < _TOO_MUCH for number in (second.at_ms, *second[2:])):
+        raise ValueError(second)
+    return second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -135,6 +135,7 @@ class Connection:
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Patience()
         self._busy = False
+        self._ended = False
         self._steps: deque[Step] = deque()
 
     # ------------------------------------------------------- what is reported
@@ -363,18 +364,23 @@ class Connection:
     def _close(self, close: Close, now_us: int) -> None:
         """Let both sides have what was sent to them, then close them; tell why."""
         self.closing = True
-        had_streams = self._client is not None or self._node is not None
         self._cancel_timer()
         self._log_episode()
         if close.reason not in ORDINARY or is_told("info"):
             self._tell_end(close)
-        self._home.closed(self, close.reason)
+        self._end(close.reason)
+
+    def _end(self, reason: CloseReason) -> None:
+        """What `_close` does when all is told."""
+        self._ended = self.closing = True
+        had_streams = self._client is not None or self._node is not None
+        self._home.closed(self, reason)
         if self._connecting is not None:
             self._connecting.cancel()
         if self._client is not None:
             self._client.close()
         if self._node is not None:
-            if self.relay.ended_idle and close.reason in _CLIENT_IS_GONE:
+            if self.relay.ended_idle and reason in _CLIENT_IS_GONE:
                 self._node.hang_up()
             else:
                 self._node.close()
@@ -417,12 +423,17 @@ class Connection:
                 stream.abort()
 
     def _fail(self) -> None:
-        """A bug of ours: it ends this connection and no other."""
+        """A bug of ours: it ends this connection and no other, and that even if the relay had just ended by itself."""
         self._log.exception("internal_error")
         self._steps.clear()
-        if not self.closing:
-            self.closing = True
+        if self._ended:
+            return
+        self.closing = True
+        try:
             self._carry_out(self.relay.on_lost(CloseReason.INTERNAL_ERROR), self._now_us())
+        finally:
+            if not self._ended:
+                self._end(CloseReason.INTERNAL_ERROR)
 
 
 def _failed_login(failure: LoginFailure) -> dict[str, str | int | None]:

@@ -382,11 +382,11 @@ class Listener:
         relay = Relay(self._ledger, tally, self._relay_limits, meet)
         connection = Connection(relay, facts, self, self._clock, arrival.log)
         facts.login.note_identity = partial(self._note_identity, connection, arrival.log)
+        connection.client_connected(arrival.tls or arrival.socket)
         tally.connections_opened += 1
         tally.connections_open += 1
         self.connections.add(connection)
         self._arrivals[connection] = arrival
-        connection.client_connected(arrival.tls or arrival.socket)
 
     def _meet(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
         """Whose use it is that a relay counts."""

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline import recorded
-from pipeline.attempts import MOST, attempts
+from pipeline.attempts import MOST, MOST_TRIED, attempts
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.quiet import Most, line_of, memory_of, runs
@@ -283,6 +283,21 @@ def test_connections_of_a_record_that_contradicts_itself_are_told_in_few_attempt
     assert len(events) <= 2 * MOST * len(window.seconds())
     used = sum(max(second.used, 0.0) for second in window.seconds())
     assert sum(event.value for event in events if not event.throttle_ms) == pytest.approx(used)
+
+
+def test_a_hold_that_its_record_does_not_count_is_told_as_one():
+    windows = [Window(0, 10_000, 5, 1, 5, 3, 0, 0, "0:5:1000"), Window(10_000, 20_000, 5, 1, 5, 1, 500, 500, "")]
+    told = explained({"a": windows}, RULES, "connection", 1.0, 1.0)
+    assert sum(event.value for event in told.events if not event.throttle_ms) == pytest.approx(10)
+
+
+def test_a_limit_far_below_what_was_let_in_is_given_up_on_soon():
+    profile = " ".join(f"{second}000:3:200:0:50" for second in range(10))
+    meter, tried = Meter(RULES, "connection", 0.01, 0), []
+    use = meter.use
+    meter.use = lambda *what: tried.append(what) or use(*what)
+    attempts("a", [Window(0, 10_000, 30, 3, 30, 500, 2000, 2000, profile)], meter)
+    assert len(tried) <= 10 * (MOST_TRIED + 3 * 1_100)
 
 
 def test_mutations_that_were_let_through_and_throttled_after_it_are_so_again():

@@ -24,6 +24,9 @@ from tests.relay.script import FixedNodes, ledger_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 from tests.topic_frames import create_topics, metadata_by_name, new_topic
 
+MALFORMED = b"\xff" * 4 + bytes(12)
+"""A length prefix of -1."""
+
 
 class Shell:
     """A connection whose two streams are fakes."""
@@ -209,6 +212,26 @@ async def test_a_bug_of_ours_ends_this_connection_and_leaves_a_traceback():
     assert shell.ended == [CloseReason.INTERNAL_ERROR]
     assert logs[0]["event"] == "internal_error"
     assert shell.client.closed
+
+
+async def test_a_bug_amid_what_a_relay_has_ended_with_leaves_nothing_open():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.node.write = lambda pieces: 1 / 0
+    with capture_logs():
+        await shell.client_sends(heartbeat(2) + MALFORMED)
+    assert shell.ended == [CloseReason.INTERNAL_ERROR]
+    assert (shell.client.closed, shell.node.closed) == (True, True)
+
+
+async def test_a_bug_amid_telling_an_end_leaves_nothing_open():
+    shell = Shell()
+    await shell.client_sends(heartbeat(1))
+    shell.connection._tell_end = lambda close: 1 / 0
+    with capture_logs():
+        await shell.client_sends(MALFORMED)
+    assert shell.ended == [CloseReason.INTERNAL_ERROR]
+    assert (shell.client.closed, shell.node.closed) == (True, True)
 
 
 async def test_answers_reach_the_client():

@@ -107,6 +107,16 @@ async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_mo
     assert house.door.admission.quotas.connections == 0
 
 
+async def test_a_connection_that_cannot_be_watched_ends_and_then_counts_no_more(house):
+    house.listener._poller.add = lambda *_: 1 / 0
+    [client] = house.come(GOOD)
+    house.listener._accept_all(house.port, house.socket, 0)
+    assert client.recv(1) == b""
+    assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
+    assert house.door.admission.quotas.connections == 0
+    assert [tally.connections_open for tally in house.listener.tallies.values()] == [0]
+
+
 async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(house):
     clients = house.come(*[STORM] * 20)
     house.listener._accept_all(house.port, house.socket, 0)

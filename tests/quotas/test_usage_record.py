@@ -133,5 +133,18 @@ def test_what_later_profiles_tell_of_a_second_beyond_that_is_left_out():
 
 
 def test_a_profile_that_cannot_be_read_tells_nothing():
-    for text in ("x", "1", "1:2:3:4:x:6", "1:nan", "1:2 3:inf", "1.5:2", ":"):
+    for text in (
+        "x",
+        "1",
+        "1:2:3:4:x:6",
+        "1:nan",
+        "1:2 3:inf",
+        "1.5:2",
+        ":",
+        "1:2:-3",
+        "1:2:3:-4:5",
+        "1:2:3:4:-5",
+        "-1:2",
+        "9007199254740993:2",
+    ):
         assert read_profile(text) == []
