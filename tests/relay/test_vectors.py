@@ -8,6 +8,7 @@ import random
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import cache, partial
 from multiprocessing import get_context
 from struct import pack
@@ -115,6 +116,13 @@ def chosen(kafka_version: str, is_response: bool) -> list[Vector]:
     return [vector for vector in of_direction if not means_something_else(vector)]
 
 
+def not_in_newer(kafka_version: str, is_response: bool) -> list[Vector]:
+    """Those that no newer Kafka has, too, to the last byte: four of five are in both."""
+    newer = KAFKA_VERSIONS[: KAFKA_VERSIONS.index(kafka_version)]
+    known = {replace(vector, kafka_version="") for version in newer for vector in chosen(version, is_response)}
+    return [vector for vector in chosen(kafka_version, is_response) if replace(vector, kafka_version="") not in known]
+
+
 def requests_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
     """Check them, and cut each of so many at every byte; how many there are."""
     for i, vector in enumerate(vectors):
@@ -148,11 +156,11 @@ def test_answers_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version)
 @every_kafka
 @pytest.mark.parametrize("pass_through", [requests_pass, answers_pass], ids=["requests", "answers"])
 def test_messages_pass_cut_at_every_byte(make_relay, kafka_version, pass_through):
-    """On all cores: it would take one of them a quarter of an hour."""
-    vectors, processes = chosen(kafka_version, is_response=pass_through is answers_pass), os.cpu_count() or 1
+    """On all cores: it would take one of them ten minutes."""
+    vectors, processes = not_in_newer(kafka_version, is_response=pass_through is answers_pass), os.cpu_count() or 1
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         parts = [vectors[at :: 8 * processes] for at in range(8 * processes)]
-        assert sum(pool.map(partial(pass_through, make_relay, every=1), parts)) == len(vectors) > 1000
+        assert sum(pool.map(partial(pass_through, make_relay, every=1), parts)) == len(vectors) > 500
 
 
 @every_kafka
