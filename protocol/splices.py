@@ -28,17 +28,14 @@ def splice_frame(head: bytes | memoryview, size_bytes: int, splices: Sequence[Sp
     if not splices:
         return [head]
     view = memoryview(head)
-    pieces: list[bytes | memoryview] = [b""]
+    pieces: list[bytes | memoryview] = [int32(size_bytes + grows_by(splices))]
     at = 4
     for splice in splices:
-        start, data = splice.start, splice.data
-        if start > at:
-            pieces.append(view[at:start])
-        if data:
-            pieces.append(data)
+        if splice.start > at:
+            pieces.append(view[at : splice.start])
+        if splice.data:
+            pieces.append(splice.data)
         at = splice.end
-        size_bytes += len(data) - (at - start)
     if at < len(view):
         pieces.append(view[at:])
-    pieces[0] = int32(size_bytes)
     return pieces

@@ -215,11 +215,10 @@ class Admission(Generic[Ticket]):
             counts = self.counts[key]
             counts.throttles += 1
             counts.throttled_ms += throttle_ms
-        here, in_all = self._on_the_way[key], self._on_the_way_in_all
-        if throttle_ms or not self.quotas.has_slot(key, in_all, here):
+        if throttle_ms or not self._has_slot(key):
             self._waiting[key] = _Waiting(ticket, now_ms + throttle_ms)
             return False
-        self._on_the_way[key], self._on_the_way_in_all = here + 1, in_all + 1
+        self._goes_on(key)
         return True
 
     def _has_slot(self, key: ListenerKey) -> bool:

@@ -240,8 +240,7 @@ def add_run(pieces: list[Piece], buf: bytes, start: int, end: int) -> None:
 
 def send_through(actions: list[Action], side: Side, pieces: list[Piece], buf: bytes, run: int, at: int) -> bytes:
     """Send `pieces` and `buf[run:at]` behind them; return the bytes that are still to be looked at."""
-    if at > run:
-        add_run(pieces, buf, run, at)
+    add_run(pieces, buf, run, at)
     if pieces:
         actions.append(Send(side, pieces))
     return buf[at:]

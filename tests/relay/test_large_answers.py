@@ -125,10 +125,11 @@ def test_a_large_answer_streams_and_shows_no_inside_address(make_relay, plan):
         assert most_held <= MAX_HEAD_BYTES + size
 
 
-def test_a_large_answer_may_come_byte_by_byte_at_its_ends_and_in_few_between(make_relay):
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.long), 7])
+def test_a_large_answer_may_come_byte_by_byte_at_its_ends_and_in_few_between(make_relay, step):
     plan = LARGE["Produce v2"]
     answer = large_answer(plan)
-    between = cut(answer[EDGE:-EDGE], 7)  # each byte of an element is where a piece begins, some time
+    between = cut(answer[EDGE:-EDGE], step)  # each byte of an element is where a piece begins, some time
     pieces = [*cut(answer[:EDGE], 1), *between, *cut(answer[-EDGE:], 1)]
     assert relayed(make_relay, plan, pieces, throttled=False)[0] == answer
 
