@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pyspark.sql import SparkSession
 
 from pipeline.day import DAY_MS
+from pipeline.day_summaries import forget_stale
 from pipeline.files import Files, Taken, folders
 from pipeline.schemas import ROWS
 from pipeline.table import read_parts
@@ -33,7 +34,9 @@ def compacted(spark: SparkSession, files: Files, at_least: int = AT_LEAST, kept_
     state = read_state(files)
     merged = sum(_merged(spark, files, parts) for parts in _crowded(state, at_least).values())
     forget_removed(files, state, now_ms() - kept_ms)
-    _remove_orphans(files, read_state(files))
+    state = read_state(files)
+    forget_stale(files, state, now_ms() - kept_ms)
+    _remove_orphans(files, state)
     return merged
 
 

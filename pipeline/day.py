@@ -1,3 +1,15 @@
 """The day, UTC, by which tables are partitioned and days are counted."""
 
+from datetime import UTC, date, datetime
+
 DAY_MS = 86_400_000
+
+
+def day_of(ms: int) -> str:
+    """The day of a time in ms since 1970: `2026-11-22`."""
+    return datetime.fromtimestamp(ms / 1000, UTC).date().isoformat()
+
+
+def begin_of(day: str) -> int:
+    """When a day begins, in ms since 1970."""
+    return (date.fromisoformat(day) - date(1970, 1, 1)).days * DAY_MS

@@ -4,27 +4,35 @@
 <table>/trace/...                                                          the same of trace events
 <table>/quarantine/commit=<name>/*.parquet                                 what was not taken, and why
 <table>/_log/                                                              what of it counts: see table_log
+<table>/_summaries/                                                        what was asked before: see day_summaries
 """
 
 from collections.abc import Iterable
-from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
+from pipeline.day import day_of
 from pipeline.files import files_at
 from pipeline.schemas import PARTITION, QUARANTINE, ROWS, defaults, schema_of, time_column
 from pipeline.table_log import BadTable, Part, State, read_state
 from quotas.usage_record import TRACE, USAGE, Row
 
 
-def read_usage(spark: SparkSession, table: str, since_ms: int | None = None, until_ms: int | None = None) -> DataFrame:
+def read_usage(
+    spark: SparkSession,
+    table: str,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    state: State | None = None,
+) -> DataFrame:
     """The usage records whose windows began at `since_ms` or later and before `until_ms`, and their `day` (a date).
 
-    The table as it is at this moment: what is ingested later is not in it. Raises BadTable if there is none.
+    The table as it was in `state`, or as it is at this moment: what is ingested later is not in it. Raises BadTable if
+    there is none.
     """
-    return _read(spark, table, ROWS[USAGE], since_ms, until_ms)
+    return _read(spark, table, ROWS[USAGE], since_ms, until_ms, state)
 
 
 def read_trace(spark: SparkSession, table: str, since_ms: int | None = None, until_ms: int | None = None) -> DataFrame:
@@ -47,9 +55,16 @@ def state_of(spark: SparkSession | None, table: str) -> State:
     return state
 
 
-def _read(spark: SparkSession, table: str, row: type[Row], since_ms: int | None, until_ms: int | None) -> DataFrame:
-    days = [None if ms is None else _day(ms) for ms in (since_ms, until_ms)]
-    state = state_of(spark, table)
+def _read(
+    spark: SparkSession,
+    table: str,
+    row: type[Row],
+    since_ms: int | None,
+    until_ms: int | None,
+    state: State | None = None,
+) -> DataFrame:
+    days = [None if ms is None else day_of(ms) for ms in (since_ms, until_ms)]
+    state = state_of(spark, table) if state is None else state
     parts = [
         part
         for part in state.parts.values()
@@ -83,7 +98,3 @@ def read_parts(spark: SparkSession, root: str, row: type[Row], parts: Iterable[P
         ),
         "day",
     )
-
-
-def _day(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).date().isoformat()

@@ -12,6 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from pipeline.answer import of_clients, of_sensors, told
 from pipeline.candidate import Candidate, CandidateErrors, load_candidate
+from pipeline.day_summaries import summary_of
 from pipeline.kept import FEW, Kept
 from pipeline.session import LOCAL, spark_session
 from pipeline.simulation import (
@@ -27,7 +28,7 @@ from pipeline.simulation import (
     summarised,
 )
 from pipeline.simulation_page import print_answer
-from pipeline.table import read_trace, read_usage
+from pipeline.table import read_trace, read_usage, state_of
 from pipeline.trace_simulation import simulated_traces
 
 KEPT_SHARE = 5
@@ -70,13 +71,15 @@ def simulate(
     """The answer as plain data. ValueError where there is no table, or nothing in it in that time."""
     if trace:
         return _answer_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
-    return answer_of(read_usage(spark, table, since_ms, until_ms), candidate)
+    state = state_of(spark, table)
+    usage = read_usage(spark, table, since_ms, until_ms, state)
+    return answer_of(usage, candidate, summary_of(spark, table, state, since_ms, until_ms))
 
 
-def answer_of(usage: DataFrame, candidate: Candidate) -> dict[str, Any]:
-    """The answer from usage records. ValueError if there are none."""
+def answer_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:
+    """The answer from usage records, of which there may be a summary already. ValueError if there are none."""
     with Kept() as kept:
-        summary = kept.frame(placed(summarised(usage), candidate))
+        summary = kept.frame(placed(summarised(usage) if summary is None else summary, candidate))
         total = summary.agg(
             F.sum("records").alias("records"), F.min("begin_ms").alias("begin"), F.max("end_ms").alias("end")
         ).collect()[0]

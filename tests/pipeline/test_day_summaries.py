@@ -1,0 +1,177 @@
+"""Summaries of days are kept, and tell what the records themselves tell."""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pipeline.compaction import compacted
+from pipeline.day_summaries import forget_stale, summary_of
+from pipeline.files import files_at
+from pipeline.jobs.ingest import ingest_spool
+from pipeline.simulation import BUCKET_MS, summarised
+from pipeline.table import read_usage, state_of
+from pipeline.table_log import read_state
+from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records, write_file
+
+STEP_MS = 1_200_000
+RECORDS = records(Fleet(entities=3, per_window=1), 400)
+NEVER, EVER = 0, 2**60
+
+
+class Days:
+    """A table with a record each 20 minutes of some days."""
+
+    def __init__(self, spark, folder):
+        self.spark, self.spool, self.table = spark, folder / "spool", str(folder / "table")
+        self.files = files_at(None, self.table)
+        self.spool.mkdir(exist_ok=True)
+        self.sent = 0
+
+    def ingest(self, day, number):
+        """So many records of a day more, from its beginning on."""
+        mine = [
+            replace(row, begin_ms=(begin_ms := MONDAY_MS + day * DAY_MS + i * STEP_MS), end_ms=begin_ms + 10_000)
+            for i, row in enumerate(RECORDS[self.sent : self.sent + number])
+        ]
+        self.sent += number
+        write_file(self.spool, mine, self.sent)
+        ingest_spool(self.spark, str(self.spool), self.table, say=lambda line: None)
+
+    def kept(self, **times):
+        return rows_of(summary_of(self.spark, self.table, self.state, **times))
+
+    def read(self, **times):
+        return rows_of(summarised(read_usage(self.spark, self.table, **times)))
+
+    @property
+    def state(self):
+        return state_of(None, self.table)
+
+    @property
+    def stored_days(self):
+        return sorted(path.name for path in Path(self.table).glob("_summaries/*/day=*"))
+
+    @property
+    def names(self):
+        return sorted(found.name for found in self.files.listed("_summaries"))
+
+
+def rows_of(summary):
+    return sorted((tuple(row.asDict().items()) for row in summary.collect()), key=repr)
+
+
+@pytest.fixture(scope="module")
+def three_days(spark, tmp_path_factory):
+    days = Days(spark, tmp_path_factory.mktemp("days"))
+    for day in range(3):
+        days.ingest(day, 72)
+    return days
+
+
+@pytest.fixture
+def days(three_days, tmp_path):
+    """A copy."""
+    shutil.copytree(three_days.spool.parent, tmp_path / "copy")
+    days = Days(three_days.spark, tmp_path / "copy")
+    days.sent = three_days.sent
+    return days
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {},
+        {"since_ms": MONDAY_MS + DAY_MS, "until_ms": MONDAY_MS + 2 * DAY_MS},
+        {"since_ms": MONDAY_MS + BUCKET_MS + 1, "until_ms": MONDAY_MS + 2 * DAY_MS + 3 * BUCKET_MS - 1},
+        {"since_ms": MONDAY_MS + 2 * BUCKET_MS, "until_ms": MONDAY_MS + 5 * BUCKET_MS},
+        {"since_ms": MONDAY_MS + STEP_MS, "until_ms": MONDAY_MS + 2 * STEP_MS},
+        {"until_ms": MONDAY_MS + DAY_MS + DAY_MS // 2 + 1},
+        {"since_ms": MONDAY_MS + 7 * DAY_MS},
+        {"until_ms": MONDAY_MS - DAY_MS},
+    ],
+)
+def test_a_summary_that_was_kept_is_the_one_of_the_records(days, times):
+    told = days.read(**times)
+    assert days.kept(**times) == told, "made"
+    assert days.kept(**times) == told, "kept"
+    days.kept()
+    assert days.kept(**times) == told, "cut from what was kept of whole days"
+
+
+def test_what_was_summarised_is_not_read_again(days):
+    told = days.kept()
+    state = days.state
+    for file in Path(days.table).glob("usage/*/*/*/*.parquet"):
+        file.unlink()
+    assert rows_of(summary_of(days.spark, days.table, state)) == told
+    assert len(told) > 36, "three days of twelve buckets, and several clients"
+
+
+def test_of_a_day_of_which_little_is_asked_nothing_is_kept(days):
+    days.kept(until_ms=MONDAY_MS + DAY_MS // 2 - 1)
+    assert days.stored_days == []
+    days.kept(until_ms=MONDAY_MS + DAY_MS // 2)
+    assert days.stored_days == ["day=2026-10-26"]
+
+
+def test_only_a_day_that_has_changed_is_summarised_anew(days):
+    days.kept()
+    assert len(days.stored_days) == 3
+    days.ingest(1, 10)
+    assert days.kept() == days.read()
+    assert days.stored_days == ["day=2026-10-26", "day=2026-10-27", "day=2026-10-27", "day=2026-10-28"]
+
+
+def test_what_has_no_use_any_more_is_removed_when_nobody_reads_it(days):
+    told = days.kept()
+    reader = summary_of(days.spark, days.table, days.state)
+    for day in range(3):
+        days.ingest(day, 5)
+    assert len(days.names) == 3, "marked by the ingest itself"
+    forget_stale(days.files, days.state, NEVER)
+    assert rows_of(reader) == told
+    forget_stale(days.files, days.state, EVER)
+    assert days.names == []
+    assert days.kept() == days.read()
+    assert len(days.names) == 2
+    forget_stale(days.files, days.state, EVER)
+    assert len(days.names) == 2, "in use"
+
+
+def test_merged_parts_are_summarised_anew(days):
+    days.ingest(0, 5)
+    days.kept()
+    assert compacted(days.spark, days.files, at_least=2) == 2
+    assert days.kept() == days.read()
+
+
+def test_what_somebody_left_who_was_killed_counts_for_nothing(days):
+    days.kept()
+    [manifest] = Path(days.table).glob("_summaries/*.json")
+    manifest.unlink()
+    told = days.kept()
+    assert told == days.read()
+    assert len(days.stored_days) == 6
+    forget_stale(days.files, days.state, EVER)
+    assert len(days.stored_days) == 3
+    assert days.kept() == told
+
+
+def test_summaries_of_another_version_are_not_read(days):
+    days.kept()
+    [manifest] = Path(days.table).glob("_summaries/*.json")
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 0}))
+    days.kept()
+    assert len(days.stored_days) == 6
+
+
+def test_a_table_where_nothing_can_be_written_is_read_each_time(days, capsys):
+    (Path(days.table) / "_summaries").symlink_to("/proc/nothing")
+    assert days.kept() == days.read()
+    said = capsys.readouterr().err
+    assert "summaries cannot be kept" in said
+    assert "_summaries" in said
+    assert read_state(days.files).version == 3
