@@ -100,8 +100,7 @@ class Dial:
         else:
             self._socket = None
             self._deadlines.discard(self)
-            self._poller.hand_on(sock.fileno())
-            self._then(sock)
+            self._poller.hand_on(sock, self._then)
 
     def fail(self, error: OSError) -> None:
         """Give up, and tell why."""

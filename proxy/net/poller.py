@@ -11,6 +11,7 @@ import asyncio
 import select
 from collections import deque
 from collections.abc import Callable
+from socket import SocketType
 
 READABLE = select.EPOLLIN
 WRITABLE = select.EPOLLOUT
@@ -44,7 +45,6 @@ class Poller:
     def add(self, fd: int, events: int, on_ready: Callable[[int], None]) -> None:
         """Watch a descriptor; `on_ready(events)` must not raise."""
         if fd == self._handed_on:
-            self._handed_on = _NONE
             self._epoll.modify(fd, events)
         else:
             self._epoll.register(fd, events)
@@ -59,10 +59,15 @@ class Poller:
         del self._handlers[fd]
         self._epoll.unregister(fd)
 
-    def hand_on(self, fd: int) -> None:
-        """The same for a descriptor that is added anew or closed before this callback ends: that is one call less."""
+    def hand_on(self, sock: SocketType, receive: Callable[[SocketType], object]) -> None:
+        """The same for a socket that `receive` closes, or adds anew: that is one call less."""
+        fd = sock.fileno()
         del self._handlers[fd]
         self._handed_on = fd
+        try:
+            receive(sock)
+        finally:
+            self._handed_on = _NONE
 
     def forget(self, fd: int) -> None:
         """The same for a descriptor that is closed next: the kernel then drops it by itself."""
@@ -105,18 +110,21 @@ class Poller:
         handler_of = self._handlers.get
         self.sweeps = True
         try:
-            for number, (fd, events) in enumerate(self._epoll.poll(0, _SWEEP), 1):
-                on_ready = handler_of(fd)
-                if on_ready is not None:
-                    on_ready(events)
-                    self._handed_on = _NONE
-                if not number % _BATCH:
+            ready = self._epoll.poll(0, _SWEEP)
+            while ready:
+                for fd, events in ready[:_BATCH]:
+                    on_ready = handler_of(fd)
+                    if on_ready is not None:
+                        on_ready(events)
+                del ready[:_BATCH]
+                if ready:
                     _do_all(self._soon)
         finally:
             self.sweeps = False
-            self._handed_on = _NONE
-            _do_all(self._soon)
-            _do_all(self._at_end)
+            if self._soon:
+                _do_all(self._soon)
+            if self._at_end:
+                _do_all(self._at_end)
 
 
 def _do_all(calls: deque[Callable[[], object]]) -> None:

@@ -109,11 +109,10 @@ async def test_what_fails_at_the_end_of_a_batch_is_told_and_what_others_have_had
 async def test_a_descriptor_that_is_handed_on_is_watched_for_what_the_next_owner_wants(sockets):
     ours, theirs = sockets.pair()
 
-    def hand_on(_events):
-        sockets.poller.hand_on(ours.fileno())
-        sockets.poller.add(ours.fileno(), READABLE, lambda events: sockets.happened.append(events))
+    def receive(sock):
+        sockets.poller.add(sock.fileno(), READABLE, lambda events: sockets.happened.append(events))
 
-    sockets.poller.add(ours.fileno(), WRITABLE, hand_on)
+    sockets.poller.add(ours.fileno(), WRITABLE, lambda _events: sockets.poller.hand_on(ours, receive))
     sockets.poller._serve()
     sockets.poller._serve()
     assert sockets.happened == []  # it is writable still, but that is not asked for any more
@@ -126,11 +125,7 @@ async def test_the_number_of_a_descriptor_that_was_handed_on_and_closed_can_be_w
     ours, _ = sockets.pair()
     number = ours.fileno()
 
-    def drop(_events):
-        sockets.poller.hand_on(number)
-        ours.close()
-
-    sockets.poller.add(number, WRITABLE, drop)
+    sockets.poller.add(number, WRITABLE, lambda _events: sockets.poller.hand_on(ours, lambda sock: sock.close()))
     sockets.poller._serve()
     new, theirs = sockets.pair()
     sockets.poller.add(new.fileno(), READABLE, lambda events: sockets.happened.append(events))  # mostly the same number
@@ -143,12 +138,11 @@ async def test_the_number_is_free_though_the_callback_has_failed(sockets):
     ours, theirs = sockets.pair()
     number = ours.fileno()
 
-    def fail(_events):
-        sockets.poller.hand_on(number)
-        ours.close()
+    def fail(sock):
+        sock.close()
         raise RuntimeError("a bug")
 
-    sockets.poller.add(number, WRITABLE, fail)
+    sockets.poller.add(number, WRITABLE, lambda _events: sockets.poller.hand_on(ours, fail))
     with pytest.raises(RuntimeError):
         sockets.poller._serve()
     os.dup2(theirs.fileno(), number)
