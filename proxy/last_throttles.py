@@ -61,7 +61,7 @@ class LastThrottles:
         if quota_type is not None:
             tags, limit, entity = self._ledger.table.tags_and_limit(quota_type, facts.user, client_id)
             where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else facts.node_id
-            found = self._ledger.find(SensorKey(facts.virtual_cluster, where, quota_type, tags), entity)
+            found = self._ledger.find(SensorKey(facts.listener.virtual_cluster, where, quota_type, tags), entity)
             reading = None if found is None else self._ledger.reading(found, now_ms)
             if isinstance(reading, SensorReading):
                 rate, limit, lent = reading.rate, reading.limit, reading.lent

@@ -305,7 +305,7 @@ class Connection:
         why: dict[str, str | float | None] = {"user": shown(self.facts.user), "client_id": shown(client_id)}
         if throttled.quota_type is None:
             return {**why, "quota_type": "node"}
-        standing = self.facts.ledger.table.tags_and_limit(throttled.quota_type, self.facts.user, client_id)
+        standing = self.facts.listener.ledger.table.tags_and_limit(throttled.quota_type, self.facts.user, client_id)
         entity = None if standing.entity is None else str(standing.entity)
         return {**why, "quota_type": throttled.quota_type.name.lower(), "entity": entity, "limit": standing.limit}
 
@@ -356,7 +356,7 @@ class Connection:
         self._node = self._home.open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
         if upstream.round_trip_us is not None:
-            self.facts.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
+            self.facts.listener.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
         self._do(partial(self.relay.on_writable, Side.NODE))
 
     # ----------------------------------------------------------------- closing

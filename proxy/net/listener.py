@@ -46,8 +46,8 @@ from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.relay.use import MUTATION, Client, Meter
 from proxy.verdicts.decide import measured_client_id
-from proxy.verdicts.facts import ConnectionFacts
-from proxy.verdicts.sasl import Identity, Login, SaslRules
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
+from proxy.verdicts.sasl import Identity, SaslRules
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
 from quotas.connection_quotas import ListenerKey
@@ -93,10 +93,6 @@ _MISTAKES = frozenset(
     }
 )
 """Ends of connections that a client's setting may bring about again and again."""
-
-
-def _unheard(_identity: Identity) -> None:
-    """In place of who is told of a login, when the connection is closed."""
 
 
 def _place_of(arrival: Arrival) -> Place:
@@ -182,6 +178,7 @@ class Listener:
         self._resting: set[socket] = set()
         self._limits = LimitsConfig()
         self._relay_limits = RelayLimits()
+        self._facts = self._new_facts()
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
 
     def set_limits(self, limits: LimitsConfig) -> None:
@@ -200,6 +197,7 @@ class Listener:
         self._demands_sasl = sasl.required
         self._relay_limits = self._new_relay_limits()
         self._sasl = SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.subject_claim)
+        self._facts = self._new_facts()
 
     def set_origin(self, config: ListenerConfig) -> None:
         """Whose word about a client's address counts, for those that come from now on."""
@@ -377,11 +375,12 @@ class Listener:
         tally = self.tallies.get(node_id)
         if tally is None:
             tally = self.tallies[node_id] = Tally()
-        facts = self._facts(node_id, NOBODY if self._demands_sasl else arrival.user)
+        user = NOBODY if self._demands_sasl else arrival.user
+        facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
         meet = None if self._meter is None else partial(self._meet, facts)
         relay = Relay(self._ledger, tally, self._relay_limits, meet)
         connection = Connection(relay, facts, self, self._clock, arrival.log)
-        facts.login.note_identity = partial(self._note_identity, connection, arrival.log)
+        facts.note_identity = partial(self._note_identity, connection, arrival.log)
         connection.client_connected(arrival.tls or arrival.socket)
         tally.connections_opened += 1
         tally.connections_open += 1
@@ -444,9 +443,7 @@ class Listener:
         self.connections.discard(connection)
         self.lingering.add(connection)
         self.tallies[arrival.node_id].connections_open -= 1
-        connection.facts.login.note_identity = (
-            _unheard  # it leads back here: nothing is to be left to Python's collector
-        )
+        connection.facts.tell_nobody()
         self._door.left(_place_of(arrival))
         self._note_closed(reason)
 
@@ -507,25 +504,20 @@ class Listener:
             authenticates=self._demands_sasl,
         )
 
-    def _facts(self, node_id: int, user: str) -> ConnectionFacts:
-        may_alter, may_describe = self._rights_of(user)
-        return ConnectionFacts(
+    def _new_facts(self) -> ListenerFacts:
+        return ListenerFacts(
             self.virtual_cluster,
             self.ports,
             self._ledger,
-            node_id,
-            user,
             carried,
             self._quotas_in_force,
             self._book.entities_of,
-            may_alter=may_alter,
-            may_describe=may_describe,
             recent_topics=self._upstream.recent_topics,
             default_partitions=self._upstream.default_partitions,
             note_mutations=self._note_mutations,
             charge_validate_only=self._throttle.charge_validate_only,
             rights_of=self._rights_of,
-            login=Login(self._sasl),
+            sasl=self._sasl,
         )
 
     def _quotas_in_force(self) -> Quotas:

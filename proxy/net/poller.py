@@ -45,6 +45,7 @@ class Poller:
     def add(self, fd: int, events: int, on_ready: Callable[[int], None]) -> None:
         """Watch a descriptor; `on_ready(events)` must not raise."""
         if fd == self._handed_on:
+            self._handed_on = _NONE
             self._epoll.modify(fd, events)
         else:
             self._epoll.register(fd, events)

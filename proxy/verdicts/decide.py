@@ -51,8 +51,9 @@ def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
 
 
 def _binding(raw_client_id: bytes, facts: ConnectionFacts, now_ms: int) -> Binding:
-    client_id = measured_client_id(raw_client_id, facts.ledger.table)
-    return facts.ledger.bind(facts.virtual_cluster, facts.node_id, facts.user, client_id, now_ms)
+    listener = facts.listener
+    client_id = measured_client_id(raw_client_id, listener.ledger.table)
+    return listener.ledger.bind(listener.virtual_cluster, facts.node_id, facts.user, client_id, now_ms)
 
 
 def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
@@ -61,10 +62,11 @@ def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     walk = walk_answer(plan, ask.frame)
     if not walk.done:
         raise MalformedMessage(f"{plan.name} v{plan.api_version}: its addresses are not in {len(ask.frame)} bytes")
+    nodes = facts.listener.nodes
     for endpoint in rewritable(walk):
-        facts.nodes.learn(endpoint.node_id, endpoint.host.decode(errors="replace"), endpoint.port)
+        nodes.learn(endpoint.node_id, endpoint.host.decode(errors="replace"), endpoint.port)
     try:
-        return Verdict(splices=tuple(address_splices(walk, facts.nodes.advertised)), throttle_at=walk.throttle_at)
+        return Verdict(splices=tuple(address_splices(walk, nodes.advertised)), throttle_at=walk.throttle_at)
     except NoPortForNode as missing:
         return Verdict(close=Close(CloseReason.NO_PORT_FOR_NODE, str(missing)))
 
@@ -73,7 +75,7 @@ def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdi
     """Offer what the node offers and we can carry, and what we answer."""
     frame = _NO_HEADER + ask.frame[len(_NO_HEADER) :]
     work_out = _offer if len(frame) > _LONGEST_REMEMBERED_BYTES else _remembered_offer
-    return work_out(frame, ask.api_version, facts.offer, facts.answered)
+    return work_out(frame, ask.api_version, facts.listener.offer, facts.listener.answered)
 
 
 def _offer(

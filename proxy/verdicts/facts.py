@@ -6,7 +6,7 @@ from typing import Protocol
 
 from protocol.api_versions import ANSWERED, Answered
 from proxy.verdicts.recent_topics import RecentTopics
-from proxy.verdicts.sasl import Login
+from proxy.verdicts.sasl import Identity, Login, SaslRules
 from quotas.entities import Entity
 from quotas.ledger import Ledger
 from quotas.sources.source import Quotas
@@ -26,12 +26,16 @@ class Nodes(Protocol):
         """Host and port that clients are told for a node. Raises NoPortForNode."""
 
 
-@dataclass(slots=True)
-class ConnectionFacts:
-    """Who is connected to what. `node_id` is known once the upstream connection stands.
+def _unheard(_identity: Identity) -> None:
+    """In place of whoever is told of a login."""
 
-    `quotas` are those that the source has now, `entities_of` a user those of them that name it. `may_alter` and
-    `may_describe` are about the quotas of others; `rights_of` a user says both. `login` is about SASL.
+
+@dataclass(slots=True)
+class ListenerFacts:
+    """What the connections of one listener have in common.
+
+    `quotas` are those that the source has now, `entities_of` a user those of them that name it. `rights_of` a user says
+    whether it may alter, and describe, the quotas of others; `sasl` is about who is who.
     `answered` are the APIs that are offered in any case, as the proxy answers them.
     `recent_topics` is what was just done to topics of this cluster; `default_partitions` says how many a topic gets
     that is created without a number; with `charge_validate_only` a mutation that is only to be validated is charged and
@@ -42,23 +46,47 @@ class ConnectionFacts:
     virtual_cluster: str
     nodes: Nodes
     ledger: Ledger
-    node_id: int
-    user: str
     offer: Callable[[int], tuple[int, int] | None]
     quotas: Callable[[], Quotas] = dict
     entities_of: Callable[[str], Sequence[Entity]] | None = None
-    may_alter: bool = False
-    may_describe: bool = False
     answered: Answered = ANSWERED
     recent_topics: RecentTopics = field(default_factory=RecentTopics)
     default_partitions: Callable[[], int] = lambda: 1
     note_mutations: Callable[[str, str, float, Sequence[int]], None] | None = None
     charge_validate_only: bool = False
     rights_of: Callable[[str], tuple[bool, bool]] | None = None
-    login: Login = field(default_factory=Login)
+    sasl: SaslRules = field(default_factory=SaslRules)
 
-    def become(self, user: str) -> None:
+
+@dataclass(slots=True)
+class ConnectionFacts:
+    """Who is connected to what. `node_id` is known once the upstream connection stands.
+
+    `may_alter` and `may_describe` are about the quotas of others. `note_identity` is told of each login.
+    """
+
+    listener: ListenerFacts
+    node_id: int
+    user: str
+    may_alter: bool = False
+    may_describe: bool = False
+    note_identity: Callable[[Identity], None] = _unheard
+    _login: Login | None = field(default=None, init=False)
+
+    @property
+    def login(self) -> Login:
+        """Where it stands with SASL, which most connections never speak."""
+        if self._login is None:
+            self._login = Login(self.listener.sasl)
+        return self._login
+
+    def become(self, identity: Identity) -> None:
         """The client has proven to be somebody: that user's quotas and rights are its own from now on."""
-        self.user = user
-        if self.rights_of is not None:
-            self.may_alter, self.may_describe = self.rights_of(user)
+        self.user = identity.user
+        if self.listener.rights_of is not None:
+            self.may_alter, self.may_describe = self.listener.rights_of(identity.user)
+        self.note_identity(identity)
+
+    def tell_nobody(self) -> None:
+        """Who is told of logins leads back here: nothing is to be left to Python's collector at the end."""
+        self.note_identity = _unheard

@@ -85,7 +85,7 @@ def judge(ask: Ask, binding: Binding, facts: ConnectionFacts, now_ms: int) -> Ve
         if not binding.limits_mutations:
             return Verdict()
         return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
-    if request.validate_only and not facts.charge_validate_only:
+    if request.validate_only and not facts.listener.charge_validate_only:
         return Verdict()
     wanted = _wanted(request)
     enquiries = _enquiries(wanted)
@@ -101,12 +101,12 @@ def judge(ask: Ask, binding: Binding, facts: ConnectionFacts, now_ms: int) -> Ve
 def _decided(
     ask: Ask, request: MutationRequest, costs: _Costs, binding: Binding, facts: ConnectionFacts, now_ms: int
 ) -> Verdict:
-    ledger = facts.ledger
+    ledger = facts.listener.ledger
     refused, throttle_time_ms = _spend(request, costs, ledger.buckets, binding.mutation, now_ms)
     passing = [0 if i in refused else cost for i, cost in enumerate(costs.now)]
     in_shadow, told_ms = _spend_in_shadow(request, passing, ledger.shadow_buckets, binding.shadow_mutation, now_ms)
-    if told_ms and facts.note_mutations is not None:
-        facts.note_mutations(facts.user, binding.client_id, 0.0, told_ms)
+    if told_ms and facts.listener.note_mutations is not None:
+        facts.listener.note_mutations(facts.user, binding.client_id, 0.0, told_ms)
     refusals = {i: refusal(request, request.items[i]) for i in sorted(refused)}
     if refused and len(refused) == len(request.items):
         answer = refusals_answer(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
@@ -177,7 +177,7 @@ def _spend_in_shadow(
 
 def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError."""
-    note, ledger = ask.note, facts.ledger
+    note, ledger = ask.note, facts.listener.ledger
     assert isinstance(note, _Note)
     answer = read_mutation_answer(ask.frame, ask.api_key, ask.api_version)
     items = [note.items[i] for i in note.charges]
@@ -187,13 +187,13 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
         if result is not None:
             if result.error_code == _NO_ERROR and not note.validate_only:
                 left = _left(ask, item, charge, result)
-                facts.recent_topics.note(item.name or result.name, result.topic_id, left, now_ms)
+                facts.listener.recent_topics.note(item.name or result.name, result.topic_id, left, now_ms)
             with suppress(StaleSensor):
                 _correct(ledger.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
             with suppress(StaleSensor):
                 _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow, result, now_ms)
-    if used and facts.note_mutations is not None:
-        facts.note_mutations(facts.user, note.client_id, used, ())
+    if used and facts.listener.note_mutations is not None:
+        facts.listener.note_mutations(facts.user, note.client_id, used, ())
     splices = (answer.merged(ask.frame, note.items, note.refusals),) if note.refusals else ()
     return Verdict(splices=splices, throttle_at=answer.throttle_at)
 
@@ -260,7 +260,7 @@ class _Known:
     def __init__(
         self, enquiries: Sequence[bytes], enquired: Sequence[bytes], facts: ConnectionFacts, now_ms: int
     ) -> None:
-        self.default_partitions = facts.default_partitions
+        self.default_partitions = facts.listener.default_partitions
         self._facts, self._now_ms = facts, now_ms
         self._found: dict[TopicKey, int] = {}
         for enquiry, answer in zip(enquiries, enquired, strict=True):
@@ -270,12 +270,12 @@ class _Known:
     def partitions(self, item: TopicItem) -> int:
         """How many partitions a topic has; 0 where the node does not know it, or may not tell."""
         key = (item.name, item.topic_id)
-        return max(self._found.get(key, 0), self._facts.recent_topics.partitions(key, self._now_ms) or 0)
+        return max(self._found.get(key, 0), self._facts.listener.recent_topics.partitions(key, self._now_ms) or 0)
 
     def exists(self, item: TopicItem) -> bool:
         """Whether a topic is there already."""
         key = (item.name, item.topic_id)
-        recent = self._facts.recent_topics.partitions(key, self._now_ms)
+        recent = self._facts.listener.recent_topics.partitions(key, self._now_ms)
         return bool(self._found.get(key, 0) if recent is None else recent)
 
 

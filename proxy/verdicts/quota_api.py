@@ -130,10 +130,10 @@ def _described(entity: Entity, limits: Mapping[QuotaKey, Limit]) -> DescribedEnt
 
 def _candidates(facts: ConnectionFacts, request: DescribeRequest) -> Iterable[tuple[Entity, Mapping[QuotaKey, Limit]]]:
     """All entities that a filter can match: those of a user that it names; one, where it is strict and names all."""
-    quotas = facts.quotas()
+    quotas = facts.listener.quotas()
     for component in request.components:
-        if component.entity_type == USER and component.match_type == EXACT and facts.entities_of is not None:
-            return ((entity, quotas[entity]) for entity in facts.entities_of(component.match or ""))
+        if component.entity_type == USER and component.match_type == EXACT and facts.listener.entities_of is not None:
+            return ((entity, quotas[entity]) for entity in facts.listener.entities_of(component.match or ""))
     names = {component.entity_type: component for component in request.components}
     if not request.strict or not names or any(component.match_type == ANY for component in request.components):
         return quotas.items()

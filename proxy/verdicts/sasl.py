@@ -75,7 +75,6 @@ class Login:
     """Where one connection stands with SASL. `mechanism` is that of the last success, "" before one."""
 
     rules: SaslRules = field(default_factory=SaslRules)
-    note_identity: Callable[[Identity], None] = lambda identity: None
     mechanism: str = ""
     _offered: str = ""
     _exchanged: str = ""
@@ -88,8 +87,8 @@ class Login:
         """What is known of the authentication that failed last, or that is under way and did not come to its end."""
         return self._failure or LoginFailure(self._exchanged, self._claimed)
 
-    def judge(self, ask: Ask, become: Callable[[str], None]) -> Verdict:
-        """What a SASL frame means; `become` is called with the user once the node has accepted it."""
+    def judge(self, ask: Ask, become: Callable[[Identity], None]) -> Verdict:
+        """What a SASL frame means; `become` is called once the node has accepted somebody."""
         if ask.frame == BEHIND_AN_EXCHANGE:
             return self._judge_proof(ask.enquired, become) if ask.enquired else _ENQUIRE
         if ask.side is Side.CLIENT:
@@ -144,7 +143,7 @@ class Login:
         inspected = self._exchanged in _INSPECTED
         return Verdict(exchange=Exchange.TOKENS if inspected else Exchange.OPAQUE_TOKENS)
 
-    def _judge_token(self, token: memoryview, become: Callable[[str], None], bare: bool = False) -> Verdict:
+    def _judge_token(self, token: memoryview, become: Callable[[Identity], None], bare: bool = False) -> Verdict:
         """What a token of the node means that comes without an error."""
         mechanism = self._exchanged
         if not mechanism or (bare and mechanism not in _INSPECTED):
@@ -157,7 +156,7 @@ class Login:
             return self._succeed(become)
         return Verdict(exchange=Exchange.ONGOING if bare or success is False else Exchange.UNPROVEN)
 
-    def _judge_proof(self, enquired: Sequence[bytes], become: Callable[[str], None]) -> Verdict:
+    def _judge_proof(self, enquired: Sequence[bytes], become: Callable[[Identity], None]) -> Verdict:
         """Whether a node has answered as it answers who is through. In an exchange it answers with error 34."""
         if is_whole_offer(enquired[0]):
             return self._succeed(become)
@@ -168,13 +167,12 @@ class Login:
     def _failed(self, error_code: int | None = None, error_message: str = "") -> None:
         self._failure = LoginFailure(self._exchanged or self._offered, self._claimed, error_code, error_message)
 
-    def _succeed(self, become: Callable[[str], None]) -> Verdict:
+    def _succeed(self, become: Callable[[Identity], None]) -> Verdict:
         mechanism = self._exchanged if _MECHANISM.fullmatch(self._exchanged) else "unknown"
         user = self._claimed or self.rules.principals.get(mechanism)
         identity = Identity(_measurable(user or f"?{mechanism}"), mechanism, user is not None)
         self.mechanism, self._exchanged, self._claimed, self._failure = mechanism, "", None, None
-        become(identity.user)
-        self.note_identity(identity)
+        become(identity)
         return Verdict(exchange=Exchange.SUCCEEDED)
 
 

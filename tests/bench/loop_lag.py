@@ -31,7 +31,7 @@ from proxy.net.turns import finish_in_turns
 from proxy.quota_book import QuotaBook
 from proxy.relay.actions import Ask, AskKind, Errand, Side, Verdict, Work
 from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.entities import QuotaKey, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -113,18 +113,8 @@ class Proxy:
         self.book = QuotaBook("main", self.source, self.ledger, self.clock, lambda source: None)
         self.metrics = Metrics(CollectorRegistry())
         self.metrics.add_entities(self._uses)
-        self.facts = ConnectionFacts(
-            "main",
-            self,
-            self.ledger,
-            1,
-            "admin",
-            carried,
-            lambda: self.book.quotas,
-            self.book.entities_of,
-            may_alter=True,
-            may_describe=True,
-        )
+        facts = ListenerFacts("main", self, self.ledger, carried, lambda: self.book.quotas, self.book.entities_of)
+        self.facts = ConnectionFacts(facts, 1, "admin", may_alter=True, may_describe=True)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Of the Nodes of a connection, which nothing here asks for."""

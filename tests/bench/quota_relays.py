@@ -17,7 +17,7 @@ from proxy.relay.actions import Action, Ask, Close, RelayLimits, Send, Side, Thr
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -108,7 +108,7 @@ class Client:
     def __init__(self, ledger: Ledger, load: Load, number: int, now_us: int) -> None:
         self.user, self.client_id = client_name(number)
         self._relay = Relay(ledger, Tally(), RelayLimits())
-        self._facts = ConnectionFacts("bench", _Nodes(), ledger, 1, self.user, carried)
+        self._facts = ConnectionFacts(ListenerFacts("bench", _Nodes(), ledger, carried), 1, self.user)
         self._requests = bytearray(b"".join(_request(load, self.client_id) for _ in range(load.depth)))
         self._answers = bytearray(b"".join(_answer(load) for _ in range(load.depth)))
         self._request_bytes = len(self._requests) // load.depth

@@ -129,7 +129,7 @@ def _sasl_connection(data: bytes) -> None:
     ledger = Ledger(Sensors(16), QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
     script = Script(Relay, ledger, RelayLimits(authenticates=True)).connected()
     met: list[Identity] = []
-    script.facts.user, script.facts.login.note_identity = "", met.append
+    script.facts.user, script.facts.note_identity = "", met.append
     for turn, part in enumerate(data.split(_TURN)):
         if script.closed is None:
             (script.node if turn % 2 else script.client)(part)

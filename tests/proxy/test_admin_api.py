@@ -17,7 +17,7 @@ from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -85,7 +85,7 @@ async def api(clusters, clock):
 
 
 def use_and_be_throttled(cluster, clock, user="alice", client_id=b"etl", node_id=2, value=1500):
-    facts = ConnectionFacts("main", None, cluster.ledger, node_id, user, None)
+    facts = ConnectionFacts(ListenerFacts("main", None, cluster.ledger, None), node_id, user)
     binding = cluster.ledger.bind("main", node_id, user, client_id.decode(), clock.now_ms())
     throttle_ms = cluster.ledger.sensors.charge(binding.produce, value, clock.now_ms())
     throttled = Throttled(QuotaType.PRODUCE, throttle_ms, client_id)
@@ -178,7 +178,7 @@ async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, c
     ledger.replace(tables_of(quotas).enforced, clock.now_ms())
     bucket = ledger.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
     ledger.buckets.spend_permissively(bucket, 30, clock.now_ms())
-    facts = ConnectionFacts("main", None, ledger, 1, "alice", None)
+    facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), 1, "alice")
     throttled = Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl")
     clusters[0].last_throttles.note("10.0.0.1", throttled, facts, clock.now_ms())
     told = await quota(api, "controller_mutation_rate", "user=alice&client_id=etl")
@@ -191,7 +191,7 @@ async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, c
 
 
 async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):
-    facts = ConnectionFacts("main", None, clusters[0].ledger, 1, "alice", None)
+    facts = ConnectionFacts(ListenerFacts("main", None, clusters[0].ledger, None), 1, "alice")
     clusters[0].last_throttles.note("10.0.0.1", Throttled(None, 700, b"etl"), facts, clock.now_ms())
     _, body, _ = await api.get("explain?user=alice&client_id=etl")
     [past] = body["node_throttles"]

@@ -12,7 +12,7 @@ from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.patience import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
@@ -38,7 +38,7 @@ class Shell:
         ledger = ledger_with(**quota)
         self.connection = Connection(
             Relay(ledger, Tally(), limits or RelayLimits()),
-            ConnectionFacts("main", FixedNodes(), ledger, 1, "ANONYMOUS", carried),
+            ConnectionFacts(ListenerFacts("main", FixedNodes(), ledger, carried), 1, "ANONYMOUS"),
             self,
             self.clock,
             structlog.get_logger(),
@@ -130,7 +130,7 @@ async def test_an_alteration_is_written_though_its_client_is_gone():
 async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_before():
     """Its answer cannot be written, and behind that in the same read stands what was enquired for its next request."""
     shell = Shell()
-    ledger = shell.connection.facts.ledger
+    ledger = shell.connection.facts.listener.ledger
     ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
     await shell.client_sends(heartbeat(1) + create_topics(7, [new_topic(7, b"t", 5)], corr=2))
     shell.client.write = lambda pieces: shell.connection.lost(Side.CLIENT, BrokenPipeError())
@@ -207,7 +207,7 @@ async def test_a_throttle_is_logged_once_with_who_and_why():
 async def test_a_bug_of_ours_ends_this_connection_and_leaves_a_traceback():
     with capture_logs() as logs:
         shell = Shell()
-        shell.connection.facts.ledger = None
+        shell.connection.facts.listener.ledger = None
         await shell.client_sends(heartbeat(1))
     assert shell.ended == [CloseReason.INTERNAL_ERROR]
     assert logs[0]["event"] == "internal_error"

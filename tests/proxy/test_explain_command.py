@@ -19,7 +19,7 @@ from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -148,7 +148,7 @@ async def proxy(path):
     tables = tables_of(quotas)
     ledger.replace(tables.enforced, 0, tables.shadow)
     throttles = LastThrottles(ledger, clock)
-    facts = ConnectionFacts("main", None, ledger, 2, "alice", None)
+    facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), 2, "alice")
     binding = ledger.bind("main", 2, "alice", "etl", clock.now_ms())
     ledger.sensors.charge(binding.produce, 1500, clock.now_ms())
     ledger.shadow_sensors.charge(binding.shadow_produce, 1500, clock.now_ms())
@@ -274,7 +274,7 @@ async def test_a_token_bucket_is_told_by_what_is_left_in_it(path):
     ledger.buckets.spend_strictly(bucket, 30, clock.now_ms())
     ledger.buckets.spend_strictly(bucket, 1, clock.now_ms())
     throttles = LastThrottles(ledger, clock)
-    facts = ConnectionFacts("main", None, ledger, 1, "alice", None)
+    facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), 1, "alice")
     throttles.note("10.0.0.1", Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl"), facts, clock.now_ms())
     cluster = SimpleNamespace(
         name="main",

@@ -4,7 +4,7 @@ import pytest
 
 from proxy.last_throttles import MAX_CLIENTS, LastThrottles
 from proxy.relay.actions import Throttled
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -25,7 +25,7 @@ def throttles(ledger):
 
 
 def note(throttles, ledger, client_id=b"etl", quota_type=PRODUCE, throttle_ms=500, ip="10.0.0.1", node_id=1):
-    facts = ConnectionFacts("main", None, ledger, node_id, "alice", None)
+    facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), node_id, "alice")
     throttles.note(ip, Throttled(quota_type, throttle_ms, client_id), facts, 0)
 
 

@@ -99,7 +99,7 @@ async def test_behind_a_crowd_addresses_take_turns(house):
 
 
 async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_more(house):
-    house.listener._facts = lambda *_: 1 / 0
+    house.listener._rights_of = lambda user: 1 / 0
     [client] = house.come(GOOD)
     house.listener._accept_all(house.port, house.socket, 0)
     assert client.recv(1) == b""

@@ -7,7 +7,7 @@ import pytest
 from protocol.client_quotas import MAX_ELEMENTS, read_alter_request, read_describe_request
 from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict, Work
 from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from proxy.verdicts.steps import ITEMS_PER_STEP, finish
 from quotas import entities
 from quotas.entities import Entity, QuotaKey, QuotaType
@@ -44,9 +44,7 @@ USERS = [e for e in QUOTAS if e.user is not None and e.user != "shadow"]
 
 
 def facts(may_alter=True, may_describe=True, user="ANONYMOUS"):
-    return ConnectionFacts(
-        "main", None, None, 1, user, None, lambda: QUOTAS, may_alter=may_alter, may_describe=may_describe
-    )
+    return ConnectionFacts(ListenerFacts("main", None, None, None, lambda: QUOTAS), 1, user, may_alter, may_describe)
 
 
 def decided(frame, version, **who):
@@ -458,7 +456,7 @@ def test_requests_are_what_the_frames_of_the_tests_say():
 def steps_of(frame, of_quotas=QUOTAS, version=1):
     """What is decided, and in how many steps."""
     ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
-    of_all = ConnectionFacts("main", None, None, 1, "u", None, lambda: of_quotas, may_alter=True, may_describe=True)
+    of_all = ConnectionFacts(ListenerFacts("main", None, None, None, lambda: of_quotas), 1, "u", True, True)
     decision = decide(ask, of_all, 0)
     if not isinstance(decision, Work):
         return decision, 1
@@ -492,7 +490,7 @@ def test_what_is_told_of_a_user_is_the_same_when_its_entities_are_known(user, st
     frame = describe_request([("user", EXACT, user)], strict, version=1, corr=70)
     ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], 1, frame)
     scanning, knowing = facts(user=user), facts(user=user)
-    knowing.entities_of = lambda name: [entity for entity in QUOTAS if entity.user == name]
+    knowing.listener.entities_of = lambda name: [entity for entity in QUOTAS if entity.user == name]
     assert decide(ask, knowing, 0) == decide(ask, scanning, 0)
 
 

@@ -21,7 +21,7 @@ from proxy.relay.actions import (
 from proxy.relay.tally import Tally
 from proxy.relay.use import Client, Counts, Meter
 from proxy.verdicts.decide import decide, measured_client_id
-from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts, NoPortForNode
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -105,7 +105,7 @@ class Script:
         self.counted: list[Counts] = []
         self.metered = [0, 0]
         self.relay = _Fed(make(self.ledger, self.tally, limits or RelayLimits(), self._meet), self)
-        self.facts = ConnectionFacts("main", self.nodes, self.ledger, 1, "ANONYMOUS", carried)
+        self.facts = ConnectionFacts(ListenerFacts("main", self.nodes, self.ledger, carried), 1, "ANONYMOUS")
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
         self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
         self.opened = 0

@@ -22,7 +22,7 @@ def asking(make_relay, **quota):
     """A connected relay whose user may do everything."""
     script = Script(make_relay, ledger_with(**quota)).connected()
     script.facts.may_alter = script.facts.may_describe = True
-    script.facts.quotas = lambda: {Entity(client_id="etl"): {PRODUCE: Limit(5.0, "file")}}
+    script.facts.listener.quotas = lambda: {Entity(client_id="etl"): {PRODUCE: Limit(5.0, "file")}}
     return script
 
 

@@ -110,7 +110,7 @@ def test_validation_alone_is_neither_charged_nor_refused_unless_that_is_wished(m
     assert script.client(only) == only
     assert tokens(script) == -1.0
     assert script.node(made(created(7, b"a")) + made(created(7, b"t"), corr=2)) != b""
-    script.facts.charge_validate_only = True
+    script.facts.listener.charge_validate_only = True
     script.client(create((b"t", 1000), validate_only=True, corr=3))
     assert tell(script, unknown(b"t")) == b""
     assert script.sent[Side.CLIENT].endswith(made(created(7, b"t", 89), corr=3, throttle_time_ms=1000))
@@ -220,7 +220,7 @@ def test_what_exists_or_cannot_be_costs_nothing_and_is_never_refused(make_relay)
 
 def test_assignments_and_the_default_of_the_cluster_are_counted(make_relay):
     script = connected(make_relay)
-    script.facts.default_partitions = lambda: 4
+    script.facts.listener.default_partitions = lambda: 4
     topics = [new_topic(7, b"a", -1, -1, assigned=[2, 0, 1]), new_topic(7, b"b", -1), new_topic(7, b"c", 1, 3)]
     script.client(create_topics(7, topics))
     tell(script, unknown(b"a", b"b", b"c"))
@@ -376,7 +376,7 @@ def test_a_topic_that_is_gone_may_be_created_anew_and_is_charged(make_relay):
 
 def test_what_was_only_validated_has_changed_nothing(make_relay):
     script = connected(make_relay)
-    script.facts.charge_validate_only = True
+    script.facts.listener.charge_validate_only = True
     script.client(create((b"t", 3), validate_only=True))
     tell(script, unknown(b"t"))
     script.node(made(created(7, b"t", partitions=3)))

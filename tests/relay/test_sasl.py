@@ -10,7 +10,7 @@ from protocol.api_versions import versions_request
 from protocol.requests import MAX_ASKED_BYTES
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
-from proxy.verdicts.sasl import Login, SaslRules
+from proxy.verdicts.sasl import SaslRules
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -61,9 +61,10 @@ def client_of(make_relay, *users, limits=DEMANDED, rules=None, ledger=None):
     """A connected relay in front of a node that demands SASL."""
     script = Script(make_relay, ledger or ledger_of(*users), limits).connected()
     script.facts.user = "" if limits.authenticates else "ANONYMOUS"
-    script.facts.answered = ()
+    script.facts.listener.answered = ()
     script.met = []
-    script.facts.login = Login(rules or SaslRules(), script.met.append)
+    script.facts.listener.sasl = rules or SaslRules()
+    script.facts.note_identity = script.met.append
     return script
 
 
@@ -185,7 +186,7 @@ def test_all_eight_levels_hold_for_the_user_that_has_logged_in(make_relay):
 def test_rights_are_those_of_the_user(make_relay):
     for user, answered in ((b"admin", 0), (b"alice", 31)):
         script = client_of(make_relay)
-        script.facts.rights_of = lambda user: (user == "admin", user == "admin")
+        script.facts.listener.rights_of = lambda user: (user == "admin", user == "admin")
         logs_in(script, user)
         script.client(describe_request([("user", 0, "bob")], corr=9))
         assert described(bytes(script.sent[Side.CLIENT][-_last_frame_bytes(script) :]), 1).error_code == answered
@@ -544,7 +545,7 @@ def test_of_an_unknown_mechanism_a_request_of_our_own_shows_the_end(make_relay, 
 @pytest.mark.parametrize("answer", [{"error": 34}, {"entries": ()}, {"error": 35}])
 def test_a_challenge_is_no_success_whatever_is_sent_behind_it(make_relay, answer, acks):
     script = client_of(make_relay, "corp", rules=SaslRules({"DIGEST-MD5": "corp"}))
-    script.facts.rights_of = lambda user: (user == "corp", user == "corp")
+    script.facts.listener.rights_of = lambda user: (user == "corp", user == "corp")
     challenged(script)
     script.client(produce(7, size=1500, acks=acks) + produce(8, size=1500))
     assert proves(script, **answer) == b""

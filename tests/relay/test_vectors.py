@@ -66,8 +66,8 @@ def requests_by_api(kafka_version: str) -> dict[tuple[int, int], bytes]:
 def awaiting(make_relay, vector: Vector, nodes, ledger: Ledger | None = None, before: bytes = b"") -> Script:
     """A relay that has sent on `before`, and the request that the vector answers."""
     script = Script(make_relay, ledger or UNLIMITED, nodes=nodes, checks_usage=False).connected()
-    script.facts.offer = lambda api_key: (-(2**15), 2**15 - 1)
-    script.facts.answered = ()
+    script.facts.listener.offer = lambda api_key: (-(2**15), 2**15 - 1)
+    script.facts.listener.answered = ()
     request = requests_by_api(vector.kafka_version)[vector.key, vector.version]
     request = request[:8] + pack(">i", vector.correlation_id) + request[12:]
     script.client(before + request)

@@ -32,6 +32,7 @@ from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.sasl import Identity
 from quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from quotas.ledger import Ledger
 from quotas.sensors import Sensors
@@ -327,8 +328,9 @@ class TokensNotGivenBack(Mutant):
     shows_in = staticmethod(_about_topics)
 
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
-        ledger: Any = _Changed(facts.ledger, buckets=_Changed(facts.ledger.buckets, give_back=lambda *_: None))
-        return decide(ask, replace(facts, ledger=ledger), now_ms)
+        real = facts.listener.ledger
+        ledger: Any = _Changed(real, buckets=_Changed(real.buckets, give_back=lambda *_: None))
+        return decide(ask, replace(facts, listener=replace(facts.listener, ledger=ledger)), now_ms)
 
 
 class RefusalWithoutMute(Mutant):
@@ -498,7 +500,7 @@ class ClaimIsEnough(Mutant):
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Any:
         decision = decide(ask, facts, now_ms)
         if ask.kind is AskKind.SASL and ask.side is CLIENT and facts.login._claimed:
-            facts.become(facts.login._claimed)
+            facts.become(Identity(facts.login._claimed, "", visible=True))
         return decision
 
 
@@ -508,7 +510,7 @@ class FailureIsForgotten(Mutant):
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Any:
         decision = decide(ask, facts, now_ms)
         if isinstance(decision, Verdict) and decision.exchange is Exchange.FAILED:
-            facts.become("ANONYMOUS")
+            facts.become(Identity("ANONYMOUS", "", visible=True))
         return decision
 
 

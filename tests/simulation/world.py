@@ -12,7 +12,7 @@ from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
 from proxy.relay.patience import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
-from proxy.verdicts.facts import ConnectionFacts
+from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.verdicts.sasl import Identity
 from quotas.ledger import Ledger
@@ -212,22 +212,19 @@ class _Party:
 
     def _facts(self, place: Place) -> ConnectionFacts:
         world = self._world
-        facts = ConnectionFacts(
+        listener = ListenerFacts(
             VIRTUAL_CLUSTER,
             self.nodes,
             world.ledger,
-            NODE_ID,
-            "" if world.plan.demands_sasl else USER,
             carried,
             quotas=lambda: world.book.quotas,
-            may_alter=self.plan.may_alter,
-            may_describe=self.plan.may_describe,
             recent_topics=world.recent_topics,
             default_partitions=lambda: world.plan.default_partitions,
             charge_validate_only=world.plan.charge_validate_only,
         )
-        facts.login.note_identity = partial(self._note_identity, place)
-        return facts
+        user = "" if world.plan.demands_sasl else USER
+        told = partial(self._note_identity, place)
+        return ConnectionFacts(listener, NODE_ID, user, self.plan.may_alter, self.plan.may_describe, told)
 
     def _note_identity(self, place: Place, identity: Identity) -> None:
         """Somebody has logged in, and may be one too many."""
