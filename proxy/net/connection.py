@@ -26,6 +26,7 @@ from proxy.relay.actions import (
     Send,
     Side,
     Throttled,
+    Verdict,
     WakeAt,
     Work,
 )
@@ -245,10 +246,10 @@ class Connection:
         if self.closing:
             return []
         decision = decide(ask, self.facts, now_us // 1000)
-        if isinstance(decision, Errand | Work):
-            self._errand = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
-            return []
-        return self.relay.on_verdict(ask.ticket, decision, now_us)
+        if isinstance(decision, Verdict):
+            return self.relay.on_verdict(ask.ticket, decision, now_us)
+        self._errand = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
+        return []
 
     async def _work_out(self, ticket: int, decision: Errand | Work) -> None:
         """Decide in turns with others, have written what must be, then give the verdict.

@@ -145,14 +145,14 @@ class Ask:
     note: object = None
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Pause:
     """Stop reading from `side`."""
 
     side: Side
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class Resume:
     """Read from `side` again."""
 
@@ -166,7 +166,7 @@ class WakeAt:
     at_ms: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, frozen=True)
 class OpenUpstream:
     """Connect to the node of this relay; `on_writable(NODE)` says that it stands."""
 

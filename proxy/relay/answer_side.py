@@ -55,6 +55,9 @@ _ANSWER_PREFIX_BYTES = 13
 _ANSWER_HEAD = Struct(">ii")
 _INT32 = Struct(">i")
 
+_PAUSE = Pause(_NODE)
+_RESUME = Resume(_NODE)
+
 
 @dataclass(slots=True)
 class _StreamedAnswer:
@@ -189,7 +192,7 @@ class AnswerSide(Carriage):
             pause = True
         if pause != self._node_paused:
             self._node_paused = pause
-            actions.append(Pause(_NODE) if pause else Resume(_NODE))
+            actions.append(_PAUSE if pause else _RESUME)
 
     # -------------------------------------------------------------- as they are
 
@@ -482,7 +485,9 @@ class AnswerSide(Carriage):
             actions += after
             return
         self._held_verdict = None
-        splices = sorted((*verdict.splices, *throttle), key=lambda splice: splice.start)
+        splices: Sequence[Splice] = verdict.splices
+        if throttle:
+            splices = sorted((*splices, *throttle), key=lambda splice: splice.start)
         pieces = splice_frame(head, frame_bytes - 4, splices)
         self._written(request.use, sum(map(len, pieces)))
         actions.append(Send(_CLIENT, pieces))
@@ -493,9 +498,7 @@ class AnswerSide(Carriage):
     # --------------------------------------------------------------- of our own
 
     def _send_own_answers(self, actions: list[Action], now_ms: int) -> None:
-        """Send the answers of our own whose turn it is."""
-        if not self._in_flight:
-            return
+        """Send the answers of our own whose turn it is, where something is in flight."""
         first = self._in_flight[0]
         if (first.answer is None and first.plan is not SASL_TOKEN) or self._amid_answer:
             return
@@ -687,7 +690,8 @@ class AnswerSide(Carriage):
             if verdict is not None:
                 self._send_decided_answer(verdict, actions, now_ms)
             self._take_answers(actions, now_ms, 0)
-            self._send_own_answers(actions, now_ms)
+            if self._in_flight:
+                self._send_own_answers(actions, now_ms)
 
 
 def _after_header_tags(head: bytes, frame_bytes: int) -> int:

@@ -247,10 +247,12 @@ class Relay(RequestSide):
         try:
             if self._requests:
                 self._take_requests(actions, now_ms, at)
-            self._send_own_answers(actions, now_ms)
+            if self._in_flight:
+                self._send_own_answers(actions, now_ms)
             while self._mute & ENDS_WITH_ANSWERS and self._take_up_again():
                 self._take_requests(actions, now_ms)
-                self._send_own_answers(actions, now_ms)
+                if self._in_flight:
+                    self._send_own_answers(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:
@@ -275,7 +277,8 @@ class Relay(RequestSide):
                 self._send_decided_answer(verdict, actions, now_ms)
             if self._answers or self._in_flight:
                 self._take_answers(actions, now_ms, at)
-                self._send_own_answers(actions, now_ms)
+                if self._in_flight:
+                    self._send_own_answers(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:

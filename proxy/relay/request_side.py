@@ -48,6 +48,10 @@ _NODE = Side.NODE
 _INT32 = Struct(">i")
 _MAX_BINDINGS = 64
 
+_OPEN_UPSTREAM = OpenUpstream()
+_PAUSE = Pause(_CLIENT)
+_RESUME = Resume(_CLIENT)
+
 
 class RequestSide(Authentication):
     """From the client to the node."""
@@ -182,7 +186,8 @@ class RequestSide(Authentication):
                     run = splice.end
                 self._coming, self._request_left = request.use, frame_bytes
         finally:
-            self._requests = send_through(actions, _NODE, pieces, buf, run, at)
+            if at:
+                self._requests = send_through(actions, _NODE, pieces, buf, run, at)
             actions += after
 
     def _keep(self, request: Request, at: int) -> None:
@@ -329,7 +334,7 @@ class RequestSide(Authentication):
     def _open_upstream(self, after: list[Action]) -> None:
         if not self._opening:
             self._opening = True
-            after.append(OpenUpstream())
+            after.append(_OPEN_UPSTREAM)
 
     def _ask_for_binding(self, request: Request, after: list[Action]) -> None:
         self._mute |= ASKING
@@ -438,7 +443,7 @@ class RequestSide(Authentication):
             pause = len(self._requests) >= enough_bytes
         if pause != self._client_paused:
             self._client_paused = pause
-            actions.append(Pause(_CLIENT) if pause else Resume(_CLIENT))
+            actions.append(_PAUSE if pause else _RESUME)
 
 
 def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
