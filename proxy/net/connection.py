@@ -99,10 +99,13 @@ class Home(Protocol):
         """Whether the log is to be told of an end for this reason, which a client may meet again and again."""
 
     def closed(self, connection: "Connection", reason: CloseReason) -> None:
-        """Nothing more is carried. It is to be aborted if it is not `gone` after LINGER_S."""
+        """Nothing more is carried."""
+
+    def lingers(self, connection: "Connection") -> None:
+        """It is closed, but a socket is not. It is to be aborted if it is not `gone` after LINGER_S."""
 
     def gone(self, connection: "Connection") -> None:
-        """Both its sockets are closed."""
+        """It has lingered, and both its sockets are closed."""
 
 
 Step = Callable[[int], list[Action]]
@@ -137,6 +140,7 @@ class Connection:
         self._patience = Patience()
         self._busy = False
         self._ended = False
+        self._lingers = False
         self._steps: deque[Step] = deque()
 
     # ------------------------------------------------------- what is reported
@@ -172,13 +176,8 @@ class Connection:
         if not self.closing:
             reason = _LOST[side, isinstance(error, ssl.SSLError)]
             self._do(partial(self.relay.on_lost, reason, str(error) if error else ""))
-        elif self._node is self._client is None:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Both are gone."""
-        self._cancel_timer()
-        self._home.gone(self)
+        elif self._lingers and self._node is self._client is None:
+            self._home.gone(self)
 
     def writing_paused(self, side: Side) -> None:
         """One side's write buffer is full."""
@@ -365,7 +364,6 @@ class Connection:
     def _close(self, close: Close, now_us: int) -> None:
         """Let both sides have what was sent to them, then close them; tell why."""
         self.closing = True
-        self._cancel_timer()
         self._log_episode()
         if close.reason not in ORDINARY or is_told("info"):
             self._tell_end(close)
@@ -374,19 +372,22 @@ class Connection:
     def _end(self, reason: CloseReason) -> None:
         """What `_close` does when all is told."""
         self._ended = self.closing = True
-        had_streams = self._client is not None or self._node is not None
+        self._cancel_timer()
         self._home.closed(self, reason)
         if self._connecting is not None:
             self._connecting.cancel()
-        if self._client is not None:
-            self._client.close()
-        if self._node is not None:
-            if self.relay.ended_idle and reason in _CLIENT_IS_GONE:
-                self._node.hang_up()
-            else:
-                self._node.close()
-        if not had_streams:
-            self._leave()
+        try:
+            if self._client is not None:
+                self._client.close()
+            if self._node is not None:
+                if self.relay.ended_idle and reason in _CLIENT_IS_GONE:
+                    self._node.hang_up()
+                else:
+                    self._node.close()
+        finally:
+            self._lingers = self._client is not None or self._node is not None
+            if self._lingers:
+                self._home.lingers(self)
 
     def _tell_end(self, close: Close) -> None:
         relay, login = self.relay, self.facts.login

@@ -438,14 +438,17 @@ class Listener:
         return reason not in _MISTAKES or self._is_news(self._arrivals[connection], reason, detail)
 
     def closed(self, connection: Connection, reason: CloseReason) -> None:
-        """It counts no longer; its sockets may have something to write out."""
+        """It counts no longer."""
         arrival = self._arrivals.pop(connection)
         self.connections.discard(connection)
-        self.lingering.add(connection)
         self.tallies[arrival.node_id].connections_open -= 1
         connection.facts.tell_nobody()
         self._door.left(_place_of(arrival))
         self._note_closed(reason)
+
+    def lingers(self, connection: Connection) -> None:
+        """A socket of it has something to write out, or waits for its peer to close."""
+        self.lingering.add(connection)
 
     def gone(self, connection: Connection) -> None:
         """Nothing is left of it."""
