@@ -36,7 +36,7 @@ from proxy.net.connection import LINGER_S, ORDINARY, Cancellable, Connection, Re
 from proxy.net.deadlines import Deadlines
 from proxy.net.door import Door, limits_of
 from proxy.net.poller import READABLE, Poller
-from proxy.net.stream import Owner, Stream
+from proxy.net.stream import Owner, Stream, StreamSettings
 from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.net.tls_stream import TlsStream
 from proxy.net.upstream import Upstream
@@ -178,6 +178,7 @@ class Listener:
         self._resting: set[socket] = set()
         self._limits = LimitsConfig()
         self._relay_limits = RelayLimits()
+        self._streams = self._new_streams()
         self._facts = self._new_facts()
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
 
@@ -185,6 +186,7 @@ class Listener:
         """Bounds for connections that come from now on."""
         self._limits = limits
         self._relay_limits = self._new_relay_limits()
+        self._streams = self._new_streams()
         self._origin_stage.timeout_ms = limits.proxy_header_timeout_ms
         self._origin_stage.most = limits.max_proxy_headers
         self._secure_stage.timeout_ms = limits.handshake_timeout_ms
@@ -416,14 +418,8 @@ class Listener:
 
     def open_stream(self, sock: AnySocket, side: Side, owner: Owner) -> Stream:
         """A stream within the caps of listener and virtual cluster."""
-        turnstile, now_ms, high_water_bytes = (
-            self._turnstiles[side],
-            self._clock.now_ms,
-            self._limits.write_buffer_bytes,
-        )
-        if isinstance(sock, TlsSocket):
-            return TlsStream(self._poller, sock, side, owner, high_water_bytes, turnstile, now_ms)
-        return Stream(self._poller, sock, side, owner, high_water_bytes, turnstile, now_ms)
+        settings = self._streams[side]
+        return TlsStream(settings, sock, owner) if isinstance(sock, TlsSocket) else Stream(settings, sock, owner)
 
     def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
         """Have alterations written to where the quotas come from."""
@@ -506,6 +502,13 @@ class Listener:
             delays=self._throttle.mode == "delay",
             authenticates=self._demands_sasl,
         )
+
+    def _new_streams(self) -> dict[Side, StreamSettings]:
+        high_water_bytes, now_ms = self._limits.write_buffer_bytes, self._clock.now_ms
+        return {
+            side: StreamSettings(self._poller, side, high_water_bytes, turnstile, now_ms)
+            for side, turnstile in self._turnstiles.items()
+        }
 
     def _new_facts(self) -> ListenerFacts:
         return ListenerFacts(

@@ -7,6 +7,7 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from fcntl import ioctl
 from itertools import islice
 from typing import Protocol
@@ -63,33 +64,33 @@ class Owner(Protocol):
         """There is something to read, but a cap has it wait."""
 
 
+@dataclass(frozen=True, slots=True)
+class StreamSettings:
+    """What streams of one side have in common. What they read goes through `turnstile`, which counts in `now_ms`."""
+
+    poller: Poller
+    side: Side
+    high_water_bytes: int
+    turnstile: Turnstile = NO_CAPS
+    now_ms: Callable[[], int] = lambda: 0
+
+
 class Stream:
     """Reads when there is something; writes what the kernel takes, small things in batches, the rest as it takes more.
 
     A fault while writing is kept quiet until reading has come to its end: what the peer has sent before is delivered.
     """
 
-    def __init__(
-        self,
-        poller: Poller,
-        sock: AnySocket,
-        side: Side,
-        owner: Owner,
-        high_water_bytes: int,
-        turnstile: Turnstile = NO_CAPS,
-        now_ms: Callable[[], int] = lambda: 0,
-    ) -> None:
-        """What is read goes through `turnstile`, which counts in `now_ms`."""
-        self._poller = poller
+    def __init__(self, settings: StreamSettings, sock: AnySocket, owner: Owner) -> None:
+        self._settings = settings
+        self._poller = settings.poller
+        self._side = settings.side
+        self._turnstile = settings.turnstile
         self._socket = sock
         self._recv_into = sock.recv_into
         self._send = sock.send
         self._fd = sock.fileno()
-        self._side = side
         self._owner = owner
-        self._high_water_bytes = high_water_bytes
-        self._turnstile = turnstile
-        self._now_ms = now_ms
         self._waits = False
         self._reading = True
         self._ended = False
@@ -106,7 +107,7 @@ class Stream:
         self._closing = False
         self._closed = False
         self._watched: int | None = READABLE
-        poller.add(self._fd, READABLE, self._on_ready)
+        self._poller.add(self._fd, READABLE, self._on_ready)
 
     @property
     def unsent_bytes(self) -> int:
@@ -148,10 +149,10 @@ class Stream:
 
     def _ask_for_a_turn(self) -> None:
         """Read what the caps let through, or wait until they let something through."""
-        turnstile = self._turnstile
-        room = turnstile.ask(self, self._now_ms())
+        turnstile, now_ms = self._turnstile, self._settings.now_ms
+        room = turnstile.ask(self, now_ms())
         if room:
-            turnstile.took(room, self._read(room), self._now_ms())
+            turnstile.took(room, self._read(room), now_ms())
         else:
             self._waits = True
             self._owner.reading_waits(self._side)
@@ -256,7 +257,7 @@ class Stream:
             self._unsent.append(rest)
             self._unsent_bytes += len(rest)
         self._watch()
-        if self._unsent_bytes > self._high_water_bytes and not self._write_paused:
+        if self._unsent_bytes > self._settings.high_water_bytes and not self._write_paused:
             self._write_paused = True
             self._owner.writing_paused(self._side)
 
@@ -282,7 +283,7 @@ class Stream:
             if sent:
                 break
         self._watch()
-        if self._write_paused and self._unsent_bytes <= self._high_water_bytes // 4:
+        if self._write_paused and self._unsent_bytes <= self._settings.high_water_bytes // 4:
             self._write_paused = False
             self._owner.writing_resumed(self._side)
         if self._closing and not unsent:

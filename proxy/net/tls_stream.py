@@ -1,32 +1,21 @@
 """A stream over TLS: what a `TlsSocket` holds back in either direction is not forgotten."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from proxy.net.poller import READABLE, WRITABLE, Poller
-from proxy.net.stream import NO_CAPS, Owner, Stream
+from proxy.net.poller import READABLE, WRITABLE
+from proxy.net.stream import Owner, Stream, StreamSettings
 from proxy.net.tls_socket import TlsSocket
-from proxy.relay.actions import Side
-from quotas.byte_caps import Turnstile
 
 
 class TlsStream(Stream):
     """Reads on while something is pending that epoll does not tell of, and flushes what is encrypted."""
 
-    def __init__(
-        self,
-        poller: Poller,
-        sock: TlsSocket,
-        side: Side,
-        owner: Owner,
-        high_water_bytes: int,
-        turnstile: Turnstile = NO_CAPS,
-        now_ms: Callable[[], int] = lambda: 0,
-    ) -> None:
+    def __init__(self, settings: StreamSettings, sock: TlsSocket, owner: Owner) -> None:
         """The handshake is done."""
         self._tls = sock
         self._looks_again = False
-        super().__init__(poller, sock, side, owner, high_water_bytes, turnstile, now_ms)
+        super().__init__(settings, sock, owner)
         self._watch()
         self._look_again()
 

@@ -7,7 +7,7 @@ import struct
 import pytest
 
 from proxy.net.poller import Poller
-from proxy.net.stream import Stream
+from proxy.net.stream import Stream, StreamSettings
 from proxy.relay.actions import Side
 from quotas.byte_caps import ByteCap, Turnstile
 from tests.patience import PATIENCE_S
@@ -71,8 +71,8 @@ class Ends:
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         self.owner = Owner(room)
-        turnstile = Turnstile(caps)
-        self.stream = Stream(Poller(), ours, side, self.owner, HIGH_WATER_BYTES, turnstile, now_ms)
+        settings = StreamSettings(Poller(), side, HIGH_WATER_BYTES, Turnstile(caps), now_ms)
+        self.stream = Stream(settings, ours, self.owner)
 
     async def until(self, condition):
         async with asyncio.timeout(PATIENCE_S):

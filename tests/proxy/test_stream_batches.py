@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import example, given, settings
 
 from proxy.net.poller import READABLE, Poller
-from proxy.net.stream import Stream
+from proxy.net.stream import Stream, StreamSettings
 from proxy.relay.actions import Side
 
 HIGH_WATER_BYTES = 30_000
@@ -44,7 +44,7 @@ class Run:
         self.written, self.received, self.sent, self.data = bytearray(), bytearray(), bytearray(), bytearray()
         self.told = []
         self.peer_left = self.aborted = False
-        self.stream = Stream(self.poller, ours, side, self, HIGH_WATER_BYTES)
+        self.stream = Stream(StreamSettings(self.poller, side, HIGH_WATER_BYTES), ours, self)
 
     # What the stream tells.
 

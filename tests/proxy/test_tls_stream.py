@@ -11,6 +11,7 @@ import threading
 import pytest
 
 from proxy.net.poller import Poller
+from proxy.net.stream import StreamSettings
 from proxy.net.tls_socket import TlsSocket
 from proxy.net.tls_stream import TlsStream
 from proxy.relay.actions import Side
@@ -45,9 +46,8 @@ class Ends:
         self._shake_hands()
         self.owner = Owner(room)
         self.poller = Poller()
-        self.stream = TlsStream(
-            self.poller, self.tls_socket, side, self.owner, HIGH_WATER_BYTES, Turnstile(caps), now_ms
-        )
+        settings = StreamSettings(self.poller, side, HIGH_WATER_BYTES, Turnstile(caps), now_ms)
+        self.stream = TlsStream(settings, self.tls_socket, self.owner)
 
     def _shake_hands(self):
         done = False
@@ -215,7 +215,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_read(contexts):
         if not last:
             ends.incoming.write(ends.raw.recv(1 << 16))
     ends.owner = Owner()
-    ends.stream = TlsStream(Poller(), tls, Side.CLIENT, ends.owner, HIGH_WATER_BYTES)
+    ends.stream = TlsStream(StreamSettings(Poller(), Side.CLIENT, HIGH_WATER_BYTES), tls, ends.owner)
     await ends.until(lambda: ends.owner.data == b"at once")
     ends.close()
 
