@@ -111,6 +111,11 @@ def _replay(
         queue = QueueReplay(meter, quota_type)
         queue.run(events, kind, end_ms)
         return queue
+    return in_full(meter, events, quota_type, kind, end_ms)
+
+
+def in_full(meter: Meter, events: Sequence[Event], quota_type: str, kind: Client, end_ms: int) -> SensorReplay:
+    """Any events at all: the long way, which `QueueReplay` and `OpenReplay` shorten for some."""
     replay = SensorReplay(meter)
     lanes: dict[int, tuple[Lane, list[Demand]]] = {}
     for lane, demand in demands(events, quota_type, kind):

@@ -9,52 +9,36 @@ from hypothesis import strategies as st
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.open_replay import OpenReplay, is_open
-from pipeline.recorded import Event, demands
-from pipeline.replay import SensorReplay
+from pipeline.record_replay import in_full
+from pipeline.recorded import Event
 from pipeline.traced import Client
 
 RULES = Rules()
-EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from("abc"),
-        st.sampled_from([0, 0, 1, 90, 700, 1_000, 4_000, 40_000]),
-        st.sampled_from([0.0, 10.0, 1_000 / 3, 2_000.0, 30_000.0]),
-    ),
-    max_size=60,
-)
+STEPS_MS = st.sampled_from([0, 0, 1, 90, 700, 1_000, 4_000, 40_000])
+VALUES = st.sampled_from([0.0, 10.0, 1_000 / 3, 2_000.0, 30_000.0])
+LIMITS = st.sampled_from([100.0, 1_000.0, 7_000.0])
+UNTIL_MS = st.sampled_from([3_000, 60_000, 10**9])
+EVENTS = st.lists(st.tuples(st.sampled_from("abc"), STEPS_MS, VALUES), max_size=60)
 
 
-def in_full(
-    events: list[Event], quota_type: str, limit: float, until_ms: int, kind: Client = Client.PACED
-) -> SensorReplay:
-    """By the lanes and demands of the general replay."""
-    replay = SensorReplay(Meter(RULES, quota_type, limit, 0))
-    lanes = {}
-    for lane, demand in demands(events, quota_type, kind):
-        lanes.setdefault(id(lane), (lane, []))[1].append(demand)
-    for lane, wanted in lanes.values():
-        replay.add(lane, wanted)
-    replay.run(until_ms)
-    return replay
+def outcome(replay):
+    """All that a replay tells."""
+    return {name: asdict(of) for name, of in replay.clients.items()}, asdict(replay.all), replay.waiting
 
 
 @pytest.mark.parametrize("quota_type", ["produce", "fetch", "request"])
 @settings(max_examples=150, deadline=None)
-@given(EVENTS, st.sampled_from([100.0, 1_000.0, 7_000.0]), st.sampled_from([3_000, 60_000, 10**9]))
+@given(EVENTS, LIMITS, UNTIL_MS)
 def test_an_open_replay_is_the_full_one_to_the_last_bit(quota_type, drawn, limit, until_ms):
     now_ms, events = 0, []
     for client, step_ms, value in drawn:
         now_ms += step_ms
         events.append(Event(client, client, 1, now_ms, value, 0, 0))
     assert is_open(events, quota_type)
-    full = in_full(events, quota_type, limit, until_ms)
+    full = in_full(Meter(RULES, quota_type, limit, 0), events, quota_type, Client.PACED, until_ms)
     short = OpenReplay(Meter(RULES, quota_type, limit, 0), quota_type)
     short.run(events, until_ms)
-    assert {name: asdict(of) for name, of in short.clients.items()} == {
-        name: asdict(of) for name, of in full.clients.items()
-    }
-    assert asdict(short.all) == asdict(full.all)
-    assert short.waiting == full.waiting
+    assert outcome(short) == outcome(full)
 
 
 def test_what_was_held_is_not_open():

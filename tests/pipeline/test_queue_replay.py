@@ -1,7 +1,5 @@
 """What one queue sends alone is what the general replay has it send."""
 
-from dataclasses import asdict
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,18 +7,14 @@ from hypothesis import strategies as st
 from pipeline.candidate import Rules
 from pipeline.meter import Meter
 from pipeline.queue_replay import QueueReplay, is_queue
+from pipeline.record_replay import in_full
 from pipeline.recorded import Event
 from pipeline.traced import Client
-from tests.pipeline.test_open_replay import in_full
+from tests.pipeline.test_open_replay import LIMITS, STEPS_MS, UNTIL_MS, VALUES, outcome
 
 RULES = Rules()
 EVENTS = st.lists(
-    st.tuples(
-        st.sampled_from("ab"),
-        st.sampled_from([0, 0, 1, 90, 700, 1_000, 4_000, 40_000]),
-        st.sampled_from([0.0, 10.0, 1_000 / 3, 2_000.0, 30_000.0]),
-        st.sampled_from([0, 0, 1, 60, 900, 20_000]),
-    ),
+    st.tuples(st.sampled_from("ab"), STEPS_MS, VALUES, st.sampled_from([0, 0, 1, 60, 900, 20_000])),
     min_size=1,
     max_size=60,
 )
@@ -29,26 +23,17 @@ EVENTS = st.lists(
 @pytest.mark.parametrize("kind", Client)
 @pytest.mark.parametrize("quota_type", ["produce", "fetch", "request"])
 @settings(max_examples=150, deadline=None)
-@given(
-    EVENTS,
-    st.sampled_from([1, 2, 5]),
-    st.sampled_from([100.0, 1_000.0, 7_000.0]),
-    st.sampled_from([3_000, 60_000, 10**9]),
-)
+@given(EVENTS, st.sampled_from([1, 2, 5]), LIMITS, UNTIL_MS)
 def test_a_queue_alone_is_replayed_as_in_full_to_the_last_bit(quota_type, kind, drawn, lanes, limit, until_ms):
     now_ms, events = 0, []
     for client, step_ms, value, throttle_ms in drawn:
         now_ms += step_ms
         events.append(Event(client, "a", lanes, now_ms, value, throttle_ms, 0))
     assert is_queue(events, quota_type)
-    full = in_full(events, quota_type, limit, until_ms, kind)
+    full = in_full(Meter(RULES, quota_type, limit, 0), events, quota_type, kind, until_ms)
     short = QueueReplay(Meter(RULES, quota_type, limit, 0), quota_type)
     short.run(events, kind, until_ms)
-    assert {name: asdict(of) for name, of in short.clients.items()} == {
-        name: asdict(of) for name, of in full.clients.items()
-    }
-    assert asdict(short.all) == asdict(full.all)
-    assert short.waiting == full.waiting
+    assert outcome(short) == outcome(full)
 
 
 def test_what_goes_by_two_queues_or_may_be_refused_is_none():
