@@ -159,6 +159,10 @@ class KafkaCluster:
         """ZooKeeper as host:port, in ZooKeeper mode."""
         return f"{self.host}:{self._zookeeper_port}"
 
+    def data_folder(self, node_id: int) -> Path:
+        """Where a node keeps its partitions, each in a folder TOPIC-PARTITION."""
+        return self._file(f"data-{node_id}")
+
     def __str__(self) -> str:
         return f"Kafka {self.version} {self.mode} with {len(self.node_ids)} nodes"
 
@@ -240,7 +244,7 @@ class KafkaCluster:
             "advertised.listeners": listeners,
             "listener.security.protocol.map": protocols,
             "inter.broker.listener.name": "PLAINTEXT",
-            "log.dirs": str(self._file(f"data-{node_id}")),
+            "log.dirs": str(self.data_folder(node_id)),
             "num.partitions": "1",
             "default.replication.factor": copies,
             "min.insync.replicas": "1",
@@ -289,9 +293,9 @@ class KafkaCluster:
             "--config",
             str(self._file(f"{first}.properties")),
         )
-        formatted = {path.name: path.read_bytes() for path in self._file(f"data-{first}").iterdir() if path.is_file()}
+        formatted = {path.name: path.read_bytes() for path in self.data_folder(first).iterdir() if path.is_file()}
         for node_id in self.node_ids[1:]:
-            folder = self._file(f"data-{node_id}")
+            folder = self.data_folder(node_id)
             folder.mkdir()
             for name, content in formatted.items():
                 (folder / name).write_bytes(content)

@@ -1,7 +1,8 @@
 """`python -m tests.conservation`: every record through the proxy is accounted for, while everything around it breaks.
 
 Without --records and --seconds it goes on in rounds of five minutes until it is interrupted. Exit status 1 when a
-record was lost, doubled, out of order or corrupt, or the proxy has erred; 2 when the checker or the cluster has failed.
+record was lost, doubled (by anybody but librdkafka itself: doubles.py), out of order or corrupt, or the proxy has
+erred; 2 when the checker or the cluster has failed.
 """
 
 import argparse

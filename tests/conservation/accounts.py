@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.conservation.records import NotARecord, identify
 
@@ -120,13 +121,24 @@ class Log:
         return log
 
 
+class Double(NamedTuple):
+    """A record that is twice in a log: at which offset it was last, and at which it is again."""
+
+    producer: int
+    sequence: int
+    before: int
+    again: int
+
+
 @dataclass
 class Findings:
-    """What a comparison has found. `counts` may have: lost, doubled, out of order, never sent, unanswered, and (no
-    violation) failed but present."""
+    """What a comparison has found. `counts` may have: lost, out of order, never sent, unanswered, and (no violation)
+    failed but present. Of doubles, doubles.py tells whose doing they are: doubled, or (a remark) by librdkafka."""
 
     counts: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    doubles: list[Double] = field(default_factory=list)
 
     def violation(self, kind: str, text: str) -> None:
         """Count a violation and say what it is."""
@@ -137,36 +149,37 @@ class Findings:
 def compare(log: Log, sent: Mapping[int, Sent]) -> Findings:
     """Hold a partition's log against what its producers, by their number, have been told."""
     findings = Findings()
-    present = {number: bytearray(len(one.fates[log.partition])) for number, one in sent.items()}
+    offsets: dict[int, int] = {}
     last = dict.fromkeys(sent, -1)
     for offset, identity in enumerate(log.identities):
         if identity == _CORRUPT:
             continue
         producer, sequence = identity >> _SEQUENCE_BITS, identity & ((1 << _SEQUENCE_BITS) - 1)
         name = f"{log.place}, offset {offset}: record {sequence} of producer {producer}"
-        if producer not in sent or sequence >= len(present[producer]):
+        if producer not in sent or sequence >= len(sent[producer].fates[log.partition]):
             findings.violation("never sent", name)
             continue
-        if present[producer][sequence]:
-            findings.violation("doubled", name)
+        before, offsets[identity] = offsets.get(identity), offset
+        if before is not None:
+            findings.doubles.append(Double(producer, sequence, before, offset))
             continue
-        present[producer][sequence] = 1
         if sent[producer].fates[log.partition][sequence] != Fate.ACKNOWLEDGED:
             continue
         if sequence < last[producer]:
             findings.violation("out of order", f"{name} comes after {last[producer]}")
         last[producer] = max(sequence, last[producer])
-    for number, one in sent.items():
-        _compare_absent(log, one, present[number], findings)
+    for one in sent.values():
+        _compare_absent(log, one, offsets, findings)
     return findings
 
 
-def _compare_absent(log: Log, sent: Sent, present: bytearray, findings: Findings) -> None:
+def _compare_absent(log: Log, sent: Sent, offsets: Mapping[int, int], findings: Findings) -> None:
     for sequence, fate in enumerate(sent.fates[log.partition]):
+        present = sent.producer << _SEQUENCE_BITS | sequence in offsets
         name = f"{log.place}: record {sequence} of producer {sent.producer}"
         if fate == Fate.NOTHING:
             findings.violation("unanswered", name)
-        elif fate == Fate.ACKNOWLEDGED and not present[sequence]:
+        elif fate == Fate.ACKNOWLEDGED and not present:
             findings.violation("lost", name)
-        elif fate == Fate.FAILED and present[sequence]:
+        elif fate == Fate.FAILED and present:
             findings.counts["failed but present"] += 1

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,9 +14,11 @@ from typing import Any
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from proxy.demo.kafka_cluster import KafkaCluster, Mode
-from tests.conservation.accounts import Fate, Sent, compare
+from tests.conservation.accounts import Double, Fate, Log, Sent, compare
+from tests.conservation.batches import read_batches
 from tests.conservation.clients import Child
 from tests.conservation.confluent_reader import ends_of, scan
+from tests.conservation.doubles import Journal, judge
 from tests.conservation.faults import BACK, FRONT, GENEROUS, Faults, NodeFaults, Reloads, WireFaults, wait_in_sync
 from tests.conservation.logs import Logs
 from tests.conservation.pace import Plan
@@ -100,6 +102,8 @@ class Report:
     producers_made: int = 0
     troubles: Counter[str] = field(default_factory=Counter)
     violations: list[str] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+    """Doubles that librdkafka has been proved to have made."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -362,7 +366,22 @@ class Round:
                 findings = compare(log, sent[topic])
                 counts += findings.counts
                 self.report.violations += findings.violations
+                if findings.doubles:
+                    counts += self._judge(log, topic, findings.doubles)
         return counts
+
+    def _judge(self, log: Log, topic: str, doubles: Sequence[Double]) -> Counter[str]:
+        """Find out whose doing the doubles are, by the batches of any node: each has all of them by now."""
+        folder = self._cluster.data_folder(self._cluster.node_ids[0]) / f"{topic}-{log.partition}"
+        with self._children[MODULES["confluent"]].log.open(errors="replace") as lines:
+            journal = Journal(lines)
+        client_ids = {plan.producer: plan.client_id for plan in self._plans}
+        batches = read_batches(folder)
+        (self.folder / f"batches-{folder.name}").write_text("\n".join(map(str, batches)))
+        judged = judge(log, topic, doubles, batches, journal, client_ids)
+        self.report.violations += judged.violations
+        self.report.remarks += judged.remarks
+        return judged.counts
 
     def _add_faults_of_logs(self, faults: list[str]) -> None:
         self.report.violations += faults

@@ -25,9 +25,9 @@ class Child:
         self.name = module
         self.troubles: list[str] = []
         """Errors that its client has raised and that it has lived with."""
-        self._log = folder / f"{module}.log"
+        self.log = folder / f"{module}.log"
         self._news: queue.SimpleQueue[dict[str, Any] | None] = queue.SimpleQueue()
-        with self._log.open("ab") as log:
+        with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", f"tests.conservation.{module}", *arguments],
                 stdin=subprocess.PIPE,
@@ -78,7 +78,7 @@ class Child:
         self._process.wait()
 
     def _failure(self, problem: str) -> ChildFailed:
-        tail = "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
+        tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-30:])
         return ChildFailed(f"{self.name} {problem}\n{tail}")
 
     def _read(self) -> None:

@@ -46,6 +46,7 @@ class ConfluentProducer:
             "queue.buffering.max.kbytes": 64 * 1024,
             "topic.metadata.refresh.interval.ms": 5000,
             "statistics.interval.ms": 0,
+            "debug": "eos",
             "error_cb": self._on_error,
             "throttle_cb": self._on_throttle,
         }

@@ -44,6 +44,9 @@ def _lines(report: Report, logs: Path) -> Iterator[str]:
     if report.troubles:
         yield "  errors that clients of the checker have raised and survived"
         yield from _table(report.troubles)
+    if report.remarks:
+        yield f"  doubled by librdkafka itself: {records['doubled by librdkafka']}"
+        yield from (f"    {remark}" for remark in report.remarks)
     if report.violations:
         yield f"VIOLATIONS: {len(report.violations)}; logs in {logs}"
         yield from (f"  {violation}" for violation in report.violations[:_SHOWN])
