@@ -115,19 +115,27 @@ def _kept(files: Files, parts: Mapping[str, Sequence[Part]]) -> dict[str, str]:
     days: dict[str, str] = {}
     for name, made_of in _manifests(files):
         for day, paths in made_of.items():
-            if paths == _paths(parts.get(day, ())):
-                days[day] = f"{FOLDER}/{name}/{_PARTITION}={day}"
+            where = f"{FOLDER}/{name}/{_PARTITION}={day}"
+            if paths == _paths(parts.get(day, ())) and files.listed(where):
+                days[day] = where
     return days
 
 
 def _manifests(files: Files) -> Iterator[tuple[str, Mapping[str, Sequence[str]]]]:
-    """Each directory of summaries, and the paths of what its days were made of."""
+    """Each directory of summaries, and the paths of what its days were made of; of another file, none."""
     for found in files.listed(FOLDER):
         name, _, kind = found.name.rpartition(".")
         data = files.read(f"{FOLDER}/{found.name}") if kind == "json" and name[:1] != "." else None
         if data is not None:
-            form = json.loads(data)
-            yield name, form["days"] if form.get("version") == VERSION else {}
+            yield name, _made_of(data)
+
+
+def _made_of(manifest: bytes) -> Mapping[str, Sequence[str]]:
+    try:
+        form = json.loads(manifest)
+        return dict(form["days"]) if form["version"] == VERSION else {}
+    except (ValueError, LookupError, TypeError):
+        return {}
 
 
 def _paths(parts: Iterable[Part]) -> list[str]:
@@ -152,7 +160,8 @@ def _made(spark: SparkSession, files: Files, parts: Mapping[str, Sequence[Part]]
             f"{files.root}/{FOLDER}: summaries cannot be kept, so all is read again next time: {reason}",
             file=sys.stderr,
         )
-        files.remove(into)
+        with suppress(OSError, Py4JError):
+            files.remove(into)
         return {}
     return {day: f"{into}/{_PARTITION}={day}" for day in parts}
 

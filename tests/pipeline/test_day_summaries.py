@@ -160,12 +160,30 @@ def test_what_somebody_left_who_was_killed_counts_for_nothing(days):
     assert days.kept() == told
 
 
-def test_summaries_of_another_version_are_not_read(days):
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda text: json.dumps(json.loads(text) | {"version": 0}),
+        lambda text: text[:-9],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: '{"version": 1, "days": 7}',
+    ],
+)
+def test_a_manifest_of_another_version_or_that_is_none_counts_for_nothing(days, spoil):
     days.kept()
     [manifest] = Path(days.table).glob("_summaries/*.json")
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"version": 0}))
-    days.kept()
+    manifest.write_text(spoil(manifest.read_text()))
+    assert days.kept() == days.read()
     assert len(days.stored_days) == 6
+
+
+def test_a_summary_that_somebody_has_removed_is_made_anew(days):
+    told = days.kept()
+    [monday, *_] = Path(days.table).glob("_summaries/*/day=2026-10-26")
+    shutil.rmtree(monday)
+    assert days.kept() == told
+    assert len(days.stored_days) == 3
 
 
 def test_a_table_where_nothing_can_be_written_is_read_each_time(days, capsys):
