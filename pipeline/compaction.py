@@ -35,7 +35,7 @@ def compacted(spark: SparkSession, files: Files, at_least: int = AT_LEAST, kept_
     merged = sum(_merged(spark, files, parts) for parts in _crowded(state, at_least).values())
     forget_removed(files, state, now_ms() - kept_ms)
     state = read_state(files)
-    forget_stale(files, state, now_ms() - kept_ms)
+    forget_stale(files, state, now_ms() - kept_ms, now_ms() - _ORPHAN_MS)
     _remove_orphans(files, state)
     return merged
 

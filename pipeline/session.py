@@ -42,8 +42,6 @@ _ON_ONE_MACHINE = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": str(2 * (os.cpu_count() or 1)),
-    # Nobody waits for an answer within a pause: the collector that takes the least in all.
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.compaction import compacted
 from pipeline.day_summaries import forget_stale, summary_of
-from pipeline.files import files_at
+from pipeline.files import LocalFiles, files_at
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.simulation import BUCKET_MS, summarised
 from pipeline.table import read_usage, state_of
@@ -80,6 +80,20 @@ def days(three_days, tmp_path):
     return days
 
 
+@pytest.fixture
+def session_setting(spark):
+    """Sets one of Spark's settings, for this test."""
+    before = {}
+
+    def change(name, value):
+        before[name] = spark.conf.get(name)
+        spark.conf.set(name, value)
+
+    yield change
+    for name, value in before.items():
+        spark.conf.set(name, value)
+
+
 @pytest.mark.parametrize(
     "times",
     [
@@ -131,14 +145,16 @@ def test_what_has_no_use_any_more_is_removed_when_nobody_reads_it(days):
     for day in range(3):
         days.ingest(day, 5)
     assert len(days.names) == 3, "marked by the ingest itself"
-    forget_stale(days.files, days.state, NEVER)
+    forget_stale(days.files, days.state, NEVER, NEVER)
     assert rows_of(reader) == told
-    forget_stale(days.files, days.state, EVER)
+    forget_stale(days.files, days.state, EVER, EVER)
     assert days.names == []
     assert days.kept() == days.read()
-    assert len(days.names) == 2
-    forget_stale(days.files, days.state, EVER)
-    assert len(days.names) == 2, "in use"
+    [manifest] = [name for name in days.names if name.endswith(".json")]
+    days.files.put_new("_summaries/notes.txt", b"somebody else's")
+    days.files.put_new(f"_summaries/{manifest[:-5]}.stale", b"marked by who knew an older state")
+    forget_stale(days.files, days.state, EVER, EVER)
+    assert days.names == [manifest[:-5], manifest, "notes.txt"], "in use, and not marked any more"
 
 
 def test_merged_parts_are_summarised_anew(days):
@@ -155,7 +171,9 @@ def test_what_somebody_left_who_was_killed_counts_for_nothing(days):
     told = days.kept()
     assert told == days.read()
     assert len(days.stored_days) == 6
-    forget_stale(days.files, days.state, EVER)
+    forget_stale(days.files, days.state, EVER, NEVER)
+    assert len(days.stored_days) == 6, "it may be under way"
+    forget_stale(days.files, days.state, EVER, EVER)
     assert len(days.stored_days) == 3
     assert days.kept() == told
 
@@ -163,11 +181,12 @@ def test_what_somebody_left_who_was_killed_counts_for_nothing(days):
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda text: json.dumps(json.loads(text) | {"version": 0}),
+        lambda text: json.dumps(json.loads(text) | {"of": [0, 7_200_000, 600_000]}),
         lambda text: text[:-9],
         lambda text: "",
         lambda text: "[]",
-        lambda text: '{"version": 1, "days": 7}',
+        lambda text: json.dumps(json.loads(text) | {"days": 7}),
+        lambda text: json.dumps(json.loads(text) | {"days": {"2026-10-26": None}}),
     ],
 )
 def test_a_manifest_of_another_version_or_that_is_none_counts_for_nothing(days, spoil):
@@ -178,18 +197,53 @@ def test_a_manifest_of_another_version_or_that_is_none_counts_for_nothing(days, 
     assert len(days.stored_days) == 6
 
 
-def test_a_summary_that_somebody_has_removed_is_made_anew(days):
+@pytest.mark.parametrize("remove", [shutil.rmtree, lambda folder: next(folder.glob("*.parquet")).unlink()])
+def test_a_summary_of_which_somebody_has_removed_something_is_made_anew(days, remove):
     told = days.kept()
-    [monday, *_] = Path(days.table).glob("_summaries/*/day=2026-10-26")
-    shutil.rmtree(monday)
+    [monday] = Path(days.table).glob("_summaries/*/day=2026-10-26")
+    remove(monday)
     assert days.kept() == told
-    assert len(days.stored_days) == 3
+    assert days.stored_days.count("day=2026-10-26") == 2 - (remove is shutil.rmtree)
+
+
+@pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
+def test_days_are_those_of_utc_whatever_the_sessions_time_zone(days, session_setting, zone):
+    told = days.read()
+    session_setting("spark.sql.session.timeZone", zone)
+    assert days.kept() == told, "made"
+    assert days.kept() == told, "kept"
+    assert days.stored_days == ["day=2026-10-26", "day=2026-10-27", "day=2026-10-28"]
 
 
 def test_a_table_where_nothing_can_be_written_is_read_each_time(days, capsys):
     (Path(days.table) / "_summaries").symlink_to("/proc/nothing")
     assert days.kept() == days.read()
+    assert "/_summaries: summaries cannot be kept, so all is read again next time: [Errno " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fails", ["listed", "read", "put_new"])
+def test_summaries_that_belong_to_somebody_else_harm_neither_simulations_nor_ingests(days, monkeypatch, capsys, fails):
+    told = days.kept()
+    do = getattr(LocalFiles, fails)
+
+    def refuse(self, path, *arguments):
+        if path.startswith("_summaries"):
+            raise PermissionError(13, "Permission denied", path)
+        return do(self, path, *arguments)
+
+    monkeypatch.setattr(LocalFiles, fails, refuse)
+    assert days.kept() == told
+    for day in range(3):
+        days.ingest(day, 5)
+    said = capsys.readouterr().err
+    assert "/_summaries: summaries that count no more cannot be removed: [Errno 13] Permission denied" in said
+    assert read_state(days.files).version == 6
+
+
+def test_a_summary_that_spark_fails_to_write_is_told_with_its_cause(days, session_setting, capsys):
+    session_setting("spark.sql.parquet.compression.codec", "brotli")
+    assert days.kept() == days.read()
     said = capsys.readouterr().err
     assert "summaries cannot be kept" in said
-    assert "_summaries" in said
-    assert read_state(days.files).version == 3
+    assert "BrotliCodec" in said, "the cause of it, and not that a job failed"
+    assert days.names == []

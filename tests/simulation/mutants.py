@@ -168,6 +168,11 @@ class _Changed:
         return getattr(self._of, name)
 
 
+def _of_listener(facts: ConnectionFacts, **changes: Any) -> Any:
+    """The same facts, but for some that are its listener's."""
+    return _Changed(facts, listener=_Changed(facts.listener, **changes))
+
+
 class UnchargedFrameOfATrain(Mutant):
     """Of several like frames that are charged together one is left out."""
 
@@ -330,7 +335,7 @@ class TokensNotGivenBack(Mutant):
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
         real = facts.listener.ledger
         ledger: Any = _Changed(real, buckets=_Changed(real.buckets, give_back=lambda *_: None))
-        return decide(ask, replace(facts, listener=replace(facts.listener, ledger=ledger)), now_ms)
+        return decide(ask, _of_listener(facts, ledger=ledger), now_ms)
 
 
 class RefusalWithoutMute(Mutant):
@@ -369,7 +374,7 @@ class ValidationCharged(Mutant):
     shows_in = staticmethod(_about_topics)
 
     def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
-        return decide(ask, replace(facts, charge_validate_only=True), now_ms)
+        return decide(ask, _of_listener(facts, charge_validate_only=True), now_ms)
 
 
 class FailedAlterationToldAsDone(Mutant):
@@ -582,7 +587,7 @@ MUTANTS = {
     RefusalWithoutMute: "",
     RefusedTopicsSentOn: "other bytes to the node",
     StrictTooEarly: "",
-    ValidationCharged: "",
+    ValidationCharged: "other bytes to the node",
     FailedAlterationToldAsDone: "tells of its alterations",
     AlterationLost: "the quotas are",
     RefusedStillCount: "may go on",

@@ -124,6 +124,9 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
     assert total.worst_held_bytes > 100_000
 
 
+OWN_FAULTS = ("TypeError", "AttributeError", "NameError")
+
+
 def first_failure(make_relay):
     for seed in range(SEEDS_FOR_A_BUG):
         world = world_of(seed)
@@ -144,6 +147,7 @@ def test_a_bug_put_in_on_purpose_is_found(mutant, symptom):
     seed, failure = first_failure(mutant)
     assert seed is not None
     assert symptom in failure
+    assert not failure.startswith(OWN_FAULTS), "what breaks is the mutant"
 
 
 @pytest.mark.parametrize("mutant", [AnswersOutOfOrder, EndlessMute, LostPartialFrame])
