@@ -70,6 +70,7 @@ class Shell:
         self.lingering = True
 
     def gone(self, connection):
+        assert self.lingering
         self.lingering = False
 
     async def client_sends(self, data):
