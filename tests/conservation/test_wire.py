@@ -1,11 +1,15 @@
-"""The wire knows where frames begin, however TCP has cut them."""
+"""The wire knows where frames begin, however TCP has cut them, and loses nothing by itself."""
 
+import asyncio
+import socket
+from contextlib import closing
 from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conservation.wire import Frame, Frames
+from tests.conservation.wire import Frame, Frames, Wire
+from tests.patience import PATIENCE_S
 
 
 @given(st.lists(st.tuples(st.integers(0, 70), st.binary(min_size=6, max_size=50)), max_size=12), st.data())
@@ -20,3 +24,20 @@ def test_frames_are_found_however_they_are_cut(requests, data):
         found += [Frame(begin + at, length, api) for at, length, api in frames.begun_in(stream[begin:end])]
     expected = zip(begins, map(len, sent), (api for api, _ in requests), strict=False)
     assert found == [Frame(*frame) for frame in expected]
+
+
+async def test_what_is_sent_before_the_other_side_is_there_arrives():
+    """The bytes are in the kernel before the wire hears of the connection."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as node, closing(socket.socket()) as free:
+        free.bind(("127.0.0.1", 0))
+        at = free.getsockname()
+        free.close()
+        await Wire("1").listen("front", at, node.getsockname())
+        with closing(socket.create_connection(at)) as client:
+            client.sendall(b"early")
+            node.setblocking(False)
+            reached, _ = await asyncio.get_running_loop().sock_accept(node)
+            with closing(reached):
+                reached.setblocking(False)
+                async with asyncio.timeout(PATIENCE_S):
+                    assert await asyncio.get_running_loop().sock_recv(reached, 100) == b"early"

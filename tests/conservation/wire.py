@@ -90,6 +90,10 @@ class End(asyncio.Protocol):
         self.transport: asyncio.Transport | None = None
         self.held: set[str] = set()
 
+    def _begin(self) -> None:
+        if self.held and self.transport is not None and not self.transport.is_closing():
+            self.transport.pause_reading()
+
     def hold(self, why: str) -> None:
         """Do not read until `release` of the last reason."""
         self.held.add(why)
@@ -113,8 +117,8 @@ class End(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
-        if self.held:
-            transport.pause_reading()
+        # Not at once: only newer CPythons than Debian's 3.11.2 obey it here, and what comes too early would be lost.
+        asyncio.get_running_loop().call_soon(self._begin)
 
     def data_received(self, data: bytes) -> None:
         self._connection.pass_on(self.way, data)
