@@ -99,6 +99,8 @@ def certify(path: str, tls: TlsConfig) -> Certified:
 
 
 _VERIFY_MODES = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_CIPHERS = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+"""CPython's own choice, if none is configured: a distribution may have built it with another one, as Debian has."""
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -106,7 +108,9 @@ def _new_context(path: str, protocol: int, tls: TlsConfig) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = _VERSIONS[tls.min_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    if (ciphers := tls.ciphers) is not None:
+    if (ciphers := tls.ciphers) is None:
+        context.set_ciphers(_CIPHERS)
+    else:
         _use(f"{path}.ciphers", ciphers, lambda: context.set_ciphers(ciphers))
         _refuse_weak_ciphers(f"{path}.ciphers", context)
     if (ca_file := tls.ca_file) is not None:

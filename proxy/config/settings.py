@@ -131,7 +131,7 @@ class UpstreamTlsConfig(Settings):
     """The oldest version of TLS that is spoken."""
 
     ciphers: Ciphers = None
-    """What TLS 1.2 may encrypt with, as a list of OpenSSL; OpenSSL's own choice without it."""
+    """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
 
     def problems(self) -> list[str]:
         """What is wrong with them together."""
@@ -268,7 +268,7 @@ class ListenerTlsConfig(Settings):
     """The oldest version of TLS that is spoken."""
 
     ciphers: Ciphers = None
-    """What TLS 1.2 may encrypt with, as a list of OpenSSL; OpenSSL's own choice without it."""
+    """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
 
     def problems(self) -> list[str]:
         """What is wrong with them together."""
