@@ -7,7 +7,7 @@ from itertools import islice
 
 from proxy.clock import Clock
 from proxy.relay.actions import Throttled
-from proxy.verdicts.decide import measured_client_id
+from proxy.verdicts.client_ids import measured_client_id
 from proxy.verdicts.facts import ConnectionFacts
 from quotas.entities import Entity, QuotaType, SensorTags
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey

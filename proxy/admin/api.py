@@ -16,7 +16,7 @@ from proxy.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_fo
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.metrics import CapTotals
-from proxy.verdicts.decide import measured_client_id
+from proxy.verdicts.client_ids import measured_client_id
 from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
 from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey

@@ -20,7 +20,7 @@ from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.explained import Cap, Form, Observed, Origin, explained_form
 from proxy.logs import shown
-from proxy.verdicts.decide import measured_client_id
+from proxy.verdicts.client_ids import measured_client_id
 from quotas.entities import DEFAULT, Entity, is_ip
 from quotas.explain import Client
 from quotas.explain import explain as explain_client

@@ -45,7 +45,7 @@ from proxy.relay.actions import CloseReason, Errand, RelayLimits, Side, Throttle
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.relay.use import MUTATION, Client, Meter
-from proxy.verdicts.decide import measured_client_id
+from proxy.verdicts.client_ids import measured_client_id
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from proxy.verdicts.sasl import Identity, SaslRules
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, addressing
@@ -380,7 +380,7 @@ class Listener:
         user = NOBODY if self._demands_sasl else arrival.user
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
         meet = None if self._meter is None else partial(self._meet, facts)
-        relay = Relay(self._ledger, tally, self._relay_limits, meet)
+        relay = Relay(self._ledger, tally, self._relay_limits, facts.bind, meet)
         connection = Connection(relay, facts, self, self._clock, arrival.log)
         facts.note_identity = partial(self._note_identity, connection, arrival.log)
         connection.client_connected(arrival.tls or arrival.socket)

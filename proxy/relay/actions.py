@@ -7,7 +7,6 @@ from enum import Enum
 from protocol.requests import INT32_MAX
 from protocol.splices import Splice
 from quotas.entities import QuotaType
-from quotas.ledger import Binding
 from quotas.sources.source import Alteration
 
 
@@ -80,7 +79,6 @@ class CloseReason(_Quick):
 class AskKind(_Quick):
     """What somebody else must decide.
 
-    BINDING: `frame` is the raw client id of a request; the verdict carries a binding.
     ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices.
     QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
     MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one.
@@ -89,7 +87,6 @@ class AskKind(_Quick):
     node did not tell. The verdict says where the exchange stands, or what is to be enquired first.
     """
 
-    BINDING = "binding"
     ADDRESSES = "addresses"
     API_VERSIONS = "api_versions"
     QUOTA_API = "quota_api"
@@ -208,7 +205,6 @@ class Verdict:
 
     splices: tuple[Splice, ...] = ()
     throttle_at: int = -1
-    binding: Binding | None = None
     answer: bytes | None = None
     close: Close | None = None
     enquiries: tuple[bytes, ...] = ()

@@ -1,6 +1,6 @@
 """The answer side of a relay: what the node sends is matched, charged, told its throttle time, and sent on."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
@@ -25,14 +25,14 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
-from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Carriage, Piece, add_run, send_through
+from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Bind, Carriage, Meet, Piece, add_run, send_through
 from proxy.relay.loans import Loans
 from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, AnswerKind, Plan
 from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
 from proxy.relay.tally import Tally
-from proxy.relay.use import Client, Use
+from proxy.relay.use import Use
 from proxy.relay.withheld import decisive_bytes, empty_answer
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
@@ -94,10 +94,8 @@ class AnswerSide(Carriage):
         "_to_drop",
     )
 
-    def __init__(
-        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
-    ) -> None:
-        super().__init__(ledger, tally, limits, meet)
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+        super().__init__(ledger, tally, limits, bind, meet)
         self._loans = Loans(ledger.sensors)
         self._slow_us = -1
         self._max_answer_bytes = limits.max_answer_bytes

@@ -1,6 +1,5 @@
 """What SASL means to a relay: whether frames are bare tokens, who may send what by now, and what a mute lets pass."""
 
-from collections.abc import Callable
 from struct import Struct
 from typing import Final
 
@@ -9,11 +8,10 @@ from protocol.requests import MAX_ASKED_BYTES
 from protocol.sasl import SASL_APIS
 from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Exchange, RelayLimits, Side
 from proxy.relay.answer_side import AnswerSide
-from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED
+from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Bind, Meet
 from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
 from proxy.relay.request import Refusal, Request, read_request
 from proxy.relay.tally import Tally
-from proxy.relay.use import Client
 from quotas.ledger import Binding, Ledger
 
 _HEAD = Struct(">ihh")
@@ -43,10 +41,8 @@ class Authentication(AnswerSide):
         "_unproven",
     )
 
-    def __init__(
-        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
-    ) -> None:
-        super().__init__(ledger, tally, limits, meet)
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+        super().__init__(ledger, tally, limits, bind, meet)
         self._max_frame_bytes = limits.max_frame_bytes
         self._bindings: dict[bytes, Binding] = {}
         self._request_ticket = NO_TICKET

@@ -10,9 +10,14 @@ from proxy.relay.service_times import ServiceTimes
 from proxy.relay.tally import Tally
 from proxy.relay.use import PLACE, REQUEST, Client, Use
 from quotas.entities import QuotaType
-from quotas.ledger import Ledger
+from quotas.ledger import Binding, Ledger
 
 Piece = bytes | memoryview
+
+Bind = Callable[[bytes, int], Binding]
+"""Says which sensors measure a raw client-id, at a time in ms."""
+Meet = Callable[[bytes], Client]
+"""Says whose use it is that somebody with this raw client-id makes."""
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
 # that hangs up is noticed. Behind a Fetch with a quota nothing is taken until it is answered: a broker, too, has one
@@ -37,6 +42,7 @@ class Carriage:
     """The state of a relay that its request side and its answer side both work on."""
 
     __slots__ = (
+        "_bind",
         "_charge",
         "_charge_unthrottled",
         "_client_blocked",
@@ -66,12 +72,11 @@ class Carriage:
         "throttled_ms",
     )
 
-    def __init__(
-        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
-    ) -> None:
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
         self._ledger = ledger
+        self._bind = bind
         self._meet = meet
-        """Says who somebody with this client-id is; None: use is not metered."""
+        """None: use is not metered."""
         self._clients: dict[bytes, Client] = _NOBODY if meet is None else {}
         self._coming: Use | None = None
         """Of the request that is being sent on."""

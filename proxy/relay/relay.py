@@ -1,7 +1,5 @@
 """The relay in Python: the reference that any other make is held to."""
 
-from collections.abc import Callable
-
 from protocol.errors import ProtocolError
 from proxy.relay.actions import (
     Action,
@@ -13,13 +11,13 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
-from proxy.relay.carriage import ASKING, ENDS_WITH_ANSWERS, NO_TICKET, THROTTLED, UNCONNECTED
+from proxy.relay.carriage import ASKING, ENDS_WITH_ANSWERS, NO_TICKET, THROTTLED, UNCONNECTED, Bind, Meet
 from proxy.relay.patience import Awaited
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal
 from proxy.relay.request_side import RequestSide
 from proxy.relay.tally import Tally
-from proxy.relay.use import REQUEST, Client
+from proxy.relay.use import REQUEST
 from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 
@@ -43,10 +41,8 @@ class Relay(RequestSide):
         "ended_idle",
     )
 
-    def __init__(
-        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
-    ) -> None:
-        super().__init__(ledger, tally, limits, meet)
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+        super().__init__(ledger, tally, limits, bind, meet)
         self._closed = False
         self._client_eof = False
         self.ended_idle = False
@@ -145,10 +141,8 @@ class Relay(RequestSide):
             self._mute &= ~ASKING
             if verdict.exchange is not None:
                 self._note_exchange(verdict.exchange)
-            elif verdict.binding is None:
-                self._decided, self._decided_ms = verdict, now_ms
             else:
-                self._bind(verdict.binding)
+                self._decided, self._decided_ms = verdict, now_ms
             self._go_on_with_requests(actions, now_ms)
         else:
             self._answer_ticket = NO_TICKET

@@ -1,6 +1,6 @@
 """The request side of a relay: what the client sends is read, charged, decided about, and sent on to the node."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from struct import Struct
 
@@ -31,6 +31,8 @@ from proxy.relay.carriage import (
     IN_FLIGHT_FULL,
     THROTTLED,
     UNCONNECTED,
+    Bind,
+    Meet,
     Piece,
     add_run,
     send_through,
@@ -39,7 +41,7 @@ from proxy.relay.likeness import Likeness, likeness_of
 from proxy.relay.plans import FETCH, PRODUCE, UNKNOWN_API_VERSIONS
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
-from proxy.relay.use import Client, Use
+from proxy.relay.use import Use
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
 
@@ -57,7 +59,6 @@ class RequestSide(Authentication):
     """From the client to the node."""
 
     __slots__ = (
-        "_asked_client_id",
         "_buckets",
         "_client_paused",
         "_decided",
@@ -73,10 +74,8 @@ class RequestSide(Authentication):
         "_timed",
     )
 
-    def __init__(
-        self, ledger: Ledger, tally: Tally, limits: RelayLimits, meet: Callable[[bytes], Client] | None = None
-    ) -> None:
-        super().__init__(ledger, tally, limits, meet)
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+        super().__init__(ledger, tally, limits, bind, meet)
         self._buckets = ledger.buckets
         self._timed = False
         self._likeness: Likeness | None = None
@@ -86,7 +85,6 @@ class RequestSide(Authentication):
         self._client_paused = False
         self._fetched_from: set[int] = set()
         self._node_blocked = False
-        self._asked_client_id = b""
         self._enquiries = 0
         self._decided: Verdict | None = None
         self._decided_ms = 0
@@ -161,9 +159,7 @@ class RequestSide(Authentication):
                         continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
-                    self._ask_for_binding(request, after)
-                    self._keep(request, at)
-                    break
+                    binding = self._bound(request.client_id, now_ms)
                 request.binding = binding if request.plan.charged else None
                 if request.plan.asked is not None:
                     if _is_asked(request, binding):
@@ -336,27 +332,13 @@ class RequestSide(Authentication):
             self._opening = True
             after.append(_OPEN_UPSTREAM)
 
-    def _ask_for_binding(self, request: Request, after: list[Action]) -> None:
-        self._mute |= ASKING
-        self._request_ticket = self._next_ticket()
-        self._asked_client_id = request.client_id
-        plan = request.plan
-        after.append(
-            Ask(
-                self._request_ticket,
-                AskKind.BINDING,
-                _CLIENT,
-                plan.api_key,
-                plan.api_version,
-                request.client_id,
-            )
-        )
-
-    def _bind(self, binding: Binding) -> None:
-        if len(self._bindings) >= _MAX_BINDINGS or len(self._asked_client_id) > LONG_CLIENT_ID_BYTES:
+    def _bound(self, client_id: bytes, now_ms: int) -> Binding:
+        """The binding of a client-id that has none yet, or whose quotas have changed."""
+        if len(self._bindings) >= _MAX_BINDINGS or len(client_id) > LONG_CLIENT_ID_BYTES:
             self._bindings.clear()
-        self._bindings[self._asked_client_id] = binding
+        binding = self._bindings[client_id] = self._bind(client_id, now_ms)
         self._timed |= binding.costs is not None
+        return binding
 
     def _take_up_again(self) -> bool:
         """True, once, when what is in flight no longer keeps further requests from being taken."""

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import lru_cache
-from hashlib import sha256
 
 from protocol.addresses import address_splices, rewritable
 from protocol.api_versions import Answered, intersect
@@ -10,12 +9,9 @@ from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_des
 from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
 from proxy.relay.plans import PLANS, plan_key, walk_answer
-from proxy.relay.request import LONG_CLIENT_ID_BYTES
 from proxy.verdicts import mutations, quota_api
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
 from proxy.verdicts.steps import Steps, collected
-from quotas.ledger import Binding
-from quotas.quota_table import QuotaTable
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
@@ -35,25 +31,6 @@ def _close(ask: Ask, error: ProtocolError) -> Verdict:
     from_client = ask.side is Side.CLIENT
     reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED
     return Verdict(close=Close(reason, str(error)))
-
-
-def measured_client_id(raw: bytes, table: QuotaTable) -> str:
-    """The name under which a client id is measured: a very long one under a digest, unless a quota names it."""
-    client_id = raw.decode(errors="replace")
-    if len(raw) <= LONG_CLIENT_ID_BYTES or table.names_long_client_id(client_id):
-        return client_id
-    return f"{client_id[:64]}… sha256 {sha256(raw).hexdigest()}"
-
-
-def _decide_binding(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
-    """Which sensors measure this client id of this user at this node."""
-    return Verdict(binding=_binding(ask.frame, facts, now_ms))
-
-
-def _binding(raw_client_id: bytes, facts: ConnectionFacts, now_ms: int) -> Binding:
-    listener = facts.listener
-    client_id = measured_client_id(raw_client_id, listener.ledger.table)
-    return listener.ledger.bind(listener.virtual_cluster, facts.node_id, facts.user, client_id, now_ms)
 
 
 def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
@@ -121,14 +98,13 @@ def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     """Which topics are created, deleted or extended, and what that costs; what came of it."""
     if ask.side is Side.NODE:
         return mutations.settle(ask, facts, now_ms)
-    return mutations.judge(ask, _binding(ask.client_id, facts, now_ms), facts, now_ms)
+    return mutations.judge(ask, facts.bind(ask.client_id, now_ms), facts, now_ms)
 
 
 _remembered_offer = lru_cache(maxsize=64)(_offer)
 """The nodes of a cluster say the same to everybody, but for the correlation id."""
 
 _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand | Work]] = {
-    AskKind.BINDING: _decide_binding,
     AskKind.ADDRESSES: _decide_addresses,
     AskKind.API_VERSIONS: _decide_api_versions,
     AskKind.QUOTA_API: _decide_quota_api,

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.api_versions import ANSWERED, Answered
+from proxy.verdicts.client_ids import measured_client_id
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.verdicts.sasl import Identity, Login, SaslRules
 from quotas.entities import Entity
-from quotas.ledger import Ledger
+from quotas.ledger import Binding, Ledger
 from quotas.sources.source import Quotas
 
 
@@ -79,6 +80,12 @@ class ConnectionFacts:
         if self._login is None:
             self._login = Login(self.listener.sasl)
         return self._login
+
+    def bind(self, raw_client_id: bytes, now_ms: int) -> Binding:
+        """Which sensors measure this client id of this user at this node."""
+        listener = self.listener
+        client_id = measured_client_id(raw_client_id, listener.ledger.table)
+        return listener.ledger.bind(listener.virtual_cluster, self.node_id, self.user, client_id, now_ms)
 
     def become(self, identity: Identity) -> None:
         """The client has proven to be somebody: that user's quotas and rights are its own from now on."""

@@ -107,8 +107,8 @@ class Client:
 
     def __init__(self, ledger: Ledger, load: Load, number: int, now_us: int) -> None:
         self.user, self.client_id = client_name(number)
-        self._relay = Relay(ledger, Tally(), RelayLimits())
         self._facts = ConnectionFacts(ListenerFacts("bench", _Nodes(), ledger, carried), 1, self.user)
+        self._relay = Relay(ledger, Tally(), RelayLimits(), self._facts.bind)
         self._requests = bytearray(b"".join(_request(load, self.client_id) for _ in range(load.depth)))
         self._answers = bytearray(b"".join(_answer(load) for _ in range(load.depth)))
         self._request_bytes = len(self._requests) // load.depth

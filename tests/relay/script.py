@@ -20,10 +20,11 @@ from proxy.relay.actions import (
 )
 from proxy.relay.tally import Tally
 from proxy.relay.use import Client, Counts, Meter
-from proxy.verdicts.decide import decide, measured_client_id
+from proxy.verdicts.client_ids import measured_client_id
+from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts, NoPortForNode
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
+from quotas.ledger import Binding, Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import RequestCosts
 from quotas.sensors import Sensors
@@ -104,7 +105,7 @@ class Script:
         self.read_bytes = 0
         self.counted: list[Counts] = []
         self.metered = [0, 0]
-        self.relay = _Fed(make(self.ledger, self.tally, limits or RelayLimits(), self._meet), self)
+        self.relay = _Fed(make(self.ledger, self.tally, limits or RelayLimits(), self._bind, self._meet), self)
         self.facts = ConnectionFacts(ListenerFacts("main", self.nodes, self.ledger, carried), 1, "ANONYMOUS")
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
         self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
@@ -119,6 +120,9 @@ class Script:
         """Open the upstream connection as the first request would, and drop that request's traces."""
         self.do(self.relay.on_writable(Side.NODE, NOW_US))
         return self
+
+    def _bind(self, raw_client_id: bytes, now_ms: int) -> Binding:
+        return self.facts.bind(raw_client_id, now_ms)
 
     def _meet(self, raw_client_id: bytes) -> Client:
         facts = self.facts

@@ -12,6 +12,7 @@ from proxy.relay.likeness import Likeness
 from proxy.virtual_cluster import ListenerPorts, NodeDirectory
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
+from tests.quota_frames import describe_request
 from tests.relay.frames import (
     API_VERSIONS,
     fetch,
@@ -161,19 +162,27 @@ def test_a_verdict_that_comes_late_holds_only_its_own_direction(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1, client_id=b"a"))
     script.hold_verdicts = True
-    assert script.client(heartbeat(2, client_id=b"b") + heartbeat(3, client_id=b"a")) == b""
+    assert script.client(describe_request([], corr=2) + heartbeat(3, client_id=b"a")) == b""
     assert script.node(heartbeaten(1)) == heartbeaten(1)
     script.answer_asks()
-    assert script.sent[Side.NODE].endswith(heartbeat(2, client_id=b"b") + heartbeat(3, client_id=b"a"))
+    assert script.sent[Side.NODE].endswith(heartbeat(3, client_id=b"a"))
+
+
+def test_client_ids_that_are_met_for_the_first_time_hold_nothing_up(make_relay):
+    script = Script(make_relay).connected()
+    script.hold_verdicts = True
+    requests = b"".join(heartbeat(i, client_id=b"c%d" % (i % 7)) for i in range(20))
+    assert script.client(requests) == requests
+    assert script.asks == []
 
 
 def test_a_verdict_with_a_stale_ticket_is_dropped(make_relay):
     script = Script(make_relay).connected()
     script.hold_verdicts = True
-    script.client(heartbeat(1))
+    script.client(describe_request([]) + heartbeat(2))
     assert script.relay.on_verdict(99, Verdict(), NOW_US) == []
     script.answer_asks()
-    assert script.sent[Side.NODE] == heartbeat(1)
+    assert script.sent[Side.NODE] == heartbeat(2)
 
 
 def test_a_null_client_id_is_the_empty_one(make_relay):

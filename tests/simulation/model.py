@@ -141,6 +141,8 @@ class Model:
         self._times = ledger.request_sensors
         self._bound: dict[bytes, int | None] = {}
         """By client id, the sensor of request time in the binding that the relay has."""
+        self._to_look_up: deque[tuple[bytes, int | None]] = deque()
+        """The same of what it was told, and no request has been seen with."""
         self._begun_ms = -1
         self._charged_us = 0.0
 
@@ -228,8 +230,6 @@ class Model:
             self._decided = Decided(now_ms, frame=ask.frame)
         elif self._decided is not None:
             self._decided.at_ms = now_ms
-        if verdict.binding is not None:
-            self._bind(ask.frame, verdict.binding)
         self._asks.pop(ask.ticket, None)
 
     def _note_exchange(self, ask: Ask) -> None:
@@ -425,6 +425,7 @@ class Model:
         proof = ask.kind is AskKind.SASL and not ask.frame
         if ask.side is CLIENT and ask.kind is not AskKind.SASL:
             self._may_be_over = False
+            self._look_up(ask.client_id)
         if (ask.kind is AskKind.MUTATION or proof) and ask.side is CLIENT:
             require(not self._enquiring, "asks before all is enquired")
             require(ask.enquired == tuple(self._enquired), "asks with other answers than were enquired")
@@ -594,6 +595,7 @@ class Model:
     def _take(self, now_ms: int) -> None:
         """The next frame begins to go to the node."""
         self._take_own(now_ms)
+        self._take_enquired()
         head = self._next()
         require(isinstance(head, wire.Head), f"sent on what is no request: {head}, {bytes(self._requests[:20])!r}")
         assert isinstance(head, wire.Head)
@@ -615,6 +617,7 @@ class Model:
         self._enquired.clear()
         self._told.clear()
         self._told_nonsense = False
+        self._look_up(head.client_id)
         fetch_handle = self._charge_produce(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
@@ -877,10 +880,16 @@ class Model:
         require(sensor == binding.request, f"{head} is measured by {sensor} instead of {binding.request}")
         return sensor
 
-    def _bind(self, client_id: bytes, binding: Binding) -> None:
-        if len(self._bound) >= MOST_BOUND or len(client_id) > 1024:
-            self._bound.clear()
-        self._bound[client_id] = binding.request
+    def told_binding(self, client_id: bytes, binding: Binding) -> None:
+        """The relay was told which sensors measure a client-id: with the next request of that."""
+        self._to_look_up.append((client_id, binding.request))
+
+    def _look_up(self, client_id: bytes) -> None:
+        """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked."""
+        while self._to_look_up and self._to_look_up[0][0] == client_id:
+            if len(self._bound) >= MOST_BOUND or len(client_id) > 1024:
+                self._bound.clear()
+            self._bound[client_id] = self._to_look_up.popleft()[1]
 
     def _check_time_charges(self, now_ms: int) -> None:
         """No more time is charged than such requests cost."""

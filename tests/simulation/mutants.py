@@ -27,6 +27,7 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
+from proxy.relay.carriage import Bind
 from proxy.relay.patience import Awaited, Patience, TimeOuts, Waiting
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
@@ -86,8 +87,8 @@ class Mutant:
 
     shows_in: Callable[[WorldPlan], bool] = staticmethod(_anywhere)
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        self.sound = Relay(self.seen_ledger(ledger), tally, limits)
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+        self.sound = Relay(self.seen_ledger(ledger), tally, limits, bind)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sound, name)
@@ -198,8 +199,8 @@ class DelayForgotten(Mutant):
 
     shows_in = staticmethod(_delaying)
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        super().__init__(ledger, tally, replace(limits, delays=False))
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+        super().__init__(ledger, tally, replace(limits, delays=False), bind)
 
 
 class HeldAnswerLostAtTheEnd(Mutant):
@@ -267,8 +268,8 @@ class OwnAnswerTooEarly(Mutant):
 class OneByteShort(Mutant):
     """A train ends one byte too early; that byte goes out with the next one."""
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        super().__init__(ledger, tally, limits)
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+        super().__init__(ledger, tally, limits, bind)
         self._kept = b""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
@@ -522,8 +523,8 @@ class FailureIsForgotten(Mutant):
 class NobodyMustLogIn(Mutant):
     """Requests pass before a login has succeeded."""
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits) -> None:
-        super().__init__(ledger, tally, replace(limits, authenticates=False))
+    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+        super().__init__(ledger, tally, replace(limits, authenticates=False), bind)
 
 
 # ---------------------------------------------------------------------- time-outs

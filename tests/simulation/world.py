@@ -9,13 +9,14 @@ from random import Random
 from protocol.api_versions import carried
 from proxy.acceptor.admission import Place
 from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
+from proxy.relay.carriage import Bind
 from proxy.relay.patience import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.verdicts.sasl import Identity
-from quotas.ledger import Ledger
+from quotas.ledger import Binding, Ledger
 from quotas.sources.source import tables_of
 from tests.simulation import wire
 from tests.simulation.acceptor import Acceptor, Storm, Visit
@@ -30,7 +31,7 @@ from tests.simulation.quota_calls import Book, quotas_of
 from tests.simulation.shell import Shell, SimulatedNodes, Trace
 from tests.simulation.topics import Cluster
 
-MakeRelay = Callable[[Ledger, Tally, RelayLimits], Relay]
+MakeRelay = Callable[[Ledger, Tally, RelayLimits, Bind], Relay]
 
 BEGIN_MS = 1_000_000
 MOST_EVENTS = 2_000_000
@@ -177,7 +178,9 @@ class _Party:
             delays=world.plan.delays,
             authenticates=world.plan.demands_sasl,
         )
-        self.relay = world.make_relay(world.ledger, world.tally, limits)
+        self.nodes = SimulatedNodes(world.around)
+        facts = self._facts(place)
+        self.relay = world.make_relay(world.ledger, world.tally, limits, partial(self._bind, facts))
         self.model = Model(
             world.plan,
             plan,
@@ -191,12 +194,11 @@ class _Party:
             world.exact_keys,
             self._events.now_ms,
         )
-        self.nodes = SimulatedNodes(world.around)
         self.shell = Shell(
             self._number,
             self.relay,
             self.model,
-            self._facts(place),
+            facts,
             self._events,
             self._client_link,
             world.plan.write_buffer_bytes,
@@ -225,6 +227,11 @@ class _Party:
         user = "" if world.plan.demands_sasl else USER
         told = partial(self._note_identity, place)
         return ConnectionFacts(listener, NODE_ID, user, self.plan.may_alter, self.plan.may_describe, told)
+
+    def _bind(self, facts: ConnectionFacts, raw_client_id: bytes, now_ms: int) -> Binding:
+        binding = facts.bind(raw_client_id, now_ms)
+        self.model.told_binding(raw_client_id, binding)
+        return binding
 
     def _note_identity(self, place: Place, identity: Identity) -> None:
         """Somebody has logged in, and may be one too many."""
