@@ -1,6 +1,6 @@
 """Who is measured by which sensor under a candidate, and that sensor: the proxy's own, alone in a table."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -102,17 +102,27 @@ class Meter:
         """As things stood."""
         self._rows.overwrite(self._handle, saved)
 
-    def using(self, operation: str) -> Callable[[float, int], int]:
-        """`use` for this operation: value and ms -> throttle time in ms. What is only charged takes a shorter way."""
+    def using(self, operation: str) -> Callable[[Iterator[tuple[int, float]]], int]:
+        """`use` for this operation of one after the other, ms and value, up to the first that is throttled: its
+        throttle time, or 0. What is only charged takes a shorter way; so does what may be lent: `lend` comes behind it.
+        """
         if operation == _CHARGE and self.use == self._charge:
-            return partial(self._sensors.charge, self._handle)
-        return partial(self.use, operation)
+            return partial(self._sensors.charge_each, self._handle)
+        return partial(self._use_each, operation)
+
+    def lend(self, value: float, now_ms: int) -> bool:
+        """Whether what was charged last, and throttled, is lent."""
+        self.lent = self._sensors.lend(self._handle, value, now_ms)
+        return self.lent
 
     def use_many(self, value: float, count: int, now_ms: int) -> bool:
         """Record `count` requests, `value` in all, if it is plain that none is throttled; else do nothing: False."""
         if self.use != self._charge:
             return False
         return self._sensors.charge_unthrottled(self._handle, value, count, now_ms)
+
+    def _use_each(self, operation: str, uses: Iterator[tuple[int, float]]) -> int:
+        return next((told_ms for now_ms, value in uses if (told_ms := self.use(operation, value, now_ms))), 0)
 
     def _charge(self, operation: str, value: float, now_ms: int) -> int:
         sensors, handle = self._sensors, self._handle

@@ -4,7 +4,7 @@ What comes of that is what `replay.SensorReplay` makes of what `recorded.demands
 nobody to take turns with, so nothing is queued and no demand is kept.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapreplace
 
 from pipeline.meter import Meter
@@ -31,44 +31,54 @@ class QueueReplay:
         """1 if something was left to send."""
         self._meter = meter
         self._is_lending = quota_type in LENT
-        self._use = meter.using(LENT.get(quota_type, Operation.CHARGE))
+        self._use_each = meter.using(Operation.CHARGE)
         self._free: list[int] = []
+        self._free_ms = _LONG_AGO
+        """From when on the next request might have gone, but for what was lent and had to be paid."""
+        self._last = (Throttling(), 0.0, 0)
+        """Whose the last request was, its value, and when it went."""
 
     def run(self, events: Sequence[Event], kind: Client, until_ms: int) -> None:
         """All of a queue, up to a time."""
-        lanes = events[0].lanes
-        free = self._free = [_LONG_AGO] * lanes
-        mutes = [(_LONG_AGO, 0)] * lanes
-        clients = self.clients
+        self._free = [_LONG_AGO] * events[0].lanes
+        sends = self._sends(events, kind, until_ms)
+        while throttle_ms := self._use_each(sends):
+            client, value, now_ms = self._last
+            self._mute(client, throttle_ms, now_ms)
+            self._free_ms = self._free[0]
+            lent = self._is_lending and self._meter.lend(value, now_ms)
+            if lent and not self._pay(client, value, now_ms + throttle_ms, until_ms):
+                self.waiting = 1
+                return
+
+    def _sends(self, events: Sequence[Event], kind: Client, until_ms: int) -> Iterator[tuple[int, float]]:
+        """When each request goes, and its value; of who is greedy, more of it."""
+        mutes = [(_LONG_AGO, 0)] * events[0].lanes
+        free, clients, everybody = self._free, self.clients, self.all
         for event in events:
             now_ms, lag_ms, greedy_until_ms = held(event, mutes, kind)
             if free[0] > now_ms:
                 now_ms = free[0] + lag_ms
-            client = clients.get(event.client)
-            if client is None and now_ms < until_ms:
-                client = clients[event.client] = Throttling()
-            if client is None or not self._send(client, event.value, now_ms, greedy_until_ms, until_ms):
+            value = event.value
+            while now_ms < until_ms:
+                client = clients.get(event.client)
+                if client is None:
+                    client = clients[event.client] = Throttling()
+                client.used += value
+                client.requests += 1
+                everybody.used += value
+                everybody.requests += 1
+                self._last = client, value, now_ms
+                yield now_ms, value
+                if not greedy_until_ms:
+                    break
+                due_ms = max(self._free_ms, now_ms) + GAP_MS
+                if due_ms >= greedy_until_ms:
+                    break
+                now_ms = max(due_ms, free[0])
+            else:
                 self.waiting = 1
                 return
-
-    def _send(self, client: Throttling, value: float, now_ms: int, greedy_until_ms: int, until_ms: int) -> bool:
-        """One request and, of who is greedy until then, more of it; whether there was time for that."""
-        use, free, everybody = self._use, self._free, self.all
-        while now_ms < until_ms:
-            client.used += value
-            client.requests += 1
-            everybody.used += value
-            everybody.requests += 1
-            throttle_ms = use(value, now_ms)
-            if throttle_ms:
-                self._mute(client, throttle_ms, now_ms)
-            due_ms = max(free[0], now_ms) + GAP_MS if greedy_until_ms else 0
-            if self._is_lending and self._meter.lent and not self._pay(client, value, now_ms + throttle_ms, until_ms):
-                return False
-            if due_ms >= greedy_until_ms:
-                return True
-            now_ms = max(due_ms, free[0])
-        return False
 
     def _pay(self, client: Throttling, value: float, now_ms: int, until_ms: int) -> bool:
         """Try to pay what was lent until it is paid; whether there was time for that."""

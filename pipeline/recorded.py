@@ -433,8 +433,9 @@ class _Sender:
         "_lets",
         "_per_s",
         "_queue",
+        "_rest_ms",
         "_story",
-        "_use",
+        "_use_each",
         "clients",
         "free",
         "lane",
@@ -452,12 +453,13 @@ class _Sender:
         self.recorded_ms = self.told_ms = 0
         self._story = story
         self._queue: deque[_Request] = deque()
-        self._use = story.meter.using(OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE))
+        self._use_each = story.meter.using(OVERDRAWN.get(quota_type, Operation.CHARGE))
         self._is_lending = quota_type in LENT
         self._lets = quota_type in OVERDRAWN
         self._per_s = clients[0].live_per_s
         self._lent: list[tuple[int, float, int]] = []
         self._last_ms = _LONG_AGO
+        self._rest_ms = 0
 
     @property
     def off_ms(self) -> int:
@@ -496,6 +498,25 @@ class _Sender:
         if requests:
             self._last_ms = requests[-1][0]
 
+    def is_foretold(self, requests: Sequence[_Request], sent: Sequence[_Told], most_ms: float) -> bool:
+        """Whether these would be sent, to the last one, as others were that came as things stand; or would be until for
+        `most_ms`, or longer, more was throttled than should have been.
+        """
+        if self._is_lending:
+            return False
+        free, most_ms = list(self.free), most_ms + self.recorded_ms - self.told_ms
+        wanted = chain(self._queue, requests)
+        for told, (due_ms, value, _, _, rest_ms) in zip(sent, wanted, strict=False):
+            _, _, _, at_ms, its_value, throttle_ms, _, _ = told
+            if value != its_value or max(due_ms, free[0]) != at_ms:
+                return False
+            if throttle_ms:
+                heapreplace(free, at_ms + throttle_ms + rest_ms)
+                most_ms -= throttle_ms
+                if most_ms <= 0:
+                    return True
+        return next(wanted, None) is None
+
     def next_ms(self) -> int:
         """When the next request goes, or is to be paid; _FOREVER when there is none."""
         next_ms = max(self._queue[0][0], self.free[0]) if self._queue else _FOREVER
@@ -512,34 +533,43 @@ class _Sender:
         """Send, or pay for, all whose turn is before `until_ms`; when the next one's is. Or until for `most_ms`, or
         longer, more was throttled than should have been.
         """
-        queue, free, lent, story = self._queue, self.free, self._lent, self._story
-        use, meter, events = self._use, story.meter, story.events
-        lane, lanes, lets, is_lending = self.lane, len(free), self._lets, self._is_lending
-        most_ms += self.recorded_ms
+        use_each, most_ms = self._use_each, most_ms + self.recorded_ms
         while True:
-            at_ms = _FOREVER
-            if queue:
-                due_ms, free_ms = queue[0][0], free[0]
-                at_ms = due_ms if due_ms > free_ms else free_ms
-            if lent and lent[0][0] <= at_ms:
-                at_ms = lent[0][0]
-                if at_ms >= until_ms:
-                    return at_ms
-                throttle_ms = self._pay()
-            else:
-                if at_ms >= until_ms:
-                    return at_ms
-                _, value, client, refused_ms, rest_ms = queue.popleft()
-                throttle_ms = use(value, at_ms)
-                events.append((client, lane, lanes, at_ms, value, throttle_ms, refused_ms, lets))
-                if throttle_ms:
-                    heapreplace(free, at_ms + throttle_ms + rest_ms)
-                if is_lending and meter.lent:
-                    heappush(lent, (at_ms + throttle_ms, value, len(events) - 1))
-            if throttle_ms:
-                self.told_ms += throttle_ms
+            sends = self._sends(until_ms)
+            while throttle_ms := use_each(sends):
+                self._mute(throttle_ms)
                 if self.told_ms >= most_ms:
-                    return at_ms
+                    return until_ms
+            next_ms = self.next_ms()
+            if next_ms >= until_ms:
+                return next_ms
+            self.told_ms += self._pay()
+            if self.told_ms >= most_ms:
+                return until_ms
+
+    def _sends(self, until_ms: int) -> Iterator[tuple[int, float]]:
+        """When each is sent before `until_ms`, and its value, up to the first before which something is to be paid."""
+        queue, free, lent, events = self._queue, self.free, self._lent, self._story.events
+        lane, lanes, lets = self.lane, len(free), self._lets
+        while queue:
+            at_ms, value, client, refused_ms, self._rest_ms = queue[0]
+            if at_ms < free[0]:
+                at_ms = free[0]
+            if at_ms >= until_ms or (lent and lent[0][0] <= at_ms):
+                return
+            queue.popleft()
+            events.append((client, lane, lanes, at_ms, value, 0, refused_ms, lets))
+            yield at_ms, value
+
+    def _mute(self, throttle_ms: int) -> None:
+        """What was sent last was throttled."""
+        story = self._story
+        client, lane, lanes, at_ms, value, _, refused_ms, lets = story.events[-1]
+        story.events[-1] = (client, lane, lanes, at_ms, value, throttle_ms, refused_ms, lets)
+        self.told_ms += throttle_ms
+        heapreplace(self.free, at_ms + throttle_ms + self._rest_ms)
+        if self._is_lending and story.meter.lend(value, at_ms):
+            heappush(self._lent, (at_ms + throttle_ms, value, len(story.events) - 1))
 
     def _pay(self) -> int:
         """Pay for what is lent and first to be paid; the throttle time."""
@@ -601,7 +631,7 @@ class _Retelling:
                 sender.recorded_ms += portion.second.throttled_ms
             self._tell(own, [*own, *(one for one in self._busy if one not in own)], wall_s * 1000 + 1000)
         self._go_until(self._busy, _FOREVER)
-        return list(map(Event._make, self._story.events))
+        return list(map(tuple.__new__, repeat(Event), self._story.events))
 
     def _tell(self, own: _Second, involved: Sequence[_Sender], end_ms: int) -> None:
         recorded_ms = sum(portion.second.throttled_ms for portions in own.values() for portion in portions)
@@ -624,19 +654,23 @@ class _Retelling:
         best_off_ms: float,
         good_ms: float,
     ) -> Manner:
-        """Try all others, and have done what was best. `requests` have been tried; many manners come to the same."""
+        """Try all others, and have done what was best. `requests` have been tried; many manners come to the same, or
+        what they send does.
+        """
         involved = [sender for sender, _ in before.senders]
-        best, tried, told = self._manner, [requests], self._told_since(before)
+        best, told = self._manner, self._told_since(before)
+        tried, sent = [requests], [told[1]]
         self._restore(before)
         least_ms = sum(sender.over_ms for sender in involved)
         for manner in self._manners:
             if least_ms >= best_off_ms:
                 break
             requests = _requests(own, manner)
-            if requests in tried:
+            if requests in tried or self._is_foretold(requests, sent, involved, best_off_ms):
                 continue
-            tried.append(requests)
             off_ms = self._try(own, requests, involved, end_ms, best_off_ms)
+            tried.append(requests)
+            sent.append(self._story.events[before.events :])
             if off_ms < best_off_ms:
                 best, best_off_ms = manner, off_ms
                 if off_ms <= good_ms:
@@ -645,6 +679,18 @@ class _Retelling:
             self._restore(before)
         self._tell_again(told)
         return best
+
+    def _is_foretold(
+        self,
+        requests: list[list[_Request]],
+        sent: Sequence[Sequence[_Told]],
+        involved: Sequence[_Sender],
+        best_off_ms: float,
+    ) -> bool:
+        """Whether it is known without a try that these come out no better than what was `sent` as things stand."""
+        if len(involved) > 1 or not requests:
+            return False
+        return any(involved[0].is_foretold(requests[0], told, best_off_ms) for told in sent)
 
     def _try(
         self,

@@ -1,6 +1,6 @@
 """Sensors that tell what is done to them: what a trace is made of. Where nothing is traced they are not used at all."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from quotas.entities import QuotaType
@@ -100,6 +100,10 @@ class TracedSensors(_Telling, Sensors):
         if within and isinstance(handle, TracedHandle):
             self._tell(Operation.RUN, handle, value, now_ms, count=charges)
         return within
+
+    def charge_each(self, handle: int, uses: Iterable[tuple[int, float]]) -> int:
+        """As of any sensor."""
+        return next((told_ms for now_ms, value in uses if (told_ms := self.charge(handle, value, now_ms))), 0)
 
     def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
         """As of any sensor."""

@@ -325,3 +325,35 @@ def test_charging_several_at_once_leaves_the_same_row_as_one_by_one(steps):
         else:
             assert throttles == [several.charge(its_handle, each, now_ms) for each in values]
         assert one.reading(handle, now_ms) == several.reading(its_handle, now_ms)
+
+
+@given(
+    st.lists(st.tuples(st.integers(-300, 3_000), st.floats(0, 4_000)), max_size=80),
+    st.sampled_from([40, 20_000]),
+    st.sampled_from([0, 60_000]),
+)
+def test_charging_one_after_the_other_leaves_the_same_row_as_one_by_one(steps, max_throttle_ms, max_debt_ms):
+    one, each = (Sensors(1, max_throttle_ms=max_throttle_ms, max_debt_ms=max_debt_ms) for _ in range(2))
+    handle, its_handle = one.open(1000.0, 0), each.open(1000.0, 0)
+    uses = [(10_000 + sum(pause_ms for pause_ms, _ in steps[: i + 1]), value) for i, (_, value) in enumerate(steps)]
+    throttles = [throttle_ms for now_ms, value in uses if (throttle_ms := one.charge(handle, value, now_ms))]
+    left = iter(uses)
+    assert list(iter(lambda: each.charge_each(its_handle, left), 0)) == throttles
+    assert each.copied(its_handle) == one.copied(handle)
+
+
+def test_what_is_behind_one_that_is_throttled_is_not_charged():
+    sensors = Sensors(1)
+    handle = sensors.open(1000.0, 0)
+    uses = iter([(0, 9_000.0), (10, 2_000.0), (20, 1.0)])
+    assert sensors.charge_each(handle, uses) > 0
+    assert next(uses) == (20, 1.0)
+    assert sensors.reading(handle, 20).total == 11_000
+
+
+def test_a_closed_row_is_not_charged_one_after_the_other():
+    sensors = Sensors(1)
+    handle = sensors.open(1000.0, 0)
+    sensors.close(handle)
+    with pytest.raises(StaleSensor):
+        sensors.charge_each(handle, iter([(0, 1.0)]))

@@ -98,6 +98,10 @@ def run(ledger, binding, value, now_ms):
     return 0 if ledger.sensors.charge_unthrottled(binding.produce, value, 3, now_ms) else None
 
 
+def one_of_several(ledger, binding, value, now_ms):
+    return ledger.sensors.charge_each(binding.produce, iter([(now_ms, value)]))
+
+
 def fetch(ledger, binding, value, now_ms):
     throttle_ms, lent = ledger.sensors.charge_or_lend(binding.fetch, value, now_ms)
     if lent:
@@ -160,7 +164,7 @@ def change(ledger, binding, value, now_ms):
     return 0
 
 
-WAYS = (charge, charge, run, fetch, fetch, repay, call_in, owe, withhold, give_back, shadow)
+WAYS = (charge, charge, one_of_several, run, fetch, fetch, repay, call_in, owe, withhold, give_back, shadow)
 WAYS += (request_time, spend, spend_strictly, put_back, change)
 TOLD_OTHERWISE = {change}
 
