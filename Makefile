@@ -17,6 +17,9 @@ lint:
 test: lint  ## set everything up, then the tests that a change needs (about a quarter of an hour)
 	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run -m "not long" $(ARGS)
 
+explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is kept in .hypothesis (ARGS="tests/relay")
+	@python=$$(deploy/setup.sh dev) && exec "$$python" -m pytest -m hypothesis --hypothesis-profile exploring $(ARGS)
+
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
 check: test  ## all of it, what CI runs (about an hour)
 	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server) && exec "$$python" -m tests.run -m long $(ARGS)
@@ -66,4 +69,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run usage lint test check simulate conntest conformance bench fuzz profile table format lock
+.PHONY: help run usage lint test explore check simulate conntest conformance bench fuzz profile table format lock

@@ -11,9 +11,12 @@ from hypothesis import HealthCheck, settings
 
 from tests.disturbance import Disturbance
 
-settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("patient")
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """How long an example takes is the machine's affair."""
+settings.register_profile("repeating", _PATIENT, derandomize=True)
+settings.register_profile("exploring", _PATIENT, derandomize=False)
+settings.load_profile("repeating")
+"""Who passes passes again: what is drawn depends on nothing but the test. `make explore` draws anew."""
 
 _MOST_CHARACTERS = 5_000
 """Of all failures together."""
