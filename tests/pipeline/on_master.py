@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 
 from proxy.cli import main
-from tests.pipeline.spark_cluster import ON_CLUSTER
+from tests.pipeline.spark_cluster import ON_CLUSTER, SMALL_JAVA
 
 
 def run(master: str, spool: str, folder: Path, candidate: str) -> None:
-    settings = [f"--conf={key}={value}" for key, value in ON_CLUSTER.items()]
+    small = dict.fromkeys(("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"), SMALL_JAVA)
+    settings = [f"--conf={key}={value}" for key, value in (ON_CLUSTER | small).items()]
     spark = ["--table", str(folder / "table"), "--master", master, "--memory", "700m", *settings]
     command(folder / "ingest.txt", "ingest", "--from", spool, *spark)
     command(folder / "report.txt", "report", "--out", str(folder / "report"), *spark)

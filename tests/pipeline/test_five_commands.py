@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from proxy.demo.recorded import next_commands
+from tests.pipeline.spark_cluster import SMALL_JAVA
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 240.0
@@ -75,7 +76,10 @@ def demo(tmp_path):
 
 def usage(*arguments):
     command = [sys.executable, "-m", "proxy", "usage", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False,
+        env={**os.environ, "JDK_JAVA_OPTIONS": SMALL_JAVA},
+    )  # fmt: skip
     print("$", *command[2:], f"\n{done.stdout}{done.stderr}")
     assert done.returncode == 0
     return done.stdout

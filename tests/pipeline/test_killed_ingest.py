@@ -19,6 +19,7 @@ import pytest
 from pipeline.table import state_of
 from quotas.usage_record import UsageRecord, columns
 from tests.patience import PATIENCE_S
+from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_file
 from tests.pipeline.stopped_ingest import STEPS
 
@@ -33,7 +34,6 @@ PER_FILE = 500
 FILES_A_ROUND = 3
 LONGEST_S = 12.0
 """After which a random kill comes at the latest: an ingest is through with its batch before."""
-SMALL_JAVA = "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 class Spool:
@@ -63,7 +63,8 @@ class Spool:
 
 def start(spool, table, log, *, step=None):
     module = ["proxy"] if step is None else ["tests.pipeline.stopped_ingest", step, str(spool.folder.parent / step)]
-    arguments = ["usage", "ingest", "--from", spool.folder, "--table", table, "--memory", "600m", "--conf", SMALL_JAVA]
+    arguments = ["usage", "ingest", "--from", spool.folder, "--table", table, "--memory", "600m", "--conf"]
+    arguments.append(f"spark.driver.extraJavaOptions={SMALL_JAVA}")
     return subprocess.Popen(
         [sys.executable, "-m", *module, *arguments], cwd=ROOT, stdout=log, stderr=log, start_new_session=True
     )
