@@ -2,6 +2,7 @@
 
 import subprocess
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from struct import pack
@@ -74,17 +75,25 @@ class Run:
 
 
 def run(program: str, version: str, steps: Iterable[Step], folder: Path, *arguments: object) -> Run:
-    """Give the script to one of our Java programs, with the jars of a Kafka version."""
+    """Give the script to one of our Java programs, with the jars of a Kafka version, while we answer it ourselves."""
+    command = [*java_program(program, version), "/dev/stdin", str(folder / "kafkas"), *map(str, arguments)]
     throttles = 0
-    with (folder / "script").open("w") as lines, (folder / "ours").open("w") as answers:
-        for step in steps:
-            lines.write(step.line + "\n")
-            answers.write(step.answer + "\n")
-            throttles += step.throttles
-    told = [*(folder / name for name in ("script", "kafkas")), *arguments]
-    command = [*java_program(program, version), *map(str, told)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    with (
+        (folder / "script").open("w") as lines,
+        (folder / "ours").open("w") as answers,
+        (folder / "errors").open("w") as errors,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, text=True) as kafka,
+    ):
+        assert kafka.stdin is not None
+        with suppress(BrokenPipeError):  # who has ended early says why
+            for step in steps:
+                line = step.line + "\n"
+                lines.write(line)
+                kafka.stdin.write(line)
+                answers.write(step.answer + "\n")
+                throttles += step.throttles
+        kafka.communicate(timeout=900)
+    assert kafka.returncode == 0, (folder / "errors").read_text()[-3000:]
     return Run(folder, throttles)
 
 
