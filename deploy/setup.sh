@@ -56,6 +56,10 @@ if [ ${#missing[@]} -gt 0 ]; then
     rm -f "$log"
     python=$(find_python)
 fi
+if [ -z "$python" ]; then
+    say "no Python 3.11 with ensurepip and venv is here, nor in what apt has: install one, in the PATH"
+    exit 1
+fi
 
 environment=$cache/python-$kind-$({ cat "$lock"; realpath "$python"; "$python" -VV; } | sha256sum | cut -c1-16)
 if [ ! -e "$environment/.complete" ]; then

@@ -218,7 +218,7 @@ class Sensors(Rows):
 
     def lend(self, handle: int, value: float, now_ms: int) -> bool:
         """Take back what was charged last, and throttled, if it is to be lent; whether it is."""
-        floats, row = self._floats, handle & ROW_MASK
+        floats, row = self._floats, self._row(handle)
         if floats[row + _PAID_AT] != -inf or value > self.burst(floats[row + LIMIT]):
             return False
         self.give_back(handle, value, now_ms)

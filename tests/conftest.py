@@ -8,15 +8,25 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
+from hypothesis.internal.conjecture import providers
 
 from tests.disturbance import Disturbance
 
+_DRAWN = Path(__file__).resolve().parents[1] / ".hypothesis/examples"
 _PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 """How long an example takes is the machine's affair."""
 settings.register_profile("repeating", _PATIENT, derandomize=True)
-settings.register_profile("exploring", _PATIENT, derandomize=False)
+settings.register_profile("exploring", _PATIENT, derandomize=False, database=DirectoryBasedExampleDatabase(_DRAWN))
 settings.load_profile("repeating")
 """Who passes passes again: what is drawn depends on nothing but the test. `make explore` draws anew."""
+
+
+def pytest_configure() -> None:
+    """Constants of whatever modules happen to be loaded are drawn by who explores, not by who repeats."""
+    if settings.get_current_profile_name() == "repeating":
+        vars(providers)["_get_local_constants"] = lambda: vars(providers)["_local_constants"]
+
 
 _MOST_CHARACTERS = 5_000
 """Of all failures together."""

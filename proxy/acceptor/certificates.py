@@ -99,7 +99,7 @@ def certify(path: str, tls: TlsConfig) -> Certified:
 
 
 _VERIFY_MODES = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
-_CIPHERS = "@SECLEVEL=2:ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
+_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
 """CPython's own choice, if none is configured: a distribution may have built it with another one, as Debian has."""
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
@@ -109,7 +109,7 @@ def _new_context(path: str, protocol: int, tls: TlsConfig) -> ssl.SSLContext:
     context.minimum_version = _VERSIONS[tls.min_version]
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     if (ciphers := tls.ciphers) is None:
-        context.set_ciphers(_CIPHERS)
+        context.set_ciphers(f"@SECLEVEL={max(context.security_level, 2)}:{_CIPHERS}")
     else:
         _use(f"{path}.ciphers", ciphers, lambda: context.set_ciphers(ciphers))
         _refuse_weak_ciphers(f"{path}.ciphers", context)
