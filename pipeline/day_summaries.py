@@ -1,11 +1,12 @@
-"""Summaries of a table's days, kept beside it: who asks again, about other quotas, need not read everything again.
+"""Summaries of a table's days, kept beside it: who asks about quotas need not read everything each time.
 
 <table>/_summaries/<name>/day=2026-11-22/*.parquet
 <table>/_summaries/<name>.json                    which days these are, and of which parts each was made
 
-A summary counts as long as its day has the very parts that it was made of, and its own files are all there: what is
-ingested or merged later has it made anew. It is there as soon as the JSON file is, which is written last, and whole or
-not at all. Where nothing can be written, as in a table that belongs to somebody else, everything is read each time.
+`usage compact` makes those of days that are over, and who asks about a day first the one that is missing. It counts as
+long as its day has the very parts that it was made of, and its own files are all there: what is ingested or merged
+later has it made anew. It is there as soon as the JSON file is, which is written last, and whole or not at all. Where
+nothing can be written, as in a table that belongs to somebody else, everything is read each time.
 """
 
 import json
@@ -78,6 +79,14 @@ def summary_of(
     rest = _joined(outer for day, span in asked.items() for outer in _around(span, whole.get(day)))
     frames = [summarised(read_usage(spark, table, *span, state)) for span in rest]
     return reduce(DataFrame.unionByName, frames, kept)
+
+
+def keep_summaries(spark: SparkSession, files: Files, state: State, before_ms: int) -> int:
+    """Have a summary of each day that ended before `before_ms`; of how many it was made just now."""
+    parts = {day: of_day for day, of_day in _parts_by_day(state).items() if begin_of(day) + DAY_MS <= before_ms}
+    kept = _kept(files, parts)
+    missing = {day: of_day for day, of_day in parts.items() if day not in kept}
+    return len(_made(spark, files, missing)) if missing else 0
 
 
 def _parts_by_day(state: State) -> Mapping[str, list[Part]]:

@@ -1,11 +1,13 @@
-"""`usage compact`: merge the small files of a table."""
+"""`usage compact`: merge the small files of a table, and summarise its days: what to do each night."""
 
 from collections.abc import Mapping
 
 from pipeline.compaction import AT_LEAST, compacted
+from pipeline.day_summaries import keep_summaries
 from pipeline.files import files_at
 from pipeline.session import LOCAL, spark_session
 from pipeline.table import state_of
+from pipeline.table_log import now_ms, read_state
 
 
 def main(
@@ -15,8 +17,13 @@ def main(
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
 ) -> int:
-    """Merge where a day of a virtual cluster has `at_least` small parts; 0. Raises BadTable."""
+    """Merge where a day of a virtual cluster has `at_least` small parts, and summarise days that are over; 0.
+
+    Raises BadTable.
+    """
     spark = spark_session(master, memory, "kafka-throttle usage compact", settings)
     state_of(spark, table)
-    print(f"{compacted(spark, files_at(spark, table), at_least):,} small parts merged")
+    files = files_at(spark, table)
+    print(f"{compacted(spark, files, at_least):,} small parts merged")
+    print(f"{keep_summaries(spark, files, read_state(files), now_ms()):,} days summarised")
     return 0

@@ -133,7 +133,7 @@ def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
 @click.option("--at-least", type=click.IntRange(2), default=8, show_default=True, help="Small parts of one day.")
 @spark_options
 def compact(**arguments: Any) -> None:
-    """Merge the small files of a table, while others read it and write to it."""
+    """Merge the small files of a table and summarise days that are over, while others read it and write to it."""
     run_job("compact", **arguments)
 
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.compaction import compacted
-from pipeline.day_summaries import forget_stale, summary_of
+from pipeline.day_summaries import forget_stale, keep_summaries, summary_of
 from pipeline.files import LocalFiles, files_at
+from pipeline.jobs import compact
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.simulation import BUCKET_MS, summarised
 from pipeline.table import read_usage, state_of
@@ -122,6 +123,30 @@ def test_what_was_summarised_is_not_read_again(days):
         file.unlink()
     assert rows_of(summary_of(days.spark, days.table, state)) == told
     assert len(told) > 36, "three days of twelve buckets, and several clients"
+
+
+def test_days_that_are_over_are_summarised_before_anybody_asks(days):
+    def keep(before_ms):
+        return keep_summaries(days.spark, days.files, days.state, before_ms)
+
+    assert keep(MONDAY_MS + 2 * DAY_MS - 1) == 1
+    assert days.stored_days == ["day=2026-10-26"]
+    assert keep(MONDAY_MS + 2 * DAY_MS) == 1, "of two that are over, one was there"
+    names = days.names
+    assert keep(MONDAY_MS + 2 * DAY_MS) == 0
+    assert days.names == names
+    assert days.kept() == days.read()
+
+
+def test_compact_summarises_what_it_has_merged(days, capsys):
+    days.ingest(0, 5)
+    assert compact.main(days.table, at_least=2) == 0
+    assert capsys.readouterr().out == "2 small parts merged\n3 days summarised\n"
+    names = days.names
+    assert days.kept() == days.read()
+    assert days.names == names
+    assert compact.main(days.table, at_least=2) == 0
+    assert capsys.readouterr().out == "0 small parts merged\n0 days summarised\n"
 
 
 def test_of_a_day_of_which_little_is_asked_nothing_is_kept(days):
