@@ -44,6 +44,7 @@ from tests.bench.figures import Figures, Spread, cell, spread
 from tests.bench.processes import (
     Cores,
     busy_seconds,
+    cpu_seconds_of,
     cpu_seconds_with_the_ended,
     running,
     say,
@@ -284,12 +285,12 @@ def measure(workload: Workload, bench: Bench, way: Way) -> Figures:
     """A workload's figures; the proxy's `cpu_us_per_record`; `others`, the share of a core of whatever is not ours."""
     began, busy = time.monotonic(), sum(busy_seconds().values())
     ours = cpu_seconds_with_the_ended(os.getpid())
-    of_proxy = cpu_seconds_with_the_ended(way.pid) if way.pid else 0.0
+    of_proxy = cpu_seconds_of(way.pid) if way.pid else 0.0
     figures = workload.run(bench, way)
     took = time.monotonic() - began
     ours = cpu_seconds_with_the_ended(os.getpid()) - ours
     if way.pid:
-        figures["cpu_us_per_record"] = (cpu_seconds_with_the_ended(way.pid) - of_proxy) / figures["records"] * 1e6
+        figures["cpu_us_per_record"] = (cpu_seconds_of(way.pid) - of_proxy) / figures["records"] * 1e6
     figures["others"] = max(0.0, sum(busy_seconds().values()) - busy - ours) / took
     return figures
 

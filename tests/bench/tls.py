@@ -106,8 +106,9 @@ def serve(server: socket.socket) -> None:
                 if reply := answers.get(_read_frame(sock, buffer)[5]):
                     sock.sendall(reply)
 
-    while True:
-        threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
+    with contextlib.suppress(OSError):  # until the server is closed
+        while True:
+            threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
 
 
 def connect(port: int, context: ssl.SSLContext | None) -> socket.socket:
