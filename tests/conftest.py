@@ -34,6 +34,8 @@ _MOST_OF_ONE = 2_500
 _LOGS = "logs"
 _REAL = ("integration", "long")
 """Marks of tests with real processes: those may be held up where nobody sees it, by a cold cache or a neighbour."""
+_ALONE = ("alone", *_REAL)
+"""Of tests that nothing else may run beside."""
 _STATEMENTS = 5
 
 _disturbance = Disturbance()
@@ -42,6 +44,16 @@ _disturbance = Disturbance()
 def pytest_addoption(parser):
     parser.addini("log_folder", "where the logs of what failed are kept", default="build/test-logs")
     parser.addoption("--failures", type=Path, help="write there what failed, as JSON, for tests.run")
+    parser.addoption("--side-by-side", choices=["yes", "no"], help="only tests that may run beside others, or may not")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave what `--side-by-side` does not ask for."""
+    if asked := config.option.side_by_side:
+        told = [(item, any(map(item.get_closest_marker, _ALONE)) == (asked == "no")) for item in items]
+        config.hook.pytest_deselected(items=[item for item, chosen in told if not chosen])
+        items[:] = [item for item, chosen in told if chosen]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -2,6 +2,8 @@
 
     python -m tests.run -m "not long" [argument of pytest ...]
 
+Tests that may run beside others do so on all cores, then come the others, one at a time.
+
 What failed while the machine stood still or was busy with something else (`tests.disturbance`) is run once more, in a
 new process with new clusters; so are a few failures of tests with real processes, as not all that holds those up is
 seen. It is said so, and said again in the end: who passes only then is to be looked into. Who fails again has failed,
@@ -21,6 +23,7 @@ MOST_TO_RUN_AGAIN = 10
 MOST_UNSEEN = 2
 """Of those, at most so many of which nobody knows that the machine held them up."""
 _TESTS_FAILED = 1
+_NO_TESTS = 5
 
 _PYTEST = """
 import os, sys, pytest
@@ -44,6 +47,17 @@ class Outcome:
     real: list[str] = field(default_factory=list)
     """Those of them that have real processes."""
 
+    def __add__(self, other: "Outcome") -> "Outcome":
+        """Of two runs of different tests; of which there may be none in one of them."""
+        statuses = [outcome.status for outcome in (self, other) if outcome.status != _NO_TESTS] or [_NO_TESTS]
+        return Outcome(
+            max(statuses, key=abs),
+            "\n".join(filter(None, (self.in_short, other.in_short))),
+            "\n\n".join(filter(None, (self.in_full, other.in_full))),
+            self.disturbances | other.disturbances,
+            self.real + other.real,
+        )
+
     @property
     def may_pass(self) -> bool:
         """Whether it makes sense to run once more what failed."""
@@ -54,16 +68,16 @@ class Outcome:
 
 def main(arguments: Sequence[str]) -> int:
     """Run once, and what the machine spoilt once more; the exit status."""
-    outcome = run_pytest(arguments, "first")
+    outcome = run_pytest(["--side-by-side=yes", "-n", "logical", "--dist=loadscope", *arguments], "side-by-side")
+    if outcome.status in (0, _TESTS_FAILED, _NO_TESTS):
+        outcome += run_pytest(["--side-by-side=no", *arguments], "one-by-one")
     if outcome.may_pass:
         spoilt = outcome.disturbances
         print("== run once more, as the machine may have held them up:")
         print(*(f"{name}: {disturbance or 'unseen'}" for name, disturbance in spoilt.items()), sep="\n", flush=True)
         outcome = run_pytest(list(spoilt), "again")
         if not outcome.status:
-            print(
-                "== passed only when run once more, to be looked into; how they failed is in build/test-logs/first.txt:"
-            )
+            print("== passed only when run once more, to be looked into; how they failed is in build/test-logs:")
             print(*spoilt, sep="\n", flush=True)
     if outcome.status:
         for stream in (sys.stdout, sys.stderr):  # whichever of both is shown

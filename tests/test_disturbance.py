@@ -15,6 +15,8 @@ from tests.integration.proxy_process import ROOT
 from tests.patience import PATIENCE_S
 from tests.stalls import Stalls, go_on
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def sleeper():

@@ -52,6 +52,23 @@ def test_once():
     runs.write_text((runs.read_text() if runs.exists() else "") + "|")
     assert runs.read_text() == ENOUGH
 """
+SIDE_BY_SIDE = """
+import os
+from pathlib import Path
+
+import pytest
+
+@pytest.mark.alone
+def test_alone():
+    assert "PYTEST_XDIST_WORKER" not in os.environ
+    Path("alone").write_text(Path("beside").read_text())
+    assert False, "not so"
+
+def test_beside():
+    assert "PYTEST_XDIST_WORKER" in os.environ
+    Path("beside").write_text("beside")
+    assert False, "nor so"
+"""
 
 
 def pytest_in(folder, *arguments, module="pytest"):
@@ -101,7 +118,22 @@ def test_what_fails_undisturbed_has_failed_and_both_streams_end_with_it(tmp_path
     assert (tmp_path / "runs").read_text() == "|"
     for said in (done.stdout, done.stderr):
         assert "test_noted.py::test_once\n" in said.partition("what failed, in short")[2]
-    assert "test_once" in (tmp_path / "build/test-logs/first.txt").read_text()
+    assert "test_once" in (tmp_path / "build/test-logs/side-by-side.txt").read_text()
+
+
+def test_what_must_run_alone_comes_behind_all_others_and_both_are_told(tmp_path):
+    (tmp_path / "test_it.py").write_text(SIDE_BY_SIDE)
+    done = pytest_in(tmp_path, module="tests.run")
+    assert done.returncode == 1, done.stdout
+    assert (tmp_path / "alone").read_text() == "beside"
+    end = done.stdout.partition("what failed, in short")[2]
+    assert "not so" in end
+    assert "nor so" in end
+
+
+@pytest.mark.parametrize(("one", "other", "both"), [(0, 5, 0), (5, 1, 1), (5, 5, 5), (1, 0, 1), (0, -9, -9), (1, 3, 3)])
+def test_of_two_runs_the_worse_counts_and_not_that_one_has_no_tests(one, other, both):
+    assert (Outcome(one) + Outcome(other)).status == both
 
 
 def test_what_the_machine_spoilt_is_run_once_more_and_that_is_said(tmp_path):
