@@ -14,7 +14,7 @@ lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
-test: lint  ## set everything up, then the tests that a change needs (about a quarter of an hour)
+test: lint  ## set everything up, then the tests that a change needs (about 12 minutes)
 	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run -m "not long" $(ARGS)
 
 explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is kept in .hypothesis (ARGS="tests/relay")

@@ -74,10 +74,16 @@ def test_beside():
 def pytest_in(folder, *arguments, module="pytest"):
     (folder / "conftest.py").write_text("from tests.conftest import *\n")
     options = ["-p", "no:cacheprovider", "-ra", "--rootdir", str(folder), *arguments]
-    path = {"PYTHONPATH": str(ROOT)}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")}
     command = [sys.executable, "-m", module, *options]
     return subprocess.run(
-        command, cwd=folder, env=os.environ | path, capture_output=True, text=True, timeout=120, check=False
+        command,
+        cwd=folder,
+        env=environment | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
 
 
