@@ -175,4 +175,5 @@ class Load:
             sent.add_callback(lambda _, value=value: self.acknowledged.add(value))
             number += 1
             time.sleep(0.001)
-        producer.close(timeout=1)
+        with contextlib.suppress(KafkaError):  # the proxy may be gone, with what is left to send
+            producer.close(timeout=1)
