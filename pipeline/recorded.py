@@ -154,7 +154,8 @@ class Manner(NamedTuple):
     `haste`: 0 is spread over the second, 1 over what mutes leave of it, 2 is at once. `restful`: a connection takes
     time for each request, and so behind each mute: what mutes leave of the second, by its requests. `late_ms`: the last
     request comes so much later; of answers that are lent, the first. In an `order`, those that were throttled are as
-    large as it takes for that, but for `jumps` windows that the sensor forgot meanwhile.
+    large as it takes for that, but for `jumps` windows that the sensor forgot meanwhile. `eager`: who was muted wanted
+    the next as soon as the mute began, and so gets it earlier than live where the sensor has room earlier.
     """
 
     haste: float = 1.0
@@ -162,6 +163,7 @@ class Manner(NamedTuple):
     late_ms: int = 0
     order: Order = Order.ANY
     jumps: int = 0
+    eager: bool = False
 
 
 MANNERS = (
@@ -190,11 +192,19 @@ PLAIN_MANNERS = tuple(manner for manner in MANNERS if manner == Manner(manner.ha
 """For clients that share a sensor: all have the same."""
 
 LENT_MANNERS = (
-    Manner(restful=True),
-    Manner(),
-    *(Manner(restful=restful, late_ms=late_ms) for late_ms in (10, 20, 30, 45, 60) for restful in (True, False)),
+    Manner(restful=True, eager=True),
+    Manner(eager=True),
+    *(
+        Manner(restful=restful, late_ms=late_ms, eager=True)
+        for late_ms in (10, 20, 30, 45, 60)
+        for restful in (True, False)
+    ),
+    Manner(order=Order.LAST, eager=True),
 )
-"""For answers that are lent, of which some more are throttled when they are paid."""
+"""For answers that are lent, of which some more are throttled when they are paid: so a sensor that was nearly full
+tells a little more or less room as seconds of throttles. What is asked for no earlier than live would make up for too
+many of them, and never for too few.
+"""
 
 SPREAD = Manner(0.0)
 """That of requests that nothing held."""
@@ -210,8 +220,15 @@ class _Portion(NamedTuple):
     end_ms: int
     next_ms: int | None
     refused_ms: int
+    since_ms: int
+    """When its first request was wanted: as soon as the mute began that it waited for."""
     is_lent: bool = False
     """Whether something was not paid for when the next second with a throttle began."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the next second's first request waited for the end of a mute."""
+        return self.second.throttled_ms > 0 and self._goes_on()
 
     @property
     def wall_s(self) -> int:
@@ -233,6 +250,10 @@ class _Portion(NamedTuple):
             times_ms = [at_ms + rest_ms for at_ms in times_ms]
         if not is_lent:
             times_ms[-1] += manner.late_ms
+        # Only of one connection it is certain that nothing was charged meanwhile.
+        if manner.eager and client.lanes == 1 and self.since_ms < self.second.at_ms:
+            early_ms = self.second.at_ms - self.since_ms
+            times_ms = [max(at_ms - early_ms, last_ms) for at_ms in times_ms]
         refused_ms: Iterable[int] = repeat(0)
         if longest_ms:
             gaps_ms = (at_ms - before_ms for before_ms, at_ms in pairwise([last_ms, *times_ms]))
@@ -345,17 +366,23 @@ class _Client:
 
     def portions(self) -> Iterator[_Portion]:
         """All of its seconds with any use, or throttle, in their order."""
-        refused_ms, last = 0, None
+        refused_ms, last, asked_ms = 0, None, None
         for window in self.windows:
             seconds = window.seconds()
             each, least = self._each(window, seconds), self._least(window, seconds)
             for second in seconds:
                 if last is not None:
                     is_lent = second.used <= 0 < second.throttled_ms
-                    yield last._replace(next_ms=second.at_ms, is_lent=is_lent)
+                    last = last._replace(next_ms=second.at_ms, is_lent=is_lent)
+                    asked_ms = asked_ms if last.is_held else None
+                    yield last
+                since_ms = second.at_ms if asked_ms is None else asked_ms
                 value = value_of(self.quota_type, second.used)
                 number = self._number(value, each, least, second)
-                last = _Portion(self, second, value, number, min(_end_ms(second), window.end_ms), None, refused_ms)
+                end_ms = min(_end_ms(second), window.end_ms)
+                last = _Portion(self, second, value, number, end_ms, None, refused_ms, since_ms)
+                if number:
+                    asked_ms = second.at_ms
                 if self.quota_type in REFUSED:
                     refused_ms = second.throttled_ms + (0 if number else refused_ms)
         if last is not None:
