@@ -21,7 +21,7 @@ BEGIN_MS = 5_000_000
 WINDOW_MS = 10_000
 NODE_ID = 1
 CLUSTER = "main"
-PRODUCE, REQUEST, CONNECTION = "produce", "request", "connection"
+PRODUCE, FETCH, REQUEST, CONNECTION = "produce", "fetch", "request", "connection"
 
 
 class Request(NamedTuple):
@@ -89,16 +89,16 @@ class _Window:
     requests_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     throttles_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
 
-    def add(self, at_ms: int, value: float, throttle_ms: int) -> None:
-        """A request at so many ms of the run; without a value it is refused."""
+    def add(self, at_ms: int, value: float, throttle_ms: int, requests: int = 1) -> None:
+        """A request at so many ms of the run; without a value it is refused, or paid for."""
         second = at_ms // 1000
         if not self.seconds[second]:
             self.firsts_ms[second] = at_ms % WINDOW_MS
         self.seconds[second] += value
         self.throttled_in[second] += throttle_ms
-        self.requests_in[second] += 1
+        self.requests_in[second] += requests
         self.throttles_in[second] += throttle_ms > 0
-        self.requests += 1
+        self.requests += requests
         self.throttles += throttle_ms > 0
         self.throttled_ms += throttle_ms
 
@@ -122,8 +122,8 @@ class LiveRun:
 def live_run(
     table: QuotaTable, connections: list[Connection], seconds: int, seed: int = 1, quota_type: str = PRODUCE
 ) -> LiveRun:
-    """What `connections` do in so long under the quotas of `table`: all produce, or all ask, `value` in percent * s, or
-    all connect from the address that is their user, which when they are refused they do again.
+    """What `connections` do in so long under the quotas of `table`: all produce, or all fetch, or all ask, `value` in
+    percent * s, or all connect from the address that is their user, which when they are refused they do again.
     """
     random = Random(seed)
     rates = AddressRates(11, 1000, 100)
@@ -140,29 +140,38 @@ def live_run(
     throttled: dict[tuple[str, str], int] = defaultdict(int)
     used: dict[tuple[str, str], float] = defaultdict(float)
     muted_until: dict[tuple[str, str], int] = defaultdict(int)
+    lent: set[int] = set()
     while turns and turns[0][0] < seconds * 1000:
         at_ms, i, value = heappop(turns)
         connection = connections[i]
         user, client_id = connection.user, connection.client_id
-        now_ms = BEGIN_MS + at_ms
+        now_ms, operation = BEGIN_MS + at_ms, "charge"
         if quota_type == CONNECTION:
             throttle_ms = rates.measure(user, table.ip_limit(user)[0], False, now_ms)
         else:
             binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
-            handle = binding.request if is_time else binding.produce
-            charge = ledger.request_sensors.charge if is_time else sensors.charge
-            throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
+            if quota_type == FETCH:
+                operation = "repay" if i in lent else "charge_or_lend"
+                throttle_ms = _fetch(sensors, binding.fetch, value, now_ms, i, lent)
+            else:
+                handle = binding.request if is_time else binding.produce
+                charge = ledger.request_sensors.charge if is_time else sensors.charge
+                throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
         refused = quota_type == CONNECTION and throttle_ms > 0
-        events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type))
+        events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type, operation))
         window = windows[user, client_id, at_ms // WINDOW_MS]
-        got = 0 if refused else value
-        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms)
+        got = 0 if refused or operation == "repay" else value
+        requests = int(operation != "repay")
+        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, requests)
         if throttle_ms:
             until_ms = muted_until[user, client_id]
             window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))
             muted_until[user, client_id] = max(until_ms, at_ms + throttle_ms)
         throttled[user, client_id] += throttle_ms
         used[user, client_id] += got
+        if i in lent:
+            heappush(turns, (at_ms + throttle_ms, i, value))
+            continue
         request = Request(at_ms, value) if refused else next(loads[i])
         free_ms = at_ms + throttle_ms
         if throttle_ms and request.at_ms <= free_ms:
@@ -177,8 +186,24 @@ def live_run(
     return LiveRun(events, records, throttled, used)
 
 
+def _fetch(sensors: Sensors, handle: int | None, value: float, now_ms: int, number: int, lent: set[int]) -> int:
+    """What a connection fetches, or pays for what it was lent; the throttle time."""
+    if handle is None:
+        return 0
+    charge = sensors.repay if number in lent else sensors.charge_or_lend
+    throttle_ms, is_lent = charge(handle, value, now_ms)
+    (lent.add if is_lent else lent.discard)(number)
+    return throttle_ms
+
+
 def _event(
-    sequence: int, now_ms: int, connection: Connection, value: float, throttle_ms: int, quota_type: str
+    sequence: int,
+    now_ms: int,
+    connection: Connection,
+    value: float,
+    throttle_ms: int,
+    quota_type: str,
+    operation: str,
 ) -> TraceEvent:
     return TraceEvent(
         instance="a",
@@ -192,7 +217,7 @@ def _event(
         client_id=connection.client_id,
         ip="",
         quota_type=quota_type,
-        operation="charge",
+        operation=operation,
         value=float(value),
         throttle_ms=throttle_ms,
         limit=None,

@@ -22,6 +22,7 @@ from quotas.entities import DEFAULT, Entity
 from quotas.quota_table import QuotaTable
 from tests.pipeline.live_runs import (
     CONNECTION,
+    FETCH,
     PRODUCE,
     REQUEST,
     Connection,
@@ -149,6 +150,14 @@ KINDS = {
         several(*[bursty(8 * MB, 100_000, period) for period in (20_000, 35_000, 47_000, 61_000)])
     ),
     "shared: five greedy": Kind(several(*[greedy(100_000)] * 5)),
+    "fetches, one greedy, 100 KB": Kind(alone(greedy(100_000)), MB, FETCH),
+    "fetches, one greedy, 1 MB": Kind(alone(greedy(MB)), MB, FETCH),
+    "fetches, one greedy, 10 to 500 KB": Kind(alone(greedy_sizes(10_000, 500_000)), MB, FETCH),
+    "fetches, one greedy, 10 KB to 5 MB": Kind(alone(greedy_sizes(10_000, 5 * MB)), MB, FETCH),
+    "fetches, five greedy, 100 KB": Kind(alone(*[greedy(100_000)] * 5), MB, FETCH),
+    "fetches, open, 80 %": Kind(alone(steady(0.8 * MB, 20_000)), MB, FETCH),
+    "fetches, open, 130 %": Kind(alone(steady(1.3 * MB, 20_000)), MB, FETCH),
+    "fetches, bursts of 18 s every 20 s": Kind(alone(bursty(18 * MB, 100_000, 20_000)), MB, FETCH),
     "requests of 80 us, 1 %": Kind(alone(greedy_costs(0.008)), 1.0, REQUEST),
     "requests of 200 us, 1 %": Kind(alone(greedy_costs(0.02)), 1.0, REQUEST),
     "requests of 1 ms, 2 %": Kind(alone(greedy_costs(0.1)), 2.0, REQUEST),
