@@ -36,7 +36,8 @@ def usage() -> None:
 
 
 def run_job(name: str, **arguments: Any) -> NoReturn:
-    """Run `pipeline.jobs.<name>.main` and end with its exit status, 2 if it raises ValueError: bad input.
+    """Run `pipeline.jobs.<name>.main` and end with its exit status, 2 if it raises ValueError, or cannot read a file:
+    bad input.
 
     Only here is Spark imported, so who uses other commands needs none.
     """
@@ -54,6 +55,11 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
         sys.exit(job.main(**arguments))
     except ValueError as error:
         refuse(str(error), BAD_INPUT)
+    except Exception as error:
+        problem = import_module("pipeline.unreadable").problem_of_file(error)
+        if not problem:
+            raise
+        refuse(problem, BAD_INPUT)
 
 
 @usage.command()
