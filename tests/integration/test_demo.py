@@ -47,6 +47,7 @@ def assert_nothing_is_left(processes, folder):
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_the_demo_holds_the_noisy_clients_and_loses_nothing_of_the_good_ones(tmp_path):
     demo = start_demo(tmp_path, "--json", "--seconds", "27")
     with Disturbance() as disturbance:
