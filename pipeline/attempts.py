@@ -87,7 +87,7 @@ def attempts(name: Hashable, windows: Sequence[Window], meter: Meter) -> list[Ev
 def _seconds(windows: Sequence[Window]) -> Iterator[_Second]:
     last: _Second | None = None
     for window in windows:
-        for at_ms, used, held_ms, _, held in window.seconds():
+        for at_ms, used, held_ms, _, held, *_ in window.seconds():
             if last is not None:
                 yield last._replace(next_ms=at_ms)
             if held_ms and not held:

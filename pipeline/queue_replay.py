@@ -17,8 +17,10 @@ _LONG_AGO = -(2**62)
 
 
 def is_queue(events: Sequence[Event], quota_type: str) -> bool:
-    """Whether all of these went by one queue, and were held, not refused."""
-    return quota_type not in REFUSED and len({event.lane for event in events}) == 1
+    """Whether all of these went by one queue, and were held, not refused; one connection's if something may be lent."""
+    if quota_type in REFUSED or len({event.lane for event in events}) != 1:
+        return False
+    return quota_type not in LENT or events[0].lanes == 1
 
 
 class QueueReplay:

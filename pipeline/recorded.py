@@ -1,11 +1,12 @@
 """From usage records to events: how the use of windows came about, as far as records tell, retold request by request.
 
 A record's profile has, of each second with any use, when its first request came, how much was used and, if it was
-throttled, by how long, how often, and how many requests it had: so use is known to the second. Within one, requests are
-taken to be alike, and their times are filled in, in one of several MANNERS. Each is charged to the proxy's own sensor
-with the limit that was in force, and what comes of it mutes one of its client's connections; a request goes when it is
-due and a connection is free. Second by second the manner counts that explains the recorded throttle times best. A
-replay with the limit that was in force then is this once more.
+throttled, by how long, how often, and how many requests it had: so use is known to the second. Of a fetch that alone
+was throttled in its second it has time and size, too. All others of a second are taken to be alike, and their times are
+filled in, in one of several MANNERS. Each is charged to the proxy's own sensor with the limit that was in force, and
+what comes of it mutes one of its client's connections; a request goes when it is due and a connection is free. Second
+by second the manner counts that explains the recorded throttle times best. A replay with the limit that was in force
+then is this once more.
 
 There are as many connections as it takes for the mutes that were recorded at the same time. What a quota refuses and
 has come again (mutations, connections) came as long before it was let through as the second before was throttled;
@@ -89,8 +90,11 @@ class Window(NamedTuple):
 
     def seconds(self) -> list[SecondOfUse]:
         """As the profile has them, in ms since 1970; without one the busiest begins somewhere, the others are even."""
-        told = [second._replace(at_ms=self.begin_ms + second.at_ms) for second in read_profile(self.profile)]
+        told = [self._since_1970(second) for second in read_profile(self.profile)]
         return sorted(told) if told else self._evenly()
+
+    def _since_1970(self, second: SecondOfUse) -> SecondOfUse:
+        return second._replace(at_ms=self.begin_ms + second.at_ms, lone_at_ms=self.begin_ms + second.lone_at_ms)
 
     def _evenly(self) -> list[SecondOfUse]:
         number = max(self.length_ms // 1000, 1)
@@ -242,8 +246,9 @@ class _Portion(NamedTuple):
             return []
         rest_ms = min(int(self._unmuted_ms() / number), HELD_MS) if manner.restful else 0
         is_lent, longest_ms = client.quota_type in LENT, self.refused_ms // number
-        times_ms, values = self._uses(manner)
-        if is_lent and manner.late_ms:
+        has_lone = is_lent and self.second.lone_used > 0
+        times_ms, values = self._around_lone() if has_lone else self._uses(manner)
+        if is_lent and manner.late_ms and not has_lone:
             begin_ms, room_ms = self.second.at_ms + manner.late_ms, max(self._unmuted_ms() - manner.late_ms, 0)
             times_ms = [begin_ms + int(i * room_ms / number) for i in range(number)]
         elif rest_ms and not is_lent:
@@ -254,12 +259,27 @@ class _Portion(NamedTuple):
         if manner.eager and client.lanes == 1 and self.since_ms < self.second.at_ms:
             early_ms = self.second.at_ms - self.since_ms
             times_ms = [max(at_ms - early_ms, last_ms) for at_ms in times_ms]
-        refused_ms: Iterable[int] = repeat(0)
+        refused_ms: Iterable[int] = repeat(0, len(times_ms))
         if longest_ms:
             gaps_ms = (at_ms - before_ms for before_ms, at_ms in pairwise([last_ms, *times_ms]))
             refused_ms = [min(longest_ms, max(gap_ms, 0)) for gap_ms in gaps_ms]
-        rests_ms = repeat(max(rest_ms, _LAG_MS), number)
+        rests_ms = repeat(_LAG_MS if has_lone else max(rest_ms, _LAG_MS))
         return list(zip(times_ms, values, repeat(client.name), refused_ms, rests_ms, strict=False))
+
+    def _around_lone(self) -> tuple[list[int], list[float]]:
+        """As `_uses`, of a second that tells of the only one that was throttled: others came when nothing was muted,
+        evenly.
+        """
+        second, begin_ms = self.second, self.second.at_ms
+        lone = min(value_of(self.client.quota_type, second.lone_used), self.value)
+        number = max(self.number - 1, 1) if lone < self.value else 0
+        muted_ms = second.throttled_ms if self.client.lanes == 1 else 0
+        before_ms = min(max(second.lone_at_ms, begin_ms), self.end_ms) - begin_ms
+        step_ms = (before_ms + max(self.end_ms - begin_ms - before_ms - muted_ms, 0)) / max(number, 1)
+        offs_ms = [int((i + 0.5) * step_ms) for i in range(number)]
+        uses = [(begin_ms + ms + (muted_ms if ms >= before_ms else 0), (self.value - lone) / number) for ms in offs_ms]
+        times_ms, values = zip(*sorted([*uses, (begin_ms + before_ms, lone)]), strict=True)
+        return list(times_ms), list(values)
 
     def spread(self) -> list[tuple[int, float]]:
         """As `requests` in the manner SPREAD, each with its time and value, of a second in which nothing was held."""

@@ -1,15 +1,18 @@
 """What a sensor would have done to the clients that share it, event by event, by the proxy's own arithmetic.
 
 Demand stands in *lanes*: a lane is a connection, as far as that can be told. A lane sends its requests in their order,
-each when it is due and the lane is not muted; whatever a sensor says to a request mutes its lane. All lanes of a sensor
-take turns by time, and at the same ms by the order of their demands.
+each when it is due and the lane is not muted; whatever a sensor says to a request mutes its lane. What was lent is paid
+for when the mute that it brought is over: others of a lane that stands for several connections go on meanwhile. All
+lanes of a sensor take turns by time, and at the same ms by the order of their demands.
 """
 
 from collections import deque
 from collections.abc import Hashable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
+from itertools import count
+from typing import NamedTuple
 
 from pipeline.meter import Meter
 from quotas.trace import Operation
@@ -19,6 +22,7 @@ GAP_MS = 1
 
 _CHARGE = Operation.CHARGE
 _UNHELD = frozenset({Operation.GIVE_BACK, Operation.CALL_IN})
+_PAYS = frozenset({Operation.REPAY, Operation.CALL_IN})
 _REFUSES = frozenset({Operation.SPEND_STRICTLY, Operation.CHARGE_IF_WITHIN, Operation.CONNECT})
 _NO_REQUEST = frozenset({Operation.REPAY, Operation.OWE, *_UNHELD})
 
@@ -46,24 +50,38 @@ class Demand:
 
 @dataclass(slots=True)
 class Lane:
-    """A connection of `client`, or several that take turns; `free` are the times from when each may send, a heap."""
+    """A connection of `client`, or several that take turns; `free` are the times from when each may send, a heap.
+
+    `lent` is what a demand behind it is there to pay; `loans` are all others, a heap.
+    """
 
     client: Hashable
     demands: deque[Demand] = field(default_factory=deque)
     free: list[int] = field(default_factory=lambda: [-(2**62)])
     lent: deque[float] = field(default_factory=deque)
+    loans: list["Loan"] = field(default_factory=list)
 
     @property
     def free_ms(self) -> int:
         """From when on it may send."""
         return self.free[0]
 
-    def next_ms(self) -> int:
-        """When its next request goes."""
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to be sent, or paid."""
+        return not self.demands and not self.loans
+
+    def turn(self) -> tuple[int, int]:
+        """When its next request goes, or is to be paid, and in which order among others of that time."""
+        if not self.demands:
+            return self.loans[0].due_ms, self.loans[0].order
         demand = self.demands[0]
-        if self.free_ms <= demand.due_ms or demand.operation in _UNHELD:
-            return demand.due_ms
-        return self.free_ms + demand.lag_ms
+        at_ms = demand.due_ms
+        if at_ms < self.free[0] and demand.operation not in _UNHELD:
+            at_ms = self.free[0] + demand.lag_ms
+        if self.loans and self.loans[0].due_ms <= at_ms:
+            return self.loans[0].due_ms, self.loans[0].order
+        return at_ms, demand.order
 
 
 @dataclass(slots=True)
@@ -90,6 +108,16 @@ class Throttling:
             self.muted_until_ms = until_ms
 
 
+class Loan(NamedTuple):
+    """What is to be paid at `due_ms`, of a demand of this order; no two have the same `number`."""
+
+    due_ms: int
+    order: int
+    number: int
+    value: float
+    client: Throttling
+
+
 class SensorReplay:
     """One sensor and the lanes that use it. Demands may be added while it goes on, never before `now_ms`.
 
@@ -104,6 +132,7 @@ class SensorReplay:
         self._told = told
         self._turns: list[tuple[int, int, int]] = []
         self._lanes: list[Lane] = []
+        self._loans = count()
         self._numbers: dict[int, int] = {}
 
     def add(self, lane: Lane, demands: Iterable[Demand]) -> None:
@@ -112,10 +141,17 @@ class SensorReplay:
         if number is None:
             number = self._numbers[id(lane)] = len(self._lanes)
             self._lanes.append(lane)
-        idle = not lane.demands
+        was_done = lane.is_done
         lane.demands.extend(demands)
-        if idle and lane.demands:
-            self._queue(number, lane)
+        if lane.is_done:
+            return
+        if was_done:
+            heappush(self._turns, (*lane.turn(), number))
+        elif len(lane.free) > 1 and lane.loans:
+            # One connection may send before another one has paid.
+            self._turns = [turn for turn in self._turns if turn[-1] != number]
+            heapify(self._turns)
+            heappush(self._turns, (*lane.turn(), number))
 
     def run(self, until_ms: int = 2**62) -> None:
         """Go on up to a time, or until nothing is left to be sent."""
@@ -124,16 +160,24 @@ class SensorReplay:
             now_ms, _, number = turns[0]
             lane = lanes[number]
             self.now_ms = now_ms
-            demand = lane.demands[0]
-            if demand.operation is _CHARGE and demand.count == 1 and not demand.greedy_until_ms and self._told is None:
-                lane.demands.popleft()
-                self._charge(lane, demand, now_ms)
+            if lane.loans and lane.loans[0].due_ms <= now_ms:
+                self._pay(lane, now_ms)
             else:
-                self._use(lane, demand, now_ms)
-            if lane.demands:
-                heapreplace(turns, (lane.next_ms(), lane.demands[0].order, number))
-            else:
+                demand = lane.demands[0]
+                if (
+                    demand.operation is _CHARGE
+                    and demand.count == 1
+                    and not demand.greedy_until_ms
+                    and self._told is None
+                ):
+                    lane.demands.popleft()
+                    self._charge(lane, demand, now_ms)
+                else:
+                    self._use(lane, demand, now_ms)
+            if lane.is_done:
                 heappop(turns)
+            else:
+                heapreplace(turns, (*lane.turn(), number))
 
     def _charge(self, lane: Lane, demand: Demand, now_ms: int) -> None:
         """What `_use` comes to for a plain charge, which nearly all of them are."""
@@ -156,9 +200,6 @@ class SensorReplay:
     def waiting(self) -> int:
         """How many lanes have something left to send."""
         return len(self._turns)
-
-    def _queue(self, number: int, lane: Lane) -> None:
-        heappush(self._turns, (lane.next_ms(), lane.demands[0].order, number))
 
     def _use(self, lane: Lane, demand: Demand, now_ms: int) -> None:
         client, value, count = self._client(lane, demand), demand.value, demand.count
@@ -194,21 +235,29 @@ class SensorReplay:
         if demand.greedy_until_ms and demand.count <= 1:
             self._want_more(lane, demand, value, now_ms)
 
+    def _pay(self, lane: Lane, now_ms: int) -> None:
+        """Pay for what was lent first, or be muted once more."""
+        loan = heappop(lane.loans)
+        throttle_ms = self.meter.use(Operation.REPAY, loan.value, now_ms)
+        if throttle_ms:
+            self._mute(lane, loan.client, throttle_ms, now_ms)
+        if self.meter.lent:
+            heappush(lane.loans, loan._replace(due_ms=now_ms + throttle_ms))
+
     def _judge(self, lane: Lane, demand: Demand, value: float, now_ms: int) -> int:
-        """The throttle time; what is lent is repaid when that is over, before anything else of the lane."""
+        """The throttle time. What is lent is paid for by the demand behind it if that is there for it."""
         operation = demand.operation
-        if operation in (Operation.REPAY, Operation.CALL_IN):
+        if operation in _PAYS:
             if not lane.lent:
                 return 0
             value = lane.lent.popleft()
         throttle_ms = self.meter.use(operation, value, now_ms)
         if self.meter.lent:
-            lane.lent.append(value)
-            following = lane.demands[0] if lane.demands else None
-            if following is None or following.operation not in (Operation.REPAY, Operation.CALL_IN):
-                due_ms = now_ms + throttle_ms
-                repaid = Demand(due_ms, value, demand.order, operation=Operation.REPAY, client=demand.client)
-                lane.demands.appendleft(repaid)
+            if lane.demands and lane.demands[0].operation in _PAYS:
+                lane.lent.append(value)
+            else:
+                loan = Loan(now_ms + throttle_ms, demand.order, next(self._loans), value, self._client(lane, demand))
+                heappush(lane.loans, loan)
         return throttle_ms
 
     def _sent(self, client: Throttling, value: float, requests: int) -> None:

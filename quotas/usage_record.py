@@ -134,9 +134,10 @@ class UsageRecord(Row):
     )
     profile: str = _column(
         "",
-        "of each second with use `at:used`, or `at:used:throttled_ms:requests:throttles` if it was throttled, with "
-        "blanks between: `at` is when its first use came, in ms from begin_ms; empty: every second was used about "
-        "evenly and nothing throttled, or window_s > 60",
+        "of each second with use `at:used`, or `at:used:throttled_ms:requests:throttles` if it was throttled, and, if "
+        "one fetch alone was, `:lone_at:lone_used` behind it, with blanks between: `at` is when its first use came, in "
+        "ms from begin_ms, `lone_at` when that fetch was answered, and `lone_used` its bytes; empty: every second was "
+        "used about evenly and nothing throttled, or window_s > 60",
         default="",
     )
 
@@ -153,29 +154,38 @@ def is_even(seconds: int, window_s: int, peak: float, used: float) -> bool:
 
 
 class SecondOfUse(NamedTuple):
-    """What a profile tells of one second. `requests` are known only if it was throttled; 0 also if they are not."""
+    """What a profile tells of one second. `requests` are known only if it was throttled; 0 also if they are not.
+
+    Of the only fetch that was throttled, be it again when it was paid for, `lone_at_ms` is when it was answered and
+    `lone_used` how much it used; 0 if that is not known.
+    """
 
     at_ms: int
     used: float
     throttled_ms: int = 0
     requests: int = 0
     throttles: int = 0
+    lone_at_ms: int = 0
+    lone_used: float = 0.0
 
 
-def profile_text(seconds: Iterable[tuple[int, float, int, int, int]]) -> str:
-    """A record's profile, from its seconds, each as `SecondOfUse` has them; `at_ms` from the record's begin."""
-    return " ".join(
-        [
-            f"{at_ms}:{used:.12g}:{throttled_ms}:{requests}:{throttles}" if throttled_ms else f"{at_ms}:{used:.12g}"
-            for at_ms, used, throttled_ms, requests, throttles in seconds
-        ]
-    )
+def profile_text(seconds: Iterable[SecondOfUse]) -> str:
+    """A record's profile, from its seconds; times in ms from the record's begin."""
+    return " ".join([_second_text(second) for second in seconds])
+
+
+def _second_text(second: SecondOfUse) -> str:
+    text = f"{second.at_ms}:{second.used:.12g}"
+    if not second.throttled_ms:
+        return text
+    text += f":{second.throttled_ms}:{second.requests}:{second.throttles}"
+    return f"{text}:{second.lone_at_ms}:{second.lone_used:.12g}" if second.lone_used else text
 
 
 def read_profile(text: str) -> list[SecondOfUse]:
     """The seconds of a profile; none of one that cannot be read.
 
-    Earlier proxies wrote no requests and throttles; what later ones may write behind them is left out.
+    Earlier proxies wrote no requests and throttles, or no lone fetch; what later ones may write behind it is left out.
     """
     try:
         return [_read_second(*second.split(":")) for second in text.split()]
@@ -188,13 +198,22 @@ _TOO_MUCH = 1 << 53
 
 
 def _read_second(
-    at_ms: str, used: str, throttled_ms: str = "0", requests: str = "0", throttles: str = "0", *_later: str
+    at_ms: str,
+    used: str,
+    throttled_ms: str = "0",
+    requests: str = "0",
+    throttles: str = "0",
+    lone_at_ms: str = "0",
+    lone_used: str = "0",
+    *_later: str,
 ) -> SecondOfUse:
-    amount = float(used)
-    if not math.isfinite(amount):
-        raise ValueError(used)
-    second = SecondOfUse(int(at_ms), amount, int(throttled_ms), int(requests), int(throttles))
-    if not all(0 <= number < _TOO_MUCH for number in (second.at_ms, *second[2:])):
+    second = SecondOfUse(
+        int(at_ms), float(used), int(throttled_ms), int(requests), int(throttles), int(lone_at_ms), float(lone_used)
+    )
+    whole = (second.at_ms, *second[2:-1])
+    if not (math.isfinite(second.used) and math.isfinite(second.lone_used)):
+        raise ValueError(second)
+    if second.lone_used < 0 or not all(0 <= number < _TOO_MUCH for number in whole):
         raise ValueError(second)
     return second
 

@@ -568,7 +568,8 @@ class AnswerSide(Carriage):
             if binding.shadow_fetch is not None:
                 self._charge_shadow_fetch(binding.shadow_fetch, request.use, value, now_ms)
         if throttle_time_ms:
-            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after)
+            used = 0 if request.withheld else value
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after, used)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
 
     def _charge_or_withhold(

@@ -135,8 +135,12 @@ class Carriage:
         quota_type: QuotaType | None,
         client_id: bytes,
         after: list[Action],
+        used: float = 0.0,
     ) -> None:
-        """Take no further request for `throttle_time_ms` from now, or longer if that was so already."""
+        """Take no further request for `throttle_time_ms` from now, or longer if that was so already.
+
+        `used` is what an answer used that this comes of, if it is on its way.
+        """
         until_ms = now_ms + throttle_time_ms
         prolonged_ms = until_ms - max(self._muted_until_ms, now_ms)
         if quota_type is not None:
@@ -144,7 +148,7 @@ class Carriage:
             self._tally.throttled_ms[quota_type] += max(prolonged_ms, 0)
             if self._meet is not None:
                 use = self._client(client_id).of(PLACE[quota_type])
-                use.note_throttle(max(prolonged_ms, 0), self._now_us)
+                use.note_throttle(max(prolonged_ms, 0), self._now_us, used)
                 if prolonged_ms > 0:
                     self._mutes += ((use, prolonged_ms),)
         if prolonged_ms <= 0 and self._mute & THROTTLED:

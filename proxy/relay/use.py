@@ -12,7 +12,7 @@ from typing import NamedTuple
 from quotas.entities import QuotaType
 from quotas.ledger import WHOLE_CLUSTER
 from quotas.request_costs import NodeCosts, RequestCosts
-from quotas.usage_record import LONGEST_PROFILE_S, is_even
+from quotas.usage_record import LONGEST_PROFILE_S, SecondOfUse, is_even
 
 PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
 """Places of the types of quota in a client."""
@@ -51,8 +51,8 @@ class Counts(NamedTuple):
     shadow_throttled_ms: int
     unsent_bytes: int
     muted_ms: int
-    seconds: tuple[tuple[int, float, int, int, int], ...]
-    """As `quotas.usage_record.profile_text` has them."""
+    seconds: tuple[SecondOfUse, ...]
+    """With times from `begin_ms`."""
 
 
 class Client:
@@ -105,6 +105,9 @@ class Use:
     """
 
     __slots__ = (
+        "answer_ms",
+        "answer_used",
+        "answers",
         "backlogged_ms",
         "began_us",
         "client",
@@ -147,8 +150,9 @@ class Use:
         self.throttles = self.throttled_ms = self.backlogged_ms = 0
         self.shadow_throttles = self.shadow_throttled_ms = 0
         self.muted_ms = self.throttled_mark = self.requests_mark = self.throttles_mark = 0
-        self.used = self.mark = self.peak = 0.0
-        self.seconds: list[tuple[int, float, int, int, int]] = []
+        self.used = self.mark = self.peak = self.answer_used = 0.0
+        self.answers = self.answer_ms = 0
+        self.seconds: list[SecondOfUse] = []
 
     def turn(self, now_us: int) -> None:
         """Another second has begun, perhaps in another window."""
@@ -170,9 +174,11 @@ class Use:
             self.peak = in_second
         if self.is_profiled and (in_second > 0 or throttled_ms):
             requests, throttles = self.requests - self.requests_mark, self.throttles - self.throttles_mark
-            self.seconds.append((self.began_us, in_second, throttled_ms, requests, throttles))
+            lone = (self.answer_ms, self.answer_used) if self.answers == 1 else ()
+            second = SecondOfUse(self.began_us // 1000, in_second, throttled_ms, requests, throttles, *lone)
+            self.seconds.append(second)
             self.requests_mark, self.throttles_mark = self.requests, self.throttles
-        self.mark, self.throttled_mark = self.used, self.throttled_ms
+        self.mark, self.throttled_mark, self.answers = self.used, self.throttled_ms, 0
 
     def close(self) -> None:
         """Hand on what was counted in the window, if there is one."""
@@ -200,23 +206,32 @@ class Use:
         self.window, self.until_us = NO_WINDOW, -1
         self.client.open -= 1
 
-    def _profile(self, begin_ms: int) -> tuple[tuple[int, float, int, int, int], ...]:
+    def _profile(self, begin_ms: int) -> tuple[SecondOfUse, ...]:
         meter = self.client.meter
         if is_even(len(self.seconds), meter.window_s, self.peak, self.used) and not self.throttled_ms:
             return ()
         last_ms = meter.window_s * 1000 - 1
-        # The wall clock may have been set within the window.
+
+        def in_window(at_ms: int) -> int:
+            # The wall clock may have been set within the window.
+            return min(max(at_ms - begin_ms, 0), last_ms)
+
         return tuple(
-            (min(max(began_us // 1000 - begin_ms, 0), last_ms), used, throttled_ms, requests, throttles)
-            for began_us, used, throttled_ms, requests, throttles in self.seconds
+            second._replace(
+                at_ms=in_window(second.at_ms), lone_at_ms=in_window(second.lone_at_ms) if second.lone_used else 0
+            )
+            for second in self.seconds
         )
 
     # ------------------------------------------------- what does not come often
 
-    def note_throttle(self, prolonged_ms: int, now_us: int) -> None:
-        """The quota throttled, and prolonged a mute."""
+    def note_throttle(self, prolonged_ms: int, now_us: int, used: float = 0.0) -> None:
+        """The quota throttled, and prolonged a mute; `used` is what an answer used of which that came."""
         if now_us >= self.until_us:
             self.turn(now_us)
+        if used:
+            self.answers += 1
+            self.answer_ms, self.answer_used = (now_us + self.client.meter.offset_us) // 1000, used
         self.throttles += 1
         self.throttled_ms += prolonged_ms
         now_ms = now_us // 1000

@@ -8,6 +8,7 @@ what is recorded of it could not have come about. The big one is at half its quo
 """
 
 import shutil
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
@@ -86,16 +87,25 @@ def _throttled(kind: str, size_s: float) -> list[UsageRecord]:
     meter, size = Meter(rules, kind, LIMITS[kind], 0), size_s * LIMITS[kind]
     operation = Operation.CHARGE_OR_LEND if kind == "fetch" else Operation.CHARGE
     seconds: dict[int, SecondOfUse] = {}
+    answers: dict[int, list[tuple[int, float]]] = defaultdict(list)
     now_ms, used = _BEGINS_MS, size
     while now_ms < _BURST * WINDOW_MS:
         throttle_ms = meter.use(operation if used else Operation.REPAY, size, now_ms)
-        at_ms, so_far, throttled_ms, requests, throttles = seconds.get(
-            now_ms // 1000, SecondOfUse(now_ms % WINDOW_MS, 0.0, 0, 0, 0)
+        second = seconds.setdefault(now_ms // 1000, SecondOfUse(now_ms % WINDOW_MS, 0.0))
+        seconds[now_ms // 1000] = second._replace(
+            used=second.used + used * PER_LIMIT[kind],
+            throttled_ms=second.throttled_ms + throttle_ms,
+            requests=second.requests + (used > 0),
+            throttles=second.throttles + (throttle_ms > 0),
         )
-        more = (so_far + used * PER_LIMIT[kind], throttled_ms + throttle_ms)
-        seconds[now_ms // 1000] = SecondOfUse(at_ms, *more, requests + (used > 0), throttles + (throttle_ms > 0))
+        if kind == "fetch" and used and throttle_ms:
+            answers[now_ms // 1000].append((now_ms % WINDOW_MS, used))
         used = 0.0 if meter.lent else size
         now_ms += throttle_ms + (0 if meter.lent else 4)
+    for second, own in answers.items():
+        if len(own) == 1:
+            [(at_ms, lone)] = own
+            seconds[second] = seconds[second]._replace(lone_at_ms=at_ms, lone_used=lone)
     return [_record(kind, seconds, i) for i in range(_BURST)]
 
 

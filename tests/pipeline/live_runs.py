@@ -14,7 +14,7 @@ from quotas.address_rates import AddressRates
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
-from quotas.usage_record import TraceEvent, UsageRecord, is_even, profile_text
+from quotas.usage_record import SecondOfUse, TraceEvent, UsageRecord, is_even, profile_text
 
 EPOCH_MS = 1_795_000_000_000
 BEGIN_MS = 5_000_000
@@ -88,8 +88,9 @@ class _Window:
     throttled_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     requests_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     throttles_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
+    answers_in: dict[int, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, at_ms: int, value: float, throttle_ms: int, requests: int = 1) -> None:
+    def add(self, at_ms: int, value: float, throttle_ms: int, requests: int = 1, is_fetch: bool = False) -> None:
         """A request at so many ms of the run; without a value it is refused, or paid for."""
         second = at_ms // 1000
         if not self.seconds[second]:
@@ -98,6 +99,8 @@ class _Window:
         self.throttled_in[second] += throttle_ms
         self.requests_in[second] += requests
         self.throttles_in[second] += throttle_ms > 0
+        if is_fetch and throttle_ms and value:
+            self.answers_in[second].append((at_ms % WINDOW_MS, value))
         self.requests += requests
         self.throttles += throttle_ms > 0
         self.throttled_ms += throttle_ms
@@ -108,7 +111,15 @@ class _Window:
         if is_even(len(self.seconds), WINDOW_MS // 1000, peak, used) and not self.throttled_ms:
             return ""
         counts = (self.seconds, self.throttled_in, self.requests_in, self.throttles_in)
-        return profile_text((self.firsts_ms[s], *(count[s] for count in counts)) for s in sorted(self.seconds))
+        return profile_text(
+            SecondOfUse(self.firsts_ms[s], *(count[s] for count in counts), *self._lone(s))
+            for s in sorted(self.seconds)
+        )
+
+    def _lone(self, second: int) -> tuple[int, float]:
+        """When the only answer that was throttled came, and its value."""
+        answers = self.answers_in[second]
+        return answers[0] if len(answers) == 1 else (0, 0.0)
 
 
 @dataclass
@@ -162,7 +173,7 @@ def live_run(
         window = windows[user, client_id, at_ms // WINDOW_MS]
         got = 0 if refused or operation == "repay" else value
         requests = int(operation != "repay")
-        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, requests)
+        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, requests, quota_type == FETCH)
         if throttle_ms:
             until_ms = muted_until[user, client_id]
             window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))

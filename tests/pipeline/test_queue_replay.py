@@ -28,7 +28,7 @@ def test_a_queue_alone_is_replayed_as_in_full_to_the_last_bit(quota_type, kind, 
     now_ms, events = 0, []
     for client, step_ms, value, throttle_ms in drawn:
         now_ms += step_ms
-        events.append(Event(client, "a", lanes, now_ms, value, throttle_ms, 0))
+        events.append(Event(client, "a", 1 if quota_type == "fetch" else lanes, now_ms, value, throttle_ms, 0))
     assert is_queue(events, quota_type)
     full = in_full(Meter(RULES, quota_type, limit, 0), events, quota_type, kind, until_ms)
     short = QueueReplay(Meter(RULES, quota_type, limit, 0), quota_type)
@@ -40,6 +40,8 @@ def test_what_goes_by_two_queues_or_may_be_refused_is_none():
     one = Event("a", "a", 1, 0, 10.0, 4, 0)
     assert is_queue([one, one._replace(client="b")], "produce")
     assert not is_queue([one, one._replace(lane="b")], "produce")
+    assert is_queue([one], "fetch")
+    assert not is_queue([one._replace(lanes=2)], "fetch")
     assert not is_queue([one], "connection")
     assert not is_queue([one], "controller_mutation")
     assert not is_queue([], "produce")

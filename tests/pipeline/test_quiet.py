@@ -11,7 +11,7 @@ from pipeline.candidate import Rules
 from pipeline.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
 from pipeline.record_replay import explained, replay_run
 from pipeline.recorded import Window
-from quotas.usage_record import profile_text
+from quotas.usage_record import SecondOfUse, profile_text
 
 LIMIT = 1_000.0
 MEMORY = memory_of(Rules(), "produce")
@@ -21,7 +21,7 @@ BEGIN_MS = 1_795_000_000_000
 def window(begin_ms: int, length_ms: int, seconds: dict[int, float], first_ms: int, told: bool) -> Window:
     """One with so much in these of its seconds; `told`: as the profile says."""
     used, peak = sum(seconds.values()), max(seconds.values())
-    profile = profile_text((second * 1000 + first_ms, amount, 0, 0, 0) for second, amount in sorted(seconds.items()))
+    profile = profile_text(SecondOfUse(second * 1000 + first_ms, amount) for second, amount in sorted(seconds.items()))
     return Window(begin_ms, begin_ms + length_ms, used, peak, 40, 0, 0, 0, profile if told else "")
 
 
@@ -52,7 +52,7 @@ def in_their_order(drawn) -> list[Window]:
         if seconds is not None:
             seconds = seconds or [(0, one.used)]
             used, peak = sum(amount for _, amount in seconds), max(amount for _, amount in seconds)
-            profile = profile_text((min(at, one.length_ms - 1), amount, 0, 0, 0) for at, amount in seconds)
+            profile = profile_text(SecondOfUse(min(at, one.length_ms - 1), amount) for at, amount in seconds)
             one = one._replace(used=used, peak=peak, profile=profile)
         windows.append(one._replace(begin_ms=begin_ms, end_ms=begin_ms + one.length_ms))
         begin_ms += 10_000

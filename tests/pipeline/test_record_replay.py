@@ -1,6 +1,8 @@
 """Usage records replayed: what is quiet is quiet, runs may be cut apart, and the model is close to what was lived."""
 
+from collections import deque
 from dataclasses import replace
+from heapq import heappop, heappush
 
 import numpy as np
 import pytest
@@ -14,10 +16,10 @@ from pipeline.meter import Meter
 from pipeline.quiet import Most, line_of, memory_of, runs
 from pipeline.record_replay import explained, replay_run
 from pipeline.recorded import MAX_REQUESTS, Window, lanes_of, retold
-from pipeline.replay import Throttling
+from pipeline.replay import Demand, Lane, SensorReplay, Throttling
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.usage_record import profile_text
+from quotas.usage_record import SecondOfUse, profile_text
 from tests.pipeline.live_runs import Connection, greedy, live_run, steady
 from tests.pipeline.record_fidelity import KINDS, found, live_and_replayed_ms, one_user, windows_of
 
@@ -43,6 +45,9 @@ WITHIN = {
     "shared: five greedy": 0.02,
     "fetches, one greedy, 1 MB": 0.02,
     "fetches, one greedy, 10 to 500 KB": 0.02,
+    "fetches, one greedy, 10 KB to 5 MB": 0.02,
+    "fetches, five greedy, 100 KB": 0.08,
+    "fetches, three greedy, 1 MB": 0.02,
     "fetches, bursts of 18 s every 20 s": 0.02,
     "requests of 200 us, 1 %": 0.02,
     "requests of 1 ms, 2 %": 0.03,
@@ -112,7 +117,7 @@ def test_a_client_that_comes_after_the_last_throttle_of_its_sensor_is_replayed_t
 @given(st.data())
 def test_what_nothing_held_is_spread_in_a_short_way_as_in_the_long_one(quota_type, data):
     windows = _windows(data.draw(_WINDOWS))
-    profile = profile_text((i * 1000 + 17 * i, data.draw(st.floats(0, 3 * MB)), 0, 0, 0) for i in range(10))
+    profile = profile_text(SecondOfUse(i * 1000 + 17 * i, data.draw(st.floats(0, 3 * MB))) for i in range(10))
     windows = [window._replace(profile=data.draw(st.sampled_from(["", profile]))) for window in windows]
     client = recorded._Client.of(
         "a", windows, RULES, quota_type, None, data.draw(st.sampled_from([1.0, MB, 30.0 * MB]))
@@ -237,7 +242,7 @@ class _Recorded:
         for number, throttles in self.throttles.items():
             own = [self.seconds[second] for second in sorted(self.seconds) if second // 10 == number]
             used, muted_ms = sum(one[1] for one in own), int(sum(one[2] for one in own))
-            profile = profile_text((int(at_ms), amount, *map(int, others)) for at_ms, amount, *others in own)
+            profile = profile_text(SecondOfUse(int(at_ms), amount, *map(int, others)) for at_ms, amount, *others in own)
             begin_ms = number * 10_000
             window = Window(
                 begin_ms, begin_ms + 10_000, used, used, self.requests[number], throttles, muted_ms, muted_ms, profile
@@ -359,7 +364,9 @@ _SECONDS = st.lists(
 
 
 def _throttled_window(number: int, seconds) -> Window:
-    told = [(i * 1000 + at_ms, used, ms, n, min(n, ms // 100)) for i, (at_ms, used, ms, n) in enumerate(seconds)]
+    told = [
+        SecondOfUse(i * 1000 + at_ms, used, ms, n, min(n, ms // 100)) for i, (at_ms, used, ms, n) in enumerate(seconds)
+    ]
     used, throttled_ms = sum(one[1] for one in told), sum(one[2] for one in told)
     begin_ms, throttles, muted_ms = number * 10_000, sum(one[4] for one in told), min(throttled_ms, 10_000)
     requests, peak = sum(one[3] for one in told), max(one[1] for one in told)
@@ -382,3 +389,47 @@ def test_what_cannot_be_best_is_not_tried_to_its_end(quota_type, drawn):
         return how(its, Meter(RULES, quota_type, MB, 0), 30_000).run()
 
     assert told(recorded._Retelling) == told(_TriesAll)
+
+
+@pytest.mark.parametrize(
+    "lone", ["4000:0", "4000:1", "0:1", "3999:9000", "9007199254740991:2000", "4500:1e300", "4500:2000", "4999:4999"]
+)
+@pytest.mark.parametrize("counts", ["900:3:1", "900:0:1", "900:1:1", "60000:3:1", "900:9007199254740991:1"])
+def test_a_lone_fetch_that_contradicts_its_second_is_told_within_it(counts, lone):
+    windows = [
+        Window(0, 10_000, 7_000.0, 5_000.0, 4, 1, 900, 900, f"100:2000 4100:5000:{counts}:{lone}"),
+        Window(10_000, 20_000, 500.0, 500.0, 1, 0, 0, 0, "300:500"),
+    ]
+    events = retold({"a": windows}, RULES, "fetch", 500.0, 500.0)
+    assert sum(event.value for event in events) == pytest.approx(7_500)
+    assert all(event.value >= 0 for event in events)
+    assert [event.at_ms for event in events] == sorted(event.at_ms for event in events)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.integers(1, 6), st.lists(st.sampled_from([0.0, 2_000.0, 90_000.0, 4e6]), min_size=1, max_size=200), st.booleans()
+)
+def test_connections_of_one_queue_pay_for_what_they_were_lent_each_by_itself(connections, values, added_later):
+    replay, lane = SensorReplay(Meter(RULES, "fetch", 1e5, 0)), Lane("a", free=[0] * connections)
+    wanted = [Demand(0, value, order, operation="charge_or_lend") for order, value in enumerate(values)]
+    first = len(wanted) // 2 if added_later else len(wanted)
+    replay.add(lane, wanted[:first])
+    replay.run(1)
+    replay.add(lane, wanted[first:])
+    replay.run()
+
+    meter, waiting, throttles_ms = Meter(RULES, "fetch", 1e5, 0), deque(values), []
+    turns = [(0, True, number, 0.0) for number in range(connections)]
+    while waiting or not all(sends for _, sends, *_ in turns):
+        now_ms, sends, number, value = heappop(turns)
+        if sends:
+            if not waiting:
+                continue
+            value = waiting.popleft()
+        throttle_ms = meter.use("charge_or_lend" if sends else "repay", value, now_ms)
+        throttles_ms += [throttle_ms] if throttle_ms else []
+        heappush(turns, (now_ms + throttle_ms, not meter.lent, number, value))
+    assert (replay.all.throttles, replay.all.throttled_ms) == (len(throttles_ms), sum(throttles_ms))
+    assert (replay.all.requests, replay.all.used) == (len(values), sum(values))
+    assert not replay.waiting

@@ -13,6 +13,7 @@ from quotas.usage_record import (
     Dropped,
     End,
     Header,
+    SecondOfUse,
     UsageRecord,
     columns,
     line_of,
@@ -113,9 +114,14 @@ def test_a_header_says_what_follows():
     assert line_of(header).startswith("2\theader\tusage\there\t5\t1\t1\t")
 
 
-_SECONDS = st.tuples(
-    st.integers(0, 59_999), st.integers(1, 10**11), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6)
-)
+_COUNTS = st.integers(0, 10**6)
+_USED = st.integers(1, 10**11)
+_AT = st.integers(0, 59_999)
+_SECONDS = st.one_of(
+    st.tuples(_AT, _USED),
+    st.tuples(_AT, _USED, st.integers(1, 10**6), _COUNTS, _COUNTS),
+    st.tuples(_AT, _USED, st.integers(1, 10**6), _COUNTS, st.just(1), _COUNTS, _USED),
+).map(lambda numbers: SecondOfUse(*numbers))
 
 
 @given(st.lists(_SECONDS, min_size=1, max_size=60))
@@ -124,12 +130,18 @@ def test_a_profile_is_read_as_it_was_written(seconds):
 
 
 def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read():
-    assert profile_text([(5, 7, 0, 3, 0), (1_000, 1.5, 20, 2, 1)]) == "5:7 1000:1.5:20:2:1"
-    assert read_profile("5:7 1000:1.5:20") == [(5, 7, 0, 0, 0), (1_000, 1.5, 20, 0, 0)]
+    told = [SecondOfUse(5, 7, 0, 3), SecondOfUse(1_000, 1.5, 20, 2, 1), SecondOfUse(2_000, 9, 20, 2, 1, 2_500, 8.5)]
+    assert profile_text(told) == "5:7 1000:1.5:20:2:1 2000:9:20:2:1:2500:8.5"
+    assert read_profile("5:7 1000:1.5:20 2000:9:20:2:1") == [
+        SecondOfUse(5, 7),
+        SecondOfUse(1_000, 1.5, 20),
+        SecondOfUse(2_000, 9, 20, 2, 1),
+    ]
 
 
 def test_what_later_profiles_tell_of_a_second_beyond_that_is_left_out():
-    assert read_profile("5:7 1000:1.5:20:2:1:77:x") == [(5, 7, 0, 0, 0), (1_000, 1.5, 20, 2, 1)]
+    told = [SecondOfUse(5, 7), SecondOfUse(1_000, 1.5, 20, 2, 1, 1_077, 1)]
+    assert read_profile("5:7 1000:1.5:20:2:1:1077:1:x:9") == told
 
 
 def test_a_profile_that_cannot_be_read_tells_nothing():
@@ -137,6 +149,10 @@ def test_a_profile_that_cannot_be_read_tells_nothing():
         "x",
         "1",
         "1:2:3:4:x:6",
+        "1:2:3:4:1:x:6",
+        "1:2:3:4:1:-6:6",
+        "1:2:3:4:1:6:-6",
+        "1:2:3:4:1:6:nan",
         "1:nan",
         "1:2 3:inf",
         "1.5:2",

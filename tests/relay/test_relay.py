@@ -521,6 +521,12 @@ def test_a_fetch_over_quota_is_charged_when_its_throttle_ends(make_relay):
     assert fetched_bytes(script) == 1500
 
 
+def test_the_usage_of_a_second_has_the_one_answer_that_was_throttled(make_relay):
+    script, _ = borrowing(make_relay)
+    seconds = [second for counts in script.usage() for second in counts.seconds]
+    assert [second.lone_used for second in seconds if second.throttled_ms] == [500]
+
+
 def test_who_hangs_up_with_a_fetch_on_loan_is_charged_for_it(make_relay):
     script, _ = borrowing(make_relay)
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))

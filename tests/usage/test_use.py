@@ -6,6 +6,7 @@ from proxy.relay import use
 from proxy.relay.use import OVERFLOW, Meter
 from quotas.entities import QuotaType
 from quotas.request_costs import RequestCosts
+from quotas.usage_record import SecondOfUse
 
 S = 1_000_000
 
@@ -54,7 +55,7 @@ def test_the_first_second_of_a_window_is_one_second(meter):
     fetch.add(1, 12 * S)
     _, counts = taken(meter)
     assert (counts.used, counts.peak) == (1_501, 1_500)
-    assert counts.seconds == ((0, 1_500, 0, 0, 0), (2_000, 1, 0, 0, 0))
+    assert counts.seconds == (SecondOfUse(0, 1_500), SecondOfUse(2_000, 1))
 
 
 def test_the_profile_has_each_second_with_use_and_what_was_throttled_in_it(meter):
@@ -68,8 +69,8 @@ def test_the_profile_has_each_second_with_use_and_what_was_throttled_in_it(meter
     produce.add(-3, 9 * S + 1)
     produce.add(9, 10 * S + 40_000)
     first, second = taken(meter)
-    assert first.seconds == ((300, 7, 1_500, 0, 1), (3_007, 4, 0, 0, 0))
-    assert second.seconds == ((40, 9, 0, 0, 0),)
+    assert first.seconds == (SecondOfUse(300, 7, 1_500, 0, 1), SecondOfUse(3_007, 4))
+    assert second.seconds == (SecondOfUse(40, 9),)
 
 
 def test_a_second_has_its_requests_and_those_before_it_that_had_no_use_yet(meter):
@@ -80,7 +81,31 @@ def test_a_second_has_its_requests_and_those_before_it_that_had_no_use_yet(meter
     fetch.note_throttle(700, 2 * S + 1)
     fetch.note_throttle(300, 2 * S + 2)
     [counts] = taken(meter)
-    assert counts.seconds == ((0, 3, 0, 1, 0), (2_000, 9, 1_000, 3, 2))
+    assert counts.seconds == (SecondOfUse(0, 3, 0, 1), SecondOfUse(2_000, 9, 1_000, 3, 2))
+
+
+def test_a_second_has_the_fetch_that_alone_was_throttled_in_it(meter):
+    fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
+
+    def answered(value, at_ms, *throttle_ms):
+        fetch.add(value, at_ms * 1000)
+        for ms in throttle_ms:
+            fetch.note_throttle(ms, at_ms * 1000, value)
+
+    answered(5, 100)
+    answered(900, 700, 600)
+    fetch.note_throttle(100, 900 * 1000)  # paid for, and muted once more
+    answered(800, 1_400, 300)
+    answered(700, 1_800, 300)
+    fetch.note_throttle(250, 2_100 * 1000)
+    answered(600, 3_100)
+    [counts] = taken(meter)
+    assert counts.seconds == (
+        SecondOfUse(100, 905, 700, 0, 2, 700, 900),
+        SecondOfUse(1_400, 1_500, 600, 0, 2),
+        SecondOfUse(2_100, 0, 250, 0, 1),
+        SecondOfUse(3_100, 600),
+    )
 
 
 def test_a_second_begins_with_the_first_use_that_is_any(meter):
@@ -89,7 +114,7 @@ def test_a_second_begins_with_the_first_use_that_is_any(meter):
     for at_ms, value in ((5_070, 3), (5_090, 4)):
         fetch.add(value, at_ms * 1000)
     [counts] = taken(meter)
-    assert counts.seconds == ((5_070, 7, 20, 0, 1),)
+    assert counts.seconds == (SecondOfUse(5_070, 7, 20, 0, 1),)
 
 
 def test_a_second_begins_where_it_began_though_the_clocks_are_compared_anew(meter):
@@ -98,7 +123,7 @@ def test_a_second_begins_where_it_began_though_the_clocks_are_compared_anew(mete
     produce.add(5, 4 * S)
     meter.offset_us -= 900
     [counts] = taken(meter)
-    assert counts.seconds == ((4_000, 5, 0, 0, 0),)
+    assert counts.seconds == (SecondOfUse(4_000, 5),)
 
 
 @pytest.mark.parametrize(("last", "throttled_ms", "is_even"), [(100, 0, True), (150, 0, False), (100, 20, False)])
