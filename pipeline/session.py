@@ -50,7 +50,7 @@ def spark_session(
 ) -> SparkSession:
     """Spark on `master`, for one command. `memory` is the driver's, as in `4g`; `settings` are Spark's own and win."""
     chosen = {**_ALWAYS, "spark.driver.memory": memory}
-    if master.startswith("local"):
+    if _is_local(master):
         chosen |= _ON_ONE_MACHINE
         # The one way to say it from within: the setting spark.pyspark.python is for spark-submit.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -63,6 +63,15 @@ def spark_session(
     if _ARCHIVE not in spark.sparkContext._python_includes:
         spark.sparkContext.addPyFile(str(_zipped()))
     return spark
+
+
+def on_one_machine(spark: SparkSession) -> bool:
+    """Whether this process does all the work, so that nobody can be lost who has a part of it."""
+    return _is_local(spark.sparkContext.master)
+
+
+def _is_local(master: str) -> bool:
+    return master.startswith("local[") or master == "local"
 
 
 def _zipped() -> Path:

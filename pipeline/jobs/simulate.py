@@ -79,7 +79,7 @@ def simulate(
 def answer_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:
     """The answer from usage records, of which there may be a summary already. ValueError if there are none."""
     with Kept() as kept:
-        summary = kept.frame(placed(summarised(usage) if summary is None else summary, candidate))
+        summary = kept.made(placed(summarised(usage) if summary is None else summary, candidate))
         total = summary.agg(
             F.sum("records").alias("records"), F.min("begin_ms").alias("begin"), F.max("end_ms").alias("end")
         ).collect()[0]
@@ -94,7 +94,7 @@ def answer_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None 
             loud = kept.frame(loud)
         found = kept.counted(runs_of(loud, summary, candidate))
         rows = loud if few else rows_of(usage, summary, found)
-        outcome = kept.frame(replayed(in_runs(rows, found), candidate, total["end"]))
+        outcome = kept.made(replayed(in_runs(rows, found), candidate, total["end"]))
         clients, sensors = told(of_clients(summary, outcome)), told(of_sensors(summary, outcome))
         replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
     return {
