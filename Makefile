@@ -21,7 +21,7 @@ explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is 
 	@python=$$(deploy/setup.sh dev) && exec "$$python" -m pytest -m hypothesis --hypothesis-profile exploring $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
-check: test  ## all of it, what CI runs (about an hour)
+check: test  ## all of it, what CI runs (an hour and a quarter)
 	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server) && exec "$$python" -m tests.run -m long $(ARGS)
 
 bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then with a real Kafka, about 25 minutes
