@@ -23,7 +23,8 @@ from pipeline.table_log import Commit, State, part_at, write_commit
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.trace import Operation
-from quotas.usage_record import USAGE, SecondOfUse, UsageRecord, profile_text
+from quotas.usage_record import USAGE, UsageRecord
+from tests.pipeline.live_runs import LiveWindow
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
 PER_WINDOW = 600
@@ -86,43 +87,29 @@ def _throttled(kind: str, size_s: float) -> list[UsageRecord]:
     rules = Rules(QuotaTable({}))
     meter, size = Meter(rules, kind, LIMITS[kind], 0), size_s * LIMITS[kind]
     operation = Operation.CHARGE_OR_LEND if kind == "fetch" else Operation.CHARGE
-    seconds: dict[int, SecondOfUse] = {}
-    answers: dict[int, list[tuple[int, float]]] = defaultdict(list)
+    windows: dict[int, LiveWindow] = defaultdict(LiveWindow)
     now_ms, used = _BEGINS_MS, size
     while now_ms < _BURST * WINDOW_MS:
         throttle_ms = meter.use(operation if used else Operation.REPAY, size, now_ms)
-        second = seconds.setdefault(now_ms // 1000, SecondOfUse(now_ms % WINDOW_MS, 0.0))
-        seconds[now_ms // 1000] = second._replace(
-            used=second.used + used * PER_LIMIT[kind],
-            throttled_ms=second.throttled_ms + throttle_ms,
-            requests=second.requests + (used > 0),
-            throttles=second.throttles + (throttle_ms > 0),
-        )
-        if kind == "fetch" and used and throttle_ms:
-            answers[now_ms // 1000].append((now_ms % WINDOW_MS, used))
+        window = windows[now_ms // WINDOW_MS]
+        window.add(now_ms, used * PER_LIMIT[kind], throttle_ms, int(used > 0), kind == "fetch")
         used = 0.0 if meter.lent else size
         now_ms += throttle_ms + (0 if meter.lent else 4)
-    for second, own in answers.items():
-        if len(own) == 1:
-            [(at_ms, lone)] = own
-            seconds[second] = seconds[second]._replace(lone_at_ms=at_ms, lone_used=lone)
-    return [_record(kind, seconds, i) for i in range(_BURST)]
+    return [_record(kind, windows[number]) for number in range(_BURST)]
 
 
-def _record(kind: str, seconds: dict[int, SecondOfUse], window: int) -> UsageRecord:
-    own = [seconds[second] for second in sorted(seconds) if second * 1000 // WINDOW_MS == window]
-    throttled_ms = sum(second.throttled_ms for second in own)
+def _record(kind: str, window: LiveWindow) -> UsageRecord:
     return replace(
         next(iter(records(Fleet(), 1))),
         quota_type=kind,
-        used=sum(second.used for second in own),
-        peak=max(second.used for second in own),
-        requests=sum(second.requests for second in own),
-        throttles=sum(second.throttles for second in own),
-        throttled_ms=throttled_ms,
-        backlogged_ms=throttled_ms,
-        muted_ms=throttled_ms,
-        profile=profile_text(own),
+        used=sum(window.seconds.values()),
+        peak=max(window.seconds.values()),
+        requests=window.requests,
+        throttles=window.throttles,
+        throttled_ms=window.throttled_ms,
+        backlogged_ms=window.throttled_ms,
+        muted_ms=window.throttled_ms,
+        profile=window.profile(),
     )
 
 

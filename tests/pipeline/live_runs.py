@@ -77,7 +77,9 @@ class Connection:
 
 
 @dataclass
-class _Window:
+class LiveWindow:
+    """What a record tells of one client's window, added up as the proxy does."""
+
     seconds: dict[int, float] = field(default_factory=lambda: defaultdict(float))
     requests: int = 0
     throttles: int = 0
@@ -147,7 +149,7 @@ def live_run(
         request = next(load)
         heappush(turns, (request.at_ms, i, request.value))
     events: list[TraceEvent] = []
-    windows: dict[tuple[str, str, int], _Window] = defaultdict(_Window)
+    windows: dict[tuple[str, str, int], LiveWindow] = defaultdict(LiveWindow)
     throttled: dict[tuple[str, str], int] = defaultdict(int)
     used: dict[tuple[str, str], float] = defaultdict(float)
     muted_until: dict[tuple[str, str], int] = defaultdict(int)
@@ -237,7 +239,7 @@ def _event(
 
 
 def _record(
-    number: int, k: int, user: str, client_id: str, window: _Window, table: QuotaTable, quota_type: str
+    number: int, k: int, user: str, client_id: str, window: LiveWindow, table: QuotaTable, quota_type: str
 ) -> UsageRecord:
     if quota_type == CONNECTION:
         limit, entity = table.ip_limit(user)
