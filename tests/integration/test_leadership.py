@@ -111,22 +111,35 @@ def test_a_killed_node_costs_no_record(kafka, proxy, name):
     assert not proxy.events("internal_error")
 
 
-def test_a_java_client_that_is_told_of_a_new_leader_goes_to_it_by_the_proxy(kafka, proxy):
+def test_a_java_client_that_is_told_of_a_new_leader_goes_to_it_by_the_proxy(kafka, proxy, tmp_path):
     """KIP-951: Produce answers name the new leader and its address; leaders move several times while records flow."""
     topic = "leadership-java"
     make_topic(proxy.bootstrap, topic, PARTITIONS)
+    config = tmp_path / "producer.properties"
+    config.write_text("enable.idempotence=true\nretries=2147483647\n")  # of itself, the tool tries once
     moves = Moves(kafka, topic)
     moves.start()
+    count = 4000
+    options = ("--bootstrap-server", proxy.bootstrap, "--topic", topic, "--max-messages", str(count))
+    options += ("--throughput", "500", "--producer.config", str(config))
+    sent = []
     try:
-        count = 4000
-        options = ("--topic", topic, "--max-messages", str(count), "--throughput", "500", "--acks", "-1")
-        command = kafka.tool_command("kafka-verifiable-producer", "--bootstrap-server", proxy.bootstrap, *options)
         while moves.count < 3 and moves.error is None:  # nearly always once
+            prefix = str(len(sent))
+            sent += [f"{prefix}.{number}" for number in range(count)]
+            command = kafka.tool_command("kafka-verifiable-producer", *options, "--value-prefix", prefix)
             observed = observe(command)
             assert observed.output.count("producer_send_success") == count
             assert_only(observed.connects, proxy.ports)
     finally:
         moves.stop()
+    library = library_of("kafka-python", proxy.bootstrap)
+    reader = Reader(library, topic)
+    wait_until(lambda: len(reader.records) >= len(sent), "all records to be read")
+    time.sleep(0.5)
+    reader.stop()
+    library.close()
+    assert_same((record.value for record in reader.records), sent)
 
 
 class Moves:
@@ -152,14 +165,23 @@ class Moves:
         try:
             admin = KafkaAdminClient(bootstrap_servers=self._kafka.bootstrap_servers)
             order = [1, 2, 3]
+            numbers = range(PARTITIONS)
             while not self._done.is_set():
                 order = order[1:] + order[:1]
-                partitions = [TopicPartition(self._topic, partition) for partition in range(PARTITIONS)]
-                admin.alter_partition_reassignments(dict.fromkeys(partitions, order))
+                admin.alter_partition_reassignments({TopicPartition(self._topic, number): order for number in numbers})
                 wait_until(lambda: not admin.list_partition_reassignments(), "the reassignment")
-                admin.elect_leaders(_PREFERRED, partitions, raise_errors=False)
+                self._lead(admin, order[0])
                 self.count += 1
                 self._done.wait(1.5)
             admin.close()
         except BaseException as error:
             self.error = error
+
+    def _lead(self, admin, node_id):
+        """Have the first node of each partition's order elected; not at once where it is not in sync."""
+
+        def leads():
+            admin.elect_leaders(_PREFERRED, {self._topic: list(range(PARTITIONS))}, raise_errors=False)
+            return set(leaders_of(self._kafka.bootstrap_servers, self._topic).values()) == {node_id}
+
+        wait_until(leads, f"node {node_id} to lead")
