@@ -1,12 +1,12 @@
 """From usage records to events: how the use of windows came about, as far as records tell, retold request by request.
 
 A record's profile has, of each second with any use, when its first request came, how much was used and, if it was
-throttled, by how long, how often, and how many requests it had: so use is known to the second. Of a fetch that alone
-was throttled in its second it has time and size, too. All others of a second are taken to be alike, and their times are
-filled in, in one of several MANNERS. Each is charged to the proxy's own sensor with the limit that was in force, and
-what comes of it mutes one of its client's connections; a request goes when it is due and a connection is free. Second
-by second the manner counts that explains the recorded throttle times best. A replay with the limit that was in force
-then is this once more.
+throttled, by how long, how often, and how many requests it had: so use is known to the second. Of a Produce or Fetch
+that was throttled it has time and size, too, if they were few. All others of a second are taken to be alike, and their
+times are filled in, in one of several MANNERS. Each is charged to the proxy's own sensor with the limit that was in
+force, and what comes of it mutes one of its client's connections; a request goes when it is due and a connection is
+free. Second by second the manner counts that explains the recorded throttle times best. A replay with the limit that
+was in force then is this once more.
 
 There are as many connections as it takes for the mutes that were recorded at the same time. What a quota refuses and
 has come again (mutations, connections) came as long before it was let through as the second before was throttled;
@@ -27,7 +27,7 @@ from pipeline.meter import Meter, longest_throttle_ms, value_of
 from pipeline.replay import Demand, Lane
 from pipeline.traced import HELD_MS, Client
 from quotas.trace import Operation
-from quotas.usage_record import SecondOfUse, UsageRecord, read_profile
+from quotas.usage_record import SecondOfUse, ThrottledUse, UsageRecord, read_profile
 
 MAX_REQUESTS = 200
 """More requests of a window are taken together to so many."""
@@ -63,6 +63,7 @@ _GOOD_FIT = 0.01
 _GOOD_SUM = 0.002
 _LEAST_SHARE = 0.05
 _UNPAID_MS = 1000
+_LEAST_LEFT = 1e-9
 
 
 class Window(NamedTuple):
@@ -94,7 +95,8 @@ class Window(NamedTuple):
         return sorted(told) if told else self._evenly()
 
     def _since_1970(self, second: SecondOfUse) -> SecondOfUse:
-        return second._replace(at_ms=self.begin_ms + second.at_ms, lone_at_ms=self.begin_ms + second.lone_at_ms)
+        told = tuple(ThrottledUse(self.begin_ms + at_ms, used) for at_ms, used in second.told)
+        return second._replace(at_ms=self.begin_ms + second.at_ms, told=told)
 
     def _evenly(self) -> list[SecondOfUse]:
         number = max(self.length_ms // 1000, 1)
@@ -159,7 +161,9 @@ class Manner(NamedTuple):
     time for each request, and so behind each mute: what mutes leave of the second, by its requests. `late_ms`: the last
     request comes so much later; of answers that are lent, the first. In an `order`, those that were throttled are as
     large as it takes for that, but for `jumps` windows that the sensor forgot meanwhile. `eager`: who was muted wanted
-    the next as soon as the mute began, and so gets it earlier than live where the sensor has room earlier.
+    the next as soon as the mute began, and so gets it earlier than live where the sensor has room earlier. `around`
+    those that are told the others came whenever a connection was free, evenly (0), or towards the end of that (up to 1)
+    or its beginning (down to -1); nothing else counts then, and it only does where any are told.
     """
 
     haste: float = 1.0
@@ -168,6 +172,7 @@ class Manner(NamedTuple):
     order: Order = Order.ANY
     jumps: int = 0
     eager: bool = False
+    around: float | None = None
 
 
 MANNERS = (
@@ -210,6 +215,9 @@ tells a little more or less room as seconds of throttles. What is asked for no e
 many of them, and never for too few.
 """
 
+TOLD_MANNERS = tuple(Manner(around=around) for around in (0.0, 1.0, -1.0, 0.5, -0.5))
+"""For seconds that tell what was throttled, before any others."""
+
 SPREAD = Manner(0.0)
 """That of requests that nothing held."""
 
@@ -246,9 +254,10 @@ class _Portion(NamedTuple):
             return []
         rest_ms = min(int(self._unmuted_ms() / number), HELD_MS) if manner.restful else 0
         is_lent, longest_ms = client.quota_type in LENT, self.refused_ms // number
-        has_lone = is_lent and self.second.lone_used > 0
-        times_ms, values = self._around_lone() if has_lone else self._uses(manner)
-        if is_lent and manner.late_ms and not has_lone:
+        if manner.around is not None and self.second.told:
+            return self._around_told(manner.around)
+        times_ms, values = self._uses(manner)
+        if is_lent and manner.late_ms:
             begin_ms, room_ms = self.second.at_ms + manner.late_ms, max(self._unmuted_ms() - manner.late_ms, 0)
             times_ms = [begin_ms + int(i * room_ms / number) for i in range(number)]
         elif rest_ms and not is_lent:
@@ -263,23 +272,56 @@ class _Portion(NamedTuple):
         if longest_ms:
             gaps_ms = (at_ms - before_ms for before_ms, at_ms in pairwise([last_ms, *times_ms]))
             refused_ms = [min(longest_ms, max(gap_ms, 0)) for gap_ms in gaps_ms]
-        rests_ms = repeat(_LAG_MS if has_lone else max(rest_ms, _LAG_MS))
-        return list(zip(times_ms, values, repeat(client.name), refused_ms, rests_ms, strict=False))
+        return list(zip(times_ms, values, repeat(client.name), refused_ms, repeat(max(rest_ms, _LAG_MS)), strict=False))
 
-    def _around_lone(self) -> tuple[list[int], list[float]]:
-        """As `_uses`, of a second that tells of the only one that was throttled: others came when nothing was muted,
-        evenly.
-        """
-        second, begin_ms = self.second, self.second.at_ms
-        lone = min(value_of(self.client.quota_type, second.lone_used), self.value)
-        number = max(self.number - 1, 1) if lone < self.value else 0
-        muted_ms = second.throttled_ms if self.client.lanes == 1 else 0
-        before_ms = min(max(second.lone_at_ms, begin_ms), self.end_ms) - begin_ms
-        step_ms = (before_ms + max(self.end_ms - begin_ms - before_ms - muted_ms, 0)) / max(number, 1)
-        offs_ms = [int((i + 0.5) * step_ms) for i in range(number)]
-        uses = [(begin_ms + ms + (muted_ms if ms >= before_ms else 0), (self.value - lone) / number) for ms in offs_ms]
-        times_ms, values = zip(*sorted([*uses, (begin_ms + before_ms, lone)]), strict=True)
-        return list(times_ms), list(values)
+    def _around_told(self, around: float) -> list[_Request]:
+        """As `requests`, of a second that tells of those that were throttled."""
+        told = self._told()
+        left = self.value - sum(value for _, value in told)
+        number = max(self.number - len(told), 1) if left > _LEAST_LEFT * self.value else 0
+        stretches = self._stretches(told) or [(self.second.at_ms, self.second.at_ms + 1.0)]
+        step_ms = sum(until_ms - from_ms for from_ms, until_ms in stretches) / max(number, 1)
+        uses: list[tuple[int, float]] = []
+        waiting, done, passed_ms = deque(told), 0, 0.0
+        for from_ms, until_ms in stretches:
+            while waiting and waiting[0][0] <= from_ms:
+                uses.append(waiting.popleft())
+            passed_ms += until_ms - from_ms
+            those = min(round(passed_ms / step_ms), number) - done
+            for i in range(those):
+                place = (i + 0.5) / those * (1 - abs(around)) + max(around, 0.0)
+                uses.append((int(from_ms + place * (until_ms - from_ms)), left / number))
+            done += those
+        uses += waiting
+        return [(at_ms, value, self.client.name, 0, _LAG_MS) for at_ms, value in uses]
+
+    def _told(self) -> list[tuple[int, float]]:
+        """When each that is told was charged, and its value: within the second, and what was used in it."""
+        second, quota_type = self.second, self.client.quota_type
+        told = [
+            (min(max(at_ms, second.at_ms), self.end_ms), min(value_of(quota_type, used), self.value))
+            for at_ms, used in second.told
+        ]
+        in_told = sum(value for _, value in told)
+        if in_told > self.value:
+            told = [(at_ms, value * self.value / in_told) for at_ms, value in told]
+        return sorted(told)
+
+    def _stretches(self, told: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+        """From when to when a connection was free, so far as that is known; each ends where one of these begins."""
+        second, in_told = self.second, sum(value for _, value in told) or 1.0
+        paid = max(second.throttles - len(told), 0)
+        free = max(self.client.lanes - paid, 1)
+        told_ms = second.throttled_ms * len(told) / max(second.throttles, len(told), 1)
+        changes: list[tuple[float, int]] = [(second.at_ms, 0), (self.end_ms, 0)]
+        for at_ms, value in told:
+            changes += [(at_ms, -1), (min(at_ms + told_ms * value / in_told, self.end_ms), 1)]
+        stretches = []
+        for (from_ms, change), (until_ms, _) in pairwise(sorted(changes)):
+            free += change
+            if free > 0 and until_ms > from_ms:
+                stretches.append((from_ms, until_ms))
+        return stretches
 
     def spread(self) -> list[tuple[int, float]]:
         """As `requests` in the manner SPREAD, each with its time and value, of a second in which nothing was held."""
@@ -663,7 +705,7 @@ class _Retelling:
         self._sender_of = {id(client): sender for sender in senders for client in sender.clients}
         self._clients = clients
         self._manners = _manners(clients)
-        self._manner = self._manners[0]
+        self._last = [its[0] for its in self._manners]
         self._busy: list[_Sender] = []
         """Those who have something left to do."""
 
@@ -685,31 +727,36 @@ class _Retelling:
         in_all_ms = sum(sender.recorded_ms for sender in involved)
         good_ms = _OFF_MS + _GOOD_FIT * recorded_ms + _GOOD_SUM * in_all_ms
         told_ms = sum(sender.told_ms for sender in involved)
-        before, requests = self._state(involved), _requests(own, self._manner)
+        is_told = any(portion.second.told for portions in own.values() for portion in portions)
+        manner, manners = self._last[is_told], self._manners[is_told]
+        before, requests = self._state(involved), _requests(own, manner)
         off_ms = self._try(own, requests, involved, end_ms)
         nothing = not recorded_ms and sum(sender.told_ms for sender in involved) == told_ms
         if off_ms > good_ms and not nothing:
-            self._manner = self._best(own, requests, before, end_ms, off_ms, good_ms)
+            best = self._best(own, manners, manner, requests, before, end_ms, off_ms, good_ms)
+            self._last[best.around is not None] = best
         self._busy = [sender for sender in involved if sender.next_ms() < _FOREVER]
 
     def _best(
         self,
         own: _Second,
+        manners: Sequence[Manner],
+        best: Manner,
         requests: list[list[_Request]],
         before: _State,
         end_ms: int,
         best_off_ms: float,
         good_ms: float,
     ) -> Manner:
-        """Try all others, and have done what was best. `requests` have been tried; many manners come to the same, or
-        what they send does.
+        """Try all, and have done what was best. What is `best` so far has been tried, as `requests`; many manners come
+        to the same, or what they send does.
         """
         involved = [sender for sender, _ in before.senders]
-        best, told = self._manner, self._told_since(before)
+        told = self._told_since(before)
         tried, sent = [requests], [told[1]]
         self._restore(before)
         least_ms = sum(sender.over_ms for sender in involved)
-        for manner in self._manners:
+        for manner in manners:
             if least_ms >= best_off_ms:
                 break
             requests = _requests(own, manner)
@@ -816,11 +863,15 @@ def _requests(own: _Second, manner: Manner) -> list[list[_Request]]:
     return [sender.requests(portions, manner) for sender, portions in own.items()]
 
 
-def _manners(clients: Sequence[_Client]) -> Sequence[Manner]:
-    """In which they may have come; the same for all."""
+def _manners(clients: Sequence[_Client]) -> tuple[Sequence[Manner], Sequence[Manner]]:
+    """In which they may have come, the same for all: in seconds that do not tell what was throttled, and in others."""
     if len(clients) > 1:
-        return PLAIN_MANNERS
-    return LENT_MANNERS if clients[0].quota_type in LENT else MANNERS
+        return PLAIN_MANNERS, TOLD_MANNERS + PLAIN_MANNERS
+    [client] = clients
+    if client.quota_type not in LENT:
+        return MANNERS, TOLD_MANNERS + MANNERS
+    # Several connections that were lent at other times than live would stay ahead of themselves, or behind.
+    return LENT_MANNERS, TOLD_MANNERS[:1] if client.lanes > 1 else TOLD_MANNERS + LENT_MANNERS
 
 
 def _groups(clients: Sequence[_Client]) -> list[list[_Client]]:

@@ -134,10 +134,10 @@ class UsageRecord(Row):
     )
     profile: str = _column(
         "",
-        "of each second with use `at:used`, or `at:used:throttled_ms:requests:throttles` if it was throttled, and, if "
-        "one fetch alone was, `:lone_at:lone_used` behind it, with blanks between: `at` is when its first use came, in "
-        "ms from begin_ms, `lone_at` when that fetch was answered, and `lone_used` its bytes; empty: every second was "
-        "used about evenly and nothing throttled, or window_s > 60",
+        "of each second with use `at:used`, or `at:used:throttled_ms:requests:throttles` if it was throttled, and "
+        "behind that `:at=used,at=used` of each Produce or Fetch that was, if they were 16 at most, with blanks "
+        "between: `at` is when its first use came, or when that one was charged, in ms from begin_ms; empty: every "
+        "second was used about evenly and nothing throttled, or window_s > 60",
         default="",
     )
 
@@ -153,11 +153,22 @@ def is_even(seconds: int, window_s: int, peak: float, used: float) -> bool:
     return seconds == window_s and peak * window_s <= _EVEN * used
 
 
+MOST_TOLD = 16
+"""Of a second in which more requests than that were throttled no single one is told."""
+
+
+class ThrottledUse(NamedTuple):
+    """One request that was throttled: when it was charged, and what it used."""
+
+    at_ms: int
+    used: float
+
+
 class SecondOfUse(NamedTuple):
     """What a profile tells of one second. `requests` are known only if it was throttled; 0 also if they are not.
 
-    Of the only fetch that was throttled, be it again when it was paid for, `lone_at_ms` is when it was answered and
-    `lone_used` how much it used; 0 if that is not known.
+    `told` are those that were throttled, all of them, in their order; none if that is not known. What was throttled
+    again when it was paid for is told once.
     """
 
     at_ms: int
@@ -165,8 +176,7 @@ class SecondOfUse(NamedTuple):
     throttled_ms: int = 0
     requests: int = 0
     throttles: int = 0
-    lone_at_ms: int = 0
-    lone_used: float = 0.0
+    told: tuple[ThrottledUse, ...] = ()
 
 
 def profile_text(seconds: Iterable[SecondOfUse]) -> str:
@@ -179,13 +189,14 @@ def _second_text(second: SecondOfUse) -> str:
     if not second.throttled_ms:
         return text
     text += f":{second.throttled_ms}:{second.requests}:{second.throttles}"
-    return f"{text}:{second.lone_at_ms}:{second.lone_used:.12g}" if second.lone_used else text
+    told = ",".join([f"{at_ms}={used:.12g}" for at_ms, used in second.told])
+    return f"{text}:{told}" if told else text
 
 
 def read_profile(text: str) -> list[SecondOfUse]:
     """The seconds of a profile; none of one that cannot be read.
 
-    Earlier proxies wrote no requests and throttles, or no lone fetch; what later ones may write behind it is left out.
+    Earlier proxies wrote no requests and throttles, or told of none; what later ones may write behind it is left out.
     """
     try:
         return [_read_second(*second.split(":")) for second in text.split()]
@@ -203,19 +214,22 @@ def _read_second(
     throttled_ms: str = "0",
     requests: str = "0",
     throttles: str = "0",
-    lone_at_ms: str = "0",
-    lone_used: str = "0",
+    told: str = "",
     *_later: str,
 ) -> SecondOfUse:
-    second = SecondOfUse(
-        int(at_ms), float(used), int(throttled_ms), int(requests), int(throttles), int(lone_at_ms), float(lone_used)
-    )
-    whole = (second.at_ms, *second[2:-1])
-    if not (math.isfinite(second.used) and math.isfinite(second.lone_used)):
-        raise ValueError(second)
-    if second.lone_used < 0 or not all(0 <= number < _TOO_MUCH for number in whole):
+    each = tuple(_read_use(*one.split("=")) for one in told.split(",")) if told else ()
+    second = SecondOfUse(int(at_ms), float(used), int(throttled_ms), int(requests), int(throttles), each)
+    whole = (second.at_ms, *second[2:-1], *(one.at_ms for one in each))
+    if not math.isfinite(second.used) or not all(0 <= number < _TOO_MUCH for number in whole):
         raise ValueError(second)
     return second
+
+
+def _read_use(at_ms: str, used: str) -> ThrottledUse:
+    use = ThrottledUse(int(at_ms), float(used))
+    if not 0 <= use.used < math.inf:
+        raise ValueError(use)
+    return use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

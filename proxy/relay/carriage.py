@@ -139,7 +139,7 @@ class Carriage:
     ) -> None:
         """Take no further request for `throttle_time_ms` from now, or longer if that was so already.
 
-        `used` is what an answer used that this comes of, if it is on its way.
+        `used` is what the request used that this comes of, if it is on its way, or its answer is.
         """
         until_ms = now_ms + throttle_time_ms
         prolonged_ms = until_ms - max(self._muted_until_ms, now_ms)

@@ -211,7 +211,8 @@ class RequestSide(Authentication):
             if binding.produce is not None:
                 throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
                 if throttle_time_ms:
-                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after)
+                    used = request.size_bytes
+                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after, used)
             if binding.shadow_produce is not None:
                 told_ms = self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
                 if told_ms and request.use is not None:

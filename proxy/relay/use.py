@@ -12,7 +12,7 @@ from typing import NamedTuple
 from quotas.entities import QuotaType
 from quotas.ledger import WHOLE_CLUSTER
 from quotas.request_costs import NodeCosts, RequestCosts
-from quotas.usage_record import LONGEST_PROFILE_S, SecondOfUse, is_even
+from quotas.usage_record import LONGEST_PROFILE_S, MOST_TOLD, SecondOfUse, ThrottledUse, is_even
 
 PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
 """Places of the types of quota in a client."""
@@ -105,9 +105,6 @@ class Use:
     """
 
     __slots__ = (
-        "answer_ms",
-        "answer_used",
-        "answers",
         "backlogged_ms",
         "began_us",
         "client",
@@ -128,6 +125,7 @@ class Use:
         "throttled_ms",
         "throttles",
         "throttles_mark",
+        "told",
         "unsent_bytes",
         "until_us",
         "used",
@@ -150,8 +148,8 @@ class Use:
         self.throttles = self.throttled_ms = self.backlogged_ms = 0
         self.shadow_throttles = self.shadow_throttled_ms = 0
         self.muted_ms = self.throttled_mark = self.requests_mark = self.throttles_mark = 0
-        self.used = self.mark = self.peak = self.answer_used = 0.0
-        self.answers = self.answer_ms = 0
+        self.used = self.mark = self.peak = 0.0
+        self.told: list[ThrottledUse] = []
         self.seconds: list[SecondOfUse] = []
 
     def turn(self, now_us: int) -> None:
@@ -174,11 +172,12 @@ class Use:
             self.peak = in_second
         if self.is_profiled and (in_second > 0 or throttled_ms):
             requests, throttles = self.requests - self.requests_mark, self.throttles - self.throttles_mark
-            lone = (self.answer_ms, self.answer_used) if self.answers == 1 else ()
-            second = SecondOfUse(self.began_us // 1000, in_second, throttled_ms, requests, throttles, *lone)
-            self.seconds.append(second)
+            told = tuple(self.told) if len(self.told) <= MOST_TOLD else ()
+            self.seconds.append(SecondOfUse(self.began_us // 1000, in_second, throttled_ms, requests, throttles, told))
             self.requests_mark, self.throttles_mark = self.requests, self.throttles
-        self.mark, self.throttled_mark, self.answers = self.used, self.throttled_ms, 0
+        self.mark, self.throttled_mark = self.used, self.throttled_ms
+        if self.told:
+            self.told = []
 
     def close(self) -> None:
         """Hand on what was counted in the window, if there is one."""
@@ -218,7 +217,8 @@ class Use:
 
         return tuple(
             second._replace(
-                at_ms=in_window(second.at_ms), lone_at_ms=in_window(second.lone_at_ms) if second.lone_used else 0
+                at_ms=in_window(second.at_ms),
+                told=tuple(ThrottledUse(in_window(at_ms), used) for at_ms, used in second.told),
             )
             for second in self.seconds
         )
@@ -226,12 +226,13 @@ class Use:
     # ------------------------------------------------- what does not come often
 
     def note_throttle(self, prolonged_ms: int, now_us: int, used: float = 0.0) -> None:
-        """The quota throttled, and prolonged a mute; `used` is what an answer used of which that came."""
+        """The quota throttled, and prolonged a mute; `used` is what the request used of which that came, if it was
+        charged just now.
+        """
         if now_us >= self.until_us:
             self.turn(now_us)
-        if used:
-            self.answers += 1
-            self.answer_ms, self.answer_used = (now_us + self.client.meter.offset_us) // 1000, used
+        if used and len(self.told) <= MOST_TOLD:
+            self.told.append(ThrottledUse((now_us + self.client.meter.offset_us) // 1000, used))
         self.throttles += 1
         self.throttled_ms += prolonged_ms
         now_ms = now_us // 1000

@@ -24,7 +24,7 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.trace import Operation
 from quotas.usage_record import USAGE, UsageRecord
-from tests.pipeline.live_runs import LiveWindow
+from tests.pipeline.live_runs import TOLD, LiveWindow
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
 PER_WINDOW = 600
@@ -92,7 +92,7 @@ def _throttled(kind: str, size_s: float) -> list[UsageRecord]:
     while now_ms < _BURST * WINDOW_MS:
         throttle_ms = meter.use(operation if used else Operation.REPAY, size, now_ms)
         window = windows[now_ms // WINDOW_MS]
-        window.add(now_ms, used * PER_LIMIT[kind], throttle_ms, int(used > 0), kind == "fetch")
+        window.add(now_ms, used * PER_LIMIT[kind], throttle_ms, int(used > 0), kind in TOLD)
         used = 0.0 if meter.lent else size
         now_ms += throttle_ms + (0 if meter.lent else 4)
     return [_record(kind, windows[number]) for number in range(_BURST)]

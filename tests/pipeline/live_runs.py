@@ -14,7 +14,15 @@ from quotas.address_rates import AddressRates
 from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.sensors import Sensors
-from quotas.usage_record import SecondOfUse, TraceEvent, UsageRecord, is_even, profile_text
+from quotas.usage_record import (
+    MOST_TOLD,
+    SecondOfUse,
+    ThrottledUse,
+    TraceEvent,
+    UsageRecord,
+    is_even,
+    profile_text,
+)
 
 EPOCH_MS = 1_795_000_000_000
 BEGIN_MS = 5_000_000
@@ -22,6 +30,8 @@ WINDOW_MS = 10_000
 NODE_ID = 1
 CLUSTER = "main"
 PRODUCE, FETCH, REQUEST, CONNECTION = "produce", "fetch", "request", "connection"
+TOLD = (PRODUCE, FETCH)
+"""Types of which profiles tell what was throttled, one by one."""
 
 
 class Request(NamedTuple):
@@ -90,9 +100,9 @@ class LiveWindow:
     throttled_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     requests_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     throttles_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    answers_in: dict[int, list[tuple[int, float]]] = field(default_factory=lambda: defaultdict(list))
+    told_in: dict[int, list[ThrottledUse]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, at_ms: int, value: float, throttle_ms: int, requests: int = 1, is_fetch: bool = False) -> None:
+    def add(self, at_ms: int, value: float, throttle_ms: int, requests: int = 1, is_told: bool = False) -> None:
         """A request at so many ms of the run; without a value it is refused, or paid for."""
         second = at_ms // 1000
         if not self.seconds[second]:
@@ -101,8 +111,8 @@ class LiveWindow:
         self.throttled_in[second] += throttle_ms
         self.requests_in[second] += requests
         self.throttles_in[second] += throttle_ms > 0
-        if is_fetch and throttle_ms and value:
-            self.answers_in[second].append((at_ms % WINDOW_MS, value))
+        if is_told and throttle_ms and value:
+            self.told_in[second].append(ThrottledUse(at_ms % WINDOW_MS, value))
         self.requests += requests
         self.throttles += throttle_ms > 0
         self.throttled_ms += throttle_ms
@@ -114,14 +124,12 @@ class LiveWindow:
             return ""
         counts = (self.seconds, self.throttled_in, self.requests_in, self.throttles_in)
         return profile_text(
-            SecondOfUse(self.firsts_ms[s], *(count[s] for count in counts), *self._lone(s))
-            for s in sorted(self.seconds)
+            SecondOfUse(self.firsts_ms[s], *(count[s] for count in counts), self._told(s)) for s in sorted(self.seconds)
         )
 
-    def _lone(self, second: int) -> tuple[int, float]:
-        """When the only answer that was throttled came, and its value."""
-        answers = self.answers_in[second]
-        return answers[0] if len(answers) == 1 else (0, 0.0)
+    def _told(self, second: int) -> tuple[ThrottledUse, ...]:
+        told = self.told_in[second]
+        return tuple(told) if len(told) <= MOST_TOLD else ()
 
 
 @dataclass
@@ -175,7 +183,7 @@ def live_run(
         window = windows[user, client_id, at_ms // WINDOW_MS]
         got = 0 if refused or operation == "repay" else value
         requests = int(operation != "repay")
-        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, requests, quota_type == FETCH)
+        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, requests, quota_type in TOLD)
         if throttle_ms:
             until_ms = muted_until[user, client_id]
             window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))

@@ -14,6 +14,7 @@ from quotas.usage_record import (
     End,
     Header,
     SecondOfUse,
+    ThrottledUse,
     UsageRecord,
     columns,
     line_of,
@@ -120,7 +121,7 @@ _AT = st.integers(0, 59_999)
 _SECONDS = st.one_of(
     st.tuples(_AT, _USED),
     st.tuples(_AT, _USED, st.integers(1, 10**6), _COUNTS, _COUNTS),
-    st.tuples(_AT, _USED, st.integers(1, 10**6), _COUNTS, st.just(1), _COUNTS, _USED),
+    st.tuples(_AT, _USED, st.integers(1, 10**6), _COUNTS, _COUNTS, st.lists(st.tuples(_AT, _USED)).map(tuple)),
 ).map(lambda numbers: SecondOfUse(*numbers))
 
 
@@ -129,9 +130,12 @@ def test_a_profile_is_read_as_it_was_written(seconds):
     assert read_profile(profile_text(seconds)) == seconds
 
 
+_TOLD = (ThrottledUse(2_500, 8.5), ThrottledUse(2_502, 0.5))
+
+
 def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read():
-    told = [SecondOfUse(5, 7, 0, 3), SecondOfUse(1_000, 1.5, 20, 2, 1), SecondOfUse(2_000, 9, 20, 2, 1, 2_500, 8.5)]
-    assert profile_text(told) == "5:7 1000:1.5:20:2:1 2000:9:20:2:1:2500:8.5"
+    told = [SecondOfUse(5, 7, 0, 3), SecondOfUse(1_000, 1.5, 20, 2, 1), SecondOfUse(2_000, 9, 20, 4, 2, _TOLD)]
+    assert profile_text(told) == "5:7 1000:1.5:20:2:1 2000:9:20:4:2:2500=8.5,2502=0.5"
     assert read_profile("5:7 1000:1.5:20 2000:9:20:2:1") == [
         SecondOfUse(5, 7),
         SecondOfUse(1_000, 1.5, 20),
@@ -140,19 +144,24 @@ def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read()
 
 
 def test_what_later_profiles_tell_of_a_second_beyond_that_is_left_out():
-    told = [SecondOfUse(5, 7), SecondOfUse(1_000, 1.5, 20, 2, 1, 1_077, 1)]
-    assert read_profile("5:7 1000:1.5:20:2:1:1077:1:x:9") == told
+    told = [SecondOfUse(5, 7), SecondOfUse(1_000, 1.5, 20, 2, 1, ((1_077, 1),))]
+    assert read_profile("5:7 1000:1.5:20:2:1:1077=1:x:9") == told
+    assert read_profile("5:7 1000:1.5:20:2:1::x") == [told[0], told[1]._replace(told=())]
 
 
 def test_a_profile_that_cannot_be_read_tells_nothing():
     for text in (
         "x",
         "1",
-        "1:2:3:4:x:6",
-        "1:2:3:4:1:x:6",
-        "1:2:3:4:1:-6:6",
-        "1:2:3:4:1:6:-6",
-        "1:2:3:4:1:6:nan",
+        "1:2:3:4:x:6=1",
+        "1:2:3:4:1:6",
+        "1:2:3:4:1:6=1,",
+        "1:2:3:4:1:6=1=1",
+        "1:2:3:4:1:x=6",
+        "1:2:3:4:1:-6=6",
+        "1:2:3:4:1:6=-6",
+        "1:2:3:4:1:6=nan",
+        "1:2:3:4:1:6=inf",
         "1:nan",
         "1:2 3:inf",
         "1.5:2",

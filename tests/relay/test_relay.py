@@ -521,10 +521,22 @@ def test_a_fetch_over_quota_is_charged_when_its_throttle_ends(make_relay):
     assert fetched_bytes(script) == 1500
 
 
-def test_the_usage_of_a_second_has_the_one_answer_that_was_throttled(make_relay):
-    script, _ = borrowing(make_relay)
+def told_of_throttled(script):
+    """Of each second in which any was, what they used."""
     seconds = [second for counts in script.usage() for second in counts.seconds]
-    assert [second.lone_used for second in seconds if second.throttled_ms] == [500]
+    return [[used for _, used in second.told] for second in seconds if second.throttled_ms]
+
+
+def test_the_usage_of_a_second_has_the_fetches_that_were_throttled(make_relay):
+    script, _ = borrowing(make_relay)
+    assert told_of_throttled(script) == [[500]]
+
+
+def test_the_usage_of_a_second_has_the_produces_that_were_throttled(make_relay):
+    script = Script(make_relay, ledger_with(produce=100)).connected()
+    size_bytes = len(produce(1, size=1500)) - 4
+    script.client(produce(1, size=10) + produce(2, size=1500) + heartbeat(3))
+    assert told_of_throttled(script) == [[size_bytes]]
 
 
 def test_who_hangs_up_with_a_fetch_on_loan_is_charged_for_it(make_relay):

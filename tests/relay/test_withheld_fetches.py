@@ -67,7 +67,7 @@ def test_each_version_has_its_empty_answer(make_relay, version):
     assert script.relay.answer_bytes == len(told)
     assert script.client(heartbeat(2), NOW_MS + 10) == b""
     assert script.time(NOW_MS + 5000) == heartbeat(2)
-    assert not any(second.lone_used for counts in script.usage() for second in counts.seconds)
+    assert not any(second.told for counts in script.usage() for second in counts.seconds)
 
 
 @pytest.mark.parametrize("version", range(4, 18))

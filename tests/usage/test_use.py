@@ -6,7 +6,7 @@ from proxy.relay import use
 from proxy.relay.use import OVERFLOW, Meter
 from quotas.entities import QuotaType
 from quotas.request_costs import RequestCosts
-from quotas.usage_record import SecondOfUse
+from quotas.usage_record import MOST_TOLD, SecondOfUse
 
 S = 1_000_000
 
@@ -84,7 +84,7 @@ def test_a_second_has_its_requests_and_those_before_it_that_had_no_use_yet(meter
     assert counts.seconds == (SecondOfUse(0, 3, 0, 1), SecondOfUse(2_000, 9, 1_000, 3, 2))
 
 
-def test_a_second_has_the_fetch_that_alone_was_throttled_in_it(meter):
+def test_a_second_has_each_request_that_was_throttled_unless_they_are_many(meter):
     fetch = meter.hold(1, "alice", "etl").of(use.FETCH)
 
     def answered(value, at_ms, *throttle_ms):
@@ -99,12 +99,18 @@ def test_a_second_has_the_fetch_that_alone_was_throttled_in_it(meter):
     answered(700, 1_800, 300)
     fetch.note_throttle(250, 2_100 * 1000)
     answered(600, 3_100)
+    for i in range(MOST_TOLD):
+        answered(1, 4_000 + i, 7)
+    for i in range(MOST_TOLD + 1):
+        answered(1, 5_000 + i, 7)
     [counts] = taken(meter)
     assert counts.seconds == (
-        SecondOfUse(100, 905, 700, 0, 2, 700, 900),
-        SecondOfUse(1_400, 1_500, 600, 0, 2),
+        SecondOfUse(100, 905, 700, 0, 2, ((700, 900),)),
+        SecondOfUse(1_400, 1_500, 600, 0, 2, ((1_400, 800), (1_800, 700))),
         SecondOfUse(2_100, 0, 250, 0, 1),
         SecondOfUse(3_100, 600),
+        SecondOfUse(4_000, 16, 112, 0, 16, tuple((4_000 + i, 1) for i in range(16))),
+        SecondOfUse(5_000, 17, 119, 0, 17),
     )
 
 
