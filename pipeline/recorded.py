@@ -161,9 +161,9 @@ class Manner(NamedTuple):
     time for each request, and so behind each mute: what mutes leave of the second, by its requests. `late_ms`: the last
     request comes so much later; of answers that are lent, the first. In an `order`, those that were throttled are as
     large as it takes for that, but for `jumps` windows that the sensor forgot meanwhile. `eager`: who was muted wanted
-    the next as soon as the mute began, and so gets it earlier than live where the sensor has room earlier. `around`
-    those that are told the others came whenever a connection was free, evenly (0), or towards the end of that (up to 1)
-    or its beginning (down to -1); nothing else counts then, and it only does where any are told.
+    the next as soon as the mute began, and so gets it earlier than live where the sensor has room earlier. `by_told`:
+    those that are told came at their times, and the others evenly while a connection was free; nothing else counts
+    then, and it only does where any are told.
     """
 
     haste: float = 1.0
@@ -172,7 +172,7 @@ class Manner(NamedTuple):
     order: Order = Order.ANY
     jumps: int = 0
     eager: bool = False
-    around: float | None = None
+    by_told: bool = False
 
 
 MANNERS = (
@@ -215,7 +215,7 @@ tells a little more or less room as seconds of throttles. What is asked for no e
 many of them, and never for too few.
 """
 
-TOLD_MANNERS = tuple(Manner(around=around) for around in (0.0, 1.0, -1.0, 0.5, -0.5))
+TOLD_MANNERS = (Manner(by_told=True),)
 """For seconds that tell what was throttled, before any others."""
 
 SPREAD = Manner(0.0)
@@ -254,8 +254,8 @@ class _Portion(NamedTuple):
             return []
         rest_ms = min(int(self._unmuted_ms() / number), HELD_MS) if manner.restful else 0
         is_lent, longest_ms = client.quota_type in LENT, self.refused_ms // number
-        if manner.around is not None and self.second.told:
-            return self._around_told(manner.around)
+        if manner.by_told and self.second.told:
+            return self._around_told()
         times_ms, values = self._uses(manner)
         if is_lent and manner.late_ms:
             begin_ms, room_ms = self.second.at_ms + manner.late_ms, max(self._unmuted_ms() - manner.late_ms, 0)
@@ -274,7 +274,7 @@ class _Portion(NamedTuple):
             refused_ms = [min(longest_ms, max(gap_ms, 0)) for gap_ms in gaps_ms]
         return list(zip(times_ms, values, repeat(client.name), refused_ms, repeat(max(rest_ms, _LAG_MS)), strict=False))
 
-    def _around_told(self, around: float) -> list[_Request]:
+    def _around_told(self) -> list[_Request]:
         """As `requests`, of a second that tells of those that were throttled."""
         told = self._told()
         left = self.value - sum(value for _, value in told)
@@ -289,8 +289,7 @@ class _Portion(NamedTuple):
             passed_ms += until_ms - from_ms
             those = min(round(passed_ms / step_ms), number) - done
             for i in range(those):
-                place = (i + 0.5) / those * (1 - abs(around)) + max(around, 0.0)
-                uses.append((int(from_ms + place * (until_ms - from_ms)), left / number))
+                uses.append((int(from_ms + (i + 0.5) / those * (until_ms - from_ms)), left / number))
             done += those
         uses += waiting
         return [(at_ms, value, self.client.name, 0, _LAG_MS) for at_ms, value in uses]
@@ -734,7 +733,7 @@ class _Retelling:
         nothing = not recorded_ms and sum(sender.told_ms for sender in involved) == told_ms
         if off_ms > good_ms and not nothing:
             best = self._best(own, manners, manner, requests, before, end_ms, off_ms, good_ms)
-            self._last[best.around is not None] = best
+            self._last[best.by_told] = best
         self._busy = [sender for sender in involved if sender.next_ms() < _FOREVER]
 
     def _best(
@@ -871,7 +870,7 @@ def _manners(clients: Sequence[_Client]) -> tuple[Sequence[Manner], Sequence[Man
     if client.quota_type not in LENT:
         return MANNERS, TOLD_MANNERS + MANNERS
     # Several connections that were lent at other times than live would stay ahead of themselves, or behind.
-    return LENT_MANNERS, TOLD_MANNERS[:1] if client.lanes > 1 else TOLD_MANNERS + LENT_MANNERS
+    return LENT_MANNERS, TOLD_MANNERS if client.lanes > 1 else TOLD_MANNERS + LENT_MANNERS
 
 
 def _groups(clients: Sequence[_Client]) -> list[list[_Client]]:
