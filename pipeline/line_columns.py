@@ -16,7 +16,18 @@ from pyarrow import csv
 
 from pipeline.day import DAY_MS
 from pipeline.rejects import why_not
-from pipeline.schemas import LONGEST_NAME, MAY_BE_NEGATIVE, OFFSET, PARTITION, ROWS, defaults, time_column
+from pipeline.schemas import (
+    HAS_NO_MOST,
+    LONGEST_NAME,
+    MAY_BE_NEGATIVE,
+    MOST,
+    NO_NAME_HAS,
+    OFFSET,
+    PARTITION,
+    ROWS,
+    defaults,
+    time_column,
+)
 from quotas.usage_record import VERSION, Row, UsageRecord, columns, read_line, unescaped
 
 OTHER = "other"
@@ -142,15 +153,20 @@ class Reader:
             kind, optional = self._kinds[name]
             if kind is str:
                 found[name] = _unescaped(column)
-                _hold(name != PARTITION or pc.max(pc.binary_length(found[name])).as_py() <= LONGEST_NAME)
+                if name == PARTITION:
+                    _hold(pc.max(pc.binary_length(found[name])).as_py() <= LONGEST_NAME)
+                    _hold(not pc.any(pc.match_substring(found[name], NO_NAME_HAS)).as_py())
                 continue
             _hold(optional or not column.null_count)
             if kind is float:
                 _hold(pc.all(pc.is_finite(column), min_count=0).as_py())
-            if name not in MAY_BE_NEGATIVE[self._row.KIND] and column.null_count < len(column):
-                _hold(pc.min(column).as_py() >= 0)
+            if column.null_count < len(column):
+                least, most = pc.min_max(column).as_py().values()
+                _hold(least >= 0 or name in MAY_BE_NEGATIVE[self._row.KIND])
+                _hold(max(-least, most) <= MOST or name in HAS_NO_MOST)
         _hold(pc.max(found[time_column(self._row)]).as_py() <= self._latest_ms)
         if issubclass(self._row, UsageRecord):
+            _hold(pc.max(found["end_ms"]).as_py() <= self._latest_ms)
             _hold(pc.all(pc.greater_equal(found["end_ms"], found["begin_ms"])).as_py())
         return found
 

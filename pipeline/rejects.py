@@ -7,7 +7,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from pipeline.accounts import Account, Writer
-from pipeline.schemas import LONGEST_NAME, MAY_BE_NEGATIVE, PARTITION, time_column
+from pipeline.schemas import HAS_NO_MOST, LONGEST_NAME, MAY_BE_NEGATIVE, MOST, NO_NAME_HAS, PARTITION, time_column
 from quotas.usage_record import BadLine, Dropped, End, Header, Row, UsageRecord, columns, read_line
 
 MOST_TEXT = 1_000
@@ -106,13 +106,19 @@ def why_not(row: Row, latest_ms: int) -> str:
             continue
         if value < 0 and name not in MAY_BE_NEGATIVE[row.KIND]:
             return f"{name}: expected 0 or more, got {value}"
+        if abs(value) > MOST and name not in HAS_NO_MOST:
+            return f"{name}: expected {MOST} at most, got {value}"
     if len((name := getattr(row, PARTITION)).encode()) > LONGEST_NAME:
         return f"{PARTITION}: expected {LONGEST_NAME} bytes at most, got {name[:LONGEST_NAME]}..."
+    if NO_NAME_HAS in name:
+        return f"{PARTITION}: expected a name without NUL, got {name!r}"
     at = getattr(row, time_column(type(row)))
     if at > latest_ms:
         return f"{time_column(type(row))}: in the future, got {at}"
     if isinstance(row, UsageRecord) and row.end_ms < row.begin_ms:
         return f"end_ms: expected begin_ms or later, got {row.end_ms}"
+    if isinstance(row, UsageRecord) and row.end_ms > latest_ms:
+        return f"end_ms: in the future, got {row.end_ms}"
     return ""
 
 

@@ -19,6 +19,9 @@ PARTITION = "virtual_cluster"
 LONGEST_NAME = 64
 """Bytes of such a value: the configuration allows no longer one, and a directory's name must hold it escaped."""
 
+NO_NAME_HAS = "\0"
+"""What cannot be in such a value: no directory's name can hold it, and Hadoop does not escape it."""
+
 OFFSET = "line_offset"
 """A column that only files have: sequence number less line number in a batch, the same throughout a run of lines."""
 
@@ -27,6 +30,13 @@ MAY_BE_NEGATIVE: Mapping[str, frozenset[str]] = {
     TraceEvent.KIND: frozenset({"node_id", "value", "at_ms"}),
 }
 """Columns that have a sign: -2 is all nodes; what a sensor is given back is negative."""
+
+MOST = 2**48
+"""The largest number that a record may have, whatever its sign: in bytes, 280 TB in one window; in ms since 1970, the
+year 10889. Sums of such numbers stay within 64 bits."""
+
+HAS_NO_MOST = frozenset({"limit", "shadow_limit", "value"})
+"""Columns that may have any number: they are quotas, or a trace's `value` may be one."""
 
 QUARANTINE = T.StructType(
     [

@@ -61,7 +61,7 @@ def test_what_was_written_is_read_and_nothing_comes_twice(place):
         replace(
             mine[5], user="tab\tback\\slash\\t\nline\r", client_id="\\N", rule="\\\\n\\", virtual_cluster="ä b/c=%"
         ),
-        replace(mine[6], limit=None, shadow_limit=1.5e-7, used=0.1 + 0.2, peak=1e300, user="", ip="::1"),
+        replace(mine[6], limit=None, shadow_limit=1e300, used=0.1 + 0.2, peak=1.5e-7, user="", ip="::1"),
         replace(mine[7], begin_ms=MONDAY_MS + DAY_MS, end_ms=MONDAY_MS + DAY_MS + 1),
     ]
     mine[5:8] = odd

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pipeline.line_columns import CHECKSUM, OTHER, Reader
 from pipeline.rejects import Line, Sorted, why_not
-from pipeline.schemas import LONGEST_NAME, ROWS
+from pipeline.schemas import LONGEST_NAME, MOST, ROWS
 from quotas.usage_record import VERSION, BadLine, End, Header, TraceEvent, UsageRecord, columns, line_of, read_line
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
@@ -221,9 +221,27 @@ def test_a_virtual_cluster_has_a_name_that_a_directory_may_have():
     longest = replace(MINE[0], virtual_cluster="ä" * (LONGEST_NAME // 2))
     too_long = replace(MINE[1], virtual_cluster="c" * (LONGEST_NAME + 1))
     assert why_not(too_long, LATEST_MS).startswith("virtual_cluster: expected 64 bytes at most, got ccc")
-    lines = [line_of(record).rstrip("\n").encode() for record in (longest, too_long)]
+    has_nul = replace(MINE[2], virtual_cluster="main\0")
+    assert why_not(has_nul, LATEST_MS) == "virtual_cluster: expected a name without NUL, got 'main\\x00'"
+    lines = [line_of(record).rstrip("\n").encode() for record in (longest, too_long, has_nul)]
     assert_same([*lines, *GOOD])
     assert read(arriving(lines))[0] == longest
+
+
+@pytest.mark.parametrize("column", ["used", "peak", "in_bytes", "throttled_ms", "sequence", "epoch", "node_id"])
+def test_numbers_of_which_a_sum_would_not_fit_64_bits_are_not_taken(column):
+    most, more = (replace(MINE[0], **{column: value}) for value in (MOST, 2 * MOST))
+    assert why_not(most, LATEST_MS) == ""
+    assert why_not(more, LATEST_MS) == f"{column}: expected {MOST} at most, got {2 * MOST}"
+    lines = [line_of(record).rstrip("\n").encode() for record in (most, more)]
+    assert_same([*lines, *GOOD])
+    assert read(arriving(lines))[0] == most
+
+
+def test_a_window_that_ends_in_the_future_is_not_taken():
+    future = replace(MINE[0], end_ms=LATEST_MS + 1)
+    assert why_not(future, LATEST_MS) == f"end_ms: in the future, got {LATEST_MS + 1}"
+    assert_same([line_of(future).rstrip("\n").encode(), *GOOD])
 
 
 def test_a_column_that_nobody_knows_must_be_text_all_the_same():
