@@ -17,6 +17,7 @@ from pyarrow import csv
 from pipeline.day import DAY_MS
 from pipeline.rejects import why_not
 from pipeline.schemas import (
+    HAS_IP,
     HAS_NO_MOST,
     LONGEST_NAME,
     MAY_BE_NEGATIVE,
@@ -24,11 +25,12 @@ from pipeline.schemas import (
     NO_NAME_HAS,
     OFFSET,
     PARTITION,
+    QUOTA_TYPES,
     ROWS,
     defaults,
     time_column,
 )
-from quotas.usage_record import VERSION, Row, UsageRecord, columns, read_line, unescaped
+from quotas.usage_record import VERSION, Row, TraceEvent, UsageRecord, columns, read_line, unescaped
 
 OTHER = "other"
 """The kind of all lines that hold no record, or none that can be taken."""
@@ -38,6 +40,7 @@ CHECKSUM = "checksum"
 
 _ARROW: Mapping[type, Any] = {str: pa.string(), int: pa.int64(), float: pa.float64()}
 PLACE = {"text": pa.string(), "file": pa.string(), "block": pa.int64(), "number": pa.int64()}
+_QUOTA_TYPES = pa.array(QUOTA_TYPES)
 _MOST_SHAPES = 4
 """Versions in one batch, until the rest is read line by line."""
 _FEW = 32
@@ -164,6 +167,10 @@ class Reader:
                 least, most = pc.min_max(column).as_py().values()
                 _hold(least >= 0 or name in MAY_BE_NEGATIVE[self._row.KIND])
                 _hold(max(-least, most) <= MOST or name in HAS_NO_MOST)
+        _hold(pc.all(pc.is_in(found["quota_type"], _QUOTA_TYPES)).as_py())
+        of_addresses, value = HAS_IP[self._row.KIND]
+        lacks_ip = pc.and_(pc.equal(found[of_addresses], value), pc.equal(found["ip"], ""))
+        _hold(not pc.any(lacks_ip).as_py())
         _hold(pc.max(found[time_column(self._row)]).as_py() <= self._latest_ms)
         if issubclass(self._row, UsageRecord):
             _hold(pc.max(found["end_ms"]).as_py() <= self._latest_ms)
@@ -209,7 +216,7 @@ class Reader:
             row = read_line(line.decode())
         except ValueError:
             return OTHER
-        return OTHER if why_not(row, self._latest_ms) else row
+        return row if isinstance(row, UsageRecord | TraceEvent) and not why_not(row, self._latest_ms) else OTHER
 
     def _others(self, lines: Any, kinds: list[str] | None) -> Iterator[Any]:
         """Lines as they are."""

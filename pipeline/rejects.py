@@ -7,8 +7,18 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from pipeline.accounts import Account, Writer
-from pipeline.schemas import HAS_NO_MOST, LONGEST_NAME, MAY_BE_NEGATIVE, MOST, NO_NAME_HAS, PARTITION, time_column
-from quotas.usage_record import BadLine, Dropped, End, Header, Row, UsageRecord, columns, read_line
+from pipeline.schemas import (
+    HAS_IP,
+    HAS_NO_MOST,
+    LONGEST_NAME,
+    MAY_BE_NEGATIVE,
+    MOST,
+    NO_NAME_HAS,
+    PARTITION,
+    QUOTA_TYPES,
+    time_column,
+)
+from quotas.usage_record import BadLine, Dropped, End, Header, TraceEvent, UsageRecord, columns, read_line
 
 MOST_TEXT = 1_000
 """Characters of a rejected line that are kept."""
@@ -68,7 +78,7 @@ class Sorted:
                     self._note(Writer(row.stream, row.instance, row.epoch), told=row.next_sequence - 1)
             case Dropped():
                 self._note(Writer(row.stream, row.instance, row.epoch), dropped=(row.first_sequence, row.last_sequence))
-            case _:
+            case UsageRecord() | TraceEvent():
                 self._reject(line, why_not(row, latest_ms))
 
     def _reject(self, line: Line, reason: str) -> None:
@@ -98,7 +108,7 @@ def _problem_of_frame(header: Header | None, end: End | None) -> str:
     return ""
 
 
-def why_not(row: Row, latest_ms: int) -> str:
+def why_not(row: UsageRecord | TraceEvent, latest_ms: int) -> str:
     """Why a record that can be read is not taken; empty: it is."""
     for name, (kind, _) in columns(type(row)).items():
         value = getattr(row, name)
@@ -108,10 +118,15 @@ def why_not(row: Row, latest_ms: int) -> str:
             return f"{name}: expected 0 or more, got {value}"
         if abs(value) > MOST and name not in HAS_NO_MOST:
             return f"{name}: expected {MOST} at most, got {value}"
-    if len((name := getattr(row, PARTITION)).encode()) > LONGEST_NAME:
+    if len((name := row.virtual_cluster).encode()) > LONGEST_NAME:
         return f"{PARTITION}: expected {LONGEST_NAME} bytes at most, got {name[:LONGEST_NAME]}..."
     if NO_NAME_HAS in name:
         return f"{PARTITION}: expected a name without NUL, got {name!r}"
+    if (quota_type := row.quota_type) not in QUOTA_TYPES:
+        return f"quota_type: expected one of {', '.join(QUOTA_TYPES)}, got {quota_type[:40]!r}"
+    of_addresses, value = HAS_IP[row.KIND]
+    if getattr(row, of_addresses) == value and not row.ip:
+        return f"ip: expected an address, as {of_addresses} is {value}"
     at = getattr(row, time_column(type(row)))
     if at > latest_ms:
         return f"{time_column(type(row))}: in the future, got {at}"

@@ -6,6 +6,8 @@ from typing import Any
 
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 
+from quotas.entities import QuotaType
+from quotas.trace import Operation
 from quotas.usage_record import Row, TraceEvent, UsageRecord, columns
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (UsageRecord, TraceEvent)}
@@ -37,6 +39,15 @@ year 10889. Sums of such numbers stay within 64 bits."""
 
 HAS_NO_MOST = frozenset({"limit", "shadow_limit", "value"})
 """Columns that may have any number: they are quotas, or a trace's `value` may be one."""
+
+QUOTA_TYPES = tuple(quota_type.name.lower() for quota_type in QuotaType)
+"""What `quota_type` may be."""
+
+HAS_IP: Mapping[str, tuple[str, str]] = {
+    UsageRecord.KIND: ("quota_type", QuotaType.CONNECTION.name.lower()),
+    TraceEvent.KIND: ("operation", Operation.CONNECT.value),
+}
+"""Which column has which value where `ip` says whom a quota is of, and is not empty."""
 
 QUARANTINE = T.StructType(
     [

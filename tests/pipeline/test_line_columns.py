@@ -238,6 +238,18 @@ def test_numbers_of_which_a_sum_would_not_fit_64_bits_are_not_taken(column):
     assert read(arriving(lines))[0] == most
 
 
+def test_a_quota_type_that_nobody_knows_is_not_taken():
+    odd = replace(MINE[0], quota_type="PRODUCE")
+    assert why_not(odd, LATEST_MS).endswith("controller_mutation, connection, got 'PRODUCE'")
+    assert_same([line_of(odd).rstrip("\n").encode(), *GOOD])
+
+
+def test_a_connection_without_an_address_is_not_taken():
+    odd = replace(MINE[0], quota_type="connection", ip="")
+    assert why_not(odd, LATEST_MS) == "ip: expected an address, as quota_type is connection"
+    assert_same([line_of(odd).rstrip("\n").encode(), *GOOD])
+
+
 def test_a_window_that_ends_in_the_future_is_not_taken():
     future = replace(MINE[0], end_ms=LATEST_MS + 1)
     assert why_not(future, LATEST_MS) == f"end_ms: in the future, got {LATEST_MS + 1}"
