@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-from protocol.errors import MalformedMessage, TooManyElements
+from protocol.errors import MalformedMessage
 from protocol.primitives import Reader, compact_string, float64, int16, int32, string, uvarint
 
 DESCRIBE_CLIENT_QUOTAS = 48
@@ -24,10 +24,11 @@ ANY = 2
 
 MAX_STRING_BYTES = 32_767
 
-MAX_ELEMENTS = 10_000
-"""How many entities, parts, operations, filters and tagged fields one request may have, together: all are read at one
-go. A KRaft controller, too, takes no more than 10,000 changes at a time.
-"""
+MAX_TAGS = 64
+"""How many tagged fields one structure may have; none is defined so far."""
+
+ELEMENTS_AT_ONCE = 100
+"""So many parts or operations of one entity are read at one go."""
 
 _FIRST_COMPACT_VERSION = 1
 _CORRELATION_ID_AT = 8
@@ -106,10 +107,18 @@ class AlteredEntity(NamedTuple):
     parts: Sequence[EntityPart]
 
 
-def read_describe_request(frame: bytes | memoryview, api_version: int) -> DescribeRequest:
-    """The DescribeClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError."""
+def read_describe_request(
+    frame: bytes | memoryview, api_version: int, most_components: int | None = None
+) -> DescribeRequest:
+    """The DescribeClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError.
+
+    Of a filter with more than `most_components` only the first so many are read, and nothing behind them.
+    """
     body = _Body(frame, api_version)
-    components = body.array(body.component, 4 if body.compact else 5)
+    count = body.count(4 if body.compact else 5)
+    if most_components is not None and count > most_components:
+        return DescribeRequest(body.head, tuple(body.component() for _ in range(most_components)), False)
+    components = tuple(body.component() for _ in range(count))
     strict = body.boolean()
     body.end()
     return DescribeRequest(body.head, components, strict)
@@ -118,19 +127,48 @@ def read_describe_request(frame: bytes | memoryview, api_version: int) -> Descri
 def read_alter_request(frame: bytes | memoryview, api_version: int) -> AlterRequest:
     """The AlterClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError."""
     reader = AlterReader(frame, api_version)
-    return reader.request(tuple(reader.entries()))
+    return reader.request(tuple(entry for entry in reader.entries() if entry is not None))
 
 
 class AlterReader:
-    """Reads an AlterClientQuotas request entry by entry: first all `entries`, then the rest. Raises ProtocolError."""
+    """Reads an AlterClientQuotas request entry by entry: first all `entries`, then the rest. Raises ProtocolError.
+
+    Or only the entities that a refusal names: `named`.
+    """
 
     def __init__(self, frame: bytes | memoryview, api_version: int) -> None:
         self._body = _Body(frame, api_version)
 
-    def entries(self) -> Iterator[EntityOperations]:
-        """The entities, one by one."""
-        body = self._body
-        return (body.entry() for _ in range(body.count(3 if body.compact else 8)))
+    def entries(self) -> Iterator[EntityOperations | None]:
+        """The entities, one by one; None after each ELEMENTS_AT_ONCE parts or operations of a long one."""
+        for _ in range(self._count()):
+            yield from self._body.entry()
+
+    def named(self, most_elements: int) -> tuple[list[tuple[EntityPart, ...]], bool]:
+        """The entities among the first `most_elements` entities, parts and operations; and whether these are all."""
+        body, left, named = self._body, most_elements, list[tuple[EntityPart, ...]]()
+        count = self._count()
+        while len(named) < count:
+            left -= 1 + (parts := body.part_count())
+            if left < 0:
+                return named, False
+            named.append(tuple(body.part() for _ in range(parts)))
+            if len(named) < count:
+                left -= (operations := body.operation_count())
+                if left < 0:
+                    return named, False
+                for _ in range(operations):
+                    body.operation()
+                body.end()
+        return named, True
+
+    @property
+    def head(self) -> RequestHead:
+        """What an answer needs of the request's header."""
+        return self._body.head
+
+    def _count(self) -> int:
+        return self._body.count(3 if self._body.compact else 8)
 
     def request(self, entries: tuple[EntityOperations, ...]) -> AlterRequest:
         """The request with all its entries."""
@@ -144,24 +182,17 @@ class _Body:
 
     def __init__(self, frame: bytes | memoryview, api_version: int) -> None:
         self.compact = api_version >= _FIRST_COMPACT_VERSION
-        self._left = MAX_ELEMENTS
         self._reader = Reader(frame, _CORRELATION_ID_AT)
         correlation_id, client_id = self._reader.int32(), self._reader.string()
         self.end()
         name = None if client_id is None else client_id.decode(errors="replace")
         self.head = RequestHead(api_version, correlation_id, name)
 
-    def array(self, element: Callable[[], _Element], least_bytes: int) -> tuple[_Element, ...]:
-        return tuple(element() for _ in range(self.count(least_bytes)))
-
     def count(self, least_bytes: int) -> int:
         """How many elements of so many bytes at least an array has; they follow."""
         count = self._reader.count(self.compact, least_bytes)
         if count < 0:
             raise MalformedMessage(f"null in place of an array, before offset {self._reader.offset}")
-        self._left -= count
-        if self._left < 0:
-            raise TooManyElements(f"more than {MAX_ELEMENTS} entities, quotas and filters in one request")
         return count
 
     def component(self) -> FilterComponent:
@@ -169,11 +200,25 @@ class _Body:
         self.end()
         return component
 
-    def entry(self) -> EntityOperations:
-        parts = self.array(self._part, 3 if self.compact else 4)
-        entry = EntityOperations(parts, self.array(self._operation, 11))
+    def entry(self) -> Iterator[EntityOperations | None]:
+        """One entity, behind a None for each ELEMENTS_AT_ONCE of its parts or operations."""
+        parts, operations = list[EntityPart](), list[Operation]()
+        yield from self._some(self.part, self.part_count(), parts)
+        yield from self._some(self.operation, self.operation_count(), operations)
         self.end()
-        return entry
+        yield EntityOperations(tuple(parts), tuple(operations))
+
+    def _some(self, read: Callable[[], _Element], count: int, found: list[_Element]) -> Iterator[None]:
+        for number in range(1, count + 1):
+            found.append(read())
+            if not number % ELEMENTS_AT_ONCE:
+                yield None
+
+    def part_count(self) -> int:
+        return self.count(3 if self.compact else 4)
+
+    def operation_count(self) -> int:
+        return self.count(11)
 
     def boolean(self) -> bool:
         return self._reader.int8() != 0
@@ -181,14 +226,14 @@ class _Body:
     def end(self) -> None:
         """Step over the tagged fields that end every structure of a flexible version."""
         if self.compact:
-            self._left -= self._reader.tags(self._left)
+            self._reader.tags(MAX_TAGS)
 
-    def _part(self) -> EntityPart:
+    def part(self) -> EntityPart:
         part = EntityPart(self._text(), self._nullable_text())
         self.end()
         return part
 
-    def _operation(self) -> Operation:
+    def operation(self) -> Operation:
         operation = Operation(self._text(), self._reader.float64(), self.boolean())
         self.end()
         return operation

@@ -11,7 +11,7 @@ from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, 
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.verdicts import mutations, quota_api
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
-from proxy.verdicts.steps import Steps, collected
+from proxy.verdicts.steps import ITEMS_PER_STEP, Steps
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
@@ -82,10 +82,17 @@ def _rest(ask: Ask, steps: Steps[Verdict | Errand]) -> Steps[Verdict | Errand]:
 
 def _steps_of_quota_api(ask: Ask, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
     if ask.api_key == DESCRIBE_CLIENT_QUOTAS:
-        answer = yield from quota_api.describe(read_describe_request(ask.frame, ask.api_version), facts)
-        return Verdict(answer=answer)
+        request = read_describe_request(ask.frame, ask.api_version, quota_api.DECISIVE_COMPONENTS)
+        return Verdict(answer=(yield from quota_api.describe(request, facts)))
     reader = AlterReader(ask.frame, ask.api_version)
-    entries = yield from collected(reader.entries())
+    if not facts.may_alter:
+        return quota_api.refuse(reader)
+    entries = []
+    for number, entry in enumerate(reader.entries(), 1):
+        if entry is not None:
+            entries.append(entry)
+        if entry is None or not number % ITEMS_PER_STEP:
+            yield
     return (yield from quota_api.alter(reader.request(tuple(entries)), facts))
 
 

@@ -16,6 +16,7 @@ from protocol.client_quotas import (
     DEFAULT,
     EXACT,
     AlteredEntity,
+    AlterReader,
     AlterRequest,
     AlterWriter,
     DescribedEntity,
@@ -24,6 +25,7 @@ from protocol.client_quotas import (
     EntityOperations,
     EntityPart,
     FilterComponent,
+    alter_answer,
     describe_refusal,
 )
 from proxy.relay.actions import Errand, Verdict
@@ -59,6 +61,14 @@ class Problem(NamedTuple):
 
 _WELL = Problem(NONE, None)
 _NOT_AUTHORISED = Problem(CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+_OTHERS_NOT_AUTHORISED = Problem(
+    CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed, also for all entities that are not listed."
+)
+
+DECISIVE_COMPONENTS = 4
+"""One more than the types of an entity: among so many components of a filter one makes no sense."""
+_NAMED_ELEMENTS = 100
+"""So many entities, parts and operations of a request that is refused are read."""
 
 
 # -------------------------------------------------------------------- describe
@@ -183,13 +193,10 @@ def _parts(entity: Entity) -> list[EntityPart]:
 
 
 def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
-    """The answer to an AlterClientQuotas request, or what must be written first.
+    """The answer to an AlterClientQuotas request of somebody who may alter quotas, or what must be written first.
 
     Entities are judged one by one, and each is changed whole or not at all.
     """
-    if not facts.may_alter:
-        refused = (AlteredEntity(*_NOT_AUTHORISED, entry.parts) for entry in request.entries)
-        return (yield from _answer(request, refused))
     judged = yield from _judge(request.entries)
     wanted = [entry for entry in judged if entry.alteration is not None and entry.alteration.limits]
     if request.validate_only or not wanted:
@@ -203,6 +210,19 @@ def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Verdict | Erra
 
     alterations = tuple(entry.alteration for entry in wanted if entry.alteration is not None)
     return Errand(alterations, request.head.client_id or "", reply)
+
+
+def refuse(reader: AlterReader) -> Verdict:
+    """The answer to somebody who may not alter quotas: each entity is refused as it was asked.
+
+    Of a long request only the first entities are read and named: a refusal costs less than 1 ms. One without any part,
+    which nobody can have asked for, stands for all the others: a client fails them, too, as it does not know it.
+    """
+    named, all_of_them = reader.named(_NAMED_ELEMENTS)
+    refused = [AlteredEntity(*_NOT_AUTHORISED, parts) for parts in named]
+    if not all_of_them:
+        refused.append(AlteredEntity(*_OTHERS_NOT_AUTHORISED, ()))
+    return Verdict(answer=alter_answer(reader.head, refused))
 
 
 def _answer(request: AlterRequest, entities: Iterable[AlteredEntity]) -> Steps[Verdict]:
