@@ -19,6 +19,9 @@ _SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
 _TOKENS = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
 _MAY_BE_OVER = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN})
 
+_MOST_BEFORE_LOGIN: Final = 100
+"""So many requests may come before a login is through: nobody pays for them."""
+
 BEHIND_AN_EXCHANGE: Final = b""
 """The frame of an Ask: a request comes behind an exchange whose end the node did not tell."""
 
@@ -55,13 +58,14 @@ class Authentication(AnswerSide):
         self._succeeded = False
         self._refused = False
         self._out_of_place = False
-        """SASL is answered like any request: it would be a way around a mute."""
+        """The node answers SASL like any request now: it would be a way around a mute."""
 
     def _passes_mute(self, buf: bytes, at: int) -> bool:
         """Whether what comes next at `at` passes though the client is throttled: the clocks of sessions run on."""
         if self._mute != THROTTLED or self._out_of_place:
             return False
-        return self._bare or buf[at + 4 : at + 6] in _SASL_KEYS
+        may_authenticate = self._unproven or self._succeeded or self._exchange is not None
+        return may_authenticate and (self._bare or buf[at + 4 : at + 6] in _SASL_KEYS)
 
     def _read_next(self, buf: bytes, at: int, end: int) -> Request | None:
         """The frame at `at` while bare tokens are due: a token, or the request that ends an opaque exchange."""
@@ -96,7 +100,14 @@ class Authentication(AnswerSide):
         self._exchange = None
         if self._unproven and request.plan.api_key != API_VERSIONS:
             raise Refusal(CloseReason.NOT_AUTHENTICATED, f"{request.plan.name} before an authentication has succeeded")
+        self._bound_login()
         return self._unproven
+
+    def _bound_login(self) -> None:
+        """Raises Refusal where more has come than any login needs: nobody pays for it."""
+        if self._unproven and self.requests >= _MOST_BEFORE_LOGIN:
+            detail = f"{self.requests} requests, and no authentication has succeeded"
+            raise Refusal(CloseReason.NOT_AUTHENTICATED, detail)
 
     def _ask_whether_proven(self, after: list[Action]) -> None:
         """Nothing of the client passes before the node has answered a request of our own: who it is must be known."""
@@ -106,6 +117,10 @@ class Authentication(AnswerSide):
         ask = Ask(self._request_ticket, AskKind.SASL, Side.CLIENT, plan.api_key, plan.api_version, BEHIND_AN_EXCHANGE)
         ask.enquired, self._enquired = tuple(self._enquired), []
         after.append(ask)
+
+    def _exempt(self) -> None:
+        """The oldest in flight, whose answer is here, is part of an authentication: it is charged to nobody."""
+        self._in_flight[0].binding = None
 
     def _note_exchange(self, exchange: Exchange) -> None:
         """What a verdict has said about the exchange."""

@@ -216,7 +216,7 @@ class Carriage:
 
     def _model_time(self, request: Request, count: int, answer_bytes: int) -> None:
         """Where request time is not measured: what such requests cost."""
-        if (use := request.use) is not None and request.plan.charged:
+        if (use := request.use) is not None and request.binding is not None:
             waiting = request.waiting
             size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
             client = use.client

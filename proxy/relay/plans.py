@@ -63,9 +63,9 @@ class Plan:
 
     `asked` says as what the whole request is asked about, if it is. `quick`: a whole small answer without a throttle
     time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `client_waits`: clients
-    hold back for the throttle time that they are told. `cost_kind` is under
-    which kind it stands among the costs of requests; only what is `charged` counts there. An answer of `telling_bytes`
-    or more tells by its time what such requests cost; None: no answer does. `use` is as what it is metered.
+    hold back for the throttle time that they are told. `cost_kind` is under which kind it stands among the costs of
+    requests. An answer of `telling_bytes` or more tells by its time what such requests cost; None: no answer does.
+    `use` is as what it is metered.
     """
 
     api_key: int
@@ -81,7 +81,6 @@ class Plan:
     quick: bool = False
     fetches: bool = False
     client_waits: bool = False
-    charged: bool = True
     cost_kind: int = 0
     telling_bytes: int | None = None
     use: int = use.REQUEST
@@ -110,7 +109,6 @@ def _plan(api: Api, api_version: int) -> Plan:
         quick=_is_quick(api, answer, throttle_at),
         fetches=api.key in (FETCH, SHARE_FETCH),
         client_waits=client_waits(api.key, api_version),
-        charged=api.key not in SASL_APIS,
         cost_kind=cost_kind(api.key),
         telling_bytes=least_telling_bytes(api.key),
         use=_use(api.key),

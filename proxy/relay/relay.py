@@ -5,6 +5,7 @@ from proxy.relay.actions import (
     Action,
     Close,
     CloseReason,
+    Exchange,
     RelayLimits,
     Send,
     Side,
@@ -147,6 +148,8 @@ class Relay(RequestSide):
         else:
             self._answer_ticket = NO_TICKET
             if verdict.exchange is not None:
+                if verdict.exchange is not Exchange.OUT_OF_PLACE:
+                    self._exempt()
                 self._note_exchange(verdict.exchange)
             self._go_on_with_answers(actions, now_ms, verdict)
         return actions

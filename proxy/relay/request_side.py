@@ -38,7 +38,7 @@ from proxy.relay.carriage import (
     send_through,
 )
 from proxy.relay.likeness import Likeness, likeness_of
-from proxy.relay.plans import FETCH, PRODUCE, UNKNOWN_API_VERSIONS
+from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
@@ -125,14 +125,6 @@ class RequestSide(Authentication):
                 if request is None:
                     break
                 frame_bytes = request.size_bytes + 4
-                if request.plan is UNKNOWN_API_VERSIONS:
-                    if at + frame_bytes > end or self._client_blocked:
-                        break
-                    add_run(pieces, buf, run, at)
-                    at = run = at + frame_bytes
-                    self._answer(request, unsupported_version_answer(request.correlation_id))
-                    self._read(request.use, frame_bytes)
-                    continue
                 if self._mute & UNCONNECTED:
                     self._open_upstream(after)
                     self._keep(request, at)
@@ -147,20 +139,28 @@ class RequestSide(Authentication):
                     at = run
                     continue
                 if request.plan.asked is AskKind.SASL:
+                    self._bound_login()
                     self._ask_about_request(request, buf, at, after)
                     break
                 if self._unproven or self._exchange is not None:
                     uncharged = self._passes_uncharged(request, after)
                     if uncharged is None:
                         break
-                    if uncharged:
+                    if uncharged and request.plan is not UNKNOWN_API_VERSIONS:
                         self._take_uncharged(request)
                         self._coming, self._request_left = request.use, frame_bytes
                         continue
+                if request.plan is UNKNOWN_API_VERSIONS:
+                    if at + frame_bytes > end or self._client_blocked:
+                        break
+                    if not self._unproven:
+                        self._binding(request.client_id, now_ms)
+                    self._decided = Verdict(answer=unsupported_version_answer(request.correlation_id))
+                    continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
                     binding = self._bound(request.client_id, now_ms)
-                request.binding = binding if request.plan.charged else None
+                request.binding = binding
                 if request.plan.asked is not None:
                     if _is_asked(request, binding):
                         self._ask_about_request(request, buf, at, after)
@@ -333,6 +333,13 @@ class RequestSide(Authentication):
             self._opening = True
             after.append(_OPEN_UPSTREAM)
 
+    def _binding(self, client_id: bytes, now_ms: int) -> Binding:
+        """The binding of a client-id, made now if there is none that holds."""
+        binding = self._bindings.get(client_id)
+        if binding is None or not self._ledger.renews(binding):
+            binding = self._bound(client_id, now_ms)
+        return binding
+
     def _bound(self, client_id: bytes, now_ms: int) -> Binding:
         """The binding of a client-id that has none yet, or whose quotas have changed."""
         if len(self._bindings) >= _MAX_BINDINGS or len(client_id) > LONG_CLIENT_ID_BYTES:
@@ -397,6 +404,8 @@ class RequestSide(Authentication):
         request.note, request.held = verdict.note, verdict.note is not None
         if request.plan.asked is AskKind.SASL:
             self._sent_sasl(request)
+            if not self._unproven and request.plan is not SASL_TOKEN:
+                request.binding = self._binding(request.client_id, now_ms)
         else:
             request.binding = self._bindings.get(request.client_id)
             request.muted_until_ms = self._muted_until_ms

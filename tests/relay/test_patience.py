@@ -121,6 +121,7 @@ def test_an_idle_connection(make_relay):
 
 def test_a_client_that_has_only_been_answered_by_us_may_be_idle_too(make_relay):
     waiter = Waiter(make_relay)
+    waiter.script.connected()
     waiter.client(request(API_VERSIONS, 99, tags=True))
     assert waiter.script.sent[Side.CLIENT]
     assert waiter.until(60) == (31, CloseReason.IDLE_TIMEOUT)

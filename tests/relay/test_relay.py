@@ -200,11 +200,13 @@ def test_api_versions_of_an_unknown_version_is_answered_in_its_turn(make_relay):
     assert script.node(heartbeaten(3)) == heartbeaten(3)
 
 
-def test_api_versions_of_an_unknown_version_needs_no_node(make_relay):
+def test_api_versions_of_an_unknown_version_waits_for_the_node_as_its_quota_is_that_of_a_node(make_relay):
     script = Script(make_relay)
     script.client(request(API_VERSIONS, 99, tags=True))
+    assert (script.sent[Side.CLIENT], script.opened) == (b"", 1)
+    script.connected()
     assert script.sent[Side.CLIENT][8:10] == pack(">h", 35)
-    assert script.opened == 0
+    assert script.sent[Side.NODE] == b""
 
 
 def test_a_blocked_side_stops_the_reading_of_the_other(make_relay):
@@ -454,7 +456,7 @@ def test_requests_that_are_answered_here_are_bounded_too(make_relay):
 
 
 def test_a_client_that_does_not_read_gets_no_further_answers_of_ours(make_relay):
-    script = Script(make_relay)
+    script = Script(make_relay).connected()
     script.do(script.relay.on_blocked(Side.CLIENT))
     script.client(request(API_VERSIONS, 99, tags=True) * 2)
     assert script.sent[Side.CLIENT] == b""

@@ -205,6 +205,19 @@ def test_what_the_proxy_answers_is_charged_what_it_would_cost_the_node(make_rela
     assert script.client(heartbeat(8), NOW_MS + 2) == b""
 
 
+def test_what_the_proxy_answers_is_charged_though_it_is_the_first_request_of_its_client(make_relay):
+    script = timed(make_relay, percent=1e-4)
+    unknown = request(API_VERSIONS, 99, b"\1\1\0", tags=True)
+    script.client(unknown)
+    assert charged_us(script) == pytest.approx(30)
+    answered = len(script.sent[Side.CLIENT])
+    assert answered
+    script.client(unknown, NOW_MS + 500)
+    assert len(script.sent[Side.CLIENT]) == answered
+    script.time(NOW_MS + 1000)
+    assert len(script.sent[Side.CLIENT]) == 2 * answered
+
+
 def test_an_answer_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
     script = timed(make_relay, percent=1e-4)
     offered = frame(pack(">ihi", 1, 0, 1) + pack(">hhh", HEARTBEAT, 0, 4) + pack(">i", 0))
@@ -256,16 +269,6 @@ def test_produce_without_acks_is_exempt(make_relay, train):
         script.client(produce(3, size=1024, acks=0) * train)
     assert charged_us(script) == 0
     assert script.tally.exempt_us == pytest.approx((1 + 2 * train) * 110)
-    assert not script.throttles
-
-
-@pytest.mark.parametrize(("api_key", "version"), [(17, 1), (36, 1)])
-def test_an_authentication_in_progress_is_neither_charged_nor_delayed(make_relay, api_key, version):
-    script = timed(make_relay, percent=1e-4)
-    script.client(request(api_key, version, pack(">h", 5) + b"PLAIN"))
-    got = script.node(frame(pack(">ih", 1, 0) + pack(">i", 0)), NOW_MS + 3)
-    assert got
-    assert charged_us(script) == 0
     assert not script.throttles
 
 

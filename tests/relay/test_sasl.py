@@ -455,6 +455,84 @@ def test_sasl_out_of_place_is_no_way_around_a_mute(make_relay):
     assert script.tally.authentications_failed == 0
 
 
+def ledger_of_time(*users):
+    """All request time is too much for these users."""
+    return Ledger(Sensors(64), QuotaTable({Entity(user=user): {QuotaType.REQUEST: 1e-4} for user in users}))
+
+
+OUT_OF_PLACE = {
+    "handshake": (handshake(), handshaken(error=34)),
+    "handshake of version 0": (handshake(version=0), handshaken(error=34)),
+    "token": (authenticate(ALICE), authenticated(error=34)),
+}
+
+
+@pytest.mark.parametrize("demanded", [True, False])
+@pytest.mark.parametrize("exchange", OUT_OF_PLACE.values(), ids=OUT_OF_PLACE.keys())
+def test_sasl_that_a_node_answers_as_out_of_place_is_charged_like_any_request(make_relay, exchange, demanded):
+    user = "alice" if demanded else "ANONYMOUS"
+    script = client_of(make_relay, ledger=ledger_of_time(user), limits=RelayLimits(authenticates=demanded))
+    if demanded:
+        logs_in(script)
+    assert list(script.ledger.readings(NOW_MS)) == []
+    ask, answer = exchange
+    script.client(ask)
+    script.node(answer, NOW_MS + 1)
+    [(key, reading)] = script.ledger.readings(NOW_MS + 1)
+    assert (key.tags.user, reading.charges) == (user, 1)
+    assert [throttled.quota_type for throttled in script.throttles] == [QuotaType.REQUEST]
+    for ask, _ in OUT_OF_PLACE.values():
+        assert script.client(ask, NOW_MS + 2) == b""
+
+
+def test_where_nobody_can_log_in_sasl_waits_for_a_mute_like_any_request(make_relay):
+    script = client_of(make_relay, "ANONYMOUS", limits=RelayLimits())
+    script.client(produce(3, size=1500))
+    script.node(produced(3))
+    assert script.client(handshake()) == b""
+    assert script.time(END_MS) == handshake()
+
+
+def test_an_exchange_that_goes_on_and_a_new_one_are_charged_to_nobody(make_relay):
+    script = client_of(make_relay, ledger=ledger_of_time("alice"))
+    logs_in(script)
+    logs_in(script)
+    challenged(script)
+    passes(script, (handshake("PLAIN"), handshaken(error=33)))
+    assert [reading.charges for _, reading in script.ledger.readings(NOW_MS)] == [0]
+
+
+def test_a_version_of_api_versions_that_nobody_knows_is_charged_once_somebody_is_known(make_relay):
+    unknown = request(API_VERSIONS, 99, b"\1\1\0", corr=2, tags=True)
+    script = client_of(make_relay, ledger=ledger_of_time("alice"))
+    for _ in range(5):
+        script.client(unknown)
+    assert list(script.ledger.readings(NOW_MS)) == []
+    logs_in(script)
+    script.client(unknown)
+    [(key, reading)] = script.ledger.readings(NOW_MS)
+    assert (key.tags.user, reading.charges) == ("alice", 1)
+
+
+EARLY = {
+    "version nobody knows": (request(API_VERSIONS, 99, b"\1\1\0", tags=True), b""),
+    "version": (versions(), offered()),
+    "handshake": (handshake(), handshaken()),
+}
+
+
+@pytest.mark.parametrize(("ask", "answer"), EARLY.values(), ids=EARLY.keys())
+def test_before_a_login_no_more_is_carried_than_any_login_needs(make_relay, ask, answer):
+    script = client_of(make_relay, "alice")
+    for _ in range(300):
+        if script.closed is None:
+            script.client(ask)
+        if script.closed is None and answer:
+            script.node(answer)
+    assert script.close_reason is CloseReason.NOT_AUTHENTICATED
+    assert script.relay.answers == 100
+
+
 def test_a_sasl_frame_behind_another_request_waits_with_it(make_relay):
     script = client_of(make_relay, "alice")
     logs_in(script)

@@ -240,6 +240,8 @@ class Model:
         assert plan is not None
         assert plan.token is not None
         outcome = plan.token.outcome
+        if outcome != "out_of_place":
+            self._in_flight[0].timed = None
         if outcome == "unproven" and not self._exchanging:
             outcome = "ongoing"
         if outcome == "out_of_place" and self._may_be_over and not self._has_logged_in:
@@ -488,13 +490,15 @@ class Model:
     @property
     def _next_passes_mute(self) -> bool:
         """Whether what comes next is taken in a mute, too: with SASL the clocks of sessions run on."""
-        return not self._sasl_out_of_place and (self._bare or self._requests[4:6] in wire.SASL_KEYS)
+        may_authenticate = self._unproven or self._has_logged_in or self._exchanging or self._may_be_over
+        is_sasl = self._bare or self._requests[4:6] in wire.SASL_KEYS
+        return may_authenticate and is_sasl and not self._sasl_out_of_place
 
     def _may_take(self, head: wire.Head) -> bool:
         """Whether nothing holds this request back."""
         if (self._mute.on and not self._next_passes_mute) or self._full or self._asking(CLIENT):
             return False
-        if not (head.answered_by_proxy or self._connected):
+        if not self._connected or (head.answered_by_proxy and self._must_prove):
             return False
         if self._decided is None and (head.answered_by_proxy or self._is_asked(head) is not False):
             return self._is_whole(head) and not self._blocked[CLIENT]
@@ -517,9 +521,13 @@ class Model:
             head = self._next()
             if not (isinstance(head, wire.Head) and self._may_take(head)):
                 return
+            if head.answered_by_proxy and not self._unproven:
+                self._may_be_over = False
+                self._look_up(head.client_id)
             taken = Taken(head, self.next_at, 0, None, timed=self._bound.get(head.client_id))
             if head.answered_by_proxy:
                 taken.own_answer = wire.unsupported_version_answer(head.correlation_id)
+                taken.muted_until_ms = self._mute.until_ms
             elif self._decided is not None and self._decided.answer is not None:
                 taken.own_answer = self._decided.answer
                 taken.throttle_at = 8 + wire.is_flexible(head.api_key, head.version)
@@ -633,9 +641,11 @@ class Model:
         decided = self._carry_out(head, now_ms)
         require(decided.answer is None, f"{head} went to the node though the proxy answers it")
         taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement, alone=head.is_sasl)
-        taken.timed = self._bound.get(head.client_id)
         if head.is_sasl:
-            taken.muted_until_ms, taken.timed = 0, None
+            taken.muted_until_ms = 0
+        if head.is_sasl and not (head.bare or self._unproven):
+            self._look_up(head.client_id)
+        taken.timed = None if self._unproven or head.bare else self._bound.get(head.client_id)
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
         self.for_node.append(taken)
@@ -1039,7 +1049,7 @@ class Model:
             head = self._next()
             if isinstance(head, wire.Head):
                 require(not self._may_take(head), f"held back for no reason: {head}")
-                if not self._connected and not head.answered_by_proxy and not self._mute.on and not self._full:
+                if not self._connected and not self._mute.on and not self._full:
                     require(self._opened, "nobody opens the upstream connection")
             elif (
                 isinstance(head, wire.Bad)
