@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from ipaddress import ip_address
 from typing import Any
 
+from proxy.config.kinds import HostPort
+
 BACKLOG = 4096
 
 _INET, _INET6, _STREAM = int(socket.AF_INET), int(socket.AF_INET6), int(socket.SOCK_STREAM)
@@ -29,7 +31,7 @@ def bind_all(bind: str, ports: Sequence[int]) -> dict[int, socket.socket]:
             bound[port] = _listening(bind, port)
         except OSError as error:
             reason = "already in use" if error.errno == errno.EADDRINUSE else error.strerror
-            failures.append(f"{bind}:{port}: {reason}")
+            failures.append(f"{HostPort(bind, port)}: {reason}")
     if failures:
         for sock in bound.values():
             sock.close()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from protocol.proxy_header import Endpoint
 from proxy.acceptor.admission import Place
 from proxy.acceptor.crowd import Crowd
+from proxy.config.kinds import HostPort
 from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from quotas.entities import plain_ip
@@ -56,7 +57,7 @@ class Arrival:
         self.address = plain_ip(host)
         self.client_port = port
         self.destination = destination
-        self.log = self.log.bind(client=f"{host}:{port}")
+        self.log = self.log.bind(client=str(HostPort(self.address, port)))
 
 
 GoOn = Callable[[Arrival], None]

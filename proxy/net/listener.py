@@ -20,6 +20,7 @@ from proxy.acceptor.secure import Secure, secure_stage
 from proxy.acceptor.sockets import accept
 from proxy.acceptor.stages import Arrival, GoOn, SlowStage, TurnAway
 from proxy.clock import Clock
+from proxy.config.kinds import HostPort
 from proxy.config.settings import (
     CapsConfig,
     ConnectionLimitsConfig,
@@ -290,9 +291,9 @@ class Listener:
     def _accept(self, port: int, client: SocketType, peer: Sequence[Any]) -> None:
         """Take a socket through all stages; one that has to wait for the client goes on by itself."""
         node_id = self.ports.node_of(port)
-        log = bound_later(partial(self._log_of, next(_connection_ids), peer, node_id))
-        known = BOOTSTRAP_NODE_ID if node_id is None else node_id
         address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # of IPv4, the kernel's spelling is plain
+        log = bound_later(partial(self._log_of, next(_connection_ids), address, peer[1], node_id))
+        known = BOOTSTRAP_NODE_ID if node_id is None else node_id
         arrival = Arrival(client, port, known, address, ANONYMOUS, log, peer[1])
         if not self._may_open():
             self._door.note_full(self._limits.max_connections)
@@ -302,8 +303,8 @@ class Listener:
         else:
             self._arrive(arrival)
 
-    def _log_of(self, connection_id: int, peer: Sequence[Any], node_id: int | None) -> "FilteringBoundLogger":
-        client = f"{peer[0]}:{peer[1]}"
+    def _log_of(self, connection_id: int, host: str, port: int, node_id: int | None) -> "FilteringBoundLogger":
+        client = str(HostPort(host, port))
         log: FilteringBoundLogger = self._log.bind(connection_id=connection_id, client=client, node_id=node_id)
         return log
 

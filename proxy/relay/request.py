@@ -22,8 +22,11 @@ _FETCH_LIMITS_BYTES = 16
 _NO_ACKS = b"\0\0"
 _ONE_ACK = b"\0\1"
 
-_SMALLEST_REQUEST = 8
-"""An api key, a version and a correlation id: what header v0 holds, without the length prefix."""
+_SMALLEST_REQUEST = 10
+"""An api key, a version, a correlation id and the length of a client id, without the length prefix.
+
+Only ControlledShutdown v0 has no client id; its body makes up for that.
+"""
 
 
 class Refusal(ProtocolError):

@@ -305,7 +305,7 @@ def _problem_of_entity(names: dict[str, str | None]) -> str | None:
     if len(names) > 1:
         return "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId"
     ip = names[IP]
-    return None if ip is None or is_ip(ip) else f"{ip} is not a valid IP or resolvable host."
+    return None if ip is None or is_ip(ip) else f"{ip} is not an IP address. Host names are not taken as an ip."
 
 
 def _problem_of_value(known: dict[str, QuotaType], key: str, value: float) -> str | None:

@@ -6,9 +6,10 @@ from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from proxy.acceptor.admission import Admission
-from proxy.acceptor.sockets import accept, bind_all
+from proxy.acceptor.sockets import PortsTaken, accept, bind_all
 from proxy.config.settings import ListenerConfig
 from proxy.demo.proxy_process import free_port_run
 from proxy.net.caps import Caps
@@ -28,8 +29,8 @@ STORM, GOOD = "127.0.1.1", "127.0.1.2"
 class House:
     """A listener at a free port, and who has come to it."""
 
-    def __init__(self, stack):
-        self.stack, self.opened, self.closed = stack, [], {}
+    def __init__(self, stack, bind="127.0.0.1"):
+        self.stack, self.opened, self.closed, self.logged = stack, [], {}, []
         [self.port] = free_port_run(1)
         clock = FakeClock()
         self.door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
@@ -43,7 +44,7 @@ class House:
             default_partitions=None,
         )
         config = ListenerConfig.model_validate(
-            {"name": "plain", "bind": "127.0.0.1", "port": self.port, "node_ids": []}
+            {"name": "plain", "bind": bind, "advertised_host": "127.0.0.1", "port": self.port, "node_ids": []}
         )
         book = SimpleNamespace(quotas={}, entities_of=None, run_errand=print)
         last_throttles = SimpleNamespace(note=print)
@@ -65,10 +66,11 @@ class House:
 
         def note(arrival):
             self.opened.append(arrival.address)
+            self.logged.append(structlog.get_context(arrival.log)["client"])
             opens(arrival)
 
         self.listener._open = note
-        [self.socket] = bind_all("127.0.0.1", [self.port]).values()
+        [self.socket] = bind_all(bind, [self.port]).values()
         stack.callback(self.socket.close)
 
     def come(self, *addresses):
@@ -96,6 +98,25 @@ async def test_behind_a_crowd_addresses_take_turns(house):
     await house.until_opened(42)
     assert house.opened == [STORM] * 8 + [STORM, GOOD, STORM, GOOD] + [STORM] * 30
     assert (house.listener.open_sockets, house.door.admission.quotas.connections) == (42, 42)
+
+
+async def test_the_log_spells_addresses_as_everybody_does():
+    with ExitStack() as stack:
+        house = House(stack, "::")
+        house.come("127.0.0.1")
+        sixth = stack.enter_context(socket.create_connection(("::1", house.port), PATIENCE_S))
+        house.listener._accept_all(house.port, house.socket, 0)
+        assert house.opened == ["127.0.0.1", "::1"]
+        assert house.logged[0].startswith("127.0.0.1:")
+        assert house.logged[1] == f"[::1]:{sixth.getsockname()[1]}"
+
+
+def test_a_port_that_is_taken_is_told_as_everybody_spells_it():
+    with ExitStack() as stack:
+        taken = stack.enter_context(socket.create_server(("::1", 0), family=socket.AF_INET6))
+        port = taken.getsockname()[1]
+        with pytest.raises(PortsTaken, match=rf"^\[::1\]:{port}: already in use$"):
+            bind_all("::1", [port])
 
 
 async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_more(house):

@@ -275,8 +275,8 @@ def test_every_kind_of_entity_is_altered_and_told_as_it_was_asked(parts, entity)
             (("ip", "10.0.0.1"), ("user", "a")),
             "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId",
         ),
-        ((("ip", "10.0.0.256"),), "10.0.0.256 is not a valid IP or resolvable host."),
-        ((("ip", "localhost"),), "localhost is not a valid IP or resolvable host."),
+        ((("ip", "10.0.0.256"),), "10.0.0.256 is not an IP address. Host names are not taken as an ip."),
+        ((("ip", "localhost"),), "localhost is not an IP address. Host names are not taken as an ip."),
     ],
 )
 @pytest.mark.parametrize("operations", [[put(P, 1)], [drop(C)], []])

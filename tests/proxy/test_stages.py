@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import Awaitable, Callable
 
+import pytest
 import structlog
 
 from proxy.acceptor.admission import Place
@@ -114,7 +115,14 @@ def test_a_bug_ends_the_socket_that_met_it() -> None:
     assert ends(fail) == ["internal_error"]
 
 
-def test_a_peer_may_speak_for_a_client_at_another_address() -> None:
+@pytest.mark.parametrize(
+    ("host", "address", "client"),
+    [
+        ("::ffff:198.51.100.7", "198.51.100.7", "198.51.100.7:40000"),
+        ("2001:DB8:0::7", "2001:db8::7", "[2001:db8::7]:40000"),
+    ],
+)
+def test_a_peer_may_speak_for_a_client_at_another_address(host, address, client) -> None:
     one = arrival()
-    one.came_from("::ffff:198.51.100.7", 40_000)
-    assert one.address == "198.51.100.7"
+    one.came_from(host, 40_000)
+    assert (one.address, structlog.get_context(one.log)["client"]) == (address, client)

@@ -285,6 +285,8 @@ BAD_REQUESTS = {
     "a PROXY header": (b"PROXY TCP4 1.2.3.4", CloseReason.REQUEST_NOT_KAFKA, "PROXY protocol v1"),
     "a negative length": (pack(">i", -5) + b"x" * 20, CloseReason.REQUEST_MALFORMED, "-5"),
     "an empty frame": (pack(">i", 0), CloseReason.REQUEST_MALFORMED, "0"),
+    "a whole frame without a client id": (frame(pack(">hhi", 12, 2, 1)), CloseReason.REQUEST_MALFORMED, "prefix of 8"),
+    "with half of its length": (frame(pack(">hhib", 12, 2, 1, 0)), CloseReason.REQUEST_MALFORMED, "prefix of 9"),
     "too large a frame": (pack(">i", 104_857_601), CloseReason.REQUEST_TOO_LARGE, "104857601"),
     "an unknown api": (request(999, 3), CloseReason.UNSUPPORTED_API, "api key 999 version 3"),
     "a negative api": (request(-1, 3), CloseReason.UNSUPPORTED_API, "api key -1 version 3"),
