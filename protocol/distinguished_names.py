@@ -1,4 +1,4 @@
-"""The subject of an X.509 certificate as Java writes it, and until when the certificate is valid.
+"""The subject of an X.509 certificate as Java writes it, the host names it is for, and until when it is valid.
 
 A broker's user of a client certificate is `X500Principal.getName()`: RFC 2253, with what Java makes of its open ends.
 """
@@ -9,7 +9,10 @@ from calendar import timegm
 from protocol.errors import MalformedMessage, TruncatedMessage
 
 _SEQUENCE, _SET, _OID, _UTC_TIME, _GENERALIZED_TIME = 0x30, 0x31, 0x06, 0x17, 0x18
-_EXPLICIT_VERSION = 0xA0
+_EXPLICIT_VERSION, _EXPLICIT_EXTENSIONS = 0xA0, 0xA3
+_BOOLEAN, _OCTET_STRING, _DNS_NAME = 0x01, 0x04, 0x82
+_SUBJECT_ALT_NAME = bytes.fromhex("551d11")
+"""2.5.29.17 in DER."""
 
 _TEXTS = frozenset({0x0C, 0x13, 0x14, 0x16, 0x1B, 0x1E})
 """UTF8String, PrintableString, T61String, IA5String, GeneralString, BMPString: Java reads each as UTF-8."""
@@ -106,6 +109,38 @@ def not_after(certificate: bytes) -> int:
     validity.take()
     tag = validity.tag()
     return _seconds(tag, validity.content(tag))
+
+
+def host_names_of(certificate: bytes) -> list[str]:
+    """The host names that a certificate in DER is for (RFC 5280, 4.2.1.6: dNSName); those with "*" too.
+
+    Raises ProtocolError.
+    """
+    fields = _fields_from_issuer(certificate)
+    for _ in ("issuer", "validity", "subject", "key"):
+        fields.take(_SEQUENCE)
+    while fields:
+        if fields.tag() == _EXPLICIT_EXTENSIONS:
+            return _dns_names(fields.inside(_EXPLICIT_EXTENSIONS).inside(_SEQUENCE))
+        fields.take()
+    return []
+
+
+def _dns_names(extensions: _Der) -> list[str]:
+    found = []
+    while extensions:
+        extension = extensions.inside(_SEQUENCE)
+        if extension.content(_OID) != _SUBJECT_ALT_NAME:
+            continue
+        if extension.tag() == _BOOLEAN:  # whether it is critical
+            extension.take()
+        names = extension.inside(_OCTET_STRING).inside(_SEQUENCE)
+        while names:
+            tag = names.tag()
+            name = names.content(tag)
+            if tag == _DNS_NAME:
+                found.append(name.decode(errors="replace"))
+    return found
 
 
 def _fields_from_issuer(certificate: bytes) -> _Der:

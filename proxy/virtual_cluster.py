@@ -101,15 +101,20 @@ class ListenerPorts:
         return self._node_of.get(port)
 
 
+def plain_host(name: str) -> str:
+    """The one spelling of a host name."""
+    return name.lower().removesuffix(".")
+
+
 class ListenerNames:
     """The host names of a listener that stand for nodes: all at one port, told apart by what a TLS client asks for."""
 
     def __init__(self, config: ListenerConfig, directory: NodeDirectory) -> None:
         assert config.advertised_node_host is not None
         self._pattern = config.advertised_node_host
-        before, after = self._pattern.lower().split("{node_id}")
+        before, after = plain_host(self._pattern).split("{node_id}")
         self._name = re.compile(f"{re.escape(before)}(0|[1-9][0-9]{{0,9}}){re.escape(after)}")
-        self._bootstrap = config.advertised_host.lower()
+        self._bootstrap = plain_host(config.advertised_host)
         self._port = config.port
         self._directory = directory
 
@@ -130,7 +135,7 @@ class ListenerNames:
 
     def node_named(self, name: str) -> int | None:
         """The node that a server name stands for, BOOTSTRAP_NODE_ID included; None for a name of somebody else's."""
-        name = name.lower().removesuffix(".")
+        name = plain_host(name)
         if name == self._bootstrap:
             return BOOTSTRAP_NODE_ID
         match = self._name.fullmatch(name)

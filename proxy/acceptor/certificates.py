@@ -4,17 +4,19 @@ import re
 import ssl
 from base64 import b64decode
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
-from protocol.distinguished_names import not_after
+from protocol.distinguished_names import host_names_of, not_after
 from protocol.errors import ProtocolError
 from protocol.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.config.settings import Config, ListenerTlsConfig, UpstreamTlsConfig
 from proxy.credentials import secret
 from proxy.net.tls_socket import why_tls_failed
+from proxy.virtual_cluster import plain_host
 
 TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
 
@@ -39,12 +41,13 @@ class TlsPlace:
 class Certified:
     """What a section `tls` comes to: its context, and when the first of its own certificates ends (epoch, s).
 
-    `rules` name the users of clients that show a certificate.
+    `rules` name the users of clients that show a certificate. `hosts` are the names that its own one is for.
     """
 
     context: ssl.SSLContext
     ends_s: int | None
     rules: PrincipalRules
+    hosts: frozenset[str] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +93,8 @@ def certify(path: str, tls: TlsConfig) -> Certified:
             # Who comes again proves again who he is. With TLS 1.2, which cannot do without, a session that is resumed
             # has the certificate it began with: its end is looked at anew, and changed files end all sessions.
             context.num_tickets = 0
-        return Certified(context, _load_own(path, context, tls), principal_rules(tls.principal_mapping_rules))
+        rules = principal_rules(tls.principal_mapping_rules)
+        return Certified(context, _load_own(path, context, tls), rules, _hosts_of(path, tls.certificate_file))
     context = _new_context(path, ssl.PROTOCOL_TLS_CLIENT, tls)
     context.check_hostname = tls.endpoint_identification
     if tls.ca_file is None:
@@ -141,6 +145,18 @@ def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
     ends: list[int] = []
     _use(f"{path}.certificate_file", own, lambda: ends.extend(map(not_after, _certificates(Path(own).read_bytes()))))
     return min(ends, default=None)
+
+
+def _hosts_of(path: str, own: str) -> frozenset[str]:
+    """The names that a certificate is for, in one spelling; one with "*" is no host's name."""
+    found: list[str] = []
+
+    def read() -> None:
+        for certificate in islice(_certificates(Path(own).read_bytes()), 1):
+            found.extend(host_names_of(certificate))
+
+    _use(f"{path}.certificate_file", own, read)
+    return frozenset(plain_host(name) for name in found if "*" not in name)
 
 
 def _require_own(path: str, own: str, tls: TlsConfig) -> None:

@@ -17,7 +17,7 @@ from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
 from proxy.relay.recognise import looks_like
-from proxy.virtual_cluster import ListenerNames
+from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, plain_host
 
 _HANDSHAKE = 0x16
 """The first byte of a TLS client."""
@@ -36,9 +36,14 @@ def _user(rules: PrincipalRules, subject: str) -> str:
 
 
 class _NamedObject(ssl.SSLObject):
-    """Keeps the server name that the client wants."""
+    """Keeps the server name that the client wants, and the node that it stands for; `told`: it has said what it wants.
 
+    Who wants no name wants to bootstrap.
+    """
+
+    told: bool = False
     wanted: str | None = None
+    node_id: int | None = None
 
 
 def secure_stage(secure: "Secure") -> SlowStage:
@@ -52,28 +57,40 @@ class Secure:
     """What a listener shows its clients and wants of them; `certified` may be changed at any time, for those to come.
 
     `names` are of a listener whose nodes have a host name each; `find_node` waits until the cluster has named a node,
-    or raises LookupError.
+    or raises LookupError. Without a name a client is served as one that bootstraps, and `note_unnamed` is told, or it
+    is refused where a name is demanded.
     """
 
     poller: Poller
     clock: Clock
     names: ListenerNames | None
     find_node: Callable[[int], Awaitable[object]]
+    note_unnamed: Callable[[Arrival], None]
+    demands_name: bool = False
     certified: Certified | None = None
 
     def certify(self, certified: Certified) -> None:
         """Show this certificate to those that come from now on."""
         if self.names is not None:
             certified.context.sslobject_class = _NamedObject
-            certified.context.sni_callback = self._note_name
+            certified.context.sni_callback = partial(self._note_name, certified.hosts)
         self.certified = certified
 
-    def _note_name(self, tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
+    def _note_name(
+        self, hosts: frozenset[str], tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext
+    ) -> int | None:
         assert isinstance(tls, _NamedObject)
+        tls.told, tls.wanted = True, name
+        tls.node_id = self._node_named(name, hosts)
+        return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME if tls.node_id is None else None
+
+    def _node_named(self, name: str | None, hosts: frozenset[str]) -> int | None:
+        """Whom a client wants that asks for a name, or for none; None for a name of nobody's."""
         assert self.names is not None
-        tls.wanted = name
-        known = name is None or self.names.node_named(name) is not None
-        return None if known else ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        if name is None:
+            return None if self.demands_name else BOOTSTRAP_NODE_ID
+        node_id = self.names.node_named(name)
+        return BOOTSTRAP_NODE_ID if node_id is None and plain_host(name) in hosts else node_id
 
     async def come_in(self, arrival: Arrival) -> None:
         """Note what the client proves to be, and have its socket speak TLS. Raises Refused."""
@@ -108,8 +125,11 @@ class Secure:
             raise Refused(CloseReason.NO_PRINCIPAL_RULE, str(error)) from error
 
     async def _note_node(self, arrival: Arrival, tls: TlsSocket) -> None:
-        wanted = tls.tls.wanted if isinstance(tls.tls, _NamedObject) else None
-        node_id = self.names.node_named(wanted) if self.names is not None and wanted is not None else None
+        if not isinstance(tls.tls, _NamedObject):
+            return
+        node_id = tls.tls.node_id
+        if tls.tls.wanted is None:
+            self.note_unnamed(arrival)
         if node_id is None or node_id == arrival.node_id:
             return
         try:
@@ -132,10 +152,12 @@ class Secure:
             return Refused(CloseReason.TLS_EXPECTED, f"got {found}")
         if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             return Refused(CloseReason.CLIENT_CLOSED, "during the TLS handshake")
-        wanted = tls.tls.wanted if isinstance(tls.tls, _NamedObject) else None
-        if wanted is not None and self.names is not None and self.names.node_named(wanted) is None:
+        if isinstance(tls.tls, _NamedObject) and tls.tls.told and tls.tls.node_id is None:
+            wanted = tls.tls.wanted
+            if wanted is None:
+                return Refused(CloseReason.SERVER_NAME_MISSING, f"expected one of {self.names}")
             return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"{wanted} is none of {self.names}")
-        if wanted is None and text == "callback failed":  # it was not called: Python decodes names as ASCII
+        if text == "callback failed":  # it was not called: Python decodes names as ASCII
             return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"a name that is not ASCII is none of {self.names}")
         if text == "peer did not return a certificate":
             return Refused(CloseReason.CLIENT_CERTIFICATE_MISSING)

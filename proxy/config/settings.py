@@ -308,7 +308,13 @@ class ListenerConfig(Settings):
 
     advertised_node_host: NodeHost = None
     """A host name for each node instead of a port, like b{node_id}.kafka.example.com: with `tls` only, whose clients
-    say which name they want (SNI). All of them come to `port`, `advertised_host` is the name to bootstrap."""
+    say which name they want (SNI). All of them come to `port`; `advertised_host`, and each whole name that the
+    certificate is for, is a name to bootstrap."""
+
+    require_server_name: bool = False
+    """Of a listener with `advertised_node_host`, `true`: a client that says no name is closed. `false`: it is served
+    as one that bootstraps, with a line in the log: Java says none for names without a dot, or with an underscore, and
+    nobody for an IP address."""
 
     tls: ListenerTlsConfig | None = None
     """TLS between clients and this listener. Adding this section, or taking it away, waits for a restart."""
@@ -868,7 +874,7 @@ class Config(Settings):
 
     LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = tuple(
         f"virtual_clusters[].listeners[].{name}"
-        for name in ("caps", "proxy_protocol", "trusted_networks", "connections", "tls")
+        for name in ("caps", "proxy_protocol", "trusted_networks", "connections", "tls", "require_server_name")
     )
     """What a running proxy takes up though the section around it waits for a restart."""
 

@@ -18,7 +18,7 @@ from proxy.config.settings import (
     UsageConfig,
     VirtualClusterConfig,
 )
-from quotas.entities import DEFAULT, Entity, QuotaKey
+from quotas.entities import DEFAULT, Entity, QuotaKey, is_ip
 from quotas.explain import always_beaten_by
 
 
@@ -47,6 +47,7 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
                     problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
                     warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
             warnings += _trust_warnings(f"{path}.listeners[{k}]", listener)
+            warnings += _server_name_warnings(f"{path}.listeners[{k}]", listener)
             warnings += _rule_warnings(f"{path}.listeners[{k}].tls.principal_mapping_rules", listener.tls)
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
             warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
@@ -115,6 +116,31 @@ def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError
         if listener.proxy_protocol != "off" and network.prefixlen == 0:
             problem = f"{network} is everybody: every client may claim to be at any address"
             yield ConfigError(f"{path}.trusted_networks[{i}]", problem)
+
+
+def _server_name_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError]:
+    """Names for which Java's clients send no SNI (`javax.net.ssl.SNIHostName`): they would all come to one node."""
+    pattern, demands = listener.advertised_node_host, listener.require_server_name
+    if pattern is None:
+        if demands:
+            yield ConfigError(f"{path}.require_server_name", "is without effect without advertised_node_host")
+        return
+    names = {"advertised_node_host": pattern} | ({"advertised_host": listener.advertised_host} if demands else {})
+    for setting, name in names.items():
+        if why := _why_java_sends_none(name):
+            outcome = "it is closed" if demands else "it comes to whichever node bootstraps"
+            problem = f"{name!r} {why}: a Java client sends no server name for it, so {outcome}"
+            yield ConfigError(f"{path}.{setting}", problem)
+
+
+def _why_java_sends_none(name: str) -> str | None:
+    if name.endswith("."):
+        return "ends with a dot"
+    if "_" in name.replace("{node_id}", "0"):
+        return "has an underscore"
+    if is_ip(name):
+        return "is an IP address"
+    return None if "." in name else "has no dot"
 
 
 def _rule_warnings(path: str, tls: ListenerTlsConfig | None) -> Iterator[ConfigError]:

@@ -63,6 +63,7 @@ class Door:
         self._refusals = Refusals()
         self._limits = Refusals(tells_each=True)
         self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
+        self._unnamed = Refusals(_FAULTS_OVER_AFTER_MS)
         self._carry_on: dict[ListenerKey, Callable[[Next[Arrival]], None]] = {}
         self._timer: Timer | None = None
         self._timer_ms = 0
@@ -177,6 +178,12 @@ class Door:
         origin = self.admission.origin_of(name, address)
         return self._faults.note(name, origin, fault, self._clock.now_ms())
 
+    def note_unnamed(self, key: ListenerKey, address: str) -> bool:
+        """Count a connection that has asked for no server name; whether that is worth a line of the log."""
+        name = key.virtual_cluster
+        origin = self.admission.origin_of(name, address)
+        return self._unnamed.note(name, origin, "server_name_missing", self._clock.now_ms())
+
     def tell_ended_refusals(self) -> None:
         """Log what has become of limits, and of addresses that are refused, or make the same mistake, no more."""
         for episode in self._limits.over(self._clock.now_ms()):
@@ -194,6 +201,15 @@ class Door:
                     duration_ms=episode.last_ms - episode.began_ms,
                     connections=connections,
                     faults=[f"{count} {fault}" for fault, count in episode.reasons.most_common()],
+                )
+        for episode in self._unnamed.over(self._clock.now_ms()):
+            if (connections := episode.reasons.total()) > 1:
+                self._log.info(
+                    "server_names_missing",
+                    virtual_cluster=episode.virtual_cluster,
+                    counts_as=episode.origin,
+                    duration_ms=episode.last_ms - episode.began_ms,
+                    connections=connections,
                 )
         for episode in self._refusals.over(self._clock.now_ms()):
             self._log.info(

@@ -137,7 +137,7 @@ class Listener:
         self.origin: SlowStage | None = None
         """Stage 2 of a socket's way in, for all that come from now on."""
         names = self.ports if isinstance(self.ports, ListenerNames) else None
-        self._tls = Secure(poller, clock, names, upstream.find)
+        self._tls = Secure(poller, clock, names, upstream.find, self._note_unnamed)
         self._secure_stage = secure_stage(self._tls)
         self.secure: SlowStage | None = None
         """Stage 4."""
@@ -203,10 +203,13 @@ class Listener:
         self._facts = self._new_facts()
 
     def set_origin(self, config: ListenerConfig) -> None:
-        """Whose word about a client's address counts, for those that come from now on."""
+        """Whose word about a client's address counts, and who must say which node it wants, for those that come from
+        now on.
+        """
         self._origin.trusted = config.trusted_networks
         self._origin.required = config.proxy_protocol == "required"
         self.origin = None if config.proxy_protocol == "off" else self._origin_stage
+        self._tls.demands_name = config.require_server_name
 
     def set_certified(self, certified: Certified | None) -> None:
         """What TLS shows and wants, for those that come from now on; None: it is not spoken."""
@@ -553,6 +556,11 @@ class Listener:
         if not self._demands_sasl and not self._told_of_sasl:
             self._told_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
+
+    def _note_unnamed(self, arrival: Arrival) -> None:
+        """A client of a listener with names has asked for none: it is served as if it would bootstrap."""
+        if self._door.note_unnamed(self.key, arrival.address):
+            arrival.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")
 
     def _note_closed(self, reason: CloseReason) -> None:
         self._closed[reason] = self._closed.get(reason, 0) + 1

@@ -68,6 +68,7 @@ class CloseReason(_Quick):
     CLIENT_CERTIFICATE_UNTRUSTED = "client_certificate_untrusted"
     NO_PRINCIPAL_RULE = "no_principal_rule"
     SERVER_NAME_UNKNOWN = "server_name_unknown"
+    SERVER_NAME_MISSING = "server_name_missing"
     NODE_CERTIFICATE_REFUSED = "node_certificate_refused"
     NODE_TLS_FAILED = "node_tls_failed"
     SHUTDOWN = "shutdown"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from kafka.record.util import calc_crc32c
 
-from protocol.distinguished_names import not_after, subject_of
+from protocol.distinguished_names import host_names_of, not_after, subject_of
 from protocol.errors import ProtocolError
 from protocol.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
 from protocol.proxy_header import (
@@ -159,7 +159,7 @@ _LOGINS = (
 
 
 def _certificate(data: bytes) -> None:
-    for read in (subject_of, not_after):
+    for read in (subject_of, not_after, host_names_of):
         with suppress(ProtocolError):
             read(data)
 

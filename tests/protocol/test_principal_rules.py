@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.distinguished_names import distinguished_name, not_after, subject_of
+from protocol.distinguished_names import distinguished_name, host_names_of, not_after, subject_of
 from protocol.errors import ProtocolError
 from protocol.java_patterns import UnsupportedPattern, java_pattern
 from protocol.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
@@ -148,11 +148,27 @@ def test_a_time_that_is_none_is_malformed(ends):
 
 @given(st.binary(max_size=200))
 def test_bytes_that_are_no_certificate_raise_nothing_else(data):
-    for read in (subject_of, not_after, distinguished_name):
+    for read in (subject_of, not_after, distinguished_name, host_names_of):
         try:
             read(data)
         except ProtocolError:
             pass
+
+
+@given(st.data())
+def test_a_certificate_for_hosts_that_is_damaged_raises_nothing_else(data):
+    names = der(0x30, der(0x82, b"a.test") + der(0x87, bytes(4)) + der(0x82, b"*.b.test"))
+    extension = der(0x30, der(0x06, b"\x55\x1d\x11") + der(0x01, b"\xff") + der(0x04, names))
+    other = der(0x30, der(0x06, b"\x55\x1d\x0f") + der(0x04, b"\x03\x02\x05\xa0"))
+    parts = der(0x02, b"\x01") + der(0x30, b"") * 5 + der(0xA3, der(0x30, other + extension))
+    whole = der(0x30, der(0x30, parts))
+    assert host_names_of(whole) == ["a.test", "*.b.test"]
+    damaged = bytearray(whole)
+    damaged[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        host_names_of(bytes(damaged[: data.draw(st.integers(0, len(whole)))]))
+    except ProtocolError:
+        pass
 
 
 @given(st.data())

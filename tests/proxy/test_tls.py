@@ -485,6 +485,12 @@ def names(**more):
     return ListenerNames(ListenerConfig.model_validate(config), NodeDirectory())
 
 
+def test_a_dot_at_the_end_of_a_name_says_nothing():
+    known = names(advertised_host="boot.kafka.test.", advertised_node_host="b{node_id}.kafka.test.")
+    for name, node_id in (("boot.kafka.test", BOOTSTRAP_NODE_ID), ("b7.kafka.test.", 7), ("b7.kafka.test", 7)):
+        assert known.node_named(name) == node_id
+
+
 def test_names_stand_for_nodes():
     known = names()
     assert known.advertised(7) == (b"b7.kafka.test", 9000)
@@ -511,12 +517,59 @@ async def test_a_server_name_leads_to_its_node_and_none_to_any(paper):
             assert await client.ask(heartbeat(1)) == heartbeaten(1)
             client.close()
         assert (proxy.node.connections, other.connections) == (1, 1)
-        unnamed = ssl._create_unverified_context()
-        client = Client(*await asyncio.open_connection("127.0.0.1", proxy.port, ssl=unnamed, server_hostname=""))
-        assert await client.ask(heartbeat(1)) == heartbeaten(1)
-        assert proxy.node.connections == 2
         assert {5, BOOTSTRAP_NODE_ID} == set(proxy.listener.tallies)
-        client.close()
+    other.server.close()
+
+
+async def unnamed(proxy):
+    """A client that asks for no name."""
+    context = ssl._create_unverified_context()
+    return Client(*await asyncio.open_connection("127.0.0.1", proxy.port, ssl=context, server_hostname=""))
+
+
+async def test_who_says_no_name_bootstraps_and_that_is_told_once_of_each_address(paper):
+    clock = FakeClock()
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener), clock=clock, **BY_NAME) as proxy:
+            for _ in range(3):
+                client = await unnamed(proxy)
+                assert await client.ask(heartbeat(1)) == heartbeaten(1)
+                client.close()
+            assert set(proxy.listener.tallies) == {BOOTSTRAP_NODE_ID}
+            clock.advance(61_000)
+            proxy.door.tell_ended_refusals()
+    [line] = [line for line in logs if line["event"] == "server_name_missing"]
+    assert (line["log_level"], line["served_as"]) == ("warning", "bootstrap")
+    [line] = [line for line in logs if line["event"] == "server_names_missing"]
+    assert (line["counts_as"], line["connections"]) == ("127.0.0.1", 3)
+
+
+async def test_who_says_no_name_is_closed_where_one_is_demanded(paper):
+    with capture_logs() as logs:
+        async with proxying(files(paper.listener), **BY_NAME, require_server_name=True) as proxy:
+            with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
+                await unnamed(proxy)
+            await until(lambda: proxy.closed("server_name_missing") == 1)
+            client = await proxy.client(client_context(paper.ours), "boot.kafka.test")
+            client.close()
+    assert any("expected one of boot.kafka.test and b{node_id}" in line.get("detail", "") for line in logs)
+
+
+async def test_each_whole_name_of_the_certificate_bootstraps(paper):
+    issued = paper.ours.issue("Other.test", "b5.kafka.test", "*.kafka.test", name="several")
+    other = await Node().serve()
+    async with proxying(files(issued), **BY_NAME) as proxy:
+        proxy.cluster.upstream.directory.learn(5, "127.0.0.1", other.port)
+        for name, tally in (("OTHER.test", BOOTSTRAP_NODE_ID), ("b5.kafka.test", 5)):
+            before = dict.fromkeys((5, BOOTSTRAP_NODE_ID), 0) | {
+                node_id: tally.connections_opened for node_id, tally in proxy.listener.tallies.items()
+            }
+            client = await proxy.client(client_context(paper.ours), name)
+            assert await client.ask(heartbeat(1)) == heartbeaten(1)
+            assert proxy.listener.tallies[tally].connections_opened == before[tally] + 1
+            client.close()
+        with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
+            await proxy.client(client_context(paper.ours), "typo.kafka.test")
     other.server.close()
 
 

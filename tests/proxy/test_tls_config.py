@@ -64,6 +64,46 @@ def test_names_of_nodes_want_tls_and_no_ports():
     assert problem.startswith(f"{LISTENER}.advertised_node_host: expected a host name with one {{node_id}} in it, got")
 
 
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [
+        ("b{node_id}.kafka.test", None),
+        ("broker{node_id}", "has no dot"),
+        ("kafka_{node_id}.test", "has an underscore"),
+        ("b{node_id}.local_net.test", "has an underscore"),
+        ("b{node_id}.kafka.test.", "ends with a dot"),
+    ],
+)
+def test_names_for_which_java_sends_no_server_name_are_warned_about(host, why):
+    told = [line for line in named(advertised_node_host=host) if "advertised_node_host" in line]
+    problem = f"{host!r} {why}: a Java client sends no server name for it, so it comes to whichever node bootstraps"
+    assert told == ([] if why is None else [f"{LISTENER}.advertised_node_host: {problem}"])
+
+
+@pytest.mark.parametrize(
+    ("host", "why"), [("boot.kafka.test", None), ("kafka", "has no dot"), ("127.0.0.1", "is an IP address")]
+)
+def test_a_name_to_bootstrap_matters_only_where_one_is_demanded(host, why):
+    settings = {"advertised_host": host, "advertised_node_host": "b{node_id}.kafka.test"}
+    assert not [line for line in named(**settings) if "advertised_host" in line]
+    told = [line for line in named(**settings, require_server_name=True) if "advertised_host" in line]
+    problem = f"{host!r} {why}: a Java client sends no server name for it, so it is closed"
+    assert told == ([] if why is None else [f"{LISTENER}.advertised_host: {problem}"])
+
+
+def test_demanding_a_name_where_nodes_have_none_is_warned_about():
+    warnings = [str(warning) for warning in warnings_of(config_of(with_tls(require_server_name=True)), range(0))]
+    assert f"{LISTENER}.require_server_name: is without effect without advertised_node_host" in warnings
+
+
+def named(**listener):
+    """What is warned about a listener whose nodes have names."""
+    data = with_tls(tls={"certificate_file": "c"}, **listener)
+    for setting in ("node_ids", "spare_ports"):
+        data["virtual_clusters"][0]["listeners"][0].pop(setting, None)
+    return [str(warning) for warning in warnings_of(config_of(data), range(0))]
+
+
 def test_a_key_towards_the_nodes_wants_its_certificate():
     [problem] = told(with_tls({"key_file": "k"}))
     assert problem == (
