@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
-from proxy.own_connections import ANNOUNCED
+from proxy.own_connections import ANNOUNCED, PLAIN
 from quotas.sources.cluster_connection import Credentials
 
 _MAX_SECRET_BYTES = 4096
@@ -14,7 +14,7 @@ _MAX_SECRET_BYTES = 4096
 
 def credentials_of(upstream: UpstreamConfig) -> Credentials:
     """Who the proxy is to a cluster. ConfigErrors if its password cannot be read."""
-    return _credentials(upstream.admin, "upstream.admin", ANNOUNCED if upstream.send_proxy_protocol else None)
+    return _credentials(upstream.admin, "upstream.admin", ANNOUNCED if upstream.send_proxy_protocol else PLAIN)
 
 
 def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
@@ -25,11 +25,11 @@ def topic_settings(topic: UsageTopicConfig) -> dict[str, Any]:
     return {
         "bootstrap_servers": [str(server) for server in topic.bootstrap_servers],
         "compression_type": None if topic.compression == "none" else topic.compression,
-        **asdict(_credentials(topic, "usage.kafka", None)),
+        **asdict(_credentials(topic, "usage.kafka", PLAIN)),
     }
 
 
-def _credentials(config: CredentialsConfig, path: str, proxy_url: str | None) -> Credentials:
+def _credentials(config: CredentialsConfig, path: str, proxy_url: str) -> Credentials:
     return Credentials(
         security_protocol=config.security_protocol,
         ssl_cafile=config.ca_file,

@@ -1,11 +1,11 @@
 """Addresses of the host names that quotas are set on."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from proxy.logs import shown
+from proxy.net.look_ups import look_up
 from quotas.entities import plain_ip
 
 if TYPE_CHECKING:
@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _ASK_AGAIN_S = 30.0
 _TIMEOUT_S = 10.0
-_AT_ONCE = 4
+_AT_ONCE = 64
+_LONGEST_WAIT_S = 0.2
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
 """All addresses of a host, in their plain spelling. Raises OSError if it has none."""
@@ -22,8 +23,8 @@ Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
 async def resolve(host: str) -> tuple[str, ...]:
     """What the system's resolver says."""
     async with asyncio.timeout(_TIMEOUT_S):
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    return tuple(dict.fromkeys(plain_ip(str(address[0])) for *_, address in found))
+        found = await look_up(host)
+    return tuple(dict.fromkeys(plain_ip(str(address[0])) for _, address in found))
 
 
 class HostNames:
@@ -62,11 +63,22 @@ class HostNames:
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def resolve_all(self) -> None:
-        """Resolve each name once, a few at a time."""
+        """Resolve each name once, some at a time. What is known of some waits for slow others a moment only."""
         some = asyncio.Semaphore(_AT_ONCE)
-        names = list(self._names)
-        found = await asyncio.gather(*(self._addresses_of(name, some) for name in names))
-        addresses = {name: known for name, known in zip(names, found, strict=True) if known}
+        loop = asyncio.get_running_loop()
+        tasks = {loop.create_task(self._addresses_of(name, some)): name for name in self._names}
+        waiting = set(tasks)
+        try:
+            while waiting:
+                done, waiting = await asyncio.wait(waiting, timeout=_LONGEST_WAIT_S)
+                self._take({tasks[task]: task.result() for task in done})
+        finally:
+            for task in waiting:
+                task.cancel()
+
+    def _take(self, found: Mapping[str, tuple[str, ...]]) -> None:
+        together = {**self.addresses, **found}
+        addresses = {name: known for name, known in together.items() if known and name in self._names}
         if addresses != self.addresses:
             self.addresses = addresses
             self._changed()

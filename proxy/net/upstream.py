@@ -6,12 +6,11 @@ import errno
 import os
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from struct import unpack_from
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import structlog
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
@@ -24,8 +23,10 @@ from proxy.net.connection import Cancellable, NodePaced, NodeSocket, NodeUnknown
 from proxy.net.deadlines import Deadlines
 from proxy.net.dial import Dial, family_of
 from proxy.net.handshake import shake_hands
+from proxy.net.look_ups import MOST_TRIED, Found, LookUps, at_port, in_daemon_thread
 from proxy.net.pace import Pace
 from proxy.net.poller import Poller
+from proxy.net.race import AllFailed, Slow, race
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
 from proxy.verdicts.recent_topics import RecentTopics
@@ -44,8 +45,12 @@ _ROUND_TRIP_EVERY_US = 10_000
 """The kernel is asked for the round trip to a node no more often."""
 _MIN_RTT_AT = 148
 """In struct tcp_info of <linux/tcp.h>."""
-
-Result = TypeVar("Result")
+_NEXT_ADDRESS_S = 0.25
+"""An address that has not answered by then is raced by the next one of the same name (RFC 8305, section 5)."""
+_NEXT_SERVER_S = 1.0
+"""The same for bootstrap servers, where TLS is part of it."""
+_NEXT_LOOK_S = 3.0
+"""The same for looks at the cluster."""
 
 
 class Upstream:
@@ -81,6 +86,8 @@ class Upstream:
         self._failing = False
         self._told_reason = ""
         self._nodes: list[int] = []
+        self._look_ups = LookUps(now_us)
+        self._slow = Slow(now_us)
         self.recent_topics = RecentTopics()
         self._default_partitions: int | None = None
         self._told_no_default = False
@@ -90,10 +97,10 @@ class Upstream:
     def open(self, node_id: int, first: bytes, whose: str, reached: Reached) -> Cancellable:
         """As `connect`, and have told what came of it. What needs no task for it gets none: a task costs more."""
         address = self._plain_address(node_id)
-        family = None if address is None else family_of(address.host)
-        if address is None or family is None:
+        place = None if address is None else self._by_number(address)
+        if address is None or place is None:
             return asyncio.get_running_loop().create_task(self._connect_and_tell(node_id, first, whose, reached))
-        return self._dial(node_id, family, address, first, reached)
+        return self._dial(node_id, address, place, first, reached)
 
     def _plain_address(self, node_id: int) -> HostPort | None:
         """Where a node is, if a connection to it needs nothing but to be opened, and is not tried elsewhere, too."""
@@ -105,7 +112,14 @@ class Upstream:
         servers = config.bootstrap_servers
         return servers[0] if len(servers) == 1 else None
 
-    def _dial(self, node_id: int, family: int, address: HostPort, first: bytes, reached: Reached) -> Cancellable:
+    def _by_number(self, address: HostPort) -> HostPort | None:
+        """The same address if its host is one by number, or a name that is known to be just one."""
+        if family_of(address.host) is not None:
+            return address
+        known = self._look_ups.fresh(address.host)
+        return HostPort(str(known[0][1][0]), address.port) if len(known) == 1 else None
+
+    def _dial(self, node_id: int, address: HostPort, place: HostPort, first: bytes, reached: Reached) -> Cancellable:
         def told(outcome: socket.SocketType | OSError) -> None:
             if isinstance(outcome, OSError):
                 reached(self._unreachable(node_id, address, outcome.strerror or str(outcome)))
@@ -115,7 +129,9 @@ class Upstream:
 
         if self._dials is None:
             self._dials = Deadlines(self.config.connect_timeout_ms / 1000, self._give_up_dialling)
-        return Dial(self._poller, self._dials, family, address, first, told)
+        family = family_of(place.host)
+        assert family is not None
+        return Dial(self._poller, self._dials, family, place, first, told)
 
     def _give_up_dialling(self, dial: Dial) -> None:
         dial.fail(TimeoutError(None, f"no connection within {self.config.connect_timeout_ms} ms"))
@@ -129,32 +145,32 @@ class Upstream:
         reached(outcome)
 
     async def connect(self, node_id: int, first: bytes = b"", whose: str = "") -> NodeSocket:
-        """A connection to a node; for BOOTSTRAP_NODE_ID to the first bootstrap server that takes one.
+        """A connection to a node; for BOOTSTRAP_NODE_ID to the bootstrap server that is the first to take one.
 
         `first` is sent before all else. Where connections are paced, it takes the turn of an address, `whose` it is.
         Raises NodeUnknown, NodeUnreachable, or NodePaced.
         """
         if node_id != BOOTSTRAP_NODE_ID:
             return await self._connect_to(node_id, await self.find(node_id), first, whose)
-        failures = []
-        for address in self._bootstrap_in_turn():
-            try:
-                upstream = await self._connect_to(BOOTSTRAP_NODE_ID, address, first, whose)
-            except NodeUnreachable as error:
-                failures.append(error)
-            else:
-                upstream.node_id = self.directory.node_at(address)
-                return upstream
-        raise NodeUnreachable("; ".join(map(str, failures)), failures[-1].reason)
+        servers = self._bootstrap_in_turn()
+        attempts = [partial(self._connect_to, node_id, address, first, whose) for address in servers]
+        try:
+            number, upstream = await race(attempts, _NEXT_SERVER_S, lambda late: late.socket.close())
+        except AllFailed as lost:
+            raise _bootstrap_failure(lost.failures) from None
+        self._slow.note(servers[:number])
+        upstream.node_id = self.directory.node_at(servers[number])
+        return upstream
 
     async def find(self, node_id: int) -> HostPort:
         """Where a node is; if nobody has said so yet, the cluster is asked. Raises NodeUnknown."""
         return self.directory.address(node_id) or await self._ask_for(node_id)
 
     def _bootstrap_in_turn(self) -> list[HostPort]:
+        """The bootstrap servers, another one first each time, those that were slow to answer last."""
         servers = self.config.bootstrap_servers
         self._next_bootstrap = (self._next_bootstrap + 1) % len(servers)
-        return [*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]]
+        return self._slow.last([*servers[self._next_bootstrap :], *servers[: self._next_bootstrap]])
 
     async def _connect_to(self, node_id: int, address: HostPort, first: bytes, whose: str) -> NodeSocket:
         if self.config.connections_per_second is not None:
@@ -162,7 +178,7 @@ class Upstream:
         reason = CloseReason.NODE_UNREACHABLE
         try:
             async with asyncio.timeout(self.config.connect_timeout_ms / 1000):
-                sock = await _connected(self._poller, address, self._sources_in_turn(), first)
+                sock = await self._connected(address, self._sources_in_turn(), first)
                 round_trip = self._round_trip_us(sock, node_id)
                 secured = sock if self._tls is None else await self._secured(self._tls, sock, address)
                 return NodeSocket(secured, node_id, round_trip)
@@ -172,15 +188,39 @@ class Upstream:
             refused = isinstance(error, ssl.SSLCertVerificationError)
             reason = CloseReason.NODE_CERTIFICATE_REFUSED if refused else CloseReason.NODE_TLS_FAILED
             problem = f"TLS: {why_tls_failed(error)}"
-        except (OSError, UnicodeError) as error:  # UnicodeError: a name that IDNA refuses
-            problem = getattr(error, "strerror", None) or str(error)
+        except OSError as error:
+            problem = error.strerror or str(error)
         raise self._unreachable(node_id, address, problem, reason)
+
+    async def _connected(self, address: HostPort, sources: Sequence[str], first: bytes) -> socket.socket:
+        """A non-blocking socket to the address of a host that is the first to take a connection. Raises OSError.
+
+        It connects from the first of `sources` that can be had, of those of the same family if there are any.
+        """
+        places = self._slow.last([at_port(each, address.port) for each in await self._look_ups.of(address.host)])
+        places = places[:MOST_TRIED]
+        attempts = [partial(_connected_at, self._poller, place, sources) for place in places]
+        try:
+            number, sock = await race(attempts, _NEXT_ADDRESS_S, socket.socket.close)
+        except AllFailed as lost:
+            self._slow.note(places)
+            raise lost.failures[0] from None
+        self._slow.note(places[:number])
+        try:
+            if first and sock.send(first) != len(first):  # what is sent first finds room
+                raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
+        except OSError:
+            sock.close()
+            raise
+        return sock
 
     def _unreachable(
         self, node_id: int, address: HostPort, problem: str, reason: CloseReason = CloseReason.NODE_UNREACHABLE
     ) -> NodeUnreachable:
         """Count it, and have the cluster looked at: perhaps the node has moved."""
         self._note_connect_failure(node_id)
+        self._look_ups.doubt(address.host)
+        self._slow.note((address,))
         self._asked.set()
         return NodeUnreachable(f"{address}: {problem}", reason)
 
@@ -267,7 +307,7 @@ class Upstream:
 
     async def _learn(self) -> bool:
         try:
-            brokers, default_partitions = await _in_daemon_thread(partial(_brokers, self.config))
+            brokers, default_partitions = await self._look()
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
             await self._tell_failure(error)
             self._failing = True
@@ -284,10 +324,22 @@ class Upstream:
             self._answered.notify_all()
         return True
 
+    async def _look(self) -> tuple[list[dict[str, Any]], int | None]:
+        """As `_brokers`, from the bootstrap server that is the first to answer."""
+        servers = self._bootstrap_in_turn()
+        configs = [self.config.model_copy(update={"bootstrap_servers": (server,)}) for server in servers]
+        attempts = [partial(in_daemon_thread, partial(_brokers, config)) for config in configs]
+        try:
+            number, found = await race(attempts, _NEXT_LOOK_S, bool)
+        except AllFailed as lost:
+            raise lost.failures[0] from None
+        self._slow.note(servers[:number])
+        return found
+
     async def _tell_failure(self, error: Exception) -> None:
         """Log why the cluster cannot be had, once for each reason that is another than the last one."""
         servers = [str(server) for server in self.config.bootstrap_servers]
-        looks = (_in_daemon_thread(partial(_fault_at, server, self.config)) for server in servers[:_SERVERS_LOOKED_AT])
+        looks = (in_daemon_thread(partial(_fault_at, server, self.config)) for server in servers[:_SERVERS_LOOKED_AT])
         faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
         reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
         if self._failing and reason == self._told_reason:
@@ -323,34 +375,38 @@ class Upstream:
         return known or 1
 
 
-async def _connected(poller: Poller, address: HostPort, sources: Sequence[str], first: bytes) -> socket.socket:
-    """A non-blocking socket to the first of the name's addresses that takes a connection. Raises OSError.
+def _bootstrap_failure(failures: Sequence[Exception]) -> Exception:
+    """What keeps all bootstrap servers from being reached, in one."""
+    for error in failures:
+        if not isinstance(error, NodeUnreachable):
+            return error
+    reasons = [error.reason for error in failures if isinstance(error, NodeUnreachable)]
+    return NodeUnreachable("; ".join(map(str, failures)), reasons[-1])
 
-    It connects from the first of `sources` that can be had, of those of the same family if there are any.
-    """
+
+async def _connected_at(poller: Poller, place: Found, sources: Sequence[str]) -> socket.socket:
+    """A non-blocking socket that is connected to a place, from the first source that can be had. Raises OSError."""
+    family, where = place
+    of_family = [source for source in sources if (":" in source) == (family == socket.AF_INET6)]
     failure: OSError | None = None
-    for family, _, _, _, where in await _resolved(address):
-        of_family = [source for source in sources if (":" in source) == (family == socket.AF_INET6)]
-        for source in of_family or [""]:
-            sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            try:
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-                if source:
-                    _bind(sock, source)
-                await _connect(poller, sock, where)
-                if first and sock.send(first) != len(first):  # what is sent first finds room
-                    raise OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS))
-            except OSError as error:
-                sock.close()
-                failure = failure or error
-                if error.errno != errno.EADDRNOTAVAIL:
-                    break
-            except BaseException:
-                sock.close()
-                raise
-            else:
-                return sock
+    for source in of_family or [""]:
+        sock = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if source:
+                _bind(sock, source)
+            await _connect(poller, sock, where)
+        except OSError as error:
+            sock.close()
+            failure = failure or error
+            if error.errno != errno.EADDRNOTAVAIL:
+                break
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
     assert failure is not None
     raise failure
 
@@ -371,37 +427,6 @@ async def _connect(poller: Poller, sock: socket.socket, where: Any) -> None:
         error_number = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error_number:
         raise OSError(error_number, os.strerror(error_number))
-
-
-async def _resolved(address: HostPort) -> Sequence[tuple[int, int, int, str, Any]]:
-    """As getaddrinfo gives it; an address that is none of a name's needs no thread."""
-    try:
-        return socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except socket.gaierror:
-        loop = asyncio.get_running_loop()
-        return await loop.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
-
-
-async def _in_daemon_thread(work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises, from a thread that holds up no stop of this process."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Result | None, error: Exception | None) -> None:
-        if not future.done():
-            future.set_exception(error) if error else future.set_result(cast(Result, result))
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = work()
-        except Exception as raised:
-            error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await future
 
 
 class _Admin(KafkaAdminClient):  # type: ignore[misc]

@@ -13,6 +13,7 @@ from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
+from proxy.own_connections import PLAIN
 from proxy.usage.shipper import TopicUnavailable
 
 _ANSWER_MS = 10_000
@@ -31,6 +32,7 @@ _ALWAYS: Mapping[str, Any] = {
     "batch_size": 256 << 10,
     "compression_type": "gzip",
     "metrics_enabled": False,
+    "proxy_url": PLAIN,
 }
 _MAY_BE_SET = ("security_protocol", "compression_type", "client_id", "proxy_url")
 _PREFIXES_THAT_MAY_BE_SET = ("ssl_", "sasl_")

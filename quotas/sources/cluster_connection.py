@@ -34,6 +34,11 @@ class Credentials:
     proxy_url: str | None = None
 
     @property
+    def announced(self) -> bool:
+        """Whether connections begin with a PROXY header: then a look by hand, without one, tells nothing."""
+        return self.proxy_url is not None and self.proxy_url.endswith("announced")
+
+    @property
     def files(self) -> tuple[str, ...]:
         """The files that have to be read before a connection can stand."""
         return tuple(file for file in (self.ssl_cafile, self.ssl_certfile, self.ssl_keyfile) if file)
@@ -93,7 +98,7 @@ class ClusterConnection:
         logged_in = logs_in and self._connection.init_future.succeeded()
 
         def look() -> Spoken:
-            return spoken_at(self._server, secured) if who.proxy_url is None else Spoken.NOTHING_KNOWN
+            return spoken_at(self._server, secured) if not who.announced else Spoken.NOTHING_KNOWN
 
         return fault_of(error, self._told(error), Who(secured, who.ssl_certfile is not None, logs_in, logged_in), look)
 

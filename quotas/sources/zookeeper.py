@@ -23,6 +23,8 @@ _RETRY_S = 0.2
 """Between two attempts to connect. It is short because what ZooKeeper returns with has to be in force in a second."""
 _REFUSED_S = 1.0
 """After a connection on which nothing could be read: whom ZooKeeper refuses it will refuse again."""
+_LONGEST_CONNECT_S = 3.5
+"""By then TCP has knocked three times. A server name may have several addresses, and all of them be dead."""
 _GIVEN_UP_S = 1.0
 """After that long kazoo's thread has begun to connect, unless it has ended already."""
 _REQUEST_S = 5.0
@@ -93,6 +95,11 @@ class ZooKeeperSettings:
             raise ValueError(f"chroot: expected nothing or a path like /kafka, got {self.chroot!r}")
 
     @property
+    def connect_s(self) -> float:
+        """How long one address may take to connect: all servers together a session time-out, as in Java's client."""
+        return min(self.session_timeout_ms / 1000 / len(self.servers), _LONGEST_CONNECT_S)
+
+    @property
     def place(self) -> str:
         """The path of `/config`."""
         return f"{self.chroot}/config"
@@ -119,7 +126,19 @@ class _LastWords(logging.Handler):
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """kazoo's threads; one that ends by an error has logged it, and need not print it too."""
+    """kazoo's threads; one that ends by an error has logged it, and need not print it too.
+
+    A connection may take `connect_s` to stand. kazoo itself gives each address a whole session time-out, one after the
+    other, and looks names up again only behind the last one: servers that had come back elsewhere were found too late.
+    """
+
+    def __init__(self, connect_s: float) -> None:
+        super().__init__()
+        self._connect_s = connect_s
+
+    def create_connection(self, *args: Any, **settings: Any) -> Any:
+        """A socket that is connected, and has shaken hands where TLS is spoken."""
+        return super().create_connection(*args, **settings | {"timeout": self._connect_s})
 
     def spawn(self, func: Callable[..., None], *args: Any, **kwargs: Any) -> Any:
         """Run a function in a thread of its own."""
@@ -151,7 +170,7 @@ class _Connection:
             hosts=",".join(settings.servers),
             timeout=settings.session_timeout_ms / 1000,
             connection_retry={"max_tries": -1, "delay": _RETRY_S, "backoff": 1, "max_jitter": 0.1},
-            handler=_Handler(),
+            handler=_Handler(settings.connect_s),
             logger=logger,
             **_credentials(settings),
         )

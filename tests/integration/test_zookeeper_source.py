@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import random
+import socket
 import subprocess
 import threading
 import time
@@ -16,6 +17,7 @@ from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
 from quotas.znodes import keys_of, notification, written
+from tests.deaf import deaf_address
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic
 from tests.integration.zookeeper_process import ZooKeeper, client_of
@@ -505,6 +507,34 @@ def test_an_address_that_is_none_is_told_and_stops_nothing(address, chroot):
         eventually(lambda: source.problems.get("zookeeper", "").startswith(f"{address}: "))
     finally:
         source.stop()
+
+
+def test_servers_that_come_back_under_new_addresses_are_found_within_two_session_time_outs(
+    zookeeper, chroot, monkeypatch
+):
+    """At the old addresses nobody answers, as where machines are gone. Only one of three has come back."""
+    port, real, moved = zookeeper.port, socket.getaddrinfo, threading.Event()
+
+    def getaddrinfo(host, *args, **settings):
+        number = host[3:4] if host.startswith("zk-") else ""
+        if number:
+            host = "127.0.0.1" if moved.is_set() and number == "1" else f"127.9.{1 + moved.is_set()}.{number}"
+        return real(host, *args, **settings)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    servers = [f"zk-{number}.test:{port}" for number in "123"]
+    session_s = 15
+    settings = ZooKeeperSettings(servers, chroot, session_timeout_ms=1000 * session_s)
+    with contextlib.ExitStack() as stack:
+        for number in "123":
+            stack.enter_context(deaf_address(f"127.9.1.{number}", port))
+        source = ZooKeeperSource(settings)
+        source.start(lambda: None)
+        stack.callback(source.stop)
+        moved.set()
+        began = time.monotonic()
+        eventually(lambda: source.was_read)
+        assert time.monotonic() - began < 2 * session_s
 
 
 # ----------------------------------------------------------------- identity

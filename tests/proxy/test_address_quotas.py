@@ -81,6 +81,22 @@ async def test_host_names_are_resolved_and_keep_their_last_good_addresses():
     quotas.stop()
 
 
+async def test_a_host_name_that_takes_long_delays_no_other():
+    at = door()
+
+    async def resolve(host):
+        await asyncio.sleep(3_600 if host == "slow.example" else 0)
+        return ("10.0.0.1",)
+
+    quotas = AddressQuotas("main", at, resolve)
+    quotas.take_up(tables(**{"a.example": 5.0, "slow.example": 3.0, "default": 9.0}))
+    async with asyncio.timeout(60):
+        while at.admission.quotas.address_limits("main").rate_of("10.0.0.1") == 9.0:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert quotas.hosts_at("10.0.0.1") == ("a.example",)
+    quotas.stop()
+
+
 def test_an_address_by_number_comes_before_names():
     rates = ConnectionRates(None, SharedMap({"10.0.0.1": 2.0}), SharedMap({"a.example": 5.0}))
     assert rates_of(rates, {"a.example": ("10.0.0.1", "10.0.0.2")}) == {"10.0.0.1": 2.0, "10.0.0.2": 5.0}

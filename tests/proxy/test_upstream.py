@@ -12,6 +12,7 @@ from protocol.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
 from proxy.net.connection import NodePaced, NodeUnknown, NodeUnreachable
+from proxy.net.dial import Dial
 from proxy.net.poller import READABLE, Poller
 from proxy.net.upstream import Upstream, _brokers
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
@@ -19,6 +20,7 @@ from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection
 from quotas.sources.source import SourceUnavailable
 from tests.certificates import Authority, server_context
+from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
 from tests.patience import PATIENCE_S
 
@@ -193,10 +195,18 @@ async def test_an_address_by_number_is_connected_to_with_a_task_or_without(node,
         connected.socket.close()
 
 
-async def test_a_name_is_connected_to(node):
-    node.upstream.directory.learn(7, "localhost", node.port)
+async def test_a_name_is_connected_to_and_needs_no_task_while_its_one_address_is_known(node, names):
+    names.addresses["one.test"] = ["127.0.0.1"]
+    node.upstream.directory.learn(7, "one.test", node.port)
+    for is_known in (False, True):
+        asker, under_way = open_(node, 7)
+        assert isinstance(under_way, Dial) == is_known
+        assert (await asker.told()).node_id == 7
+    assert names.looks == ["one.test"]
+    node.server.close()
     asker, _ = open_(node, 7)
-    assert (await asker.told()).node_id == 7
+    assert str(await asker.told()) == f"one.test:{node.port}: Connection refused"
+    assert node.upstream._look_ups.fresh("one.test") == ()
 
 
 @pytest.mark.parametrize("node_id", [1, BOOTSTRAP_NODE_ID])
@@ -243,20 +253,97 @@ async def test_a_port_that_there_cannot_be_leaves_a_node_where_it_was(node, port
 
 
 async def test_a_node_that_does_not_answer_is_given_up_in_time_and_who_is_not_wanted_is_dropped(node):
-    with contextlib.ExitStack() as stack:
-        deaf = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
-        for _ in range(4):  # its backlog is full: nobody answers further ones
-            client = stack.enter_context(socket.socket())
-            client.setblocking(False)
-            client.connect_ex(deaf.getsockname())
-        node.upstream.directory.learn(7, *deaf.getsockname())
+    with deaf_address() as deaf:
+        node.upstream.directory.learn(7, *deaf)
         node.upstream.reconfigure(node.config(connect_timeout_ms=100))
         asker, _ = open_(node, 7)
         unwanted, under_way = open_(node, 7)
         under_way.cancel()
-        assert str(await asker.told()) == f"127.0.0.1:{deaf.getsockname()[1]}: no connection within 100 ms"
+        assert str(await asker.told()) == f"127.0.0.1:{deaf[1]}: no connection within 100 ms"
         assert not unwanted.outcome.done()
         assert (node.failed, len(node.upstream._dials), node.upstream._poller._handlers) == ([7], 0, {})
+
+
+class Names:
+    """What names stand for in this process."""
+
+    def __init__(self, monkeypatch):
+        self.addresses, self.looks = {}, []
+        self._real = socket.getaddrinfo
+        monkeypatch.setattr(socket, "getaddrinfo", self._look)
+
+    def _look(self, host, port, *args, flags=0, **settings):
+        if host not in self.addresses or flags:
+            return self._real(host, port, *args, flags=flags, **settings)
+        self.looks.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.addresses[host]]
+
+
+@pytest.fixture
+def names(monkeypatch):
+    return Names(monkeypatch)
+
+
+SLOW_ENOUGH_MS = 60_000
+
+
+@pytest.mark.parametrize("settings", [{}, {"source_addresses": ["127.0.0.1"]}])
+async def test_of_a_name_whose_first_addresses_are_dead_the_next_one_is_reached_and_then_comes_first(
+    node, names, settings
+):
+    names.addresses["two.test"] = ["127.9.9.1", "127.9.9.2", "127.0.0.1"]
+    node.upstream.directory.learn(7, "two.test", node.port)
+    node.upstream.reconfigure(
+        node.config(connect_timeout_ms=SLOW_ENOUGH_MS, bootstrap_servers=[f"two.test:{node.port}"], **settings)
+    )
+    with deaf_address("127.9.9.1", node.port), deaf_address("127.9.9.2", node.port):
+        await node.connect(7)
+        slow = node.upstream._slow
+        assert [where[0] for _, where in slow.last(at(node.port, *names.addresses["two.test"]))] == [
+            "127.0.0.1",
+            "127.9.9.1",
+            "127.9.9.2",
+        ]
+        await node.connect(BOOTSTRAP_NODE_ID, first=b"PROXY")
+        assert names.looks == ["two.test"]
+        assert (node.failed, node.upstream._poller._handlers) == ([], {})
+
+
+def at(port, *addresses):
+    return [(socket.AF_INET, (address, port)) for address in addresses]
+
+
+async def test_a_name_that_moves_is_found_after_one_failure(node, names):
+    names.addresses["moves.test"] = ["127.0.0.1"]
+    node.upstream.directory.learn(7, "moves.test", 1)
+    with pytest.raises(NodeUnreachable, match=r"moves\.test:1: Connection refused"):
+        await node.upstream.connect(7)
+    node.upstream.directory.learn(7, "moves.test", node.port)
+    await node.connect(7)
+    assert names.looks == ["moves.test"] * 2
+
+
+async def test_a_dead_bootstrap_server_does_not_use_up_the_time_of_the_next(node):
+    with deaf_address() as deaf:
+        servers = [f"127.0.0.1:{port}" for port in (node.port, deaf[1])]  # the second one's turn is first
+        node.upstream.reconfigure(node.config(connect_timeout_ms=SLOW_ENOUGH_MS, bootstrap_servers=servers))
+        for _ in range(2):
+            await node.connect(BOOTSTRAP_NODE_ID)
+        assert node.upstream._bootstrap_in_turn()[1] == deaf
+
+
+async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_servers(node, names):
+    """kafka-python by itself tries one address after the other, and one of the bootstrap servers at random."""
+    names.addresses["two.test"] = ["127.9.9.1", "127.0.0.1"]
+    with deaf_address("127.9.9.1", node.port), deaf_address() as deaf:
+        servers = [f"two.test:{node.port}", f"127.0.0.1:{deaf[1]}"]
+        node.upstream.reconfigure(node.config(connect_timeout_ms=SLOW_ENOUGH_MS, bootstrap_servers=servers))
+        looking = asyncio.create_task(node.upstream._look())
+        accepted, _ = await asyncio.to_thread(node.server.accept)
+        with accepted:
+            accepted.settimeout(PATIENCE_S)
+            assert await asyncio.to_thread(accepted.recv, 4)
+        looking.cancel()
 
 
 async def test_the_round_trip_is_asked_for_now_and_then(node):

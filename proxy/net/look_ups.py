@@ -1,0 +1,139 @@
+"""Addresses of host names. Each name has a thread of its own while it is looked up: a slow one delays no other."""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any, TypeAlias, TypeVar, cast
+
+Result = TypeVar("Result")
+
+Found: TypeAlias = tuple[int, tuple[Any, ...]]
+"""An address family, and the address as sockets of it take it, its port included."""
+
+LookUp: TypeAlias = Callable[[str], Awaitable[Sequence[Found]]]
+"""All addresses of a host, with port 0. Raises OSError if it has none."""
+
+_FRESH_US = 5_000_000
+_KEPT_US = 300_000_000
+"""How long an answer serves while there is no other."""
+_LONGEST_WAIT_S = 1.0
+"""So long the next answer is waited for where there is an older one."""
+_MOST_AT_ONCE = 128
+_MOST_KEPT = 10_000
+MOST_TRIED = 8
+"""Of the addresses of one name."""
+
+
+async def in_daemon_thread(work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises, from a thread that holds up no stop of this process."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Result | None, error: Exception | None) -> None:
+        if not future.done():
+            future.set_exception(error) if error else future.set_result(cast(Result, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
+
+
+async def look_up(host: str) -> Sequence[Found]:
+    """What the system's resolver says; the families take turns. An address needs no thread. Raises OSError."""
+    try:
+        found = _asked(host, socket.AI_NUMERICHOST)
+    except socket.gaierror:
+        found = await in_daemon_thread(partial(_asked, host, 0))
+    return _in_turn(found)
+
+
+def _asked(host: str, flags: int) -> Sequence[Found]:
+    try:
+        found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
+    except UnicodeError as error:  # a name that IDNA refuses
+        raise OSError(None, str(error)) from None
+    return [(family, where) for family, *_, where in found]
+
+
+def _in_turn(found: Sequence[Found]) -> list[Found]:
+    """The same addresses, one of the first one's family, one of the other, and so on (RFC 8305, section 4)."""
+    ours = [each for each in found if each[0] == found[0][0]]
+    others = [each for each in found if each[0] != found[0][0]]
+    return [each for each in chain.from_iterable(zip_longest(ours, others)) if each is not None]
+
+
+def at_port(found: Found, port: int) -> Found:
+    """The same address, with a port."""
+    family, where = found
+    return family, (where[0], port, *where[2:])
+
+
+class LookUps:
+    """Looks names up, each once at a time, and remembers the answers for a moment.
+
+    An answer that is older serves for five minutes where none comes, or none within a second.
+    """
+
+    def __init__(self, now_us: Callable[[], int], look_up: LookUp = look_up) -> None:
+        self._now_us = now_us
+        self._look_up = look_up
+        self._known: dict[str, tuple[Sequence[Found], int]] = {}
+        """The last answers, and when they came."""
+        self._asked: dict[str, asyncio.Task[Sequence[Found] | OSError]] = {}
+        self._free = asyncio.Semaphore(_MOST_AT_ONCE)
+
+    def fresh(self, host: str) -> Sequence[Found]:
+        """What came a moment ago; nothing if that is longer ago."""
+        found, came_us = self._known.get(host, ((), 0))
+        return found if self._now_us() - came_us < _FRESH_US else ()
+
+    def doubt(self, host: str) -> None:
+        """What is known of a name did not work: it is looked up again before it serves."""
+        if host in self._known:
+            found, came_us = self._known[host]
+            self._known[host] = found, min(came_us, self._now_us() - _FRESH_US)
+
+    async def of(self, host: str) -> Sequence[Found]:
+        """The addresses of a host, with port 0. Raises OSError."""
+        if fresh := self.fresh(host):
+            return fresh
+        task = self._asked.get(host)
+        if task is None:
+            task = self._asked[host] = asyncio.get_running_loop().create_task(self._ask(host))
+        older, came_us = self._known.get(host, ((), 0))
+        if self._now_us() - came_us > _KEPT_US:
+            older = ()
+        await asyncio.wait((task,), timeout=_LONGEST_WAIT_S if older else None)
+        answer = task.result() if task.done() else older
+        if isinstance(answer, OSError):
+            if not older:
+                raise answer
+            return older
+        return answer
+
+    async def _ask(self, host: str) -> Sequence[Found] | OSError:
+        try:
+            async with self._free:
+                found = await self._look_up(host)
+        except OSError as error:
+            return error
+        else:
+            self._known.pop(host, None)
+            if len(self._known) >= _MOST_KEPT:
+                del self._known[next(iter(self._known))]
+            self._known[host] = found, self._now_us()
+            return found
+        finally:
+            del self._asked[host]

@@ -1,0 +1,75 @@
+"""Several ways to one end, begun one after the other: the first that gets there is taken (RFC 8305)."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+Way = TypeVar("Way", bound=Hashable)
+
+_TRIED_LAST_US = 30_000_000
+_MOST_SLOW = 10_000
+
+
+class AllFailed(Exception):
+    """No attempt succeeded; `failures` are in the order in which they were begun."""
+
+    def __init__(self, failures: Sequence[Exception]) -> None:
+        super().__init__("; ".join(map(str, failures)))
+        self.failures = failures
+
+
+async def race(
+    attempts: Sequence[Callable[[], Coroutine[Any, Any, Result]]], delay_s: float, drop: Callable[[Result], object]
+) -> tuple[int, Result]:
+    """Which attempt was the first to succeed, and its result. The next one begins after `delay_s`, or a failure.
+
+    The others are called off then; `drop` gets the result of one that succeeds all the same. Raises AllFailed.
+    """
+    running: dict[asyncio.Task[Result], int] = {}
+    failures: dict[int, Exception] = {}
+    waiting = list(enumerate(attempts))[::-1]
+    try:
+        while waiting or running:
+            if waiting:
+                number, attempt = waiting.pop()
+                running[asyncio.ensure_future(attempt())] = number
+            done, _ = await asyncio.wait(running, timeout=delay_s if waiting else None, return_when="FIRST_COMPLETED")
+            for task in [task for task in running if task in done]:
+                number = running.pop(task)
+                try:
+                    return number, task.result()
+                except Exception as error:
+                    failures[number] = error
+    finally:
+        for task in running:
+            task.add_done_callback(partial(_drop, drop))
+            task.cancel()
+    raise AllFailed([failures[number] for number in sorted(failures)])
+
+
+def _drop(drop: Callable[[Result], object], task: asyncio.Task[Result]) -> None:
+    if not task.cancelled() and task.exception() is None:
+        drop(task.result())
+
+
+class Slow:
+    """Which ways have failed, or were overtaken, within the last 30 s: they are tried last."""
+
+    def __init__(self, now_us: Callable[[], int]) -> None:
+        self._now_us = now_us
+        self._until_us: dict[Hashable, int] = {}
+
+    def note(self, ways: Iterable[Hashable]) -> None:
+        """These were."""
+        for way in ways:
+            self._until_us.pop(way, None)
+            if len(self._until_us) >= _MOST_SLOW:
+                del self._until_us[next(iter(self._until_us))]
+            self._until_us[way] = self._now_us() + _TRIED_LAST_US
+
+    def last(self, ways: Iterable[Way]) -> list[Way]:
+        """The same ways, those that are slow behind the others."""
+        now_us = self._now_us()
+        return sorted(ways, key=lambda way: self._until_us.get(way, now_us) > now_us)
