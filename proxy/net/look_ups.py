@@ -60,6 +60,8 @@ async def look_up(host: str) -> Sequence[Found]:
 
 
 def _asked(host: str, flags: int) -> Sequence[Found]:
+    if "\0" in host:  # whatever follows would not be looked at
+        raise OSError(None, "there is a zero byte in the name")
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
     except UnicodeError as error:  # a name that IDNA refuses
