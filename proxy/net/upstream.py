@@ -7,14 +7,11 @@ import os
 import socket
 import ssl
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from struct import unpack_from
 from typing import Any
 
 import structlog
-from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
-from kafka.protocol.metadata import MetadataRequest
 
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
@@ -32,7 +29,8 @@ from proxy.relay.actions import CloseReason
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.cluster_connection import ClusterConnection
-from quotas.sources.cluster_faults import ConnectionFault, Fault
+from quotas.sources.cluster_faults import ConnectionFault, Fault, plain_words
+from quotas.sources.cluster_nodes import default_partitions_of, metadata_request, nodes_named_by
 
 _FIRST_RETRY_S = 0.5
 _LONGEST_RETRY_S = 15.0
@@ -327,8 +325,7 @@ class Upstream:
     async def _look(self) -> tuple[list[dict[str, Any]], int | None]:
         """As `_brokers`, from the bootstrap server that is the first to answer."""
         servers = self._bootstrap_in_turn()
-        configs = [self.config.model_copy(update={"bootstrap_servers": (server,)}) for server in servers]
-        attempts = [partial(in_daemon_thread, partial(_brokers, config)) for config in configs]
+        attempts = [partial(in_daemon_thread, partial(_brokers, str(server), self.config)) for server in servers]
         try:
             number, found = await race(attempts, _NEXT_LOOK_S, bool)
         except AllFailed as lost:
@@ -348,7 +345,7 @@ class Upstream:
         self._log.warning(
             "cluster_unreachable",
             bootstrap_servers=servers,
-            error=str(error),
+            error=plain_words(error),
             reason=reason if faults else None,
             problems=[f"{server}: {fault.problem}" for server, fault in faults],
             settings=sorted({setting for _, fault in faults for setting in fault.setting.split(", ")}),
@@ -429,64 +426,31 @@ async def _connect(poller: Poller, sock: socket.socket, where: Any) -> None:
         raise OSError(error_number, os.strerror(error_number))
 
 
-class _Admin(KafkaAdminClient):  # type: ignore[misc]
-    """Ends the thread that the library has started when the cluster cannot be had."""
+def _brokers(server: str, config: UpstreamConfig) -> tuple[list[dict[str, Any]], int | None]:
+    """The nodes that a bootstrap server names: broker_id, host, port; and num.partitions, None where no node tells it.
 
-    def __init__(self, **settings: Any) -> None:
-        try:
-            super().__init__(**settings)
-        except BaseException:
-            for name, end in (("_client", "close"), ("_net", "stop")):
-                if part := getattr(self, name, None):
-                    getattr(part, end)()
-            raise
-
-
-def _brokers(config: UpstreamConfig) -> tuple[list[dict[str, Any]], int | None]:
-    """The nodes that the cluster names: broker_id, host, port; and its num.partitions, None where it does not tell.
-
-    Blocks; for a thread of its own.
+    Blocks; for a thread of its own. Raises SourceUnavailable.
     """
-    admin = _Admin(
-        bootstrap_servers=[str(server) for server in config.bootstrap_servers],
-        client_id="kafka-throttle",
-        **asdict(credentials_of(config)),
-        request_timeout_ms=config.connect_timeout_ms,
-        bootstrap_timeout_ms=config.connect_timeout_ms,
-    )
-    try:
-        brokers: list[dict[str, Any]] = admin.describe_cluster()["brokers"]
-        default_partitions = None if config.default_partitions else _num_partitions(admin, brokers)
-    finally:
-        admin.close()
-    return brokers, default_partitions
+    credentials, timeout_s = credentials_of(config), config.connect_timeout_ms / 1000
+    brokers = nodes_named_by(server, credentials, timeout_s)
+    if config.default_partitions:
+        return brokers, None
+    addresses = {broker["broker_id"]: str(HostPort(broker["host"], broker["port"])) for broker in brokers}
+    return brokers, default_partitions_of(addresses, credentials, timeout_s)
 
 
 def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:
     """What is wrong with a bootstrap server, as a connection of its own tells; None if nothing is.
 
-    Blocks; for a thread of its own. kafka-python's client for administrators tells nothing but that it took too long.
+    Blocks; for a thread of its own.
     """
     try:
         with contextlib.closing(ClusterConnection(server, credentials_of(config), _LONGEST_LOOK_S)) as connection:
-            connection.ask(MetadataRequest(topics=[]))
+            connection.ask(metadata_request())
     except ConnectionFault as error:
         return server, error.fault
     except Exception as error:  # of files, or of a library: what is told is only why something failed
-        return server, Fault("unusable", str(error) or type(error).__name__, "upstream.admin")
-    return None
-
-
-def _num_partitions(admin: KafkaAdminClient, brokers: list[dict[str, Any]]) -> int | None:
-    """What the first node says that tells it; whoever may not see configurations is told nothing."""
-    for broker in brokers:
-        name = str(broker["broker_id"])
-        resource = ConfigResource(ConfigResourceType.BROKER, name, {"num.partitions": None})
-        try:
-            described = admin.describe_configs([resource], config_filter="all")
-            return int(described["broker"][name]["num.partitions"]["value"])
-        except Exception:
-            continue
+        return server, Fault("unusable", plain_words(error), "upstream.admin")
     return None
 
 

@@ -15,6 +15,7 @@ from kafka.net.selector import NetworkSelector
 
 from proxy.own_connections import PLAIN
 from proxy.usage.shipper import TopicUnavailable
+from quotas.sources.cluster_faults import plain_words
 
 _ANSWER_MS = 10_000
 _DELIVERY_MS = 30_000
@@ -80,7 +81,7 @@ class KafkaTopic:
         return KafkaNetClient(net, self._connections)
 
     def _told(self, error: Exception) -> str:
-        text = str(error) or type(error).__name__
+        text = plain_words(error)
         if self._producer is None and self._connections is not None and self._connections.problem:
             return f"{text}: {self._connections.problem}"
         if isinstance(error, KafkaTimeoutError) and "metadata" in text:
@@ -129,7 +130,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
             connection.close(KafkaTimeoutError(f"not ready within {within_s:.1f} s: does the server speak {speaks}?"))
 
     def _note(self, error: BaseException) -> None:
-        self.problem = str(error) or type(error).__name__
+        self.problem = plain_words(error)
 
     def let_go(self) -> None:
         """Close all sockets, also of those that did not come to be connections."""

@@ -6,15 +6,36 @@ from dataclasses import asdict, dataclass, field
 from traceback import clear_frames
 from typing import Any, Final, Literal
 
-from kafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaTimeoutError, RequestTimedOutError
+from kafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaConnectionError,
+    KafkaProtocolError,
+    KafkaTimeoutError,
+    RequestTimedOutError,
+)
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from quotas.sources.cluster_faults import ADDRESSES, ConnectionFault, Fault, Spoken, Who, fault_of, spoken_at
+from quotas.sources.cluster_faults import (
+    ADDRESSES,
+    ConnectionFault,
+    Fault,
+    Spoken,
+    Who,
+    fault_of,
+    plain_words,
+    spoken_at,
+)
 from quotas.sources.source import SourceUnavailable
 
 CLIENT_ID: Final = "kafka-throttle"
 MAX_ANSWER_BYTES: Final = 256 << 20
+
+_SINCE: Final = dict.fromkeys(
+    ("DescribeClientQuotas", "AlterClientQuotas"),
+    ": Kafka 2.6 and later do, so quotas.source: upstream needs that",
+)
+"""Which nodes have an API that not all have whose nodes the proxy finds."""
 
 for _tells_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_tells_sasl_bytes_at_debug).setLevel(logging.INFO)
@@ -78,18 +99,22 @@ class ClusterConnection:
             future = self._connection.send_request(request)
             self._net.poll(timeout_ms=self._timeout_s * 1000, future=future)
         except Exception as error:  # a library that stumbles over a cluster is a cluster that cannot be read
-            raise SourceUnavailable(f"{self._server}: {error}") from error
+            raise SourceUnavailable(f"{self._server}: {request.name}: {plain_words(error)}") from error
         if not future.is_done:
             fault = Fault("no_answer", self._told(KafkaTimeoutError()), f"{ADDRESSES}, upstream.connect_timeout_ms")
             raise ConnectionFault(self._server, fault)
         if future.exception is not None:
             _let_go_of_sockets(future.exception)
-            raise ConnectionFault(self._server, self._fault(future.exception)) from future.exception
+            raise ConnectionFault(self._server, self._fault(future.exception, request)) from future.exception
         return future.value
 
-    def _fault(self, error: BaseException) -> Fault:
+    def _fault(self, error: BaseException, request: Any) -> Fault:
         who = self._credentials
-        if isinstance(error, KafkaTimeoutError | RequestTimedOutError | IncompatibleBrokerVersion) or self._interrupted:
+        if isinstance(error, IncompatibleBrokerVersion):
+            return Fault("api_missing", self._not_offered(request), ADDRESSES)
+        if isinstance(error, KafkaProtocolError) and not isinstance(error, KafkaConnectionError):
+            return Fault("answer_malformed", f"its answer to {_named(request)} cannot be read", ADDRESSES)
+        if isinstance(error, KafkaTimeoutError | RequestTimedOutError) or self._interrupted:
             return Fault("no_answer", self._told(error), ADDRESSES)
         if isinstance(error, OSError) and who.files:
             files = ", ".join(f"upstream.admin.{name}" for name in ("ca_file", "certificate_file", "key_file"))
@@ -110,9 +135,7 @@ class ClusterConnection:
     def _told(self, error: BaseException) -> str:
         if isinstance(error, KafkaTimeoutError | RequestTimedOutError):
             return f"no answer within {self._timeout_s:g} s"
-        if isinstance(error, IncompatibleBrokerVersion):
-            return f"the cluster has no API for quotas, Kafka 2.6 and later have ({error})"
-        text = str(error) or type(error).__name__
+        text = plain_words(error)
         who = self._credentials
         if isinstance(error, OSError) and who.files:
             return f"{text}, with {', '.join(who.files)}"
@@ -120,6 +143,18 @@ class ClusterConnection:
             # A node closes at once after it has said no, and kafka-python may lose the word before the end.
             return f"{text}, before {who.sasl_plain_username!r} was authenticated with {who.sasl_mechanism}"
         return text
+
+    def _not_offered(self, request: Any) -> str:
+        """Why a request cannot be sent: the node offers its API not at all, or in versions that we do not speak."""
+        data = self._connection.broker_version_data
+        lowest, highest = max(request.min_version, request._min_version or 0), request.max_version
+        offered = (data.api_versions or {}).get(request.API_KEY) if data else None
+        api = _named(request)
+        if offered is None:
+            return f"it does not offer the API {api}{_SINCE.get(api, '')}"
+        return (
+            f"it offers the API {api} in versions {offered[0]} to {offered[1]}, the proxy asks in {lowest} to {highest}"
+        )
 
     def interrupt(self) -> None:
         """Let the `ask` that is under way in another thread fail, and all later ones."""
@@ -131,6 +166,12 @@ class ClusterConnection:
         """Let go of the socket."""
         self._manager.close()
         self._net.close()
+
+
+def _named(request: Any) -> str:
+    """The name of the API that a request of kafka-python's is of."""
+    name: str = request.name
+    return name.removesuffix("Request")
 
 
 def _let_go_of_sockets(error: BaseException | None) -> None:

@@ -4,6 +4,7 @@ Libraries tell a closed socket, which is what nodes say to whoever speaks TLS to
 speaks TLS, or no SASL where that is wanted. So such a node is asked once more, by hand, what it speaks.
 """
 
+import os
 import re
 import socket
 import ssl
@@ -13,7 +14,12 @@ from enum import Enum
 from struct import pack, unpack
 from typing import Final, NamedTuple
 
-from kafka.errors import IllegalSaslStateError, SaslAuthenticationFailedError, UnsupportedSaslMechanismError
+from kafka.errors import (
+    IllegalSaslStateError,
+    KafkaConnectionError,
+    SaslAuthenticationFailedError,
+    UnsupportedSaslMechanismError,
+)
 
 from quotas.sources.source import SourceUnavailable
 
@@ -21,6 +27,8 @@ _HOST_MISMATCH: Final = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL."""
 
 _ALERT: Final = re.compile(r"\[SSL: (\w+_ALERT_\w+)\]")
+_CLASS_NAME: Final = re.compile(r"(?:\[Error \d+\] )?\b(?:[A-Z]\w*)?(?:Error|Exception)\b(?:: )?")
+_ERRNO: Final = re.compile(r"\b(\d{1,3}) E[A-Z]{2,}\b")
 _LOOK_S: Final = 3.0
 _WORD_S = 1.0
 ADDRESSES: Final = "upstream.bootstrap_servers"
@@ -87,6 +95,17 @@ def fault_of(error: BaseException, text: str, who: Who, look: Callable[[], Spoke
     if alert := _ALERT.search(text):  # behind a handshake of TLS 1.3, of which kafka-python keeps the words only
         return _refusal_of_tls(alert[1])
     return _fault_of_closed(text, who, look())
+
+
+def plain_words(error: BaseException) -> str:
+    """What an error of a library says, without the names of its classes and of the system's error numbers."""
+    text = _ERRNO.sub(lambda found: os.strerror(int(found[1])), _CLASS_NAME.sub("", str(error))).strip()
+    if text and not isinstance(error, LookupError):  # such an error says what was missing, and nothing else
+        return text
+    if isinstance(error, KafkaConnectionError):
+        return "the connection was closed"
+    name = type(error).__name__.removesuffix("Error")
+    return f"failed ({re.sub('(?<=[a-z])(?=[A-Z])', ' ', name).lower()} error)"
 
 
 def _fault_of_closed(text: str, who: "Who", spoken: Spoken) -> Fault:

@@ -126,7 +126,7 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
 
     def look_for_nodes():
         with contextlib.suppress(Exception):
-            _brokers(config)
+            _brokers(f"127.0.0.1:{node.port}", config)
 
     for ask in (ask_for_quotas, look_for_nodes):
         threading.Thread(target=ask, daemon=True).start()  # it ends by itself, some time after it is hung up on

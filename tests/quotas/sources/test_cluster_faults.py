@@ -7,8 +7,10 @@ import threading
 from struct import pack
 
 import pytest
+from kafka.errors import KafkaConnectionError, SaslAuthenticationFailedError
 from kafka.protocol.metadata import MetadataRequest
 
+from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.cluster_faults import (
     ADDRESSES,
@@ -18,6 +20,7 @@ from quotas.sources.cluster_faults import (
     OWN_CERTIFICATE,
     PROTOCOL,
     ConnectionFault,
+    plain_words,
 )
 from tests.certificates import Authority, server_context
 from tests.patience import PATIENCE_S
@@ -29,10 +32,10 @@ AS_PROXY = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_pla
 class Listener:
     """Answers ApiVersions, other requests with the bodies in `answers`, by API key; to those without it closes."""
 
-    def __init__(self, context=None, answers=None):
+    def __init__(self, context=None, answers=None, versions=None):
         self.server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
-        self._context, self._answers = context, answers or {}
+        self._context, self._answers, self._versions = context, answers or {}, VERSIONS | (versions or {})
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -60,8 +63,8 @@ class Listener:
         key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
         if key != 18:
             return self._answers.get(key, b"")
-        keys = b"".join(pack(">hhh", key, *versions) for key, versions in VERSIONS.items())
-        return pack(">hi", 35 if version else 0, len(VERSIONS)) + keys
+        keys = b"".join(pack(">hhh", key, *versions) for key, versions in self._versions.items())
+        return pack(">hi", 35 if version else 0, len(self._versions)) + keys
 
 
 def text(value):
@@ -103,6 +106,39 @@ def test_a_dead_node():
     listener.server.close()
     found = fault(listener)
     assert (found.reason, found.setting) == ("unreachable", ADDRESSES)
+
+
+def test_an_api_in_versions_that_nobody_asks_in():
+    found = fault(Listener(versions={3: (90, 99)}))
+    assert found.problem == "it offers the API Metadata in versions 90 to 99, the proxy asks in 0 to 13"
+    assert found.reason == "api_missing"
+
+
+def test_an_api_that_came_with_a_later_kafka():
+    listener = Listener()
+    with contextlib.closing(ClusterConnection(listener.address, Credentials(), PATIENCE_S)) as own:
+        told = f"{listener.address}: it does not offer the API DescribeClientQuotas: Kafka 2.6 and later do"
+        with listener.server, pytest.raises(ConnectionFault, match=told):
+            own.ask(describe_request())
+
+
+def test_an_answer_that_is_none():
+    found = fault(Listener(answers={3: b"\0\0\0\7"}))
+    assert (found.reason, found.problem) == ("answer_malformed", "its answer to Metadata cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (KeyError("endpoint_type"), "failed (key error)"),
+        (KafkaConnectionError(), "the connection was closed"),
+        (KafkaConnectionError("111 ECONNREFUSED"), "Connection refused"),
+        (SaslAuthenticationFailedError("SaslAuthenticationFailedError: no"), "no"),
+        (SaslAuthenticationFailedError(), "failed (sasl authentication failed error)"),
+    ],
+)
+def test_no_words_of_a_library_s_own(error, words):
+    assert plain_words(error) == words
 
 
 def test_tls_spoken_to_in_plain(paper):

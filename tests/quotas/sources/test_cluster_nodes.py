@@ -1,0 +1,76 @@
+"""Which nodes a cluster has: asked of nodes that are played, in the versions that Kafka of different ages offers."""
+
+from struct import pack
+
+import pytest
+
+from quotas.sources.cluster_connection import Credentials
+from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
+from quotas.sources.source import SourceUnavailable
+from tests.patience import PATIENCE_S
+from tests.quotas.sources.test_cluster_faults import Listener, text
+
+DESCRIBE_CLUSTER, DESCRIBE_CONFIGS = 60, 32
+ME = Credentials()
+NO_RACK = pack(">h", -1)
+NO_CONTROLLER = pack(">i", -1)
+NO_TOPICS = pack(">i", 0)
+
+
+def metadata(*nodes):
+    named = b"".join(pack(">i", id_) + text(host) + pack(">i", port) + NO_RACK for id_, host, port in nodes)
+    return {3: pack(">i", len(nodes)) + named + NO_CONTROLLER + NO_TOPICS}
+
+
+def configuration(*values):
+    """An answer to DescribeConfigs in version 0 about a node."""
+    entries = b"".join(text(b"num.partitions") + value + b"\0\0\0" for value in values)
+    return {32: pack(">iihhb", 0, 1, 0, -1, 4) + text(b"7") + pack(">i", len(values)) + entries}
+
+
+@pytest.mark.parametrize("offered", [None, (0, 0), (0, 1), (1, 2)])
+def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered):
+    """Not before Kafka 2.8; version 0 up to 3.6."""
+    listener = Listener(
+        answers=metadata((7, b"there", 9092), (1001, b"::1", 1)), versions=offered and {DESCRIBE_CLUSTER: offered}
+    )
+    with listener.server:
+        assert nodes_named_by(listener.address, ME, PATIENCE_S) == [
+            {"broker_id": 7, "host": "there", "port": 9092},
+            {"broker_id": 1001, "host": "::1", "port": 1},
+        ]
+
+
+@pytest.mark.parametrize("nodes", [(), ((7, b"", 9092),)])
+def test_an_answer_without_nodes_is_no_cluster(nodes):
+    listener = Listener(answers=metadata(*nodes))
+    with listener.server, pytest.raises(SourceUnavailable, match="its answer to Metadata names no node"):
+        nodes_named_by(listener.address, ME, PATIENCE_S)
+
+
+def test_a_node_that_can_only_tell_all_topics_is_not_asked():
+    listener = Listener(answers=metadata(), versions={3: (0, 0)})
+    told = "it offers the API Metadata in versions 0 to 0, the proxy asks in 1 to 13"
+    with listener.server, pytest.raises(SourceUnavailable, match=told):
+        nodes_named_by(listener.address, ME, PATIENCE_S)
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        (configuration(text(b"12")), 12),
+        (configuration(), None),
+        (configuration(pack(">h", -1)), None),
+        ({}, None),
+    ],
+)
+def test_what_a_topic_gets_is_what_a_node_says(answers, expected):
+    listener = Listener(answers=answers, versions={DESCRIBE_CONFIGS: (0, 0)})
+    with listener.server:
+        assert default_partitions_of({7: listener.address}, ME, PATIENCE_S) == expected
+
+
+def test_the_next_node_is_asked_where_the_first_says_nothing():
+    silent, speaks = Listener(), Listener(answers=configuration(text(b"3")), versions={DESCRIBE_CONFIGS: (0, 0)})
+    with silent.server, speaks.server:
+        assert default_partitions_of({1: silent.address, 7: speaks.address}, ME, PATIENCE_S) == 3
