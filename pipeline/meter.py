@@ -76,8 +76,6 @@ class Meter:
 
     def __init__(self, rules: Rules, quota_type: str, limit: float, now_ms: int) -> None:
         self.limit = limit
-        self.lent = False
-        """Whether the last use was lent: to be repaid when its throttle is over."""
         self.refused = False
         """Whether the last spending was refused, which may be for a debt that rounds to 0 ms."""
         kind = type_of(quota_type)
@@ -104,16 +102,11 @@ class Meter:
 
     def using(self, operation: str) -> Callable[[Iterator[tuple[int, float]]], int]:
         """`use` for this operation of one after the other, ms and value, up to the first that is throttled: its
-        throttle time, or 0. What is only charged takes a shorter way; so does what may be lent: `lend` comes behind it.
+        throttle time, or 0. What is only charged takes a shorter way.
         """
         if operation == _CHARGE and self.use == self._charge:
             return partial(self._sensors.charge_each, self._handle)
         return partial(self._use_each, operation)
-
-    def lend(self, value: float, now_ms: int) -> bool:
-        """Whether what was charged last, and throttled, is lent."""
-        self.lent = self._sensors.lend(self._handle, value, now_ms)
-        return self.lent
 
     def use_many(self, value: float, count: int, now_ms: int) -> bool:
         """Record `count` requests, `value` in all, if it is plain that none is throttled; else do nothing: False."""
@@ -126,22 +119,13 @@ class Meter:
 
     def _charge(self, operation: str, value: float, now_ms: int) -> int:
         sensors, handle = self._sensors, self._handle
-        self.lent = False
         if operation is _CHARGE or operation == _CHARGE:
             return sensors.charge(handle, value, now_ms)
-        if operation == Operation.CHARGE_OR_LEND:
-            throttle_ms, self.lent = sensors.charge_or_lend(handle, value, now_ms)
-            return throttle_ms
-        if operation == Operation.REPAY:
-            throttle_ms, self.lent = sensors.repay(handle, value, now_ms)
-            return throttle_ms
         if operation in (Operation.CHARGE_IF_WITHIN, Operation.CONNECT):
             return sensors.charge_if_within(handle, value, now_ms)
         if operation == Operation.OWE:
             return sensors.owed_ms(handle, now_ms)
-        if operation == Operation.CALL_IN:
-            sensors.call_in(handle, value)
-        elif operation == Operation.GIVE_BACK:
+        if operation == Operation.GIVE_BACK:
             sensors.give_back(handle, value, now_ms)
         return 0
 

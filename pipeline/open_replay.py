@@ -10,11 +10,9 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from pipeline.meter import Meter
-from pipeline.recorded import LENT, REFUSED, Event
+from pipeline.recorded import REFUSED, Event
 from pipeline.replay import Throttling
 from quotas.trace import Operation
-
-_REPAY = Operation.REPAY
 
 
 def is_open(events: Sequence[Event], quota_type: str) -> bool:
@@ -27,15 +25,14 @@ def is_open(events: Sequence[Event], quota_type: str) -> bool:
 
 
 class _Lane:
-    """A connection: from when on it may send, what waits for that, and what it was lent and has to pay for first."""
+    """A connection: from when on it may send, and what waits for that."""
 
-    __slots__ = ("client", "free_ms", "is_held", "lent", "waiting")
+    __slots__ = ("client", "free_ms", "is_held", "waiting")
 
     def __init__(self, client: Throttling) -> None:
         self.client = client
         self.free_ms = -(2**62)
         self.is_held = False
-        self.lent: float | None = None
         self.waiting: deque[tuple[int, int, float]] = deque()
         """When each came, its number and its value."""
 
@@ -43,13 +40,12 @@ class _Lane:
 class OpenReplay:
     """One sensor and all who share it; `clients` and `all` are what came of it."""
 
-    def __init__(self, meter: Meter, quota_type: str) -> None:
+    def __init__(self, meter: Meter) -> None:
         self.clients: dict[Hashable, Throttling] = {}
         self.all = Throttling()
         self.waiting = 0
         """How many connections had something left to send."""
         self._meter = meter
-        self._operation = LENT.get(quota_type, Operation.CHARGE)
         self._turns: list[tuple[int, int, _Lane]] = []
 
     def run(self, events: Iterable[Event], until_ms: int) -> None:
@@ -73,40 +69,30 @@ class OpenReplay:
                 lane.is_held = True
                 heappush(turns, (lane.free_ms, number, lane))
             else:
-                self._send(lane, number, event.value, at_ms)
+                self._send(lane, event.value, at_ms)
         while turns and turns[0][0] < until_ms:
             self._next_turn()
         self.clients = {name: lane.client for name, lane in lanes.items() if lane.client.requests}
         self.waiting = len({name for name, lane in lanes.items() if lane.is_held} | late)
 
     def _next_turn(self) -> None:
-        """The first of those who wait pays for what it was lent, or sends what it has waited with."""
-        at_ms, number, lane = heappop(self._turns)
+        """The first of those who wait sends what it has waited with."""
+        at_ms, _, lane = heappop(self._turns)
         lane.is_held = False
-        if lane.lent is None:
-            self._send(lane, number, lane.waiting.popleft()[2], at_ms)
-        else:
-            value, lane.lent = lane.lent, None
-            self._judge(lane, number, _REPAY, value, at_ms)
+        self._send(lane, lane.waiting.popleft()[2], at_ms)
 
-    def _send(self, lane: _Lane, number: int, value: float, now_ms: int) -> None:
+    def _send(self, lane: _Lane, value: float, now_ms: int) -> None:
         client, everybody = lane.client, self.all
         client.used += value
         client.requests += 1
         everybody.used += value
         everybody.requests += 1
-        self._judge(lane, number, self._operation, value, now_ms)
-
-    def _judge(self, lane: _Lane, number: int, operation: str, value: float, now_ms: int) -> None:
-        throttle_ms = self._meter.use(operation, value, now_ms)
+        throttle_ms = self._meter.use(Operation.CHARGE, value, now_ms)
         if throttle_ms:
             lane.client.add(throttle_ms, now_ms)
             self.all.add(throttle_ms, now_ms)
             lane.free_ms = now_ms + throttle_ms
-        if self._meter.lent:
-            lane.lent = value
-            self._hold(lane, now_ms + throttle_ms, number)
-        elif lane.waiting:
+        if lane.waiting:
             at_ms, number, _ = lane.waiting[0]
             self._hold(lane, max(at_ms, lane.free_ms), number)
 

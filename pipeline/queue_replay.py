@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from heapq import heapreplace
 
 from pipeline.meter import Meter
-from pipeline.recorded import LENT, REFUSED, Event, held
+from pipeline.recorded import REFUSED, Event, held
 from pipeline.replay import GAP_MS, Throttling
 from pipeline.traced import Client
 from quotas.trace import Operation
@@ -17,41 +17,33 @@ _LONG_AGO = -(2**62)
 
 
 def is_queue(events: Sequence[Event], quota_type: str) -> bool:
-    """Whether all of these went by one queue, and were held, not refused; one connection's if something may be lent."""
-    if quota_type in REFUSED or len({event.lane for event in events}) != 1:
-        return False
-    return quota_type not in LENT or events[0].lanes == 1
+    """Whether all of these went by one queue, and were held, not refused."""
+    return quota_type not in REFUSED and len({event.lane for event in events}) == 1
 
 
 class QueueReplay:
     """One sensor and one queue; `clients` and `all` are what came of it."""
 
-    def __init__(self, meter: Meter, quota_type: str) -> None:
+    def __init__(self, meter: Meter) -> None:
         self.clients: dict[Hashable, Throttling] = {}
         self.all = Throttling()
         self.waiting = 0
         """1 if something was left to send."""
-        self._meter = meter
-        self._is_lending = quota_type in LENT
         self._use_each = meter.using(Operation.CHARGE)
         self._free: list[int] = []
         self._free_ms = _LONG_AGO
-        """From when on the next request might have gone, but for what was lent and had to be paid."""
-        self._last = (Throttling(), 0.0, 0)
-        """Whose the last request was, its value, and when it went."""
+        """From when on the next request might have gone."""
+        self._last = (Throttling(), 0)
+        """Whose the last request was, and when it went."""
 
     def run(self, events: Sequence[Event], kind: Client, until_ms: int) -> None:
         """All of a queue, up to a time."""
         self._free = [_LONG_AGO] * events[0].lanes
         sends = self._sends(events, kind, until_ms)
         while throttle_ms := self._use_each(sends):
-            client, value, now_ms = self._last
+            client, now_ms = self._last
             self._mute(client, throttle_ms, now_ms)
             self._free_ms = self._free[0]
-            lent = self._is_lending and self._meter.lend(value, now_ms)
-            if lent and not self._pay(client, value, now_ms + throttle_ms, until_ms):
-                self.waiting = 1
-                return
 
     def _sends(self, events: Sequence[Event], kind: Client, until_ms: int) -> Iterator[tuple[int, float]]:
         """When each request goes, and its value; of who is greedy, more of it."""
@@ -70,7 +62,7 @@ class QueueReplay:
                 client.requests += 1
                 everybody.used += value
                 everybody.requests += 1
-                self._last = client, value, now_ms
+                self._last = client, now_ms
                 yield now_ms, value
                 if not greedy_until_ms:
                     break
@@ -81,17 +73,6 @@ class QueueReplay:
             else:
                 self.waiting = 1
                 return
-
-    def _pay(self, client: Throttling, value: float, now_ms: int, until_ms: int) -> bool:
-        """Try to pay what was lent until it is paid; whether there was time for that."""
-        while (now_ms := max(now_ms, self._free[0])) < until_ms:
-            throttle_ms = self._meter.use(Operation.REPAY, value, now_ms)
-            if throttle_ms:
-                self._mute(client, throttle_ms, now_ms)
-            if not self._meter.lent:
-                return True
-            now_ms += throttle_ms
-        return False
 
     def _mute(self, client: Throttling, throttle_ms: int, now_ms: int) -> None:
         client.add(throttle_ms, now_ms)

@@ -93,7 +93,7 @@ def replay_run(groups: Sequence[Explained], rules: Rules, quota_type: str, limit
     if len(groups) > 1:
         events = sorted((event for group in groups for event in group.events), key=lambda event: event.at_ms)
     if is_open(events, quota_type):
-        open_one = OpenReplay(Meter(rules, quota_type, limit, events[0].at_ms if events else 0), quota_type)
+        open_one = OpenReplay(Meter(rules, quota_type, limit, events[0].at_ms if events else 0))
         open_one.run(events, end_ms)
         return Replayed(open_one.clients, open_one.clients, open_one.all, open_one.all, open_one.waiting)
     paced = _replay(events, rules, quota_type, limit, Client.PACED, end_ms)
@@ -108,7 +108,7 @@ def _replay(
 ) -> SensorReplay | QueueReplay:
     meter = Meter(rules, quota_type, limit, events[0].at_ms if events else 0)
     if is_queue(events, quota_type):
-        queue = QueueReplay(meter, quota_type)
+        queue = QueueReplay(meter)
         queue.run(events, kind, end_ms)
         return queue
     return in_full(meter, events, quota_type, kind, end_ms)

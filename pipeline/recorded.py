@@ -49,9 +49,6 @@ REFUSED = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operat
 OVERDRAWN = {"controller_mutation": Operation.SPEND}
 """How what was let through is charged where earlier versions of a request are not refused but throttled after it."""
 
-LENT = {"fetch": Operation.CHARGE_OR_LEND}
-"""How an answer is charged that has gone out already: what is too much is charged when its mute is over."""
-
 _SMOOTH = 6
 _LEAST_MUTED_MS = 500
 _LAG_MS = 1
@@ -62,7 +59,6 @@ _OFF_MS = 5
 _GOOD_FIT = 0.01
 _GOOD_SUM = 0.002
 _LEAST_SHARE = 0.05
-_UNPAID_MS = 1000
 _LEAST_LEFT = 1e-9
 
 
@@ -159,11 +155,9 @@ class Manner(NamedTuple):
 
     `haste`: 0 is spread over the second, 1 over what mutes leave of it, 2 is at once. `restful`: a connection takes
     time for each request, and so behind each mute: what mutes leave of the second, by its requests. `late_ms`: the last
-    request comes so much later; of answers that are lent, the first. In an `order`, those that were throttled are as
-    large as it takes for that, but for `jumps` windows that the sensor forgot meanwhile. `eager`: who was muted wanted
-    the next as soon as the mute began, and so gets it earlier than live where the sensor has room earlier. `by_told`:
-    those that are told came at their times, and the others evenly while a connection was free; nothing else counts
-    then, and it only does where any are told.
+    request comes so much later. In an `order`, those that were throttled are as large as it takes for that, but for
+    `jumps` windows that the sensor forgot meanwhile. `by_told`: those that are told came at their times, and the others
+    evenly while a connection was free; nothing else counts then, and it only does where any are told.
     """
 
     haste: float = 1.0
@@ -171,7 +165,6 @@ class Manner(NamedTuple):
     late_ms: int = 0
     order: Order = Order.ANY
     jumps: int = 0
-    eager: bool = False
     by_told: bool = False
 
 
@@ -200,21 +193,6 @@ MANNERS = (
 PLAIN_MANNERS = tuple(manner for manner in MANNERS if manner == Manner(manner.haste))
 """For clients that share a sensor: all have the same."""
 
-LENT_MANNERS = (
-    Manner(restful=True, eager=True),
-    Manner(eager=True),
-    *(
-        Manner(restful=restful, late_ms=late_ms, eager=True)
-        for late_ms in (10, 20, 30, 45, 60)
-        for restful in (True, False)
-    ),
-    Manner(order=Order.LAST, eager=True),
-)
-"""For answers that are lent, of which some more are throttled when they are paid: so a sensor that was nearly full
-tells a little more or less room as seconds of throttles. What is asked for no earlier than live would make up for too
-many of them, and never for too few.
-"""
-
 TOLD_MANNERS = (Manner(by_told=True),)
 """For seconds that tell what was throttled, before any others."""
 
@@ -232,15 +210,6 @@ class _Portion(NamedTuple):
     end_ms: int
     next_ms: int | None
     refused_ms: int
-    since_ms: int
-    """When its first request was wanted: as soon as the mute began that it waited for."""
-    is_lent: bool = False
-    """Whether something was not paid for when the next second with a throttle began."""
-
-    @property
-    def is_held(self) -> bool:
-        """Whether the next second's first request waited for the end of a mute."""
-        return self.second.throttled_ms > 0 and self._goes_on()
 
     @property
     def wall_s(self) -> int:
@@ -253,21 +222,13 @@ class _Portion(NamedTuple):
         if not number:
             return []
         rest_ms = min(int(self._unmuted_ms() / number), HELD_MS) if manner.restful else 0
-        is_lent, longest_ms = client.quota_type in LENT, self.refused_ms // number
+        longest_ms = self.refused_ms // number
         if manner.by_told and self.second.told:
             return self._around_told()
         times_ms, values = self._uses(manner)
-        if is_lent and manner.late_ms:
-            begin_ms, room_ms = self.second.at_ms + manner.late_ms, max(self._unmuted_ms() - manner.late_ms, 0)
-            times_ms = [begin_ms + int(i * room_ms / number) for i in range(number)]
-        elif rest_ms and not is_lent:
+        if rest_ms:
             times_ms = [at_ms + rest_ms for at_ms in times_ms]
-        if not is_lent:
-            times_ms[-1] += manner.late_ms
-        # Only of one connection it is certain that nothing was charged meanwhile.
-        if manner.eager and client.lanes == 1 and self.since_ms < self.second.at_ms:
-            early_ms = self.second.at_ms - self.since_ms
-            times_ms = [max(at_ms - early_ms, last_ms) for at_ms in times_ms]
+        times_ms[-1] += manner.late_ms
         refused_ms: Iterable[int] = repeat(0, len(times_ms))
         if longest_ms:
             gaps_ms = (at_ms - before_ms for before_ms, at_ms in pairwise([last_ms, *times_ms]))
@@ -427,23 +388,17 @@ class _Client:
 
     def portions(self) -> Iterator[_Portion]:
         """All of its seconds with any use, or throttle, in their order."""
-        refused_ms, last, asked_ms = 0, None, None
+        refused_ms, last = 0, None
         for window in self.windows:
             seconds = window.seconds()
             each, least = self._each(window, seconds), self._least(window, seconds)
             for second in seconds:
                 if last is not None:
-                    is_lent = second.used <= 0 < second.throttled_ms
-                    last = last._replace(next_ms=second.at_ms, is_lent=is_lent)
-                    asked_ms = asked_ms if last.is_held else None
-                    yield last
-                since_ms = second.at_ms if asked_ms is None else asked_ms
+                    yield last._replace(next_ms=second.at_ms)
                 value = value_of(self.quota_type, second.used)
                 number = self._number(value, each, least, second)
                 end_ms = min(_end_ms(second), window.end_ms)
-                last = _Portion(self, second, value, number, end_ms, None, refused_ms, since_ms)
-                if number:
-                    asked_ms = second.at_ms
+                last = _Portion(self, second, value, number, end_ms, None, refused_ms)
                 if self.quota_type in REFUSED:
                     refused_ms = second.throttled_ms + (0 if number else refused_ms)
         if last is not None:
@@ -494,19 +449,16 @@ _Told = tuple[Hashable, Hashable, int, int, float, int, int, bool]
 
 @dataclass(slots=True)
 class _Story:
-    """What has been told so far, and on which sensor; what would be paid behind `end_ms` is as good as paid.
+    """What has been told so far, and on which sensor.
 
-    An event is as `Event` has it, but a bare tuple, because most are only tried. `edits` are what events were before
-    they were paid.
+    An event is as `Event` has it, but a bare tuple, because most are only tried.
     """
 
     meter: Meter
-    end_ms: int
     events: list[_Told] = field(default_factory=list)
-    edits: list[tuple[int, _Told]] = field(default_factory=list)
 
 
-_Saved = tuple[list[_Request], list[int], list[tuple[int, float, int]], int, int]
+_Saved = tuple[list[_Request], list[int], int, int]
 
 
 class _Sender:
@@ -515,9 +467,7 @@ class _Sender:
     """
 
     __slots__ = (
-        "_is_lending",
         "_last_ms",
-        "_lent",
         "_lets",
         "_per_s",
         "_queue",
@@ -542,10 +492,8 @@ class _Sender:
         self._story = story
         self._queue: deque[_Request] = deque()
         self._use_each = story.meter.using(OVERDRAWN.get(quota_type, Operation.CHARGE))
-        self._is_lending = quota_type in LENT
         self._lets = quota_type in OVERDRAWN
         self._per_s = clients[0].live_per_s
-        self._lent: list[tuple[int, float, int]] = []
         self._last_ms = _LONG_AGO
         self._rest_ms = 0
 
@@ -559,19 +507,14 @@ class _Sender:
         """By how much it is too long, which more throttles can only make worse."""
         return max(self.told_ms - self.recorded_ms, 0)
 
-    @property
-    def owes(self) -> bool:
-        """Whether something is lent that is not paid for."""
-        return bool(self._lent)
-
     def saved(self) -> _Saved:
         """As things stand."""
-        return list(self._queue), list(self.free), list(self._lent), self._last_ms, self.told_ms
+        return list(self._queue), list(self.free), self._last_ms, self.told_ms
 
     def restore(self, saved: _Saved) -> None:
         """As things stood."""
         self._queue = deque(saved[0])
-        self.free, self._lent, self._last_ms, self.told_ms = list(saved[1]), list(saved[2]), saved[3], saved[4]
+        self.free, self._last_ms, self.told_ms = list(saved[1]), saved[2], saved[3]
 
     def requests(self, portions: Sequence[_Portion], manner: Manner) -> list[_Request]:
         """What was done in one second, as it is sent in this manner."""
@@ -590,8 +533,6 @@ class _Sender:
         """Whether these would be sent, to the last one, as others were that came as things stand; or would be until for
         `most_ms`, or longer, more was throttled than should have been.
         """
-        if self._is_lending:
-            return False
         free, most_ms = list(self.free), most_ms + self.recorded_ms - self.told_ms
         wanted = chain(self._queue, requests)
         for told, (due_ms, value, _, _, rest_ms) in zip(sent, wanted, strict=False):
@@ -606,9 +547,8 @@ class _Sender:
         return next(wanted, None) is None
 
     def next_ms(self) -> int:
-        """When the next request goes, or is to be paid; _FOREVER when there is none."""
-        next_ms = max(self._queue[0][0], self.free[0]) if self._queue else _FOREVER
-        return min(next_ms, self._lent[0][0]) if self._lent else next_ms
+        """When the next request goes; _FOREVER when there is none."""
+        return max(self._queue[0][0], self.free[0]) if self._queue else _FOREVER
 
     def late_ms(self, end_ms: int) -> float:
         """How long after `end_ms` the last that waits will be sent, by what the quota lets go in a second."""
@@ -618,32 +558,25 @@ class _Sender:
         return max(self.free[0] - end_ms, 0) + waits_ms / len(self.free)
 
     def go_on(self, until_ms: int, most_ms: float) -> int:
-        """Send, or pay for, all whose turn is before `until_ms`; when the next one's is. Or until for `most_ms`, or
-        longer, more was throttled than should have been.
+        """Send all whose turn is before `until_ms`; when the next one's is. Or until for `most_ms`, or longer, more was
+        throttled than should have been.
         """
-        use_each, most_ms = self._use_each, most_ms + self.recorded_ms
-        while True:
-            sends = self._sends(until_ms)
-            while throttle_ms := use_each(sends):
-                self._mute(throttle_ms)
-                if self.told_ms >= most_ms:
-                    return until_ms
-            next_ms = self.next_ms()
-            if next_ms >= until_ms:
-                return next_ms
-            self.told_ms += self._pay()
+        use_each, most_ms, sends = self._use_each, most_ms + self.recorded_ms, self._sends(until_ms)
+        while throttle_ms := use_each(sends):
+            self._mute(throttle_ms)
             if self.told_ms >= most_ms:
                 return until_ms
+        return self.next_ms()
 
     def _sends(self, until_ms: int) -> Iterator[tuple[int, float]]:
-        """When each is sent before `until_ms`, and its value, up to the first before which something is to be paid."""
-        queue, free, lent, events = self._queue, self.free, self._lent, self._story.events
+        """When each is sent before `until_ms`, and its value."""
+        queue, free, events = self._queue, self.free, self._story.events
         lane, lanes, lets = self.lane, len(free), self._lets
         while queue:
             at_ms, value, client, refused_ms, self._rest_ms = queue[0]
             if at_ms < free[0]:
                 at_ms = free[0]
-            if at_ms >= until_ms or (lent and lent[0][0] <= at_ms):
+            if at_ms >= until_ms:
                 return
             queue.popleft()
             events.append((client, lane, lanes, at_ms, value, 0, refused_ms, lets))
@@ -656,25 +589,6 @@ class _Sender:
         story.events[-1] = (client, lane, lanes, at_ms, value, throttle_ms, refused_ms, lets)
         self.told_ms += throttle_ms
         heapreplace(self.free, at_ms + throttle_ms + self._rest_ms)
-        if self._is_lending and story.meter.lend(value, at_ms):
-            heappush(self._lent, (at_ms + throttle_ms, value, len(story.events) - 1))
-
-    def _pay(self) -> int:
-        """Pay for what is lent and first to be paid; the throttle time."""
-        at_ms, value, number = heappop(self._lent)
-        story = self._story
-        if at_ms >= story.end_ms:
-            return 0
-        throttle_ms = story.meter.use(Operation.REPAY, value, at_ms)
-        event = story.events[number]
-        story.edits.append((number, event))
-        client, lane, lanes, used_ms, used, told_ms, refused_ms, lets = event
-        story.events[number] = (client, lane, lanes, used_ms, used, told_ms + throttle_ms, refused_ms, lets)
-        if throttle_ms:
-            heapreplace(self.free, at_ms + throttle_ms + _LAG_MS)
-        if story.meter.lent:
-            heappush(self._lent, (at_ms + throttle_ms, value, number))
-        return throttle_ms
 
 
 class _State(NamedTuple):
@@ -683,11 +597,10 @@ class _State(NamedTuple):
     senders: list[tuple[_Sender, _Saved]]
     meter: bytes
     events: int
-    edits: int
 
 
-_Since = tuple[_State, list[_Told], Mapping[int, _Told]]
-"""Where a retelling stands, what it has told, and by number what has become of events that it had told before."""
+_Since = tuple[_State, list[_Told]]
+"""Where a retelling stands, and what it has told."""
 
 _Second = Mapping[_Sender, Sequence[_Portion]]
 """What was done in one second, by those who did it."""
@@ -698,8 +611,8 @@ class _Retelling:
     counts that explains best for how long each was throttled up to then.
     """
 
-    def __init__(self, clients: Sequence[_Client], meter: Meter, end_ms: int) -> None:
-        self._story = _Story(meter, end_ms)
+    def __init__(self, clients: Sequence[_Client], meter: Meter) -> None:
+        self._story = _Story(meter)
         senders = [_Sender(number, group, self._story) for number, group in enumerate(_groups(clients))]
         self._sender_of = {id(client): sender for sender in senders for client in sender.clients}
         self._clients = clients
@@ -801,7 +714,6 @@ class _Retelling:
         if not self._go_until(involved, end_ms, best_off_ms):
             return best_off_ms
         off_ms: float = sum(sender.off_ms for sender in involved)
-        off_ms += sum(_UNPAID_MS for sender, portions in own.items() if portions[-1].is_lent and not sender.owes)
         return off_ms + involved[0].late_ms(end_ms) if len(involved) == 1 else off_ms
 
     def _go_until(self, senders: Sequence[_Sender], until_ms: int, most_ms: float = inf) -> bool:
@@ -826,34 +738,26 @@ class _Retelling:
 
     def _state(self, senders: Sequence[_Sender]) -> _State:
         story, saved = self._story, [(sender, sender.saved()) for sender in senders]
-        return _State(saved, story.meter.saved(), len(story.events), len(story.edits))
+        return _State(saved, story.meter.saved(), len(story.events))
 
     def _told_since(self, before: _State) -> _Since:
         """What has been done since then, to be done again."""
-        story = self._story
-        paid = {number: story.events[number] for number, _ in story.edits[before.edits :] if number < before.events}
-        state = self._state([sender for sender, _ in before.senders])
-        return state, story.events[before.events :], paid
+        return self._state([sender for sender, _ in before.senders]), self._story.events[before.events :]
 
     def _tell_again(self, since: _Since) -> None:
         """What was done once, as things stand again as they stood before it."""
-        state, events, paid = since
+        state, events = since
         story = self._story
         for sender, saved in state.senders:
             sender.restore(saved)
         story.meter.restore(state.meter)
         story.events += events
-        for number, event in paid.items():
-            story.events[number] = event
 
     def _restore(self, state: _State) -> None:
         for sender, saved in state.senders:
             sender.restore(saved)
         story = self._story
         story.meter.restore(state.meter)
-        while len(story.edits) > state.edits:
-            number, event = story.edits.pop()
-            story.events[number] = event
         del story.events[state.events :]
 
 
@@ -866,11 +770,7 @@ def _manners(clients: Sequence[_Client]) -> tuple[Sequence[Manner], Sequence[Man
     """In which they may have come, the same for all: in seconds that do not tell what was throttled, and in others."""
     if len(clients) > 1:
         return PLAIN_MANNERS, TOLD_MANNERS + PLAIN_MANNERS
-    [client] = clients
-    if client.quota_type not in LENT:
-        return MANNERS, TOLD_MANNERS + MANNERS
-    # Several connections that were lent at other times than live would stay ahead of themselves, or behind.
-    return LENT_MANNERS, TOLD_MANNERS if client.lanes > 1 else TOLD_MANNERS + LENT_MANNERS
+    return MANNERS, TOLD_MANNERS + MANNERS
 
 
 def _groups(clients: Sequence[_Client]) -> list[list[_Client]]:
@@ -927,14 +827,14 @@ def retold(
     if limit is None or not clients or (quota_type in REFUSED and refuses):
         return _unmuted(clients)
     meter = Meter(rules, quota_type, limit, min(its[0].begin_ms for its in windows.values()))
-    return _Retelling(clients, meter, max(its[-1].end_ms for its in windows.values())).run()
+    return _Retelling(clients, meter).run()
 
 
 def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[tuple[Lane, Demand]]:
     """What clients wanted who did this, in order, with the mutes taken out as `pipeline.traced` takes them out."""
     lanes: dict[Hashable, _Wanting] = {}
     operation = REFUSED.get(quota_type)
-    held_as = OVERDRAWN.get(quota_type) or LENT.get(quota_type, Operation.CHARGE)
+    held_as = OVERDRAWN.get(quota_type, Operation.CHARGE)
     for order, event in enumerate(events):
         wanting = lanes.get(event.lane)
         if wanting is None:

@@ -1,18 +1,15 @@
 """What a sensor would have done to the clients that share it, event by event, by the proxy's own arithmetic.
 
 Demand stands in *lanes*: a lane is a connection, as far as that can be told. A lane sends its requests in their order,
-each when it is due and the lane is not muted; whatever a sensor says to a request mutes its lane. What was lent is paid
-for when the mute that it brought is over: others of a lane that stands for several connections go on meanwhile. All
-lanes of a sensor take turns by time, and at the same ms by the order of their demands.
+each when it is due and the lane is not muted; whatever a sensor says to a request mutes its lane. All lanes of
+a sensor take turns by time, and at the same ms by the order of their demands.
 """
 
 from collections import deque
 from collections.abc import Hashable, Iterable
 from copy import copy
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
-from itertools import count
-from typing import NamedTuple
+from heapq import heappop, heappush, heapreplace
 
 from pipeline.meter import Meter
 from quotas.trace import Operation
@@ -21,10 +18,9 @@ GAP_MS = 1
 """Who would use all he may asks again so long after the end of what he asked for."""
 
 _CHARGE = Operation.CHARGE
-_UNHELD = frozenset({Operation.GIVE_BACK, Operation.CALL_IN})
-_PAYS = frozenset({Operation.REPAY, Operation.CALL_IN})
+_UNHELD = frozenset({Operation.GIVE_BACK})
 _REFUSES = frozenset({Operation.SPEND_STRICTLY, Operation.CHARGE_IF_WITHIN, Operation.CONNECT})
-_NO_REQUEST = frozenset({Operation.REPAY, Operation.OWE, *_UNHELD})
+_NO_REQUEST = frozenset({Operation.OWE, *_UNHELD})
 
 
 @dataclass(slots=True)
@@ -50,16 +46,11 @@ class Demand:
 
 @dataclass(slots=True)
 class Lane:
-    """A connection of `client`, or several that take turns; `free` are the times from when each may send, a heap.
-
-    `lent` is what a demand behind it is there to pay; `loans` are all others, a heap.
-    """
+    """A connection of `client`, or several that take turns; `free` are the times from when each may send, a heap."""
 
     client: Hashable
     demands: deque[Demand] = field(default_factory=deque)
     free: list[int] = field(default_factory=lambda: [-(2**62)])
-    lent: deque[float] = field(default_factory=deque)
-    loans: list["Loan"] = field(default_factory=list)
 
     @property
     def free_ms(self) -> int:
@@ -68,19 +59,15 @@ class Lane:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to be sent, or paid."""
-        return not self.demands and not self.loans
+        """Whether nothing is left to be sent."""
+        return not self.demands
 
     def turn(self) -> tuple[int, int]:
-        """When its next request goes, or is to be paid, and in which order among others of that time."""
-        if not self.demands:
-            return self.loans[0].due_ms, self.loans[0].order
+        """When its next request goes, and in which order among others of that time."""
         demand = self.demands[0]
         at_ms = demand.due_ms
         if at_ms < self.free[0] and demand.operation not in _UNHELD:
             at_ms = self.free[0] + demand.lag_ms
-        if self.loans and self.loans[0].due_ms <= at_ms:
-            return self.loans[0].due_ms, self.loans[0].order
         return at_ms, demand.order
 
 
@@ -108,16 +95,6 @@ class Throttling:
             self.muted_until_ms = until_ms
 
 
-class Loan(NamedTuple):
-    """What is to be paid at `due_ms`, of a demand of this order; no two have the same `number`."""
-
-    due_ms: int
-    order: int
-    number: int
-    value: float
-    client: Throttling
-
-
 class SensorReplay:
     """One sensor and the lanes that use it. Demands may be added while it goes on, never before `now_ms`.
 
@@ -132,7 +109,6 @@ class SensorReplay:
         self._told = told
         self._turns: list[tuple[int, int, int]] = []
         self._lanes: list[Lane] = []
-        self._loans = count()
         self._numbers: dict[int, int] = {}
 
     def add(self, lane: Lane, demands: Iterable[Demand]) -> None:
@@ -147,11 +123,6 @@ class SensorReplay:
             return
         if was_done:
             heappush(self._turns, (*lane.turn(), number))
-        elif len(lane.free) > 1 and lane.loans:
-            # One connection may send before another one has paid.
-            self._turns = [turn for turn in self._turns if turn[-1] != number]
-            heapify(self._turns)
-            heappush(self._turns, (*lane.turn(), number))
 
     def run(self, until_ms: int = 2**62) -> None:
         """Go on up to a time, or until nothing is left to be sent."""
@@ -160,20 +131,12 @@ class SensorReplay:
             now_ms, _, number = turns[0]
             lane = lanes[number]
             self.now_ms = now_ms
-            if lane.loans and lane.loans[0].due_ms <= now_ms:
-                self._pay(lane, now_ms)
+            demand = lane.demands[0]
+            if demand.operation is _CHARGE and demand.count == 1 and not demand.greedy_until_ms and self._told is None:
+                lane.demands.popleft()
+                self._charge(lane, demand, now_ms)
             else:
-                demand = lane.demands[0]
-                if (
-                    demand.operation is _CHARGE
-                    and demand.count == 1
-                    and not demand.greedy_until_ms
-                    and self._told is None
-                ):
-                    lane.demands.popleft()
-                    self._charge(lane, demand, now_ms)
-                else:
-                    self._use(lane, demand, now_ms)
+                self._use(lane, demand, now_ms)
             if lane.is_done:
                 heappop(turns)
             else:
@@ -214,7 +177,7 @@ class SensorReplay:
             demand.due_ms = now_ms
         else:
             lane.demands.popleft()
-        throttle_ms = self._judge(lane, demand, value, now_ms)
+        throttle_ms = self.meter.use(demand.operation, value, now_ms)
         if self._told is not None and demand.order not in self._told:
             self._told[demand.order] = throttle_ms
         refused = demand.operation in _REFUSES and (throttle_ms > 0 or self.meter.refused)
@@ -235,31 +198,6 @@ class SensorReplay:
         if demand.greedy_until_ms and demand.count <= 1:
             self._want_more(lane, demand, value, now_ms)
 
-    def _pay(self, lane: Lane, now_ms: int) -> None:
-        """Pay for what was lent first, or be muted once more."""
-        loan = heappop(lane.loans)
-        throttle_ms = self.meter.use(Operation.REPAY, loan.value, now_ms)
-        if throttle_ms:
-            self._mute(lane, loan.client, throttle_ms, now_ms)
-        if self.meter.lent:
-            heappush(lane.loans, loan._replace(due_ms=now_ms + throttle_ms))
-
-    def _judge(self, lane: Lane, demand: Demand, value: float, now_ms: int) -> int:
-        """The throttle time. What is lent is paid for by the demand behind it if that is there for it."""
-        operation = demand.operation
-        if operation in _PAYS:
-            if not lane.lent:
-                return 0
-            value = lane.lent.popleft()
-        throttle_ms = self.meter.use(operation, value, now_ms)
-        if self.meter.lent:
-            if lane.demands and lane.demands[0].operation in _PAYS:
-                lane.lent.append(value)
-            else:
-                loan = Loan(now_ms + throttle_ms, demand.order, next(self._loans), value, self._client(lane, demand))
-                heappush(lane.loans, loan)
-        return throttle_ms
-
     def _sent(self, client: Throttling, value: float, requests: int) -> None:
         for sums in (client, self.all):
             sums.used += value
@@ -275,4 +213,4 @@ class SensorReplay:
         if due_ms < demand.greedy_until_ms:
             more = copy(demand)
             more.due_ms, more.value, more.count, more.lag_ms = due_ms, value, 1, 0
-            lane.demands.insert(1 if lane.lent else 0, more)
+            lane.demands.appendleft(more)

@@ -9,7 +9,7 @@ from pipeline.candidate import Candidate
 from pipeline.meter import Meter, Place, Standing, standing_of
 from pipeline.replay import SensorReplay, Throttling
 from pipeline.traced import Client, TracedClient, in_order
-from quotas.trace import SETTINGS, Operation
+from quotas.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
 from quotas.usage_record import TraceEvent
 
 
@@ -104,7 +104,8 @@ def _live(events: Iterable[TraceEvent]) -> dict[ClientKey, Throttling]:
             Operation.CHARGE_IF_WITHIN,
             Operation.CONNECT,
         )
-        if event.operation not in (Operation.OWE, Operation.REPAY, Operation.GIVE_BACK, Operation.CALL_IN):
+        is_use = OF_EARLIER_VERSIONS.get(event.operation, event.operation)
+        if is_use not in (None, Operation.OWE, Operation.GIVE_BACK):
             client.requests += event.count * (not refused)
             client.used += event.value * (not refused)
         if event.throttle_ms:

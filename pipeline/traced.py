@@ -11,18 +11,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pipeline.replay import Demand, Lane
-from quotas.trace import SETTINGS, Operation
+from quotas.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
 from quotas.usage_record import TraceEvent
 
 HELD_MS = 100
 """So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""
 
 _SENSOR = SETTINGS | {Operation.OPEN, Operation.SET_LIMIT, Operation.CLOSE}
-_WANTS_MORE = frozenset(
-    {Operation.CHARGE, Operation.CHARGE_OR_LEND, Operation.SPEND, Operation.SPEND_STRICTLY, Operation.CONNECT}
-)
+_WANTS_MORE = frozenset({Operation.CHARGE, Operation.SPEND, Operation.SPEND_STRICTLY, Operation.CONNECT})
 """What makes a client wait that would have gone on."""
-_SETTLES = frozenset({Operation.REPAY, Operation.CALL_IN})
 
 
 class Client(Enum):
@@ -40,7 +37,6 @@ class _LiveLane:
     muted_ms: int = -(2**62)
     free_ms: int = -(2**62)
     used_ms: int = -(2**62)
-    lends: bool = False
 
     def holds(self, at_ms: int) -> bool:
         return self.used_ms <= self.muted_ms and 0 <= at_ms - self.free_ms <= HELD_MS
@@ -56,17 +52,17 @@ class TracedClient:
 
     def add(self, event: TraceEvent) -> tuple[Lane, Demand] | None:
         """The next event as the demand of one of its lanes; None for one that is no use of the sensor."""
-        if event.operation in _SENSOR or event.shadow:
+        operation = _operation(event)
+        if operation is None or operation in _SENSOR or event.shadow:
             return None
         live = self._lane_of(event)
-        held = live.holds(event.at_ms) and event.operation not in (Operation.GIVE_BACK, Operation.CALL_IN)
-        demand = Demand(event.at_ms, event.value, event.sequence, event.count, operation=_operation(event))
+        held = live.holds(event.at_ms) and operation != Operation.GIVE_BACK
+        demand = Demand(event.at_ms, event.value, event.sequence, event.count, operation=operation)
         if held:
             demand.lag_ms = event.at_ms - live.free_ms
             if self.kind is Client.PACED:
                 demand.due_ms = live.muted_ms
         live.used_ms = event.at_ms
-        live.lends = event.operation == Operation.CHARGE_OR_LEND or (live.lends and event.operation in _SETTLES)
         if event.throttle_ms:
             live.muted_ms, live.free_ms = event.at_ms, event.at_ms + event.throttle_ms
             if self.kind is Client.GREEDY and demand.operation in _WANTS_MORE:
@@ -76,10 +72,6 @@ class TracedClient:
     def _lane_of(self, event: TraceEvent) -> _LiveLane:
         at_ms = event.at_ms
         free = [live for live in self._lanes if live.free_ms <= at_ms]
-        if event.operation in _SETTLES:
-            lending = [live for live in free or self._lanes if live.lends]
-            if lending:
-                return max(lending, key=lambda live: live.free_ms)
         held = [live for live in free if live.holds(at_ms)]
         if held:
             return max(held, key=lambda live: live.free_ms)
@@ -91,8 +83,10 @@ class TracedClient:
         return self._lanes[-1]
 
 
-def _operation(event: TraceEvent) -> str:
-    return Operation.CHARGE if event.operation == Operation.RUN else event.operation
+def _operation(event: TraceEvent) -> str | None:
+    """What is done; None for what is not done any more."""
+    operation = OF_EARLIER_VERSIONS.get(event.operation, event.operation)
+    return Operation.CHARGE if operation == Operation.RUN else operation
 
 
 def in_order(events: Iterable[TraceEvent]) -> list[TraceEvent]:

@@ -1,11 +1,12 @@
-"""The empty answers that a broker gives to Fetch and ShareFetch over quota, and what they depend on.
+"""The empty answer that a broker gives to a Fetch over quota, and what it depends on.
 
-Sources: `FetchRequest.json`, `FetchResponse.json`, `ShareFetchResponse.json`; KIP-227 for sessions.
+A broker does so with a ShareFetch, too, and its records stay acquired until their lock ends: that is not copied.
+Sources: `FetchRequest.json`, `FetchResponse.json`; KIP-227 for sessions.
 """
 
 from struct import Struct
 
-from protocol.primitives import Reader, int32
+from protocol.primitives import int32
 
 _SESSIONS_SINCE = 7
 _FLEXIBLE_SINCE = 12
@@ -19,25 +20,17 @@ _NO_TAGS = b"\0"
 
 _INVALID_FETCH_SESSION_EPOCH = 71
 _THROTTLE_BYTES = 4
-_SHARED_BYTES = 6
-_NO_LOCK = b"\0\0\0\0"
-_NULL = b"\0"
 
 
-def is_incremental(request: bytes | memoryview, body_at: int, api_version: int) -> bool:
-    """Whether a Fetch request goes on with a session: its epoch is above 0. Its body begins at `body_at`.
-
-    Raises TruncatedMessage when the epoch is not in `request` yet.
-    """
+def epoch_at(api_version: int) -> int:
+    """Where in the body of a Fetch request its session's epoch stands, above 0 if it goes on with one; 0: nowhere."""
     if api_version < _SESSIONS_SINCE:
-        return False
-    return Reader(request, body_at + (17 if api_version >= _WITHOUT_REPLICA_ID_SINCE else 21)).int32() > 0
+        return 0
+    return 17 if api_version >= _WITHOUT_REPLICA_ID_SINCE else 21
 
 
-def decisive_bytes(api_version: int, shared: bool) -> int:
-    """How much of the body of an answer must be seen before `empty_answer` can be made of it."""
-    if shared:
-        return _SHARED_BYTES
+def decisive_bytes(api_version: int) -> int:
+    """How much of the body of an answer must be seen before the empty one can be made of it."""
     if api_version >= _SESSIONS_SINCE:
         return _THROTTLE_BYTES + _ERROR_AND_SESSION.size
     return _THROTTLE_BYTES if api_version >= _THROTTLE_SINCE else 0
@@ -64,13 +57,6 @@ def empty_fetch_answer(
     if api_version < _FLEXIBLE_SINCE:
         return _framed(correlation_id + head + _NO_ARRAY)
     return _framed(correlation_id + _NO_TAGS + head + _NO_COMPACT_ARRAY + _NO_TAGS)
-
-
-def empty_share_fetch_answer(answer: bytes | memoryview, body_at: int, throttle_time_ms: int) -> bytes:
-    """The same for ShareFetch, 1+: no records, no nodes, no lock time; the node's error, without its words."""
-    error = bytes(answer[body_at + _THROTTLE_BYTES : body_at + _SHARED_BYTES])
-    head = bytes(answer[4:8]) + _NO_TAGS + int32(throttle_time_ms) + error + _NULL
-    return _framed(head + _NO_LOCK + _NO_COMPACT_ARRAY + _NO_COMPACT_ARRAY + _NO_TAGS)
 
 
 def _framed(payload: bytes) -> bytes:

@@ -179,7 +179,7 @@ def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> Form:
         tokens = None if reading.limit >= UNLIMITED else {"tokens": reading.tokens, "burst": reading.burst}
         measured: Form = {"bucket": tokens, "refusals": reading.refusals}
     else:
-        measured = {"rate": reading.rate, "lent": reading.lent, "debt_ms": round(reading.debt_ms)}
+        measured = {"rate": reading.rate, "debt_ms": round(reading.debt_ms)}
     return {
         "node_id": None if key.node_id == WHOLE_CLUSTER else key.node_id,
         "limit": number(reading.limit),
@@ -205,7 +205,6 @@ def throttle_form(past: PastThrottle, now_epoch_ms: int) -> Form:
         "entity": None if past.entity is None else entity_form(past.entity),
         "rate": past.rate,
         "limit": None if past.limit is None else number(past.limit),
-        "lent": past.lent,
         "tokens": past.tokens,
         "throttles": past.throttles,
     }

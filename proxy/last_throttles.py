@@ -22,8 +22,8 @@ class PastThrottle:
     """The latest throttle of one client by one quota at one node.
 
     `quota_type` is None for the node's own throttle; then there are no tags, no entity, and nothing was measured.
-    `rate` is what the sensor measured, in units/s; `lent` was over it and is to be charged later. A token bucket has no
-    rate; it had so many `tokens`. `throttles` counts those of this client since it was first noted.
+    `rate` is what the sensor measured, in units/s. A token bucket has no rate; it had so many `tokens`. `throttles`
+    counts those of this client since it was first noted.
     """
 
     at_epoch_ms: int
@@ -37,7 +37,6 @@ class PastThrottle:
     entity: Entity | None
     rate: float | None
     limit: float | None
-    lent: float
     tokens: float | None
     throttles: int
 
@@ -57,14 +56,13 @@ class LastThrottles:
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
         before = self._latest.pop(who, None)
         tags = entity = rate = limit = tokens = None
-        lent = 0.0
         if quota_type is not None:
             tags, limit, entity = self._ledger.table.tags_and_limit(quota_type, facts.user, client_id)
             where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else facts.node_id
             found = self._ledger.find(SensorKey(facts.listener.virtual_cluster, where, quota_type, tags), entity)
             reading = None if found is None else self._ledger.reading(found, now_ms)
             if isinstance(reading, SensorReading):
-                rate, limit, lent = reading.rate, reading.limit, reading.lent
+                rate, limit = reading.rate, reading.limit
             elif reading is not None:
                 limit, tokens = reading.limit, reading.tokens
         self._latest[who] = PastThrottle(
@@ -79,7 +77,6 @@ class LastThrottles:
             entity=entity,
             rate=rate,
             limit=limit,
-            lent=lent,
             tokens=tokens,
             throttles=1 if before is None else before.throttles + 1,
         )

@@ -40,9 +40,9 @@ class Binding:
 
     It holds as long as `version` is the ledger's, or the ledger `renews` it. `fetch_ceiling_bytes` is what one Fetch
     may ask for at most. `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is
-    never empty. `costs` tell what requests cost this node, where their time is measured: for `request` or
-    `shadow_request`. What the sensors of shadow quotas say is never felt. `crowded` are the tables that were full when
-    it was made.
+    never empty, `limits_requests` where no request time is too much. `costs` tell what requests cost this node, where
+    their time is measured: for `request` or `shadow_request`. What the sensors of shadow quotas say is never felt.
+    `crowded` are the tables that were full when it was made.
     """
 
     version: int
@@ -56,6 +56,7 @@ class Binding:
     shadow_mutation: int | None = None
     request: int | None = None
     shadow_request: int | None = None
+    limits_requests: bool = False
     costs: NodeCosts | None = None
     user: str = ""
     client_id: str = ""
@@ -211,7 +212,7 @@ class Ledger:
         shadow_fetch, _ = sensor(QuotaType.FETCH, shadow=True)
         mutation, mutation_limit = sensor(QuotaType.CONTROLLER_MUTATION)
         shadow_mutation, _ = sensor(QuotaType.CONTROLLER_MUTATION, shadow=True)
-        request, _ = sensor(QuotaType.REQUEST)
+        request, request_limit = sensor(QuotaType.REQUEST)
         shadow_request, _ = sensor(QuotaType.REQUEST, shadow=True)
         timed = request is not None or shadow_request is not None
         return Binding(
@@ -226,6 +227,7 @@ class Ledger:
             shadow_mutation,
             request,
             shadow_request,
+            request_limit < UNLIMITED,
             self.costs.of_node(node_id) if timed else None,
             user=user,
             client_id=client_id,
@@ -370,7 +372,7 @@ class Ledger:
         reading = rows.reading(handle, now_ms)
         if isinstance(reading, BucketReading):
             return idle_ms > IDLE_MS or reading.tokens == reading.burst
-        return reading.debt_ms == 0 and reading.lent == 0
+        return reading.debt_ms == 0
 
     def _rows_of(self, key: SensorKey) -> Sensors | TokenBuckets:
         return self._rows[key.quota_type, key.shadow]

@@ -22,8 +22,7 @@ word  content
 12    number of throttles that were cut to the cap
 13    sum of all throttle times in ms
 14    when it was opened
-15    lent: sum of what was taken back and is to be charged again (float)
-16..  N+1 samples of three words: start, time of the last event, sum (float)
+15..  N+1 samples of three words: start, time of the last event, sum (float)
 ====  ======================================================================================================
 """
 
@@ -39,12 +38,12 @@ from quotas.rows import StaleSensor as StaleSensor
 MAX_THROTTLE_MS = 2**31 - 1
 """Throttle times are int32 on the wire. As a cap it leaves Kafka's own numbers alone."""
 
-_ROW_WORDS = 16
+_ROW_WORDS = 15
 _SAMPLE_WORDS = 3
 
 _CURRENT, _SAMPLES = 3, 4
 _QUIET_UNTIL, _SAFE_SUM, _OLDEST_START = 5, 6, 7
-_PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED, _LENT = 8, 9, 10, 11, 12, 13, 14, 15
+_PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED = 8, 9, 10, 11, 12, 13, 14
 
 _START, _LAST, _SUM = 0, 1, 2
 
@@ -59,7 +58,7 @@ class SensorReading:
     """A copy of what one row holds.
 
     `rate` and `limit` are in units/s, `total` is everything recorded less what was given back, `debt_ms` is how far
-    ahead the debt reaches, `lent` is still to be charged, `charged_ms` is the time of the last recording (None: never).
+    ahead the debt reaches, `charged_ms` is the time of the last recording (None: never).
     """
 
     rate: float
@@ -70,7 +69,6 @@ class SensorReading:
     capped: int
     throttled_ms: int
     debt_ms: float
-    lent: float
     charged_ms: int | None
 
 
@@ -206,25 +204,6 @@ class Sensors(Rows):
         ints[row + _CHARGES] += charges
         return throttle_ms
 
-    def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
-        """Charge as a broker does for a fetch: what is too much is taken back at once, to be charged when it is paid.
-
-        Returns the throttle time in ms and whether `value` was taken back, and so is lent until `repay` or `call_in`.
-        Over the cap, in debt, and where `value` alone is more than the limit ever allows at once, the charge stands as
-        any other.
-        """
-        throttle_ms = self.charge(handle, value, now_ms)
-        return throttle_ms, throttle_ms > 0 and self.lend(handle, value, now_ms)
-
-    def lend(self, handle: int, value: float, now_ms: int) -> bool:
-        """Take back what was charged last, and throttled, if it is to be lent; whether it is."""
-        floats, row = self._floats, self._row(handle)
-        if floats[row + _PAID_AT] != -inf or value > self.burst(floats[row + LIMIT]):
-            return False
-        self.give_back(handle, value, now_ms)
-        floats[row + _LENT] += value
-        return True
-
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
         """Charge what is only given out while the quota holds: else it is taken back at once, as a broker does for a
         fetch that it answers without data. The throttle time in ms.
@@ -233,31 +212,6 @@ class Sensors(Rows):
         if throttle_ms:
             self.give_back(handle, value, now_ms)
         return throttle_ms
-
-    def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
-        """Charge what was lent: it is paid, or, as `charge_or_lend` says, it stands or is lent once more."""
-        self._floats[self._row(handle) + _LENT] -= value
-        return self.charge_or_lend(handle, value, now_ms)
-
-    def call_in(self, handle: int, value: float) -> None:
-        """Charge what was lent, paid or not, as of the last use of the row."""
-        self._floats[self._row(handle) + _LENT] -= value
-        self.charge(handle, value, self.idle_since_ms(handle))
-
-    def payable_after_ms(self, handle: int, now_ms: int) -> int:
-        """How long it takes, at most one cap, until all that is lent can be charged if nothing else is.
-
-        That is tried on a copy of the row, by charging again whenever the throttle time is over. More than a burst is
-        never charged at once, so no more is tried.
-        """
-        row, copy, capped = self._row(handle), self._copy(handle), self.capped
-        at_ms = now_ms
-        lent = min(self._floats[row + _LENT], self.burst(self._floats[row + LIMIT]))
-        while at_ms - now_ms < self.max_throttle_ms and (throttle_ms := self.charge(copy, lent, at_ms)):
-            self.give_back(copy, lent, at_ms)
-            at_ms += throttle_ms
-        self.capped = capped
-        return min(at_ms - now_ms, self.max_throttle_ms)
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
         """For how long whoever charges nothing now would be throttled; changes nothing."""
@@ -410,7 +364,6 @@ class Sensors(Rows):
             capped=ints[row + _CAPPED],
             throttled_ms=ints[row + _THROTTLED_MS],
             debt_ms=max(floats[row + _PAID_AT] - now_ms, 0.0),
-            lent=floats[row + _LENT],
             charged_ms=ints[row + current + _LAST] if current else None,
         )
 

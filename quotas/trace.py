@@ -36,11 +36,8 @@ class Operation(StrEnum):
 
     - CHARGE: `value` was recorded.
     - RUN: `value` in all was recorded for `count` requests, none of which was throttled.
-    - CHARGE_OR_LEND: an answer to a Fetch went out: charged, or taken back at once and lent if it was too much.
-    - REPAY: what was lent is charged, or lent once more.
-    - CALL_IN: what was lent is charged whatever comes of it: its client is gone, or it was lent for too long.
     - OWE: nothing was recorded; `throttle_ms` is what a client had to wait before its first Fetch.
-    - CHARGE_IF_WITHIN: recorded, and taken back at once if it was too much.
+    - CHARGE_IF_WITHIN: recorded, and taken back at once if it was too much: a Fetch over quota gets no data.
     - GIVE_BACK: `value` was taken back.
 
     Token buckets (controller_mutation), by a client:
@@ -63,9 +60,6 @@ class Operation(StrEnum):
     CLOSE = "close"
     CHARGE = "charge"
     RUN = "run"
-    CHARGE_OR_LEND = "charge_or_lend"
-    REPAY = "repay"
-    CALL_IN = "call_in"
     OWE = "owe"
     CHARGE_IF_WITHIN = "charge_if_within"
     GIVE_BACK = "give_back"
@@ -76,6 +70,15 @@ class Operation(StrEnum):
 
 SETTINGS = frozenset({Operation.SAMPLES, Operation.WINDOW_MS, Operation.MAX_THROTTLE_MS, Operation.MAX_DEBT_MS})
 """Operations that say how sensors work."""
+
+OF_EARLIER_VERSIONS: dict[str, Operation | None] = {
+    "charge_or_lend": Operation.CHARGE,
+    "repay": None,
+    "call_in": None,
+}
+"""What is done now for operations of traces from before a Fetch over quota was answered without data: it was charged
+when its mute was over, and is taken as charged at once. None: nothing is done.
+"""
 
 _Place = tuple[str, str, int]
 """Virtual cluster, quota type, shadow."""
@@ -102,10 +105,9 @@ class Replay:
     def apply(self, event: TraceEvent) -> int:
         """Do what the event tells; the throttle time in ms that comes of it here. Raises Unknown."""
         place = (event.virtual_cluster, event.quota_type, event.shadow)
-        try:
-            operation = Operation(event.operation)
-        except ValueError:
-            raise Unknown(f"operation {event.operation!r}") from None
+        operation = _operation(event)
+        if operation is None:
+            return 0
         if operation in SETTINGS:
             self._set(place, operation, int(event.value))
             return 0
@@ -175,6 +177,15 @@ class Replay:
         return buckets
 
 
+def _operation(event: TraceEvent) -> Operation | None:
+    if event.operation in OF_EARLIER_VERSIONS:
+        return OF_EARLIER_VERSIONS[event.operation]
+    try:
+        return Operation(event.operation)
+    except ValueError:
+        raise Unknown(f"operation {event.operation!r}") from None
+
+
 def _charge(sensors: Sensors, handle: int, operation: Operation, event: TraceEvent) -> int:
     value, at_ms = event.value, event.at_ms
     match operation:
@@ -183,13 +194,6 @@ def _charge(sensors: Sensors, handle: int, operation: Operation, event: TraceEve
         case Operation.RUN:
             within = sensors.charge_unthrottled(handle, value, event.count, at_ms)
             return 0 if within else sensors.charge(handle, value, at_ms)
-        case Operation.CHARGE_OR_LEND:
-            return sensors.charge_or_lend(handle, value, at_ms)[0]
-        case Operation.REPAY:
-            return sensors.repay(handle, value, at_ms)[0]
-        case Operation.CALL_IN:
-            sensors.call_in(handle, value)
-            return 0
         case Operation.OWE:
             return sensors.owed_ms(handle, at_ms)
         case Operation.CHARGE_IF_WITHIN:

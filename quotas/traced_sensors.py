@@ -105,32 +105,12 @@ class TracedSensors(_Telling, Sensors):
         """As of any sensor."""
         return next((told_ms for now_ms, value in uses if (told_ms := self.charge(handle, value, now_ms))), 0)
 
-    def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
-        """As of any sensor."""
-        throttle_ms, lent = super().charge_or_lend(int(handle), value, now_ms)
-        if isinstance(handle, TracedHandle):
-            self._tell(Operation.CHARGE_OR_LEND, handle, value, now_ms, throttle_ms)
-        return throttle_ms, lent
-
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
         """As of any sensor."""
         throttle_ms = super().charge_if_within(int(handle), value, now_ms)
         if isinstance(handle, TracedHandle):
             self._tell(Operation.CHARGE_IF_WITHIN, handle, value, now_ms, throttle_ms)
         return throttle_ms
-
-    def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
-        """As of any sensor."""
-        throttle_ms, lent = super().repay(int(handle), value, now_ms)
-        if isinstance(handle, TracedHandle):
-            self._tell(Operation.REPAY, handle, value, now_ms, throttle_ms)
-        return throttle_ms, lent
-
-    def call_in(self, handle: int, value: float) -> None:
-        """As of any sensor."""
-        super().call_in(int(handle), value)
-        if isinstance(handle, TracedHandle):
-            self._tell(Operation.CALL_IN, handle, value, self.idle_since_ms(handle))
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
         """As of any sensor."""

@@ -153,8 +153,6 @@ def _use(use: Form, unit: str) -> str:
         words.append("1 refusal" if use["refusals"] == 1 else f"{use['refusals']} refusals")
     if use.get("debt_ms"):
         words.append(f"a debt of {use['debt_ms'] / 1000:.1f} s")
-    if use.get("lent"):
-        words.append(f"{use['lent']:.0f} lent")
     if use["shared_by"] is not None:
         words.append(f"shared by newcomers of {_entity(use['shared_by'])}, as the table of sensors was full")
     return ", ".join(words)
@@ -178,5 +176,4 @@ def _measured(past: Form, unit: str) -> str:
         return f", with {past['tokens']:.1f} tokens"
     if past["rate"] is None or past["limit"] is None:
         return ""
-    lent = f" and {past['lent']:.0f} lent" if past["lent"] else ""
-    return f", measured {past['rate']:.1f}{lent} of {_amount(past['limit'], unit)}"
+    return f", measured {past['rate']:.1f} of {_amount(past['limit'], unit)}"

@@ -588,18 +588,19 @@ class ThrottleConfig(Settings):
     max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
 
-    fetch: Literal["deliver", "empty"] = "deliver"
-    """What comes of a fetch over quota: `deliver`: its data, then the client waits; `empty`: an answer without data, as
-    from a broker, for comparisons with one. Connections keep what they began with."""
+    fetch: Literal["deliver", "empty"] = "empty"
+    """What comes of a fetch over quota. `empty`: an answer without data, as from a broker, nothing is charged, and the
+    client asks again when its mute is over. `deliver`: its data, charged at once and for good, then the client waits;
+    so it is with `mode: delay`. Connections keep what they began with."""
 
     charge_validate_only: bool = False
     """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
 
     @model_validator(mode="before")
     @classmethod
-    def _cap_delays(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("mode") == "delay" and "max_throttle_ms" not in data:
-            return {**data, "max_throttle_ms": LONGEST_DELAY_MS}
+    def _defaults_of_delay(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("mode") == "delay":
+            return {"max_throttle_ms": LONGEST_DELAY_MS, "fetch": "deliver", **data}
         return data
 
     def problems(self) -> list[str]:

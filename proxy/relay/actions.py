@@ -235,7 +235,8 @@ class Work:
 class RelayLimits:
     """Bounds of one relay: frames in bytes, and requests whose answers are still to come; and how it throttles.
 
-    With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker. With `delays` answers
+    With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker, unless the Fetch was
+    sent before there was a quota; else it goes out and is charged for good. With `delays` answers
     are held until the mute is over, as by brokers before 2.0; clients that would wait again hear of no throttle time.
     With `authenticates` the node demands SASL: before a success only what belongs to that may pass, uncharged.
     """

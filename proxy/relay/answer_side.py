@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from struct import Struct
 
 from protocol.addresses import hiding_splices, hints_bytes, rewritable
+from protocol.empty_fetch import decisive_bytes, empty_fetch_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.produce_answer import lone_partition_throttle_at
@@ -26,16 +27,14 @@ from proxy.relay.actions import (
     WakeAt,
 )
 from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Bind, Carriage, Meet, Piece, add_run, send_through
-from proxy.relay.loans import Loans
 from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, AnswerKind, Plan
 from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
-from proxy.relay.withheld import decisive_bytes, empty_answer
 from quotas.entities import QuotaType
-from quotas.ledger import Binding, Ledger
+from quotas.ledger import Ledger
 from quotas.sensors import StaleSensor
 
 Passing = tuple[int, Sequence[Splice]]
@@ -84,7 +83,6 @@ class AnswerSide(Carriage):
         "_held_until_ms",
         "_held_verdict",
         "_instead",
-        "_loans",
         "_max_answer_bytes",
         "_node_paused",
         "_quick_bytes",
@@ -96,7 +94,6 @@ class AnswerSide(Carriage):
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
         super().__init__(ledger, tally, limits, bind, meet)
-        self._loans = Loans(ledger.sensors)
         self._slow_us = -1
         self._max_answer_bytes = limits.max_answer_bytes
         self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
@@ -205,23 +202,23 @@ class AnswerSide(Carriage):
         plan = request.plan
         if not plan.quick or request.charged or request.timed or request.held:
             return at
-        if max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) > now_ms:
-            return at
-        if self._slow_us == self._now_us or (self._withholds and plan.api_key == FETCH):
+        if max(request.muted_until_ms, self._answered_until_ms) > now_ms or self._slow_us == self._now_us:
             return at
         most = 1 if plan.api_key == FETCH else request.waiting
         count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
-        if not count or (plan.api_key == FETCH and not self._charge_quick_fetch(request, end - at, now_ms)):
+        if not count:
             return at
         binding = request.binding
         if binding is not None and binding.costs is not None:
             answer_bytes = end - at - 4 * count
             if not self._times.charge_unthrottled(request, binding, count, answer_bytes, now_ms, self._now_us):
                 self._slow_us = self._now_us
-                request.charged = plan.api_key == FETCH
                 return at
         elif request.use is not None:
             self._model_time(request, count, end - at - 4 * count)
+        if plan.api_key == FETCH and not self._charge_quick_fetch(request, end - at, now_ms):
+            request.timed = True
+            return at
         self._no_longer_await(request, count)
         self._count_answers(count, end - at)
         if (use := request.use) is not None:
@@ -268,7 +265,8 @@ class AnswerSide(Carriage):
             if not body_at:
                 return _NOTHING
         if plan.fetches and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
-            if self._withholds and available < min(frame_bytes, body_at + decisive_bytes(plan)):
+            decisive_at = body_at + decisive_bytes(plan.api_version)
+            if request.incremental is not None and available < min(frame_bytes, decisive_at):
                 return _NOTHING
             self._charge_fetch(request, frame_bytes - (body_at - 4), now_ms, after)
             if request.withheld:
@@ -552,17 +550,16 @@ class AnswerSide(Carriage):
 
     def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
         """Charge the answer of a Fetch or ShareFetch: its size without length prefix, header tags and, where it is
-        here whole, NodeEndpoints, as a broker counts it.
+        here whole, NodeEndpoints, as a broker counts it; its time before.
+
+        What goes out although it is too much is charged for good.
         """
         request.charged = True
         binding = request.binding
         if binding is None:
             return
-        throttle_time_ms = 0
-        if self._withholds:
-            throttle_time_ms = self._charge_or_withhold(request, binding, value, now_ms, after)
-        elif binding.fetch is not None:
-            throttle_time_ms = self._loans.charge(binding.fetch, value, request.client_id, now_ms)
+        over_time = not request.timed and self._charge_time(request, value, now_ms, after) > 0
+        throttle_time_ms = self._charge_bytes(request, binding.fetch, value, over_time, now_ms)
         if not request.withheld:
             self._used(request.use, value)
             if binding.shadow_fetch is not None:
@@ -572,19 +569,20 @@ class AnswerSide(Carriage):
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after, used)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
 
-    def _charge_or_withhold(
-        self, request: Request, binding: Binding, value: int, now_ms: int, after: list[Action]
-    ) -> int:
-        """As in a broker: whoever is over the quota of request time or of bytes gets none, and is charged none."""
-        over_time = self._charge_time(request, value, now_ms, after) > 0
+    def _charge_bytes(self, request: Request, sensor: int | None, value: int, over_time: bool, now_ms: int) -> int:
+        """Charge what was fetched; the throttle time in ms.
+
+        As in a broker: whoever is over the quota of request time or of bytes gets none, and is charged none.
+        """
+        sensors, may_withhold = self._ledger.sensors, request.incremental is not None
         throttle_time_ms = 0
-        if binding.fetch is not None:
-            sensors = self._ledger.sensors
+        if sensor is not None:
             with suppress(StaleSensor):
-                throttle_time_ms = sensors.charge_if_within(binding.fetch, value, now_ms)
-                if over_time and not throttle_time_ms:
-                    sensors.give_back(binding.fetch, value, now_ms)
-        request.withheld = over_time or throttle_time_ms > 0
+                charge = sensors.charge_if_within if may_withhold else self._charge
+                throttle_time_ms = charge(sensor, value, now_ms)
+                if may_withhold and over_time and not throttle_time_ms:
+                    sensors.give_back(sensor, value, now_ms)
+        request.withheld = may_withhold and (over_time or throttle_time_ms > 0)
         return throttle_time_ms
 
     def _charge_shadow_fetch(self, sensor: int, use: Use | None, value: int, now_ms: int) -> None:
@@ -600,7 +598,7 @@ class AnswerSide(Carriage):
         """The larger of our throttle time and the node's is reported, and mutes the client."""
         if self._delays:
             return self._delayed_splices(request, throttle_at, node_ms, now_ms, after)
-        own_ms = max(request.muted_until_ms, self._answered_until_ms, self._loans.paid_at_ms) - now_ms
+        own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
         if own_ms <= 0 and node_ms <= 0:
             return ()
         if node_ms > own_ms:
@@ -619,7 +617,7 @@ class AnswerSide(Carriage):
     ) -> Passing:
         """The answer to a Fetch over quota does not go out, however large; an empty one takes its place."""
         plan = request.plan
-        if frame_bytes < body_at + decisive_bytes(plan):
+        if frame_bytes < body_at + decisive_bytes(plan.api_version):
             return _too_short(plan, frame_bytes)
         request.withheld = False
         self._no_longer_await(request, 1)
@@ -628,8 +626,9 @@ class AnswerSide(Carriage):
             told_ms = _INT32.unpack_from(buf, at + body_at)[0]
             if splices := self._throttle_splices(request, throttle_at, told_ms, now_ms, after):
                 told_ms = _INT32.unpack(splices[0].data)[0]
-        head = memoryview(buf)[at : at + body_at + decisive_bytes(plan)]
-        self._instead = empty_answer(plan, head, body_at, request.incremental, told_ms)
+        head = memoryview(buf)[at : at + body_at + decisive_bytes(plan.api_version)]
+        incremental = request.incremental is True
+        self._instead = empty_fetch_answer(head, body_at, plan.api_version, incremental, told_ms)
         self._to_drop = frame_bytes
         self._count_answers(1, len(self._instead))
         self._going = request.use
@@ -650,8 +649,6 @@ class AnswerSide(Carriage):
     def _holds(self, request: Request, now_ms: int, after: list[Action]) -> bool:
         """Whether the answer to the oldest request is held, as a throttle is not over; how long it was, when it is."""
         until_ms = max(request.muted_until_ms, self._answered_until_ms)
-        if self._loans.paid_at_ms:
-            until_ms = self._muted_until_ms
         if request.plan.asked is AskKind.SASL:
             until_ms = 0
         if until_ms > now_ms and self._mute & THROTTLED:

@@ -7,6 +7,7 @@ from protocol.api import THROTTLE, Api, Shape, request_header_version, response_
 from protocol.api_table import APIS
 from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.client_waits import client_waits
+from protocol.empty_fetch import epoch_at
 from protocol.primitives import Reader
 from protocol.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
 from protocol.topic_mutations import TOPIC_MUTATIONS
@@ -62,10 +63,11 @@ class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
     `asked` says as what the whole request is asked about, if it is. `quick`: a whole small answer without a throttle
-    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `client_waits`: clients
-    hold back for the throttle time that they are told. `cost_kind` is under which kind it stands among the costs of
-    requests. An answer of `telling_bytes` or more tells by its time what such requests cost; None: no answer does.
-    `use` is as what it is metered.
+    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `epoch_at`: where in the
+    body of a Fetch the epoch of its session stands, 0 before there are sessions; None: what is over quota is never
+    answered without data. `client_waits`: clients hold back for the throttle time that they are told. `cost_kind` is
+    under which kind it stands among the costs of requests. An answer of `telling_bytes` or more tells by its time what
+    such requests cost; None: no answer does. `use` is as what it is metered.
     """
 
     api_key: int
@@ -80,6 +82,7 @@ class Plan:
     asked: AskKind | None = None
     quick: bool = False
     fetches: bool = False
+    epoch_at: int | None = None
     client_waits: bool = False
     cost_kind: int = 0
     telling_bytes: int | None = None
@@ -108,6 +111,7 @@ def _plan(api: Api, api_version: int) -> Plan:
         asked=ASKED_REQUESTS.get(api.key),
         quick=_is_quick(api, answer, throttle_at),
         fetches=api.key in (FETCH, SHARE_FETCH),
+        epoch_at=epoch_at(api_version) if api.key == FETCH else None,
         client_waits=client_waits(api.key, api_version),
         cost_kind=cost_kind(api.key),
         telling_bytes=least_telling_bytes(api.key),

@@ -19,7 +19,6 @@ from proxy.relay.request import Refusal
 from proxy.relay.request_side import RequestSide
 from proxy.relay.tally import Tally
 from proxy.relay.use import REQUEST
-from quotas.entities import QuotaType
 from quotas.ledger import Ledger
 
 _CLIENT = Side.CLIENT
@@ -168,16 +167,11 @@ class Relay(RequestSide):
                 actions.append(WakeAt(until_ms if self._held_since_ms is None else min(self._held_until_ms, until_ms)))
             return actions
         self._mute &= ~THROTTLED
-        unpaid = self._loans.repay(now_ms)
-        if unpaid is None:
-            self._mute_is_over(bool(self._requests))
-            if self._held_since_ms is not None:
-                self._go_on_with_answers(actions, now_ms, self._held_verdict)
-            if not self._closed:
-                self._go_on_with_requests(actions, now_ms)
-        else:
-            loan, wait_ms = unpaid
-            self._mute_until(now_ms, wait_ms, QuotaType.FETCH, loan.client_id, actions)
+        self._mute_is_over(bool(self._requests))
+        if self._held_since_ms is not None:
+            self._go_on_with_answers(actions, now_ms, self._held_verdict)
+        if not self._closed:
+            self._go_on_with_requests(actions, now_ms)
         return actions
 
     def on_writable(self, side: Side, now_us: int) -> list[Action]:
@@ -301,7 +295,6 @@ class Relay(RequestSide):
         self._requests = self._answers = self._held_answer = b""
         self._collecting, self._enquired = [], []
         self._in_flight.clear()
-        self._loans.call_in()
         actions.append(Close(reason, detail))
 
     def _authentication_failed(self, reason: CloseReason) -> bool:

@@ -46,7 +46,7 @@ class Request:
     it stood when the request was taken; the answer reports what is left of it. `answer` is the whole frame where the
     proxy answers by itself; it goes out when its turn comes. With `held` the node's answer is collected whole: an
     `enquiry` is the proxy's own, and its answer is for the proxy; others are asked about, with `note`. `incremental`
-    is a Fetch that goes on with a session; it is only found out where its answer may be withheld. `withheld`: it is.
+    tells whether a Fetch goes on with a session; None where its answer is never withheld. `withheld`: it is.
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
     be answered; `waiting_bytes` are their sizes together. The next answer is `charged` if the bytes of that fetch were,
@@ -69,7 +69,7 @@ class Request:
     held: bool = False
     enquiry: bool = False
     note: object = None
-    incremental: bool = False
+    incremental: bool | None = None
     withheld: bool = False
     waiting: int = 0
     waiting_bytes: int = 0

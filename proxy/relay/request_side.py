@@ -5,7 +5,6 @@ from dataclasses import replace
 from struct import Struct
 
 from protocol.api_versions import unsupported_version_answer
-from protocol.empty_fetch import is_incremental
 from protocol.errors import TruncatedMessage
 from protocol.requests import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
 from protocol.splices import Splice, splice_frame
@@ -166,15 +165,17 @@ class RequestSide(Authentication):
                         self._ask_about_request(request, buf, at, after)
                         break
                     self._enquired = []
-                if self._withholds and request.plan.fetches and not _note_session(request, buf, at, end):
+                limits_fetches = request.plan.fetches and binding.limits_fetches
+                may_withhold = self._withholds and (limits_fetches or binding.limits_requests)
+                if may_withhold and not _note_session(request, buf, at, end):
                     break
-                if request.plan.fetches and binding.limits_fetches:
+                if limits_fetches:
                     if self._must_pay_first(request, binding, now_ms, after):
                         break
                     self._mute |= FETCHING
                 splice = self._take(request, binding, buf, now_ms, after)
                 if splice is None:
-                    if not (self._mute & FETCHING or (self._withholds and request.plan.fetches)):
+                    if not self._mute & FETCHING and request.incremental is None:
                         self._likeness = likeness_of(request, binding, buf, at)
                 else:
                     add_run(pieces, buf, run, splice.start)
@@ -233,7 +234,7 @@ class RequestSide(Authentication):
 
     def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
         """Whether an entity's first Fetch on this connection waits: else hanging up were a way around a throttle."""
-        if binding.fetch is None or self._withholds or binding.fetch in self._fetched_from:
+        if binding.fetch is None or request.incremental is not None or binding.fetch in self._fetched_from:
             return False
         if len(self._fetched_from) >= _MAX_BINDINGS:
             self._fetched_from.clear()
@@ -439,17 +440,18 @@ class RequestSide(Authentication):
 
 
 def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
-    """Note whether a Fetch goes on with a session; False while that is not here yet."""
-    if request.plan.api_key != FETCH:
+    """Note whether a Fetch goes on with a session: its epoch is above 0; False while that is not here yet."""
+    epoch_at = request.plan.epoch_at
+    if not epoch_at:
+        request.incremental = None if epoch_at is None else False
         return True
+    epoch_at += request.body_at
     frame_end = at + 4 + request.size_bytes
-    here = memoryview(buf)[: min(end, frame_end)]
-    try:
-        request.incremental = is_incremental(here, request.body_at, request.plan.api_version)
-    except TruncatedMessage:
+    if epoch_at + 4 > (end if end < frame_end else frame_end):
         if end >= frame_end:
-            raise
+            raise TruncatedMessage(epoch_at, 4, frame_end)
         return False
+    request.incremental = _INT32.unpack_from(buf, epoch_at)[0] > 0
     return True
 
 

@@ -86,15 +86,14 @@ def _throttled(kind: str, size_s: float) -> list[UsageRecord]:
     """One connection that always wants more, in requests of so many seconds of its quota."""
     rules = Rules(QuotaTable({}))
     meter, size = Meter(rules, kind, LIMITS[kind], 0), size_s * LIMITS[kind]
-    operation = Operation.CHARGE_OR_LEND if kind == "fetch" else Operation.CHARGE
     windows: dict[int, LiveWindow] = defaultdict(LiveWindow)
-    now_ms, used = _BEGINS_MS, size
+    operation = Operation.CHARGE_IF_WITHIN if kind == "fetch" else Operation.CHARGE
+    now_ms = _BEGINS_MS
     while now_ms < _BURST * WINDOW_MS:
-        throttle_ms = meter.use(operation if used else Operation.REPAY, size, now_ms)
-        window = windows[now_ms // WINDOW_MS]
-        window.add(now_ms, used * PER_LIMIT[kind], throttle_ms, int(used > 0), kind in TOLD)
-        used = 0.0 if meter.lent else size
-        now_ms += throttle_ms + (0 if meter.lent else 4)
+        throttle_ms = meter.use(operation, size, now_ms)
+        used = 0.0 if throttle_ms and kind == "fetch" else size
+        windows[now_ms // WINDOW_MS].add(now_ms, used * PER_LIMIT[kind], throttle_ms, 1, kind in TOLD)
+        now_ms += throttle_ms + 4
     return [_record(kind, windows[number]) for number in range(_BURST)]
 
 

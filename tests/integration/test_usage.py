@@ -177,10 +177,11 @@ def test_a_trace_of_real_traffic_is_replayed_to_the_millisecond(newest_kafka, tm
                     events.append(row)
     assert {event.client_id for event in events} == {"", "limited"}
     assert sum(event.throttle_ms > 0 for event in events) > 0
-    assert {"open", "charge", "charge_or_lend"} <= {event.operation for event in events}
+    assert {"open", "charge", "charge_if_within"} <= {event.operation for event in events}
     used = {"produce": 0.0, "fetch": 0.0}
     for event in events:
-        if event.operation in ("charge", "run", "charge_or_lend"):
+        taken_back = event.operation == "charge_if_within" and event.throttle_ms
+        if event.operation in ("charge", "run", "charge_if_within") and not taken_back:
             used[event.quota_type] += event.value
     records = [row for row in records_of(observed.files) if row.client_id == "limited"]
     for quota_type, value in used.items():

@@ -161,7 +161,6 @@ def live_run(
     throttled: dict[tuple[str, str], int] = defaultdict(int)
     used: dict[tuple[str, str], float] = defaultdict(float)
     muted_until: dict[tuple[str, str], int] = defaultdict(int)
-    lent: set[int] = set()
     while turns and turns[0][0] < seconds * 1000:
         at_ms, i, value = heappop(turns)
         connection = connections[i]
@@ -171,28 +170,20 @@ def live_run(
             throttle_ms = rates.measure(user, table.ip_limit(user)[0], False, now_ms)
         else:
             binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
-            if quota_type == FETCH:
-                operation = "repay" if i in lent else "charge_or_lend"
-                throttle_ms = _fetch(sensors, binding.fetch, value, now_ms, i, lent)
-            else:
-                handle = binding.request if is_time else binding.produce
-                charge = ledger.request_sensors.charge if is_time else sensors.charge
-                throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
+            handle = binding.fetch if quota_type == FETCH else binding.request if is_time else binding.produce
+            charge = ledger.request_sensors.charge if is_time else sensors.charge
+            throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
         refused = quota_type == CONNECTION and throttle_ms > 0
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type, operation))
         window = windows[user, client_id, at_ms // WINDOW_MS]
-        got = 0 if refused or operation == "repay" else value
-        requests = int(operation != "repay")
-        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, requests, quota_type in TOLD)
+        got = 0 if refused else value
+        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, 1, quota_type in TOLD)
         if throttle_ms:
             until_ms = muted_until[user, client_id]
             window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))
             muted_until[user, client_id] = max(until_ms, at_ms + throttle_ms)
         throttled[user, client_id] += throttle_ms
         used[user, client_id] += got
-        if i in lent:
-            heappush(turns, (at_ms + throttle_ms, i, value))
-            continue
         request = Request(at_ms, value) if refused else next(loads[i])
         free_ms = at_ms + throttle_ms
         if throttle_ms and request.at_ms <= free_ms:
@@ -205,16 +196,6 @@ def live_run(
         if k < seconds * 1000 // WINDOW_MS
     ]
     return LiveRun(events, records, throttled, used)
-
-
-def _fetch(sensors: Sensors, handle: int | None, value: float, now_ms: int, number: int, lent: set[int]) -> int:
-    """What a connection fetches, or pays for what it was lent; the throttle time."""
-    if handle is None:
-        return 0
-    charge = sensors.repay if number in lent else sensors.charge_or_lend
-    throttle_ms, is_lent = charge(handle, value, now_ms)
-    (lent.add if is_lent else lent.discard)(number)
-    return throttle_ms
 
 
 def _event(

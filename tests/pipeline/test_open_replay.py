@@ -36,7 +36,7 @@ def test_an_open_replay_is_the_full_one_to_the_last_bit(quota_type, drawn, limit
         events.append(Event(client, client, 1, now_ms, value, 0, 0))
     assert is_open(events, quota_type)
     full = in_full(Meter(RULES, quota_type, limit, 0), events, quota_type, Client.PACED, until_ms)
-    short = OpenReplay(Meter(RULES, quota_type, limit, 0), quota_type)
+    short = OpenReplay(Meter(RULES, quota_type, limit, 0))
     short.run(events, until_ms)
     assert outcome(short) == outcome(full)
 

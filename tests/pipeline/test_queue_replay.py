@@ -28,10 +28,10 @@ def test_a_queue_alone_is_replayed_as_in_full_to_the_last_bit(quota_type, kind, 
     now_ms, events = 0, []
     for client, step_ms, value, throttle_ms in drawn:
         now_ms += step_ms
-        events.append(Event(client, "a", 1 if quota_type == "fetch" else lanes, now_ms, value, throttle_ms, 0))
+        events.append(Event(client, "a", lanes, now_ms, value, throttle_ms, 0))
     assert is_queue(events, quota_type)
     full = in_full(Meter(RULES, quota_type, limit, 0), events, quota_type, kind, until_ms)
-    short = QueueReplay(Meter(RULES, quota_type, limit, 0), quota_type)
+    short = QueueReplay(Meter(RULES, quota_type, limit, 0))
     short.run(events, kind, until_ms)
     assert outcome(short) == outcome(full)
 

@@ -1,8 +1,6 @@
 """Usage records replayed: what is quiet is quiet, runs may be cut apart, and the model is close to what was lived."""
 
-from collections import deque
 from dataclasses import replace
-from heapq import heappop, heappush
 
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ from pipeline.meter import Meter
 from pipeline.quiet import Most, line_of, memory_of, runs
 from pipeline.record_replay import explained, replay_run
 from pipeline.recorded import MAX_REQUESTS, Window, lanes_of, retold
-from pipeline.replay import Demand, Lane, SensorReplay, Throttling
+from pipeline.replay import Throttling
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.usage_record import SecondOfUse, ThrottledUse, profile_text
@@ -321,17 +319,12 @@ def test_mutations_that_were_let_through_and_throttled_after_it_are_so_again():
 
 
 @pytest.mark.parametrize("size", [50_000, 164_000, 1_000_000])
-def test_answers_that_are_lent_are_paid_for_in_the_replay_too(size):
+def test_answers_that_were_delivered_over_quota_are_throttled_in_the_replay_too(size):
     recorded, meter, now_ms = _Recorded(), Meter(RULES, "fetch", 200_000.0, 0), 0
     while now_ms < 300_000:
-        throttle_ms = meter.use("charge_or_lend", size, now_ms)
+        throttle_ms = meter.use("charge", size, now_ms)
         recorded.add(now_ms, size, throttle_ms)
-        now_ms += throttle_ms
-        while meter.lent and now_ms < 300_000:
-            throttle_ms = meter.use("repay", size, now_ms)
-            recorded.add(now_ms, 0, throttle_ms)
-            now_ms += throttle_ms
-        now_ms += 4
+        now_ms += throttle_ms + 4
     recorded_ms, replayed = _again(recorded, "fetch", 200_000.0)
     assert replayed.throttled_ms == pytest.approx(recorded_ms, rel=0.02)
 
@@ -399,7 +392,7 @@ def test_what_cannot_be_best_is_not_tried_to_its_end(quota_type, drawn):
 
     def told(how):
         its = [recorded._Client.of(name, windows, RULES, quota_type, MB, MB) for name, windows in clients.items()]
-        return how(its, Meter(RULES, quota_type, MB, 0), 30_000).run()
+        return how(its, Meter(RULES, quota_type, MB, 0)).run()
 
     assert told(recorded._Retelling) == told(_TriesAll)
 
@@ -431,32 +424,3 @@ def test_what_is_told_of_throttled_requests_and_contradicts_their_second_is_told
     assert sum(event.value for event in events) == pytest.approx(7_500)
     assert all(event.value >= 0 for event in events)
     assert [event.at_ms for event in events] == sorted(event.at_ms for event in events)
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    st.integers(1, 6), st.lists(st.sampled_from([0.0, 2_000.0, 90_000.0, 4e6]), min_size=1, max_size=200), st.booleans()
-)
-def test_connections_of_one_queue_pay_for_what_they_were_lent_each_by_itself(connections, values, added_later):
-    replay, lane = SensorReplay(Meter(RULES, "fetch", 1e5, 0)), Lane("a", free=[0] * connections)
-    wanted = [Demand(0, value, order, operation="charge_or_lend") for order, value in enumerate(values)]
-    first = len(wanted) // 2 if added_later else len(wanted)
-    replay.add(lane, wanted[:first])
-    replay.run(1)
-    replay.add(lane, wanted[first:])
-    replay.run()
-
-    meter, waiting, throttles_ms = Meter(RULES, "fetch", 1e5, 0), deque(values), []
-    turns = [(0, True, number, 0.0) for number in range(connections)]
-    while waiting or not all(sends for _, sends, *_ in turns):
-        now_ms, sends, number, value = heappop(turns)
-        if sends:
-            if not waiting:
-                continue
-            value = waiting.popleft()
-        throttle_ms = meter.use("charge_or_lend" if sends else "repay", value, now_ms)
-        throttles_ms += [throttle_ms] if throttle_ms else []
-        heappush(turns, (now_ms + throttle_ms, not meter.lent, number, value))
-    assert (replay.all.throttles, replay.all.throttled_ms) == (len(throttles_ms), sum(throttles_ms))
-    assert (replay.all.requests, replay.all.used) == (len(values), sum(values))
-    assert not replay.waiting

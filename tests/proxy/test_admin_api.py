@@ -145,7 +145,6 @@ async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told
         "entity": {"user": "alice"},
         "rate": 150.0,
         "limit": 100,
-        "lent": 0.0,
         "tokens": None,
         "throttles": 1,
     }

@@ -534,17 +534,19 @@ def test_aliases_that_stand_for_millions_of_values_are_refused():
 
 
 @pytest.mark.parametrize(
-    ("throttle", "cap_ms"),
+    ("throttle", "cap_ms", "fetch"),
     [
-        ({}, 20_000),
-        ({"mode": "delay"}, 8_000),
-        ({"mode": "delay", "max_throttle_ms": 30_000}, 30_000),
-        ({"max_throttle_ms": 2**31 - 1, "max_debt_ms": 0, "fetch": "empty"}, 2**31 - 1),
+        ({}, 20_000, "empty"),
+        ({"mode": "mute", "fetch": "deliver"}, 20_000, "deliver"),
+        ({"mode": "delay"}, 8_000, "deliver"),
+        ({"mode": "delay", "max_throttle_ms": 30_000}, 30_000, "deliver"),
+        ({"max_throttle_ms": 2**31 - 1, "max_debt_ms": 0, "fetch": "empty"}, 2**31 - 1, "empty"),
     ],
 )
-def test_the_cap_of_a_delay_is_shorter_unless_it_is_given(throttle, cap_ms):
+def test_a_delay_has_a_shorter_cap_and_delivers_unless_it_is_given(throttle, cap_ms, fetch):
     config = config_of(changed(cluster("throttle"), throttle))
-    assert config.virtual_clusters[0].throttle.max_throttle_ms == cap_ms
+    throttle = config.virtual_clusters[0].throttle
+    assert (throttle.max_throttle_ms, throttle.fetch) == (cap_ms, fetch)
 
 
 def test_caps_are_taken_up_by_a_running_proxy():

@@ -58,11 +58,11 @@ def test_each_address_node_and_quota_type_stands_by_itself_the_latest_first(ledg
 
 def test_what_was_measured_is_kept(ledger, throttles):
     sensor = ledger.bind("main", 1, "alice", "etl", 0).produce
-    ledger.sensors.charge_or_lend(sensor, 800, 0)
-    ledger.sensors.charge_or_lend(sensor, 900, 0)
+    ledger.sensors.charge(sensor, 800, 0)
+    ledger.sensors.charge(sensor, 900, 0)
     note(throttles, ledger)
     [past] = throttles.of_sensor(PRODUCE, SensorTags("", "etl"), 10)
-    assert (past.rate, past.limit, past.lent, past.entity) == (80.0, 100.0, 900.0, Entity(client_id=DEFAULT))
+    assert (past.rate, past.limit, past.entity) == (170.0, 100.0, Entity(client_id=DEFAULT))
 
 
 def test_a_sensor_that_is_gone_leaves_the_limit_to_tell(ledger, throttles):

@@ -1,5 +1,7 @@
 """What is traced, done again from the lines alone, gives every throttle time to the millisecond."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -103,27 +105,7 @@ def one_of_several(ledger, binding, value, now_ms):
 
 
 def fetch(ledger, binding, value, now_ms):
-    throttle_ms, lent = ledger.sensors.charge_or_lend(binding.fetch, value, now_ms)
-    if lent:
-        ledger.lent.append((binding.fetch, value))
-    return throttle_ms
-
-
-def repay(ledger, binding, value, now_ms):
-    if not ledger.lent:
-        return None
-    handle, value = ledger.lent.pop()
-    throttle_ms, lent = ledger.sensors.repay(handle, value, now_ms)
-    if lent:
-        ledger.lent.append((handle, value))
-    return throttle_ms
-
-
-def call_in(ledger, binding, value, now_ms):
-    if not ledger.lent:
-        return None
-    ledger.sensors.call_in(*ledger.lent.pop())
-    return 0
+    return ledger.sensors.charge(binding.fetch, value, now_ms)
 
 
 def owe(ledger, binding, value, now_ms):
@@ -164,7 +146,7 @@ def change(ledger, binding, value, now_ms):
     return 0
 
 
-WAYS = (charge, charge, one_of_several, run, fetch, fetch, repay, call_in, owe, withhold, give_back, shadow)
+WAYS = (charge, charge, one_of_several, run, fetch, owe, withhold, withhold, give_back, shadow)
 WAYS += (request_time, spend, spend_strictly, put_back, change)
 TOLD_OTHERWISE = {change}
 
@@ -180,7 +162,6 @@ TOLD_OTHERWISE = {change}
 def test_a_replay_of_the_lines_gives_every_throttle_time(steps):
     lines = Lines()
     ledger = ledger_of(lines)
-    ledger.lent = []
     now_ms, live = 5_000, []
     for way, user, value, pause_ms in steps:
         now_ms += pause_ms
@@ -235,3 +216,17 @@ def test_what_a_replay_cannot_know_is_told():
     lines.add(QuotaType.PRODUCE, 0, 77, "juggle", 1)
     with pytest.raises(Unknown, match="operation 'juggle'"):
         replay.apply(lines.events[-1])
+
+
+def test_what_earlier_versions_lent_is_taken_as_charged_at_once():
+    lines = Lines()
+    ledger = ledger_of(lines)
+    binding = ledger.bind(VC, 1, "alice", "etl", 0)
+    charge(ledger, binding, 1_000_000, 10)
+    *before, charged = lines.events
+    replay = Replay(64)
+    for event in before:
+        replay.apply(event)
+    assert replay.apply(replace(charged, operation="charge_or_lend")) == charged.throttle_ms > 0
+    assert [replay.apply(replace(charged, operation=operation)) for operation in ("repay", "call_in")] == [0, 0]
+    assert replay.apply(replace(charged, operation="owe", value=0.0)) == charged.throttle_ms

@@ -170,21 +170,18 @@ def test_the_cap_and_the_debt_hold_as_in_a_mute(make_relay):
     assert script.ledger.sensors.capped == 2
 
 
-def test_what_is_lent_to_two_connections_is_held_until_it_is_paid(make_relay):
+def test_fetches_of_two_connections_are_each_held_for_what_they_owe_together(make_relay):
     ledger = ledger_with(fetch=100)
     scripts = [Script(make_relay, ledger, DELAYS).connected() for _ in range(2)]
     for script in scripts:
         script.client(fetch(1))
-    for script in scripts:
-        script.client(b"", NOW_MS)
-        assert script.node(fetched(1, size=1000)) in (b"", fetched(1, size=1000))
-    held = scripts[1]
-    while not held.sent[Side.CLIENT]:
-        at_ms = held.wake_at
-        held.time(at_ms)
-    assert held.sent[Side.CLIENT] == fetched(1, size=1000)
-    [(_, reading)] = list(ledger.readings(at_ms))
-    assert (reading.total, reading.lent) == (2000, 0)
+    first, held = scripts
+    assert first.node(fetched(1, size=1000)) == fetched(1, size=1000)
+    assert held.node(fetched(1, size=1000)) == b""
+    assert answers_by(held, NOW_MS + 9_999) == b""
+    assert answers_by(held, NOW_MS + 10_000) == fetched(1, size=1000)
+    [(_, reading)] = list(ledger.readings(NOW_MS + 10_000))
+    assert reading.total == 2000
 
 
 def test_the_nodes_own_throttle_is_told_as_far_as_the_hold_was_shorter(make_relay):

@@ -497,16 +497,14 @@ def test_long_client_ids_are_measured_under_a_digest(make_relay):
     assert [len(key.tags.client_id) < 200 for key in keys] == [True]
 
 
-def borrowing(make_relay):
-    """A client whose quota is used up, and who has just fetched 500 bytes more: the script, and when they are paid."""
+def over_quota(make_relay):
+    """A client whose quota is used up, and who has just fetched 500 bytes more: the script, and when its mute ends."""
     script = Script(make_relay, ledger_with(fetch=100)).connected()
     script.client(fetch(1, max_bytes=1000))
     script.node(fetched(1, size=1000))
     script.client(fetch(2, max_bytes=1000))
-    answer = script.node(fetched(2, size=500))
-    told_ms = int.from_bytes(answer[8:12], "big")
-    assert answer == fetched(2, size=500, throttle_time_ms=told_ms)
-    return script, NOW_MS + told_ms
+    assert script.node(fetched(2, size=500)) == fetched(2, size=500, throttle_time_ms=5000)
+    return script, NOW_MS + 5000
 
 
 def fetched_bytes(script):
@@ -514,15 +512,23 @@ def fetched_bytes(script):
     return total
 
 
-def test_a_fetch_over_quota_is_charged_when_its_throttle_ends(make_relay):
-    script, paid_ms = borrowing(make_relay)
-    assert fetched_bytes(script) == 1000
-    assert script.client(fetch(3, max_bytes=1000)) == b""
-    while script.wake_at < paid_ms:
-        assert script.time(script.wake_at) == b""
-    assert fetched_bytes(script) == 1000
-    assert script.time(paid_ms) == fetch(3, max_bytes=1000)
+def test_a_fetch_that_is_delivered_over_quota_is_charged_at_once_and_for_good(make_relay):
+    script, free_ms = over_quota(make_relay)
     assert fetched_bytes(script) == 1500
+    assert script.client(fetch(3, max_bytes=1000)) == b""
+    assert script.time(free_ms - 1) == b""
+    assert script.time(free_ms) == fetch(3, max_bytes=1000)
+    assert fetched_bytes(script) == 1500
+
+
+def test_several_connections_may_each_be_one_answer_ahead_and_all_is_charged(make_relay):
+    ledger = ledger_with(fetch=100, max_throttle_ms=60_000)
+    scripts = [Script(make_relay, ledger).connected() for _ in range(3)]
+    for script in scripts:
+        script.client(fetch(1, max_bytes=1000))
+    throttles_ms = [int.from_bytes(script.node(fetched(1, size=1000))[8:12], "big") for script in scripts]
+    assert throttles_ms == [0, 10_000, 20_000]
+    assert fetched_bytes(scripts[0]) == 3000
 
 
 def told_of_throttled(script):
@@ -532,7 +538,7 @@ def told_of_throttled(script):
 
 
 def test_the_usage_of_a_second_has_the_fetches_that_were_throttled(make_relay):
-    script, _ = borrowing(make_relay)
+    script, _ = over_quota(make_relay)
     assert told_of_throttled(script) == [[500]]
 
 
@@ -541,33 +547,6 @@ def test_the_usage_of_a_second_has_the_produces_that_were_throttled(make_relay):
     size_bytes = len(produce(1, size=1500)) - 4
     script.client(produce(1, size=10) + produce(2, size=1500) + heartbeat(3))
     assert told_of_throttled(script) == [[size_bytes]]
-
-
-def test_who_hangs_up_with_a_fetch_on_loan_is_charged_for_it(make_relay):
-    script, _ = borrowing(make_relay)
-    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
-    assert fetched_bytes(script) == 1500
-
-
-def test_a_loan_that_others_have_come_before_waits_on_but_never_longer_than_one_cap(make_relay):
-    script, paid_ms = borrowing(make_relay)
-    binding = script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-    now_ms = NOW_MS
-    while script.wake_at is not None and script.wake_at > now_ms:
-        now_ms = script.wake_at
-        script.ledger.sensors.charge(binding.fetch, 1000, now_ms)
-        script.time(now_ms)
-        if not script.relay.muted:
-            break
-    assert paid_ms < now_ms <= NOW_MS + 20_000
-    assert fetched_bytes(script) % 1000 == 500
-
-
-def test_a_loan_whose_sensor_is_gone_is_forgotten(make_relay):
-    script, _ = borrowing(make_relay)
-    script.ledger.replace(table_with(), NOW_MS)
-    assert script.client(fetch(3, max_bytes=1000)) == b""
-    assert script.time(script.wake_at) == fetch(3, max_bytes=1000)
 
 
 def test_an_answer_whose_sensor_was_closed_meanwhile_passes(make_relay):
@@ -593,7 +572,7 @@ def test_fetches_without_a_quota_need_not_wait_for_each_other(make_relay):
 
 
 def test_who_comes_back_with_a_fetch_waits_for_what_is_owed(make_relay):
-    script, _ = borrowing(make_relay)
+    script, _ = over_quota(make_relay)
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
     again = Script(make_relay, script.ledger).connected()
     assert again.client(fetch(1, max_bytes=1000)) == b""
@@ -603,7 +582,7 @@ def test_who_comes_back_with_a_fetch_waits_for_what_is_owed(make_relay):
 
 
 def test_a_fetch_under_another_name_pays_nothing_for_the_first(make_relay):
-    script, _ = borrowing(make_relay)
+    script, _ = over_quota(make_relay)
     table = QuotaTable({Entity(client_id=name): {QuotaType.FETCH: 100.0} for name in ("etl", "decoy")})
     script.ledger.replace(table, NOW_MS)
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))

@@ -6,6 +6,7 @@ import pytest
 from kafka.protocol.consumer import FetchResponse
 
 from proxy.relay.actions import CloseReason, RelayLimits, Side, Throttled
+from proxy.relay.answer_side import AnswerSide
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -198,21 +199,65 @@ def test_only_what_is_delivered_counts_for_a_shadow_quota(make_relay):
     assert totals == {False: 0, True: 0}
 
 
-def test_a_quota_that_comes_while_a_fetch_is_under_way_keeps_the_session(make_relay):
+def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged(make_relay):
     ledger = Ledger(Sensors(64), table_with(fetch=2**62))
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     script.client(versioned_fetch(12, 4, SESSION, 1) + versioned_fetch(12, 0, 0, 2))
     ledger.replace(table_with(fetch=100), NOW_MS)
-    answers = [versioned_answer(12, corr, size=1501, session_id=SESSION) for corr in (1, 2)]
-    told = empty(12, 1, throttle_ms=5000, session_id=SESSION) + empty(12, 2, throttle_ms=5000)
-    assert script.node(b"".join(answers)) == told
+    answers = [versioned_answer(12, corr, size=901, session_id=SESSION) for corr in (1, 2)]
+    told = [answers[0], versioned_answer(12, 2, size=901, throttle_ms=8000, session_id=SESSION)]
+    assert script.node(b"".join(answers)) == b"".join(told)
+    [(_, reading)] = list(ledger.readings(NOW_MS))
+    assert reading.total == 1800
+    assert script.client(versioned_fetch(12, 5, SESSION, 3)) == b""
+    script.time(NOW_MS + 8000)
+    late = versioned_answer(12, 3, size=901, session_id=SESSION)
+    assert script.node(late, NOW_MS + 8000) == empty(12, 3, throttle_ms=17_000, session_id=SESSION)
 
 
-def test_a_shared_fetch_over_quota_is_empty_too(make_relay):
-    script = withholding(make_relay)
+@pytest.mark.parametrize("limits", [WITHHOLDS, RelayLimits()])
+def test_a_shared_fetch_over_quota_is_delivered_and_charged_as_its_records_are_acquired(make_relay, limits):
+    ledger = ledger_with(fetch=100)
+    script = Script(make_relay, ledger, limits).connected()
     script.client(share_fetch(max_bytes=900))
-    told = script.node(share_fetched(size=1501))
-    assert told == frame(pack(">ibih", 1, 0, 5000, 0) + b"\0" + pack(">i", 0) + b"\1\1\0")
+    assert script.node(share_fetched(size=1501)) == share_fetched(size=1501, throttle_time_ms=5000)
+    [(_, reading)] = list(ledger.readings(NOW_MS))
+    assert reading.total == 1500
+    assert script.client(heartbeat(2)) == b""
+    again = Script(make_relay, ledger, limits).connected()
+    assert again.client(share_fetch(max_bytes=900)) == b""
+    assert again.time(NOW_MS + 5000) == share_fetch(max_bytes=900)
+
+
+def test_no_session_is_looked_for_where_no_quota_can_have_a_fetch_withheld(make_relay):
+    far = ledger_with(fetch=10**12)
+    assert Script(make_relay, far, WITHHOLDS).connected().client(cut := fetch(1)[:36]) == cut
+    near = ledger_with(fetch=10_000)
+    assert Script(make_relay, near, WITHHOLDS).connected().client(cut) == b""
+
+
+def test_fetches_within_their_quota_are_counted_at_a_glance(make_relay, monkeypatch):
+    script = withholding(make_relay, fetch=1_000_000)
+    script.client(fetch(1))
+    script.node(fetched(1, size=1000))
+    monkeypatch.setattr(AnswerSide, "_start_answer", None)
+    script.client(fetch(2))
+    assert script.node(fetched(2, size=1000)) == fetched(2, size=1000)
+    [(_, reading)] = list(script.ledger.readings(NOW_MS))
+    assert reading.total == 2000
+
+
+def test_the_time_of_a_fetch_that_is_looked_at_twice_is_charged_once(make_relay):
+    limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 100.0}
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    for corr, size in ((1, 900), (2, 600)):
+        script.client(fetch(corr))
+        told = script.node(fetched(corr, size=size), NOW_MS + 0.05)
+    assert told == empty(11, 2, throttle_ms=5000)
+    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert ledger.request_sensors.reading(binding.request, NOW_MS).charges == 2
+    assert ledger.sensors.reading(binding.fetch, NOW_MS).total == 900
 
 
 def test_an_answer_too_short_for_its_session_ends_the_connection(make_relay):

@@ -85,7 +85,7 @@ def _choose_modes(rng: Random, plan: WorldPlan) -> None:
         plan.withholds = True
         if rng.random() < 0.5:
             plan.max_debt_ms = 0
-    if rng.random() < (0.6 if plan.delays else 0.15):  # what is held, and what is lent, when the connection ends
+    if rng.random() < (0.6 if plan.delays else 0.15):  # what is held when the connection ends
         plan.changes.append(
             Change(rng.choice((5, 20, 100, 500, 2000, 8000)), "drain", drain_ms=rng.choice((0, 0, 500)))
         )

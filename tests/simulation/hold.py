@@ -47,8 +47,6 @@ class Hold:
 
     def until_ms(self, request: Taken) -> int:
         """Until when its answer has to wait."""
-        if self._mute.paid_at_ms:
-            return self._mute.until_ms
         return max(request.muted_until_ms, self._mute.answers_until_ms)
 
     def begin(self, now_ms: int, exactly: bool) -> None:

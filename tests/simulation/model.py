@@ -28,6 +28,7 @@ from proxy.relay.actions import (
 from proxy.relay.relay import Relay
 from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
+from quotas.quota_table import UNLIMITED
 from tests.simulation import quota_calls, wire
 from tests.simulation.exchange import Counts, ForClient, Taken, Written, difference, merged
 from tests.simulation.hold import Hold
@@ -155,7 +156,7 @@ class Model:
         self._in_flight: deque[Taken] = deque()
         self._connected = False
         self._opened = False
-        self._mute = Mute(self._sensors, counts)
+        self._mute = Mute(counts)
         self._mute_is_over = False
         self._hold = Hold(self._mute, plan.delays)
         self._blocked = {CLIENT: False, NODE: False}
@@ -368,8 +369,6 @@ class Model:
             require(not actions, f"{actions} after {self.closed}")
             return
         self._check_time_charges(now_ms)
-        if self._mute_is_over:
-            self._mute.repay(now_ms)
         self._hold.see(actions)
         for action in actions:
             require(self.closed is None, f"{action} after {self.closed}")
@@ -437,11 +436,11 @@ class Model:
         self._asks[ask.ticket] = ask
 
     def _close(self, close: Close, now_ms: int) -> None:
-        """Everything that was charged is accounted for; what was lent is paid last."""
+        """Everything that was charged is accounted for."""
         self._take_enquired()
         if close.reason not in _BAD_ANSWERS:
             self._take_own(now_ms)
-        self._account_early(now_ms, all_but=self._mute.payments_due)
+        self._account_early(now_ms)
         self._check_close(close)
         if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
             self._counts.logins_failed += 1
@@ -450,7 +449,6 @@ class Model:
             self._hold.require_let_go()
         if self._decided is not None and not self._connection.verdict_ms:
             require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
-        self._mute.call_in()
         self.closed = close
 
     # ------------------------------------------------------------------ requests
@@ -458,8 +456,9 @@ class Model:
     def _next(self) -> wire.Head | wire.Bad | None:
         if self._bare:
             return wire.judge_token(self._requests)
-        withholds = self._plan.withholds and not self._unproven  # who has not logged in is judged by the head alone
-        head = wire.judge(self._requests, self._plan.max_frame_bytes, withholds)
+        head = wire.judge(self._requests, self._plan.max_frame_bytes)
+        if isinstance(head, wire.Head) and self._may_withhold(head):
+            head = wire.with_session(self._requests, head)
         may_pass = not isinstance(head, wire.Head) or head.is_sasl or head.api_key == wire.API_VERSIONS
         if self._unproven and not may_pass and not self._must_prove:
             return wire.Bad("not_authenticated", late=True)
@@ -629,6 +628,7 @@ class Model:
         fetch_handle = self._charge_produce(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
+        taken.may_withhold = self._may_withhold(head)
         taken.timed = None if self._unproven else self._timed_by(head, now_ms)
         if head.answered:
             self._in_flight.append(taken)
@@ -657,7 +657,7 @@ class Model:
             look = self._journal.popleft()
             require(not look.throttle_ms, f"{head} goes on though {look.throttle_ms} ms are owed")
             self._looked.add(look.handle)
-        looked = handle in self._looked or self._plan.withholds
+        looked = handle in self._looked or self._may_withhold(head)
         require(looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
 
     def _wait_for_first_fetch(self, now_ms: int) -> bool:
@@ -708,7 +708,14 @@ class Model:
         return self._ceiling_bytes(limit) < INT32_MAX
 
     def _charge(
-        self, value: int, handle: int, quota_type: QuotaType, head: wire.Head, now_ms: int, over_time: bool = False
+        self,
+        value: int,
+        handle: int,
+        quota_type: QuotaType,
+        head: wire.Head,
+        now_ms: int,
+        may_withhold: bool = False,
+        over_time: bool = False,
     ) -> int:
         """One charge of the relay is accounted for; what throttle it gave. Who is `over_time` is withheld the bytes."""
         charged = self._next_charge(Of.BYTES, handle, value, now_ms)
@@ -720,13 +727,11 @@ class Model:
         else:
             self._journal.popleft()
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
-        withheld = self._plan.withholds and quota_type is QuotaType.FETCH and (over_time or charge.throttle_ms > 0)
+        withheld = may_withhold and (over_time or charge.throttle_ms > 0)
         require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
         if charge.throttle_ms:
             in_answers = quota_type is QuotaType.FETCH
             self._mute.throttle(now_ms, charge.throttle_ms, quota_type, head.client_id, in_answers)
-            if charge.lent:
-                self._mute.lend(charge, head.client_id, now_ms)
         return charge.throttle_ms
 
     def _count_request(self, head: wire.Head) -> None:
@@ -821,7 +826,7 @@ class Model:
         answer = written.answer
         require(bool(self._in_flight), "an answer to nothing")
         request = self._in_flight[0]
-        if (request.fetch_handle is not None or self._may_withhold(request)) and not written.charged:
+        if request.head.api_key == wire.FETCH and not written.charged:
             self._charge_fetch(written, request, now_ms)
         names_nobody = written.withheld and answer.reason == "no_port_for_node"
         wrong = answer.reason and not answer.passable and not names_nobody
@@ -867,8 +872,9 @@ class Model:
 
     def _charge_fetch(self, written: Written, request: Taken, now_ms: int) -> None:
         written.charged = True
-        over_time = self._may_withhold(request) and self._charge_time(request, now_ms) > 0
-        written.withheld = over_time
+        may_withhold = request.may_withhold
+        over_time = self._charge_time(request, now_ms) > 0
+        written.withheld = may_withhold and over_time
         value = written.answer.charged_bytes
         if request.fetch_handle is None:
             return
@@ -877,9 +883,10 @@ class Model:
                 return  # a full table measures some no longer
         elif not self._sensors.is_open(request.fetch_handle):
             return
-        throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, request.head, now_ms, over_time)
+        how = (request.head, now_ms, may_withhold, over_time)
+        throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, *how)
         if throttle_ms:
-            written.withheld = self._plan.withholds
+            written.withheld = may_withhold
 
     def _timed_by(self, head: wire.Head, now_ms: int) -> int | None:
         """By which sensor the time of a request is measured: that of the binding that the relay has."""
@@ -911,9 +918,13 @@ class Model:
                 require(charged_us <= most_us + 1, f"{charged_us} us are charged, {most_us} at most are right")
                 require(charge.throttle_ms <= self._times.window_ms, f"{charge} throttles for more than a window")
 
-    def _may_withhold(self, request: Taken) -> bool:
-        """Whether a quota of request time can have its data withheld, too."""
-        return self._plan.withholds and request.head.api_key == wire.FETCH
+    def _may_withhold(self, head: wire.Head) -> bool:
+        """Whether a quota can have the data of a request withheld: one that is there when it is sent on."""
+        if not self._plan.withholds or self._unproven or head.api_key != wire.FETCH:
+            return False
+        table, client_id = self._ledger.table, measured_as(head.client_id)
+        limits_time = table.tags_and_limit(QuotaType.REQUEST, self.user, client_id).limit < UNLIMITED
+        return self._has_ceiling(head) or (table.is_on(QuotaType.REQUEST) and limits_time)
 
     def _next_charge(self, of: Of, handle: int, value: float, now_ms: int) -> bool:
         """Whether the next charge is this one (with handle -1: to anybody); what was charged before is accounted for.
@@ -931,9 +942,9 @@ class Model:
                 return False
         return bool(self._journal)
 
-    def _account_early(self, now_ms: int, all_but: int = 0) -> None:
-        """What was charged is accounted for, but for so many charges, though nothing more of it goes out now."""
-        while len(self._journal) > all_but and self._account_for_next(now_ms):
+    def _account_early(self, now_ms: int) -> None:
+        """What was charged is accounted for, though nothing more of it goes out now."""
+        while self._journal and self._account_for_next(now_ms):
             pass
 
     def _account_for_next(self, now_ms: int) -> bool:
@@ -956,11 +967,11 @@ class Model:
         return False
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
-        """Whether this can be the charge for a Fetch answer; one that may be withheld has its time charged first."""
+        """Whether this can be the charge for a Fetch answer, whose time is charged first."""
         if written.sent_bytes or written.charged:
             return False
         if charge.of is Of.TIME:
-            return self._may_withhold(request) and request.timed is not None
+            return request.head.api_key == wire.FETCH and request.timed is not None
         right = request.fetch_handle in (-1, charge.handle)
         return right and charge.charges == 1 and charge.value == written.answer.charged_bytes
 

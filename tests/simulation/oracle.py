@@ -36,10 +36,8 @@ class Of(Enum):
 
 @dataclass(slots=True)
 class Charge:
-    """One charge that a relay has made, or `charges` of them, `value` in all, and what came of it.
-
-    What was `lent` has been given back at once, and is paid after so many ms if nothing comes between. What was
-    `taken_back` never is.
+    """One charge that a relay has made, or `charges` of them, `value` in all, and what came of it; whether it was
+    `taken_back` at once.
     """
 
     of: Of
@@ -47,8 +45,6 @@ class Charge:
     value: float
     throttle_ms: int
     charges: int = 1
-    lent: bool = False
-    paid_after_ms: int = 0
     taken_back: bool = False
 
 
@@ -58,7 +54,6 @@ class _Row:
     def __init__(self, limit: float, sensors: "WatchedSensors") -> None:
         self.rate = WindowedRate(limit, sensors.samples, sensors.window_ms)
         self.paid_at = -inf
-        self.lent = 0.0
 
     def charge(self, value: float, now_ms: int, sensors: "WatchedSensors") -> int:
         """What is owed at once, cut to the cap; what the cap cuts off is owed later, and each byte adds to it."""
@@ -72,25 +67,6 @@ class _Row:
             self.paid_at = -inf
             return min(delay_ms, sensors.max_throttle_ms)
         return min(max(delay_ms, ceil(self.paid_at - now_ms)), sensors.max_throttle_ms)
-
-    def may_lend(self, value: float, throttle_ms: int, sensors: "WatchedSensors") -> bool:
-        """Whether what was just charged is taken back: it is too much now, but not ever, and there is no debt."""
-        return throttle_ms > 0 and self.paid_at == -inf and value <= self._burst(sensors)
-
-    def _burst(self, sensors: "WatchedSensors") -> float:
-        return self.rate.limit * (sensors.samples - 1) * (sensors.window_ms / 1000)
-
-    def payable_after_ms(self, now_ms: int, sensors: "WatchedSensors") -> int:
-        """When somebody who asks for all that is lent, and asks again when told to, would get it; at most one cap."""
-        trial, at_ms = deepcopy(self), now_ms
-        value = min(self.lent, self._burst(sensors))
-        while at_ms - now_ms < sensors.max_throttle_ms:
-            throttle_ms = trial.charge(value, at_ms, sensors)
-            if not throttle_ms:
-                break
-            trial.give_back(value, at_ms)
-            at_ms += throttle_ms
-        return min(at_ms - now_ms, sensors.max_throttle_ms)
 
     def give_back(self, value: float, now_ms: int) -> None:
         """Record the negative; a debt shrinks as it has grown."""
@@ -151,45 +127,17 @@ class WatchedSensors(Sensors):
             self.journal.append(Charge(self._of, handle, value, 0, charges))
         return charged
 
-    def charge_or_lend(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
-        throttle_ms, lent = super().charge_or_lend(handle, value, now_ms)
-        row, charge = self._rows[handle], self.journal[-1]
-        _require_equal(f"{value} bytes are lent", lent, charge.lent or row.may_lend(value, charge.throttle_ms, self))
-        if lent:
-            row.lent += value
-        return throttle_ms, lent
-
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
         self._within = True
         throttle_ms = super().charge_if_within(handle, value, now_ms)
         self._within = False
         return throttle_ms
 
-    def payable_after_ms(self, handle: int, now_ms: int) -> int:
-        after_ms = super().payable_after_ms(handle, now_ms)
-        row, charge = self._rows[handle], self.journal[-1]
-        _require_equal(f"{row.lent} bytes are lent for (ms)", after_ms, row.payable_after_ms(now_ms, self))
-        charge.paid_after_ms = max(after_ms, charge.throttle_ms)
-        return after_ms
-
-    def repay(self, handle: int, value: float, now_ms: int) -> tuple[int, bool]:
-        if handle in self._rows:
-            self._rows[handle].lent -= value
-        return super().repay(handle, value, now_ms)
-
-    def call_in(self, handle: int, value: float) -> None:
-        if handle in self._rows:
-            self._rows[handle].lent -= value
-        super().call_in(handle, value)
-
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         if handle in self._rows:
             row, charge = self._rows[handle], self.journal[-1]
-            if not self._within:
-                charge.lent = charge.handle == handle and row.may_lend(value, charge.throttle_ms, self)
             charge.taken_back = self._within or (charge.handle == handle and not charge.throttle_ms)
-            lawful = charge.taken_back or charge.lent
-            _require_equal(f"{value} bytes may be given back", lawful and charge.value == value, True)
+            _require_equal(f"{value} bytes may be given back", charge.taken_back and charge.value == value, True)
             row.give_back(value, now_ms)
         super().give_back(handle, value, now_ms)
 

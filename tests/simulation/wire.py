@@ -196,12 +196,9 @@ def is_other_protocol(start: bytes) -> bool:
     return tls or start[:4] in _OTHER_PROTOCOLS or start[:4] == b"\r\n\r\n"
 
 
-def judge(data: bytes | bytearray, max_frame_bytes: int, withholds: bool = False) -> Head | Bad | None:
-    """The request that `data` begins with, None while its decisive bytes are not there: for one that `withholds` the
-    session of a Fetch is one of them.
-    """
-    head = _judge(data, max_frame_bytes)
-    if not (withholds and isinstance(head, Head) and head.api_key == FETCH and head.version >= 7):
+def with_session(data: bytes | bytearray, head: Head) -> Head | Bad | None:
+    """The Fetch that `data` begins with, with what it tells of its session; None while that is not there."""
+    if head.version < 7:
         return head
     at = head.body_at + (17 if head.version >= 15 else 21)
     if at + 4 > min(len(data), head.frame_bytes):
@@ -220,7 +217,8 @@ def judge_token(data: bytes | bytearray) -> Head | Bad | None:
     return Head(size + 4, int.from_bytes(SASL_KEYS[1], "big"), -1, 0, b"", 4, 1, bare=True)
 
 
-def _judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
+def judge(data: bytes | bytearray, max_frame_bytes: int) -> Head | Bad | None:
+    """The request that `data` begins with, None while its decisive bytes are not there."""
     if len(data) < 4:
         return None
     size = int.from_bytes(data[:4], "big", signed=True)
