@@ -68,7 +68,7 @@ class Relay(RequestSide):
     @property
     def whole_requests(self) -> int:
         """How many requests have come to their end."""
-        return self.requests - (self._request_left > 0)
+        return self.requests
 
     @property
     def awaited(self) -> Awaited:
@@ -288,6 +288,7 @@ class Relay(RequestSide):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
         self._closed = True
+        self._abandon_half(self._now_us // 1000)
         if self._requests and self._meet is not None:
             self._coming = self._coming or self._client(b"").of(REQUEST)
             self._read(self._coming.client.of(REQUEST), len(self._requests))

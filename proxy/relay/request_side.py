@@ -64,6 +64,7 @@ class RequestSide(Authentication):
         "_decided_ms",
         "_enquiries",
         "_fetched_from",
+        "_half",
         "_likeness",
         "_node_blocked",
         "_opening",
@@ -79,6 +80,8 @@ class RequestSide(Authentication):
         self._timed = False
         self._likeness: Likeness | None = None
         self._requests = b""
+        self._half: Request | None = None
+        """The request of which so much has not come yet: it is counted and charged with its last byte."""
         self._request_left = 0
         self._opening = False
         self._client_paused = False
@@ -105,10 +108,7 @@ class RequestSide(Authentication):
         try:
             while True:
                 if self._request_left:
-                    step = min(self._request_left, end - at)
-                    self._request_left -= step
-                    at += step
-                    self._read(self._coming, step)
+                    at = self._go_on(at, end, now_ms, after)
                 if at == end or (self._mute & ~UNCONNECTED and not self._passes_mute(buf, at)):
                     break
                 if quick and not self._mute and self._likeness is not None:
@@ -146,8 +146,8 @@ class RequestSide(Authentication):
                     if uncharged is None:
                         break
                     if uncharged and request.plan is not UNKNOWN_API_VERSIONS:
-                        self._take_uncharged(request)
-                        self._coming, self._request_left = request.use, frame_bytes
+                        self._await_answer(request)
+                        at = self._pass(request, at, end, now_ms, after)
                         continue
                 if request.plan is UNKNOWN_API_VERSIONS:
                     if at + frame_bytes > end or self._client_blocked:
@@ -173,7 +173,7 @@ class RequestSide(Authentication):
                     if self._must_pay_first(request, binding, now_ms, after):
                         break
                     self._mute |= FETCHING
-                splice = self._take(request, binding, buf, now_ms, after)
+                splice = self._take(request, binding, buf, now_ms)
                 if splice is None:
                     if not self._mute & FETCHING and request.incremental is None:
                         self._likeness = likeness_of(request, binding, buf, at)
@@ -181,7 +181,7 @@ class RequestSide(Authentication):
                     add_run(pieces, buf, run, splice.start)
                     pieces.append(splice.data)
                     run = splice.end
-                self._coming, self._request_left = request.use, frame_bytes
+                at = self._pass(request, at, end, now_ms, after)
         finally:
             if at:
                 self._requests = send_through(actions, _NODE, pieces, buf, run, at)
@@ -193,44 +193,87 @@ class RequestSide(Authentication):
         request.decided_at -= at
         self._read_before = request
 
-    def _take_uncharged(self, request: Request) -> None:
-        """Count a request that is being sent on, and no more."""
-        self._count_requests(request, 1, request.size_bytes + 4)
-        request.muted_until_ms = self._muted_until_ms
-        self._await_answer(request)
-
     def _become_unlike(self) -> None:
         self._likeness = None
 
-    def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int, after: list[Action]) -> Splice | None:
-        """Count and charge a request that is being sent on; return the splice that clamps a Fetch."""
+    def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int) -> Splice | None:
+        """Await the answer of a request that is being sent on; return the splice that clamps a Fetch."""
         plan = request.plan
-        self._count_requests(request, 1, request.size_bytes + 4)
-        splice = None
-        if plan.api_key == PRODUCE:
-            self._used(request.use, request.size_bytes)
-            if binding.produce is not None:
-                throttle_time_ms = self._charge(binding.produce, request.size_bytes, now_ms)
-                if throttle_time_ms:
-                    used = request.size_bytes
-                    self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after, used)
-            if binding.shadow_produce is not None:
-                told_ms = self._shadows.charge(binding.shadow_produce, request.size_bytes, now_ms)
-                if told_ms and request.use is not None:
-                    request.use.note_shadow(told_ms, self._now_us)
-        elif plan.fetches and binding.limits_fetches:
+        if request.answered:
+            self._await_answer(request)
+        if plan.fetches and binding.limits_fetches:
             if plan.api_key == FETCH:
-                splice = fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
-            else:
-                splice = limits_clamp(buf, request.decided_at - LIMITS_BYTES, binding.fetch_ceiling_bytes)
-        elif plan.asked is AskKind.MUTATION and binding.mutation is not None:
+                return fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
+            return limits_clamp(buf, request.decided_at - LIMITS_BYTES, binding.fetch_ceiling_bytes)
+        if plan.asked is AskKind.MUTATION and binding.mutation is not None:
             self._buckets.spend_permissively(binding.mutation, 0, now_ms)
+        return None
+
+    def _pass(self, request: Request, at: int, end: int, now_ms: int, after: list[Action]) -> int:
+        """Have what is here of a request pass to the node; return where that ends."""
+        frame_end = at + 4 + request.size_bytes
+        if frame_end <= end:
+            self._came_whole(request, now_ms, after)
+        else:
+            self._half, self._request_left = request, frame_end - end
+            if self._meet is not None:
+                request.use = self._client(request.client_id).of(request.plan.use)
+            frame_end = end
+        self._coming = request.use
+        self._read(request.use, frame_end - at)
+        return frame_end
+
+    def _go_on(self, at: int, end: int, now_ms: int, after: list[Action]) -> int:
+        """Have more of the request pass that is half-way; return where that ends."""
+        step = min(self._request_left, end - at)
+        self._request_left -= step
+        self._read(self._coming, step)
+        if not self._request_left:
+            request = self._take_half(now_ms)
+            if self._waiting == 1 and request.answered:
+                self._times.sent(self._now_us)
+            self._came_whole(request, now_ms, after)
+        return at + step
+
+    def _take_half(self, now_ms: int) -> Request:
+        """The request that is no longer half-way; a Produce with the sensors that measure its client by now."""
+        request, self._half = self._half, None
+        assert request is not None
+        if request.plan.api_key == PRODUCE:
+            request.binding = self._binding(request.client_id, now_ms)
+        return request
+
+    def _came_whole(self, request: Request, now_ms: int, after: list[Action]) -> None:
+        """Count and charge a request whose last byte is here, as a broker does then."""
+        size_bytes = request.size_bytes
+        self._count_requests(request, 1, size_bytes + 4)
+        if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charge_produce(request, size_bytes, now_ms)):
+            self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after, size_bytes)
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
-            self._await_answer(request)
-        elif binding.costs is not None:
-            self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, request.size_bytes)
-        return splice
+        elif request.binding is not None and request.binding.costs is not None:
+            self._tally.exempt_us += request.binding.costs.us(request.plan.cost_kind, size_bytes)
+
+    def _charge_produce(self, request: Request, size_bytes: int, now_ms: int) -> int:
+        """Charge so many bytes of a Produce; for how many ms they throttle."""
+        binding = request.binding
+        assert binding is not None
+        self._used(request.use, size_bytes)
+        if binding.shadow_produce is not None:
+            told_ms = self._shadows.charge(binding.shadow_produce, size_bytes, now_ms)
+            if told_ms and request.use is not None:
+                request.use.note_shadow(told_ms, self._now_us)
+        return 0 if binding.produce is None else self._charge(binding.produce, size_bytes, now_ms)
+
+    def _abandon_half(self, now_ms: int) -> None:
+        """No more comes of the request that is half-way: count and charge what has come."""
+        if self._half is None:
+            return
+        request = self._take_half(now_ms)
+        came_bytes = request.size_bytes - self._request_left
+        self._count_requests(request, 1, came_bytes + 4)
+        if request.plan.api_key == PRODUCE:
+            self._charge_produce(request, came_bytes, now_ms)
 
     def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
         """Whether an entity's first Fetch on this connection waits: else hanging up were a way around a throttle."""

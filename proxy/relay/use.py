@@ -2,8 +2,9 @@
 
 A byte counts when it was read from the client's socket or is handed over to be written there, with the user and
 client-id of its request; of a connection that dies amid a frame so much of it counts as came. What was handed over and
-never written is told as unsent. So requests are what began, in_bytes what was read, out_bytes - unsent_bytes what was
-written: an observer in front of the proxy sees the same, but for what only a kernel had when a connection was lost.
+never written is told as unsent. A request counts with its last byte, or when no more of it comes. So requests are what
+began, in_bytes what was read, out_bytes - unsent_bytes what was written: an observer in front of the proxy sees the
+same, but for what only a kernel had when a connection was lost.
 """
 
 from collections import deque

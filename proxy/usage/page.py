@@ -32,7 +32,9 @@ All settings: [configuration.md](configuration.md). Metrics begin with `kafka_th
   what is inside. Not counted: PROXY headers, handshakes, and what a kernel still held when a connection was lost:
   nobody but that kernel knows. Over TLS, what was encrypted counts as written.
 - A byte belongs to the client of its request; what came behind the last whole request head belongs to `request` of
-  the client before it. A request counts in the window in which it is taken, bytes in the window in which they pass.
+  the client before it. A request, and what a Produce used, counts in the window in
+  which its last byte came, bytes in the window in which they pass. One that is cut by the end of a
+  connection counts then, with what came of it.
 - `used` is what the quota counts: for produce request sizes, for fetch answer sizes, both as brokers have them; for
   request, ms of handler time of all its requests (as charged while a request quota is on, else what such requests
   cost by the model of [request-time.md](request-time.md)); for controller_mutation partitions in the end, when the

@@ -148,9 +148,10 @@ def test_a_muted_client_has_time(make_relay):
 
 
 def test_a_client_that_is_muted_amid_a_request_has_to_send_the_rest(make_relay):
-    waiter = Waiter(make_relay, ledger=ledger_with(produce=100))
+    waiter = Waiter(make_relay)
     waiter.script.connected()
-    waiter.client(produce(1, size=10_000)[:1000])
+    waiter.client(heartbeat(1) + produce(2, size=10_000)[:1000])
+    waiter.node(heartbeaten(1, throttle_time_ms=3_600_000))
     assert waiter.script.throttles
     assert waiter.until(3600) == (11, CloseReason.REQUEST_TIMEOUT)
 

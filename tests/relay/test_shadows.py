@@ -77,18 +77,18 @@ class Conversation:
         self._note()
 
     def _note(self):
-        """Which requests and answers have begun to go out, and which requests the node has whole."""
+        """Which answers have begun to go out, and which requests the node has whole: then a Produce is charged."""
         node, client = self.script.sent[Side.NODE], self.script.sent[Side.CLIENT]
         while self.sent_at[Side.NODE] < len(node):
-            ask, frame = self.asks[self.taken], self.frames[self.taken]
-            if ask.kind == "produce":
-                self.events.append((PRODUCE, ask.client_id, len(frame) - 4, self.now_ms))
-            self.sent_at[Side.NODE] += len(frame)
+            self.sent_at[Side.NODE] += len(self.frames[self.taken])
             self.taken += 1
         whole = self.taken - (self.sent_at[Side.NODE] > len(node))
         for corr in range(self.reached, whole):
-            if answer := self.asks[corr].answer(corr):
-                self.answers.append((self.asks[corr], answer))
+            ask = self.asks[corr]
+            if ask.kind == "produce":
+                self.events.append((PRODUCE, ask.client_id, len(self.frames[corr]) - 4, self.now_ms))
+            if answer := ask.answer(corr):
+                self.answers.append((ask, answer))
                 self.to_answer += answer
         self.reached = max(self.reached, whole)
         while self.sent_at[Side.CLIENT] < len(client):

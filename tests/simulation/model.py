@@ -152,6 +152,8 @@ class Model:
         self._requests = bytearray()
         self._requests_fed = 0
         self._request_left = 0
+        self._half: Taken | None = None
+        """The request of which so much is still to come."""
         self._client_acted = False
         self._in_flight: deque[Taken] = deque()
         self._connected = False
@@ -442,6 +444,7 @@ class Model:
             self._take_own(now_ms)
         self._account_early(now_ms)
         self._check_close(close)
+        self._abandon(now_ms)
         if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
             self._counts.logins_failed += 1
         nobody_listens = self._lost_reason == "client_lost"  # which is told as a failed login if there was one
@@ -597,6 +600,8 @@ class Model:
             del self._requests[:step]
             self._request_left -= step
             at += step
+            if self._half is not None and not self._request_left:
+                self._came_whole(self._half, now_ms)
         self._take_own(now_ms)  # they were taken before anything was sent, and before their answers mute
 
     def _take(self, now_ms: int) -> None:
@@ -614,8 +619,8 @@ class Model:
         )
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
         require(not self._asking(CLIENT), "a request while its verdict is due")
-        self._count_request(head)
         if self._decided is not None:
+            self._count_request(head)
             self._take_decided(head, now_ms)
             return
         require(not self._must_prove, f"{head} passes though nobody knows who the client is")
@@ -625,7 +630,7 @@ class Model:
         self._told.clear()
         self._told_nonsense = False
         self._look_up(head.client_id)
-        fetch_handle = self._charge_produce(head, now_ms)
+        fetch_handle = self._clamp_fetch(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
         taken.may_withhold = self._may_withhold(head)
@@ -633,7 +638,27 @@ class Model:
         if head.answered:
             self._in_flight.append(taken)
         self.for_node.append(taken)
-        self._request_left = head.frame_bytes
+        self._half, self._request_left = taken, head.frame_bytes
+
+    def _came_whole(self, taken: Taken, now_ms: int) -> None:
+        """The last byte of a request goes to the node: it is counted and charged, by the quotas of now."""
+        head, self._half = taken.head, None
+        self._count_request(head)
+        if head.api_key == wire.PRODUCE:
+            self._look_up(head.client_id)
+            self._charge_produce(head, head.frame_bytes - 4, now_ms)
+            taken.timed = self._timed_by(head, now_ms)
+        taken.muted_until_ms = self._mute.until_ms
+
+    def _abandon(self, now_ms: int) -> None:
+        """The connection ends amid a request: what came of it is counted and charged, and mutes nobody."""
+        if self._half is None:
+            return
+        head, came_bytes = self._half.head, self._half.head.frame_bytes - self._request_left
+        self._count_request(head, came_bytes)
+        if head.api_key == wire.PRODUCE:
+            self._look_up(head.client_id)
+            self._charge_produce(head, came_bytes - 4, now_ms, mutes=False)
 
     def _take_decided(self, head: wire.Head, now_ms: int) -> None:
         """A request that was asked about goes to the node, perhaps without some of its topics."""
@@ -671,27 +696,33 @@ class Model:
         self._mute.throttle(now_ms, look.throttle_ms, QuotaType.FETCH, head.client_id)
         return True
 
-    def _charge_produce(self, head: wire.Head, now_ms: int) -> int | None:
-        """Charge a Produce, clamp a Fetch; return by which sensor the answer will be measured."""
-        if head.api_key not in (wire.PRODUCE, wire.FETCH):
-            return None
-        quota_type = QuotaType.PRODUCE if head.api_key == wire.PRODUCE else QuotaType.FETCH
+    def _bytes_handle(self, head: wire.Head, quota_type: QuotaType, now_ms: int) -> int | None:
+        """By which sensor the bytes of a client are measured; -1: nobody knows, None: by none."""
         if not self._ledger.table.is_on(quota_type):
             return None
+        if not self._exact_keys:
+            return -1
         client_id = measured_as(head.client_id)
+        binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms)
+        handle = binding.produce if quota_type is QuotaType.PRODUCE else binding.fetch
+        assert handle is not None
         limit = self._ledger.table.tags_and_limit(quota_type, self.user, client_id).limit
-        handle = -1
-        if self._exact_keys:
-            binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms)
-            bound = binding.produce if quota_type is QuotaType.PRODUCE else binding.fetch
-            assert bound is not None
-            handle = bound
-            require(self._sensors.limit(handle) == limit, f"{client_id} is measured by {self._sensors.limit(handle)}")
-        if quota_type is QuotaType.PRODUCE:
-            value = head.frame_bytes - 4
-            if handle != -1 or self._next_charge(Of.BYTES, handle, value, now_ms):
-                self._charge(value, handle, quota_type, head, now_ms)  # a full table measures nobody without a quota
+        require(self._sensors.limit(handle) == limit, f"{client_id} is measured by {self._sensors.limit(handle)}")
+        return handle
+
+    def _charge_produce(self, head: wire.Head, value: int, now_ms: int, mutes: bool = True) -> None:
+        """So many bytes of a Produce are charged; a full table measures nobody without a quota."""
+        handle = self._bytes_handle(head, QuotaType.PRODUCE, now_ms)
+        if handle is None or (handle == -1 and not self._next_charge(Of.BYTES, handle, value, now_ms)):
+            return
+        self._charge(value, handle, QuotaType.PRODUCE, head, now_ms, mutes=mutes)
+
+    def _clamp_fetch(self, head: wire.Head, now_ms: int) -> int | None:
+        """Clamp a Fetch; return by which sensor the answer will be measured."""
+        handle = None if head.api_key != wire.FETCH else self._bytes_handle(head, QuotaType.FETCH, now_ms)
+        if handle is None:
             return None
+        limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
         ceiling_bytes = self._ceiling_bytes(limit)
         if ceiling_bytes < INT32_MAX:
             self._look_at_owed(head, handle, now_ms)
@@ -716,6 +747,7 @@ class Model:
         now_ms: int,
         may_withhold: bool = False,
         over_time: bool = False,
+        mutes: bool = True,
     ) -> int:
         """One charge of the relay is accounted for; what throttle it gave. Who is `over_time` is withheld the bytes."""
         charged = self._next_charge(Of.BYTES, handle, value, now_ms)
@@ -729,17 +761,17 @@ class Model:
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
         withheld = may_withhold and (over_time or charge.throttle_ms > 0)
         require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
-        if charge.throttle_ms:
+        if charge.throttle_ms and mutes:
             in_answers = quota_type is QuotaType.FETCH
             self._mute.throttle(now_ms, charge.throttle_ms, quota_type, head.client_id, in_answers)
         return charge.throttle_ms
 
-    def _count_request(self, head: wire.Head) -> None:
-        counts = self._counts
+    def _count_request(self, head: wire.Head, came_bytes: int | None = None) -> None:
+        counts, frame_bytes = self._counts, head.frame_bytes if came_bytes is None else came_bytes
         self.requests += 1
-        self._request_bytes += head.frame_bytes
+        self._request_bytes += frame_bytes
         counts.requests_by_api[head.api_key] = counts.requests_by_api.get(head.api_key, 0) + 1
-        counts.request_bytes += head.frame_bytes
+        counts.request_bytes += frame_bytes
 
     # ------------------------------------------------------------------- answers
 
@@ -1187,7 +1219,7 @@ class Model:
     @property
     def whole_requests(self) -> int:
         """How many requests have come to their end."""
-        return self.requests - (self._request_left > 0)
+        return self.requests
 
     # ----------------------------------------------------------------- at the end
 

@@ -187,6 +187,24 @@ class UnchargedFrameOfATrain(Mutant):
         return _Changed(ledger, sensors=_Changed(sensors, charge_unthrottled=charge_unthrottled))
 
 
+class AbandonedRequestsAreFree(Mutant):
+    """When a client goes amid a Produce, what has come of it is not charged."""
+
+    _ends = False
+
+    def seen_ledger(self, ledger: Ledger) -> Any:
+        sensors: Sensors = ledger.sensors
+
+        def charge(handle: int, value: float, now_ms: int) -> int:
+            return 0 if self._ends else sensors.charge(handle, value, now_ms)
+
+        return _Changed(ledger, sensors=_Changed(sensors, charge=charge))
+
+    def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
+        self._ends = True
+        return self.sound.on_lost(reason, detail, now_us)
+
+
 class StaleQuota(Mutant):
     """A quota change is not noticed by clients that are bound already."""
 
@@ -571,6 +589,7 @@ MUTANTS = {
     EndlessMute: "to be woken at None",
     LostPartialFrame: "",
     UnchargedFrameOfATrain: "charge",
+    AbandonedRequestsAreFree: "is not charged",
     StaleQuota: "",
     DelayForgotten: "",
     HeldAnswerLostAtTheEnd: "",
