@@ -126,6 +126,7 @@ class Ledger:
         self.costs = costs or RequestCosts()
         self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
         self.shadow_buckets = self.buckets.like()
+        self.buckets.max_debt_ms = self.shadow_buckets.max_debt_ms = sensors.max_debt_ms
         self.shadow_sensors = sensors.like(sensors.max_throttle_ms, sensors.max_debt_ms)
         self._rows: dict[tuple[QuotaType, bool], Sensors | TokenBuckets] = {
             (QuotaType.PRODUCE, False): self.sensors,
@@ -347,6 +348,7 @@ class Ledger:
         self.shadow_sensors.set_caps(max_throttle_ms, max_debt_ms)
         self.buckets.set_cap(max_throttle_ms)
         self.shadow_buckets.set_cap(max_throttle_ms)
+        self.buckets.max_debt_ms = self.shadow_buckets.max_debt_ms = max_debt_ms
 
     def expire(self, now_ms: int) -> None:
         """Close sensors that nobody has used for more than an hour; called often, it looks at some each time.

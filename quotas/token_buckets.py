@@ -22,7 +22,7 @@ word  content
 """
 
 from dataclasses import dataclass
-from math import inf
+from math import floor, inf
 
 from quotas.rows import LIMIT, ROW_MASK, Rows
 from quotas.sensors import MAX_THROTTLE_MS, rounded
@@ -64,6 +64,8 @@ class TokenBuckets(Rows):
         super().__init__(capacity, samples, window_ms, _ROW_WORDS)
         self.capped = 0
         """How many throttles were cut to the cap, in all rows that ever were."""
+        self.max_debt_ms = 60_000
+        """For so long, or for one cap, a charge that nobody has confirmed yet may overdraw a bucket."""
         self.set_cap(max_throttle_ms)
 
     def set_cap(self, max_throttle_ms: int) -> None:
@@ -117,6 +119,18 @@ class TokenBuckets(Rows):
             return self._told_ms(row)
         self._spend(row, value, now_ms)
         return None
+
+    def unconfirmed(self, handle: int, value: float, now_ms: int) -> float:
+        """How much of `value` may be charged before it is known to be done; changes nothing.
+
+        All of it, unless that overdraws the bucket for longer than `max_debt_ms`, or one cap where that is longer. A
+        bucket that is not overdrawn yet is charged 1 at least, so that it is overdrawn by whatever is too much.
+        """
+        tokens, limit = self.tokens(handle, now_ms), self.limit(handle)
+        most = tokens + limit * (max(self.max_debt_ms, self.max_throttle_ms) / 1000)
+        if value <= most:
+            return value
+        return max(floor(most), 1 if tokens >= 0 else 0)
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """Put back what was charged, never beyond what the bucket holds."""

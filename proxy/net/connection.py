@@ -20,6 +20,7 @@ from proxy.relay.actions import (
     Close,
     CloseReason,
     Errand,
+    HangUp,
     OpenUpstream,
     Pause,
     Resume,
@@ -242,7 +243,7 @@ class Connection:
         self._stream(resume.side).resume_reading()
 
     def _decide(self, ask: Ask, now_us: int) -> list[Action]:
-        if self.closing:
+        if self.closing and not ask.settles:
             return []
         decision = decide(ask, self.facts, now_us // 1000)
         if isinstance(decision, Verdict):
@@ -253,7 +254,7 @@ class Connection:
     async def _work_out(self, ticket: int, decision: Errand | Work) -> None:
         """Decide in turns with others, have written what must be, then give the verdict.
 
-        A relay that is closed by then takes no notice.
+        A relay that is closed by then only has given back what was charged.
         """
         try:
             verdict = await finish_in_turns(decision.steps) if isinstance(decision, Work) else decision
@@ -379,7 +380,7 @@ class Connection:
         try:
             if self._client is not None:
                 self._client.close()
-            if self._node is not None:
+            if self._node is not None and not self.relay.unsettled:
                 if self.relay.ended_idle and reason in _CLIENT_IS_GONE:
                     self._node.hang_up()
                 else:
@@ -388,6 +389,11 @@ class Connection:
             self._lingers = self._client is not None or self._node is not None
             if self._lingers:
                 self._home.lingers(self)
+
+    def _hang_up_on_node(self, action: HangUp, now_us: int) -> None:
+        """What the node owed to the quotas it has told, behind the end of the client."""
+        if self._node is not None:
+            self._node.close()
 
     def _tell_end(self, close: Close) -> None:
         relay, login = self.relay, self.facts.login
@@ -463,6 +469,7 @@ _CARRY_OUT: Mapping[type[Action], Callable[[Connection, Any, int], None]] = {
     Send: Connection._send,
     Ask: Connection._ask,
     Close: Connection._close,
+    HangUp: Connection._hang_up_on_node,
     OpenUpstream: Connection._open_upstream,
     Pause: Connection._pause,
     Resume: Connection._resume,

@@ -82,8 +82,9 @@ class AskKind(_Quick):
 
     ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices.
     QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
-    MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one.
-    The verdict carries what is to be enquired first, or splices or an answer and what that costs the client.
+    MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one;
+    it is empty where a request that was charged never went to the node. The verdict carries what is to be enquired
+    first, or splices or an answer and what that costs the client.
     SASL: `frame` is a whole frame of an authentication, or is empty: a request comes behind an exchange whose end the
     node did not tell. The verdict says where the exchange stands, or what is to be enquired first.
     """
@@ -142,6 +143,11 @@ class Ask:
     enquired: tuple[bytes, ...] = ()
     note: object = None
 
+    @property
+    def settles(self) -> bool:
+        """Whether it corrects what was charged: this is decided although nobody waits for the verdict any more."""
+        return self.kind is AskKind.MUTATION and self.side is Side.NODE
+
 
 @dataclass(slots=True, frozen=True)
 class Pause:
@@ -183,13 +189,21 @@ class Throttled:
 
 @dataclass(slots=True)
 class Close:
-    """Write out what was sent to either side, then close both. The relay takes no further input."""
+    """Write out what was sent to either side, then close both. The relay sends nothing more.
+
+    While the relay is `unsettled` the node is read on, and its bytes are given to the relay.
+    """
 
     reason: CloseReason
     detail: str = ""
 
 
-Action = Send | Ask | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close
+@dataclass(slots=True, frozen=True)
+class HangUp:
+    """Behind a Close: nothing more is wanted of the node."""
+
+
+Action = Send | Ask | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close | HangUp
 
 
 @dataclass(slots=True)

@@ -3,10 +3,14 @@
 from protocol.errors import ProtocolError
 from proxy.relay.actions import (
     Action,
+    Ask,
+    AskKind,
     Close,
     CloseReason,
     Exchange,
+    HangUp,
     RelayLimits,
+    Resume,
     Send,
     Side,
     Verdict,
@@ -24,6 +28,20 @@ from quotas.ledger import Ledger
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE
 _ENDS = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST, CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
+_ANSWERS_NO_MORE = frozenset(
+    {
+        CloseReason.NODE_CLOSED,
+        CloseReason.NODE_LOST,
+        CloseReason.NODE_TLS_FAILED,
+        CloseReason.ANSWER_NOT_KAFKA,
+        CloseReason.ANSWER_TOO_LARGE,
+        CloseReason.ANSWER_MALFORMED,
+        CloseReason.ANSWER_UNEXPECTED,
+        CloseReason.INTERNAL_ERROR,
+        CloseReason.SHUTDOWN,
+    }
+)
+"""Behind these ends no answer of the node is waited for."""
 _NOBODY_LISTENS = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
 
 
@@ -31,13 +49,14 @@ class Relay(RequestSide):
     """One client connection with its upstream connection. Does no I/O and reads no clock.
 
     Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order; after a
-    Close it returns nothing.
+    Close it only corrects what was charged for mutations: Asks about their answers, and a HangUp in the end.
     Requests and answers keep their order, and a frame that is not understood is not sent on.
     """
 
     __slots__ = (
         "_client_eof",
         "_closed",
+        "_unsettled",
         "ended_idle",
     )
 
@@ -45,8 +64,14 @@ class Relay(RequestSide):
         super().__init__(ledger, tally, limits, bind, meet)
         self._closed = False
         self._client_eof = False
+        self._unsettled = False
         self.ended_idle = False
         """Whether nothing was in flight or half-way when it was closed: no side owes the other anything."""
+
+    @property
+    def unsettled(self) -> bool:
+        """Behind a Close: whether answers of the node are still wanted."""
+        return self._unsettled
 
     @property
     def muted(self) -> bool:
@@ -91,7 +116,7 @@ class Relay(RequestSide):
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         """Bytes from the client or the node."""
         if self._closed:
-            return []
+            return self._settle(data) if side is _NODE and self._unsettled else []
         self._now_us = now_us
         if side is _NODE:
             return self._answers_came(data, now_us // 1000)
@@ -129,7 +154,9 @@ class Relay(RequestSide):
         """The answer to an Ask; one that is no longer waited for is dropped."""
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
-        if self._closed or ticket not in (self._request_ticket, self._answer_ticket):
+        if self._closed:
+            return self._unspend(verdict) if ticket == self._request_ticket else actions
+        if ticket not in (self._request_ticket, self._answer_ticket):
             return actions
         if verdict.close is not None:
             self._close(actions, verdict.close.reason, verdict.close.detail)
@@ -213,7 +240,7 @@ class Relay(RequestSide):
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
         if self._closed:
-            return actions
+            return self._hang_up() if side is _NODE else actions
         if side is _NODE:
             name = None if self._amid_answer else looks_like(self._answers[:4])
             if name:
@@ -284,19 +311,76 @@ class Relay(RequestSide):
     def _close(self, actions: list[Action], reason: CloseReason, detail: str = "") -> None:
         if self._held_since_ms is not None and reason not in _NOBODY_LISTENS:
             self._let_go(actions)
+        answers_come = reason not in _ANSWERS_NO_MORE
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
         self._closed = True
         self._abandon_half(self._now_us // 1000)
+        if self._decided is not None:
+            actions += self._unspend(self._decided)
         if self._requests and self._meet is not None:
             self._coming = self._coming or self._client(b"").of(REQUEST)
             self._read(self._coming.client.of(REQUEST), len(self._requests))
         self._forget_clients()
-        self._requests = self._answers = self._held_answer = b""
+        self._requests = b""
+        self._unsettled = answers_come and self._owes_correction
+        if not self._unsettled:
+            self._forget_answers()
+        elif self._node_paused:
+            self._node_paused = False
+            actions.append(Resume(_NODE))
+        actions.append(Close(reason, detail))
+
+    # ----------------------------------------------------------- behind the end
+
+    def _settle(self, data: bytes) -> list[Action]:
+        """Bytes of the node's, behind the end: ask about the answer that corrects what was charged."""
+        actions: list[Action] = []
+        self._answers += data
+        try:
+            at = self._collect(self._in_flight[0], self._answers, 0, actions)
+        except ProtocolError:
+            return self._hang_up()
+        self._answers = self._answers[at:]
+        return actions + self._hang_up() if actions else []
+
+    def _hang_up(self) -> list[Action]:
+        """Nothing more is waited for, if anything was."""
+        if not self._unsettled:
+            return []
+        self._unsettled = False
+        self._forget_answers()
+        return [HangUp()]
+
+    def _forget_answers(self) -> None:
+        self._answers = self._held_answer = b""
         self._collecting, self._enquired = [], []
         self._in_flight.clear()
-        actions.append(Close(reason, detail))
+
+    def _unspend(self, verdict: Verdict) -> list[Action]:
+        """What was decided about a request comes to nothing: what it was charged is given back."""
+        self._request_ticket, self._decided = NO_TICKET, None
+        plan = self._asked_plan
+        if verdict.note is None or plan is None or plan.asked is not AskKind.MUTATION:
+            return []
+        return [self._ask_to_settle(plan.api_key, plan.api_version, b"", verdict.note)]
+
+    def _ask_to_settle(self, api_key: int, api_version: int, frame: bytes, note: object) -> Ask:
+        ask = Ask(self._next_ticket(), AskKind.MUTATION, _NODE, api_key, api_version, frame)
+        ask.note = note
+        return ask
+
+    @property
+    def _owes_correction(self) -> bool:
+        """Whether the node has yet to answer a mutation that was charged.
+
+        There is one at most, and nothing before it: what it costs was enquired just before.
+        """
+        if not self._in_flight or self._held_answer:
+            return False
+        first = self._in_flight[0]
+        return first.plan.asked is AskKind.MUTATION and first.note is not None
 
     def _authentication_failed(self, reason: CloseReason) -> bool:
         """Whether the end came of a refusal. A node that takes no bare token, or no request behind one, only closes."""

@@ -37,7 +37,7 @@ from proxy.relay.carriage import (
     send_through,
 )
 from proxy.relay.likeness import Likeness, likeness_of
-from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS
+from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
@@ -58,6 +58,7 @@ class RequestSide(Authentication):
     """From the client to the node."""
 
     __slots__ = (
+        "_asked_plan",
         "_buckets",
         "_client_paused",
         "_decided",
@@ -91,6 +92,8 @@ class RequestSide(Authentication):
         self._decided: Verdict | None = None
         self._decided_ms = 0
         self._read_before: Request | None = None
+        self._asked_plan: Plan | None = None
+        """Of the request that was asked about last."""
 
     def _take_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
         """Send on all that may be sent: whole frames, and what is here of a frame whose decisive fields are.
@@ -412,6 +415,7 @@ class RequestSide(Authentication):
         if end <= len(buf) and not self._client_blocked:
             assert plan.asked is not None
             self._mute |= ASKING
+            self._asked_plan = plan
             self._request_ticket = self._next_ticket()
             ask = Ask(self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end])
             ask.client_id, ask.body_at = request.client_id, request.body_at - at

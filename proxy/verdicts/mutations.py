@@ -28,7 +28,7 @@ from protocol.topic_partitions import partitions_by_id_request, partitions_by_na
 from proxy.relay.actions import Ask, Close, CloseReason, Verdict
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.recent_topics import TopicKey
-from quotas.ledger import Binding
+from quotas.ledger import Binding, Ledger
 from quotas.rows import StaleSensor
 from quotas.token_buckets import TokenBuckets
 
@@ -45,11 +45,12 @@ _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 
 @dataclass(frozen=True, slots=True)
 class _Charge:
-    """What one topic was charged to the quota and to its shadow, and what it costs if it succeeds."""
+    """What one topic was charged to the quota and to its shadow, and what it costs either if it succeeds."""
 
-    spent: int
-    shadow: int
+    spent: float
+    shadow: float
     due: int
+    shadow_due: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +103,20 @@ def _decided(
     ask: Ask, request: MutationRequest, costs: _Costs, binding: Binding, facts: ConnectionFacts, now_ms: int
 ) -> Verdict:
     ledger = facts.listener.ledger
-    refused, throttle_time_ms = _spend(request, costs, ledger.buckets, binding.mutation, now_ms)
+    spent, refused, throttle_time_ms = _spend(request, costs, ledger.buckets, binding.mutation, now_ms)
     passing = [0 if i in refused else cost for i, cost in enumerate(costs.now)]
-    in_shadow, told_ms = _spend_in_shadow(request, passing, ledger.shadow_buckets, binding.shadow_mutation, now_ms)
+    shadow, shadow_due, told_ms = _spend_in_shadow(
+        request, passing, ledger.shadow_buckets, binding.shadow_mutation, now_ms
+    )
     if told_ms and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, binding.client_id, 0.0, told_ms)
     refusals = {i: refusal(request, request.items[i]) for i in sorted(refused)}
     if refused and len(refused) == len(request.items):
         answer = refusals_answer(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
         return Verdict(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
-    charges = {i: _Charge(cost, in_shadow[i], costs.due[i]) for i, cost in enumerate(passing) if i not in refused}
+    charges = {
+        i: _Charge(spent[i], shadow[i], costs.due[i], shadow_due[i]) for i in range(len(passing)) if i not in refused
+    }
     matters = refused or any(charge.due for charge in charges.values())
     note = _Note(
         request.items,
@@ -132,56 +137,71 @@ def _decided(
 
 def _spend(
     request: MutationRequest, costs: _Costs, buckets: TokenBuckets, bucket: int | None, now_ms: int
-) -> tuple[set[int], int]:
-    """Charge topic by topic; the numbers of those refused, and the throttle time of the last that was too much."""
+) -> tuple[list[float], set[int], int]:
+    """Charge topic by topic, as far as may be before it is done.
+
+    What each was charged, the numbers of those refused, and the throttle time of the last that was too much.
+    """
+    spent: list[float] = list(costs.now)
     refused: set[int] = set()
     throttle_time_ms = 0
     if bucket is None:
-        return refused, 0
+        return spent, refused, 0
+    spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
     for i, cost in enumerate(costs.now):
         if costs.same_as.get(i) in refused:
             refused.add(i)
         elif cost:
-            spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
-            told_ms = spend(bucket, cost, now_ms)
+            spent[i] = buckets.unconfirmed(bucket, cost, now_ms)
+            told_ms = spend(bucket, spent[i], now_ms)
             if told_ms is not None:
                 throttle_time_ms = told_ms
                 if request.strict:
                     refused.add(i)
-    return refused, throttle_time_ms
+    return spent, refused, throttle_time_ms
 
 
 def _spend_in_shadow(
     request: MutationRequest, passing: Sequence[int], buckets: TokenBuckets, bucket: int | None, now_ms: int
-) -> tuple[list[int], list[int]]:
+) -> tuple[list[float], list[int], list[int]]:
     """What is charged to the shadow quota of what passes. It refuses nothing, and counts what it would have refused.
 
-    The second value are the times, in ms, for which it would have throttled.
+    The second value is what each topic costs it if it succeeds, the third the times, in ms, for which it would have
+    throttled.
     """
-    charged = [0] * len(passing)
+    charged: list[float] = [0] * len(passing)
+    due = [0] * len(passing)
     throttles_ms: list[int] = []
     if bucket is None:
-        return charged, throttles_ms
+        return charged, due, throttles_ms
     spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
     for i, cost in enumerate(passing):
         if cost:
-            told_ms = spend(bucket, cost, now_ms)
-            charged[i] = 0 if request.strict and told_ms is not None else cost
+            value = buckets.unconfirmed(bucket, cost, now_ms)
+            told_ms = spend(bucket, value, now_ms)
+            if told_ms is None or not request.strict:
+                charged[i], due[i] = value, cost
             if told_ms:
                 throttles_ms.append(told_ms)
-    return charged, throttles_ms
+    return charged, due, throttles_ms
 
 
 # ------------------------------------------------------------------------------ the answer
 
 
 def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
-    """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError."""
+    """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError.
+
+    Without a frame the request never went to the node, and all is given back.
+    """
     note, ledger = ask.note, facts.listener.ledger
     assert isinstance(note, _Note)
+    if not ask.frame:
+        _give_all_back(note, ledger, now_ms)
+        return Verdict()
     answer = read_mutation_answer(ask.frame, ask.api_key, ask.api_version)
     items = [note.items[i] for i in note.charges]
-    used = 0
+    used = 0.0
     for item, charge, result in zip(items, note.charges.values(), answer.matched(items), strict=True):
         used += _cost_in_the_end(charge.spent, charge.due, result)
         if result is not None:
@@ -191,11 +211,21 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
             with suppress(StaleSensor):
                 _correct(ledger.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
             with suppress(StaleSensor):
-                _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow, result, now_ms)
+                _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow_due, result, now_ms)
     if used and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, note.client_id, used, ())
     splices = (answer.merged(ask.frame, note.items, note.refusals),) if note.refusals else ()
     return Verdict(splices=splices, throttle_at=answer.throttle_at)
+
+
+def _give_all_back(note: _Note, ledger: Ledger, now_ms: int) -> None:
+    for buckets, bucket, spent in (
+        (ledger.buckets, note.bucket, sum(charge.spent for charge in note.charges.values())),
+        (ledger.shadow_buckets, note.shadow_bucket, sum(charge.shadow for charge in note.charges.values())),
+    ):
+        if bucket is not None and spent:
+            with suppress(StaleSensor):
+                buckets.give_back(bucket, spent, now_ms)
 
 
 def _left(ask: Ask, item: TopicItem, charge: _Charge, result: TopicResult) -> int:
@@ -207,7 +237,9 @@ def _left(ask: Ask, item: TopicItem, charge: _Charge, result: TopicResult) -> in
     return result.partitions if result.partitions >= 0 else charge.due
 
 
-def _correct(buckets: TokenBuckets, bucket: int | None, spent: int, due: int, result: TopicResult, now_ms: int) -> None:
+def _correct(
+    buckets: TokenBuckets, bucket: int | None, spent: float, due: int, result: TopicResult, now_ms: int
+) -> None:
     """Have a topic charged what it cost in the end."""
     if bucket is None:
         return
@@ -218,7 +250,7 @@ def _correct(buckets: TokenBuckets, bucket: int | None, spent: int, due: int, re
         buckets.spend_permissively(bucket, cost - spent, now_ms)
 
 
-def _cost_in_the_end(spent: int, due: int, result: TopicResult | None) -> int:
+def _cost_in_the_end(spent: float, due: int, result: TopicResult | None) -> float:
     if result is None or result.error_code == _REQUEST_TIMED_OUT:
         return spent
     if result.error_code != _NO_ERROR:

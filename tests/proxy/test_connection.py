@@ -7,6 +7,7 @@ import structlog
 from structlog.testing import capture_logs
 
 from protocol.api_versions import carried
+from protocol.topic_mutations import CREATE_TOPICS
 from proxy.net.connection import Connection, NodeSocket, NodeUnreachable
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.patience import TimeOuts
@@ -22,7 +23,7 @@ from tests.quota_frames import alter_request, altered
 from tests.relay.frames import frame, heartbeat, heartbeaten, produce
 from tests.relay.script import FixedNodes, ledger_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
-from tests.topic_frames import create_topics, metadata_by_name, new_topic
+from tests.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
 
 MALFORMED = b"\xff" * 4 + bytes(12)
 """A length prefix of -1."""
@@ -143,6 +144,31 @@ async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_bef
     assert shell.ended == [CloseReason.CLIENT_LOST]
     [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
     assert bucket.total == 0
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["answered", "closed by the node"])
+async def test_a_node_is_read_until_it_has_answered_what_its_client_was_charged_for(kept):
+    shell = Shell()
+    ledger = shell.connection.facts.listener.ledger
+    ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
+    await shell.client_sends(create_topics(7, [new_topic(7, b"t", 2_000_000_000)]))
+    shell.connection.bytes_came(Side.NODE, metadata_by_name(-0x6B74, {b"t": -1}))
+    shell.connection.lost(Side.CLIENT, ConnectionResetError())
+    assert (shell.ended, shell.node.closed, shell.lingering) == ([CloseReason.CLIENT_LOST], False, True)
+    [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
+    assert bucket.tokens == -60
+    if kept:
+        answer = mutated(CREATE_TOPICS, 7, [created(7, b"t", 37)])
+        shell.connection.bytes_came(Side.NODE, answer[:20])
+        assert not shell.node.closed
+        shell.connection.bytes_came(Side.NODE, answer[20:])
+    else:
+        shell.connection.eof_came(Side.NODE)
+    assert shell.node.closed
+    [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
+    assert bucket.tokens == (11 if kept else -60)
+    shell.connection.lost(Side.NODE, None)
+    assert not shell.lingering
 
 
 async def test_when_one_side_ends_both_are_closed():

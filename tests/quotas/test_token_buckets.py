@@ -180,6 +180,34 @@ def test_a_closed_row_is_stale_for_its_old_handle_and_full_for_its_next():
     assert (buckets.used, buckets.tokens(second, 0), buckets.reading(second, 0).charges) == (1, 55, 0)
 
 
+@pytest.mark.parametrize(
+    ("limit", "spent", "value", "most"),
+    [
+        (5.0, 0, 355, 355),
+        (5.0, 0, 356, 355),
+        (5.0, 0, 2_000_000_000, 355),
+        (5.0, 55, 2_000_000_000, 300),
+        (5.0, 100, 2_000_000_000, 255),
+        (5.0, 1000, 1, 0),
+        (0.001, 0, 3, 1),
+        (0.001, 1, 3, 0),
+        (UNLIMITED, 0, 1e15, 1e15),
+    ],
+)
+def test_what_nobody_has_confirmed_overdraws_by_no_more_than_the_longest_debt(limit, spent, value, most):
+    buckets = TokenBuckets(1)
+    handle = buckets.open(limit, 0)
+    buckets.spend_permissively(handle, spent, 0)
+    before = buckets.reading(handle, 0)
+    assert buckets.unconfirmed(handle, value, 0) == most
+    assert buckets.reading(handle, 0) == before
+
+
+def test_a_cap_longer_than_the_longest_debt_counts_instead():
+    buckets = TokenBuckets(1, max_throttle_ms=MAX_THROTTLE_MS)
+    assert buckets.unconfirmed(buckets.open(5.0, 0), 1_000_000, 0) == 1_000_000
+
+
 @pytest.mark.parametrize("cap", [0, MAX_THROTTLE_MS + 1])
 def test_a_cap_that_no_answer_could_tell_is_refused(cap):
     with pytest.raises(ValueError, match="expected a cap"):

@@ -9,6 +9,7 @@ from proxy.relay.actions import (
     Ask,
     Close,
     CloseReason,
+    HangUp,
     OpenUpstream,
     Pause,
     RelayLimits,
@@ -113,6 +114,7 @@ class Script:
         self.wake_at: int | None = None
         self.throttles: list[Throttled] = []
         self.closed: Close | None = None
+        self.hung_up = 0
         self.asks: list[Ask] = []
         self.hold_verdicts = False
 
@@ -160,6 +162,8 @@ class Script:
         """Give the verdicts that were held."""
         held, self.asks = self.asks, []
         for ask in held:
+            if self.closed is not None and not ask.settles:
+                continue
             self.do(self.relay.on_verdict(ask.ticket, decide(ask, self.facts, int(now_ms)), us(now_ms)), now_ms)
 
     def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: float) -> bytes:
@@ -172,7 +176,8 @@ class Script:
     def do(self, actions: list[Action], now_ms: float = NOW_MS) -> None:
         """Carry the actions out."""
         for action in actions:
-            assert self.closed is None, f"{action} after {self.closed}"
+            corrects = isinstance(action, HangUp) or (isinstance(action, Ask) and action.settles)
+            assert self.closed is None or corrects, f"{action} after {self.closed}"
             match action:
                 case Send(side, pieces):
                     assert pieces
@@ -193,6 +198,8 @@ class Script:
                     self.opened += 1
                 case Close():
                     self.closed = action
+                case HangUp():
+                    self.hung_up += 1
         if not self.hold_verdicts:
             self.answer_asks(now_ms)
 

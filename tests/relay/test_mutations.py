@@ -7,6 +7,7 @@ import pytest
 from protocol.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_ELEMENTS, NO_TOPIC_ID
 from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.verdicts.decide import decide
 from proxy.verdicts.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
@@ -625,3 +626,147 @@ def test_what_is_held_is_counted_and_a_slow_client_is_not_asked_for_more(make_re
     assert script.relay.held_bytes == len(create((b"a", 1))) + 40
     script.do(script.relay.on_blocked(Side.CLIENT))
     assert not script.reads[Side.NODE]
+
+
+# ------------------------------------------------------------------------------ behind the end of the client
+
+HUGE = 2_000_000_000
+MOST_OWED = 60.0
+"""What a rate of 1/s may owe for what nobody has confirmed: `max_debt_ms`."""
+REFUSED = made(created(7, b"big", 37, message=b"too many"), corr=2)
+GONE = [CloseReason.CLIENT_LOST, CloseReason.IDLE_TIMEOUT, CloseReason.CLIENT_READS_NOTHING]
+
+
+def huge(make_relay, **how) -> Script:
+    """A creation of very many partitions is in flight between two heartbeats."""
+    script = connected(make_relay, **how)
+    script.client(heartbeat(1) + create((b"big", HUGE), corr=2) + heartbeat(3))
+    script.node(heartbeaten(1))
+    assert tell(script, unknown(b"big")) == create((b"big", HUGE), corr=2) + heartbeat(3)
+    return script
+
+
+def lose_client(script: Script, reason: CloseReason = CloseReason.CLIENT_LOST, now_ms: int = NOW_MS) -> None:
+    script.do(script.relay.on_lost(reason, "", 1000 * now_ms), now_ms)
+    assert script.closed is not None
+
+
+def test_what_is_not_confirmed_overdraws_by_no_more_than_the_longest_debt(make_relay):
+    script = huge(make_relay)
+    assert tokens(script) == -MOST_OWED
+    script.node(REFUSED)
+    assert tokens(script) == 11.0
+
+
+@pytest.mark.parametrize(("rate", "charged"), [(1.0, 71), (100.0, 7100), (0.001, 1)])
+def test_what_was_done_is_charged_whole_however_much(make_relay, rate, charged):
+    script = connected(make_relay, rate, shadow=rate)
+    run_create(script, (b"big", 50_000))
+    assert [tokens(script, shadow=shadow) for shadow in (False, True)] == [pytest.approx(11 * rate - charged)] * 2
+    script.node(made(created(7, b"big", partitions=50_000)))
+    assert [tokens(script, shadow=shadow) for shadow in (False, True)] == [pytest.approx(11 * rate - 50_000)] * 2
+
+
+def test_old_versions_are_charged_for_all_topics_that_were_done(make_relay):
+    script = connected(make_relay, 1.0, shadow=1.0)
+    names = (b"a", b"b", b"c")
+    run_create(script, *[(name, 100) for name in names], version=5)
+    assert tokens(script) == tokens(script, shadow=True) == -MOST_OWED
+    script.node(made(*[created(5, name) for name in names], version=5))
+    assert tokens(script) == tokens(script, shadow=True) == 11.0 - 300
+
+
+@pytest.mark.parametrize("reason", GONE)
+@pytest.mark.parametrize("cut", [*range(0, len(REFUSED) + 1, 7), len(REFUSED)])
+def test_what_the_node_refuses_is_given_back_when_the_client_has_gone_meanwhile(make_relay, reason, cut):
+    script = huge(make_relay)
+    script.node(REFUSED[:cut])
+    lose_client(script, reason)
+    for at in range(cut, len(REFUSED)):
+        assert script.relay.unsettled
+        assert script.hung_up == 0
+        script.node(REFUSED[at : at + 1])
+    assert tokens(script) == 11.0
+    assert not script.relay.unsettled
+    assert script.hung_up == (cut < len(REFUSED))
+
+
+def test_a_client_that_goes_before_its_request_was_sent_gets_its_tokens_back(make_relay):
+    script = connected(make_relay, rate=1.0, shadow=1.0)
+    script.client(create((b"big", HUGE)))
+    script.hold_verdicts = True
+    script.node(metadata_by_name(OWN_ID, unknown(b"big")))
+    [ask_of_it] = script.asks
+    script.asks = []
+    verdict = decide(ask_of_it, script.facts, NOW_MS)
+    assert tokens(script) == tokens(script, shadow=True) == -MOST_OWED
+    lose_client(script)
+    script.hold_verdicts = False
+    script.do(script.relay.on_verdict(ask_of_it.ticket, verdict, NOW_US))
+    assert tokens(script) == tokens(script, shadow=True) == 11.0
+    assert script.relay.on_verdict(ask_of_it.ticket, verdict, NOW_US) == []
+
+
+@pytest.mark.parametrize(
+    "bytes_of_node", [heartbeaten(9), b"\xff" * 12, REFUSED[:-1] + b"\1", pack(">ii", 2**31 - 1, 2)]
+)
+def test_a_node_that_says_something_else_behind_the_end_is_hung_up_on_and_the_charge_stays(make_relay, bytes_of_node):
+    script = huge(make_relay)
+    lose_client(script)
+    script.node(bytes_of_node)
+    assert (script.hung_up, script.relay.unsettled) == (1, False)
+    assert tokens(script) == -MOST_OWED
+    assert script.relay.on_bytes(Side.NODE, REFUSED, NOW_US) == []
+
+
+def test_a_node_that_closes_behind_the_end_is_hung_up_on_and_the_charge_stays(make_relay):
+    script = huge(make_relay)
+    lose_client(script)
+    script.do(script.relay.on_eof(Side.NODE, NOW_US))
+    assert (script.hung_up, script.relay.unsettled, tokens(script)) == (1, False, -MOST_OWED)
+
+
+@pytest.mark.parametrize("reason", [CloseReason.NODE_LOST, CloseReason.SHUTDOWN, CloseReason.INTERNAL_ERROR])
+def test_where_no_answer_can_come_none_is_waited_for(make_relay, reason):
+    script = huge(make_relay)
+    lose_client(script, reason)
+    assert not script.relay.unsettled
+    assert tokens(script) == -MOST_OWED
+
+
+def test_a_connection_that_owes_no_mutation_ends_as_ever(make_relay):
+    script = connected(make_relay)
+    script.client(heartbeat(1))
+    lose_client(script)
+    assert not script.relay.unsettled
+    assert script.node(heartbeaten(1)) == b""
+    assert script.hung_up == 0
+
+
+def test_a_node_that_was_not_read_is_read_again_behind_the_end(make_relay):
+    script = huge(make_relay)
+    script.do(script.relay.on_blocked(Side.CLIENT))
+    assert not script.reads[Side.NODE]
+    lose_client(script, CloseReason.CLIENT_READS_NOTHING)
+    assert script.reads[Side.NODE]
+    script.node(REFUSED)
+    assert tokens(script) == 11.0
+
+
+def test_an_answer_that_is_being_decided_about_when_the_client_goes_is_settled(make_relay):
+    script = huge(make_relay)
+    script.hold_verdicts = True
+    script.node(REFUSED)
+    lose_client(script)
+    assert not script.relay.unsettled
+    script.answer_asks()
+    assert tokens(script) == 11.0
+
+
+def test_an_answer_that_is_held_when_the_client_goes_is_settled_once(make_relay):
+    script = connected(make_relay, 1.0, limits=RelayLimits(delays=True))
+    run_create(script, (b"a", 5), (b"b", 15), version=5)
+    assert script.node(made(created(5, b"a"), created(5, b"b", 37), version=5)) == b""
+    assert tokens(script) == 6.0
+    lose_client(script)
+    assert tokens(script) == 6.0

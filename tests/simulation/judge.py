@@ -12,7 +12,7 @@ from quotas.entities import QuotaType
 from quotas.ledger import Binding, Ledger
 from quotas.quota_table import UNLIMITED
 from tests.simulation import topics, wire
-from tests.simulation.oracle import Violation, WatchedBuckets
+from tests.simulation.oracle import Spent, Violation, WatchedBuckets
 from tests.simulation.plan import WorldPlan
 from tests.simulation.topics import Call, Item, Result
 
@@ -30,11 +30,12 @@ Key = tuple[bytes | None, bytes]
 
 @dataclass(slots=True)
 class Passed:
-    """A topic that went to the node: what it was charged, to the shadow quota, what it costs if it is done."""
+    """A topic that went to the node: what it was charged, also to the shadow quota, and its cost once it is done."""
 
-    spent: int
-    shadow: int
+    spent: float
+    shadow: float
     due: int
+    shadow_due: int
 
 
 @dataclass(slots=True)
@@ -63,7 +64,7 @@ class Decided:
     close: str = ""
     throttle_ms: int = 0
     refused: int = 0
-    spent: int = 0
+    spent: float = 0
     settlement: Settlement | None = None
 
 
@@ -138,8 +139,8 @@ class Judge:
         binding = self._bind(user, client_id, now_ms)
         bucket = binding.mutation if binding is not None else ANY
         shadow_bucket = binding.shadow_mutation if binding is not None else ANY
-        refused, throttle_ms = self._spend(call, costs, bucket)
-        in_shadow = self._spend_in_shadow(call, costs, refused, shadow_bucket)
+        spent, refused, throttle_ms = self._spend(call, costs, bucket)
+        in_shadow, shadow_due = self._spend_in_shadow(call, costs, refused, shadow_bucket)
         self.refused += len(refused)
         refusals = {i: topics.refusal(call, call.items[i]) for i in sorted(refused)}
         if refused and len(refused) == len(call.items):
@@ -147,7 +148,9 @@ class Judge:
             answer = wire.framed(pack(">i", head.correlation_id) + b"\0" + bytes(4) + results + b"\0")
             return Decided(now_ms, answer=answer, throttle_ms=throttle_ms, refused=len(refused))
         passed = {
-            i: Passed(costs.now[i], in_shadow[i], costs.due[i]) for i in range(len(call.items)) if i not in refused
+            i: Passed(spent[i], in_shadow[i], costs.due[i], shadow_due[i])
+            for i in range(len(call.items))
+            if i not in refused
         }
         found = Decided(now_ms, call.frame_without(frame, refused), throttle_ms=throttle_ms, refused=len(refused))
         found.spent = sum(one.spent for one in passed.values())
@@ -160,31 +163,45 @@ class Judge:
             return None
         return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, user, client_id, now_ms)
 
-    def _spend(self, call: Call, costs: "_Costs", bucket: int | None) -> tuple[set[int], int]:
+    def _spend(self, call: Call, costs: "_Costs", bucket: int | None) -> tuple[list[float], set[int], int]:
+        spent: list[float] = list(costs.now)
         refused: set[int] = set()
         throttle_ms = 0
+        how = "spent strictly" if call.strict else "spent permissively"
         for i, cost in enumerate(costs.now):
             if costs.same_as.get(i) in refused:
                 refused.add(i)
-            elif cost and bucket is not None:
-                told_ms = _looked(
-                    self._buckets, "spent strictly" if call.strict else "spent permissively", bucket, cost
-                )
-                if told_ms is not None:
-                    throttle_ms = told_ms
+            elif cost and bucket is not None and (look := _looked(self._buckets, how, bucket, cost)):
+                spent[i] = look.value
+                if look.told_ms is not None:
+                    throttle_ms = look.told_ms
                     if call.strict:
                         refused.add(i)
-        return refused, throttle_ms
+        return spent, refused, throttle_ms
 
-    def _spend_in_shadow(self, call: Call, costs: "_Costs", refused: set[int], bucket: int | None) -> list[int]:
-        charged = [0] * len(costs.now)
+    def _spend_in_shadow(
+        self, call: Call, costs: "_Costs", refused: set[int], bucket: int | None
+    ) -> tuple[list[float], list[int]]:
+        charged: list[float] = [0] * len(costs.now)
+        due = [0] * len(costs.now)
+        how = "spent strictly" if call.strict else "spent permissively"
         for i, cost in enumerate(costs.now):
             if cost and i not in refused and bucket is not None:
-                told_ms = _looked(
-                    self._shadows, "spent strictly" if call.strict else "spent permissively", bucket, cost
-                )
-                charged[i] = 0 if call.strict and told_ms is not None else cost
-        return charged
+                look = _looked(self._shadows, how, bucket, cost)
+                if look is None:
+                    charged[i] = due[i] = cost
+                elif look.told_ms is None or not call.strict:
+                    charged[i], due[i] = look.value, cost
+        return charged, due
+
+    def unspend(self, settlement: Settlement) -> None:
+        """A request that was charged never went to the node: all is given back."""
+        for buckets, bucket, spent in (
+            (self._buckets, settlement.bucket, sum(one.spent for one in settlement.passed.values())),
+            (self._shadows, settlement.shadow_bucket, sum(one.shadow for one in settlement.passed.values())),
+        ):
+            if bucket is not None and spent and (bucket == ANY or buckets.is_open(bucket)):
+                _looked(buckets, "given back", bucket, spent)
 
     # ------------------------------------------------------------------------ answers
 
@@ -202,10 +219,10 @@ class Judge:
                     left = result.partitions if result.partitions >= 0 else one.due
                 self._note(item.name or result.name, result.topic_id, left, now_ms)
             self._correct(self._buckets, settlement.bucket, one.spent, one.due, result)
-            self._correct(self._shadows, settlement.shadow_bucket, one.shadow, one.shadow, result)
+            self._correct(self._shadows, settlement.shadow_bucket, one.shadow, one.shadow_due, result)
             self._check_conservation(call, item, one, result, settlement.enquired_ms, item.key in recent)
 
-    def _correct(self, buckets: WatchedBuckets, bucket: int | None, spent: int, due: int, result: Result) -> None:
+    def _correct(self, buckets: WatchedBuckets, bucket: int | None, spent: float, due: int, result: Result) -> None:
         if bucket is None or result.error == topics.TIMED_OUT or not (bucket == ANY or buckets.is_open(bucket)):
             return
         cost = _cost_in_the_end(result, due)
@@ -249,16 +266,17 @@ def _cost_in_the_end(result: Result, due: int) -> int:
     return result.partitions if result.partitions >= 0 and due else due
 
 
-def _looked(buckets: WatchedBuckets, how: str, handle: int, value: float) -> int | None:
-    """One look at a bucket is accounted for; what it told."""
+def _looked(buckets: WatchedBuckets, how: str, handle: int, value: float) -> Spent | None:
+    """One look at a bucket is accounted for; None where nobody can know whether there was one."""
     if not buckets.spent and handle == ANY:
         return None
     if not buckets.spent:
         raise Violation(f"{value} tokens are not {how}")
     spent = buckets.spent.popleft()
-    if (spent.how, spent.value) != (how, value) or handle not in (ANY, spent.handle):
+    asked = spent.value if spent.asked is None else spent.asked
+    if (spent.how, asked) != (how, value) or handle not in (ANY, spent.handle):
         raise Violation(f"{spent}, {value} {how} at {handle} is right")
-    return spent.told_ms
+    return spent
 
 
 class _Costs:

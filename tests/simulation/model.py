@@ -16,6 +16,7 @@ from proxy.relay.actions import (
     Close,
     CloseReason,
     Errand,
+    HangUp,
     OpenUpstream,
     Pause,
     Resume,
@@ -63,6 +64,9 @@ _BAD_ANSWERS = {
     CloseReason.ANSWER_TOO_LARGE,
 }
 """They end the connection before further requests are taken up."""
+
+
+_NODE_IS_GONE = ("node_lost", "shutdown", "internal_error")
 
 
 def measured_as(client_id: bytes) -> str:
@@ -312,6 +316,13 @@ class Model:
             self._decided = found
 
     def _settle(self, ask: Ask, now_ms: int) -> None:
+        if not ask.frame:
+            decided, self._decided = self._decided, None
+            require(self.closed is not None and decided is not None, "gives back what nobody has decided")
+            assert decided is not None
+            assert decided.settlement is not None
+            self._judge.unspend(decided.settlement)
+            return
         written, request = self._answers[0], self._in_flight[0]
         require(ask.frame == written.answer.frame, "asks about another answer than the one that is here")
         settlement = request.settlement
@@ -368,7 +379,9 @@ class Model:
     def see(self, actions: list[Action], now_ms: int) -> None:
         """Look at what the relay does about what it was given last."""
         if self.closed is not None:
-            require(not actions, f"{actions} after {self.closed}")
+            for action in actions:
+                corrects = isinstance(action, HangUp) or (isinstance(action, Ask) and action.settles)
+                require(corrects, f"{action} after {self.closed}")
             return
         self._check_time_charges(now_ms)
         self._hold.see(actions)
@@ -450,8 +463,14 @@ class Model:
         nobody_listens = self._lost_reason == "client_lost"  # which is told as a failed login if there was one
         if self._next_is_whole and not self._next_is_wrong and not nobody_listens:
             self._hold.require_let_go()
-        if self._decided is not None and not self._connection.verdict_ms:
-            require(not self._decided.spent, f"{self._decided.spent} tokens are spent for nothing")
+        if self._decided is not None and self._decided.settlement is not None:
+            given_back = any(ask.settles and not ask.frame for ask in self._asks.values())
+            require(given_back, f"{self._decided.spent} tokens are spent for nothing")
+        first = self._in_flight[0] if self._in_flight else None
+        owes = first is not None and first.settlement is not None and not self._asking(NODE)
+        waits = owes and not self._eof[NODE] and self._lost_reason not in _NODE_IS_GONE
+        bad = close.reason in _BAD_ANSWERS or close.reason is CloseReason.SHUTDOWN
+        require(self._relay.unsettled == (waits and not bad), f"the node is read on: {self._relay.unsettled}")
         self.closed = close
 
     # ------------------------------------------------------------------ requests

@@ -357,6 +357,13 @@ class TokensNotGivenBack(Mutant):
         return decide(ask, _of_listener(facts, ledger=ledger), now_ms)
 
 
+class CorrectionsLostWithTheClient(Mutant):
+    """What a node did not do stays charged if the client has gone before it says so."""
+
+    shows_in = staticmethod(_about_topics)
+    unsettled = False
+
+
 class RefusalWithoutMute(Mutant):
     """Who is refused everything may ask again at once."""
 
@@ -604,6 +611,7 @@ MUTANTS = {
     EnquiryToldToTheClient: "",
     RefusalsLast: "other bytes to the client",
     TokensNotGivenBack: "tokens are not given back",
+    CorrectionsLostWithTheClient: "the node is read on",
     RefusalWithoutMute: "",
     RefusedTopicsSentOn: "other bytes to the node",
     StrictTooEarly: "",

@@ -148,12 +148,16 @@ class WatchedSensors(Sensors):
 
 @dataclass(slots=True)
 class Spent:
-    """One look at a token bucket: `spent strictly`, `spent permissively` or `given back`, and what was told."""
+    """One look at a token bucket: `spent strictly`, `spent permissively` or `given back`, and what was told.
+
+    `asked` is what was to be spent: more than the `value`, where nobody has confirmed it yet.
+    """
 
     how: str
     handle: int
     value: float
     told_ms: int | None = None
+    asked: float | None = None
 
 
 class _Bucket:
@@ -189,6 +193,7 @@ class WatchedBuckets(TokenBuckets):
     def __init__(self, capacity: int, max_throttle_ms: int) -> None:
         super().__init__(capacity, max_throttle_ms=max_throttle_ms)
         self.spent: deque[Spent] = deque()
+        self._asked: float | None = None
         self._buckets: dict[int, _Bucket] = {}
 
     def is_open(self, handle: int) -> bool:
@@ -207,6 +212,20 @@ class WatchedBuckets(TokenBuckets):
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
         super().set_limit(handle, limit, now_ms)
         self._buckets[handle].limit = limit
+
+    def unconfirmed(self, handle: int, value: float, now_ms: int) -> float:
+        found = super().unconfirmed(handle, value, now_ms)
+        bucket = self._buckets[handle]
+        tokens = bucket.look(now_ms, self)
+        owed = bucket.limit * max(self.max_debt_ms, self.max_throttle_ms) / 1000
+        if value > tokens + owed:
+            most = tokens + owed
+            lowest = 1 if tokens >= 0 else 0
+            require(found in (lowest, value) or most - 2 < found < most + 1, f"{found} of {value} are unconfirmed")
+        else:
+            require(abs(found - value) <= 1, f"{found} of {value} are unconfirmed")
+        self._asked = value
+        return found
 
     def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
         told_ms = super().spend_permissively(handle, value, now_ms)
@@ -233,6 +252,7 @@ class WatchedBuckets(TokenBuckets):
         bucket, reading = self._buckets[spent.handle], self.reading(spent.handle, now_ms)
         _require_equal("tokens", reading.tokens, bucket.tokens)
         _require_equal("tokens spent in all", reading.total, bucket.total)
+        spent.asked, self._asked = self._asked, None
         self.spent.append(spent)
         return spent.told_ms
 

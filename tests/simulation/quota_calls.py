@@ -17,6 +17,8 @@ _EXACT, _DEFAULT = 0, 1
 _NOT_AUTHORISED, _INVALID, _REFUSED, _UNAVAILABLE = 31, 42, 44, -1
 
 _BYTE_RATES = ("producer_byte_rate", "consumer_byte_rate")
+MOST_NAMED = 100
+"""So many entities, parts and values of a request are read to refuse it."""
 _KEYS = (*_BYTE_RATES, "request_percentage", "controller_mutation_rate")
 
 Parts = frozenset[tuple[str, str | None]]
@@ -145,12 +147,23 @@ class Book:
     def check_altered(self, answer: bytes, plan: RequestPlan, may_alter: bool, written: bool) -> None:
         """The answer to an alteration says of each entity what became of it."""
         told = [(entry.error_code, frozenset(entry.entity)) for entry in quota_frames.altered(answer, plan.version)]
-        if not may_alter:
-            right = [(_NOT_AUTHORISED, frozenset(entry.parts)) for entry in plan.entries]
-        else:
-            right = _results(plan, written)
+        right = _results(plan, written) if may_alter else _refused(plan)
         if told != right:
             raise Violation(f"tells of its alterations {told}, {right} is right")
+
+
+def _refused(plan: RequestPlan) -> list[tuple[int, frozenset[tuple[str, str | None]]]]:
+    """What somebody without the right is told: of a long request the first entities, and one for all others."""
+    named, left = list[tuple[int, frozenset[tuple[str, str | None]]]](), MOST_NAMED
+    for entry in plan.entries:
+        left -= 1 + len(entry.parts)
+        if left < 0:
+            return [*named, (_NOT_AUTHORISED, frozenset())]
+        named.append((_NOT_AUTHORISED, frozenset(entry.parts)))
+        left -= len(entry.limits)
+        if left < 0 and len(named) < len(plan.entries):
+            return [*named, (_NOT_AUTHORISED, frozenset())]
+    return named
 
 
 def _described_of(quotas: Quotas) -> Known:

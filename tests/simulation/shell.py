@@ -13,6 +13,7 @@ from proxy.relay.actions import (
     Close,
     CloseReason,
     Errand,
+    HangUp,
     OpenUpstream,
     Pause,
     Resume,
@@ -150,7 +151,7 @@ class Shell:
             self._model.bytes_came(side, data)
             return self.relay.on_bytes(side, data, 1000 * now_ms)
 
-        if not self.closing:
+        if self._hears(side):
             self._do(f"bytes of {side.value}", step, data)
 
     def eof_came(self, side: Side) -> None:
@@ -158,8 +159,12 @@ class Shell:
             self._model.eof_came(side)
             return self.relay.on_eof(side, 1000 * now_ms)
 
-        if not self.closing:
+        if self._hears(side):
             self._do(f"end of {side.value}", step)
+
+    def _hears(self, side: Side) -> bool:
+        """Whether the relay is told what comes of a side: behind its end, of the node, while that owes corrections."""
+        return not self.closing or (side is NODE and self.relay.unsettled)
 
     def lost(self, side: Side, error: str) -> None:
         if side is NODE:
@@ -266,7 +271,7 @@ class Shell:
 
     def _verdict_on(self, ask: Ask) -> Callable[[int], list[Action]]:
         def step(now_ms: int) -> list[Action]:
-            verdict = None if self.closing else self._decision(ask, now_ms)
+            verdict = None if self.closing and not ask.settles else self._decision(ask, now_ms)
             return [] if verdict is None else self._told(ask, verdict, now_ms)
 
         return step
@@ -346,6 +351,11 @@ class Shell:
             case Close(reason):
                 self._trace.note(self._events.now_ms, self._number, f"closed {reason.value} {action.detail}")
                 self._close()
+                if not self.relay.unsettled:
+                    self._check_silence()
+            case HangUp():
+                if self._node is not None:
+                    self._node.close()
                 self._check_silence()
 
     def _note_kept(self, kept_bytes: int) -> None:
@@ -401,7 +411,7 @@ class Shell:
         done += [relay.on_writable(side, 1000 * now_ms) + relay.on_eof(side, 1000 * now_ms) for side in Side]
         done += [
             relay.on_time(1000 * now_ms),
-            relay.on_verdict(1, Verdict(), 1000 * now_ms),
+            relay.on_verdict(10**9, Verdict(), 1000 * now_ms),
             relay.on_lost(CloseReason.SHUTDOWN),
         ]
         if any(done):
@@ -413,9 +423,10 @@ class Shell:
         self.closing = True
         self._cancel_timer()
         self._on_closed()
-        for stream in (self._client, self._node):
-            if stream is not None:
-                stream.close()
+        if self._client is not None:
+            self._client.close()
+        if self._node is not None and not self.relay.unsettled:
+            self._node.close()
         if self._client is not None or self._node is not None:
             self._timer = self._events.at(self._events.now_ms + LINGER_MS, self._abort)
 
