@@ -16,7 +16,8 @@ from proxy.demo.keeper import die_with_parent
 
 Say = Callable[[str], None]
 
-LOGGING = {
+LOGGING: Mapping[str, tuple[str, ...]] = {
+    "2": (),
     "3": ("org.slf4j:slf4j-reload4j:1.7.36",),
     "4": ("org.apache.logging.log4j:log4j-slf4j-impl:2.25.1", "org.apache.logging.log4j:log4j-core:2.25.1"),
 }
@@ -80,9 +81,24 @@ def kafka_jars(version: str, say: Say = lambda line: None) -> Path:
 
     Two processes may ask at once, and one that is killed leaves nothing that looks complete.
     """
-    servers = (f"org.apache.kafka:kafka_2.13:{version}", f"org.apache.kafka:kafka-tools:{version}")
     what = f"Apache Kafka {version}"
-    return _jars(_Wanted(f"kafka-{version}", what, "about 55 MB", (*servers, *LOGGING[version[0]])), say)
+    return _jars(_Wanted(f"kafka-{version}", what, "about 55 MB", (*_servers(version), *LOGGING[version[0]])), say)
+
+
+def release(version: str) -> tuple[int, int]:
+    """The first two numbers of a Kafka version: what it can do."""
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _servers(version: str) -> tuple[str, ...]:
+    """A server and its command-line tools. Before Kafka 2.4 it is there for Scala 2.12 only.
+
+    Its ZooKeeper client then resolves no address with Java 14 and later (ZOOKEEPER-3779): the next one takes its place.
+    """
+    is_older = release(version) < (2, 4)
+    scala, instead = ("2.12", ("org.apache.zookeeper:zookeeper:3.5.8",)) if is_older else ("2.13", ())
+    return f"org.apache.kafka:kafka_{scala}:{version}", f"org.apache.kafka:kafka-tools:{version}", *instead
 
 
 def spark_kafka_jars(say: Say = lambda line: None) -> list[Path]:

@@ -23,7 +23,7 @@ from kafka.errors import KafkaError
 from protocol.errors import ProtocolError
 from protocol.primitives import Reader, int32
 from proxy.demo import keeper
-from proxy.demo.jars import Say, kafka_jars, need_program
+from proxy.demo.jars import Say, kafka_jars, need_program, release
 
 Mode = Literal["kraft", "zookeeper"]
 
@@ -40,14 +40,17 @@ _METADATA_REQUEST = bytes.fromhex("0003 0001 00000001 ffff 00000000")
 
 _TOOLS = {
     "kafka-configs": ("kafka.admin.ConfigCommand",),
-    "kafka-topics": ("org.apache.kafka.tools.TopicCommand",),
+    "kafka-topics": ("org.apache.kafka.tools.TopicCommand", "kafka.admin.TopicCommand"),
     "kafka-console-producer": ("org.apache.kafka.tools.ConsoleProducer", "kafka.tools.ConsoleProducer"),
-    "kafka-console-consumer": ("org.apache.kafka.tools.consumer.ConsoleConsumer",),
+    "kafka-console-consumer": ("org.apache.kafka.tools.consumer.ConsoleConsumer", "kafka.tools.ConsoleConsumer"),
     "kafka-producer-perf-test": ("org.apache.kafka.tools.ProducerPerformance",),
-    "kafka-consumer-perf-test": ("org.apache.kafka.tools.ConsumerPerformance",),
+    "kafka-consumer-perf-test": ("org.apache.kafka.tools.ConsumerPerformance", "kafka.tools.ConsumerPerformance"),
     "kafka-verifiable-producer": ("org.apache.kafka.tools.VerifiableProducer",),
     "kafka-verifiable-consumer": ("org.apache.kafka.tools.VerifiableConsumer",),
-    "kafka-consumer-groups": ("org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",),
+    "kafka-consumer-groups": (
+        "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand",
+        "kafka.admin.ConsumerGroupCommand",
+    ),
     "kafka-get-offsets": ("org.apache.kafka.tools.GetOffsetShell",),
     "kafka-broker-api-versions": (
         "org.apache.kafka.tools.BrokerApiVersionsCommand",
@@ -88,6 +91,13 @@ logger.config.level=warn
 """
 
 
+def modes_of(version: str) -> tuple[Mode, ...]:
+    """How a Kafka version can run: KRaft is made for production from 3.3 on, ZooKeeper went with 4.0."""
+    kraft: tuple[Mode, ...] = ("kraft",) if release(version) >= (3, 3) else ()
+    zookeeper: tuple[Mode, ...] = ("zookeeper",) if release(version) < (4, 0) else ()
+    return kraft + zookeeper
+
+
 class ClusterFailed(RuntimeError):
     """The cluster does not serve; the message has the errors and the last lines of a node's log."""
 
@@ -115,8 +125,8 @@ class KafkaCluster:
         heap: str = "512m",
         say: Say = lambda line: None,
     ) -> None:
-        if mode == "zookeeper" and not version.startswith("3."):
-            raise ValueError(f"Kafka {version} has no ZooKeeper mode")
+        if mode not in modes_of(version):
+            raise ValueError(f"Kafka {version} has no mode {mode}")
         self.version = version
         self.mode = mode
         self.node_ids = tuple(range(1, nodes + 1))
@@ -487,7 +497,7 @@ class KafkaCluster:
     def _tool_class(self, tool: str) -> str:
         for name in _TOOLS[tool]:
             entry = name.replace(".", "/") + ".class"
-            for jar in (*self._jars.glob("kafka-tools-[0-9]*.jar"), *self._jars.glob("kafka_2.13-*.jar")):
+            for jar in (*self._jars.glob("kafka-tools-[0-9]*.jar"), *self._jars.glob("kafka_2.1[23]-*.jar")):
                 with zipfile.ZipFile(jar) as archive:
                     if entry in archive.namelist():
                         return name
@@ -520,7 +530,7 @@ def java_argv(jars: Path, main_class: str, *args: str, heap: str, options: Seque
 
 def logging_properties(version: str, level: str, target: str) -> str:
     """What has a class of these jars log to stdout ("OUT") or stderr ("ERR")."""
-    is_old = version.startswith("3.")
+    is_old = release(version) < (4, 0)
     stream = f"System.{target.lower()}" if is_old else f"SYSTEM_{target}"
     return (_LOG4J if is_old else _LOG4J2).format(level=level, target=stream)
 
