@@ -13,6 +13,7 @@ from struct import Struct
 from protocol.api_table import APIS
 from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.primitives import Reader, int16, int32, string, uvarint
+from protocol.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocol.splices import Splice
 
 API_VERSIONS = 18
@@ -29,10 +30,11 @@ _FIRST_COMPACT_VERSION = 3
 
 VersionRange = tuple[int, int]
 Answered = tuple[tuple[int, VersionRange], ...]
-"""APIs, by ascending key, that the proxy answers by itself, and in which versions."""
+"""APIs, by ascending key, that the proxy answers by itself, or where a node has none, and in which versions."""
 
 ANSWERED: Answered = tuple(
-    (key, (APIS[key].min_version, APIS[key].max_version)) for key in (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS)
+    (key, (APIS[key].min_version, APIS[key].max_version))
+    for key in (DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS, DESCRIBE_USER_SCRAM_CREDENTIALS)
 )
 
 Offer = Callable[[int], VersionRange | None]
@@ -130,6 +132,11 @@ def is_whole_offer(frame: bytes) -> bool:
         return False
     error_code, count = _ERROR_AND_COUNT.unpack_from(frame, _BODY_AT)
     return bool(error_code == 0 and count > 0 and len(frame) == _ENTRIES_AT + count * _ENTRY.size)
+
+
+def is_in_offer(frame: bytes, api_key: int) -> bool:
+    """Whether a whole offer names an API."""
+    return any(key == api_key for key, _, _ in _ENTRY.iter_unpack(frame[_ENTRIES_AT:]))
 
 
 def is_unsupported_version(frame: bytes | memoryview) -> bool:

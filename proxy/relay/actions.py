@@ -85,6 +85,7 @@ class AskKind(_Quick):
     MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one;
     it is empty where a request that was charged never went to the node. The verdict carries what is to be enquired
     first, or splices or an answer and what that costs the client.
+    SCRAM_CREDENTIALS: `frame` is a whole request to describe SCRAM credentials, or the whole answer to one.
     SASL: `frame` is a whole frame of an authentication, or is empty: a request comes behind an exchange whose end the
     node did not tell. The verdict says where the exchange stands, or what is to be enquired first.
     """
@@ -93,6 +94,7 @@ class AskKind(_Quick):
     API_VERSIONS = "api_versions"
     QUOTA_API = "quota_api"
     MUTATION = "mutation"
+    SCRAM_CREDENTIALS = "scram_credentials"
     SASL = "sasl"
 
 

@@ -10,6 +10,7 @@ from protocol.client_waits import client_waits
 from protocol.empty_fetch import epoch_at
 from protocol.primitives import Reader
 from protocol.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
+from protocol.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocol.topic_mutations import TOPIC_MUTATIONS
 from protocol.walk import Walk
 from proxy.relay import use
@@ -53,6 +54,7 @@ ASKED_REQUESTS = {
     DESCRIBE_CLIENT_QUOTAS: AskKind.QUOTA_API,
     ALTER_CLIENT_QUOTAS: AskKind.QUOTA_API,
     **dict.fromkeys(TOPIC_MUTATIONS, AskKind.MUTATION),
+    DESCRIBE_USER_SCRAM_CREDENTIALS: AskKind.SCRAM_CREDENTIALS,
     **dict.fromkeys(SASL_APIS, AskKind.SASL),
 }
 """The ask list for requests: their whole frame is asked about, those of MUTATION if a quota binds the client."""

@@ -9,7 +9,7 @@ from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_des
 from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
 from proxy.relay.plans import PLANS, plan_key, walk_answer
-from proxy.verdicts import mutations, quota_api
+from proxy.verdicts import mutations, quota_api, scram_credentials
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
 from proxy.verdicts.steps import ITEMS_PER_STEP, Steps
 
@@ -108,6 +108,11 @@ def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     return mutations.judge(ask, facts.bind(ask.client_id, now_ms), facts, now_ms)
 
 
+def _decide_scram_credentials(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+    """Who looks at quotas of users is not kept from it by an API that the cluster has not, or refuses."""
+    return scram_credentials.settle(ask) if ask.side is Side.NODE else scram_credentials.judge(ask, facts)
+
+
 _remembered_offer = lru_cache(maxsize=64)(_offer)
 """The nodes of a cluster say the same to everybody, but for the correlation id."""
 
@@ -116,5 +121,6 @@ _DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand 
     AskKind.API_VERSIONS: _decide_api_versions,
     AskKind.QUOTA_API: _decide_quota_api,
     AskKind.MUTATION: _decide_mutation,
+    AskKind.SCRAM_CREDENTIALS: _decide_scram_credentials,
     AskKind.SASL: _decide_sasl,
 }

@@ -37,38 +37,38 @@ PRODUCE = (0, 0, 9, TAG)
 METADATA = (3, 0, 12, b"\0")
 OFFSET_DELETE = (47, 0, 0, TAG)
 UPDATE_FEATURES = (57, 0, 1, b"\0")
-DESCRIBE, ALTER = (48, 0, 1, b"\0"), (49, 0, 1, b"\0")
+DESCRIBE, ALTER, SCRAM = (48, 0, 1, b"\0"), (49, 0, 1, b"\0"), (50, 0, 0, b"\0")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_quota_apis_that_the_node_does_not_offer_stand_in_their_place(version):
     around = [PRODUCE, METADATA, OFFSET_DELETE, UPDATE_FEATURES]
-    expected = [(0, 0, 9, TAG), METADATA, OFFSET_DELETE, DESCRIBE, ALTER, UPDATE_FEATURES]
+    expected = [(0, 0, 9, TAG), METADATA, OFFSET_DELETE, DESCRIBE, ALTER, SCRAM, UPDATE_FEATURES]
     assert offered(version, around) == answer(version, expected)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_quota_apis_come_last_where_nothing_is_above_them(version):
-    assert offered(version, [PRODUCE]) == answer(version, [PRODUCE, DESCRIBE, ALTER])
-    assert offered(version, []) == answer(version, [DESCRIBE, ALTER])
+    assert offered(version, [PRODUCE]) == answer(version, [PRODUCE, DESCRIBE, ALTER, SCRAM])
+    assert offered(version, []) == answer(version, [DESCRIBE, ALTER, SCRAM])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_only_what_is_missing_is_added_and_the_order_of_the_node_stays(version):
     entries = [UPDATE_FEATURES, (49, 0, 1, TAG), PRODUCE]
-    assert offered(version, entries) == answer(version, [DESCRIBE, *entries])
+    assert offered(version, entries) == answer(version, [DESCRIBE, SCRAM, *entries])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("theirs", [(0, 0), (1, 1), (0, 7), (5, 7)])
 def test_versions_of_what_the_proxy_answers_are_its_own(version, theirs):
     entries = [PRODUCE, (48, *theirs, TAG), (49, *theirs, TAG)]
-    assert offered(version, entries) == answer(version, [PRODUCE, (48, 0, 1, TAG), (49, 0, 1, TAG)])
+    assert offered(version, entries) == answer(version, [PRODUCE, (48, 0, 1, TAG), (49, 0, 1, TAG), SCRAM])
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_an_answer_that_need_not_change_does_not(version):
-    frame = answer(version, [PRODUCE, DESCRIBE, ALTER])
+    frame = answer(version, [PRODUCE, DESCRIBE, ALTER, SCRAM])
     assert intersect(frame, version).splices == ()
 
 
@@ -86,4 +86,4 @@ def test_without_answers_of_its_own_the_proxy_only_takes_away(version):
 
 
 def test_what_is_answered_is_told_by_ascending_key():
-    assert sorted(ANSWERED) == list(ANSWERED) == [(48, (0, 1)), (49, (0, 1))]
+    assert sorted(ANSWERED) == list(ANSWERED) == [(48, (0, 1)), (49, (0, 1)), (50, (0, 0))]

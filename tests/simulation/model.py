@@ -218,6 +218,8 @@ class Model:
             self._settle(ask, now_ms)
         elif ask.kind is AskKind.QUOTA_API and self.closed is None:
             self._look_at_quota_call(ask, decision, written=False)
+        elif ask.kind is AskKind.SCRAM_CREDENTIALS:
+            self._judge_credentials(ask, now_ms)
         self._judge.require_all_accounted()
 
     def begin_to_decide(self, ask: Ask) -> None:
@@ -314,6 +316,17 @@ class Model:
             self._to_enquire = found.enquire
         else:
             self._decided = found
+
+    def _judge_credentials(self, ask: Ask, now_ms: int) -> None:
+        """The node is asked what it offers, and does not offer this: there are no users."""
+        head = self._next()
+        assert isinstance(head, wire.Head)
+        require(ask.side is CLIENT, "asks about an answer that no node gave")
+        require(ask.frame == bytes(self._requests[: head.frame_bytes]), f"asks about {ask.frame[:30]!r}")
+        if ask.enquired:
+            self._decided = Decided(now_ms, answer=wire.no_users_answer(head.correlation_id))
+        else:
+            self._to_enquire = [wire.PROOF_ASKED]
 
     def _settle(self, ask: Ask, now_ms: int) -> None:
         if not ask.frame:
@@ -495,7 +508,7 @@ class Model:
     def _is_asked(self, head: wire.Head) -> bool | None:
         """Whether a request is asked about whole; None if that depends on what a full table has room for."""
         if not head.about_topics:
-            return head.about_quotas or head.is_sasl
+            return head.about_quotas or head.about_credentials or head.is_sasl
         client_id = measured_as(head.client_id)
         small = head.frame_bytes - 4 <= MOST_ASKED_BYTES
         return self._judge.is_asked(self.user, client_id) if small else self._judge.is_limited(self.user, client_id)
@@ -632,6 +645,7 @@ class Model:
         assert isinstance(head, wire.Head)
         require(not head.answered_by_proxy, "ApiVersions of an unknown version went to the node")
         require(not head.about_quotas, "a request about quotas went to the node")
+        require(not head.about_credentials, "a request went to a node that has no such API")
         require(self._connected, "a request before the connection stands")
         require(
             not self._mute.on or self._next_passes_mute, f"a request at {now_ms}, muted until {self._mute.until_ms}"

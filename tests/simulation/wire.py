@@ -15,10 +15,12 @@ if TYPE_CHECKING:
     from tests.simulation.topics import Result
 
 PRODUCE, FETCH, METADATA, FIND_COORDINATOR, HEARTBEAT, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 10, 12, 18, 60
-PROXYS_OWN = [(48, 0, 1), (49, 0, 1)]
+OWN_KEYS = {48, 49}
 """What the proxy answers by itself, whatever the node offers."""
+SCRAM_CREDENTIALS = 50
+"""What it answers where the node has none, as these nodes."""
+PROXYS_OWN = [(48, 0, 1), (49, 0, 1), (SCRAM_CREDENTIALS, 0, 0)]
 SASL_KEYS = (b"\0\x11", b"\0\x24")
-OWN_KEYS = {key for key, _, _ in PROXYS_OWN}
 MUTATIONS = (19, 20, 37)
 """CreateTopics, DeleteTopics, CreatePartitions; see topics.py."""
 HEAD_BYTES = 128 * 1024
@@ -162,6 +164,11 @@ class Head:
     def about_quotas(self) -> bool:
         """DescribeClientQuotas, AlterClientQuotas."""
         return self.api_key in OWN_KEYS
+
+    @property
+    def about_credentials(self) -> bool:
+        """DescribeUserScramCredentials."""
+        return self.api_key == SCRAM_CREDENTIALS
 
     @property
     def is_sasl(self) -> bool:
@@ -419,6 +426,11 @@ def token_answer(head: Head, token: bytes, around: Surroundings) -> Answer:
     if head.bare:
         return Answer(framed(token), framed(token))
     return _right_answer(head, AnswerPlan(), around, Body(token, token, -1))
+
+
+def no_users_answer(correlation_id: int) -> bytes:
+    """What a client of a cluster without SCRAM is answered: no throttle, no error, no message, no users."""
+    return pack(">iib", 14, correlation_id, 0) + pack(">ihbbb", 0, 0, 0, 1, 0)
 
 
 def proof_answer(head: Head, through: bool) -> Answer:

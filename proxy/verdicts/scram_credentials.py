@@ -1,0 +1,34 @@
+"""DescribeUserScramCredentials, which Kafka's `kafka-configs` sends with each look at the quotas of users.
+
+It gives up where a cluster has no such API (before Kafka 2.7), or refuses it, and with it the look at the quotas that
+are in force here. So there are no users then, for whoever may describe those quotas. What a node tells, passes.
+"""
+
+from protocol.api_versions import is_in_offer, is_whole_offer, versions_request
+from protocol.scram_credentials import (
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    no_users_answer,
+    only_user,
+    throttle_at,
+    without_refusal,
+)
+from proxy.relay.actions import Ask, Verdict
+from proxy.verdicts.facts import ConnectionFacts
+
+_ENQUIRY_ID = -0x6B74
+
+
+def judge(ask: Ask, facts: ConnectionFacts) -> Verdict:
+    """The verdict on a request: the node is asked first what it offers. Raises ProtocolError."""
+    if not ask.enquired:
+        return Verdict(enquiries=(versions_request(_ENQUIRY_ID),))
+    [offer] = ask.enquired
+    if is_whole_offer(offer) and not is_in_offer(offer, DESCRIBE_USER_SCRAM_CREDENTIALS):
+        return Verdict(answer=no_users_answer(ask.frame))
+    may_describe = facts.may_describe or only_user(ask.frame, ask.body_at) == facts.user.encode()
+    return Verdict(note=True if may_describe else None)
+
+
+def settle(ask: Ask) -> Verdict:
+    """The verdict on an answer to somebody who may describe quotas. Raises ProtocolError."""
+    return Verdict(splices=without_refusal(ask.frame), throttle_at=throttle_at(ask.frame))
