@@ -20,7 +20,3 @@ class TruncatedMessage(ProtocolError):
 
 class MalformedMessage(ProtocolError):
     """A length, count or marker that no valid message has."""
-
-
-class TooManyElements(ProtocolError):
-    """A request that may be sound, but has more elements than can be read at one go."""

@@ -6,11 +6,11 @@ was received, unknown tagged fields included. Offsets count from the frame's sta
 Sources: `CreateTopicsRequest.json` and its five neighbours.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from protocol.errors import MalformedMessage, TooManyElements, TruncatedMessage
+from protocol.errors import MalformedMessage, TruncatedMessage
 from protocol.primitives import Reader, compact_string, int16, int32, uvarint
 from protocol.splices import Splice
 
@@ -25,10 +25,11 @@ STRICT_SINCE = {CREATE_TOPICS: 6, DELETE_TOPICS: 5, CREATE_PARTITIONS: 3}
 
 THROTTLING_QUOTA_EXCEEDED = 89
 
-MAX_ELEMENTS = 10_000
-"""How many topics, assignments, configurations and tagged fields one request may have, together: all are read at one
-go. A KRaft controller, too, takes no more than 10,000 changes at a time.
-"""
+MAX_TAGS = 64
+"""How many tagged fields one structure may have; Kafka's have one at most."""
+
+ELEMENTS_AT_ONCE = 100
+"""So many elements are looked at in one go: messages of thousands are read, matched and merged in steps."""
 
 NO_TOPIC_ID = bytes(16)
 
@@ -119,27 +120,59 @@ class MutationAnswer:
 
     def matched(self, items: Sequence[TopicItem]) -> list[TopicResult | None]:
         """The result of each item, each result once. Nodes give them in any order, and one for a name given twice."""
+        return _finished(self.matching(items))
+
+    def matching(self, items: Sequence[TopicItem]) -> Generator[None, None, list[TopicResult | None]]:
+        """The same in steps."""
         waiting: dict[tuple[bytes | None, bytes], list[TopicResult]] = {}
-        for result in reversed(self.results):
+        for number, result in enumerate(reversed(self.results), 1):
             for key in _keys_of(result):
                 waiting.setdefault(key, []).append(result)
+            if not number % ELEMENTS_AT_ONCE:
+                yield
         taken: set[int] = set()
-        return [_take(waiting.get((item.name, item.topic_id), []), taken) for item in items]
+        found: list[TopicResult | None] = []
+        for number, item in enumerate(items, 1):
+            found.append(_take(waiting.get((item.name, item.topic_id), []), taken))
+            if not number % ELEMENTS_AT_ONCE:
+                yield
+        return found
 
     def merged(self, frame: bytes, items: Sequence[TopicItem], refusals: Mapping[int, bytes]) -> Splice:
         """The splice that puts results of our own, by the number of their item, among those of a strict version.
 
         They come in the order of the request; what belongs to none of its items comes last.
         """
+        return _finished(self.merging(frame, items, refusals))
+
+    def merging(
+        self, frame: bytes, items: Sequence[TopicItem], refusals: Mapping[int, bytes]
+    ) -> Generator[None, None, Splice]:
+        """The same in steps."""
         others = [item for i, item in enumerate(items) if i not in refusals]
-        matched = self.matched(others)
+        matched = yield from self.matching(others)
         found = iter(matched)
-        pieces = [refusals[i] if i in refusals else _bytes_of(next(found), frame) for i in range(len(items))]
+        pieces: list[bytes] = []
+        for i in range(len(items)):
+            pieces.append(refusals[i] if i in refusals else _bytes_of(next(found), frame))
+            if not (i + 1) % ELEMENTS_AT_ONCE:
+                yield
         known = {result.start for result in matched if result is not None}
-        rest = [result for result in self.results if result.start not in known]
-        pieces += [_bytes_of(result, frame) for result in rest]
+        pieces += [_bytes_of(result, frame) for result in self.results if result.start not in known]
         count = len(refusals) + len(self.results)
         return Splice(self.count_at, self.end, uvarint(count + 1) + b"".join(pieces))
+
+
+_Found = TypeVar("_Found")
+
+
+def _finished(steps: Generator[None, None, _Found]) -> _Found:
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: _Found = end.value
+            return found
 
 
 def _keys_of(result: TopicResult) -> set[tuple[bytes | None, bytes]]:
@@ -170,68 +203,94 @@ def _bytes_of(result: TopicResult | None, frame: bytes) -> bytes:
 
 def read_mutation_request(frame: bytes, api_key: int, api_version: int) -> MutationRequest:
     """The request that `frame` is, a whole one. Raises ProtocolError."""
-    fields = _Fields(frame, _CLIENT_ID_AT, api_key, api_version)
-    fields.client_id()
-    item = {CREATE_TOPICS: fields.new_topic, DELETE_TOPICS: fields.doomed_topic, CREATE_PARTITIONS: fields.grown_topic}
-    count_at, count = fields.offset, fields.length()
-    first_at = fields.offset
-    items = tuple(item[api_key]() for _ in range(count))
-    fields.skip(4)
-    may_validate = api_key == CREATE_PARTITIONS or (api_key == CREATE_TOPICS and api_version >= _VALIDATE_ONLY_SINCE)
-    validate_only = may_validate and fields.int8() != 0
-    fields.end_of_message()
-    return MutationRequest(api_key, api_version, items, count_at, first_at, validate_only)
+    reader = MutationReader(frame, api_key, api_version)
+    return reader.request([item for item in reader.items() if item is not None])
+
+
+class MutationReader:
+    """Reads a request topic by topic: first all `items`, then the rest. Raises ProtocolError."""
+
+    def __init__(self, frame: bytes, api_key: int, api_version: int) -> None:
+        self._api_key, self._api_version = api_key, api_version
+        self._fields = _Fields(frame, _CLIENT_ID_AT, api_key, api_version)
+        self._fields.client_id()
+        self._count_at, self._count = self._fields.offset, self._fields.length()
+        self._first_at = self._fields.offset
+
+    def items(self) -> Iterator[TopicItem | None]:
+        """The topics, one by one; None after each ELEMENTS_AT_ONCE assignments or configurations of one."""
+        fields = self._fields
+        item = {CREATE_TOPICS: fields.new_topic, DELETE_TOPICS: fields.doomed_topic}
+        read = item.get(self._api_key, fields.grown_topic)
+        for _ in range(self._count):
+            yield from read()
+
+    def request(self, items: Sequence[TopicItem]) -> MutationRequest:
+        """The request with all its items."""
+        fields, api_key, api_version = self._fields, self._api_key, self._api_version
+        fields.skip(4)
+        may_validate = api_key == CREATE_PARTITIONS or (
+            api_key == CREATE_TOPICS and api_version >= _VALIDATE_ONLY_SINCE
+        )
+        validate_only = may_validate and fields.int8() != 0
+        fields.end_of_message()
+        return MutationRequest(api_key, api_version, tuple(items), self._count_at, self._first_at, validate_only)
 
 
 def read_mutation_answer(frame: bytes, api_key: int, api_version: int) -> MutationAnswer:
     """The answer that `frame` is, a whole one. Raises ProtocolError."""
-    fields = _Fields(frame, _BODY_AT, api_key, api_version, most_elements=len(frame))
-    fields.tags()
-    throttle_at = fields.skip(4) if api_version >= _THROTTLE_SINCE[api_key] else -1
-    count_at, count = fields.offset, fields.length()
-    results = tuple(fields.result() for _ in range(count))
-    end = fields.offset
-    fields.end_of_message()
-    return MutationAnswer(results, throttle_at, count_at, end)
+    reader = MutationAnswerReader(frame, api_key, api_version)
+    return reader.answer(list(reader.results()))
+
+
+class MutationAnswerReader:
+    """Reads an answer result by result: first all `results`, then the rest. Raises ProtocolError."""
+
+    def __init__(self, frame: bytes, api_key: int, api_version: int) -> None:
+        self._fields = _Fields(frame, _BODY_AT, api_key, api_version)
+        self._fields.tags()
+        self._throttle_at = self._fields.skip(4) if api_version >= _THROTTLE_SINCE[api_key] else -1
+        self._count_at, self._count = self._fields.offset, self._fields.length()
+
+    def results(self) -> Iterator[TopicResult]:
+        """What became of each topic, one by one."""
+        return (self._fields.result() for _ in range(self._count))
+
+    def answer(self, results: Sequence[TopicResult]) -> MutationAnswer:
+        """The answer with all its results."""
+        end = self._fields.offset
+        self._fields.end_of_message()
+        return MutationAnswer(tuple(results), self._throttle_at, self._count_at, end)
 
 
 class _Fields(Reader):
     """Reads what the three APIs are made of."""
 
-    __slots__ = ("_compact", "_key", "_left", "_version")
+    __slots__ = ("_compact", "_key", "_version")
 
-    def __init__(
-        self, frame: bytes, offset: int, api_key: int, api_version: int, most_elements: int = MAX_ELEMENTS
-    ) -> None:
+    def __init__(self, frame: bytes, offset: int, api_key: int, api_version: int) -> None:
         super().__init__(frame, offset)
         self._key = api_key
         self._version = api_version
         self._compact = api_version >= _FLEXIBLE_SINCE[api_key]
-        self._left = most_elements
 
     def client_id(self) -> None:
         self.string()
         self.tags()
 
     def length(self, least_bytes: int = 1) -> int:
-        """How many elements follow; TooManyElements if they and those before them are more than allowed."""
+        """How many elements follow."""
         length = self.nullable_length(least_bytes)
         if length < 0:
             raise MalformedMessage(f"null in place of an array, before offset {self.offset}")
         return length
 
     def nullable_length(self, least_bytes: int = 1) -> int:
-        length = self.count(self._compact, least_bytes)
-        self._left -= max(length, 0)
-        if self._left < 0:
-            raise TooManyElements(f"more than {MAX_ELEMENTS} topics, assignments and configurations in one request")
-        return length
+        return self.count(self._compact, least_bytes)
 
-    def tags(self, most: int = 0xFFFF_FFFF) -> int:
+    def tags(self, most: int = MAX_TAGS) -> int:
         """The tagged fields that end every structure of a flexible version."""
-        count = super().tags(min(most, self._left)) if self._compact else 0
-        self._left -= count
-        return count
+        return super().tags(most) if self._compact else 0
 
     def end_of_message(self) -> None:
         self.tags()
@@ -260,16 +319,22 @@ class _Fields(Reader):
             raise MalformedMessage(f"null in place of an array, before offset {self.offset}")
         self.skip(4 * count)
 
-    def new_topic(self) -> TopicItem:
+    def new_topic(self) -> Iterator[TopicItem | None]:
         start, name = self.offset, self.text()
         partitions, replication_factor = self.int32(), self.int16()
-        assigned = tuple(self._assignment() for _ in range(self.length()))
-        for _ in range(self.length()):
+        assigned: list[int] = []
+        for number in range(1, self.length() + 1):
+            assigned.append(self._assignment())
+            if not number % ELEMENTS_AT_ONCE:
+                yield None
+        for number in range(1, self.length() + 1):
             self.text()
             self.nullable_text()
             self.tags()
+            if not number % ELEMENTS_AT_ONCE:
+                yield None
         self.tags()
-        return TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, replication_factor, assigned)
+        yield TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, replication_factor, tuple(assigned))
 
     def _assignment(self) -> int:
         index = self.int32()
@@ -277,24 +342,27 @@ class _Fields(Reader):
         self.tags()
         return index
 
-    def doomed_topic(self) -> TopicItem:
+    def doomed_topic(self) -> Iterator[TopicItem]:
         start = self.offset
         if self._version < _STATES_SINCE:
             name = self.text()
-            return TopicItem(start, self.offset, name)
+            yield TopicItem(start, self.offset, name)
+            return
         name_or_null, topic_id = self.nullable_text(), self.topic_id()
         self.tags()
-        return TopicItem(start, self.offset, name_or_null, topic_id)
+        yield TopicItem(start, self.offset, name_or_null, topic_id)
 
-    def grown_topic(self) -> TopicItem:
+    def grown_topic(self) -> Iterator[TopicItem | None]:
         start, name, partitions = self.offset, self.text(), self.int32()
         assignments = self.nullable_length()
-        for _ in range(assignments):
+        for number in range(1, assignments + 1):
             self._broker_ids()
             self.tags()
+            if not number % ELEMENTS_AT_ONCE:
+                yield None
         self.tags()
         assigned = None if assignments < 0 else tuple(range(assignments))
-        return TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, -1, assigned)
+        yield TopicItem(start, self.offset, name, NO_TOPIC_ID, partitions, -1, assigned)
 
     def result(self) -> TopicResult:
         start, name, topic_id, partitions = self.offset, self.nullable_text(), NO_TOPIC_ID, -1
@@ -338,12 +406,15 @@ class _Fields(Reader):
 # ------------------------------------------------------------------------------ writing
 
 
-def refusal(request: MutationRequest, item: TopicItem) -> bytes:
-    """The result of an item that is refused with error 89; for strict versions."""
+def refusal(request: MutationRequest, item: TopicItem, name: bytes | None) -> bytes:
+    """The result of an item that is refused with error 89; for strict versions. `name` is that of the topic, if known.
+
+    As a broker's it has the name of a topic that was asked for by its id.
+    """
     topic_id = item.topic_id if request.api_version >= _RESULT_TOPIC_ID_SINCE[request.api_key] else b""
-    name = b"\0" if item.name is None else compact_string(item.name)
+    text = b"\0" if name is None else compact_string(name)
     details = _NO_DETAILS if request.api_key == CREATE_TOPICS else b""
-    return name + topic_id + int16(THROTTLING_QUOTA_EXCEEDED) + _NO_MESSAGE + details + b"\0"
+    return text + topic_id + int16(THROTTLING_QUOTA_EXCEEDED) + _NO_MESSAGE + details + b"\0"
 
 
 def refusals_answer(correlation_id: int, refusals: Iterable[bytes]) -> bytes:

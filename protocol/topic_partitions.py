@@ -5,7 +5,7 @@ created by asking. Sources: `MetadataRequest.json`, `MetadataResponse.json`.
 """
 
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 from protocol.errors import MalformedMessage, TruncatedMessage
@@ -51,12 +51,17 @@ def _request(api_version: int, correlation_id: int, body: bytes) -> bytes:
 
 def read_topic_partitions(frame: bytes, api_version: int) -> list[TopicPartitions]:
     """What the answer to one of these requests, a whole frame, says of each topic. Raises ProtocolError."""
+    return list(each_topic_partitions(frame, api_version))
+
+
+def each_topic_partitions(frame: bytes, api_version: int) -> Iterator[TopicPartitions]:
+    """What the answer to one of these requests, a whole frame, says of each topic, one by one. Raises ProtocolError."""
     if api_version == BY_NAME_VERSION:
         return _read_by_name(Reader(frame, _HEADER_BYTES), frame)
     return _read_by_id(Reader(frame, _HEADER_BYTES), frame)
 
 
-def _read_by_name(reader: Reader, frame: bytes) -> list[TopicPartitions]:
+def _read_by_name(reader: Reader, frame: bytes) -> Iterator[TopicPartitions]:
     reader.skip(4)
     for _ in range(_length(reader, compact=False)):
         reader.skip(4)
@@ -65,19 +70,17 @@ def _read_by_name(reader: Reader, frame: bytes) -> list[TopicPartitions]:
         reader.string()
     reader.string()
     reader.skip(4)
-    topics = []
     for _ in range(_length(reader, compact=False)):
         reader.skip(2)
         name = reader.string()
         reader.skip(1)
         partitions = _length(reader, compact=False)
         _skip_partitions(reader, frame, partitions)
-        topics.append(TopicPartitions(name, bytes(16), partitions))
+        yield TopicPartitions(name, bytes(16), partitions)
     _check_end(reader, frame)
-    return topics
 
 
-def _read_by_id(reader: Reader, frame: bytes) -> list[TopicPartitions]:
+def _read_by_id(reader: Reader, frame: bytes) -> Iterator[TopicPartitions]:
     reader.tags()
     reader.skip(4)
     for _ in range(_length(reader, compact=True)):
@@ -88,7 +91,6 @@ def _read_by_id(reader: Reader, frame: bytes) -> list[TopicPartitions]:
         reader.tags()
     reader.compact_string()
     reader.skip(4)
-    topics = []
     for _ in range(_length(reader, compact=True)):
         reader.skip(2)
         name = reader.compact_string()
@@ -101,10 +103,9 @@ def _read_by_id(reader: Reader, frame: bytes) -> list[TopicPartitions]:
             reader.tags()
         reader.skip(4)
         reader.tags()
-        topics.append(TopicPartitions(name, frame[id_at : id_at + 16], partitions))
+        yield TopicPartitions(name, frame[id_at : id_at + 16], partitions)
     reader.tags()
     _check_end(reader, frame)
-    return topics
 
 
 def _length(reader: Reader, compact: bool) -> int:

@@ -136,7 +136,8 @@ class Connection:
         self._client: Stream | None = None
         self._node: Stream | None = None
         self._connecting: Cancellable | None = None
-        self._errand: asyncio.Task[None] | None = None
+        self._work: tuple[asyncio.Task[None], ...] = ()
+        """What is being decided, at most of each direction one; nobody else keeps these tasks."""
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Patience()
         self._busy = False
@@ -248,7 +249,8 @@ class Connection:
         decision = decide(ask, self.facts, now_us // 1000)
         if isinstance(decision, Verdict):
             return self.relay.on_verdict(ask.ticket, decision, now_us)
-        self._errand = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
+        task = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
+        self._work = (*(other for other in self._work if not other.done()), task)
         return []
 
     async def _work_out(self, ticket: int, decision: Errand | Work) -> None:

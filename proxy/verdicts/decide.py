@@ -6,12 +6,12 @@ from functools import lru_cache
 from protocol.addresses import address_splices, rewritable
 from protocol.api_versions import Answered, intersect
 from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
-from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
+from protocol.errors import MalformedMessage, ProtocolError
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
 from proxy.relay.plans import PLANS, plan_key, walk_answer
 from proxy.verdicts import mutations, quota_api, scram_credentials
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
-from proxy.verdicts.steps import ITEMS_PER_STEP, Steps
+from proxy.verdicts.steps import Steps, collected
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
@@ -26,8 +26,6 @@ def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | 
 
 
 def _close(ask: Ask, error: ProtocolError) -> Verdict:
-    if isinstance(error, TooManyElements):
-        return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
     from_client = ask.side is Side.CLIENT
     reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED
     return Verdict(close=Close(reason, str(error)))
@@ -63,8 +61,12 @@ def _offer(
 
 
 def _decide_quota_api(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
-    """Describe or alter the quotas that are in force here. What takes more than one step is Work."""
-    steps = _steps_of_quota_api(ask, facts)
+    """Describe or alter the quotas that are in force here."""
+    return _in_steps(ask, _steps_of_quota_api(ask, facts))
+
+
+def _in_steps(ask: Ask, steps: Steps[Verdict | Errand]) -> Verdict | Errand | Work:
+    """What is decided, at once if it takes one step; what takes more is Work."""
     try:
         next(steps)
     except StopIteration as end:
@@ -87,12 +89,7 @@ def _steps_of_quota_api(ask: Ask, facts: ConnectionFacts) -> Steps[Verdict | Err
     reader = AlterReader(ask.frame, ask.api_version)
     if not facts.may_alter:
         return quota_api.refuse(reader)
-    entries = []
-    for number, entry in enumerate(reader.entries(), 1):
-        if entry is not None:
-            entries.append(entry)
-        if entry is None or not number % ITEMS_PER_STEP:
-            yield
+    entries = yield from collected(reader.entries())
     return (yield from quota_api.alter(reader.request(tuple(entries)), facts))
 
 
@@ -101,11 +98,11 @@ def _decide_sasl(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     return facts.login.judge(ask, facts.become)
 
 
-def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
     """Which topics are created, deleted or extended, and what that costs; what came of it."""
     if ask.side is Side.NODE:
-        return mutations.settle(ask, facts, now_ms)
-    return mutations.judge(ask, facts.bind(ask.client_id, now_ms), facts, now_ms)
+        return _in_steps(ask, mutations.settle(ask, facts, now_ms))
+    return _in_steps(ask, mutations.judge(ask, facts, now_ms))
 
 
 def _decide_scram_credentials(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:

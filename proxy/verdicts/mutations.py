@@ -3,6 +3,8 @@
 A topic costs the partitions that a controller would charge for it, which is nothing where a controller is certain to
 refuse it before it looks at the quota. Strict versions have a topic refused when the bucket is overdrawn already; in
 permissive ones every topic passes, and an overdraft mutes the client.
+
+A request may name tens of thousands of topics, so all is done in steps.
 """
 
 from collections import Counter
@@ -10,24 +12,25 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from protocol.errors import ProtocolError, TooManyElements
+from protocol.errors import ProtocolError
 from protocol.topic_mutations import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     NO_TOPIC_ID,
+    MutationAnswerReader,
+    MutationReader,
     MutationRequest,
     TopicItem,
     TopicResult,
-    read_mutation_answer,
-    read_mutation_request,
     refusal,
     refusals_answer,
 )
-from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request, read_topic_partitions
+from protocol.topic_partitions import each_topic_partitions, partitions_by_id_request, partitions_by_name_request
 from proxy.relay.actions import Ask, Close, CloseReason, Verdict
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.recent_topics import TopicKey
+from proxy.verdicts.steps import ITEMS_PER_STEP, Steps, collected
 from quotas.ledger import Binding, Ledger
 from quotas.rows import StaleSensor
 from quotas.token_buckets import TokenBuckets
@@ -38,6 +41,9 @@ _ENQUIRY_ID = -0x6B74
 _NO_ERROR = 0
 _REQUEST_TIMED_OUT = 7
 """The node has not waited for the end: the topic may well come to be, or to go."""
+
+_PARTITIONS_AS_A_TOPIC = 50
+"""So many partitions that a node tells of take about as long to read as a topic without any."""
 
 _LONGEST_NAME_BYTES = 249
 _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -78,49 +84,99 @@ class _Costs:
         self.same_as: dict[int, int] = {}
 
 
-def judge(ask: Ask, binding: Binding, facts: ConnectionFacts, now_ms: int) -> Verdict:
+def judge(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Steps[Verdict]:
     """The verdict on a request. Raises ProtocolError if it cannot be understood."""
-    try:
-        request = read_mutation_request(ask.frame, ask.api_key, ask.api_version)
-    except TooManyElements as error:
-        if not binding.limits_mutations:
-            return Verdict()
-        return Verdict(close=Close(CloseReason.REQUEST_TOO_LARGE, str(error)))
+    reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
+    items = yield from collected(reader.items())
+    request = reader.request(items)
     if request.validate_only and not facts.listener.charge_validate_only:
         return Verdict()
-    wanted = _wanted(request)
+    wanted = yield from _wanted(items)
     enquiries = _enquiries(wanted)
     if enquiries and not ask.enquired:
         return Verdict(enquiries=enquiries)
+    known = _Known(facts, now_ms)
     try:
-        known = _Known(enquiries, ask.enquired, facts, now_ms)
+        yield from known.learn(enquiries, ask.enquired)
     except ProtocolError as error:
         return Verdict(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
-    return _decided(ask, request, _COSTS[ask.api_key](request.items, known), binding, facts, now_ms)
+    costs = yield from _COSTS[ask.api_key](items, known)
+    spending = _Spending(request, costs)
+    binding = facts.bind(ask.client_id, now_ms)
+    for start in range(0, len(items), ITEMS_PER_STEP):
+        if start:
+            yield
+            binding = facts.bind(ask.client_id, now_ms)  # its quota may be another by now
+        spending.spend(start, facts.listener.ledger, binding, now_ms)
+    if spending.shadow_throttles_ms and facts.listener.note_mutations is not None:
+        facts.listener.note_mutations(facts.user, binding.client_id, 0.0, spending.shadow_throttles_ms)
+    return (yield from _verdict(ask, request, spending, known, binding))
 
 
-def _decided(
-    ask: Ask, request: MutationRequest, costs: _Costs, binding: Binding, facts: ConnectionFacts, now_ms: int
-) -> Verdict:
-    ledger = facts.listener.ledger
-    spent, refused, throttle_time_ms = _spend(request, costs, ledger.buckets, binding.mutation, now_ms)
-    passing = [0 if i in refused else cost for i, cost in enumerate(costs.now)]
-    shadow, shadow_due, told_ms = _spend_in_shadow(
-        request, passing, ledger.shadow_buckets, binding.shadow_mutation, now_ms
-    )
-    if told_ms and facts.listener.note_mutations is not None:
-        facts.listener.note_mutations(facts.user, binding.client_id, 0.0, told_ms)
-    refusals = {i: refusal(request, request.items[i]) for i in sorted(refused)}
+class _Spending:
+    """What the topics of a request are charged, one after the other, and which of them are refused for it.
+
+    `throttle_time_ms` is that of the last one that was too much. A shadow quota refuses nothing: it counts for how many
+    ms it would have throttled. No topic is charged more than it may be before it is known to be done.
+    """
+
+    def __init__(self, request: MutationRequest, costs: _Costs) -> None:
+        self._strict, self._costs = request.strict, costs
+        self.refused: set[int] = set()
+        self.throttle_time_ms = 0
+        self.shadow_throttles_ms: list[int] = []
+        self.charges: dict[int, _Charge] = {}
+
+    def spend(self, start: int, ledger: Ledger, binding: Binding, now_ms: int) -> None:
+        """Charge the topics of one step, which begins with number `start`."""
+        costs, refused = self._costs, self.refused
+        for i in range(start, min(start + ITEMS_PER_STEP, len(costs.now))):
+            cost, spent, told_ms = costs.now[i], 0.0, None
+            if costs.same_as.get(i) in refused:
+                refused.add(i)
+            elif cost and binding.mutation is not None:
+                spent, told_ms = self._spend(ledger.buckets, binding.mutation, cost, now_ms)
+            if told_ms is not None:
+                self.throttle_time_ms = told_ms
+                if self._strict:
+                    refused.add(i)
+            if i not in refused:
+                shadow, shadow_due = self._spend_in_shadow(ledger, binding.shadow_mutation, cost, now_ms)
+                self.charges[i] = _Charge(spent, shadow, costs.due[i], shadow_due)
+
+    def _spend(self, buckets: TokenBuckets, bucket: int, cost: int, now_ms: int) -> tuple[float, int | None]:
+        value = buckets.unconfirmed(bucket, cost, now_ms)
+        spend = buckets.spend_strictly if self._strict else buckets.spend_permissively
+        return value, spend(bucket, value, now_ms)
+
+    def _spend_in_shadow(self, ledger: Ledger, bucket: int | None, cost: int, now_ms: int) -> tuple[float, int]:
+        """What the shadow quota is charged for one that passes, and what it costs that if it is done."""
+        if bucket is None or not cost:
+            return 0, 0
+        spent, told_ms = self._spend(ledger.shadow_buckets, bucket, cost, now_ms)
+        if told_ms:
+            self.shadow_throttles_ms.append(told_ms)
+        return (spent, cost) if told_ms is None or not self._strict else (0, 0)
+
+
+def _verdict(
+    ask: Ask, request: MutationRequest, spending: _Spending, known: "_Known", binding: Binding
+) -> Steps[Verdict]:
+    """What becomes of a request of which all is charged."""
+    refused, throttle_time_ms = spending.refused, spending.throttle_time_ms
+    refusals: dict[int, bytes] = {}
+    for number, i in enumerate(sorted(refused), 1):
+        item = request.items[i]
+        refusals[i] = refusal(request, item, known.name(item))
+        if not number % ITEMS_PER_STEP:
+            yield
     if refused and len(refused) == len(request.items):
         answer = refusals_answer(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
         return Verdict(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
-    charges = {
-        i: _Charge(spent[i], shadow[i], costs.due[i], shadow_due[i]) for i in range(len(passing)) if i not in refused
-    }
-    matters = refused or any(charge.due for charge in charges.values())
+    matters = refused or any(charge.due for charge in spending.charges.values())
     note = _Note(
         request.items,
-        charges,
+        spending.charges,
         refusals,
         binding.mutation,
         binding.shadow_mutation,
@@ -135,61 +191,10 @@ def _decided(
     )
 
 
-def _spend(
-    request: MutationRequest, costs: _Costs, buckets: TokenBuckets, bucket: int | None, now_ms: int
-) -> tuple[list[float], set[int], int]:
-    """Charge topic by topic, as far as may be before it is done.
-
-    What each was charged, the numbers of those refused, and the throttle time of the last that was too much.
-    """
-    spent: list[float] = list(costs.now)
-    refused: set[int] = set()
-    throttle_time_ms = 0
-    if bucket is None:
-        return spent, refused, 0
-    spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
-    for i, cost in enumerate(costs.now):
-        if costs.same_as.get(i) in refused:
-            refused.add(i)
-        elif cost:
-            spent[i] = buckets.unconfirmed(bucket, cost, now_ms)
-            told_ms = spend(bucket, spent[i], now_ms)
-            if told_ms is not None:
-                throttle_time_ms = told_ms
-                if request.strict:
-                    refused.add(i)
-    return spent, refused, throttle_time_ms
-
-
-def _spend_in_shadow(
-    request: MutationRequest, passing: Sequence[int], buckets: TokenBuckets, bucket: int | None, now_ms: int
-) -> tuple[list[float], list[int], list[int]]:
-    """What is charged to the shadow quota of what passes. It refuses nothing, and counts what it would have refused.
-
-    The second value is what each topic costs it if it succeeds, the third the times, in ms, for which it would have
-    throttled.
-    """
-    charged: list[float] = [0] * len(passing)
-    due = [0] * len(passing)
-    throttles_ms: list[int] = []
-    if bucket is None:
-        return charged, due, throttles_ms
-    spend = buckets.spend_strictly if request.strict else buckets.spend_permissively
-    for i, cost in enumerate(passing):
-        if cost:
-            value = buckets.unconfirmed(bucket, cost, now_ms)
-            told_ms = spend(bucket, value, now_ms)
-            if told_ms is None or not request.strict:
-                charged[i], due[i] = value, cost
-            if told_ms:
-                throttles_ms.append(told_ms)
-    return charged, due, throttles_ms
-
-
 # ------------------------------------------------------------------------------ the answer
 
 
-def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Steps[Verdict]:
     """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError.
 
     Without a frame the request never went to the node, and all is given back.
@@ -199,10 +204,13 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     if not ask.frame:
         _give_all_back(note, ledger, now_ms)
         return Verdict()
-    answer = read_mutation_answer(ask.frame, ask.api_key, ask.api_version)
+    reader = MutationAnswerReader(ask.frame, ask.api_key, ask.api_version)
+    results = yield from collected(reader.results())
+    answer = reader.answer(results)
     items = [note.items[i] for i in note.charges]
+    matched = yield from answer.matching(items)
     used = 0.0
-    for item, charge, result in zip(items, note.charges.values(), answer.matched(items), strict=True):
+    for number, (item, charge, result) in enumerate(zip(items, note.charges.values(), matched, strict=True), 1):
         used += _cost_in_the_end(charge.spent, charge.due, result)
         if result is not None:
             if result.error_code == _NO_ERROR and not note.validate_only:
@@ -212,10 +220,14 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
                 _correct(ledger.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
             with suppress(StaleSensor):
                 _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow_due, result, now_ms)
+        if not number % ITEMS_PER_STEP:
+            yield
     if used and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, note.client_id, used, ())
-    splices = (answer.merged(ask.frame, note.items, note.refusals),) if note.refusals else ()
-    return Verdict(splices=splices, throttle_at=answer.throttle_at)
+    if not note.refusals:
+        return Verdict(throttle_at=answer.throttle_at)
+    merged = yield from answer.merging(ask.frame, note.items, note.refusals)
+    return Verdict(splices=(merged,), throttle_at=answer.throttle_at)
 
 
 def _give_all_back(note: _Note, ledger: Ledger, now_ms: int) -> None:
@@ -261,9 +273,15 @@ def _cost_in_the_end(spent: float, due: int, result: TopicResult | None) -> floa
 # ------------------------------------------------------------------------------ counts
 
 
-def _wanted(request: MutationRequest) -> list[TopicKey]:
+def _wanted(items: Sequence[TopicItem]) -> Steps[list[TopicKey]]:
     """The topics whose partitions must be known, each once: by name or by id."""
-    return list(dict.fromkeys((item.name, item.topic_id) for item in request.items if _has_one_key(item)))
+    wanted: dict[TopicKey, None] = {}
+    for number, item in enumerate(items, 1):
+        if _has_one_key(item):
+            wanted[item.name, item.topic_id] = None
+        if not number % ITEMS_PER_STEP:
+            yield
+    return list(wanted)
 
 
 def _has_one_key(item: TopicItem) -> bool:
@@ -287,17 +305,30 @@ def _enquiries(wanted: Sequence[TopicKey]) -> tuple[bytes, ...]:
 
 
 class _Known:
-    """What is known of the cluster's topics. Raises ProtocolError where a node's answer cannot be understood."""
+    """What is known of the cluster's topics."""
 
-    def __init__(
-        self, enquiries: Sequence[bytes], enquired: Sequence[bytes], facts: ConnectionFacts, now_ms: int
-    ) -> None:
+    def __init__(self, facts: ConnectionFacts, now_ms: int) -> None:
         self.default_partitions = facts.listener.default_partitions
         self._facts, self._now_ms = facts, now_ms
         self._found: dict[TopicKey, int] = {}
+        self._names: dict[bytes, bytes] = {}
+
+    def learn(self, enquiries: Sequence[bytes], enquired: Sequence[bytes]) -> Steps[None]:
+        """Take in what a node has answered. Raises ProtocolError where that cannot be understood."""
+        looked_at = 0
         for enquiry, answer in zip(enquiries, enquired, strict=True):
-            for topic in read_topic_partitions(answer, int.from_bytes(enquiry[6:8], "big")):
+            for topic in each_topic_partitions(answer, int.from_bytes(enquiry[6:8], "big")):
                 self._found[topic.name, NO_TOPIC_ID] = self._found[None, topic.topic_id] = topic.partitions
+                if topic.name is not None and topic.topic_id != NO_TOPIC_ID:
+                    self._names[topic.topic_id] = topic.name
+                looked_at += 1 + topic.partitions // _PARTITIONS_AS_A_TOPIC
+                if looked_at >= ITEMS_PER_STEP:
+                    looked_at = 0
+                    yield
+
+    def name(self, item: TopicItem) -> bytes | None:
+        """What a topic is called, if that is known."""
+        return item.name if item.name is not None else self._names.get(item.topic_id)
 
     def partitions(self, item: TopicItem) -> int:
         """How many partitions a topic has; 0 where the node does not know it, or may not tell."""
@@ -311,13 +342,15 @@ class _Known:
         return bool(self._found.get(key, 0) if recent is None else recent)
 
 
-def _costs_of_creation(items: Sequence[TopicItem], known: _Known) -> _Costs:
+def _costs_of_creation(items: Sequence[TopicItem], known: _Known) -> Steps[_Costs]:
     costs = _Costs(len(items))
     twice = _named_twice(items)
     for i, item in enumerate(items):
         if _has_one_key(item) and item.name not in twice:
             costs.due[i] = _new_partitions(item, known)
             costs.now[i] = 0 if known.exists(item) else costs.due[i]
+        if not (i + 1) % ITEMS_PER_STEP:
+            yield
     return costs
 
 
@@ -332,7 +365,7 @@ def _new_partitions(item: TopicItem, known: _Known) -> int:
     return known.default_partitions() if item.partitions == -1 else max(item.partitions, 0)
 
 
-def _costs_of_deletion(items: Sequence[TopicItem], known: _Known) -> _Costs:
+def _costs_of_deletion(items: Sequence[TopicItem], known: _Known) -> Steps[_Costs]:
     """A topic named twice is deleted once by a node in ZooKeeper mode, and refused by others."""
     costs = _Costs(len(items))
     first: dict[TopicKey, int] = {}
@@ -341,10 +374,12 @@ def _costs_of_deletion(items: Sequence[TopicItem], known: _Known) -> _Costs:
             costs.same_as[i] = first.setdefault((item.name, item.topic_id), i)
             if costs.same_as[i] == i:
                 costs.now[i] = costs.due[i] = known.partitions(item)
+        if not (i + 1) % ITEMS_PER_STEP:
+            yield
     return costs
 
 
-def _costs_of_growth(items: Sequence[TopicItem], known: _Known) -> _Costs:
+def _costs_of_growth(items: Sequence[TopicItem], known: _Known) -> Steps[_Costs]:
     costs = _Costs(len(items))
     twice = _named_twice(items)
     for i, item in enumerate(items):
@@ -353,6 +388,8 @@ def _costs_of_growth(items: Sequence[TopicItem], known: _Known) -> _Costs:
         unfit = item.assigned and len(item.assigned) != added
         if present and added > 0 and not unfit and item.name not in twice:
             costs.now[i] = costs.due[i] = added
+        if not (i + 1) % ITEMS_PER_STEP:
+            yield
     return costs
 
 
@@ -360,7 +397,7 @@ def _named_twice(items: Sequence[TopicItem]) -> set[bytes | None]:
     return {name for name, count in Counter(item.name for item in items).items() if count > 1}
 
 
-_COSTS: dict[int, Callable[[Sequence[TopicItem], _Known], _Costs]] = {
+_COSTS: dict[int, Callable[[Sequence[TopicItem], _Known], Steps[_Costs]]] = {
     CREATE_TOPICS: _costs_of_creation,
     DELETE_TOPICS: _costs_of_deletion,
     CREATE_PARTITIONS: _costs_of_growth,

@@ -1,6 +1,6 @@
 """Decisions that take long are made in steps, so that others have their turn in between."""
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -21,12 +21,12 @@ def finish(steps: Steps[Result]) -> Result:
             return result
 
 
-def collected(items: Iterable[Item]) -> Steps[list[Item]]:
-    """A list of what is made one by one."""
+def collected(items: Iterable[Item | None]) -> Steps[list[Item]]:
+    """A list of what is made one by one; None stands for work that has taken a step by itself."""
     found: list[Item] = []
-    left: Iterator[Item] = iter(items)
-    for number, item in enumerate(left, 1):
-        found.append(item)
-        if not number % ITEMS_PER_STEP:
+    for number, item in enumerate(items, 1):
+        if item is not None:
+            found.append(item)
+        if item is None or not number % ITEMS_PER_STEP:
             yield
     return found

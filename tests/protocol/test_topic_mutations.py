@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.errors import MalformedMessage, ProtocolError, TooManyElements
+from protocol.errors import MalformedMessage, ProtocolError
 from protocol.splices import Splice, splice_frame
 from protocol.topic_mutations import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
-    MAX_ELEMENTS,
     NO_TOPIC_ID,
     STRICT_SINCE,
+    MutationReader,
     MutationRequest,
     TopicItem,
     read_mutation_answer,
@@ -79,7 +79,7 @@ def test_results_of_ours_are_put_into_an_answer_as_kafka_does_it(kafka_version):
             item = TopicItem(0, 0, None, pack(">qq", place, place)) if by_id else TopicItem(0, 0, b"refused-%d" % place)
             items.insert(place, item)
         request = MutationRequest(vector.key, vector.version, tuple(items), 0, 0, False)
-        refusals = {place: refusal(request, items[place]) for place in vector.refused_at}
+        refusals = {place: refusal(request, items[place], items[place].name) for place in vector.refused_at}
         assert spliced(vector.frame, [answer.merged(vector.frame, items, refusals)]) == vector.merged, vector
         checked += 1
     assert checked > 50
@@ -96,7 +96,7 @@ def test_results_come_in_the_order_of_the_request_in_whichever_order_the_node_ga
     kept = [results[name] for i, name in enumerate(names) if i not in refused]
     random.Random(key).shuffle(kept)
     frame = mutated(key, version, kept, corr=9)
-    refusals = {i: refusal(request, request.items[i]) for i in refused}
+    refusals = {i: refusal(request, request.items[i], request.items[i].name) for i in refused}
     splice = read_mutation_answer(frame, key, version).merged(frame, request.items, refusals)
     expected = [refusals.get(i, results[name]) for i, name in enumerate(names)]
     assert spliced(frame, [splice]) == mutated(key, version, expected, corr=9)
@@ -107,7 +107,7 @@ def test_what_was_named_twice_and_what_nobody_asked_for_comes_last():
     results = [deleted(6, b"x", 1), deleted(6, b"c"), deleted(6, b"a", 42)]
     frame = mutated(DELETE_TOPICS, 6, results)
     answer = read_mutation_answer(frame, DELETE_TOPICS, 6)
-    refusals = {1: refusal(request, request.items[1])}
+    refusals = {1: refusal(request, request.items[1], b"b")}
     expected = [results[2], refusals[1], results[1], results[0]]
     assert spliced(frame, [answer.merged(frame, request.items, refusals)]) == mutated(DELETE_TOPICS, 6, expected)
 
@@ -125,7 +125,7 @@ def test_results_that_say_name_and_id_are_found_by_either():
 @pytest.mark.parametrize(("key", "version"), STRICT)
 def test_an_answer_of_refusals_only_is_one_that_kafka_would_give(key, version):
     request = read_mutation_request(REQUESTS[key](version, [TOPICS[key](version, b"t")] * 200), key, version)
-    refusals = [refusal(request, item) for item in request.items]
+    refusals = [refusal(request, item, item.name) for item in request.items]
     answer = refusals_answer(-7, refusals)
     assert answer == mutated(key, version, [RESULTS[key](version, b"t", 89)] * 200, corr=-7)
     assert all(result.error_code == 89 for result in read_mutation_answer(answer, key, version).results)
@@ -151,11 +151,18 @@ def test_what_a_charge_depends_on_is_read():
 
 
 @pytest.mark.parametrize("version", [5, 4])
-def test_a_request_of_too_many_topics_is_refused_and_no_nonsense(version):
-    frame = delete_topics(version, [b""] * (MAX_ELEMENTS + 1))
-    with pytest.raises(TooManyElements):
-        read_mutation_request(frame, DELETE_TOPICS, version)
-    assert len(read_mutation_request(delete_topics(version, [b"t"] * 1000), DELETE_TOPICS, version).items) == 1000
+def test_a_request_of_very_many_topics_is_read_whole(version):
+    request = read_mutation_request(delete_topics(version, [b"t%d" % i for i in range(30_000)]), DELETE_TOPICS, version)
+    assert [item.name for item in request.items] == [b"t%d" % i for i in range(30_000)]
+
+
+def test_a_topic_with_very_many_assignments_is_read_in_steps():
+    frame = create_topics(7, [new_topic(7, b"t", -1, -1, assigned=range(1000), configs=[(b"a", None)] * 1000)])
+    items = list(MutationReader(frame, CREATE_TOPICS, 7).items())
+    assert items[:20] == [None] * 20
+    assert items[20].assigned == tuple(range(1000))
+    frame = create_partitions(3, [grown_topic(3, b"t", 1001, 1000)])
+    assert list(MutationReader(frame, CREATE_PARTITIONS, 3).items())[:10] == [None] * 10
 
 
 @pytest.mark.parametrize(("key", "since"), STRICT_SINCE.items())

@@ -18,12 +18,14 @@ from proxy.relay.actions import (
     Side,
     Throttled,
     WakeAt,
+    Work,
 )
 from proxy.relay.tally import Tally
 from proxy.relay.use import Client, Counts, Meter
 from proxy.verdicts.client_ids import measured_client_id
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts, NoPortForNode
+from proxy.verdicts.steps import finish
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Binding, Ledger
 from quotas.quota_table import QuotaTable
@@ -164,7 +166,9 @@ class Script:
         for ask in held:
             if self.closed is not None and not ask.settles:
                 continue
-            self.do(self.relay.on_verdict(ask.ticket, decide(ask, self.facts, int(now_ms)), us(now_ms)), now_ms)
+            decision = decide(ask, self.facts, int(now_ms))
+            verdict = finish(decision.steps) if isinstance(decision, Work) else decision
+            self.do(self.relay.on_verdict(ask.ticket, verdict, us(now_ms)), now_ms)
 
     def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: float) -> bytes:
         before = len(self.sent[side])

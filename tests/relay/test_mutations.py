@@ -4,11 +4,19 @@ from struct import pack
 
 import pytest
 
-from protocol.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, MAX_ELEMENTS, NO_TOPIC_ID
+from protocol.primitives import compact_string
+from protocol.topic_mutations import (
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    NO_TOPIC_ID,
+    read_mutation_answer,
+)
 from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.verdicts.decide import decide
 from proxy.verdicts.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
+from proxy.verdicts.steps import finish
 from quotas.entities import Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
@@ -268,7 +276,8 @@ def test_deletions_cost_the_partitions_there_are(make_relay):
     script.node(metadata_by_id(OWN_ID, {ID_A: 3}))
     assert script.sent[Side.NODE][before:] == delete_topics(6, [b"a", b"nobody", b"b"])
     results = [deleted(6, b"b"), deleted(6, b"a"), deleted(6, b"nobody", 3)]
-    merged = [deleted(6, b"a"), deleted(6, b"nobody", 3), deleted(6, b"b"), deleted(6, ID_A, 89)]
+    by_id = compact_string(ID_A) + ID_A + pack(">h", 89) + b"\0\0"
+    merged = [deleted(6, b"a"), deleted(6, b"nobody", 3), deleted(6, b"b"), by_id]
     expected = mutated(DELETE_TOPICS, 6, merged, throttle_time_ms=1000)
     assert script.node(mutated(DELETE_TOPICS, 6, results)) == expected
     assert tokens(script) == -1.0
@@ -546,16 +555,101 @@ def test_what_cannot_be_understood_ends_the_connection(make_relay):
     assert script.sent[Side.NODE] == b""
 
 
-def test_too_many_topics_end_the_connection(make_relay):
+MANY = [b"topic-%05d" % i for i in range(12_000)]
+
+
+@pytest.mark.parametrize("version", [4, 7])
+def test_more_than_ten_thousand_topics_are_created_as_without_a_quota(make_relay, version):
+    script = connected(make_relay, 1e6)
+    request = create(*[(name, 2) for name in MANY], version=version)
+    assert script.client(request) == ask(MANY)
+    assert tell(script, unknown(*MANY)) == request
+    assert tokens(script) == 11e6 - 24_000
+    answer = made(*[created(version, name) for name in reversed(MANY)], version=version)
+    assert script.node(answer) == answer
+    assert tokens(script) == 11e6 - 24_000
+
+
+@pytest.mark.parametrize("rate", [0.001, 10.0, 1000.0])
+def test_of_more_than_ten_thousand_topics_each_is_answered(make_relay, rate):
+    """As by a broker: they pass until one has overdrawn the bucket."""
+    script = connected(make_relay, rate)
+    passing = int(11 * rate) + 1
+    script.client(create_partitions(3, [grown_topic(3, name, 2) for name in MANY]))
+    sent = tell(script, dict.fromkeys(MANY, 1))
+    assert sent == create_partitions(3, [grown_topic(3, name, 2) for name in MANY[:passing]])
+    assert script.tally.mutations_refused == len(MANY) - passing
+    told = script.node(mutated(CREATE_PARTITIONS, 3, [grown(3, name) for name in MANY[:passing]]))
+    errors = [result.error_code for result in read_mutation_answer(told, CREATE_PARTITIONS, 3).results]
+    assert errors == [0] * passing + [89] * (len(MANY) - passing)
+
+
+def test_a_topic_of_more_than_ten_thousand_assignments_is_created(make_relay):
+    script = connected(make_relay, 1e6)
+    request = create_topics(7, [new_topic(7, b"t", -1, assigned=range(12_000))])
+    script.client(request)
+    assert tell(script, unknown(b"t")) == request
+    assert tokens(script) == 11e6 - 12_000
+
+
+def test_very_many_are_judged_and_settled_in_steps(make_relay):
+    script = connected(make_relay, 1e6)
+    script.hold_verdicts = True
+    answers = [metadata_by_name(OWN_ID, unknown(*MANY)), made(*[created(7, name, 37) for name in MANY])]
+    script.client(create(*[(name, 2) for name in MANY]))
+    for most_topics_a_step, answer in ((100, b""), (100, answers[0]), (100, answers[1])):
+        if answer:
+            script.node(answer)
+        [one] = script.asks
+        script.asks = []
+        work = decide(one, script.facts, NOW_MS)
+        verdict, steps = None, 1
+        while verdict is None:
+            try:
+                next(work.steps)
+            except StopIteration as end:
+                verdict = end.value
+            steps += 1
+        assert steps >= len(MANY) // most_topics_a_step
+        script.do(script.relay.on_verdict(one.ticket, verdict, NOW_US))
+    assert tokens(script) == 11e6
+    assert script.sent[Side.CLIENT] == answers[1]
+
+
+def test_a_quota_that_goes_while_very_many_are_judged_charges_the_rest_nothing(make_relay):
+    script = connected(make_relay, 1e6)
+    script.client(create(*[(name, 2) for name in MANY]))
+    script.hold_verdicts = True
+    script.node(metadata_by_name(OWN_ID, unknown(*MANY)))
+    [one] = script.asks
+    script.asks = []
+    work = decide(one, script.facts, NOW_MS)
+    while tokens(script) == 11e6:
+        next(work.steps)
+    script.ledger.replace(mutation_table(None), NOW_MS)
+    script.ledger.expire(NOW_MS + 4_000_000)
+    verdict = finish(work.steps)
+    script.do(script.relay.on_verdict(one.ticket, verdict, NOW_US))
+    assert script.sent[Side.NODE].endswith(create(*[(name, 2) for name in MANY]))
+
+
+def test_a_topic_refused_by_its_id_is_told_with_its_name(make_relay):
     script = connected(make_relay)
-    script.client(delete_topics(4, [b""] * (MAX_ELEMENTS + 1)))
-    assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
+    script.client(delete_topics(6, [ID_A, ID_B]))
+    known = topic_partitions_by_id({ID_A: (b"orders", 12), ID_B: (b"payments", 3)})
+    assert b"cluster" not in script.node(known)
+    assert script.sent[Side.NODE].endswith(delete_topics(6, [ID_A]))
+    told = script.node(mutated(DELETE_TOPICS, 6, [compact_string(b"orders") + ID_A + b"\0\0\0\0"]))
+    results = read_mutation_answer(told, DELETE_TOPICS, 6).results
+    assert [(r.name, r.topic_id, r.error_code) for r in results] == [(b"orders", ID_A, 0), (b"payments", ID_B, 89)]
 
 
-def test_too_many_topics_pass_a_shadow(make_relay):
-    script = connected(make_relay, None, 1.0)
-    request = delete_topics(4, [b""] * (MAX_ELEMENTS + 1))
-    assert script.client(request) == request
+def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
+    """The answer to Metadata v12 of an enquiry by id, with the names of the topics."""
+    frame = metadata_by_id(OWN_ID, {topic_id: count for topic_id, (_, count) in topics.items()})
+    for topic_id, (name, _) in topics.items():
+        frame = frame.replace(compact_string(topic_id) + topic_id, compact_string(name) + topic_id)
+    return pack(">i", len(frame) - 4) + frame[4:]
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,12 @@ class Judge:
         spent, refused, throttle_ms = self._spend(call, costs, bucket)
         in_shadow, shadow_due = self._spend_in_shadow(call, costs, refused, shadow_bucket)
         self.refused += len(refused)
-        refusals = {i: topics.refusal(call, call.items[i]) for i in sorted(refused)}
+        names = {topic_id: name for name, topic_id, _ in told or () if topic_id != topics.NO_ID}
+        refusals = {
+            i: topics.refusal(call, item, names.get(item.topic_id) if item.name is None else item.name)
+            for i, item in enumerate(call.items)
+            if i in refused
+        }
         if refused and len(refused) == len(call.items):
             results = wire.count(len(refusals), True) + b"".join(refusals.values())
             answer = wire.framed(pack(">i", head.correlation_id) + b"\0" + bytes(4) + results + b"\0")

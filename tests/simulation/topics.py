@@ -248,12 +248,12 @@ class Result:
         return item.key in keys
 
 
-def refusal(call: Call, item: Item) -> bytes:
-    """What a broker says of a topic that it refuses for its quota: error 89, and nothing else."""
+def refusal(call: Call, item: Item, name: bytes | None) -> bytes:
+    """What a broker says of a topic that it refuses for its quota: error 89, and its name, if that is known."""
     has_id = (call.api_key == CREATE and call.version >= 7) or (call.api_key == DELETE and call.version >= 6)
     topic_id = item.topic_id if has_id else b""
     details = pack(">ih", -1, -1) + count(0, True) if call.api_key == CREATE else b""
-    return text(item.name, True) + topic_id + pack(">h", THROTTLED) + text(None, True) + details + b"\0"
+    return text(name, True) + topic_id + pack(">h", THROTTLED) + text(None, True) + details + b"\0"
 
 
 def matched(items: Sequence[Item], results: Sequence[Result]) -> list[Result | None]:
