@@ -3,6 +3,7 @@
 import base64
 import json
 from struct import pack
+from typing import Any
 
 from tests.relay.frames import frame, request
 
@@ -44,6 +45,14 @@ def authenticated(
 def plain(user: bytes, password: bytes = b"secret", authzid: bytes = b"") -> bytes:
     """A token of PLAIN."""
     return b"\0".join((authzid, user, password))
+
+
+def log_in(script: Any) -> None:
+    """Have whoever takes `client` and `node` bytes see a login of alice that succeeds."""
+    script.client(handshake())
+    script.node(handshaken())
+    script.client(authenticate(plain(b"alice")))
+    script.node(authenticated())
 
 
 def scram_first(user: str, *, authzid: str = "", extensions: str = "") -> bytes:

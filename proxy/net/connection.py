@@ -197,8 +197,10 @@ class Connection:
             self._do(partial(self.relay.on_lost, reason, detail))
 
     def read_bytes(self) -> int:
-        """How much the next read of the client may take: little while only a request head is wanted."""
-        return _READ_AHEAD_BYTES if self.relay.muted else READ_BYTES
+        """How much the next read of the client may take: little while no more than a request head is wanted."""
+        if not self.relay.muted:
+            return READ_BYTES
+        return min(max(self.relay.missing_bytes, _READ_AHEAD_BYTES), READ_BYTES)
 
     def reading_waits(self, side: Side) -> None:
         """A cap has what one side has sent wait."""

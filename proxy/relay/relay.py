@@ -82,7 +82,13 @@ class Relay(RequestSide):
     def held_bytes(self) -> int:
         """How many bytes the relay keeps by itself."""
         collected = sum(map(len, self._collecting)) + sum(map(len, self._enquired))
-        return len(self._requests) + len(self._answers) + collected + len(self._held_answer)
+        requests = len(self._requests) + len(self._gathered)
+        return requests + len(self._answers) + collected + len(self._held_answer)
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much is still to come of a request that is wanted whole."""
+        return self._missing
 
     @property
     def idle(self) -> bool:
@@ -101,7 +107,9 @@ class Relay(RequestSide):
         if self._request_left:
             return Awaited.NOTHING if self._client_paused else Awaited.REQUEST
         may_not_begin = self._mute & ~UNCONNECTED or (self._opening and self._mute)
-        if may_not_begin or self._client_paused or self._client_eof:
+        if self._client_paused or self._client_eof:
+            return Awaited.NOTHING
+        if may_not_begin and not (self._requests and self._passes_mute(self._requests, 0)):
             return Awaited.NOTHING
         if self._requests:
             return Awaited.REQUEST
@@ -125,6 +133,8 @@ class Relay(RequestSide):
     def _requests_came(self, data: bytes, now_ms: int) -> list[Action]:
         at = 0
         if self._requests or self._mute or self._request_left:
+            if self._missing:
+                return self._gather(data, now_ms)
             self._requests += data
         else:
             at, _ = self._take_alike(data, 0, now_ms)
@@ -133,6 +143,18 @@ class Relay(RequestSide):
             self._requests = data
         actions: list[Action] = []
         self._go_on_with_requests(actions, now_ms, at)
+        return actions
+
+    def _gather(self, data: bytes, now_ms: int) -> list[Action]:
+        """More of a request that is wanted whole: nothing happens before all of it is here."""
+        actions: list[Action] = []
+        self._gathered += data
+        self._missing -= len(data)
+        if self._missing > 0:
+            self._settle_client(actions)
+        else:
+            self._put_together()
+            self._go_on_with_requests(actions, now_ms)
         return actions
 
     def _answers_came(self, data: bytes, now_ms: int) -> list[Action]:
@@ -262,6 +284,8 @@ class Relay(RequestSide):
         return actions
 
     def _go_on_with_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
+        if self._missing:
+            self._put_together()
         try:
             if self._requests:
                 self._take_requests(actions, now_ms, at)
@@ -317,6 +341,7 @@ class Relay(RequestSide):
         self.ended_idle = self.idle
         self._closed = True
         self._abandon_half(self._now_us // 1000)
+        self._put_together()
         if self._decided is not None:
             actions += self._unspend(self._decided)
         if self._requests and self._meet is not None:

@@ -20,6 +20,7 @@ from proxy.relay.actions import (
     Send,
     Side,
     Verdict,
+    WakeAt,
 )
 from proxy.relay.authentication import Authentication
 from proxy.relay.carriage import (
@@ -65,8 +66,10 @@ class RequestSide(Authentication):
         "_decided_ms",
         "_enquiries",
         "_fetched_from",
+        "_gathered",
         "_half",
         "_likeness",
+        "_missing",
         "_node_blocked",
         "_opening",
         "_read_before",
@@ -81,6 +84,10 @@ class RequestSide(Authentication):
         self._timed = False
         self._likeness: Likeness | None = None
         self._requests = b""
+        self._gathered: bytes | bytearray = b""
+        """What has come behind `_requests` of a request that is wanted whole."""
+        self._missing = 0
+        """So much is still to come of it, then it is put together: once, not with each piece."""
         self._half: Request | None = None
         """The request of which so much has not come yet: it is counted and charged with its last byte."""
         self._request_left = 0
@@ -153,6 +160,8 @@ class RequestSide(Authentication):
                         at = self._pass(request, at, end, now_ms, after)
                         continue
                 if request.plan is UNKNOWN_API_VERSIONS:
+                    if at + frame_bytes > end:
+                        self._want_whole(at + frame_bytes - end)
                     if at + frame_bytes > end or self._client_blocked:
                         break
                     if not self._unproven:
@@ -189,6 +198,15 @@ class RequestSide(Authentication):
             if at:
                 self._requests = send_through(actions, _NODE, pieces, buf, run, at)
             actions += after
+
+    def _want_whole(self, missing: int) -> None:
+        """The next request waits for so many bytes more."""
+        self._missing, self._gathered = missing, bytearray()
+
+    def _put_together(self) -> None:
+        """What has come of a request that is wanted whole is to be looked at."""
+        self._requests += self._gathered
+        self._missing, self._gathered = 0, b""
 
     def _keep(self, request: Request, at: int) -> None:
         """What was read at `at` will stand at the beginning, and need not be read again."""
@@ -252,6 +270,8 @@ class RequestSide(Authentication):
         self._count_requests(request, 1, size_bytes + 4)
         if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charge_produce(request, size_bytes, now_ms)):
             self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after, size_bytes)
+            if self._held_since_ms is not None:  # an answer before it waits for the end of a shorter throttle
+                after.append(WakeAt(min(self._held_until_ms, self._muted_until_ms)))
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
         elif request.binding is not None and request.binding.costs is not None:
@@ -412,7 +432,9 @@ class RequestSide(Authentication):
         if request.size_bytes > MAX_ASKED_BYTES:
             detail = f"{plan.name}: {request.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
             raise Refusal(CloseReason.REQUEST_TOO_LARGE, detail)
-        if end <= len(buf) and not self._client_blocked:
+        if end > len(buf):
+            self._want_whole(end - len(buf))
+        elif not self._client_blocked:
             assert plan.asked is not None
             self._mute |= ASKING
             self._asked_plan = plan
@@ -480,7 +502,7 @@ class RequestSide(Authentication):
             enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
             if waits and mute == THROTTLED and self._passes_mute(self._requests, 0) and not self._client_blocked:
                 enough_bytes = 4 + MAX_ASKED_BYTES
-            pause = len(self._requests) >= enough_bytes
+            pause = len(self._requests) + len(self._gathered) >= enough_bytes
         if pause != self._client_paused:
             self._client_paused = pause
             actions.append(_PAUSE if pause else _RESUME)

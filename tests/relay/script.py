@@ -146,7 +146,8 @@ class Script:
     def check_usage(self) -> None:
         """Every byte that crossed the wire is metered once."""
         self.usage()
-        assert self.metered == [self.read_bytes - len(self.relay._requests), len(self.sent[Side.CLIENT])]
+        unread_bytes = len(self.relay._requests) + len(self.relay._gathered)
+        assert self.metered == [self.read_bytes - unread_bytes, len(self.sent[Side.CLIENT])]
 
     def client(self, data: bytes, now_ms: float = NOW_MS) -> bytes:
         """Bytes from the client; what went to the node meanwhile."""

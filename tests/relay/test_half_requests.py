@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.relay.actions import CloseReason, Side
+from proxy.relay.actions import CloseReason, RelayLimits, Side
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors import Sensors
-from tests.relay.frames import PRODUCE, fetch, heartbeat, heartbeaten, produce, produced
+from tests.relay.frames import HEARTBEAT, PRODUCE, fetch, heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with, table_with
 
 SIZE = 10_000
@@ -197,3 +197,18 @@ def test_a_throttle_for_another_request_does_not_stop_one_that_is_half_way(make_
     assert script.client(data[3000:]) == data[3000:]
     assert charged(script) == SIZE
     assert script.client(heartbeat(3)) == b""
+
+
+def test_an_answer_that_is_delayed_goes_out_in_time_though_a_longer_throttle_begins_meanwhile(make_relay):
+    table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1.0, QuotaType.PRODUCE: 100.0}})
+    ledger = Ledger(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
+    script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()
+    data = produce(2, size=SIZE)
+    script.client(heartbeat(1) + data[:3000])
+    assert script.node(heartbeaten(1), NOW_MS + 500) == b""
+    held_until_ms = script.wake_at
+    assert script.client(data[3000:], NOW_MS + 600) == data[3000:]
+    assert script.wake_at == held_until_ms
+    script.time(held_until_ms)
+    assert bytes(script.sent[Side.CLIENT])[:8] == heartbeaten(1)[:8]
+    assert script.wake_at > held_until_ms

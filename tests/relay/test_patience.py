@@ -19,6 +19,7 @@ from tests.relay.frames import (
     request,
 )
 from tests.relay.script import NOW_MS, Script, ledger_with
+from tests.sasl_frames import authenticate, log_in
 
 TIME_OUTS = TimeOuts(first_byte_ms=5_000, request_ms=10_000, idle_ms=30_000, unread_ms=20_000)
 STEP_MS = 1_000
@@ -154,6 +155,31 @@ def test_a_client_that_is_muted_amid_a_request_has_to_send_the_rest(make_relay):
     waiter.node(heartbeaten(1, throttle_time_ms=3_600_000))
     assert waiter.script.throttles
     assert waiter.until(3600) == (11, CloseReason.REQUEST_TIMEOUT)
+
+
+def throttled(waiter):
+    """Has a client log in, and then be throttled."""
+    waiter.script.connected()
+    log_in(waiter)
+    waiter.client(heartbeat(1))
+    waiter.node(heartbeaten(1, throttle_time_ms=3_600_000))
+
+
+@pytest.mark.parametrize("cut", [6, 13, 14, 50, 9_000])
+def test_a_muted_client_that_is_amid_what_passes_the_mute_has_to_send_the_rest(make_relay, cut):
+    """A frame of SASL is read in a mute, too: with it the clocks of sessions run."""
+    waiter = Waiter(make_relay)
+    throttled(waiter)
+    assert (waiter.awaited, waiter.until(100)) == (Awaited.NOTHING, None)
+    waiter.client(authenticate(bytes(10_000))[:cut])
+    assert (waiter.awaited, waiter.until(3600)) == (Awaited.REQUEST, (11, CloseReason.REQUEST_TIMEOUT))
+
+
+def test_a_muted_client_that_has_sent_what_passes_the_mute_has_time(make_relay):
+    waiter = Waiter(make_relay)
+    throttled(waiter)
+    waiter.client(authenticate(bytes(10_000)))
+    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
 
 
 def test_a_client_that_may_send_no_more_requests_has_time(make_relay):

@@ -1240,7 +1240,8 @@ class Model:
         """What the client is waited for, empty if it is not its turn."""
         if self._request_left:
             return "" if self._paused[CLIENT] else REQUEST
-        waits = self._mute.on or self._full or self._asking(CLIENT) or (self._opened and not self._connected)
+        muted = self._mute.on and not (self._requests and self._next_passes_mute)
+        waits = muted or self._full or self._asking(CLIENT) or (self._opened and not self._connected)
         if waits or self._paused[CLIENT] or self._eof[CLIENT]:
             return ""
         if self._requests:

@@ -83,7 +83,10 @@ class _Observer:
         self._shell.writing_resumed(self._side)
 
     def room(self) -> int:
-        return READ_AHEAD_BYTES if self._side is CLIENT and self._shell.relay.muted else READ_BYTES
+        relay = self._shell.relay
+        if self._side is NODE or not relay.muted:
+            return READ_BYTES
+        return min(max(relay.missing_bytes, READ_AHEAD_BYTES), READ_BYTES)
 
 
 class Trace:
