@@ -211,6 +211,9 @@ class Walker:
             if self.addressed and is_endpoint(untagged[:3]):
                 ops.append((self.compact + "ENDPOINT",))
                 del untagged[:3]
+            elif self.addressed and is_led(untagged[:3]):
+                ops.append(("LEADER",))
+                del untagged[:3]
             else:
                 ops += self.field_ops(untagged.pop(0), top_level=not struct)
         if self.compact:
@@ -225,6 +228,8 @@ class Walker:
             return (("THROTTLE",),)
         if top_level and self.addressed and (a_field["name"], kind) == ("EndpointType", "int8"):
             return (("ENDPOINT_TYPE",),)
+        if top_level and self.addressed and (a_field["name"], kind) == ("ControllerId", "int32"):
+            return (("CONTROLLER",),)
         if kind.startswith("[]"):
             return ((self.compact + "ARRAY", self.element(kind[2:])),)
         if kind in FIXED_BYTES or kind in VARIABLE:
@@ -252,6 +257,15 @@ def is_endpoint(fields: list[Json]) -> bool:
         ("NodeId", "int32"),
         ("Host", "string"),
         ("Port", "int32"),
+    ]
+
+
+def is_led(fields: list[Json]) -> bool:
+    """True for the error, the index and the leader of a partition, which are those of Metadata only."""
+    return [(f["name"], f["type"]) for f in fields] == [
+        ("ErrorCode", "int16"),
+        ("PartitionIndex", "int32"),
+        ("LeaderId", "int32"),
     ]
 
 
@@ -286,6 +300,12 @@ def ended_early(shape: Shape) -> Shape:
     of_interest = [has_op((op,), "THROTTLE", "ENDPOINT", "COMPACT_ENDPOINT") for op in shape]
     kept = len(shape) - of_interest[::-1].index(True)
     return shape if kept == len(shape) else (*shape[:kept], ("END",))
+
+
+def behind_nodes(shape: Shape) -> Shape:
+    """What follows the array of nodes in a shape of Metadata."""
+    [nodes] = [i for i, op in enumerate(shape) if has_op((op,), "ENDPOINT", "COMPACT_ENDPOINT")]
+    return shape[nodes + 1 :]
 
 
 def throttle_offset(shape: Shape) -> int | None:
@@ -336,8 +356,10 @@ class Table:
         assert not offsets or list(offsets) == list(range(min(offsets), versions[-1] + 1)), f"{api.name}: gap"
         assert len(set(offsets.values())) <= 1, f"{api.name}: throttle time moves: {offsets}"
         offset = min(offsets.values(), default=-1)
-        shapes = []
+        shapes, rests = [], []
         for v, shape in bodies.items():
+            if has_op(shape, "LEADER"):
+                rests.append(self.constant(behind_nodes(shape), f"_{in_upper_case(api.name)}_{v}_REST", names))
             wanted = has_op(shape, "ENDPOINT", "COMPACT_ENDPOINT") or (v in offsets and offset < 0)
             if wanted and api.name not in WALKED_TO_THE_END:
                 shape = ended_early(shape)
@@ -349,7 +371,8 @@ class Table:
             f"        first_flexible={since(api.flexible.lowest if api.flexible.highest >= 0 else NEVER)},",
             f"        throttle_since={since(min(offsets, default=NEVER))}, throttle_offset={offset},",
             f"        listeners={listeners_text(listeners)},",
-            *shapes_lines(shapes),
+            *shapes_lines("shapes", shapes),
+            *(shapes_lines("rests", rests) if rests else ()),
         ]
         if api.name in CLIENT_ID_SINCE:
             self.rows.append(f"        client_id_since={CLIENT_ID_SINCE[api.name]},")
@@ -398,14 +421,19 @@ def since(version: int) -> str:
     return "NEVER" if version == NEVER else str(version)
 
 
-def shapes_lines(names: list[str]) -> list[str]:
-    """The argument `shapes` as Python, repetitions multiplied."""
+def shapes_lines(argument: str, names: list[str]) -> list[str]:
+    """An argument that is a tuple of shapes as Python, repetitions multiplied."""
     counted = [(name, len(list(same))) for name, same in groupby(names)]
     runs = [f"({name},)" + (f" * {count}" if count > 1 else "") for name, count in counted]
-    line = f"        shapes={' + '.join(runs)},"
+    line = f"        {argument}={' + '.join(runs)},"
     if len(line) <= LINE_LENGTH:
         return [line]
-    return ["        shapes=(", f"            {runs[0]}", *(f"            + {run}" for run in runs[1:]), "        ),"]
+    return [
+        f"        {argument}=(",
+        f"            {runs[0]}",
+        *(f"            + {run}" for run in runs[1:]),
+        "        ),",
+    ]
 
 
 def render(kafka_versions: list[str], apis: list[Api]) -> Iterator[str]:

@@ -1,14 +1,19 @@
 """Rewriting node addresses in answers (Metadata, FindCoordinator, DescribeCluster, NodeEndpoints of KIP-951)."""
 
-from collections.abc import Callable
+from collections.abc import Collection, Sequence
 
 from protocol.errors import MalformedMessage
-from protocol.primitives import compact_string, int32, string, uvarint
+from protocol.primitives import compact_string, int16, int32, string, uvarint
 from protocol.splices import Splice, grows_by
 from protocol.walk import BROKERS, Endpoint, Walk
 
 Address = tuple[bytes, int]
 """Host as UTF-8 and port."""
+
+LEADER_NOT_AVAILABLE = 5
+COORDINATOR_NOT_AVAILABLE = 15
+NOBODY = -1
+"""In place of the id of a node that clients are not told of."""
 
 HIDDEN_TAG = 0x7F
 """The number that a tagged field gets when a client must not see it: unknown to all, one byte long."""
@@ -37,9 +42,10 @@ def hints_bytes(walk: Walk, frame_end: int) -> int:
     return frame_end - walk.tail_at - 2 if walk.endpoints else 0
 
 
-def address_splices(walk: Walk, advertised: Callable[[int], Address]) -> list[Splice]:
-    """The splices that put `advertised(node_id)` in place of each node's address, ascending."""
-    splices = [_address_splice(endpoint, advertised(endpoint.node_id)) for endpoint in rewritable(walk)]
+def address_splices(walk: Walk, advertised: Sequence[Address | None]) -> list[Splice]:
+    """The splices that put what is advertised in place of each address that is rewritable, ascending; None: nothing."""
+    places = zip(rewritable(walk), advertised, strict=True)
+    splices = [_address_splice(endpoint, address) for endpoint, address in places if address is not None]
     tag = walk.endpoint_tag
     if tag is not None and splices:
         size = uvarint(tag.end - tag.start + grows_by(splices))
@@ -51,6 +57,57 @@ def _address_splice(endpoint: Endpoint, address: Address) -> Splice:
     host, port = address
     text = compact_string(host) if endpoint.compact else string(host)
     return Splice(endpoint.start, endpoint.end, text + int32(port))
+
+
+def leaving_out(walk: Walk, node_ids: Collection[int]) -> list[Splice]:
+    """The splices that take nodes out of the list of Metadata or DescribeCluster."""
+    endpoints = walk.endpoints
+    ends = [endpoint.start - 4 for endpoint in endpoints[1:]] + [walk.tail_at]
+    gone = [
+        Splice(endpoint.start - 4, end, b"")
+        for endpoint, end in zip(endpoints, ends, strict=True)
+        if endpoint.node_id in node_ids
+    ]
+    left = len(endpoints) - len(gone)
+    length = uvarint(left + 1) if endpoints[0].compact else int32(left)
+    return [Splice(walk.array_at, endpoints[0].start - 4, length), *gone]
+
+
+def leaderless_splices(walk: Walk) -> list[Splice]:
+    """The splices for what a walk has found to be led by a node that clients are not told of. No length changes.
+
+    As in a broker that knows no address of the leader: LEADER_NOT_AVAILABLE, and nobody leads.
+    """
+    splices: list[Splice] = []
+    for at, is_partition in walk.led:
+        if is_partition:
+            splices.append(Splice(at, at + 2, int16(LEADER_NOT_AVAILABLE)))
+            at += 6
+        splices.append(Splice(at, at + 4, int32(NOBODY)))
+    walk.led.clear()
+    return splices
+
+
+def coordinators_away(walk: Walk, node_ids: Collection[int], error_at: int | None) -> list[Splice]:
+    """The splices that make each such coordinator one that is not available, in an answer to FindCoordinator.
+
+    Its error stands at `error_at`; None: behind each address, as since version 4.
+    """
+    splices: list[Splice] = []
+    for endpoint in rewritable(walk):
+        if endpoint.node_id in node_ids:
+            nowhere = (compact_string(b"") if endpoint.compact else string(b"")) + int32(NOBODY)
+            splices.append(Splice(endpoint.start - 4, endpoint.end, int32(NOBODY) + nowhere))
+            at = endpoint.end if error_at is None else error_at
+            splices.append(Splice(at, at + 2, int16(COORDINATOR_NOT_AVAILABLE)))
+    return splices
+
+
+def without_hints(walk: Walk, frame_end: int) -> list[Splice]:
+    """The splices that take NodeEndpoints out of an answer that is here whole: clients then ask for Metadata."""
+    if walk.endpoint_tag is not None:
+        return hiding_splices(walk, frame_end)
+    return [Splice(walk.tail_at, frame_end - 1, uvarint(1))]
 
 
 def hiding_splices(walk: Walk, frame_end: int) -> list[Splice]:

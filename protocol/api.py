@@ -38,6 +38,10 @@ ENDPOINT_TYPE: Final = 12
 """endpoint_type of DescribeCluster, int8: 1 when the endpoints are brokers, 2 when they are controllers."""
 END: Final = 13
 """Nothing of interest can follow, though bytes do."""
+CONTROLLER: Final = 14
+"""The node id of the controller, int32."""
+LEADER: Final = 15
+"""error_code int16, partition index int32, the node id of the partition's leader int32."""
 
 Op: TypeAlias = tuple[Any, ...]
 Shape: TypeAlias = tuple[Op, ...]
@@ -64,6 +68,8 @@ class Api:
     """Who serves it: broker, controller, zkBroker (a broker of a ZooKeeper cluster)."""
     shapes: tuple[Shape | None, ...]
     """By version - min_version: how to walk over the response body, None if nothing is searched for."""
+    rests: tuple[Shape, ...] = ()
+    """Of Metadata, by version: how to walk on behind the nodes, where its shape ends."""
     client_id_since: int = 0
     """First version whose request header has a client id: 1 for ControlledShutdown (v0 has header v0)."""
     tagged_response_header: bool = True

@@ -14,10 +14,12 @@ from protocol.api import (
     COMPACT_BYTES,
     COMPACT_ENDPOINT,
     COMPACT_STRING,
+    CONTROLLER,
     END,
     ENDPOINT,
     ENDPOINT_TYPE,
     FIXED,
+    LEADER,
     NULLABLE,
     STRING,
     TAGS,
@@ -81,24 +83,31 @@ class _TagsLevel:
 class Walk:
     """A walk through one response body.
 
-    `offset` is the next byte wanted. `done` is true when nothing of interest can follow. `tail_at` is where the first
-    top-level array ended, -1 until then.
+    `offset` is the next byte wanted. `done` is true when nothing of interest can follow. `array_at` is where the length
+    of the first array stands, and `tail_at` where the first top-level array ended, -1 until then. `led` are the places
+    of the partitions and controllers whose leader is one of `leaders`: where they begin, and whether of a partition.
     """
 
     __slots__ = (
         "_depth",
         "_early",
+        "array_at",
         "done",
         "endpoint_tag",
         "endpoint_type",
         "endpoints",
+        "leaders",
+        "led",
         "offset",
         "tail_at",
         "throttle_at",
     )
 
-    def __init__(self, shape: Shape, body_at: int) -> None:
+    def __init__(self, shape: Shape, body_at: int, leaders: frozenset[int] = frozenset()) -> None:
         self.offset = body_at
+        self.leaders = leaders
+        self.led: list[tuple[int, bool]] = []
+        self.array_at = -1
         self.done = False
         self._early = False
         self.throttle_at = -1
@@ -163,6 +172,13 @@ class Walk:
             self.endpoints.append(_read_endpoint(reader, data_at, code == COMPACT_ENDPOINT))
         elif code == ENDPOINT_TYPE:
             self.endpoint_type = reader.int8()
+        elif code == LEADER:
+            at = data_at + reader.skip(6)
+            if reader.int32() in self.leaders:
+                self.led.append((at, True))
+        elif code == CONTROLLER:
+            if reader.int32() in self.leaders:
+                self.led.append((self.offset, False))
         else:
             assert code == END
             self.done = self._early = True
@@ -173,6 +189,8 @@ class Walk:
 
     def _enter(self, deeper: "_Level | _TagsLevel", level: _Level, reader: Reader, data_at: int) -> None:
         level.index += 1
+        if self.array_at < 0:
+            self.array_at = self.offset
         self.offset = data_at + reader.offset
         self._depth.append(deeper)
 

@@ -184,6 +184,12 @@ class Metrics:
             ("virtual_cluster", "node_id"),
             registry=registry,
         )
+        self.nodes_left_out = Counter(
+            "kafka_throttle_nodes_left_out",
+            "Times that a node was left out of an answer, as no port of the listener is left for it.",
+            ("virtual_cluster", "listener"),
+            registry=registry,
+        )
         self.upstream_connects_paced = Counter(
             "kafka_throttle_upstream_connects_paced",
             "Connections to a node that had to wait for `upstream.connections_per_second`.",

@@ -138,7 +138,11 @@ class VirtualCluster:
         self.upstream = Upstream(
             config.name,
             config.upstream,
-            NodeDirectory(config.name),
+            NodeDirectory(
+                config.name,
+                clock.now_us,
+                lambda listener: metrics.nodes_left_out.labels(config.name, listener).inc(),
+            ),
             poller,
             lambda node_id: metrics.upstream_connect_failures.labels(config.name, str(node_id)).inc(),
             lambda: metrics.metadata_refresh_failures.labels(config.name).inc(),

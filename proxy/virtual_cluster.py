@@ -1,7 +1,8 @@
 """A Kafka cluster as its clients see it: who its nodes are, where they really are, and which port stands for which."""
 
 import re
-from collections.abc import KeysView
+from collections.abc import Callable, Collection, KeysView
+from math import inf
 
 import structlog
 
@@ -13,14 +14,28 @@ BOOTSTRAP_NODE_ID = -1
 """Stands for a node that was reached by a bootstrap address which no node calls its own."""
 
 MAX_LEARNED_NODES = 10_000
+_TOLD_EVERY_US = 60_000_000
 
 
 class NodeDirectory:
     """Upstream addresses of a cluster's nodes, as its own answers name them."""
 
-    def __init__(self, virtual_cluster: str = "") -> None:
+    def __init__(
+        self,
+        virtual_cluster: str = "",
+        now_us: Callable[[], int] = lambda: 0,
+        note_left_out: Callable[[str], None] = lambda listener: None,
+    ) -> None:
+        self.now_us = now_us
+        self.note_left_out = note_left_out
+        """Is told, with the name of a listener, each time that a node is left out of an answer there."""
+        self.look: Callable[[], None] = lambda: None
+        """Has the cluster asked for its nodes soon."""
         self._addresses: dict[int, HostPort] = {}
+        self._gone_us: dict[int, int] = {}
+        """Since when nodes are not among those of the cluster, the longest first."""
         self._told: set[int] = set()
+        self.virtual_cluster = virtual_cluster
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
 
     @property
@@ -38,6 +53,8 @@ class NodeDirectory:
 
         Some ways to connect would take such a port modulo 65,536, and reach whoever listens there.
         """
+        if self._gone_us:
+            self._gone_us.pop(node_id, None)
         if not 1 <= port <= MAX_PORT:
             self._refuse(node_id, host, port)
         elif len(self._addresses) < MAX_LEARNED_NODES or node_id in self._addresses:
@@ -49,6 +66,23 @@ class NodeDirectory:
             self._told.add(node_id)
             problem = f"expected a port from 1 to {MAX_PORT}, got {port}: it is not connected to there"
             self._log.warning("node_address_refused", node_id=node_id, host=host, port=port, problem=problem)
+
+    def note_all(self, node_ids: Collection[int]) -> None:
+        """These are all nodes of the cluster now: others are gone. Of very many the longest gone are forgotten."""
+        present = set(node_ids)
+        for node_id in self._addresses:
+            if node_id not in present:
+                self._gone_us.setdefault(node_id, self.now_us())
+        while self._gone_us and len(self._addresses) >= MAX_LEARNED_NODES:
+            forgotten = next(iter(self._gone_us))
+            del self._gone_us[forgotten], self._addresses[forgotten]
+
+    def gone_for_s(self, node_id: int) -> float | None:
+        """For how long a node has not been among those of the cluster; None: it is one of them."""
+        if node_id not in self._addresses:
+            return inf
+        since_us = self._gone_us.get(node_id)
+        return None if since_us is None else (self.now_us() - since_us) / 1e6
 
     def address(self, node_id: int) -> HostPort | None:
         """Where a node is, None while nobody has said so."""
@@ -63,16 +97,28 @@ class NodeDirectory:
 
 
 class ListenerPorts:
-    """Which port of a listener stands for which node. Spare ports are given out as unknown ids appear."""
+    """Which port of a listener stands for which node: one of its own for an id in `node_ids`, else one of the spares.
 
-    def __init__(self, config: ListenerConfig, directory: NodeDirectory) -> None:
-        self._host = config.advertised_host.encode()
+    A node has the spare at its id modulo their number, or the next one that is free: so instances that see the same
+    nodes come to the same ports, and so do those that start anew. A port is free `spare_ports_kept_s` after its
+    node has gone. Where none is, the node that has been gone for longest gives way at once.
+    """
+
+    def __init__(
+        self, config: ListenerConfig, directory: NodeDirectory, let_go: Callable[[int], None] = lambda port: None
+    ) -> None:
+        """`let_go` is told of a port before it stands for another node."""
+        self._let_go = let_go
         self._name = config.name
+        self._host = config.advertised_host.encode()
         self._port_of = config.ports()
         self._spares = config.spares()
+        self._kept_s = config.spare_ports_kept_s
         self._directory = directory
         self._node_of = {port: node_id for node_id, port in self._port_of.items()}
         self._node_of[config.port] = BOOTSTRAP_NODE_ID
+        self._log = structlog.get_logger().bind(virtual_cluster=directory.virtual_cluster, listener=config.name)
+        self._told_us: int | None = None
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Note the upstream address of a node."""
@@ -86,15 +132,42 @@ class ListenerPorts:
         return self._host, port
 
     def _take_spare(self, node_id: int) -> int:
-        if not self._spares:
-            raise NoPortForNode(
-                f"node {node_id} is not in node_ids of listener {self._name!r} and no spare port is left: "
-                f"add {node_id} to node_ids or ports to spare_ports"
-            )
-        port = self._spares.pop(0)
+        port = self._spare_for(node_id)
+        if port is None:
+            self._leave_out(node_id)
+            raise NoPortForNode(f"node {node_id} has no port")
+        before = self._node_of.pop(port, None)
+        if before is not None:
+            del self._port_of[before]
+            self._let_go(port)
         self._port_of[node_id] = port
         self._node_of[port] = node_id
         return port
+
+    def _spare_for(self, node_id: int) -> int | None:
+        """The port for one more node; None if living ones have all of them."""
+        first = node_id % len(self._spares) if self._spares else 0
+        free_for = {port: self._free_for_s(port) for port in (*self._spares[first:], *self._spares[:first])}
+        for port, free_s in free_for.items():
+            if free_s is not None and free_s >= self._kept_s:
+                return port
+        gone = {port: free_s for port, free_s in free_for.items() if free_s is not None}
+        return max(gone, key=gone.__getitem__) if gone else None
+
+    def _free_for_s(self, port: int) -> float | None:
+        """For how long a spare port has stood for no node of the cluster; None: it stands for one."""
+        node_id = self._node_of.get(port)
+        return inf if node_id is None else self._directory.gone_for_s(node_id)
+
+    def _leave_out(self, node_id: int) -> None:
+        """Count it, tell of it once a minute, and have the cluster looked at: perhaps others are gone."""
+        self._directory.note_left_out(self._name)
+        self._directory.look()
+        now_us = self._directory.now_us()
+        if self._told_us is None or now_us - self._told_us >= _TOLD_EVERY_US:
+            self._told_us = now_us
+            problem = "it is not in node_ids, and all spare ports stand for other nodes: clients are not told of it"
+            self._log.warning("node_left_out", node_id=node_id, problem=problem, settings=["node_ids", "spare_ports"])
 
     def node_of(self, port: int) -> int | None:
         """The node that a local port stands for; None for a spare port that no node has taken."""
@@ -143,6 +216,8 @@ class ListenerNames:
         return node_id if node_id is not None and node_id <= INT32_MAX else None
 
 
-def addressing(config: ListenerConfig, directory: NodeDirectory) -> ListenerPorts | ListenerNames:
+def addressing(
+    config: ListenerConfig, directory: NodeDirectory, let_go: Callable[[int], None]
+) -> ListenerPorts | ListenerNames:
     """How the clients of a listener address nodes."""
-    return ListenerNames(config, directory) if config.advertised_node_host else ListenerPorts(config, directory)
+    return ListenerNames(config, directory) if config.advertised_node_host else ListenerPorts(config, directory, let_go)

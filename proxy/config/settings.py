@@ -304,7 +304,12 @@ class ListenerConfig(Settings):
     """Node ids, as numbers or ranges like "0-5"; in this order they take the ports after `port`, one each."""
 
     spare_ports: Many[Ports] = ()
-    """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`."""
+    """Ports, as numbers or ranges, for nodes whose id is not in `node_ids`. A node has the one at its id modulo their
+    number, or the next one that is free."""
+
+    spare_ports_kept_s: Annotated[int, Whole(0, 86_400)] = 300
+    """How long a spare port stays that of a node that is gone from the cluster, in seconds; clients keep what they
+    know of nodes for five minutes. Where no other port is left, it goes to a new node at once."""
 
     advertised_node_host: NodeHost = None
     """A host name for each node instead of a port, like b{node_id}.kafka.example.com: with `tls` only, whose clients

@@ -463,6 +463,7 @@ ORDINARY = frozenset(
         CloseReason.CLIENT_CLOSED,
         CloseReason.CLIENT_LOST,
         CloseReason.NODE_CLOSED,
+        CloseReason.NODE_GONE,
         CloseReason.IDLE_TIMEOUT,
         CloseReason.SHUTDOWN,
     }

@@ -128,7 +128,7 @@ class Listener:
         self.virtual_cluster = virtual_cluster
         self.name = config.name
         self.key = ListenerKey(virtual_cluster, config.name)
-        self.ports = addressing(config, upstream.directory)
+        self.ports = addressing(config, upstream.directory, self._let_go_of_port)
         self.connections: set[Connection] = set()
         self.lingering = Deadlines(LINGER_S, Connection.abort)
         """Closed ones that still have a socket open."""
@@ -561,6 +561,12 @@ class Listener:
         """A client of a listener with names has asked for none: it is served as if it would bootstrap."""
         if self._door.note_unnamed(self.key, arrival.address):
             arrival.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")
+
+    def _let_go_of_port(self, port: int) -> None:
+        """A port is to stand for another node: nobody may go on with the one that is gone."""
+        for connection, arrival in list(self._arrivals.items()):
+            if arrival.port == port:
+                connection.give_up(CloseReason.NODE_GONE, f"port {port} is given to another node")
 
     def _note_closed(self, reason: CloseReason) -> None:
         self._closed[reason] = self._closed.get(reason, 0) + 1

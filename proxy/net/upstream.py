@@ -80,6 +80,7 @@ class Upstream:
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
         self._next_bootstrap = 0
         self._asked = asyncio.Event()
+        directory.look = self._asked.set
         self._answered = asyncio.Condition()
         self._failing = False
         self._told_reason = ""
@@ -314,6 +315,8 @@ class Upstream:
         for broker in brokers:
             self.directory.learn(broker["broker_id"], broker["host"], broker["port"])
         nodes = sorted(broker["broker_id"] for broker in brokers)
+        if nodes:
+            self.directory.note_all(nodes)
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
         self._failing, self._nodes = False, nodes

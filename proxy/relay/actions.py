@@ -6,6 +6,7 @@ from enum import Enum
 
 from protocol.requests import INT32_MAX
 from protocol.splices import Splice
+from protocol.walk import Walk
 from quotas.entities import QuotaType
 from quotas.sources.source import Alteration
 
@@ -33,7 +34,7 @@ class CloseReason(_Quick):
     NODE_UNREACHABLE = "node_unreachable"
     NODE_UNKNOWN = "node_unknown"
     NODE_PACED = "node_paced"
-    NO_PORT_FOR_NODE = "no_port_for_node"
+    NODE_GONE = "node_gone"
     REQUEST_NOT_KAFKA = "request_not_kafka"
     REQUEST_TOO_LARGE = "request_too_large"
     REQUEST_MALFORMED = "request_malformed"
@@ -218,6 +219,7 @@ class Verdict:
     `enquiries` are requests of the proxy's own, to be sent to the node first; their answers come with the same Ask
     again. With a `note` the answer to the request is asked about, too. `throttle_time_ms` is for how long from now the
     client is muted for its controller mutations, `refused` how many of them were. `exchange` is about SASL.
+    `rest` walks on through what follows in an answer, and finds what is led by nodes that clients are not told of.
     """
 
     splices: tuple[Splice, ...] = ()
@@ -229,6 +231,7 @@ class Verdict:
     throttle_time_ms: int = 0
     refused: int = 0
     exchange: Exchange | None = None
+    rest: Walk | None = None
 
 
 @dataclass(slots=True, frozen=True)

@@ -5,7 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 
-from protocol.addresses import hiding_splices, hints_bytes, rewritable
+from protocol.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
 from protocol.empty_fetch import decisive_bytes, empty_fetch_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
@@ -330,6 +330,8 @@ class AnswerSide(Carriage):
         walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
         here = min(len(buf) - at, frame_bytes - sent)
         data = memoryview(buf)[at : at + here]
+        if walk.leaders:
+            return self._stream_led(streamed, data)
         if walk.tail_at < 0:
             walk.advance(data, sent, stop_at_tail=True)
             ends_early = walk.done or sent + here == frame_bytes
@@ -353,6 +355,22 @@ class AnswerSide(Carriage):
             node_ms = _INT32.unpack_from(data, walk.throttle_at - sent)[0]
             splices = [*self._throttle_splices(streamed.request, walk.throttle_at, node_ms, now_ms, after), *splices]
         return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
+
+    def _stream_led(self, streamed: _StreamedAnswer, data: memoryview) -> Passing:
+        """Go on with an answer to Metadata behind its nodes: who is led by one that is left out has no leader."""
+        walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
+        walk.advance(data, sent)
+        passed = min(walk.offset - sent, len(data))
+        streamed.sent += passed
+        if walk.done:
+            if walk.offset != frame_bytes:
+                return _too_short(streamed.request.plan, frame_bytes)
+            if streamed.sent == frame_bytes:
+                self._streamed = None
+        elif sent + len(data) == frame_bytes:
+            return _too_short(streamed.request.plan, frame_bytes)
+        splices = leaderless_splices(walk)
+        return passed, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
 
     def _pass_answer(
         self,
@@ -470,7 +488,8 @@ class AnswerSide(Carriage):
             frame_bytes, rest = len(head), self._answers
         else:
             frame_bytes = _INT32.unpack_from(self._answers, 0)[0] + 4
-            head = self._answers[: min(frame_bytes, MAX_HEAD_BYTES)]
+            most = MAX_HEAD_BYTES if verdict.rest is None else verdict.rest.offset
+            head = self._answers[: min(frame_bytes, most)]
             rest = self._answers[len(head) :]
         request = self._in_flight[0]
         after: list[Action] = []
@@ -488,7 +507,10 @@ class AnswerSide(Carriage):
         self._written(request.use, sum(map(len, pieces)))
         actions.append(Send(_CLIENT, pieces))
         actions += after
-        self._answer_left = frame_bytes - len(head)
+        if verdict.rest is None:
+            self._answer_left = frame_bytes - len(head)
+        else:
+            self._streamed = _StreamedAnswer(verdict.rest, frame_bytes, len(head), replace(request))
         self._answers = rest
 
     # --------------------------------------------------------------- of our own

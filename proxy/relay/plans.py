@@ -139,15 +139,20 @@ def _kind_by_shape(shape: Shape | None) -> AnswerKind:
     return AnswerKind.LAST if shape[-1] == (THROTTLE,) else AnswerKind.TAIL
 
 
-def walk_answer(plan: Plan, head: bytes) -> Walk:
-    """Walk an answer as far as `head`, its beginning, goes. Raises ProtocolError."""
+def walk_answer(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
+    """Walk an answer as far as `head`, its beginning, goes; `leaders` are looked for. Raises ProtocolError."""
     assert plan.shape is not None
     reader = Reader(head, _HEADER_BYTES)
     if plan.answer_tags:
         reader.tags()
-    walk = Walk(plan.shape, reader.offset)
+    walk = Walk(plan.shape, reader.offset, leaders)
     walk.advance(head, 0)
     return walk
+
+
+def rest_of_metadata(api_version: int, walk: Walk, leaders: frozenset[int]) -> Walk:
+    """What goes on behind the nodes of an answer to Metadata, where `walk` ends, and looks for leaders."""
+    return Walk(APIS[METADATA].rests[api_version], walk.tail_at, leaders)
 
 
 def plan_key(api_key: int, api_version: int) -> int:

@@ -1,16 +1,36 @@
 """The ask list: which function decides which kind of ask."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 
-from protocol.addresses import address_splices, rewritable
+from protocol.addresses import (
+    Address,
+    address_splices,
+    coordinators_away,
+    leaderless_splices,
+    leaving_out,
+    rewritable,
+    without_hints,
+)
 from protocol.api_versions import Answered, intersect
 from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
 from protocol.errors import MalformedMessage, ProtocolError
+from protocol.splices import Splice
+from protocol.walk import Walk
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
-from proxy.relay.plans import PLANS, plan_key, walk_answer
+from proxy.relay.plans import (
+    DESCRIBE_CLUSTER,
+    FIND_COORDINATOR,
+    METADATA,
+    PLANS,
+    Plan,
+    plan_key,
+    rest_of_metadata,
+    walk_answer,
+)
 from proxy.verdicts import mutations, quota_api, scram_credentials
-from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from proxy.verdicts.facts import ConnectionFacts, Nodes, NoPortForNode
 from proxy.verdicts.steps import Steps, collected
 
 _NO_HEADER = bytes(8)
@@ -32,18 +52,54 @@ def _close(ask: Ask, error: ProtocolError) -> Verdict:
 
 
 def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
-    """Put our own address in place of each node's, and learn where the node really is."""
+    """Put our own address in place of each node's, and learn where the node really is.
+
+    A node that no port is left for costs no other node anything: it is left out, and what names it is answered as by a
+    broker that does not know where it is.
+    """
     plan = PLANS[plan_key(ask.api_key, ask.api_version)]
     walk = walk_answer(plan, ask.frame)
     if not walk.done:
         raise MalformedMessage(f"{plan.name} v{plan.api_version}: its addresses are not in {len(ask.frame)} bytes")
     nodes = facts.listener.nodes
-    for endpoint in rewritable(walk):
+    named = rewritable(walk)
+    for endpoint in named:
         nodes.learn(endpoint.node_id, endpoint.host.decode(errors="replace"), endpoint.port)
-    try:
-        return Verdict(splices=tuple(address_splices(walk, nodes.advertised)), throttle_at=walk.throttle_at)
-    except NoPortForNode as missing:
-        return Verdict(close=Close(CloseReason.NO_PORT_FOR_NODE, str(missing)))
+    advertised = [_advertised(nodes, endpoint.node_id) for endpoint in named]
+    splices = address_splices(walk, advertised)
+    if None in advertised:
+        pairs = zip(named, advertised, strict=True)
+        without = frozenset(endpoint.node_id for endpoint, address in pairs if address is None)
+        return _leave_out(without, plan, walk, ask.frame, splices)
+    return Verdict(splices=tuple(splices), throttle_at=walk.throttle_at)
+
+
+def _advertised(nodes: Nodes, node_id: int) -> Address | None:
+    with suppress(NoPortForNode):
+        return nodes.advertised(node_id)
+    return None
+
+
+def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, splices: list[Splice]) -> Verdict:
+    """The verdict on an answer that names nodes for which no port is left; `splices` are for all others."""
+    rest = None
+    if plan.api_key in (METADATA, DESCRIBE_CLUSTER):
+        splices += leaving_out(walk, without)
+        splices += leaderless_splices(walk_answer(plan, frame, without))
+        rest = rest_of_metadata(plan.api_version, walk, without) if plan.api_key == METADATA else None
+    elif plan.api_key == FIND_COORDINATOR:
+        splices += coordinators_away(walk, without, _coordinators_error_at(plan, walk))
+    else:
+        splices = without_hints(walk, len(frame))
+    splices.sort(key=lambda splice: splice.start)
+    return Verdict(splices=tuple(splices), throttle_at=walk.throttle_at, rest=rest)
+
+
+def _coordinators_error_at(plan: Plan, walk: Walk) -> int | None:
+    """Where the one error of an answer to FindCoordinator stands; None: each coordinator has its own behind it."""
+    if plan.api_version >= 4:
+        return None
+    return walk.throttle_at + 4 if walk.throttle_at >= 0 else len(_NO_HEADER)
 
 
 def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:

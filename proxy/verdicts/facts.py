@@ -14,7 +14,7 @@ from quotas.sources.source import Quotas
 
 
 class NoPortForNode(LookupError):
-    """A node that no port of this listener can stand for: its id is outside node_ids, and no spare port is left."""
+    """No port of this listener can stand for a node: its id is outside node_ids, and living nodes have all spares."""
 
 
 class Nodes(Protocol):

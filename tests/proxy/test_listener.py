@@ -100,6 +100,16 @@ async def test_behind_a_crowd_addresses_take_turns(house):
     assert (house.listener.open_sockets, house.door.admission.quotas.connections) == (42, 42)
 
 
+async def test_when_a_port_is_given_to_another_node_nobody_goes_on_with_the_one_that_is_gone(house):
+    house.come(GOOD, GOOD)
+    house.listener._accept_all(house.port, house.socket, 0)
+    house.listener._let_go_of_port(house.port + 1)
+    assert house.closed == {}
+    house.listener._let_go_of_port(house.port)
+    assert house.closed == {CloseReason.NODE_GONE: 2}
+    assert not house.listener.connections
+
+
 async def test_the_log_spells_addresses_as_everybody_does():
     with ExitStack() as stack:
         house = House(stack, "::")

@@ -261,6 +261,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_throttled_seconds",
         "kafka_throttle_throttles",
         "kafka_throttle_upstream_connect_failures",
+        "kafka_throttle_nodes_left_out",
         "kafka_throttle_upstream_connects_paced",
         *(f"kafka_throttle_usage_{name}" for name in USAGE),
     } == ours

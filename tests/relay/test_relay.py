@@ -24,7 +24,7 @@ from tests.relay.frames import (
     produced,
     request,
 )
-from tests.relay.script import NOW_MS, NOW_US, FixedNodes, Script, ledger_with, table_with
+from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with, table_with
 
 
 def test_nothing_is_opened_for_a_client_that_has_sent_no_whole_header(make_relay):
@@ -389,14 +389,6 @@ def test_a_node_at_a_port_that_there_cannot_be_is_advertised_as_ever_and_not_lea
     assert directory.address(3) is None
     script.node(metadata_answer(3))
     assert directory.address(3) == ("10.0.0.7", 9092)
-
-
-def test_an_answer_that_names_a_node_without_a_port_is_withheld(make_relay):
-    script = Script(make_relay, nodes=FixedNodes(portless=[3])).connected()
-    script.client(request(3, 1, pack(">i", 0)))
-    assert script.node(metadata_answer(3)) == b""
-    assert script.close_reason is CloseReason.NO_PORT_FOR_NODE
-    assert "node 3" in script.closed.detail
 
 
 FRAMES = st.sampled_from(["produce", "acks0", "fetch", "heartbeat"])

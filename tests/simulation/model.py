@@ -893,8 +893,7 @@ class Model:
         request = self._in_flight[0]
         if request.head.api_key == wire.FETCH and not written.charged:
             self._charge_fetch(written, request, now_ms)
-        names_nobody = written.withheld and answer.reason == "no_port_for_node"
-        wrong = answer.reason and not answer.passable and not names_nobody
+        wrong = answer.reason and not answer.passable
         require(not wrong, f"sent on a wrong answer ({answer.reason})")
         self._charge_time(request, now_ms)
         self._hold.release(request, now_ms)

@@ -83,7 +83,6 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
         "node_lost",
         "node_unreachable",
         "node_unknown",
-        "no_port_for_node",
         "request_not_kafka",
         "request_too_large",
         "request_malformed",

@@ -3,6 +3,7 @@
 Of the product it takes the table of APIs and versions, which other tests hold to Kafka's own classes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from struct import Struct, pack
@@ -523,8 +524,6 @@ def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings, body: Body
         made.reason = "answer_malformed"
     elif body.tail_at >= 0 and len(frame) > HEAD_BYTES and len(frame) - body_at - body.tail_at > HEAD_BYTES:
         made.reason, made.passable = "answer_malformed", body_at + body.tail_at
-    elif set(body.nodes) & set(around.portless):
-        made.reason = "no_port_for_node"
     return made
 
 
@@ -564,8 +563,11 @@ def _endpoint_tags(plan: AnswerPlan, around: Surroundings, before: int) -> tuple
     start = bytes([1 + unknown[0]])
     node_field = field(b"\0", theirs)
     buffer = start + node_field + rest
+    hidden = start + field(_HIDDEN_TAG, theirs) + rest
     if before + len(buffer) > HEAD_BYTES:
-        return buffer, start + field(_HIDDEN_TAG, theirs) + rest, 0, ()
+        return buffer, hidden, 0, ()
+    if set(ids) & set(around.portless):
+        return buffer, hidden, len(node_field), ids
     return buffer, start + field(b"\0", around.ours) + rest, len(node_field), ids
 
 
@@ -622,14 +624,40 @@ def _metadata_body(head: Head, plan: AnswerPlan, around: Surroundings, header_en
     rack = b"" if version == 0 else text(b"rack", flexible)
     after = b"\0" if flexible else b""
     throttle = pack(">i", plan.throttle_ms) if version >= 3 else b""
-    rest = filler(plan.filler_bytes + 8, head.correlation_id)
 
-    def brokers(address: object) -> bytes:
-        entries = (_endpoint(i, address(i), flexible) + rack + after for i in ids)
-        return throttle + count(len(ids), flexible) + b"".join(entries) + rest
+    def body(address: object, left_out: Sequence[int] = ()) -> tuple[bytes, bytes]:
+        entries = [_endpoint(i, address(i), flexible) + rack + after for i in ids if i not in left_out]
+        nodes = throttle + count(len(entries), flexible) + b"".join(entries)
+        return nodes, _topics_of_metadata(version, plan, ids, left_out)
 
-    body = brokers(theirs)
-    return Body(body, brokers(around.ours), 0 if throttle else -1, nodes=ids, decided_at=len(body) - len(rest))
+    (nodes, rest), (our_nodes, our_rest) = body(theirs), body(around.ours, around.portless)
+    return Body(nodes + rest, our_nodes + our_rest, 0 if throttle else -1, nodes=ids, decided_at=len(nodes))
+
+
+def _topics_of_metadata(version: int, plan: AnswerPlan, ids: Sequence[int], left_out: Sequence[int]) -> bytes:
+    """What stands behind the nodes: a controller, and partitions that nodes lead, but for those that are left out."""
+    flexible = version >= 9
+    after = b"\0" if flexible else b""
+
+    def known(node_id: int) -> int:
+        return -1 if node_id in left_out and ids else node_id
+
+    def partition(index: int) -> bytes:
+        leader = [*ids, -1][index % (len(ids) + 1)]
+        error = 5 if leader in (-1, *left_out) else 0
+        replicas = count(len(ids), flexible) + b"".join(pack(">i", i) for i in ids)
+        made = pack(">hii", error, index, known(leader)) + (pack(">i", 1) if version >= 7 else b"")
+        return made + replicas * (3 if version >= 5 else 2) + after
+
+    some = [partition(index) for index in range(len(ids) + 1)]
+    partitions = 1 + plan.filler_bytes // len(some[0])
+    records = (b"".join(some) * (partitions // len(some) + 1))[: partitions * len(some[0])]
+    topic = pack(">h", 0) + text(b"topic", flexible) + (filler(16, 9) if version >= 10 else b"")
+    topic += (b"\0" if version else b"") + count(partitions, flexible) + records
+    topic += (pack(">i", 1) if version >= 8 else b"") + after
+    start = (text(b"cluster", flexible) if version >= 2 else b"") + (pack(">i", known(1)) if version else b"")
+    end = (pack(">i", 2) if 8 <= version <= 10 else b"") + (pack(">h", 0) if version >= 13 else b"")
+    return start + count(1, flexible) + topic + end + (tags(plan.tag_bytes) if flexible else b"")
 
 
 def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
@@ -637,33 +665,38 @@ def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, h
     throttle = pack(">i", plan.throttle_ms) if version >= 1 else b""
     ids = _node_ids(plan)
 
-    def body(address: object) -> bytes:
+    def place(node_id: int, address: object, left_out: Sequence[int]) -> tuple[bytes, bytes]:
+        if node_id in left_out:
+            return pack(">h", 15), _endpoint(-1, (b"", -1), flexible)
+        return pack(">h", 0), _endpoint(node_id, address(node_id), flexible)
+
+    def body(address: object, left_out: Sequence[int] = ()) -> bytes:
         if version >= 4:
-            coordinators = (
-                text(b"group", True) + _endpoint(i, address(i), True) + pack(">h", 0) + text(None, True) + b"\0"
-                for i in ids
-            )
+            places = (place(i, address, left_out) for i in ids)
+            coordinators = (text(b"group", True) + found + error + text(None, True) + b"\0" for error, found in places)
             return throttle + count(len(ids), True) + b"".join(coordinators) + tags(plan.tag_bytes)
-        found = _endpoint(1, address(1), flexible) if ids else _endpoint(-1, (b"", -1), flexible)
+        nobody = pack(">h", 0), _endpoint(-1, (b"", -1), flexible)
+        error, found = place(1, address, left_out) if ids else nobody
         message = text(None, flexible) if version >= 1 else b""
-        return throttle + pack(">h", 0) + message + found + (tags(plan.tag_bytes) if flexible else b"")
+        return throttle + error + message + found + (tags(plan.tag_bytes) if flexible else b"")
 
     named = ids if version >= 4 else ids[:1]
-    return Body(body(theirs), body(around.ours), 0 if throttle else -1, nodes=named)
+    return Body(body(theirs), body(around.ours, around.portless), 0 if throttle else -1, nodes=named)
 
 
 def _describe_cluster_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
     version = head.version
     ids = _node_ids(plan)
     start = pack(">ih", plan.throttle_ms, 0) + text(None, True) + (b"\x01" if version >= 1 else b"")
-    start += text(b"cluster", True) + pack(">i", 1)
+    start += text(b"cluster", True)
     fenced = b"\0" if version >= 2 else b""
 
-    def brokers(address: object) -> bytes:
-        entries = (_endpoint(i, address(i), True) + text(None, True) + fenced + b"\0" for i in ids)
-        return start + count(len(ids), True) + b"".join(entries) + pack(">i", 0) + tags(plan.tag_bytes)
+    def brokers(address: object, left_out: Sequence[int] = ()) -> bytes:
+        controller = pack(">i", -1 if 1 in left_out and ids else 1)
+        entries = [_endpoint(i, address(i), True) + text(None, True) + fenced + b"\0" for i in ids if i not in left_out]
+        return start + controller + count(len(entries), True) + b"".join(entries) + pack(">i", 0) + tags(plan.tag_bytes)
 
-    return Body(brokers(theirs), brokers(around.ours), 0, nodes=ids)
+    return Body(brokers(theirs), brokers(around.ours, around.portless), 0, nodes=ids)
 
 
 def _api_versions_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
