@@ -7,6 +7,8 @@ doubt gives no name, and never an error: the node is the judge of tokens. Nothin
 import json
 import re
 from base64 import b64decode
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from protocol.requests import MAX_ASKED_BYTES
 
@@ -14,8 +16,20 @@ PLAIN = "PLAIN"
 SCRAM = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
 OAUTHBEARER = "OAUTHBEARER"
 
-SUBJECT_CLAIM = "sub"
-"""The claim that names the principal, unless `sasl.oauthbearer.sub.claim.name` says otherwise."""
+ACCESS_TOKEN, CONNECTION_STRING = "$accessToken", "$ConnectionString"
+SHARED_NAMES = frozenset({ACCESS_TOKEN, CONNECTION_STRING})
+"""Users of PLAIN who are everybody: of Strimzi's OAuth over PLAIN, whose password is a token, and of Event Hubs."""
+
+
+class Claim(NamedTuple):
+    """A claim of a token that names the principal, and what stands before its value in the principal's name."""
+
+    name: str
+    prefix: str = ""
+
+
+SUBJECT_CLAIMS = (Claim("sub"),)
+"""Those of a broker, unless `sasl.oauthbearer.sub.claim.name` says otherwise."""
 
 MAX_TOKEN_BYTES = MAX_ASKED_BYTES
 """One that is longer gives no name; a broker takes half of it (`sasl.server.max.receive.size`)."""
@@ -26,16 +40,19 @@ _JAVA_BLANKS = "".join(map(chr, range(0x21)))
 """What Java's `String.trim` takes away."""
 
 
-def claimed_name(mechanism: str, token: bytes | memoryview, subject_claim: str = SUBJECT_CLAIM) -> str | None:
-    """The user that a client names in its first token (OAUTHBEARER: in any), None where it cannot be seen."""
+def claimed_name(mechanism: str, token: bytes | memoryview, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
+    """The user that a client names in its first token (OAUTHBEARER: in any), None where it cannot be seen.
+
+    Of a JWT the first of the `claims` counts that it has.
+    """
     if len(token) > MAX_TOKEN_BYTES:
         return None
     if mechanism == PLAIN:
-        name = plain_name(bytes(token))
+        name = plain_name(bytes(token), claims)
     elif mechanism in SCRAM:
         name = scram_name(bytes(token))
     elif mechanism == OAUTHBEARER:
-        name = oauthbearer_name(bytes(token), subject_claim)
+        name = oauthbearer_name(bytes(token), claims)
     else:
         return None
     return name if name and _is_text(name) else None
@@ -53,13 +70,18 @@ def succeeds(mechanism: str, answer: bytes | memoryview) -> bool | None:
     return False if mechanism == OAUTHBEARER else None
 
 
-def plain_name(token: bytes) -> str | None:
-    """`[authzid] NUL user NUL password`. Source: RFC 4616; as in Kafka, authzid is empty or the user."""
+def plain_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
+    """`[authzid] NUL user NUL password`. Source: RFC 4616; as in Kafka, authzid is empty or the user.
+
+    The password of the user `$accessToken` is a bearer token (Strimzi): its subject is the user, if it is a JWT.
+    """
     parts = token.split(b"\0", 3)
     if len(parts) != 3:
         return None
     authzid, user, password = (part.decode(errors="replace") for part in parts)
-    return user if password and authzid in ("", user) else None
+    if not password or authzid not in ("", user):
+        return None
+    return (jwt_subject(password, claims) or user) if user == ACCESS_TOKEN else user
 
 
 def scram_name(token: bytes) -> str | None:
@@ -92,7 +114,7 @@ def _unescaped(saslname: str) -> str | None:
     return saslname.replace("=2C", ",").replace("=3D", "=")
 
 
-def oauthbearer_name(token: bytes, subject_claim: str = SUBJECT_CLAIM) -> str | None:
+def oauthbearer_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
     """The subject of the bearer token in an initial response, None if the token is opaque or encrypted.
 
     `n,[a=authzid],^A auth=Bearer token ^A [key=value ^A...] ^A`. Source: RFC 7628; as in Kafka, authzid is empty or
@@ -107,24 +129,26 @@ def oauthbearer_name(token: bytes, subject_claim: str = SUBJECT_CLAIM) -> str | 
     scheme, _, credentials = bearer[-1].partition(" ") if bearer else ("", "", "")
     if gs2_flag != "n" or behind or scheme.lower() != "bearer":
         return None
-    name = jwt_subject(credentials.strip(" "), subject_claim)
+    name = jwt_subject(credentials.strip(" "), claims)
     return name if authzid in ("", f"a={name}") else None
 
 
-def jwt_subject(token: str, subject_claim: str = SUBJECT_CLAIM) -> str | None:
-    """The subject that a JWT names, None if it is none or is encrypted. Its signature is for the node to judge.
+def jwt_subject(token: str, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
+    """The subject that a JWT names by the first of the `claims` that it has; None if it is none, or is encrypted.
+
+    Its signature is for the node to judge.
 
     As in Kafka, blanks around the name are taken away, but not in a token without a signature.
     """
     parts = token.split(".", _JWT_PARTS)
     if len(parts) != _JWT_PARTS:
         return None
-    claims = _json_object(parts[1])
-    subject = claims.get(subject_claim) if claims else None
-    if not isinstance(subject, str):
-        return None
-    trimmed = subject.strip(_JAVA_BLANKS)
-    return subject if trimmed and not parts[2] else trimmed or None
+    found = _json_object(parts[1]) or {}
+    for claim in claims:
+        subject = found.get(claim.name)
+        if isinstance(subject, str) and (trimmed := subject.strip(_JAVA_BLANKS)):
+            return claim.prefix + (trimmed if parts[2] else subject)
+    return None
 
 
 def _json_object(part: str) -> dict[str, object] | None:

@@ -20,6 +20,7 @@ from proxy.config.settings import (
     ListenerTlsConfig,
     MetricsConfig,
     QuotaEntry,
+    SaslConfig,
     Settings,
     ThrottleConfig,
     UpstreamConfig,
@@ -207,7 +208,12 @@ def _request_cost_problems(data: Any) -> Iterator[ConfigError]:
 
 
 def _sasl_problems(data: Any) -> Iterator[ConfigError]:
-    return _repetitions(data, "sasl", "principals", "mechanism", "one user for each mechanism")
+    yield from _repetitions(data, "sasl", "principals", "mechanism", "one user for each mechanism")
+    for i, cluster in enumerate(_items(data, "virtual_clusters")):
+        raw = cluster.get("sasl") if isinstance(cluster, Mapping) else None
+        settings = _valid(SaslConfig, raw) if raw is not None else None
+        for problem in settings.problems() if settings else ():
+            yield ConfigError(f"virtual_clusters[{i}].sasl", problem)
 
 
 def _repetitions(data: Any, section: str, entries: str, key: str, expected: str) -> Iterator[ConfigError]:

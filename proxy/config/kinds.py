@@ -11,6 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BeforeValidator, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
+from protocol.sasl_names import Claim
 from quotas.sources.entries import MAX_NAME_BYTES
 
 INT32_MAX = 2_147_483_647
@@ -272,6 +273,24 @@ Name = Annotated[
         lambda text: re.fullmatch(r"[A-Za-z0-9._-]{1,64}", text) is not None,
     ),
 ]
+
+
+class _OauthClaim(Kind):
+    expected = "the name of a claim, or a mapping of `claim` and `prefix`"
+
+    def parse(self, value: Any) -> Claim:
+        """The claim with what is put before its value."""
+        if isinstance(value, Claim):
+            return value
+        entry = {"claim": value} if isinstance(value, str) else value
+        if not isinstance(entry, dict) or not {"claim"} <= entry.keys() <= {"claim", "prefix"}:
+            raise ValueError
+        if not all(isinstance(text, str) for text in entry.values()) or not entry["claim"]:
+            raise ValueError
+        return Claim(entry["claim"], entry.get("prefix", ""))
+
+
+OauthClaim = Annotated[Claim, _OauthClaim()]
 
 
 EntityName = Annotated[

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 
 from protocol.api_table import APIS
 from protocol.principal_rules import InvalidPrincipalRules, principal_rules
-from protocol.sasl_names import SUBJECT_CLAIM
+from protocol.sasl_names import SUBJECT_CLAIMS, Claim
 from proxy.config.kinds import (
     INT32_MAX,
     Bind,
@@ -31,6 +31,7 @@ from proxy.config.kinds import (
     Names,
     NodeHost,
     NodeIds,
+    OauthClaim,
     Port,
     Ports,
     Rate,
@@ -636,8 +637,24 @@ class SaslConfig(Settings):
     """Users for those whom their tokens do not name; without, each such mechanism has a user of its own, like
     `?GSSAPI`."""
 
-    subject_claim: Annotated[str, Text("the name of a claim", bool)] = SUBJECT_CLAIM
-    """The claim of OAUTHBEARER tokens that names the user, as `sasl.oauthbearer.sub.claim.name` of the nodes."""
+    oauth_claims: Many[OauthClaim] = ()
+    """The claims of bearer tokens that name the user, `sub` without; the first that a token has counts, as
+    `sasl.oauthbearer.sub.claim.name` of the nodes, or Strimzi's `oauth.username.claim` and
+    `oauth.fallback.username.claim`. `{claim: client_id, prefix: service-account-}` puts something before the value.
+    So for OAUTHBEARER, and for tokens that come by PLAIN as the password of `$accessToken`."""
+
+    subject_claim: Annotated[str | None, Text("the name of a claim", bool)] = None
+    """The old name of `oauth_claims`, for one claim."""
+
+    def problems(self) -> list[str]:
+        """What is wrong with them together."""
+        both = self.subject_claim is not None and self.oauth_claims
+        return ["expected oauth_claims without subject_claim, its old name, got both"] if both else []
+
+    def claims(self) -> tuple[Claim, ...]:
+        """The claims that name the user, the first one first."""
+        old = () if self.subject_claim is None else (Claim(self.subject_claim),)
+        return self.oauth_claims or old or SUBJECT_CLAIMS
 
 
 class VirtualClusterConfig(Settings):

@@ -59,6 +59,8 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
         warnings += _own_connection_warnings(path, cluster)
         warnings += _principal_warnings(f"{path}.sasl.principals", cluster.sasl)
+        if (name := cluster.sasl.subject_claim) is not None:
+            warnings.append(ConfigError(f"{path}.sasl.subject_claim", f"is old, expected oauth_claims: [{name}]"))
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections

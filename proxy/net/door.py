@@ -25,6 +25,9 @@ Number = TypeVar("Number", int, float)
 _FAULTS_OVER_AFTER_MS = 60_000
 """Clients with a wrong setting come again more slowly than those that are refused."""
 
+_MOST_SHARED = 1_000
+"""Names that clients share are mechanisms' own: so many only where somebody makes them up."""
+
 _FULL = "limits.max_connections"
 _AT_ONCE = 50
 """So many that have waited are carried on with before others have their turn."""
@@ -64,6 +67,7 @@ class Door:
         self._limits = Refusals(tells_each=True)
         self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
         self._unnamed = Refusals(_FAULTS_OVER_AFTER_MS)
+        self._shared: set[tuple[str, str]] = set()
         self._carry_on: dict[ListenerKey, Callable[[Next[Arrival]], None]] = {}
         self._timer: Timer | None = None
         self._timer_ms = 0
@@ -183,6 +187,14 @@ class Door:
         name = key.virtual_cluster
         origin = self.admission.origin_of(name, address)
         return self._unnamed.note(name, origin, "server_name_missing", self._clock.now_ms())
+
+    def note_shared(self, key: ListenerKey, user: str) -> bool:
+        """Whether a name that clients share who cannot be told apart is worth a line of the log: the first time."""
+        shared = key.virtual_cluster, user
+        if shared in self._shared or len(self._shared) >= _MOST_SHARED:
+            return False
+        self._shared.add(shared)
+        return True
 
     def tell_ended_refusals(self) -> None:
         """Log what has become of limits, and of addresses that are refused, or make the same mistake, no more."""

@@ -199,7 +199,7 @@ class Listener:
         self._throttle = throttle
         self._demands_sasl = sasl.required
         self._relay_limits = self._new_relay_limits()
-        self._sasl = SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.subject_claim)
+        self._sasl = SaslRules({known.mechanism: known.user for known in sasl.principals}, sasl.claims())
         self._facts = self._new_facts()
 
     def set_origin(self, config: ListenerConfig) -> None:
@@ -551,7 +551,7 @@ class Listener:
         """Somebody has logged in, and may be one too many; tell what an operator should know of it."""
         if not self.user_became(connection, identity.user):
             connection.give_up(CloseReason.TOO_MANY_OF_USER, identity.user)
-        if not identity.visible:
+        if not identity.visible and self._door.note_shared(self.key, identity.user):
             log.warning("user_not_visible", user=identity.user, mechanism=identity.mechanism)
         if not self._demands_sasl and not self._told_of_sasl:
             self._told_of_sasl = True

@@ -13,7 +13,16 @@ from hashlib import sha256
 from protocol import sasl
 from protocol.api_versions import is_whole_offer, versions_request
 from protocol.errors import ProtocolError
-from protocol.sasl_names import OAUTHBEARER, PLAIN, SCRAM, SUBJECT_CLAIM, claimed_name, succeeds
+from protocol.sasl_names import (
+    OAUTHBEARER,
+    PLAIN,
+    SCRAM,
+    SHARED_NAMES,
+    SUBJECT_CLAIMS,
+    Claim,
+    claimed_name,
+    succeeds,
+)
 from proxy.relay.actions import Ask, Exchange, Side, Verdict
 from proxy.relay.authentication import BEHIND_AN_EXCHANGE
 
@@ -36,15 +45,17 @@ _ENQUIRE = Verdict(enquiries=(versions_request(-0x6B74),))
 
 @dataclass(slots=True, frozen=True)
 class SaslRules:
-    """`principals` are users by mechanism, for whoever is not named by a token; `subject_claim` names users in JWTs."""
+    """`principals` are users by mechanism, for whoever is not named by a token; the first of `claims` that a JWT has
+    names its user.
+    """
 
     principals: Mapping[str, str] = field(default_factory=dict)
-    subject_claim: str = SUBJECT_CLAIM
+    claims: Sequence[Claim] = SUBJECT_CLAIMS
 
 
 @dataclass(slots=True, frozen=True)
 class Identity:
-    """Whom the node has accepted. Not `visible`: neither a token nor the operator says who that is."""
+    """Whom the node has accepted. Not `visible`: neither a token nor the operator says who that is, others share it."""
 
     user: str
     mechanism: str
@@ -127,7 +138,7 @@ class Login:
         """
         self._tokens += 1
         if self._tokens == 1 or self._exchanged not in SCRAM:
-            self._claimed = claimed_name(self._exchanged, token, self.rules.subject_claim)
+            self._claimed = claimed_name(self._exchanged, token, self.rules.claims)
 
     def _judge_handshake(self, error_code: int, api_version: int) -> Verdict:
         if error_code == _ILLEGAL_SASL_STATE:
@@ -170,7 +181,8 @@ class Login:
     def _succeed(self, become: Callable[[Identity], None]) -> Verdict:
         mechanism = self._exchanged if _MECHANISM.fullmatch(self._exchanged) else "unknown"
         user = self._claimed or self.rules.principals.get(mechanism)
-        identity = Identity(_measurable(user or f"?{mechanism}"), mechanism, user is not None)
+        visible = user is not None and not (mechanism == PLAIN and user in SHARED_NAMES)
+        identity = Identity(_measurable(user or f"?{mechanism}"), mechanism, visible)
         self.mechanism, self._exchanged, self._claimed, self._failure = mechanism, "", None, None
         become(identity)
         return Verdict(exchange=Exchange.SUCCEEDED)

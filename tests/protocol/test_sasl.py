@@ -20,7 +20,7 @@ from protocol.sasl import (
     read_handshake,
     read_handshake_answer,
 )
-from protocol.sasl_names import MAX_TOKEN_BYTES, claimed_name, jwt_subject, succeeds
+from protocol.sasl_names import MAX_TOKEN_BYTES, Claim, claimed_name, jwt_subject, succeeds
 from proxy.relay.request import read_request
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 from tests.sasl_frames import (
@@ -195,7 +195,25 @@ def test_the_subject_of_a_jwt(token, name):
 
 def test_another_claim_may_name_the_principal():
     token = oauthbearer(jwt({"sub": "4711", "email": "alice@example.com"}))
-    assert claimed_name("OAUTHBEARER", token, "email") == "alice@example.com"
+    assert claimed_name("OAUTHBEARER", token, (Claim("email"),)) == "alice@example.com"
+
+
+@pytest.mark.parametrize(
+    ("found", "name"),
+    [
+        ({"sub": "4711", "preferred_username": "ann", "client_id": "billing"}, "ann"),
+        ({"sub": "4711", "client_id": "billing"}, "service-account-billing"),
+        ({"sub": "4711", "preferred_username": " ", "client_id": "billing"}, "service-account-billing"),
+        ({"sub": "4711", "preferred_username": 7, "client_id": "billing"}, "service-account-billing"),
+        ({"sub": "4711"}, None),
+    ],
+)
+def test_the_first_claim_that_a_token_has_names_the_principal_by_whichever_mechanism_it_comes(found, name):
+    claims = (Claim("preferred_username"), Claim("client_id", "service-account-"))
+    assert claimed_name("OAUTHBEARER", oauthbearer(jwt(found)), claims) == name
+    by_plain = plain(b"$accessToken", jwt(found).encode())
+    assert claimed_name("PLAIN", by_plain, claims) == (name or "$accessToken")
+    assert claimed_name("PLAIN", plain(b"alice", jwt(found).encode()), claims) == "alice"
 
 
 @pytest.mark.parametrize("json_text", ["[" * 100_000, '{"sub": "a', "9" * 10_000, '{"sub":"\\ud800"}', "\x00"])

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.sasl_names import Claim
 from proxy.config.kinds import HostPort
 from proxy.config.load import config_of, load_config, parse_config
 from proxy.config.page import configuration_page
@@ -927,12 +928,36 @@ def test_users_of_mechanisms_that_do_not_name_them():
     assert problems(changed(cluster("sasl"), {"principals": principals})) == [
         f"{path}[2].mechanism: expected one user for each mechanism, got that of {path}[0]"
     ]
+    claims = ["sub", {"claim": "azp", "prefix": "sa-"}, "", {"prefix": "x"}, {"claim": "a", "name": "b"}, 7]
     wrong = {"principals": [{"mechanism": "a b", "user": ""}], "required": "yes", "subject_claim": ""}
+    wrong |= {"oauth_claims": claims}
     assert sorted(problems(changed(cluster("sasl"), wrong))) == [
+        *(
+            f"virtual_clusters[0].sasl.oauth_claims[{i}]: expected the name of a claim, or a mapping of `claim` and "
+            f"`prefix`, got {got}"
+            for i, got in ((2, "''"), (3, "a mapping"), (4, "a mapping"), (5, 7))
+        ),
         f"{path}[0].mechanism: expected a SASL mechanism like GSSAPI, got 'a b'",
         f"{path}[0].user: expected a string that is not empty (numbers need quotes), got ''",
         "virtual_clusters[0].sasl.required: expected true or false, got 'yes'",
         "virtual_clusters[0].sasl.subject_claim: expected the name of a claim, got ''",
+    ]
+
+
+def test_the_claims_that_name_users_come_in_an_order_and_one_may_stand_under_its_old_name():
+    def sasl(**settings):
+        return config_of(changed(cluster("sasl"), settings)).virtual_clusters[0].sasl
+
+    claims = ["preferred_username", {"claim": "client_id", "prefix": "service-account-"}]
+    assert sasl().claims() == (Claim("sub"),)
+    assert sasl(oauth_claims=claims).claims() == (Claim("preferred_username"), Claim("client_id", "service-account-"))
+    assert sasl(subject_claim="email").claims() == (Claim("email"),)
+    path = "virtual_clusters[0].sasl"
+    assert f"{path}.subject_claim: is old, expected oauth_claims: [email]" in told_warnings(
+        changed(cluster("sasl"), {"subject_claim": "email"})
+    )
+    assert problems(changed(cluster("sasl"), {"subject_claim": "email", "oauth_claims": claims})) == [
+        f"{path}: expected oauth_claims without subject_claim, its old name, got both"
     ]
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import structlog
+from structlog.testing import capture_logs
 
 from proxy.acceptor.admission import Admission
 from proxy.acceptor.sockets import PortsTaken, accept, bind_all
@@ -17,6 +18,7 @@ from proxy.net.door import Door
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
+from proxy.verdicts.sasl import Identity
 from proxy.virtual_cluster import NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
@@ -180,3 +182,11 @@ async def test_an_accepted_socket_does_not_wait_and_has_what_the_listening_one_h
     accepted.close()
     with pytest.raises(BlockingIOError):
         accept(house.socket)
+
+
+async def test_a_name_that_clients_share_is_told_once(house):
+    gssapi, opaque = (Identity(f"?{mechanism}", mechanism, False) for mechanism in ("GSSAPI", "OAUTHBEARER"))
+    with capture_logs() as logs:
+        for identity in (gssapi, opaque, gssapi, Identity("alice", "PLAIN", True), opaque):
+            house.listener._note_identity(None, structlog.get_logger(), identity)
+    assert [line["user"] for line in logs if line["event"] == "user_not_visible"] == ["?GSSAPI", "?OAUTHBEARER"]

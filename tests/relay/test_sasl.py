@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from protocol.api_versions import versions_request
 from protocol.requests import MAX_ASKED_BYTES
+from protocol.sasl_names import Claim
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
 from proxy.verdicts.sasl import SaslRules
@@ -128,8 +129,24 @@ def test_oauthbearer(make_relay):
     assert throttled_user(script) == "alice"
 
 
+@pytest.mark.parametrize(
+    ("token", "user", "visible"),
+    [
+        (plain(b"$accessToken", jwt({"sub": "alice"}).encode()), "alice", True),
+        (plain(b"$accessToken", b"opaque"), "$accessToken", False),
+        (plain(b"$ConnectionString", b"Endpoint=sb://a.test"), "$ConnectionString", False),
+        (ALICE, "alice", True),
+    ],
+)
+def test_by_plain_some_names_are_everybodys(make_relay, token, user, visible):
+    script = client_of(make_relay, user)
+    passes(script, (handshake("PLAIN"), handshaken()), (authenticate(token), authenticated()))
+    assert throttled_user(script) == user
+    assert [(identity.user, identity.visible) for identity in script.met] == [(user, visible)]
+
+
 def test_another_claim_names_the_user(make_relay):
-    script = client_of(make_relay, "alice", rules=SaslRules(subject_claim="email"))
+    script = client_of(make_relay, "alice", rules=SaslRules(claims=(Claim("email"),)))
     passes(
         script,
         (handshake("OAUTHBEARER"), handshaken()),
