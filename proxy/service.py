@@ -76,6 +76,9 @@ from quotas.traced_sensors import TracedBuckets, TracedSensors
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 """After that long a thread that works on quotas makes way for the event loop; Python's own 5 ms halve its speed."""
+_HTTP_LISTENERS = 2
+"""For metrics, and for operators."""
+
 _SWEEP_S = 1.0
 _LONGEST_STEP_MS = 2_000
 """Time for which the process, or its machine, stood still is nobody's."""
@@ -315,9 +318,10 @@ class Service:
         self._stop_asked = asyncio.Event()
         self._reload_asked = asyncio.Event()
         self._certificates = CertificateKeeper(self._show, clock, self._metrics)
-        self._metrics_site = MetricsSite(self._metrics, self.not_ready)
+        http = (config.limits.max_http_connections, config.limits.http_idle_timeout_ms / 1000)
+        self._metrics_site = MetricsSite(self._metrics, self.not_ready, *http)
         self._api = AdminApi(self.clusters, clock)
-        self._api_listener = HttpListener(self._api.application(), "admin")
+        self._api_listener = HttpListener(self._api.application(), "admin", *http)
         self._apply_limits()
         self._metrics.add_relays(self._relay_totals)
         for cluster in self.clusters:
@@ -616,7 +620,8 @@ class Service:
     def _apply_limits(self) -> None:
         wanted = self.config.limits.max_connections
         ports = sum(len(_ports(listener)) for cluster in self.config.virtual_clusters for listener in cluster.listeners)
-        self._max_sockets = clients_within_descriptors(wanted, ports)
+        others = ports + _HTTP_LISTENERS * (self.config.limits.max_http_connections + 1)
+        self._max_sockets = clients_within_descriptors(wanted, others)
         self._room = 0
         self.door.set_limits(limits_of(self.config.connections), self.config.limits.max_held_connections)
         for listener in self._listeners():

@@ -21,6 +21,9 @@ class Crowd(Generic[Ticket]):
     def __len__(self) -> int:
         return len(self._origins)
 
+    def __contains__(self, ticket: object) -> bool:
+        return ticket in self._origins
+
     def __iter__(self) -> Iterator[Ticket]:
         return iter(self._origins)
 

@@ -1,37 +1,50 @@
 """One HTTP listener of this process."""
 
+import asyncio
 import errno
 
 from aiohttp import web
 
+from proxy.admin.guests import Guests
 from proxy.config.problems import ConfigError, ConfigErrors
 
 MAX_BODY_BYTES = 1_024
 
 
 class HttpListener:
-    """Serves one application; `section` is where the configuration says at which address and port."""
+    """Serves one application; `section` is where the configuration says at which address and port.
 
-    def __init__(self, application: web.Application, section: str) -> None:
+    It takes `most` connections at a time, and ends those that have sent nothing, or no whole request, for `idle_s`.
+    """
+
+    def __init__(self, application: web.Application, section: str, most: int = 32, idle_s: float = 30) -> None:
         self._application = application
         self._section = section
+        self._most = most
+        self._idle_s = idle_s
         self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
 
     async def start(self, bind: str, port: int) -> int:
         """Listen; returns the port, one of the system's choice for 0. ConfigErrors if it cannot be had."""
-        runner = web.AppRunner(self._application, access_log=None, handle_signals=False, shutdown_timeout=1)
+        runner = web.AppRunner(self._application, access_log=None, shutdown_timeout=1, keepalive_timeout=self._idle_s)
         await runner.setup()
+        assert runner.server is not None
+        guests = Guests(self._section, runner.server, self._most, self._idle_s)
         try:
-            await web.TCPSite(runner, bind, port).start()
+            server = await asyncio.get_running_loop().create_server(guests, bind, port)
         except OSError as error:
             await runner.cleanup()
             raise ConfigErrors([self._bind_problem(error, bind, port)]) from error
-        self._runner = runner
-        address: tuple[str, int] = runner.addresses[0]
+        self._runner, self._server = runner, server
+        address: tuple[str, int] = server.sockets[0].getsockname()
         return address[1]
 
     async def stop(self) -> None:
         """Close the listener; answers under way have a second. May be called at any time, and twice."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
         if self._runner is not None:
             runner, self._runner = self._runner, None
             await runner.cleanup()

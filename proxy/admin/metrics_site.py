@@ -23,10 +23,12 @@ class MetricsSite:
     `not_ready` says why the process cannot serve yet, one reason a line; nothing when it can.
     """
 
-    def __init__(self, metrics: Metrics, not_ready: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self, metrics: Metrics, not_ready: Callable[[], Sequence[str]], most: int = 32, idle_s: float = 30
+    ) -> None:
         self._metrics = metrics
         self._not_ready = not_ready
-        self._listener = HttpListener(self.application(), "metrics")
+        self._listener = HttpListener(self.application(), "metrics", most, idle_s)
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self, bind: str, port: int) -> int:

@@ -748,6 +748,13 @@ class LimitsConfig(Settings):
     takes two file descriptors: there are fewer where the system's hard limit of those (`ulimit -Hn`) says so, with a
     line in the log. Where connections are rather to wait, set a smaller `connections.max_connections`."""
 
+    max_http_connections: Annotated[int, Whole(1, 10_000)] = 32
+    """Connections to each of the HTTP listeners, `metrics` and `admin`; with one more the oldest is closed of the
+    address that has most, or the new one if it is from there. So many descriptors are kept for each of them."""
+
+    http_idle_timeout_ms: Annotated[int, Whole(1_000, 3_600_000)] = 30_000
+    """How long such a connection may be without a whole request, the first or the next one, in milliseconds."""
+
     max_held_connections: Annotated[int, Whole(0, 1_000_000)] = 2_000
     """Connections of all addresses that come too fast which are held at a time; one more is reset at once."""
 
@@ -917,7 +924,7 @@ class Config(Settings):
         }
         | {"virtual_clusters[].quotas.poll_interval_ms", "virtual_clusters[].upstream.admin"}
         | {"virtual_clusters[].upstream.send_proxy_protocol"}
-        | {"limits.max_sensors", "log.format"}
+        | {"limits.max_sensors", "limits.max_http_connections", "limits.http_idle_timeout_ms", "log.format"}
         | {f"usage.{name}" for name in UsageConfig.model_fields}
     )
 
