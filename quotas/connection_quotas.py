@@ -244,8 +244,13 @@ class ConnectionQuotas:
             if throttle_ms:
                 self.take_back(key, now_ms)
                 return Admission(Outcome.TOO_FAST, rate, throttle_ms)
+        return self.count(key, address)
+
+    def count(self, key: ListenerKey, address: str) -> Admission:
+        """Whether the address may have one connection more, however fast they come; if so it is counted."""
+        cluster = self._clusters[key.virtual_cluster]
         count = cluster.counts.get(address, 0)
-        if count >= (most := limits.count_of(address)):
+        if count >= (most := cluster.limits.count_of(address)):
             return Admission(Outcome.TOO_MANY, most)
         cluster.counts[address] = count + 1
         self.connections += 1

@@ -234,11 +234,20 @@ class Admission(Generic[Ticket]):
         self._on_the_way[key] -= 1
         self._on_the_way_in_all -= 1
 
-    def admit(self, key: ListenerKey, ticket: Ticket, address: str, now_ms: int) -> Place | Held | Refused:
-        """What becomes of a connection that was told to go on, now that its address is known."""
+    def admit(
+        self, key: ListenerKey, ticket: Ticket, address: str, now_ms: int, measured: bool = True
+    ) -> Place | Held | Refused:
+        """What becomes of a connection that was told to go on, now that its address is known.
+
+        One that is not `measured` spends no rate, and waits for none; it counts as a connection of its address.
+        """
         self.give_up(key)
         name = key.virtual_cluster
         origin = self.origin_of(name, address)
+        if not measured:
+            self.quotas.take_back(key, now_ms)
+            admitted = self.quotas.count(key, origin).outcome is Outcome.ADMITTED
+            return Place(key, origin) if admitted else Refused(CloseReason.TOO_MANY_FROM_IP)
         self.quotas.measure_shadow(name, origin, now_ms)
         if self._rules[name].waits and (name, origin) in self._queues:
             self.quotas.take_back(key, now_ms)

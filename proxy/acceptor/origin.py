@@ -57,6 +57,7 @@ class Origin:
         if header is None:
             return
         _take(arrival.socket, header.length_bytes)
+        arrival.of_balancer = header.local
         if header.source is not None:
             arrival.came_from(*header.source, header.destination)
             arrival.log = arrival.log.bind(proxied_by=peer)
@@ -77,7 +78,7 @@ class Origin:
                 except BlockingIOError:
                     data = b""
                 except OSError as error:
-                    raise Refused(CloseReason.CLIENT_LOST, str(error)) from error
+                    raise Refused(CloseReason.CLIENT_SENT_NOTHING, str(error)) from error
                 except NoProxyHeader as error:
                     if self.required:
                         raise Refused(CloseReason.PROXY_HEADER_MISSING, str(error)) from error
@@ -86,6 +87,8 @@ class Origin:
                     raise Refused(CloseReason.PROXY_HEADER_MALFORMED, str(error)) from error
                 else:
                     gone = gone or not data
+                if gone and not data:
+                    raise Refused(CloseReason.CLIENT_SENT_NOTHING)
                 if gone:
                     raise Refused(CloseReason.CLIENT_CLOSED, f"after {len(data)} bytes of a PROXY header")
                 await events.more()

@@ -102,7 +102,8 @@ class Secure:
         except ssl.SSLError as error:
             raise self._refused(tls, error) from error
         except OSError as error:
-            raise Refused(CloseReason.CLIENT_LOST, error.strerror or str(error)) from error
+            reason = CloseReason.CLIENT_LOST if tls.first_bytes else CloseReason.CLIENT_SENT_NOTHING
+            raise Refused(reason, error.strerror or str(error)) from error
         await self._note_user(arrival, tls, certified.rules)
         await self._note_node(arrival, tls)
         arrival.tls = tls
@@ -150,6 +151,8 @@ class Secure:
         if tls.first_bytes and tls.first_bytes[0] != _HANDSHAKE:
             found = looks_like(tls.first_bytes) or "bytes as of a client that speaks Kafka without TLS"
             return Refused(CloseReason.TLS_EXPECTED, f"got {found}")
+        if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError) and not tls.first_bytes:
+            return Refused(CloseReason.CLIENT_SENT_NOTHING)
         if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             return Refused(CloseReason.CLIENT_CLOSED, "during the TLS handshake")
         if isinstance(tls.tls, _NamedObject) and tls.tls.told and tls.tls.node_id is None:

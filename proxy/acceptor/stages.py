@@ -36,9 +36,9 @@ class Arrival:
     """A non-blocking socket that was accepted at `port`, and what is known about it by now.
 
     `address` is the client's, in its plain spelling, for quotas, logs and metrics: the peer's, or the one that a stage
-    has been told; `client_port` belongs to it. `node_id` is whom it is for, `place` what it holds once its address may
-    have it. `destination` is where the client has connected to, if somebody else has told. `tls` is spoken over the
-    socket, if it is.
+    has been told; `client_port` belongs to it. `of_balancer`: who speaks for clients comes for itself. `node_id` is
+    whom it is for, `place` what it holds once its address may have it. `destination` is where the client has connected
+    to, if somebody else has told. `tls` is spoken over the socket, if it is.
     """
 
     socket: SocketType
@@ -51,6 +51,7 @@ class Arrival:
     destination: Endpoint | None = None
     place: Place | None = None
     tls: TlsSocket | None = None
+    of_balancer: bool = False
 
     def came_from(self, host: str, port: int, destination: Endpoint | None = None) -> None:
         """The peer speaks for a client at this address, which has connected to that one."""

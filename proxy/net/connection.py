@@ -370,6 +370,8 @@ class Connection:
         """Let both sides have what was sent to them, then close them; tell why."""
         self.closing = True
         self._log_episode()
+        if self.relay.ended_unheard and close.reason in _CLIENT_IS_GONE:
+            close = Close(CloseReason.CLIENT_SENT_NOTHING)
         if close.reason not in ORDINARY or is_told("info"):
             self._tell_end(close)
         self._end(close.reason)
@@ -417,11 +419,17 @@ class Connection:
         )
 
     def _level_of(self, close: Close, failed_login: Mapping[str, str | int | None]) -> Callable[..., None]:
-        """How loud an end is told: a client that makes the same mistake again and again only at DEBUG, then."""
-        if close.reason in ORDINARY:
+        """How loud an end is told: who makes the same mistake again and again, or hangs up before a whole request, only
+        at DEBUG then; who has only looked whether somebody is here, always.
+        """
+        if close.reason is CloseReason.CLIENT_SENT_NOTHING:
+            return self._log.debug
+        if close.reason in ORDINARY and (self.relay.whole_requests or close.reason not in _CLIENT_IS_GONE):
             return self._log.info
         what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
-        return self._log.warning if self._home.is_worth_a_line(self, close.reason, what) else self._log.debug
+        if not self._home.is_worth_a_line(self, close.reason, what):
+            return self._log.debug
+        return self._log.info if close.reason in ORDINARY else self._log.warning
 
     @property
     def unsent_bytes(self) -> int:
@@ -462,6 +470,7 @@ ORDINARY = frozenset(
     {
         CloseReason.CLIENT_CLOSED,
         CloseReason.CLIENT_LOST,
+        CloseReason.CLIENT_SENT_NOTHING,
         CloseReason.NODE_CLOSED,
         CloseReason.NODE_GONE,
         CloseReason.IDLE_TIMEOUT,

@@ -103,16 +103,19 @@ class Door:
 
     def admit(self, key: ListenerKey, arrival: Arrival) -> Place | Held | Refused:
         """What becomes of it, now that its address is known."""
-        outcome = self.admission.admit(key, arrival, arrival.address, self._clock.now_ms())
+        measured = not arrival.of_balancer
+        outcome = self.admission.admit(key, arrival, arrival.address, self._clock.now_ms(), measured)
         if isinstance(outcome, Held):
             self._plan()
         if not isinstance(outcome, Place):
             self._slot_is_free()
         return outcome
 
-    def give_up(self, key: ListenerKey) -> None:
-        """A connection that was on its way has ended."""
+    def give_up(self, key: ListenerKey, measured: bool = True) -> None:
+        """A connection that was on its way has ended; unless it is `measured` it is taken back from all rates."""
         self.admission.give_up(key)
+        if not measured:
+            self.admission.quotas.take_back(key, self._clock.now_ms())
         self._slot_is_free()
 
     def left(self, place: Place) -> None:

@@ -86,6 +86,16 @@ _REFUSED_AT_ONCE = frozenset(
 
 _MISTAKES = frozenset(
     {
+        CloseReason.CLIENT_CLOSED,
+        CloseReason.CLIENT_LOST,
+        CloseReason.REQUEST_NOT_KAFKA,
+        CloseReason.REQUEST_TOO_LARGE,
+        CloseReason.REQUEST_MALFORMED,
+        CloseReason.UNSUPPORTED_API,
+        CloseReason.UNSUPPORTED_VERSION,
+        CloseReason.FIRST_BYTE_TIMEOUT,
+        CloseReason.REQUEST_TIMEOUT,
+        CloseReason.CLIENT_READS_NOTHING,
         CloseReason.TLS_UNEXPECTED,
         CloseReason.TLS_FAILED,
         CloseReason.NOT_AUTHENTICATED,
@@ -93,7 +103,9 @@ _MISTAKES = frozenset(
         CloseReason.TOO_MANY_OF_USER,
     }
 )
-"""Ends of connections that a client's setting may bring about again and again."""
+"""Ends of connections that a hostile or broken client, or one with a wrong setting, may bring about again and again."""
+
+_HUNG_UP = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 
 
 def _place_of(arrival: Arrival) -> Place:
@@ -572,8 +584,11 @@ class Listener:
         self._closed[reason] = self._closed.get(reason, 0) + 1
 
     def _give_up(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
-        """One is turned away before it was asked whether its address may have it."""
-        self._door.give_up(self.key)
+        """One is turned away before it was asked whether its address may have it.
+
+        A load balancer that only looks whether somebody is here spends no rate.
+        """
+        self._door.give_up(self.key, measured=reason is not CloseReason.CLIENT_SENT_NOTHING)
         self._turn_away(arrival, reason, detail)
 
     def _turn_away(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
@@ -587,10 +602,12 @@ class Listener:
 
     def _level_of(self, arrival: Arrival, reason: CloseReason, detail: str) -> Callable[..., None]:
         """How loud the end of one on its way in is told: the same mistake of the same address once, then at DEBUG."""
-        if reason in ORDINARY:
-            return arrival.log.info
+        if reason in ORDINARY and reason not in _HUNG_UP:
+            return arrival.log.debug if reason is CloseReason.CLIENT_SENT_NOTHING else arrival.log.info
         again = reason is not CloseReason.INTERNAL_ERROR and not self._is_news(arrival, reason, detail)
-        return arrival.log.debug if again else arrival.log.warning
+        if again:
+            return arrival.log.debug
+        return arrival.log.info if reason in _HUNG_UP else arrival.log.warning
 
     def _is_news(self, arrival: Arrival, reason: CloseReason, detail: str) -> bool:
         return self._door.note_fault(

@@ -29,6 +29,7 @@ class CloseReason(_Quick):
 
     CLIENT_CLOSED = "client_closed"
     CLIENT_LOST = "client_lost"
+    CLIENT_SENT_NOTHING = "client_sent_nothing"
     NODE_CLOSED = "node_closed"
     NODE_LOST = "node_lost"
     NODE_UNREACHABLE = "node_unreachable"

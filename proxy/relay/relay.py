@@ -58,6 +58,7 @@ class Relay(RequestSide):
         "_closed",
         "_unsettled",
         "ended_idle",
+        "ended_unheard",
     )
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
@@ -67,6 +68,8 @@ class Relay(RequestSide):
         self._unsettled = False
         self.ended_idle = False
         """Whether nothing was in flight or half-way when it was closed: no side owes the other anything."""
+        self.ended_unheard = False
+        """Whether the client had sent nothing at all when it was closed."""
 
     @property
     def unsettled(self) -> bool:
@@ -339,6 +342,7 @@ class Relay(RequestSide):
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
+        self.ended_unheard = not self.requests and not self._requests
         self._closed = True
         self._abandon_half(self._now_us // 1000)
         self._put_together()

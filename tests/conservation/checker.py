@@ -48,6 +48,7 @@ _EXTRA_S = 180.0
 _HONEST_REASONS = {
     "client_closed",
     "client_lost",
+    "client_sent_nothing",
     "node_closed",
     "node_lost",
     "node_unreachable",

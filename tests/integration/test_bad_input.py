@@ -43,6 +43,7 @@ INPUTS = {
     "a negative length": (struct.pack(">i", -5), "request_malformed", "a length prefix of -5"),
     "length zero": (struct.pack(">i", 0), "request_malformed", "a length prefix of 0"),
     "a length for less than a head": (struct.pack(">i", 7) + b"\0" * 7, "request_malformed", "a length prefix of 7"),
+    "a whole head without a client id": (struct.pack(">ihhi", 8, 3, 1, 1), "request_malformed", "a length prefix of 8"),
     "an API that is none": (request(999, 0), "unsupported_api", "api key 999 version 0"),
     "a negative API": (request(-3, 0), "unsupported_api", "api key -3 version 0"),
     "a version too high": (request(_METADATA, 99), "unsupported_version", "Metadata (api key 3) version 99"),
@@ -157,8 +158,7 @@ def test_bad_input_ends_its_own_connection_and_no_other(proxy, bystander, name, 
     proxy.wait_for(lambda: closed_since(proxy, before) == {reason: 1}, 5, f"one more {reason}")
     line = proxy.closing_line(client, closings)
     assert line["reason"] == reason
-    told_before = name == "a TLS hello" and line["level"] == "debug"  # a mistake of settings is told once
-    assert told_before or line["level"] == "warning"
+    assert line["level"] in ("warning", "debug")  # what an address does again is told once
     assert detail in line["detail"]
     for other in bystander:
         other.assert_well()
@@ -210,7 +210,7 @@ def test_a_client_that_goes_away_is_noticed_however_much_it_has_sent(proxy, sent
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
     proxy.wait_for(lambda: sum(closed_since(proxy, before).values()) == 1, 5, "the connection to be closed")
-    assert closed_since(proxy, before).keys() <= {"client_closed", "client_lost"}
+    assert closed_since(proxy, before).keys() <= ({"client_closed", "client_lost"} if sent else {"client_sent_nothing"})
 
 
 def test_a_good_request_before_the_bad_one_is_answered(proxy):

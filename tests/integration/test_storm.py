@@ -24,4 +24,4 @@ def test_bad_addresses_get_their_rate_and_good_ones_do_not_feel_it(start_proxy):
     assert proxy.metric("held_connections") == 0
     closed = proxy.closed()
     assert closed["ip_rate_exceeded"] == sum(told["closed"] for told in seen.storm.values())
-    assert closed.keys() <= {"ip_rate_exceeded", "client_lost", "client_closed"}
+    assert closed.keys() <= {"ip_rate_exceeded", "client_lost", "client_closed", "client_sent_nothing"}

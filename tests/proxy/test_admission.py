@@ -65,6 +65,26 @@ def test_who_comes_too_fast_is_held_for_its_delay_and_then_closed():
     assert (counts.address_throttles, counts.address_throttled_ms, counts.throttles) == (1, 500, 0)
 
 
+def test_what_is_not_measured_spends_no_rate_and_waits_for_none_but_counts():
+    admission = door()
+    limit(admission, creation_rate=1.0, counts={HERE: 15})
+    admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=2.0), 0)
+    admission.quotas.set_instance_limits(ConnectionLimits(creation_rate=2.0), 0)
+
+    def unmeasured(number):
+        assert admission.arrive(FRONT, number, 0)
+        return admission.admit(FRONT, number, HERE, 0, measured=False)
+
+    for number in range(100):
+        admission.left(unmeasured(number))
+    places = [connect(admission) for _ in range(10)]
+    assert all(isinstance(place, Place) for place in places)
+    assert connect(admission) is HELD
+    assert [isinstance(unmeasured(number), Place) for number in range(5)] == [True] * 5
+    assert unmeasured("one too many") == Refused(CloseReason.TOO_MANY_FROM_IP)
+    assert admission.quotas.listener_reading(FRONT, 0).rate == admission.quotas.instance_reading(0).rate == 1.0
+
+
 def test_each_that_is_held_ends_at_its_own_time():
     admission = door()
     limit(admission, rates={HERE: 1.0, THERE: 4.0})

@@ -296,6 +296,37 @@ async def test_a_client_that_is_too_slow_is_closed_once_and_told_why():
     assert (logs[-1]["reason"], logs[-1]["duration_ms"]) == ("first_byte_timeout", 6000)
 
 
+@pytest.mark.parametrize("reset", [False, True])
+async def test_who_only_looks_whether_somebody_is_here_is_counted_and_not_told(reset):
+    with capture_logs() as logs:
+        shell = Shell()
+        if reset:
+            shell.connection.lost(Side.CLIENT, ConnectionResetError())
+        else:
+            shell.connection.eof_came(Side.CLIENT)
+    assert shell.ended == [CloseReason.CLIENT_SENT_NOTHING]
+    assert [(line["reason"], line["log_level"]) for line in logs] == [("client_sent_nothing", "debug")]
+
+
+@pytest.mark.parametrize(("news", "level"), [(True, "info"), (False, "debug")])
+async def test_who_hangs_up_before_a_whole_request_is_told_of_as_of_a_mistake(news, level):
+    with capture_logs() as logs:
+        shell = Shell()
+        shell.is_worth_a_line = lambda connection, reason, detail: news
+        await shell.client_sends(heartbeat(1)[:6])
+        shell.connection.eof_came(Side.CLIENT)
+    assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", level)]
+
+
+async def test_who_hangs_up_behind_a_request_has_a_line():
+    with capture_logs() as logs:
+        shell = Shell()
+        shell.is_worth_a_line = lambda connection, reason, detail: False
+        await shell.client_sends(heartbeat(1))
+        shell.connection.eof_came(Side.CLIENT)
+    assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", "info")]
+
+
 async def test_time_in_which_a_cap_keeps_the_client_from_being_read_is_not_its_own():
     shell = Shell()
     await shell.client_sends(heartbeat(1)[:6])

@@ -9,6 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from protocol.proxy_header import LOCAL_PROXY_HEADER
 from proxy.acceptor.admission import Admission
 from proxy.acceptor.sockets import PortsTaken, accept, bind_all
 from proxy.config.settings import ListenerConfig
@@ -20,7 +21,7 @@ from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
 from proxy.verdicts.sasl import Identity
 from proxy.virtual_cluster import NodeDirectory
-from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
+from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
 from tests.patience import PATIENCE_S
 from tests.relay.script import ledger_with
@@ -34,7 +35,7 @@ class House:
     def __init__(self, stack, bind="127.0.0.1"):
         self.stack, self.opened, self.closed, self.logged = stack, [], {}, []
         [self.port] = free_port_run(1)
-        clock = FakeClock()
+        clock = self.clock = FakeClock()
         self.door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
         self.door.admission.add_virtual_cluster("main", 11, 1000)
         upstream = SimpleNamespace(
@@ -190,3 +191,52 @@ async def test_a_name_that_clients_share_is_told_once(house):
         for identity in (gssapi, opaque, gssapi, Identity("alice", "PLAIN", True), opaque):
             house.listener._note_identity(None, structlog.get_logger(), identity)
     assert [line["user"] for line in logs if line["event"] == "user_not_visible"] == ["?GSSAPI", "?OAUTHBEARER"]
+
+
+def lines(logs, event):
+    return [line for line in logs if line["event"] == event and line["log_level"] != "debug"]
+
+
+HTTP, HALF = b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\x20\0\x12"
+
+
+@pytest.mark.parametrize(("sent", "reason"), [(HTTP, "request_not_kafka"), (HALF, "client_closed"), (b"", None)])
+async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, sent, reason):
+    with capture_logs() as logs:
+        for source in (STORM, GOOD) * 10:
+            [client] = house.come(source)
+            client.sendall(sent)
+            client.shutdown(socket.SHUT_WR)
+        house.listener.serve({house.port: house.socket})
+        async with asyncio.timeout(PATIENCE_S):
+            while sum(house.closed.values()) < 20:  # noqa: ASYNC110
+                await asyncio.sleep(0.001)
+        house.clock.advance(61_000)
+        house.door.tell_ended_refusals()
+    assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason] * 2 * (reason is not None)
+    summed = {line["counts_as"]: line["connections"] for line in lines(logs, "connections_closed")}
+    assert summed == ({} if reason is None else {STORM: 10, GOOD: 10})
+    assert house.closed == {CloseReason(reason or "client_sent_nothing"): 20}
+
+
+async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_either(house):
+    trusts = {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"], "node_ids": []}
+    config = {"name": "plain", "bind": "127.0.0.1", "port": house.port} | trusts
+    house.listener.set_origin(ListenerConfig.model_validate(config))
+    quotas = house.door.admission.quotas
+    quotas.set_address_limits("main", AddressLimits(creation_rate=0))
+    house.listener.serve({house.port: house.socket})
+    for client in house.come(*[GOOD] * 5):
+        client.shutdown(socket.SHUT_WR)
+    for client in house.come(*[GOOD] * 5):
+        client.sendall(LOCAL_PROXY_HEADER)
+    await house.until_opened(5)
+    async with asyncio.timeout(PATIENCE_S):
+        while house.closed != {CloseReason.CLIENT_SENT_NOTHING: 5}:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+    assert quotas.listener_reading(house.listener.key, house.clock.now_ms()).rate == 0
+    [client] = house.come(GOOD)
+    client.sendall(b"PROXY TCP4 192.0.2.7 192.0.2.1 40000 9092\r\n")
+    async with asyncio.timeout(PATIENCE_S):
+        while not house.door.admission.held:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
