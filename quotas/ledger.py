@@ -40,9 +40,10 @@ class Binding:
 
     It holds as long as `version` is the ledger's, or the ledger `renews` it. `fetch_ceiling_bytes` is what one Fetch
     may ask for at most. `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is
-    never empty, `limits_requests` where no request time is too much. `costs` tell what requests cost this node, where
-    their time is measured: for `request` or `shadow_request`. What the sensors of shadow quotas say is never felt.
-    `crowded` are the tables that were full when it was made.
+    never empty. `costs` tell what requests cost this node, where their time is measured: for `request` or
+    `shadow_request`. `limits` is False where no quota can hold its client back, `limits_produces` and
+    `limits_requests` where none of these can. What the sensors of shadow quotas say is never felt. `crowded` are the
+    tables that were full when it was made.
     """
 
     version: int
@@ -56,8 +57,10 @@ class Binding:
     shadow_mutation: int | None = None
     request: int | None = None
     shadow_request: int | None = None
-    limits_requests: bool = False
     costs: NodeCosts | None = None
+    limits: bool = False
+    limits_produces: bool = False
+    limits_requests: bool = False
     user: str = ""
     client_id: str = ""
     crowded: tuple[Rows, ...] = ()
@@ -123,6 +126,9 @@ class Ledger:
         self.sensors = sensors
         self.request_sensors = _of_request_time(sensors)
         self.shadow_request_sensors = _of_request_time(sensors)
+        self.time_in_flight: dict[int, float] = {}
+        """By the handle of a sensor of request time, in its unit: what requests in flight will cost, as far as that can
+        be told."""
         self.costs = costs or RequestCosts()
         self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
         self.shadow_buckets = self.buckets.like()
@@ -207,7 +213,7 @@ class Ledger:
             where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else node_id
             return self._sensor(virtual_cluster, where, quota_type, user, client_id, shadow, now_ms)
 
-        produce, _ = sensor(QuotaType.PRODUCE)
+        produce, produce_limit = sensor(QuotaType.PRODUCE)
         fetch, fetch_limit = sensor(QuotaType.FETCH)
         shadow_produce, _ = sensor(QuotaType.PRODUCE, shadow=True)
         shadow_fetch, _ = sensor(QuotaType.FETCH, shadow=True)
@@ -228,8 +234,10 @@ class Ledger:
             shadow_mutation,
             request,
             shadow_request,
-            request_limit < UNLIMITED,
             self.costs.of_node(node_id) if timed else None,
+            min(produce_limit, fetch_limit, mutation_limit, request_limit) < UNLIMITED,
+            produce_limit < UNLIMITED,
+            request_limit < UNLIMITED,
             user=user,
             client_id=client_id,
             crowded=tuple(self._crowded),

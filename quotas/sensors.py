@@ -213,6 +213,18 @@ class Sensors(Rows):
             self.give_back(handle, value, now_ms)
         return throttle_ms
 
+    def room(self, handle: int, now_ms: int) -> float:
+        """How much may be recorded now within the limit, below 0 if it is exceeded; changes nothing.
+
+        It may be told up to a sample's time too low, where the row has at a glance what is certainly within the limit.
+        """
+        row = self._row(handle)
+        floats = self._floats
+        if now_ms < self._ints[row + _QUIET_UNTIL] and (safe := floats[row + _SAFE_SUM]) != -inf:
+            return safe - floats[row + self._ints[row + _CURRENT] + _SUM]
+        total, window_ms = self._measured(row, now_ms)
+        return floats[row + LIMIT] * (window_ms / 1000) - total
+
     def owed_ms(self, handle: int, now_ms: int) -> int:
         """For how long whoever charges nothing now would be throttled; changes nothing."""
         copy, capped = self._copy(handle), self.capped
@@ -374,6 +386,11 @@ class Sensors(Rows):
         return self._ints[row + current + _LAST] if current else self._ints[row + _OPENED]
 
     def _rate(self, row: int, now_ms: int) -> float:
+        total, window_ms = self._measured(row, now_ms)
+        return total / (window_ms / 1000.0)
+
+    def _measured(self, row: int, now_ms: int) -> tuple[float, int]:
+        """What all samples that have not expired hold together, and by how many ms that is divided."""
         ints, floats = self._ints, self._floats
         oldest_start, total = now_ms, 0.0
         first = row + _ROW_WORDS
@@ -381,7 +398,7 @@ class Sensors(Rows):
             if now_ms - ints[sample + _LAST] < self._expire_age_ms:
                 oldest_start = min(oldest_start, ints[sample + _START])
                 total += floats[sample + _SUM]
-        return total / (divisor_ms(now_ms - oldest_start, self.samples, self.window_ms) / 1000.0)
+        return total, divisor_ms(now_ms - oldest_start, self.samples, self.window_ms)
 
 
 def divisor_ms(elapsed_ms: int, samples: int, window_ms: int) -> int:

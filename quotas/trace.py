@@ -36,7 +36,7 @@ class Operation(StrEnum):
 
     - CHARGE: `value` was recorded.
     - RUN: `value` in all was recorded for `count` requests, none of which was throttled.
-    - OWE: nothing was recorded; `throttle_ms` is what a client had to wait before its first Fetch.
+    - OWE: nothing was recorded; `throttle_ms` is what a client had to wait before its first request of a kind.
     - CHARGE_IF_WITHIN: recorded, and taken back at once if it was too much: a Fetch over quota gets no data.
     - GIVE_BACK: `value` was taken back.
 

@@ -64,8 +64,12 @@ class Authentication(AnswerSide):
         """Whether what comes next at `at` passes though the client is throttled: the clocks of sessions run on."""
         if self._mute != THROTTLED or self._out_of_place:
             return False
-        may_authenticate = self._unproven or self._succeeded or self._exchange is not None
-        return may_authenticate and (self._bare or buf[at + 4 : at + 6] in _SASL_KEYS)
+        return self._may_authenticate and (self._bare or buf[at + 4 : at + 6] in _SASL_KEYS)
+
+    @property
+    def _may_authenticate(self) -> bool:
+        """Whether a SASL frame can be part of an authentication."""
+        return self._unproven or self._succeeded or self._exchange is not None
 
     def _read_next(self, buf: bytes, at: int, end: int) -> Request | None:
         """The frame at `at` while bare tokens are due: a token, or the request that ends an opaque exchange."""

@@ -21,7 +21,8 @@ Meet = Callable[[bytes], Client]
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
 # that hangs up is noticed. Behind a Fetch with a quota nothing is taken until it is answered: a broker, too, has one
-# request of a connection at a time, and a client that sends a hundred ahead must not have them all delivered.
+# request of a connection at a time, and a client that sends a hundred ahead must not have them all delivered. The same
+# holds where a quota of request time has no room for one more beside all that its entity has in flight.
 UNCONNECTED: Final = 1
 THROTTLED: Final = 2
 ASKING: Final = 4
@@ -29,8 +30,9 @@ IN_FLIGHT_FULL: Final = 8
 FETCHING: Final = 16
 ENQUIRING: Final = 32
 AUTHENTICATING: Final = 64
+NO_ROOM: Final = 128
 
-ENDS_WITH_ANSWERS: Final = IN_FLIGHT_FULL | FETCHING | ENQUIRING | AUTHENTICATING
+ENDS_WITH_ANSWERS: Final = IN_FLIGHT_FULL | FETCHING | ENQUIRING | AUTHENTICATING | NO_ROOM
 
 NO_TICKET: Final = -1
 
@@ -62,6 +64,7 @@ class Carriage:
         "_shadows",
         "_tally",
         "_ticket",
+        "_timed",
         "_times",
         "_waiting",
         "_withholds",
@@ -88,6 +91,8 @@ class Carriage:
         self._charge_unthrottled = ledger.sensors.charge_unthrottled
         self._shadows = ledger.shadow_sensors
         self._times = ServiceTimes(ledger)
+        self._timed = False
+        """Whether request time is measured of anybody here."""
         self._tally = tally
         self._withholds = limits.withholds
         self._delays = limits.delays
@@ -109,8 +114,10 @@ class Carriage:
         self.throttled_ms = 0
 
     def _await_answer(self, request: Request) -> None:
-        if not self._waiting:
-            self._times.sent(self._now_us)
+        if self._timed:
+            if not self._waiting:
+                self._times.sent(self._now_us)
+            self._times.reserve(request, 1, request.size_bytes)
         self._in_flight.append(request)
         request.waiting = 1
         request.waiting_bytes = request.size_bytes

@@ -21,7 +21,7 @@ class Likeness:
 
     `api` is key and version; `same` are the bytes behind the correlation id up to `end`, an offset from the frame's
     start: client id, header tags, and what of the body was looked at. `shadow` is the sensor of a shadow quota that
-    their bytes are charged to, if there is one.
+    their bytes are charged to, if there is one. Where the version of quotas is `version` they may be taken unseen.
     """
 
     request: Request
@@ -30,6 +30,7 @@ class Likeness:
     same: bytes
     end: int
     shadow: int | None
+    version: int
 
     def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
         """The whole requests at `at` that are like this one, `most` at most, with ids that count up by one.
@@ -59,6 +60,22 @@ class Likeness:
         return first_id, count, at
 
 
+@dataclass(slots=True)
+class LimitedLikeness(Likeness):
+    """The same where a quota of request time may hold them back: only so many are `allowed` until that is told anew."""
+
+    allowed: int = 0
+
+    def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
+        """As of any, but for what is not allowed."""
+        first_id, count, end = Likeness.run(self, buf, at, min(most, self.allowed), max_frame_bytes)
+        self.allowed -= count
+        return first_id, count, end
+
+
+_LOOKED_AT_EACH_TIME = -1
+
+
 def likeness_of(request: Request, binding: Binding, buf: bytes, at: int) -> Likeness | None:
     """What further requests may have in common with the one that begins at `at`; None if that is too long.
 
@@ -69,4 +86,7 @@ def likeness_of(request: Request, binding: Binding, buf: bytes, at: int) -> Like
         return None
     api = plan_key(request.plan.api_key, request.plan.api_version)
     shadow = binding.shadow_produce if request.plan.api_key == PRODUCE else None
-    return Likeness(request, binding, api, buf[at + _HEAD.size : at + end], end, shadow)
+    same = buf[at + _HEAD.size : at + end]
+    if binding.limits_requests and request.answered:
+        return LimitedLikeness(request, binding, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
+    return Likeness(request, binding, api, same, end, shadow, binding.version)

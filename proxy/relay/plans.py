@@ -11,7 +11,7 @@ from protocol.empty_fetch import epoch_at
 from protocol.primitives import Reader
 from protocol.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
 from protocol.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
-from protocol.topic_mutations import TOPIC_MUTATIONS
+from protocol.topic_mutations import STRICT_SINCE, TOPIC_MUTATIONS
 from protocol.walk import Walk
 from proxy.relay import use
 from proxy.relay.actions import AskKind
@@ -89,6 +89,11 @@ class Plan:
     cost_kind: int = 0
     telling_bytes: int | None = None
     use: int = use.REQUEST
+
+
+def is_strict(plan: Plan) -> bool:
+    """Whether a request about topics is refused, not delayed, where its quota is exceeded (KIP-599)."""
+    return plan.api_version >= STRICT_SINCE[plan.api_key]
 
 
 def _plan(api: Api, api_version: int) -> Plan:

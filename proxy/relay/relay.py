@@ -16,7 +16,7 @@ from proxy.relay.actions import (
     Verdict,
     WakeAt,
 )
-from proxy.relay.carriage import ASKING, ENDS_WITH_ANSWERS, NO_TICKET, THROTTLED, UNCONNECTED, Bind, Meet
+from proxy.relay.carriage import ASKING, ENDS_WITH_ANSWERS, NO_ROOM, NO_TICKET, THROTTLED, UNCONNECTED, Bind, Meet
 from proxy.relay.patience import Awaited
 from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal
@@ -80,6 +80,11 @@ class Relay(RequestSide):
     def muted(self) -> bool:
         """True while the client is read only to see its next request head."""
         return self._mute != 0 and not self._request_left
+
+    @property
+    def lacks_room(self) -> bool:
+        """True while a request waits as its quota of request time has no room beside what is in flight."""
+        return self._mute & NO_ROOM != 0
 
     @property
     def held_bytes(self) -> int:
@@ -344,6 +349,8 @@ class Relay(RequestSide):
         self.ended_idle = self.idle
         self.ended_unheard = not self.requests and not self._requests
         self._closed = True
+        if self._timed:
+            self._times.abandon(self._in_flight, self._half, self._now_us // 1000, self._now_us)
         self._abandon_half(self._now_us // 1000)
         self._put_together()
         if self._decided is not None:

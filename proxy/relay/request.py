@@ -51,7 +51,8 @@ class Request:
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
     be answered; `waiting_bytes` are their sizes together. The next answer is `charged` if the bytes of that fetch were,
     and `timed` if its request time was. Of what is `learned_from` the time of an answer tells what it cost. `use` is
-    where it is metered, if it is.
+    where it is metered, if it is. `reserved` is what all of them are expected to cost of the quota of request time that
+    is measured by the sensor `reserved_at`.
     """
 
     plan: Plan
@@ -75,6 +76,8 @@ class Request:
     waiting_bytes: int = 0
     learned_from: bool = True
     use: Use | None = None
+    reserved: float = 0.0
+    reserved_at: int = 0
 
 
 def read_request(buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request | None:

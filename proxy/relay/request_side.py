@@ -1,6 +1,6 @@
 """The request side of a relay: what the client sends is read, charged, decided about, and sent on to the node."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from struct import Struct
 
@@ -29,6 +29,7 @@ from proxy.relay.carriage import (
     ENQUIRING,
     FETCHING,
     IN_FLIGHT_FULL,
+    NO_ROOM,
     THROTTLED,
     UNCONNECTED,
     Bind,
@@ -37,8 +38,8 @@ from proxy.relay.carriage import (
     add_run,
     send_through,
 )
-from proxy.relay.likeness import Likeness, likeness_of
-from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan
+from proxy.relay.likeness import Likeness, LimitedLikeness, likeness_of
+from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan, is_strict
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
@@ -65,23 +66,21 @@ class RequestSide(Authentication):
         "_decided",
         "_decided_ms",
         "_enquiries",
-        "_fetched_from",
         "_gathered",
         "_half",
         "_likeness",
+        "_looked_at",
         "_missing",
         "_node_blocked",
         "_opening",
         "_read_before",
         "_request_left",
         "_requests",
-        "_timed",
     )
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
         super().__init__(ledger, tally, limits, bind, meet)
         self._buckets = ledger.buckets
-        self._timed = False
         self._likeness: Likeness | None = None
         self._requests = b""
         self._gathered: bytes | bytearray = b""
@@ -93,7 +92,8 @@ class RequestSide(Authentication):
         self._request_left = 0
         self._opening = False
         self._client_paused = False
-        self._fetched_from: set[int] = set()
+        self._looked_at: set[tuple[QuotaType, int]] = set()
+        """The sensors whose entity has had its first limited request here: it owed nothing, or has waited for it."""
         self._node_blocked = False
         self._enquiries = 0
         self._decided: Verdict | None = None
@@ -133,12 +133,13 @@ class RequestSide(Authentication):
                     request = read_request(buf, at, end, self._max_frame_bytes)
                 if request is None:
                     break
-                frame_bytes = request.size_bytes + 4
                 if self._mute & UNCONNECTED:
                     self._open_upstream(after)
                     self._keep(request, at)
                     break
-                if self._mute and request.plan.asked is not AskKind.SASL:
+                plan = request.plan
+                frame_bytes = request.size_bytes + 4
+                if self._mute and plan.asked is not AskKind.SASL:
                     break
                 if self._decided is not None:
                     add_run(pieces, buf, run, at)
@@ -147,7 +148,9 @@ class RequestSide(Authentication):
                     self._read(request.use, frame_bytes)
                     at = run
                     continue
-                if request.plan.asked is AskKind.SASL:
+                if plan.asked is AskKind.SASL:
+                    if not self._may_authenticate and self._holds_back(request, now_ms, after):
+                        break
                     self._bound_login()
                     self._ask_about_request(request, buf, at, after)
                     break
@@ -155,36 +158,30 @@ class RequestSide(Authentication):
                     uncharged = self._passes_uncharged(request, after)
                     if uncharged is None:
                         break
-                    if uncharged and request.plan is not UNKNOWN_API_VERSIONS:
+                    if uncharged and plan is not UNKNOWN_API_VERSIONS:
                         self._await_answer(request)
                         at = self._pass(request, at, end, now_ms, after)
                         continue
-                if request.plan is UNKNOWN_API_VERSIONS:
+                if plan is UNKNOWN_API_VERSIONS:
                     if at + frame_bytes > end:
                         self._want_whole(at + frame_bytes - end)
                     if at + frame_bytes > end or self._client_blocked:
                         break
-                    if not self._unproven:
-                        self._binding(request.client_id, now_ms)
+                    if not self._unproven and self._holds_back(request, now_ms, after):
+                        break
                     self._decided = Verdict(answer=unsupported_version_answer(request.correlation_id))
                     continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
                     binding = self._bound(request.client_id, now_ms)
                 request.binding = binding
-                if request.plan.asked is not None:
+                if binding.limits and not self._may_begin(request, binding, buf, at, end, now_ms, after):
+                    break
+                if plan.asked is not None:
                     if _is_asked(request, binding):
                         self._ask_about_request(request, buf, at, after)
                         break
                     self._enquired = []
-                limits_fetches = request.plan.fetches and binding.limits_fetches
-                may_withhold = self._withholds and (limits_fetches or binding.limits_requests)
-                if may_withhold and not _note_session(request, buf, at, end):
-                    break
-                if limits_fetches:
-                    if self._must_pay_first(request, binding, now_ms, after):
-                        break
-                    self._mute |= FETCHING
                 splice = self._take(request, binding, buf, now_ms)
                 if splice is None:
                     if not self._mute & FETCHING and request.incremental is None:
@@ -298,17 +295,74 @@ class RequestSide(Authentication):
         if request.plan.api_key == PRODUCE:
             self._charge_produce(request, came_bytes, now_ms)
 
-    def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
-        """Whether an entity's first Fetch on this connection waits: else hanging up were a way around a throttle."""
-        if binding.fetch is None or request.incremental is not None or binding.fetch in self._fetched_from:
+    def _may_begin(
+        self, request: Request, binding: Binding, buf: bytes, at: int, end: int, now_ms: int, after: list[Action]
+    ) -> bool:
+        """Whether a request of somebody with a quota may go on; False: it waits, or for more of it."""
+        if self._waits_first(request, binding, now_ms, after):
             return False
-        if len(self._fetched_from) >= _MAX_BINDINGS:
-            self._fetched_from.clear()
-        self._fetched_from.add(binding.fetch)
-        owed_ms = self._ledger.sensors.owed_ms(binding.fetch, now_ms)
-        if owed_ms:
-            self._mute_until(now_ms, owed_ms, QuotaType.FETCH, request.client_id, after)
-        return owed_ms > 0
+        limits_fetches = request.plan.fetches and binding.limits_fetches
+        may_withhold = self._withholds and (limits_fetches or binding.limits_requests)
+        if may_withhold and not _note_session(request, buf, at, end):
+            return False
+        if limits_fetches:
+            self._mute |= FETCHING
+        return True
+
+    def _holds_back(self, request: Request, now_ms: int, after: list[Action]) -> bool:
+        """Whether a request waits that the node has no part in, or may find out of place."""
+        binding = self._binding(request.client_id, now_ms)
+        return binding.limits and self._waits_first(request, binding, now_ms, after)
+
+    def _waits_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
+        """Whether a limited request waits: for what its entity owes, or for answers that make room for it."""
+        if self._must_pay_first(request, binding, now_ms, after):
+            return True
+        if not (self._waiting and binding.limits_requests and request.answered):
+            return False
+        if self._times.allowed(request, binding, now_ms):
+            return False
+        self._mute |= NO_ROOM
+        return True
+
+    def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
+        """Whether an entity's first request of a limited kind on this connection waits for what the entity owes.
+
+        Else hanging up were a way around a throttle. Strict mutations are refused in any case.
+        """
+        plan, sensors = request.plan, self._ledger.sensors
+        waits = False
+        if plan.api_key == PRODUCE and binding.limits_produces:
+            waits = self._owes(binding.produce, QuotaType.PRODUCE, sensors.owed_ms, request, now_ms, after)
+        elif plan.fetches and binding.limits_fetches:
+            waits = self._owes(binding.fetch, QuotaType.FETCH, sensors.owed_ms, request, now_ms, after)
+        elif plan.asked is AskKind.MUTATION and binding.limits_mutations and not is_strict(plan):
+            owed_ms = self._buckets.throttle_ms
+            waits = self._owes(binding.mutation, QuotaType.CONTROLLER_MUTATION, owed_ms, request, now_ms, after)
+        if binding.limits_requests and request.answered:
+            owed_ms = self._ledger.request_sensors.owed_ms
+            waits |= self._owes(binding.request, QuotaType.REQUEST, owed_ms, request, now_ms, after)
+        return waits
+
+    def _owes(
+        self,
+        sensor: int | None,
+        quota_type: QuotaType,
+        owed_ms: Callable[[int, int], int],
+        request: Request,
+        now_ms: int,
+        after: list[Action],
+    ) -> bool:
+        """Whether something is owed at the first look on this connection; then the client is muted for it."""
+        if sensor is None or (quota_type, sensor) in self._looked_at:
+            return False
+        if len(self._looked_at) >= _MAX_BINDINGS:
+            self._looked_at.clear()
+        self._looked_at.add((quota_type, sensor))
+        throttle_time_ms = owed_ms(sensor, now_ms)
+        if throttle_time_ms:
+            self._mute_until(now_ms, throttle_time_ms, quota_type, request.client_id, after)
+        return throttle_time_ms > 0
 
     def _take_alike(self, buf: bytes, at: int, now_ms: int) -> tuple[int, bool]:
         """Take the whole requests at `at` that are like the one before; return where they end.
@@ -319,8 +373,7 @@ class RequestSide(Authentication):
         likeness = self._likeness
         if likeness is None:
             return at, True
-        binding = likeness.binding
-        if binding.version != self._ledger.version and not self._ledger.renews(binding):
+        if likeness.version != self._ledger.version and not self._goes_on(likeness, now_ms):
             return at, True
         while True:
             room = self._max_in_flight - self._waiting - 1
@@ -334,6 +387,17 @@ class RequestSide(Authentication):
             at = end
             if at == len(buf):
                 return at, True
+
+    def _goes_on(self, likeness: Likeness, now_ms: int) -> bool:
+        """Whether requests may be taken as this one was; with a limit of request time, how many."""
+        binding = likeness.binding
+        if not self._ledger.renews(binding):
+            return False
+        if isinstance(likeness, LimitedLikeness):
+            likeness.allowed = self._times.allowed(likeness.request, binding, now_ms)
+            return likeness.allowed > 0
+        likeness.version = binding.version
+        return True
 
     def _take_run(self, likeness: Likeness, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
         """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
@@ -352,7 +416,7 @@ class RequestSide(Authentication):
             if binding.costs is not None:
                 self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, sizes, count)
             return True
-        if not self._waiting:
+        if self._timed and not self._waiting:
             self._times.sent(self._now_us)
         self._waiting += count
         if not request.waiting:
@@ -378,8 +442,11 @@ class RequestSide(Authentication):
                 timed=False,
                 waiting=count,
                 waiting_bytes=sizes,
+                reserved=0.0,
             )
             self._in_flight.append(likeness.request)
+        if self._timed:
+            self._times.reserve(likeness.request, count, sizes)
         return True
 
     def _charge_shadow_run(
@@ -412,7 +479,10 @@ class RequestSide(Authentication):
         if len(self._bindings) >= _MAX_BINDINGS or len(client_id) > LONG_CLIENT_ID_BYTES:
             self._bindings.clear()
         binding = self._bindings[client_id] = self._bind(client_id, now_ms)
-        self._timed |= binding.costs is not None
+        if binding.costs is not None and not self._timed:
+            self._timed = True
+            self._times.sent(self._now_us)
+            self._times.held_up()
         return binding
 
     def _take_up_again(self) -> bool:
@@ -421,7 +491,7 @@ class RequestSide(Authentication):
         if self._waiting < self._max_in_flight:
             over |= IN_FLIGHT_FULL
         if not self._waiting:
-            over |= FETCHING | AUTHENTICATING
+            over |= FETCHING | AUTHENTICATING | NO_ROOM
         over &= self._mute
         self._mute &= ~over
         return over != 0

@@ -1,12 +1,20 @@
 """Request time of one connection: what its requests cost the node."""
 
+from collections.abc import Sequence
 from contextlib import suppress
+from typing import Final
 
+from protocol.requests import INT32_MAX
 from proxy.relay.request import Request
 from proxy.relay.use import REQUEST
 from quotas.ledger import Binding, Ledger
 from quotas.request_costs import PERCENT_PER_US
 from quotas.sensors import StaleSensor
+
+_ROUNDING: Final = 1e-6
+"""Of a request: what rounding may take of the room for a last one."""
+_NOTHING: Final = 1e-9
+"""Less than this, in per cent, is what rounding leaves of a sum."""
 
 
 def _meter(request: Request, cost_us: float, now_us: int) -> None:
@@ -24,12 +32,25 @@ class ServiceTimes:
     node has one request of a connection at a time. Answers that come in one piece share the time before it.
     """
 
-    __slots__ = ("_alone", "_came_us", "_charge_unthrottled", "_charged_us", "_sensors", "_shadows", "_since_us")
+    __slots__ = (
+        "_alone",
+        "_came_us",
+        "_charge_unthrottled",
+        "_charged_us",
+        "_in_flight",
+        "_last_us",
+        "_sensors",
+        "_shadows",
+        "_since_us",
+    )
 
     def __init__(self, ledger: Ledger) -> None:
         self._sensors = ledger.request_sensors
         self._charge_unthrottled = ledger.request_sensors.charge_unthrottled
         self._shadows = ledger.shadow_request_sensors
+        self._in_flight = ledger.time_in_flight
+        self._last_us = 0.0
+        """What the latest answer cost that came by itself: those to come may cost as much."""
         self._since_us = 0
         self._came_us = 0
         self._charged_us = 0
@@ -50,6 +71,71 @@ class ServiceTimes:
         """Something but the node makes answers wait."""
         self._alone = False
 
+    # ------------------------------------------------------------- in flight
+
+    def allowed(self, request: Request, binding: Binding, now_ms: int) -> int:
+        """How many further requests like this one there is room for under the quota, beside all that are in flight."""
+        assert binding.request is not None
+        percent = self._expected(request, binding, 1, request.size_bytes)
+        if not percent:
+            return INT32_MAX
+        try:
+            room = self._sensors.room(binding.request, now_ms) - self._in_flight.get(binding.request, 0.0)
+        except StaleSensor:
+            return 0
+        return int(min(max(room / percent + _ROUNDING, 0.0), INT32_MAX))
+
+    def reserve(self, request: Request, count: int, size_bytes: int) -> None:
+        """`count` further requests are in flight under `request`, which stands for all of them."""
+        binding = request.binding
+        if binding is not None and binding.limits_requests and binding.request is not None:
+            if not request.reserved:
+                request.reserved_at = binding.request
+            percent = self._expected(request, binding, count, size_bytes)
+            request.reserved += percent
+            self._in_flight[request.reserved_at] = self._in_flight.get(request.reserved_at, 0.0) + percent
+
+    def _expected(self, request: Request, binding: Binding, count: int, size_bytes: int) -> float:
+        """What requests are expected to cost: at least as much as the latest, as the size of an answer is not known."""
+        assert binding.costs is not None
+        cost_us = binding.costs.us(request.plan.cost_kind, size_bytes, count)
+        return max(cost_us, count * self._last_us) * PERCENT_PER_US
+
+    def _free(self, request: Request, count: int) -> None:
+        """So many of these are charged."""
+        if request.reserved:
+            percent = request.reserved if count == request.waiting else request.reserved * count / request.waiting
+            request.reserved -= percent
+            self._forget(request.reserved_at, percent)
+
+    def _forget(self, sensor: int, percent: float) -> None:
+        left = self._in_flight.get(sensor, 0.0) - percent
+        if left > _NOTHING:
+            self._in_flight[sensor] = left
+        else:
+            self._in_flight.pop(sensor, None)
+
+    def abandon(self, in_flight: Sequence[Request], half: Request | None, now_ms: int, now_us: int) -> None:
+        """The connection ends: what the node is at is charged for the time so far. It will not see the rest.
+
+        `half` is the request of which it has not seen all.
+        """
+        if in_flight and in_flight[0] is not half:
+            self._charge_unanswered(in_flight[0], now_ms, now_us)
+        for request in in_flight:
+            self._free(request, request.waiting)
+
+    def _charge_unanswered(self, request: Request, now_ms: int, now_us: int) -> None:
+        binding = request.binding
+        if binding is None or binding.costs is None or request.timed or request.answer is not None:
+            return
+        self._came_us = now_us
+        cost_us = self._cost_us(request, binding, 1, 0)
+        _meter(request, cost_us, now_us)
+        self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
+
+    # ---------------------------------------------------------------- charge
+
     def charge_unthrottled(
         self, request: Request, binding: Binding, count: int, answer_bytes: int, now_ms: int, now_us: int
     ) -> bool:
@@ -65,6 +151,8 @@ class ServiceTimes:
         if binding.shadow_request is not None:
             self._charge_shadow(binding.shadow_request, request, percent, now_ms, now_us)
         _meter(request, cost_us, now_us)
+        self._free(request, count)
+        self._last_us = cost_us / count
         self._settle(request, binding, count, answer_bytes, cost_us, now_us)
         return True
 
@@ -73,6 +161,8 @@ class ServiceTimes:
         cost_us = self._cost_us(request, binding, 1, answer_bytes)
         throttle_ms = self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
         _meter(request, cost_us, now_us)
+        self._free(request, 1)
+        self._last_us = cost_us
         self._settle(request, binding, 1, answer_bytes, cost_us, now_us)
         return throttle_ms
 
@@ -81,6 +171,7 @@ class ServiceTimes:
         assert binding.costs is not None
         cost_us = binding.costs.us(request.plan.cost_kind, request.size_bytes + answer_bytes)
         _meter(request, cost_us, now_us)
+        self._free(request, 1)
         return self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
 
     def _charge(self, request: Request, binding: Binding, percent: float, now_ms: int, now_us: int) -> int:

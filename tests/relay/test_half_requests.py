@@ -203,7 +203,7 @@ def test_an_answer_that_is_delayed_goes_out_in_time_though_a_longer_throttle_beg
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1.0, QuotaType.PRODUCE: 100.0}})
     ledger = Ledger(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
     script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()
-    data = produce(2, size=SIZE)
+    data = produce(2, size=SIZE, acks=0)
     script.client(heartbeat(1) + data[:3000])
     assert script.node(heartbeaten(1), NOW_MS + 500) == b""
     held_until_ms = script.wake_at

@@ -36,7 +36,7 @@ from tests.simulation.hold import Hold
 from tests.simulation.judge import ANY, NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge
 from tests.simulation.mute import Mute
 from tests.simulation.network import READ_BYTES
-from tests.simulation.oracle import Charge, Of, Violation, WatchedSensors, require
+from tests.simulation.oracle import LOOKS, Charge, Of, Violation, WatchedSensors, require
 from tests.simulation.plan import ConnectionPlan, RequestPlan, WorldPlan
 from tests.simulation.waits import FIRST_BYTE, REQUEST, USE, Waits
 
@@ -178,7 +178,14 @@ class Model:
 
         self._journal = self._sensors.journal
         """What was charged and is not accounted for yet, in its order."""
-        self._looked: set[int] = set()
+        self._looked: set[tuple[Of, int]] = set()
+        """At what was owed on which sensor the relay has looked."""
+        self._closes = False
+        self._tells = 0
+        """How often the relay has told of a throttle in its last step."""
+        self._lacked_room = False
+        self._limited: int | None = None
+        """The sensor of request time of what was sent on last while something was in flight."""
         self._answered = 0
         self._request_bytes = 0
         self._answer_bytes = 0
@@ -397,6 +404,7 @@ class Model:
                 require(corrects, f"{action} after {self.closed}")
             return
         self._check_time_charges(now_ms)
+        self._tells = sum(isinstance(action, Throttled) for action in actions)
         self._hold.see(actions)
         for action in actions:
             require(self.closed is None, f"{action} after {self.closed}")
@@ -408,6 +416,7 @@ class Model:
             self._account_early(now_ms)
             self._note_hold(now_ms)
             self._check_progress(now_ms)
+            self._check_room(now_ms)
         require(not self._journal, f"charged without a reason: {list(self._journal)}")
         throttled = [action for action in actions if isinstance(action, Throttled)]
         require(throttled == self._mute.told, f"told {throttled}, {self._mute.told} is right")
@@ -468,8 +477,10 @@ class Model:
         self._take_enquired()
         if close.reason not in _BAD_ANSWERS:
             self._take_own(now_ms)
+        self._closes = True
         self._account_early(now_ms)
         self._check_close(close)
+        require(not self._is_unpaid(self._first), f"hangs up on {self._first}, and nobody pays for it")
         self._abandon(now_ms)
         if close.reason is CloseReason.AUTHENTICATION_FAILED and not self._login_failed:
             self._counts.logins_failed += 1
@@ -519,7 +530,48 @@ class Model:
     @property
     def _full(self) -> bool:
         alone = bool(self._in_flight) and self._in_flight[-1].alone
-        return alone or len(self._in_flight) >= self._plan.max_in_flight
+        return alone or len(self._in_flight) >= self._plan.max_in_flight or self._lacks_room
+
+    @property
+    def _lacks_room(self) -> bool:
+        """Whether the relay holds back the next request as its quota of request time has no room for it."""
+        return self._relay.lacks_room and self._relay.requests <= self.requests
+
+    def _sensor_of_time(self, head: wire.Head, now_ms: int) -> int | None:
+        """By which sensor a request is measured whose time is limited, if it is known."""
+        table, client_id = self._ledger.table, measured_as(head.client_id)
+        if self._unproven or not (head.answered and self._exact_keys and table.is_on(QuotaType.REQUEST)):
+            return None
+        if table.tags_and_limit(QuotaType.REQUEST, self.user, client_id).limit >= UNLIMITED:
+            return None
+        return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms).request
+
+    def _check_room(self, now_ms: int) -> None:
+        """A request waits for room where there is none, and no more is in flight than that, but for a first one."""
+        lacked, self._lacked_room = self._lacked_room, self._lacks_room
+        cost, limited = self._plan.cost_us / US_PER_PERCENT, self._limited
+        self._limited = None
+        if limited is not None and self._times.is_open(limited):
+            room = self._times.right_room(limited, now_ms) - self._ledger.time_in_flight.get(limited, 0.0)
+            require(room > -cost / 2, f"{-room / cost} requests more are in flight than the quota has room for")
+        if not self._lacked_room:
+            return
+        head = self._next()
+        require(bool(self._in_flight), "a request waits for room though nothing is in flight")
+        require(isinstance(head, wire.Head), f"what waits for room is no request: {head}")
+        assert isinstance(head, wire.Head)
+        sensor = self._sensor_of_time(head, now_ms)
+        require(sensor is not None or not self._exact_keys, f"{head} waits for room though nothing limits it")
+        if sensor is not None and not lacked:
+            room = self._times.right_room(sensor, now_ms) - self._ledger.time_in_flight.get(sensor, 0.0)
+            untold = self._times.limit(sensor) * self._times.window_ms / 1000
+            require(room < 3 * cost + 1.001 * untold, f"{head} waits though there is room for {room / cost}")
+
+    def _is_unpaid(self, request: Taken | None) -> bool:
+        """Whether the time of this request is charged if the connection ends now."""
+        if request is None or request is self._half or request.own_answer is not None:
+            return False
+        return request.timed is not None and self._times.is_open(request.timed)
 
     @property
     def _next_passes_mute(self) -> bool:
@@ -553,7 +605,7 @@ class Model:
         """Take the requests that the proxy answers by itself and that are next."""
         while not self._request_left and self._requests:
             head = self._next()
-            if not (isinstance(head, wire.Head) and self._may_take(head)):
+            if not (isinstance(head, wire.Head) and self._may_take(head)) or self._relay.requests <= self.requests:
                 return
             if head.answered_by_proxy and not self._unproven:
                 self._may_be_over = False
@@ -651,6 +703,8 @@ class Model:
             not self._mute.on or self._next_passes_mute, f"a request at {now_ms}, muted until {self._mute.until_ms}"
         )
         require(not self._full, f"more than {self._plan.max_in_flight} in flight")
+        if self._in_flight and self._decided is None and not self._must_prove:
+            self._limited = self._sensor_of_time(head, now_ms)
         require(not self._asking(CLIENT), "a request while its verdict is due")
         if self._decided is not None:
             self._count_request(head)
@@ -665,6 +719,7 @@ class Model:
         self._look_up(head.client_id)
         fetch_handle = self._clamp_fetch(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
+        self._check_looked(head, now_ms)
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
         taken.may_withhold = self._may_withhold(head)
         taken.timed = None if self._unproven else self._timed_by(head, now_ms)
@@ -709,24 +764,36 @@ class Model:
         self.for_node.append(taken)
         self._requests[: head.frame_bytes] = decided.frame
 
-    def _look_at_owed(self, head: wire.Head, handle: int, now_ms: int) -> None:
-        """An entity's first Fetch with a quota goes on if nothing is owed."""
-        if self._next_charge(Of.OWED, handle, 0, now_ms):
-            look = self._journal.popleft()
-            require(not look.throttle_ms, f"{head} goes on though {look.throttle_ms} ms are owed")
-            self._looked.add(look.handle)
-        looked = handle in self._looked or self._may_withhold(head)
-        require(looked or not self._exact_keys, "a first Fetch goes on whatever is owed")
+    def _require_looked(self, of: Of, handle: int | None, head: wire.Head, now_ms: int) -> None:
+        """The first request that a quota limits goes on only if it was looked at what is owed."""
+        while self._journal and self._journal[0].of in LOOKS and not self._journal[0].throttle_ms:
+            self._note_look(now_ms)
+        looked = handle is None or (of, handle) in self._looked
+        require(looked or not self._exact_keys, f"a first {head} goes on whatever is owed")
 
-    def _wait_for_first_fetch(self, now_ms: int) -> bool:
-        """An entity's first Fetch with a quota waits for what is owed already."""
+    def _check_looked(self, head: wire.Head, now_ms: int) -> None:
+        """What the quotas of bytes and of request time ask of an entity's first request."""
+        if head.api_key == wire.PRODUCE:
+            limit = self._ledger.table.tags_and_limit(QuotaType.PRODUCE, self.user, measured_as(head.client_id)).limit
+            if limit < UNLIMITED:
+                self._require_looked(Of.OWED, self._bytes_handle(head, QuotaType.PRODUCE, now_ms), head, now_ms)
+        self._require_looked(Of.OWED_TIME, self._sensor_of_time(head, now_ms), head, now_ms)
+
+    def _note_look(self, now_ms: int) -> bool:
+        """An entity's first request of a kind waits for what is owed already, if something is."""
         self._take_own(now_ms)
         look, head = self._journal[0], self._next()
-        if not (look.throttle_ms and isinstance(head, wire.Head) and head.api_key == wire.FETCH):
-            return False
+        if look.throttle_ms:
+            if not isinstance(head, wire.Head):
+                return False
+            of_bytes = {wire.PRODUCE: QuotaType.PRODUCE, wire.FETCH: QuotaType.FETCH}
+            others = {Of.OWED_TIME: QuotaType.REQUEST, Of.OWED_TOKENS: QuotaType.CONTROLLER_MUTATION}
+            quota_type = others.get(look.of) or of_bytes.get(head.api_key)
+            require(quota_type is not None, f"{head} waits for {look}")
+            assert quota_type is not None
+            self._mute.throttle(now_ms, look.throttle_ms, quota_type, head.client_id)
         self._journal.popleft()
-        self._looked.add(look.handle)
-        self._mute.throttle(now_ms, look.throttle_ms, QuotaType.FETCH, head.client_id)
+        self._looked.add((look.of, look.handle))
         return True
 
     def _bytes_handle(self, head: wire.Head, quota_type: QuotaType, now_ms: int) -> int | None:
@@ -758,7 +825,7 @@ class Model:
         limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
         ceiling_bytes = self._ceiling_bytes(limit)
         if ceiling_bytes < INT32_MAX:
-            self._look_at_owed(head, handle, now_ms)
+            self._require_looked(Of.OWED, handle, head, now_ms)
             start = bytes(self._requests[: head.body_at + 16])
             self._requests[: head.body_at + 16] = wire.clamped(start, head, ceiling_bytes)
         return handle
@@ -1014,13 +1081,16 @@ class Model:
     def _account_for_next(self, now_ms: int) -> bool:
         """The next charge is for something that waits: a first Fetch, or an answer, as soon as its size is known."""
         of = self._journal[0].of
-        if of is Of.OWED:
-            return self._wait_for_first_fetch(now_ms)
+        if of in LOOKS:
+            return self._note_look(now_ms)
         if of is Of.TIME and not self._in_flight:
             self._take_own(now_ms)
         if not self._in_flight:
             return False
         request, written = self._in_flight[0], self._answers[0] if self._answers else None
+        if of is Of.TIME and self._is_unpaid(request) and self._is_for_the_end(request, written):
+            self._charge_time(request, now_ms)
+            return True
         if written is not None and self._is_for_fetch(self._journal[0], request, written):
             require(written.fed_bytes >= 8, "charged before its size is known")
             self._charge_fetch(written, request, now_ms)
@@ -1029,6 +1099,13 @@ class Model:
             self._charge_time(request, now_ms)
             return True
         return False
+
+    def _is_for_the_end(self, request: Taken, written: Written | None) -> bool:
+        """Whether time is charged as the connection ends, not for an answer that has come: then nobody is told."""
+        if not self._closes or self._tells > len(self._mute.told):
+            return False
+        by_answer = written is not None and self._is_for_fetch(self._journal[0], request, written)
+        return not (by_answer and len(self._journal) > 1 and self._journal[1].of is Of.BYTES)
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
         """Whether this can be the charge for a Fetch answer, whose time is charged first."""
@@ -1064,7 +1141,7 @@ class Model:
             self._charged_us += part_us
             passed_us = 1000 * (now_ms - self._begun_ms)
             require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
-        if charge.throttle_ms:
+        if charge.throttle_ms and not (self._closes and self._tells <= len(self._mute.told)):
             self._mute.throttle(now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head.client_id, in_answers=True)
         return charge.throttle_ms
 

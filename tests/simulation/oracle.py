@@ -27,11 +27,16 @@ def require(holds: bool, what: str) -> None:
 
 
 class Of(Enum):
-    """What is charged: bytes, or percents of request time. A look at what fetches OWE charges nothing."""
+    """What is charged: bytes, or percents of request time. To look at what is OWED, of tokens too, charges nothing."""
 
     BYTES = "bytes"
     TIME = "time"
     OWED = "owed"
+    OWED_TIME = "owed time"
+    OWED_TOKENS = "owed tokens"
+
+
+LOOKS = frozenset({Of.OWED, Of.OWED_TIME, Of.OWED_TOKENS})
 
 
 @dataclass(slots=True)
@@ -96,8 +101,17 @@ class WatchedSensors(Sensors):
     def owed_ms(self, handle: int, now_ms: int) -> int:
         owed_ms = super().owed_ms(handle, now_ms)
         _require_equal("owed (ms)", owed_ms, deepcopy(self._rows[handle]).charge(0.0, now_ms, self))
-        self.journal.append(Charge(Of.OWED, handle, 0.0, owed_ms))
+        of = Of.OWED if self._of is Of.BYTES else Of.OWED_TIME
+        self.journal.append(Charge(of, handle, 0.0, owed_ms))
         return owed_ms
+
+    def right_room(self, handle: int, now_ms: int) -> float:
+        """How much may be recorded now within the limit, found out the slow way."""
+        rate = deepcopy(self._rows[handle].rate)
+        if not rate.ring:
+            return rate.limit * (self.samples - 1) * (self.window_ms / 1000)
+        measured, divisor_ms = rate.measure(now_ms)
+        return (rate.limit - measured) * (divisor_ms / 1000)
 
     def open(self, limit: float, now_ms: int) -> int:
         handle = super().open(limit, now_ms)
@@ -190,8 +204,9 @@ class _Bucket:
 class WatchedBuckets(TokenBuckets):
     """Token buckets whose every number is held against Kafka's; `spent` are the looks since they were last taken."""
 
-    def __init__(self, capacity: int, max_throttle_ms: int) -> None:
+    def __init__(self, capacity: int, max_throttle_ms: int, journal: deque[Charge]) -> None:
         super().__init__(capacity, max_throttle_ms=max_throttle_ms)
+        self.journal = journal
         self.spent: deque[Spent] = deque()
         self._asked: float | None = None
         self._buckets: dict[int, _Bucket] = {}
@@ -227,6 +242,14 @@ class WatchedBuckets(TokenBuckets):
         self._asked = value
         return found
 
+    def throttle_ms(self, handle: int, now_ms: int) -> int:
+        told_ms = super().throttle_ms(handle, now_ms)
+        bucket = deepcopy(self._buckets[handle])
+        bucket.look(now_ms, self)
+        _require_equal("owed (ms)", told_ms, bucket.told_ms(self) or 0)
+        self.journal.append(Charge(Of.OWED_TOKENS, handle, 0.0, told_ms))
+        return told_ms
+
     def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
         told_ms = super().spend_permissively(handle, value, now_ms)
         bucket = self._buckets[handle]
@@ -260,11 +283,11 @@ class WatchedBuckets(TokenBuckets):
 def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> Ledger:
     """A ledger whose token buckets and request times are watched, too; every request costs the same."""
     costs = RequestCosts(pinned=dict.fromkeys(APIS, Cost(cost_us)))
-    buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
+    buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)
     ledger = Ledger(sensors, table, shadow, buckets, costs)
     times = WatchedSensors(sensors.capacity, sensors.window_ms, 0, Of.TIME, sensors.journal)
     ledger.request_sensors = ledger._rows[QuotaType.REQUEST, False] = times
-    shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms)
+    shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)
     ledger.shadow_buckets = ledger._rows[QuotaType.CONTROLLER_MUTATION, True] = shadows
     return ledger
 

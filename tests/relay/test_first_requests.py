@@ -1,0 +1,169 @@
+"""Hanging up is no way around a throttle: an entity's first limited request on a connection waits for what it owes."""
+
+from struct import pack
+
+import pytest
+
+from proxy.relay.actions import CloseReason, RelayLimits, Side
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.request_costs import Cost, RequestCosts
+from quotas.sensors import Sensors
+from tests.relay.frames import API_VERSIONS, HEARTBEAT, fetch, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.script import NOW_MS, Script, us
+from tests.topic_frames import create_topics, new_topic
+
+CAP_MS = 20_000
+UNKNOWN = request(API_VERSIONS, 99, b"\1\1\0", corr=1, tags=True)
+HANDSHAKE = request(17, 1, pack(">h", 5) + b"PLAIN")
+
+
+def mutation(version):
+    return create_topics(version, [new_topic(version, b"t", 1)])
+
+
+def ledger_of(**limits):
+    table = QuotaTable({Entity(client_id=DEFAULT): {QuotaType[name]: float(limit) for name, limit in limits.items()}})
+    costs = RequestCosts({}, {HEARTBEAT: Cost(50.0), API_VERSIONS: Cost(50.0)})
+    return Ledger(Sensors(64), table, costs=costs)
+
+
+def client_of(make_relay, ledger, limits=None):
+    script = Script(make_relay, ledger, limits).connected()
+    script.hold_verdicts = True
+    return script
+
+
+def overdraw(ledger, quota_type, now_ms, times=1.5, client_id="etl"):
+    """Somebody has used so many times what the quota allows at one instant."""
+    binding = ledger.bind("main", 1, "ANONYMOUS", client_id, now_ms)
+    if quota_type is QuotaType.CONTROLLER_MUTATION:
+        limit = ledger.buckets.limit(binding.mutation)
+        ledger.buckets.spend_permissively(binding.mutation, times * ledger.buckets.burst(limit), now_ms)
+        return
+    sensors = ledger.request_sensors if quota_type is QuotaType.REQUEST else ledger.sensors
+    sensor = {QuotaType.PRODUCE: binding.produce, QuotaType.FETCH: binding.fetch, QuotaType.REQUEST: binding.request}
+    handle = sensor[quota_type]
+    sensors.charge(handle, times * sensors.burst(sensors.limit(handle)), now_ms)
+
+
+KINDS = {
+    "produce": ({"PRODUCE": 100}, QuotaType.PRODUCE, produce(), {}),
+    "produce without acks": ({"PRODUCE": 100}, QuotaType.PRODUCE, produce(acks=0), {}),
+    "fetch that is delivered": ({"FETCH": 100}, QuotaType.FETCH, fetch(max_bytes=9), {"withholds": False}),
+    "fetch that is withheld": ({"FETCH": 100}, QuotaType.FETCH, fetch(max_bytes=9), {"withholds": True}),
+    "request time": ({"REQUEST": 0.1}, QuotaType.REQUEST, heartbeat(), {}),
+    "request time, held answers": ({"REQUEST": 0.1}, QuotaType.REQUEST, heartbeat(), {"delays": True}),
+    "topics": ({"CONTROLLER_MUTATION": 1}, QuotaType.CONTROLLER_MUTATION, mutation(5), {}),
+}
+
+
+def went_on(script):
+    """Whether the first request of the client went to the node, or is being decided about."""
+    return bool(script.sent[Side.NODE] or script.asks)
+
+
+@pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
+def test_the_first_request_on_a_new_connection_waits_for_what_is_owed(make_relay, limits, quota_type, ask, how):
+    ledger = ledger_of(**limits)
+    overdraw(ledger, quota_type, NOW_MS)
+    for _ in range(3):
+        script = client_of(make_relay, ledger, RelayLimits(**how))
+        script.client(ask, NOW_MS + 1)
+        assert not went_on(script)
+        [throttled] = script.throttles
+        assert throttled.quota_type is quota_type
+        most_ms = 1000 if quota_type is QuotaType.REQUEST else CAP_MS
+        assert 0 < throttled.throttle_time_ms <= most_ms
+        assert script.wake_at == NOW_MS + 1 + throttled.throttle_time_ms
+        script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS + 2)))
+    script = client_of(make_relay, ledger, RelayLimits(**how))
+    script.client(ask, NOW_MS + 3)
+    script.time(script.wake_at)
+    assert went_on(script), "it waits once"
+
+
+@pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
+def test_whoever_owes_nothing_waits_for_nothing(make_relay, limits, quota_type, ask, how):
+    ledger = ledger_of(**limits)
+    overdraw(ledger, quota_type, NOW_MS, times=1.0)
+    script = client_of(make_relay, ledger, RelayLimits(**how))
+    script.client(ask, NOW_MS + 1)
+    assert went_on(script)
+
+
+@pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
+def test_a_connection_that_comes_to_be_used_by_somebody_else_is_a_new_one(make_relay, limits, quota_type, ask, how):
+    ledger = ledger_of(**limits)
+    overdraw(ledger, quota_type, NOW_MS)
+    script = client_of(make_relay, ledger, RelayLimits(**how))
+    other = heartbeat(7, client_id=b"other")
+    assert script.client(other, NOW_MS + 1) == other
+    script.node(heartbeaten(7), NOW_MS + 1)
+    script.client(ask, NOW_MS + 1)
+    assert bytes(script.sent[Side.NODE]) == other
+    assert not script.asks
+
+
+@pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
+def test_a_shadow_quota_has_nobody_wait(make_relay, limits, quota_type, ask, how):
+    of_default = {QuotaType[name]: float(limit) for name, limit in limits.items()}
+    ledger = Ledger(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): of_default}))
+    for _ in range(3):
+        script = client_of(make_relay, ledger, RelayLimits(**how))
+        script.client(ask, NOW_MS)
+        assert went_on(script)
+        assert not script.throttles
+
+
+@pytest.mark.parametrize("ask", [heartbeat(), fetch(), mutation(5)], ids=["heartbeat", "fetch", "topics"])
+def test_what_another_quota_limits_does_not_wait(make_relay, ask):
+    ledger = ledger_of(PRODUCE=100)
+    overdraw(ledger, QuotaType.PRODUCE, NOW_MS)
+    script = client_of(make_relay, ledger)
+    script.client(ask, NOW_MS + 1)
+    assert went_on(script)
+
+
+def test_of_two_quotas_the_longer_wait_holds(make_relay):
+    ledger = ledger_of(PRODUCE=100, REQUEST=0.1)
+    overdraw(ledger, QuotaType.PRODUCE, NOW_MS)
+    overdraw(ledger, QuotaType.REQUEST, NOW_MS)
+    script = client_of(make_relay, ledger)
+    script.client(produce(), NOW_MS + 1)
+    assert {throttled.quota_type for throttled in script.throttles} == {QuotaType.PRODUCE}
+    assert script.wake_at == NOW_MS + 1 + script.throttles[0].throttle_time_ms > NOW_MS + 1000
+
+
+def test_topics_of_a_version_that_knows_the_error_are_refused_at_once(make_relay):
+    ledger = ledger_of(CONTROLLER_MUTATION=1)
+    overdraw(ledger, QuotaType.CONTROLLER_MUTATION, NOW_MS)
+    script = client_of(make_relay, ledger)
+    script.client(mutation(7), NOW_MS + 1)
+    assert went_on(script)
+
+
+@pytest.mark.parametrize("ask", [UNKNOWN, HANDSHAKE], ids=["answered by the proxy", "out of place"])
+def test_what_no_node_works_for_waits_too(make_relay, ask):
+    ledger = ledger_of(REQUEST=0.1)
+    overdraw(ledger, QuotaType.REQUEST, NOW_MS)
+    script = client_of(make_relay, ledger)
+    script.client(ask, NOW_MS + 1)
+    assert (bytes(script.sent[Side.CLIENT]), went_on(script)) == (b"", False)
+    script.time(script.wake_at)
+    assert script.sent[Side.CLIENT] or went_on(script)
+
+
+def test_whoever_hangs_up_after_each_produce_moves_no_more_than_one_request_per_cap_beyond_the_quota(make_relay):
+    ledger, now_ms, moved = ledger_of(PRODUCE=1000), NOW_MS, 0
+    while now_ms < NOW_MS + 660_000:
+        script = client_of(make_relay, ledger)
+        if not script.client(produce(1, size=20_000), now_ms):
+            now_ms = script.wake_at
+            script.time(now_ms)
+        moved += 20_000
+        script.node(produced(1), now_ms + 1)
+        script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(now_ms + 1)))
+        now_ms += 2
+    assert moved <= 1.1 * 660 * 1000

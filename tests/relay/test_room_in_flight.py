@@ -1,0 +1,216 @@
+"""What is charged at its answer is bounded before: no more is in flight than a limit of request time has room for."""
+
+from struct import pack
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from proxy.relay.actions import CloseReason, RelayLimits, Side
+from quotas.entities import DEFAULT, Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.request_costs import Cost, RequestCosts
+from quotas.sensors import Sensors
+from tests.relay.frames import API_VERSIONS, HEARTBEAT, METADATA, PRODUCE, heartbeat, heartbeaten, produce, request
+from tests.relay.script import NOW_MS, Script, us
+
+MODEL = {HEARTBEAT: Cost(50.0), PRODUCE: Cost(50.0), METADATA: Cost(50.0, 1.0), API_VERSIONS: Cost(50.0)}
+OF_A_BURST = 100
+"""So many requests of 50 us are what 0.05 % allow at one instant."""
+
+UNKNOWN = request(API_VERSIONS, 99, b"\1\1\0", tags=True)
+
+
+def ledger_of(percent=0.05, shadow=False, entity=None):
+    table = QuotaTable({entity or Entity(client_id="etl"): {QuotaType.REQUEST: percent}})
+    tables = (QuotaTable(), table) if shadow else (table, None)
+    return Ledger(Sensors(64), *tables, costs=RequestCosts({}, MODEL))
+
+
+def client_of(make_relay, ledger, limits=None):
+    return Script(make_relay, ledger, limits).connected()
+
+
+def heartbeats(first, count, client_id=b"etl"):
+    return b"".join(heartbeat(first + number, client_id=client_id) for number in range(count))
+
+
+def taken(sent, client_id=b"etl"):
+    """How many heartbeats these bytes are."""
+    count, rest = divmod(len(sent), len(heartbeat(client_id=client_id)))
+    assert not rest
+    return count
+
+
+def spend(script, count, now_ms=NOW_MS):
+    """The client has had so many requests answered, one after another, each 1 ms after it was sent."""
+    for number in range(count):
+        script.client(heartbeat(number), now_ms + number)
+        script.node(heartbeaten(number), now_ms + number + 1)
+
+
+@pytest.mark.parametrize("trains", [[1000], [1] * 1000, [7] * 140, [99, 5, 896]])
+def test_no_more_is_in_flight_than_the_quota_has_room_for(make_relay, trains):
+    script = client_of(make_relay, ledger_of())
+    sent = b""
+    for number, count in enumerate(trains):
+        sent += script.client(heartbeats(1000 * number, count))
+    assert taken(sent) == OF_A_BURST
+    assert not script.reads[Side.CLIENT]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 100])
+def test_whoever_is_over_the_quota_has_one_in_flight(make_relay, cut):
+    script = client_of(make_relay, ledger_of())
+    spend(script, OF_A_BURST)
+    now_ms = NOW_MS + 1000
+    frames = heartbeats(0, 10)
+    sent = b"".join(script.client(frames[at : at + cut], now_ms) for at in range(0, len(frames), cut))
+    assert sent == heartbeat(0)
+    for corr in range(9):
+        throttled = len(script.throttles)
+        script.node(heartbeaten(corr), now_ms + 1)
+        assert len(script.throttles) == throttled + 1, "what Kafka's arithmetic says is not changed"
+        now_ms = script.wake_at
+        assert script.time(now_ms) == heartbeat(corr + 1)
+
+
+def test_a_train_goes_on_as_its_answers_make_room(make_relay):
+    script = client_of(make_relay, ledger_of())
+    script.client(heartbeats(0, 1000))
+    before = len(script.sent[Side.NODE])
+    script.node(b"".join(map(heartbeaten, range(OF_A_BURST))), NOW_MS + 1)  # in 1 ms, so they cost 1 ms in all
+    assert taken(script.sent[Side.NODE][before:]) == 80
+
+
+def test_connections_of_one_entity_share_the_room_and_each_has_one(make_relay):
+    ledger = ledger_of(entity=Entity(user=DEFAULT))
+    scripts = [client_of(make_relay, ledger) for _ in range(5)]
+    sent = [taken(script.client(heartbeats(0, 70, b"x-%d" % n)), b"x-0") for n, script in enumerate(scripts)]
+    assert sent == [70, 30, 1, 1, 1]
+    for corr in range(70):
+        scripts[0].node(heartbeaten(corr), NOW_MS + 1 + corr)
+    assert scripts[4].client(heartbeat(100, client_id=b"x-4"), NOW_MS + 80) == b"", "its first is not answered yet"
+
+
+def test_somebody_else_is_not_held_back(make_relay):
+    ledger = ledger_of(entity=Entity(client_id=DEFAULT))
+    script, other = client_of(make_relay, ledger), client_of(make_relay, ledger)
+    script.client(heartbeats(0, 1000))
+    assert taken(other.client(heartbeats(0, 50, b"sql"))) == 50
+
+
+@pytest.mark.parametrize("ends", ["answered", "hung up", "node lost"])
+def test_room_comes_back_however_requests_end(make_relay, ends):
+    ledger = ledger_of()
+    script = client_of(make_relay, ledger)
+    script.client(heartbeats(0, 60))
+    if ends == "answered":
+        script.node(b"".join(map(heartbeaten, range(60))))
+    elif ends == "hung up":
+        script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
+    else:
+        script.do(script.relay.on_eof(Side.NODE, us(NOW_MS)))
+    assert ledger.time_in_flight == {}
+    assert taken(client_of(make_relay, ledger).client(heartbeats(0, 1000))) == OF_A_BURST
+
+
+@given(data=st.data())
+@settings(max_examples=60)
+def test_what_is_reserved_is_what_is_in_flight(make_relay, data):
+    ledger = ledger_of(percent=1e6)
+    script = client_of(make_relay, ledger)
+    sent = answered = 0
+    for _ in range(data.draw(st.integers(1, 8))):
+        count = data.draw(st.integers(0, 30))
+        script.client(heartbeats(sent, count))
+        sent += count
+        count = data.draw(st.integers(0, sent - answered))
+        script.node(b"".join(map(heartbeaten, range(answered, answered + count))), NOW_MS)
+        answered += count
+        assert sum(ledger.time_in_flight.values()) == pytest.approx((sent - answered) * 0.005)
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
+    assert ledger.time_in_flight == {}
+
+
+def test_answers_that_were_dear_are_expected_to_be_so_again(make_relay):
+    def metadata(corr):
+        return request(METADATA, 0, pack(">i", 0), corr=corr)
+
+    def answer(corr):
+        topics = (pack(">hh", 3, 1) + b"t" + pack(">i", 0)) * 22_000
+        body = pack(">ii", corr, 0) + pack(">i", 22_000) + topics
+        return pack(">i", len(body)) + body
+
+    script = client_of(make_relay, ledger_of(percent=0.05), RelayLimits())
+    assert script.client(metadata(0) + metadata(1)) == metadata(0) + metadata(1)
+    script.node(answer(0) + answer(1), NOW_MS + 500)
+    now_ms = NOW_MS + 12_000
+    got = script.client(b"".join(metadata(corr) for corr in range(2, 102)), now_ms)
+    assert len(got) == 20 * len(metadata(0)), "5,000 us are enough for 20 at 50 us and 1 us for each of 193 KiB"
+
+
+@pytest.mark.parametrize("percent", [10, 1e6])
+def test_far_from_the_quota_a_thousand_are_in_flight(make_relay, percent):
+    script = client_of(make_relay, ledger_of(percent))
+    assert taken(script.client(heartbeats(0, 2000))) == 1000
+
+
+def test_without_a_quota_and_under_a_shadow_quota_a_thousand_are(make_relay):
+    for ledger in (Ledger(Sensors(64), QuotaTable()), ledger_of(shadow=True)):
+        script = client_of(make_relay, ledger)
+        assert taken(script.client(heartbeats(0, 2000))) == 1000
+        assert ledger.time_in_flight == {}
+
+
+def test_of_another_client_id_on_the_same_connection_as_many_as_ever_are(make_relay):
+    script = client_of(make_relay, ledger_of())
+    spend(script, OF_A_BURST)
+    script.client(heartbeat(500), NOW_MS + 1001)
+    assert taken(script.client(heartbeats(0, 50, b"sql"), NOW_MS + 1001)) == 50
+
+
+def test_what_is_exempt_needs_no_room(make_relay):
+    script = client_of(make_relay, ledger_of())
+    spend(script, OF_A_BURST)
+    script.client(heartbeat(500), NOW_MS + 1001)
+    silent = produce(1, acks=0) * 5
+    assert script.client(silent, NOW_MS + 1001) == silent
+
+
+def test_what_the_proxy_answers_itself_needs_room_too(make_relay):
+    script = client_of(make_relay, ledger_of())
+    spend(script, OF_A_BURST)
+    script.client(heartbeat(500) + UNKNOWN * 3, NOW_MS + 1001)
+    before = len(script.sent[Side.CLIENT])
+    script.node(heartbeaten(500), NOW_MS + 1002)
+    assert script.throttles
+    assert script.sent[Side.CLIENT][before:] == heartbeaten(500, script.throttles[-1].throttle_time_ms)
+
+
+def test_a_limit_that_comes_or_goes_counts_from_the_next_request_on(make_relay):
+    ledger = ledger_of(percent=1e6)
+    script = client_of(make_relay, ledger)
+    assert taken(script.client(heartbeats(0, 300))) == 300
+    ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 0.05}}), NOW_MS)
+    assert script.client(heartbeats(300, 10)) == b""
+    ledger.replace(QuotaTable({}), NOW_MS)
+    before = len(script.sent[Side.NODE])
+    script.node(b"".join(map(heartbeaten, range(300))))
+    assert taken(script.sent[Side.NODE][before:]) == 10
+    assert taken(script.client(heartbeats(310, 500))) == 500
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
+    assert ledger.time_in_flight == {}
+
+
+def test_whoever_hangs_up_pays_for_what_the_node_is_at(make_relay):
+    ledger = ledger_of()
+    for took_ms, cost_us in ((0.02, 20), (5, 50)):
+        script = client_of(make_relay, ledger)
+        binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+        before = ledger.request_sensors.reading(binding.request, NOW_MS).total
+        script.client(heartbeats(0, 10))
+        script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS + took_ms)))
+        charged = ledger.request_sensors.reading(binding.request, NOW_MS).total - before
+        assert charged * 10_000 == pytest.approx(cost_us)
