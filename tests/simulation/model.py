@@ -225,8 +225,6 @@ class Model:
             self._settle(ask, now_ms)
         elif ask.kind is AskKind.QUOTA_API and self.closed is None:
             self._look_at_quota_call(ask, decision, written=False)
-        elif ask.kind is AskKind.SCRAM_CREDENTIALS:
-            self._judge_credentials(ask, now_ms)
         self._judge.require_all_accounted()
 
     def begin_to_decide(self, ask: Ask) -> None:
@@ -237,6 +235,8 @@ class Model:
         """What was found out reaches the relay."""
         if ask.kind is AskKind.QUOTA_API and verdict.answer is not None:
             self._decided = Decided(now_ms, answer=verdict.answer)
+        elif ask.kind is AskKind.SCRAM_CREDENTIALS:
+            self._judge_credentials(ask, now_ms)
         elif ask.kind is AskKind.SASL and ask.side is NODE:
             self._note_exchange(ask)
         elif ask.kind is AskKind.SASL and not ask.frame:
