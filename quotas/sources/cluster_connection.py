@@ -31,11 +31,8 @@ from quotas.sources.source import SourceUnavailable
 CLIENT_ID: Final = "kafka-throttle"
 MAX_ANSWER_BYTES: Final = 256 << 20
 
-_SINCE: Final = dict.fromkeys(
-    ("DescribeClientQuotas", "AlterClientQuotas"),
-    ": Kafka 2.6 and later do, so quotas.source: upstream needs that",
-)
-"""Which nodes have an API that not all have whose nodes the proxy finds."""
+_SINCE: Final = dict.fromkeys(("DescribeClientQuotas", "AlterClientQuotas"), ": Kafka 2.6 and later do")
+"""Which nodes offer an API that older ones do not."""
 
 for _tells_sasl_bytes_at_debug in ("kafka.net.connection", "kafka.protocol.parser"):
     logging.getLogger(_tells_sasl_bytes_at_debug).setLevel(logging.INFO)

@@ -85,6 +85,10 @@ class RawClient:
         self._send(request)
         return self.receive(throttle_at)
 
+    def send(self, api_key: int, api_version: int, body: bytes) -> None:
+        """Send a request whose answer nobody reads."""
+        self._send(pack(">hhi", api_key, api_version, 0) + _string(self._client_id) + body)
+
     def _send(self, request: bytes) -> None:
         self._sent_s = time.monotonic()
         self._socket.sendall(pack(">i", len(request)) + request)
