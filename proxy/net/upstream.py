@@ -49,6 +49,8 @@ _NEXT_SERVER_S = 1.0
 """The same for bootstrap servers, where TLS is part of it."""
 _NEXT_LOOK_S = 3.0
 """The same for looks at the cluster."""
+_LONGEST_EXTRA_LOOK_S = 2.0
+"""So long nodes that are asked for num.partitions hold up what is known of all nodes."""
 
 
 class Upstream:
@@ -89,6 +91,8 @@ class Upstream:
         self._slow = Slow(now_us)
         self.recent_topics = RecentTopics()
         self._default_partitions: int | None = None
+        self._asking: asyncio.Task[int | None] | None = None
+        """For it."""
         self._told_no_default = False
 
     # ---------------------------------------------------------------- connecting
@@ -306,12 +310,13 @@ class Upstream:
 
     async def _learn(self) -> bool:
         try:
-            brokers, default_partitions = await self._look()
+            brokers = await self._look()
         except Exception as error:  # whatever a library raises is a failed look, never the end of looking
             await self._tell_failure(error)
             self._failing = True
             self._note_refresh_failure()
             return False
+        await self._look_for_default_partitions(brokers)
         for broker in brokers:
             self.directory.learn(broker["broker_id"], broker["host"], broker["port"])
         nodes = sorted(broker["broker_id"] for broker in brokers)
@@ -320,12 +325,11 @@ class Upstream:
         if self._failing or nodes != self._nodes:
             self._log.info("cluster_reached", nodes=nodes)
         self._failing, self._nodes = False, nodes
-        self._default_partitions = default_partitions or self._default_partitions
         async with self._answered:
             self._answered.notify_all()
         return True
 
-    async def _look(self) -> tuple[list[dict[str, Any]], int | None]:
+    async def _look(self) -> list[dict[str, Any]]:
         """As `_brokers`, from the bootstrap server that is the first to answer."""
         servers = self._bootstrap_in_turn()
         attempts = [partial(in_daemon_thread, partial(_brokers, str(server), self.config)) for server in servers]
@@ -335,6 +339,17 @@ class Upstream:
             raise lost.failures[0] from None
         self._slow.note(servers[:number])
         return found
+
+    async def _look_for_default_partitions(self, brokers: list[dict[str, Any]]) -> None:
+        """Ask the nodes for their num.partitions, if it is not set. Dead ones hold up nothing else for long."""
+        if self.config.default_partitions:
+            return
+        if self._asking is None or self._asking.done():
+            look = in_daemon_thread(partial(_num_partitions, brokers, self.config))
+            self._asking = asyncio.get_running_loop().create_task(look)
+        await asyncio.wait((self._asking,), timeout=_LONGEST_EXTRA_LOOK_S)
+        if self._asking.done() and self._asking.exception() is None:
+            self._default_partitions = self._asking.result() or self._default_partitions
 
     async def _tell_failure(self, error: Exception) -> None:
         """Log why the cluster cannot be had, once for each reason that is another than the last one."""
@@ -429,17 +444,18 @@ async def _connect(poller: Poller, sock: socket.socket, where: Any) -> None:
         raise OSError(error_number, os.strerror(error_number))
 
 
-def _brokers(server: str, config: UpstreamConfig) -> tuple[list[dict[str, Any]], int | None]:
-    """The nodes that a bootstrap server names: broker_id, host, port; and num.partitions, None where no node tells it.
+def _brokers(server: str, config: UpstreamConfig) -> list[dict[str, Any]]:
+    """The nodes that a bootstrap server names: broker_id, host, port.
 
     Blocks; for a thread of its own. Raises SourceUnavailable.
     """
-    credentials, timeout_s = credentials_of(config), config.connect_timeout_ms / 1000
-    brokers = nodes_named_by(server, credentials, timeout_s)
-    if config.default_partitions:
-        return brokers, None
+    return nodes_named_by(server, credentials_of(config), config.connect_timeout_ms / 1000)
+
+
+def _num_partitions(brokers: list[dict[str, Any]], config: UpstreamConfig) -> int | None:
+    """The cluster's num.partitions; None where no node tells it. Blocks; for a thread of its own."""
     addresses = {broker["broker_id"]: str(HostPort(broker["host"], broker["port"])) for broker in brokers}
-    return brokers, default_partitions_of(addresses, credentials, timeout_s)
+    return default_partitions_of(addresses, credentials_of(config), config.connect_timeout_ms / 1000)
 
 
 def _fault_at(server: str, config: UpstreamConfig) -> tuple[str, Fault] | None:

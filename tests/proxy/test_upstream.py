@@ -346,6 +346,23 @@ async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_ser
         looking.cancel()
 
 
+async def test_nodes_that_do_not_tell_their_num_partitions_hold_up_nobody(node, monkeypatch):
+    answered = threading.Event()
+    monkeypatch.setattr("proxy.net.upstream._LONGEST_EXTRA_LOOK_S", 0)
+    named = [{"broker_id": 5, "host": "127.0.0.1", "port": node.port}]
+    monkeypatch.setattr("proxy.net.upstream.nodes_named_by", lambda *_: named)
+    monkeypatch.setattr("proxy.net.upstream.default_partitions_of", lambda *_: answered.wait(PATIENCE_S) and 7)
+    for _ in range(2):
+        assert await node.upstream._learn()
+        assert node.upstream.directory.address(5) == ("127.0.0.1", node.port)
+    with capture_logs():
+        assert node.upstream.default_partitions() == 1
+    answered.set()
+    monkeypatch.setattr("proxy.net.upstream._LONGEST_EXTRA_LOOK_S", PATIENCE_S)
+    assert await node.upstream._learn()
+    assert node.upstream.default_partitions() == 7
+
+
 async def test_the_round_trip_is_asked_for_now_and_then(node):
     asked = []
     for _ in range(3):
