@@ -216,9 +216,10 @@ def test_a_node_that_dies_at_start_is_an_error_with_the_reason_from_its_log():
     assert cluster_folders() <= before
 
 
-def test_kafka_4_has_no_zookeeper_mode():
-    with pytest.raises(ValueError, match=r"4\.3\.1 has no ZooKeeper"):
-        KafkaCluster("4.3.1", "zookeeper")
+@pytest.mark.parametrize(("version", "mode"), [("4.3.1", "zookeeper"), ("2.8.2", "kraft"), ("2.1.1", "kraft")])
+def test_a_mode_that_a_version_does_not_have_is_refused(version, mode):
+    with pytest.raises(ValueError, match=f"{re.escape(version)} has no mode {mode}"):
+        KafkaCluster(version, mode)
 
 
 @pytest.mark.long

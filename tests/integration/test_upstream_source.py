@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import logging
+import re
 import socket
 import subprocess
 import threading
@@ -333,7 +334,7 @@ def problem_with(server, timeout_s=10.0):
 def test_a_port_that_nobody_listens_on_is_named():
     with listening() as server:
         pass
-    assert problem_with(server) == f"{server}: KafkaConnectionError: 111 ECONNREFUSED{SETTING}"
+    assert problem_with(server) == f"{server}: Connection refused{SETTING}"
 
 
 def test_a_host_that_is_not_known_is_named():
@@ -354,7 +355,10 @@ def test_a_server_that_talks_nonsense_is_named(rubbish):
         connection.shutdown(socket.SHUT_WR)
 
     with listening(talk) as server:
-        assert problem_with(server).startswith(f"{server}: ")
+        problem = problem_with(server)
+    print(problem)
+    assert problem.startswith(f"{server}: ")
+    assert not re.search(r"[a-z]Error|Exception", problem), "the words of a library"
 
 
 def test_stop_and_alter_do_not_wait_for_a_server_that_is_silent():
