@@ -15,6 +15,7 @@ from kazoo.client import KazooClient
 from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
 from kazoo.protocol.states import KazooState, KeeperState
 
+from quotas.sources.cluster_faults import plain_words
 from quotas.sources.source import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
 from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
 from quotas.znodes import CHANGE_PREFIX, CHANGES, Create, Delete, EntityNodes, Replace, Seen, Step
@@ -308,7 +309,7 @@ def _words_for(error: BaseException) -> str:
         exceptions.InvalidACLError: "an ACL for its creator needs a login",
         KazooTimeoutError: f"no answer within {_REQUEST_S:g} s",
     }
-    return known.get(type(error)) or str(error) or type(error).__name__
+    return known.get(type(error)) or plain_words(error)
 
 
 def _or_none(failure: Failure) -> Failure | None:
