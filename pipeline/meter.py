@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import ceil
 from typing import NamedTuple
 
 from pipeline.candidate import Rules
@@ -76,6 +77,7 @@ class Meter:
 
     def __init__(self, rules: Rules, quota_type: str, limit: float, now_ms: int) -> None:
         self.limit = limit
+        self._most = limit * rules.samples * rules.window_ms / 1000
         self.refused = False
         """Whether the last spending was refused, which may be for a debt that rounds to 0 ms."""
         kind = type_of(quota_type)
@@ -91,6 +93,10 @@ class Meter:
             self._handle = self._sensors.open(limit, now_ms)
             self._rows = self._sensors
             self.use = self._charge
+
+    def pieces(self, value: float) -> int:
+        """In how many fetches `value` comes: as none asks for more than the quota ever lets through (max_bytes)."""
+        return ceil(value / self._most) if value > self._most else 1
 
     def saved(self) -> bytes:
         """As things stand."""

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from itertools import pairwise
 
 from pipeline.meter import Meter
-from pipeline.recorded import REFUSED, Event
+from pipeline.recorded import REFUSED, UNCOUNTED, Event
 from pipeline.replay import Throttling
 from quotas.trace import Operation
 
@@ -18,8 +18,8 @@ from quotas.trace import Operation
 def is_open(events: Sequence[Event], quota_type: str) -> bool:
     """Whether nothing held these back, each client has one connection, and they are in the order of time."""
     return (
-        quota_type not in REFUSED
-        and not any(event.throttle_ms or event.lanes > 1 for event in events)
+        quota_type not in UNCOUNTED
+        and not any(event.throttle_ms or event.refused_ms or event.lanes > 1 or event.let_through for event in events)
         and all(one.at_ms <= other.at_ms for one, other in pairwise(events))
     )
 
@@ -40,12 +40,14 @@ class _Lane:
 class OpenReplay:
     """One sensor and all who share it; `clients` and `all` are what came of it."""
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter, quota_type: str) -> None:
         self.clients: dict[Hashable, Throttling] = {}
         self.all = Throttling()
         self.waiting = 0
         """How many connections had something left to send."""
         self._meter = meter
+        self._refuses = quota_type in REFUSED
+        self._operation = REFUSED.get(quota_type, Operation.CHARGE)
         self._turns: list[tuple[int, int, _Lane]] = []
 
     def run(self, events: Iterable[Event], until_ms: int) -> None:
@@ -69,25 +71,31 @@ class OpenReplay:
                 lane.is_held = True
                 heappush(turns, (lane.free_ms, number, lane))
             else:
-                self._send(lane, event.value, at_ms)
+                self._send(lane, number, event.value, at_ms)
         while turns and turns[0][0] < until_ms:
             self._next_turn()
-        self.clients = {name: lane.client for name, lane in lanes.items() if lane.client.requests}
+        self.clients = {
+            name: lane.client for name, lane in lanes.items() if lane.client.requests or lane.client.throttles
+        }
         self.waiting = len({name for name, lane in lanes.items() if lane.is_held} | late)
 
     def _next_turn(self) -> None:
         """The first of those who wait sends what it has waited with."""
         at_ms, _, lane = heappop(self._turns)
         lane.is_held = False
-        self._send(lane, lane.waiting.popleft()[2], at_ms)
+        _, number, value = lane.waiting.popleft()
+        self._send(lane, number, value, at_ms)
 
-    def _send(self, lane: _Lane, value: float, now_ms: int) -> None:
+    def _send(self, lane: _Lane, number: int, value: float, now_ms: int) -> None:
         client, everybody = lane.client, self.all
-        client.used += value
-        client.requests += 1
-        everybody.used += value
-        everybody.requests += 1
-        throttle_ms = self._meter.use(Operation.CHARGE, value, now_ms)
+        throttle_ms = self._meter.use(self._operation, value, now_ms)
+        if throttle_ms and self._refuses:
+            lane.waiting.appendleft((now_ms, number, value))
+        else:
+            client.used += value
+            client.requests += 1
+            everybody.used += value
+            everybody.requests += 1
         if throttle_ms:
             lane.client.add(throttle_ms, now_ms)
             self.all.add(throttle_ms, now_ms)

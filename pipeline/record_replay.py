@@ -53,11 +53,14 @@ def explained(clients: Clients, rules: Rules, quota_type: str, live: float | Non
     recorded_ms = _recorded_ms(clients)
     if not recorded_ms or live is None:
         return Explained(retold(clients, rules, quota_type, None, least), recorded_ms, recorded_ms)
-    events = retold(clients, rules, quota_type, live, least)
-    if quota_type not in REFUSED:
+    delivers = _delivers(clients, quota_type)
+    events = retold(clients, rules, quota_type, live, least, refuses=not delivers)
+    if quota_type not in REFUSED or delivers:
         return Explained(events, recorded_ms, _throttled_ms(events))
     replay = _replay(events, rules, quota_type, live, Client.PACED, _last_ms(clients))
     insisting = Explained(events, recorded_ms, replay.all.throttled_ms)
+    if quota_type == "fetch":
+        return insisting
     if quota_type in OVERDRAWN:
         events = retold(clients, rules, quota_type, live, least, refuses=False)
     elif len(clients) == 1 and lanes_of(*clients.values()) == 1:
@@ -66,6 +69,13 @@ def explained(clients: Clients, rules: Rules, quota_type: str, live: float | Non
     else:
         return insisting
     return min(Explained(events, recorded_ms, _throttled_ms(events)), insisting, key=_off_ms)
+
+
+def _delivers(clients: Clients, quota_type: str) -> bool:
+    """Whether what was fetched over quota was delivered: only then there is any use that was throttled."""
+    if quota_type != "fetch":
+        return False
+    return any(second.told for windows in clients.values() for window in windows for second in window.seconds())
 
 
 def _off_ms(told: Explained) -> int:
@@ -92,8 +102,9 @@ def replay_run(groups: Sequence[Explained], rules: Rules, quota_type: str, limit
     events = groups[0].events
     if len(groups) > 1:
         events = sorted((event for group in groups for event in group.events), key=lambda event: event.at_ms)
-    if is_open(events, quota_type):
-        open_one = OpenReplay(Meter(rules, quota_type, limit, events[0].at_ms if events else 0))
+    meter = Meter(rules, quota_type, limit, events[0].at_ms if events else 0)
+    if is_open(events, quota_type) and all(meter.pieces(event.value) == 1 for event in events):
+        open_one = OpenReplay(meter, quota_type)
         open_one.run(events, end_ms)
         return Replayed(open_one.clients, open_one.clients, open_one.all, open_one.all, open_one.waiting)
     paced = _replay(events, rules, quota_type, limit, Client.PACED, end_ms)

@@ -9,8 +9,9 @@ free. Second by second the manner counts that explains the recorded throttle tim
 was in force then is this once more.
 
 There are as many connections as it takes for the mutes that were recorded at the same time. What a quota refuses and
-has come again (mutations, connections) came as long before it was let through as the second before was throttled;
-records do not tell how many requests it were, so there are as many as throttles.
+has come again needs no manner. Mutations and connections came as long before they were let through as the second before
+was throttled; records do not tell how many requests it were, so there are as many as throttles. A fetch that got no
+data over quota was wanted as soon as its connection had had the one before, for as long as throttles tell.
 """
 
 from collections import deque
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from pipeline.candidate import Rules
 from pipeline.meter import Meter, longest_throttle_ms, value_of
-from pipeline.replay import Demand, Lane
+from pipeline.replay import GAP_MS, Demand, Lane
 from pipeline.traced import HELD_MS, Client
 from quotas.trace import Operation
 from quotas.usage_record import SecondOfUse, ThrottledUse, UsageRecord, read_profile
@@ -43,11 +44,20 @@ taken together.
 
 MAX_LANES = 256
 
-REFUSED = {"controller_mutation": Operation.SPEND_STRICTLY, "connection": Operation.CONNECT}
-"""How what is refused, and not held, is charged; all else is held."""
+REFUSED = {
+    "controller_mutation": Operation.SPEND_STRICTLY,
+    "connection": Operation.CONNECT,
+    "fetch": Operation.CHARGE_IF_WITHIN,
+}
+"""How what is refused, and not held, is charged; all else is held. A fetch that is refused gets an empty answer."""
 
-OVERDRAWN = {"controller_mutation": Operation.SPEND}
-"""How what was let through is charged where earlier versions of a request are not refused but throttled after it."""
+OVERDRAWN = {"controller_mutation": Operation.SPEND, "fetch": Operation.CHARGE}
+"""How what was let through is charged where it was not refused but throttled after it: mutations of earlier versions,
+fetches that are delivered.
+"""
+
+UNCOUNTED = frozenset({"controller_mutation", "connection"})
+"""Of these a second does not tell how many requests were let through."""
 
 _SMOOTH = 6
 _LEAST_MUTED_MS = 500
@@ -371,14 +381,23 @@ class _Client:
     live_per_s: float
     window_ms: int
     longest_ms: int
+    refuses: bool = False
 
     @classmethod
     def of(
-        cls, name: Hashable, windows: Sequence[Window], rules: Rules, quota_type: str, limit: float | None, per_s: float
+        cls,
+        name: Hashable,
+        windows: Sequence[Window],
+        rules: Rules,
+        quota_type: str,
+        limit: float | None,
+        per_s: float,
+        refuses: bool = True,
     ) -> "_Client":
         """As its windows tell; `limit` was in force."""
         lanes, longest_ms = lanes_of(windows), longest_throttle_ms(rules, quota_type)
-        return cls(name, windows, lanes, quota_type, per_s, limit or per_s, rules.window_ms, longest_ms)
+        live_per_s, refuses = limit or per_s, refuses and quota_type in REFUSED
+        return cls(name, windows, lanes, quota_type, per_s, live_per_s, rules.window_ms, longest_ms, refuses)
 
     @property
     def never_stops(self) -> bool:
@@ -399,16 +418,19 @@ class _Client:
                 number = self._number(value, each, least, second)
                 end_ms = min(_end_ms(second), window.end_ms)
                 last = _Portion(self, second, value, number, end_ms, None, refused_ms)
-                if self.quota_type in REFUSED:
+                if self.refuses:
                     refused_ms = second.throttled_ms + (0 if number else refused_ms)
         if last is not None:
             yield last
+
+    def _refused_in(self, second: SecondOfUse) -> int:
+        return second.throttles if self.refuses else 0
 
     def _least(self, window: Window, seconds: Sequence[SecondOfUse]) -> tuple[float, float]:
         """For how much use, as the sensor counts it, one request stands at least: of a second that tells how many they
         were, and of any other.
         """
-        if self.quota_type in REFUSED:
+        if self.quota_type in UNCOUNTED:
             return 0.0, 0.0
         grain = self.per_s * (GRAIN_S if window.throttles else COARSE_GRAIN_S)
         told = value_of(self.quota_type, sum(second.used for second in seconds if second.requests))
@@ -417,7 +439,7 @@ class _Client:
 
     def _each(self, window: Window, seconds: Sequence[SecondOfUse]) -> float:
         """What a request is worth where its second does not tell how many they were, as the sensor counts it."""
-        if self.quota_type in REFUSED:
+        if self.quota_type in UNCOUNTED:
             number = min(max(int(window.used), 1), window.throttles or MAX_REQUESTS, MAX_REQUESTS)
             return value_of(self.quota_type, window.used) / number
         told = [second for second in seconds if second.requests]
@@ -431,12 +453,13 @@ class _Client:
         """
         if value <= 0:
             return 0
-        if second.requests and self.quota_type not in REFUSED:
-            number = min(second.requests, ceil(value / least[0]) if least[0] > 0 else MAX_REQUESTS)
+        if second.requests and self.quota_type not in UNCOUNTED:
+            requests = max(second.requests - self._refused_in(second), 1)
+            number = min(requests, ceil(value / least[0]) if least[0] > 0 else MAX_REQUESTS)
         else:
             worth = max(each, least[1])
             number = round(min(value / worth, MAX_REQUESTS)) if worth > 0 else 1
-        throttled = 1 if self.quota_type in REFUSED else ceil(second.throttled_ms / self.longest_ms)
+        throttled = 1 if self.refuses else ceil(second.throttled_ms / self.longest_ms)
         return min(max(number, throttled, 1), MAX_REQUESTS)
 
 
@@ -789,11 +812,15 @@ def _unmuted(clients: Sequence[_Client]) -> list[Event]:
     """What came of requests that nothing held."""
     lanes = {one.name: (group[0].name, sum(of.lanes for of in group)) for group in _groups(clients) for one in group}
     last_ms = dict.fromkeys(lanes, _LONG_AGO)
+    served = {name: _Served(*its) for name, its in lanes.items()}
     events: list[Event] = []
     for _, portions in _by_second(clients):
         begin = len(events)
         for portion in portions:
             name = portion.client.name
+            if portion.client.quota_type not in UNCOUNTED:
+                events += served[name].events(portion)
+                continue
             if not portion.second.throttled_ms and not portion.refused_ms:
                 uses = portion.spread()
                 events += [Event(name, *lanes[name], at_ms, value, 0, 0) for at_ms, value in uses]
@@ -805,6 +832,32 @@ def _unmuted(clients: Sequence[_Client]) -> list[Event]:
         if len(portions) > 1:
             events[begin:] = sorted(events[begin:], key=lambda event: event.at_ms)
     return events
+
+
+class _Served:
+    """Connections of one client that were refused, and came again. Each of its requests was wanted as soon as its
+    connection had had the one before, as far as there was throttling in that second and since the one before it; if
+    there was for all of that time, then it only waited for the one before, and was wanted when that was.
+    """
+
+    def __init__(self, lane: Hashable, lanes: int) -> None:
+        self._lane = lane
+        self._lanes = lanes
+        self._last = deque([(_LONG_AGO, _LONG_AGO)] * lanes, lanes)
+        """When each connection was served last, and when that was wanted."""
+
+    def events(self, portion: _Portion) -> Iterator[Event]:
+        """The requests of one second more."""
+        waited_ms = portion.refused_ms + portion.second.throttled_ms
+        for at_ms, value in portion.spread():
+            before_ms, wanted_ms = self._last[0]
+            gap_ms = max(at_ms - before_ms - GAP_MS, 0)
+            if gap_ms > waited_ms:
+                wanted_ms = at_ms - (waited_ms if before_ms != _LONG_AGO else portion.refused_ms)
+            waited_ms -= min(gap_ms, waited_ms)
+            wanted_ms = min(wanted_ms, at_ms)
+            self._last.append((at_ms, wanted_ms))
+            yield Event(portion.client.name, self._lane, self._lanes, at_ms, value, 0, at_ms - wanted_ms)
 
 
 def retold(
@@ -823,7 +876,7 @@ def retold(
     queue: Kafka's window forgets a burst at once, and who then comes first takes the room, which may be another one
     than it was live.
     """
-    clients = [_Client.of(name, its, rules, quota_type, limit, per_s) for name, its in windows.items()]
+    clients = [_Client.of(name, its, rules, quota_type, limit, per_s, refuses) for name, its in windows.items()]
     if limit is None or not clients or (quota_type in REFUSED and refuses):
         return _unmuted(clients)
     meter = Meter(rules, quota_type, limit, min(its[0].begin_ms for its in windows.values()))

@@ -29,7 +29,9 @@ class Demand:
 
     It comes at `due_ms`, or `lag_ms` after the end of the mute that holds its lane then. A client that would use all
     it may sends more of the same until `greedy_until_ms`, each `gap_ms` after the end of the one before. What is
-    refused comes again when the mute is over if it `insists`. `client` is whose it is where that is not its lane's.
+    refused comes again when the mute is over if it `insists`. One that `is_retried` was refused live, and what comes
+    next of its lane is the same again: if it is let through, that is not wanted any more. `client` is whose it is where
+    that is not its lane's.
     """
 
     due_ms: int
@@ -42,6 +44,7 @@ class Demand:
     gap_ms: int = GAP_MS
     insists: bool = False
     client: Hashable = None
+    is_retried: bool = False
 
 
 @dataclass(slots=True)
@@ -165,6 +168,8 @@ class SensorReplay:
         return len(self._turns)
 
     def _use(self, lane: Lane, demand: Demand, now_ms: int) -> None:
+        if demand.insists and demand.operation == Operation.CHARGE_IF_WITHIN and demand.count == 1:
+            demand.count = self.meter.pieces(demand.value)
         client, value, count = self._client(lane, demand), demand.value, demand.count
         if count > 1:
             if self.meter.use_many(value, count, now_ms):
@@ -195,6 +200,8 @@ class SensorReplay:
                 client=demand.client,
             )
             lane.demands.appendleft(again)
+        if demand.is_retried and not refused:
+            _skip_retries(lane)
         if demand.greedy_until_ms and demand.count <= 1:
             self._want_more(lane, demand, value, now_ms)
 
@@ -214,3 +221,12 @@ class SensorReplay:
             more = copy(demand)
             more.due_ms, more.value, more.count, more.lag_ms = due_ms, value, 1, 0
             lane.demands.appendleft(more)
+
+
+def _skip_retries(lane: Lane) -> None:
+    """What is next of a lane has been had already, and so has what that was retried with."""
+    demands = lane.demands
+    while demands and demands.popleft().is_retried:
+        pass
+    while demands and demands[0].operation == Operation.GIVE_BACK:
+        demands.popleft()

@@ -18,7 +18,9 @@ HELD_MS = 100
 """So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""
 
 _SENSOR = SETTINGS | {Operation.OPEN, Operation.SET_LIMIT, Operation.CLOSE}
-_WANTS_MORE = frozenset({Operation.CHARGE, Operation.SPEND, Operation.SPEND_STRICTLY, Operation.CONNECT})
+_WANTS_MORE = frozenset(
+    {Operation.CHARGE, Operation.CHARGE_IF_WITHIN, Operation.SPEND, Operation.SPEND_STRICTLY, Operation.CONNECT}
+)
 """What makes a client wait that would have gone on."""
 
 
@@ -58,6 +60,9 @@ class TracedClient:
         live = self._lane_of(event)
         held = live.holds(event.at_ms) and operation != Operation.GIVE_BACK
         demand = Demand(event.at_ms, event.value, event.sequence, event.count, operation=operation)
+        if operation == Operation.CHARGE_IF_WITHIN:
+            demand.insists = not event.throttle_ms
+            demand.is_retried = self.kind is Client.PACED and event.throttle_ms > 0
         if held:
             demand.lag_ms = event.at_ms - live.free_ms
             if self.kind is Client.PACED:

@@ -39,9 +39,9 @@ class RelayTotals:
     """What the relays of one (virtual cluster, listener, node) have counted, living and gone.
 
     `requests` is by the API's name; `throttles` and `throttled_ms` are by the quota type's name.
-    `node_throttles` are answers whose own throttle time was larger than ours, `mutations_refused` topics that were not
-    to be created, deleted or given partitions, `exempt_us` the request time of what no quota is charged for.
-    `authentications` are by how they ended.
+    `node_throttles` are answers whose own throttle time was larger than ours, `withheld_bytes` those of fetches over
+    quota, `mutations_refused` topics that were not to be created, deleted or given partitions, `exempt_us` the request
+    time of what no quota is charged for. `authentications` are by how they ended.
     """
 
     virtual_cluster: str
@@ -56,6 +56,7 @@ class RelayTotals:
     throttles: Mapping[str, int] = field(default_factory=dict)
     throttled_ms: Mapping[str, int] = field(default_factory=dict)
     node_throttles: int = 0
+    withheld_bytes: int = 0
     mutations_refused: int = 0
     authentications: Mapping[str, int] = field(default_factory=dict)
     exempt_us: float = 0.0
@@ -420,6 +421,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
     throttles = _counter("throttles", "Throttles of a client by the proxy.", by_type)
     throttled = _counter("throttled_seconds", "Time for which clients were muted.", by_type)
     by_node = _counter("node_throttles", "Answers whose own throttle time was larger than the proxy's.", _RELAY)
+    withheld = _counter("withheld_bytes", "Bytes of answers to Fetch that were over quota and went to nobody.", _RELAY)
     refused = _counter("mutations_refused", "Topics that were refused creation, deletion or partitions.", _RELAY)
     exempt = _counter("exempt_request_seconds", "Request time of requests that no quota is charged for.", _RELAY)
     logins = _counter("authentications", "Authentications by SASL that the node has decided.", (*_RELAY, "result"))
@@ -434,6 +436,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
         responses.add(labels, row.responses)
         response_bytes.add(labels, row.response_bytes)
         by_node.add(labels, row.node_throttles)
+        withheld.add(labels, row.withheld_bytes)
         refused.add(labels, row.mutations_refused)
         for api, count in row.requests.items():
             requests.add((*labels, api), count)
@@ -443,7 +446,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
             throttled.add((*labels, quota_type), duration_ms / 1000)
     for sums in (connections, opened, requests, request_bytes, responses, response_bytes):
         yield sums.done()
-    for sums in (throttles, throttled, by_node, refused, exempt, logins):
+    for sums in (throttles, throttled, by_node, withheld, refused, exempt, logins):
         yield sums.done()
 
 

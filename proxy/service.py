@@ -530,6 +530,7 @@ class Service:
                     {quota_type.name.lower(): count for quota_type, count in tally.throttles.items()},
                     {quota_type.name.lower(): count for quota_type, count in tally.throttled_ms.items()},
                     node_throttles=tally.throttles_by_node,
+                    withheld_bytes=tally.withheld_bytes,
                     mutations_refused=tally.mutations_refused,
                     authentications={"success": tally.authentications, "failure": tally.authentications_failed},
                     exempt_us=tally.exempt_us,

@@ -652,6 +652,7 @@ class AnswerSide(Carriage):
         incremental = request.incremental is True
         self._instead = empty_fetch_answer(head, body_at, plan.api_version, incremental, told_ms)
         self._to_drop = frame_bytes
+        self._tally.withheld_bytes += frame_bytes
         self._count_answers(1, len(self._instead))
         self._going = request.use
         self._written(request.use, len(self._instead))

@@ -12,9 +12,10 @@ class Tally:
     """Sums over the relays of one (virtual cluster, listener, node), living and gone.
 
     `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
-    than ours. `throttled_ms` adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts
-    topics that were not to be created, deleted or given partitions. `exempt_us` is the request time, in us, of what no
-    request quota is charged for. `authentications` are those by SASL that the node accepted, first ones and later ones.
+    than ours. `withheld_bytes` are those of answers to Fetch that were over quota, and went to nobody. `throttled_ms`
+    adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts topics that were not to be
+    created, deleted or given partitions. `exempt_us` is the request time, in us, of what no request quota is charged
+    for. `authentications` are those by SASL that the node accepted, first ones and later ones.
     """
 
     connections_opened: int = 0
@@ -26,6 +27,7 @@ class Tally:
     throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttles_by_node: int = 0
+    withheld_bytes: int = 0
     mutations_refused: int = 0
     exempt_us: float = 0.0
     authentications: int = 0

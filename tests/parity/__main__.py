@@ -3,6 +3,7 @@
     python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.svg]
     python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
     python -m tests.parity --frames
+    python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch deliver] [--json FILE]
 
 Every cell (see cells.py) has an entity of its own with a quota of `--rate` bytes/s and clients that always want more.
 The clients of a cell start together on both sides, the cells one after the other within 11 s; bytes count as the
@@ -10,6 +11,7 @@ clients see them acknowledged or read, from their start to `--seconds` after it,
 counts on both sides. Prints a Markdown table and a verdict; the exit status is 1 if a cell's rate by its rate at the
 broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below one request, at the proxy alone (tiny.py).
 `--frames` compares single answers: the same frames at the same times at both (frames.py, fetch_frames.py).
+`--groups` has three members each of four clients read over a fetch quota at both (groups.py).
 """
 
 import argparse
@@ -21,7 +23,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-from tests.parity import clients, fetch_frames, frames, plot, report, tiny
+from tests.parity import clients, fetch_frames, frames, groups, plot, report, tiny
 from tests.parity.cells import Cell, chosen
 from tests.parity.pulse import Pulse
 from tests.parity.report import Comparison, Run, SideOfCell
@@ -63,7 +65,9 @@ def say(line: str) -> None:
 def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--seconds", type=int, help="132, a multiple of 11 s, Kafka's windows together; 100 with --tiny"
+        "--seconds",
+        type=int,
+        help="132, a multiple of 11 s, Kafka's windows together; 100 with --tiny, 150 with --groups",
     )
     parser.add_argument("--rate", type=int, default=500_000, help="the quota of each cell in bytes/s")
     parser.add_argument("--fetch-bytes", type=int, default=65_536, help="what a consumer asks for at a time")
@@ -72,12 +76,18 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE.svg")
     parser.add_argument("--tiny", action="store_true", help="1 KB/s and requests of 1 MiB instead of the cells")
     parser.add_argument("--frames", action="store_true", help="the same frames at both sides instead of the cells")
+    parser.add_argument("--groups", action="store_true", help="consumer groups of several clients instead of the cells")
+    parser.add_argument("--clients", default="", help=f"with --groups: some of {','.join(groups.CLIENTS)}")
+    parser.add_argument("--fetch", default="empty", choices=("empty", "deliver"), help="with --groups: throttle.fetch")
     parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")
     options = parser.parse_args(arguments)
     try:
         options.cells = chosen(filter(None, options.cells.split(",")))
     except ValueError as error:
         parser.error(f"--cells: {error}")
+    options.clients = list(filter(None, options.clients.split(","))) or list(groups.CLIENTS)
+    if unknown := set(options.clients) - set(groups.CLIENTS):
+        parser.error(f"--clients: expected some of {', '.join(groups.CLIENTS)}, got {', '.join(sorted(unknown))}")
     for file in filter(None, (options.json, options.plot)):
         file.parent.mkdir(parents=True, exist_ok=True)
     return options
@@ -115,9 +125,23 @@ def judge_frames(options: argparse.Namespace) -> bool:
     return not found
 
 
+def judge_groups(options: argparse.Namespace) -> bool:
+    """The same for consumer groups."""
+    found = groups.measure(options.clients, options.rate, options.seconds or 150, options.fetch)
+    problems = groups.problems(found)
+    words = "\n".join(problems) or "No group is worse off than at the broker."
+    print(f"{groups.table(found)}\n\n{words}")
+    if options.json:
+        groups.write(found, options.json)
+    return not problems
+
+
+_JUDGES = {"frames": judge_frames, "tiny": judge_tiny, "groups": judge_groups}
+
+
 def main() -> int:
     options = parse_options()
-    judge = judge_frames if options.frames else judge_tiny if options.tiny else judge_cells
+    judge = next((judge for name, judge in _JUDGES.items() if getattr(options, name)), judge_cells)
     return 0 if judge(options) else 1
 
 

@@ -141,10 +141,16 @@ class LiveRun:
 
 
 def live_run(
-    table: QuotaTable, connections: list[Connection], seconds: int, seed: int = 1, quota_type: str = PRODUCE
+    table: QuotaTable,
+    connections: list[Connection],
+    seconds: int,
+    seed: int = 1,
+    quota_type: str = PRODUCE,
+    delivers: bool = False,
 ) -> LiveRun:
     """What `connections` do in so long under the quotas of `table`: all produce, or all fetch, or all ask, `value` in
-    percent * s, or all connect from the address that is their user, which when they are refused they do again.
+    percent * s, or all connect from the address that is their user. Who is refused, or gets no data as the proxy does
+    not `deliver` what is over quota, does the same again.
     """
     random = Random(seed)
     rates = AddressRates(11, 1000, 100)
@@ -172,8 +178,10 @@ def live_run(
             binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
             handle = binding.fetch if quota_type == FETCH else binding.request if is_time else binding.produce
             charge = ledger.request_sensors.charge if is_time else sensors.charge
+            if quota_type == FETCH and not delivers:
+                charge, operation = sensors.charge_if_within, "charge_if_within"
             throttle_ms = 0 if handle is None else charge(handle, value, now_ms)
-        refused = quota_type == CONNECTION and throttle_ms > 0
+        refused = (quota_type == CONNECTION or operation == "charge_if_within") and throttle_ms > 0
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type, operation))
         window = windows[user, client_id, at_ms // WINDOW_MS]
         got = 0 if refused else value

@@ -31,12 +31,14 @@ def outcome(replay):
 @given(EVENTS, LIMITS, UNTIL_MS)
 def test_an_open_replay_is_the_full_one_to_the_last_bit(quota_type, drawn, limit, until_ms):
     now_ms, events = 0, []
+    if quota_type == "fetch":
+        drawn = [(client, step_ms, min(value, limit)) for client, step_ms, value in drawn]
     for client, step_ms, value in drawn:
         now_ms += step_ms
         events.append(Event(client, client, 1, now_ms, value, 0, 0))
     assert is_open(events, quota_type)
     full = in_full(Meter(RULES, quota_type, limit, 0), events, quota_type, Client.PACED, until_ms)
-    short = OpenReplay(Meter(RULES, quota_type, limit, 0))
+    short = OpenReplay(Meter(RULES, quota_type, limit, 0), quota_type)
     short.run(events, until_ms)
     assert outcome(short) == outcome(full)
 
@@ -47,4 +49,6 @@ def test_what_was_held_is_not_open():
     assert not is_open([free[0]._replace(throttle_ms=4), free[1]], "produce")
     assert not is_open([free[0]._replace(lanes=2), free[1]], "produce")
     assert not is_open(free[::-1], "produce")
+    assert is_open(free, "fetch")
+    assert not is_open([free[0], free[1]._replace(refused_ms=3)], "fetch")
     assert not is_open(free, "controller_mutation")

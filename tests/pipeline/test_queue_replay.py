@@ -21,7 +21,7 @@ EVENTS = st.lists(
 
 
 @pytest.mark.parametrize("kind", Client)
-@pytest.mark.parametrize("quota_type", ["produce", "fetch", "request"])
+@pytest.mark.parametrize("quota_type", ["produce", "request"])
 @settings(max_examples=150, deadline=None)
 @given(EVENTS, st.sampled_from([1, 2, 5]), LIMITS, UNTIL_MS)
 def test_a_queue_alone_is_replayed_as_in_full_to_the_last_bit(quota_type, kind, drawn, lanes, limit, until_ms):
@@ -40,8 +40,7 @@ def test_what_goes_by_two_queues_or_may_be_refused_is_none():
     one = Event("a", "a", 1, 0, 10.0, 4, 0)
     assert is_queue([one, one._replace(client="b")], "produce")
     assert not is_queue([one, one._replace(lane="b")], "produce")
-    assert is_queue([one], "fetch")
-    assert not is_queue([one._replace(lanes=2)], "fetch")
+    assert not is_queue([one], "fetch")
     assert not is_queue([one], "connection")
     assert not is_queue([one], "controller_mutation")
     assert not is_queue([], "produce")

@@ -14,15 +14,18 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.trace import Operation
 from quotas.usage_record import TraceEvent
-from tests.pipeline.live_runs import Connection, bursty, candidate_with, greedy, live_run, steady
+from tests.pipeline.live_runs import FETCH, PRODUCE, Connection, bursty, candidate_with, greedy, live_run, steady
 
 MB = 1_000_000
 
 
 def table(rate: float, **users: float) -> QuotaTable:
-    quotas = {Entity(user=DEFAULT): {QuotaType.PRODUCE: rate}}
-    return QuotaTable(quotas | {Entity(user=user): {QuotaType.PRODUCE: own} for user, own in users.items()})
+    rates = {Entity(user=DEFAULT): rate} | {Entity(user=user): own for user, own in users.items()}
+    return QuotaTable({entity: {QuotaType.PRODUCE: own, QuotaType.FETCH: own} for entity, own in rates.items()})
 
+
+HOW = [(PRODUCE,), (FETCH,), (FETCH, True)]
+"""How it is charged: fetches over quota get no data, or are delivered."""
 
 _LOADS = st.one_of(
     st.builds(greedy, st.integers(10_000, 3_000_000)),
@@ -36,11 +39,12 @@ _CONNECTIONS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("how", HOW)
+@settings(max_examples=25, deadline=None)
 @given(_CONNECTIONS, st.integers(200_000, 3_000_000), st.integers(0, 1000))
-def test_with_the_same_quotas_every_throttle_time_is_the_live_one(connections, rate, seed):
+def test_with_the_same_quotas_every_throttle_time_is_the_live_one(how, connections, rate, seed):
     quotas = table(float(rate), a=rate * 2.0)
-    run = live_run(quotas, connections, 40, seed)
+    run = live_run(quotas, connections, 40, seed, *how)
     told: dict[int, int] = {}
     for sensor in simulate_trace(run.events, candidate_with(quotas)):
         told |= sensor.told
@@ -60,14 +64,30 @@ def test_without_a_quota_there_is_nothing_to_throttle():
     assert list(simulate_trace(run.events, Candidate())) == []
 
 
+@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("connections", [1, 5])
-def test_a_greedy_load_under_a_doubled_quota_meets_its_greedy_bound(connections):
+def test_a_greedy_load_under_a_doubled_quota_meets_its_greedy_bound(how, connections):
     load = [Connection("a", "x", greedy(100_000)) for _ in range(connections)]
-    before, after = live_run(table(1.0 * MB), load, 120), live_run(table(2.0 * MB), load, 120)
+    before, after = (live_run(table(rate), load, 120, 1, *how) for rate in (1.0 * MB, 2.0 * MB))
     [sensor] = simulate_trace(before.events, candidate_with(table(2.0 * MB)))
     bound = sensor.replayed[Client.GREEDY].all.used
     assert abs(bound / sum(after.used.values()) - 1) < 0.1
-    assert sensor.replayed[Client.PACED].all.used == sum(before.used.values())
+    still_refused = connections * 100_000 if how == (FETCH,) else 0
+    assert 0 <= sensor.replayed[Client.PACED].all.used - sum(before.used.values()) <= still_refused
+
+
+def test_who_fetches_under_a_halved_quota_waits_for_all_that_was_delivered():
+    run = live_run(table(1.0 * MB), [Connection("a", "x", steady(0.9 * MB, 300_000))], 120, 1, FETCH)
+    [sensor] = simulate_trace(run.events, candidate_with(table(0.5 * MB)))
+    paced = sensor.replayed[Client.PACED].all
+    assert 0.9 < paced.used / (0.5 * MB * 120) < 1.2
+    assert paced.throttles > 20
+
+
+def test_a_fetch_larger_than_a_lower_quota_ever_lets_through_comes_in_pieces():
+    run = live_run(table(1.0 * MB), [Connection("a", "x", steady(0.3 * MB, 3_000_000))], 120, 1, FETCH)
+    [sensor] = simulate_trace(run.events, candidate_with(table(0.1 * MB)))
+    assert 0.4 < sensor.replayed[Client.PACED].all.used / (0.1 * MB * 120) < 1.2
 
 
 def _waits(quota_type: str, operation: str, limit: float, value: float, seconds: int) -> tuple[list[TraceEvent], float]:

@@ -80,6 +80,7 @@ def test_what_relays_counted_is_read_at_scrape_time(metrics):
     row.connections_opened = 9
     row.request_bytes, row.response_bytes, row.responses = 100, 200, 6
     row.node_throttles = 2
+    row.withheld_bytes = 8
     row.mutations_refused = 3
     row.authentications = {"success": 4, "failure": 5}
     assert value("kafka_throttle_authentications_total", {**NODE, "result": "failure"}) == 5
@@ -91,6 +92,7 @@ def test_what_relays_counted_is_read_at_scrape_time(metrics):
     assert value("kafka_throttle_response_bytes_total", NODE) == 200
     assert value("kafka_throttle_responses_total", NODE) == 6
     assert value("kafka_throttle_node_throttles_total", NODE) == 2
+    assert value("kafka_throttle_withheld_bytes_total", NODE) == 8
     assert value("kafka_throttle_mutations_refused_total", NODE) == 3
 
 
@@ -260,6 +262,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
         "kafka_throttle_shadow_throttles",
         "kafka_throttle_throttled_seconds",
         "kafka_throttle_throttles",
+        "kafka_throttle_withheld_bytes",
         "kafka_throttle_upstream_connect_failures",
         "kafka_throttle_nodes_left_out",
         "kafka_throttle_upstream_connects_paced",

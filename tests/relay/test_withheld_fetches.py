@@ -131,6 +131,7 @@ def test_a_large_answer_is_dropped_as_it_comes(make_relay):
     whole = fetched(1, size=3_000_000)
     assert script.node(whole[:17]) == b""
     assert script.node(whole[17:100_000]) == empty(11, throttle_ms=20_000)
+    assert script.tally.withheld_bytes == len(whole)
     for at in range(100_000, len(whole), 100_000):
         assert not script.relay.idle
         assert script.node(whole[at : at + 100_000]) == b""

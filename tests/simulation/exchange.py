@@ -80,6 +80,7 @@ class Counts:
     throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttles_by_node: int = 0
     withheld: int = 0
+    withheld_bytes: int = 0
     mutations_refused: int = 0
     logins: int = 0
     logins_failed: int = 0

@@ -987,6 +987,7 @@ class Model:
             raise Violation(f"in place of what is over quota goes {difference(data[at:], empty)}")
         self._count_answer(len(empty))
         self._counts.withheld += 1
+        self._counts.withheld_bytes += self._announced(answer)
         self.for_client.append(ForClient(len(empty), max(told_ms, 0)))
         written.dropped = True
         self.withheld_wrong = self.withheld_wrong or bool(answer.reason)

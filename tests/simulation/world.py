@@ -496,9 +496,9 @@ class _World:
         tally, counts = self.tally, self.counts
         by_api = {key: requests for key, requests in enumerate(tally.requests_by_api) if requests}
         told = (by_api, tally.request_bytes, tally.answers, tally.answer_bytes)
-        told += (tally.authentications, tally.authentications_failed)
+        told += (tally.authentications, tally.authentications_failed, tally.withheld_bytes)
         right = (counts.requests_by_api, counts.request_bytes, counts.answers, counts.answer_bytes)
-        right += (counts.logins, counts.logins_failed)
+        right += (counts.logins, counts.logins_failed, counts.withheld_bytes)
         told += (tally.throttles, tally.throttled_ms, tally.throttles_by_node, tally.mutations_refused)
         right += (counts.throttles, counts.throttled_ms, counts.throttles_by_node, counts.mutations_refused)
         if told != right:
