@@ -17,6 +17,24 @@ _TOLD_EVERY_S = 60.0
 log = structlog.get_logger()
 
 
+class ToldSeldom:
+    """A warning that anybody who connects can bring about: told once a minute, with how often it was so since."""
+
+    def __init__(self, event: str, **about: str | int) -> None:
+        self._event = event
+        self._about = about
+        self._count = 0
+        self._told_s: float | None = None
+
+    def note(self, **last: str) -> None:
+        """It is so once more; `last` says how."""
+        self._count += 1
+        now_s = asyncio.get_running_loop().time()
+        if self._told_s is None or now_s - self._told_s >= _TOLD_EVERY_S:
+            log.warning(self._event, **self._about, connections=self._count, **last)
+            self._told_s, self._count = now_s, 0
+
+
 class Guests:
     """Who is connected to one listener: `most` at a time, none that has sent nothing for `idle_s`.
 
@@ -27,11 +45,9 @@ class Guests:
     def __init__(self, section: str, new_handler: Callable[[], asyncio.Protocol], most: int, idle_s: float) -> None:
         self.new_handler = new_handler
         self.idle_s = idle_s
-        self._section = section
         self._most = most
         self._crowd: Crowd[_Guest] = Crowd()
-        self._refused = 0
-        self._told_s: float | None = None
+        self._refused = ToldSeldom("http_connections_refused", listener=section, limit=most)
 
     def __len__(self) -> int:
         return len(self._crowd)
@@ -44,7 +60,7 @@ class Guests:
         """Whether one more may be here. If it is full, it or one that makes room for it has to go."""
         if len(self._crowd) >= self._most:
             leaving = self._crowd.who_leaves_for(address)
-            self._note_refused(address)
+            self._refused.note(last_address=address)
             if leaving is None:
                 return False
             leaving.abort()
@@ -56,14 +72,6 @@ class Guests:
         """It is here no longer."""
         if guest in self._crowd:
             self._crowd.leave(guest)
-
-    def _note_refused(self, address: str) -> None:
-        self._refused += 1
-        now_s = asyncio.get_running_loop().time()
-        if self._told_s is None or now_s - self._told_s >= _TOLD_EVERY_S:
-            counts = {"connections": self._refused, "limit": self._most, "last_address": address}
-            log.warning("http_connections_refused", listener=self._section, **counts)
-            self._told_s, self._refused = now_s, 0
 
 
 class _Guest(asyncio.Protocol):

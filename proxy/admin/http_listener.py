@@ -2,11 +2,14 @@
 
 import asyncio
 import errno
+import logging
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.admin.guests import Guests
+from proxy.admin.guests import Guests, ToldSeldom
 from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.logs import shown
 
 MAX_BODY_BYTES = 1_024
 
@@ -27,7 +30,13 @@ class HttpListener:
 
     async def start(self, bind: str, port: int) -> int:
         """Listen; returns the port, one of the system's choice for 0. ConfigErrors if it cannot be had."""
-        runner = web.AppRunner(self._application, access_log=None, shutdown_timeout=1, keepalive_timeout=self._idle_s)
+        runner = web.AppRunner(
+            self._application,
+            access_log=None,
+            logger=_logger(self._section),
+            shutdown_timeout=1,
+            keepalive_timeout=self._idle_s,
+        )
         await runner.setup()
         assert runner.server is not None
         guests = Guests(self._section, runner.server, self._most, self._idle_s)
@@ -57,3 +66,27 @@ class HttpListener:
             return ConfigError(f"{section}.bind", f"expected an address of this machine, got {bind!r}")
         expected = f"expected a port of {bind} to listen on, got {port}"
         return ConfigError(f"{section}.port", f"{expected}: {error.strerror}")
+
+
+def _logger(section: str) -> logging.Logger:
+    """What aiohttp tells of one listener; but bytes that are not HTTP are no error of ours."""
+    logger = logging.Logger("aiohttp.server")
+    logger.parent = logging.getLogger()
+    logger.addFilter(_NotHttp(section))
+    return logger
+
+
+class _NotHttp(logging.Filter):
+    """Sums up what aiohttp would tell with a traceback each time."""
+
+    def __init__(self, section: str) -> None:
+        super().__init__()
+        self._told = ToldSeldom("http_requests_malformed", listener=section)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the record is told as it is."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        self._told.note(problem=shown(str(error)))
+        return False

@@ -123,3 +123,33 @@ async def test_who_comes_again_in_time_stays(serve):
     visitor = await visit(await serve(idle_s=PATIENCE_S))
     for _ in range(3):
         assert await visitor.ask() == b"well"
+
+
+GARBAGE = (
+    b"\x16\x03\x01 as of a client that speaks TLS\r\n\r\n",
+    b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
+    b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n\r\n",
+)
+
+
+async def test_what_is_not_http_is_summed_up_and_has_no_traceback(serve, caplog):
+    port = await serve()
+    with capture_logs() as logs:
+        for garbage in GARBAGE * 3:
+            visitor = await visit(port)
+            visitor.writer.write(garbage)
+            async with asyncio.timeout(PATIENCE_S):
+                assert (await visitor.reader.readuntil(b"\r\n")).split()[1] == b"400"
+    assert [(line["event"], line["listener"]) for line in logs] == [("http_requests_malformed", "metrics")]
+    assert not caplog.records
+
+
+async def test_a_bug_of_ours_has_its_traceback(serve, caplog):
+    async def fail(request):
+        return 1 / 0
+
+    visitor = await visit(await serve(fail))
+    visitor.writer.write(REQUEST)
+    async with asyncio.timeout(PATIENCE_S):
+        assert (await visitor.reader.readuntil(b"\r\n")).split()[1] == b"500"
+    assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]
