@@ -84,27 +84,6 @@ _REFUSED_AT_ONCE = frozenset(
 )
 """What stages turn sockets away for as fast as they come: too fast for a line of the log each."""
 
-_MISTAKES = frozenset(
-    {
-        CloseReason.CLIENT_CLOSED,
-        CloseReason.CLIENT_LOST,
-        CloseReason.REQUEST_NOT_KAFKA,
-        CloseReason.REQUEST_TOO_LARGE,
-        CloseReason.REQUEST_MALFORMED,
-        CloseReason.UNSUPPORTED_API,
-        CloseReason.UNSUPPORTED_VERSION,
-        CloseReason.FIRST_BYTE_TIMEOUT,
-        CloseReason.REQUEST_TIMEOUT,
-        CloseReason.CLIENT_READS_NOTHING,
-        CloseReason.TLS_UNEXPECTED,
-        CloseReason.TLS_FAILED,
-        CloseReason.NOT_AUTHENTICATED,
-        CloseReason.AUTHENTICATION_FAILED,
-        CloseReason.TOO_MANY_OF_USER,
-    }
-)
-"""Ends of connections that a hostile or broken client, or one with a wrong setting, may bring about again and again."""
-
 _HUNG_UP = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 
 
@@ -446,8 +425,8 @@ class Listener:
         self._last_throttles.note(self._arrivals[connection].address, throttled, connection.facts, now_ms)
 
     def is_worth_a_line(self, connection: Connection, reason: CloseReason, detail: str) -> bool:
-        """A mistake that a client may make again and again is told once."""
-        return reason not in _MISTAKES or self._is_news(self._arrivals[connection], reason, detail)
+        """What may come again and again is told once of each address; but each bug of ours."""
+        return reason is CloseReason.INTERNAL_ERROR or self._is_news(self._arrivals[connection], reason, detail)
 
     def closed(self, connection: Connection, reason: CloseReason) -> None:
         """It counts no longer."""

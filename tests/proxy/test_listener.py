@@ -219,6 +219,18 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
     assert house.closed == {CloseReason(reason or "client_sent_nothing"): 20}
 
 
+@pytest.mark.parametrize(
+    ("reason", "told"), [(CloseReason.NODE_UNREACHABLE, 1), (CloseReason.INTERNAL_ERROR, 5)], ids=lambda value: value
+)
+async def test_a_node_that_is_away_is_told_once_of_each_address_and_a_bug_each_time(house, reason, told):
+    house.come(*[GOOD] * 5)
+    house.listener._accept_all(house.port, house.socket, 0)
+    with capture_logs() as logs:
+        for connection in list(house.listener.connections):
+            connection.give_up(reason, "10.0.0.1:9092: Connection refused")
+    assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason.value] * told
+
+
 async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_either(house):
     trusts = {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"], "node_ids": []}
     config = {"name": "plain", "bind": "127.0.0.1", "port": house.port} | trusts
