@@ -424,7 +424,7 @@ class Connection:
         """
         if close.reason is CloseReason.CLIENT_SENT_NOTHING:
             return self._log.debug
-        if close.reason in ORDINARY and (self.relay.whole_requests or close.reason not in _CLIENT_IS_GONE):
+        if close.reason in ORDINARY and not (self.relay.ended_unasked and close.reason in _CLIENT_IS_GONE):
             return self._log.info
         what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
         if not self._home.is_worth_a_line(self, close.reason, what):

@@ -58,6 +58,7 @@ class Relay(RequestSide):
         "_closed",
         "_unsettled",
         "ended_idle",
+        "ended_unasked",
         "ended_unheard",
     )
 
@@ -68,8 +69,10 @@ class Relay(RequestSide):
         self._unsettled = False
         self.ended_idle = False
         """Whether nothing was in flight or half-way when it was closed: no side owes the other anything."""
+        self.ended_unasked = False
+        """Whether no whole request had come when it was closed."""
         self.ended_unheard = False
-        """Whether the client had sent nothing at all when it was closed."""
+        """Whether the client had sent nothing at all then."""
 
     @property
     def unsettled(self) -> bool:
@@ -347,7 +350,8 @@ class Relay(RequestSide):
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
-        self.ended_unheard = not self.requests and not self._requests
+        self.ended_unasked = not self.requests
+        self.ended_unheard = not (self.requests or self._requests or self._request_left)
         self._closed = True
         if self._timed:
             self._times.abandon(self._in_flight, self._half, self._now_us // 1000, self._now_us)

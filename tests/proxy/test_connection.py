@@ -308,12 +308,13 @@ async def test_who_only_looks_whether_somebody_is_here_is_counted_and_not_told(r
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_sent_nothing", "debug")]
 
 
+@pytest.mark.parametrize("sent", [heartbeat(1)[:6], produce(1, size=2_000)[:500]], ids=["a head", "a body"])
 @pytest.mark.parametrize(("news", "level"), [(True, "info"), (False, "debug")])
-async def test_who_hangs_up_before_a_whole_request_is_told_of_as_of_a_mistake(news, level):
+async def test_who_hangs_up_before_a_whole_request_is_told_of_as_of_a_mistake(sent, news, level):
     with capture_logs() as logs:
         shell = Shell()
         shell.is_worth_a_line = lambda connection, reason, detail: news
-        await shell.client_sends(heartbeat(1)[:6])
+        await shell.client_sends(sent)
         shell.connection.eof_came(Side.CLIENT)
     assert [(line["reason"], line["log_level"]) for line in logs] == [("client_closed", level)]
 
