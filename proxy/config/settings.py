@@ -741,7 +741,9 @@ class LimitsConfig(Settings):
     """Unanswered requests of one connection; at this number no more are taken until one is answered."""
 
     write_buffer_bytes: Annotated[int, Whole(4_096, 1_073_741_824)] = 262_144
-    """Bytes that may wait in one direction of one connection; above it the other side is not read."""
+    """Bytes that may wait in one direction of one connection; above it the other side is not read. As many may be kept
+    for its unanswered requests: responses of the proxy that wait for their turn, client-ids above 1 KiB, what is noted
+    of topics to be created or deleted. Above it no more requests are taken until all are answered."""
 
     max_connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
     """Sockets of clients in this process, connected, held, on their way in or out; one more is closed at once. Each

@@ -493,6 +493,7 @@ class Listener:
             limits.max_frame_bytes,
             limits.max_answer_bytes,
             limits.max_in_flight,
+            limits.write_buffer_bytes,
             withholds=self._throttle.fetch == "empty",
             delays=self._throttle.mode == "delay",
             authenticates=self._demands_sasl,

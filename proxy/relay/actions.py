@@ -253,7 +253,10 @@ class Work:
 
 @dataclass(slots=True, frozen=True)
 class RelayLimits:
-    """Bounds of one relay: frames in bytes, and requests whose answers are still to come; and how it throttles.
+    """Bounds of one relay: frames in bytes, requests whose answers are still to come; and how it throttles.
+
+    Where more than `max_kept_bytes` are kept for requests in flight (answers of the proxy's own, long client ids, what
+    is noted of mutations), no further one is taken before all of them are answered.
 
     With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker, unless the Fetch was
     sent before there was a quota; else it goes out and is charged for good. With `delays` answers
@@ -264,6 +267,7 @@ class RelayLimits:
     max_frame_bytes: int = 104_857_600
     max_answer_bytes: int = INT32_MAX
     max_in_flight: int = 1000
+    max_kept_bytes: int = 262_144
     withholds: bool = False
     delays: bool = False
     authenticates: bool = False

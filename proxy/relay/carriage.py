@@ -54,8 +54,10 @@ class Carriage:
         "_enquired",
         "_going",
         "_in_flight",
+        "_kept_bytes",
         "_ledger",
         "_max_in_flight",
+        "_max_kept_bytes",
         "_meet",
         "_mute",
         "_muted_until_ms",
@@ -97,6 +99,7 @@ class Carriage:
         self._withholds = limits.withholds
         self._delays = limits.delays
         self._max_in_flight = limits.max_in_flight
+        self._max_kept_bytes = limits.max_kept_bytes
 
         self._now_us = 0
         self._ticket = 0
@@ -105,6 +108,8 @@ class Carriage:
         self._client_blocked = False
         self._in_flight: deque[Request] = deque()
         self._waiting = 0
+        self._kept_bytes = 0
+        """What is kept for requests in flight, and was for those answered since the queue was empty last."""
         self._enquired: list[bytes] = []
 
         self.requests = 0
@@ -123,6 +128,14 @@ class Carriage:
         request.waiting_bytes = request.size_bytes
         self._waiting += 1
         if self._waiting >= self._max_in_flight:
+            self._mute |= IN_FLIGHT_FULL
+
+    def _keep_for(self, kept_bytes: int) -> None:
+        """So many bytes are kept for the request that was taken last; too many, and all is to be answered first."""
+        if self._waiting <= 1:
+            self._kept_bytes = 0
+        self._kept_bytes += kept_bytes
+        if self._kept_bytes > self._max_kept_bytes:
             self._mute |= IN_FLIGHT_FULL
 
     def _no_longer_await(self, request: Request, count: int) -> None:

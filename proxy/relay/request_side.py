@@ -50,6 +50,10 @@ _CLIENT = Side.CLIENT
 _NODE = Side.NODE
 _INT32 = Struct(">i")
 _MAX_BINDINGS = 64
+_ALL_ANSWERED = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
+"""Reasons that end when nothing is in flight."""
+_NOTE_FACTOR = 32
+"""So much more than the request takes what a verdict notes of it: objects for each topic of a few bytes."""
 
 _OPEN_UPSTREAM = OpenUpstream()
 _PAUSE = Pause(_CLIENT)
@@ -271,6 +275,8 @@ class RequestSide(Authentication):
                 after.append(WakeAt(min(self._held_until_ms, self._muted_until_ms)))
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
+            if size_bytes > LONG_CLIENT_ID_BYTES and len(request.client_id) > LONG_CLIENT_ID_BYTES:
+                self._keep_for(len(request.client_id))
         elif request.binding is not None and request.binding.costs is not None:
             self._tally.exempt_us += request.binding.costs.us(request.plan.cost_kind, size_bytes)
 
@@ -488,10 +494,11 @@ class RequestSide(Authentication):
     def _take_up_again(self) -> bool:
         """True, once, when what is in flight no longer keeps further requests from being taken."""
         over = ENQUIRING if len(self._enquired) == self._enquiries else 0
-        if self._waiting < self._max_in_flight:
-            over |= IN_FLIGHT_FULL
         if not self._waiting:
-            over |= FETCHING | AUTHENTICATING | NO_ROOM
+            self._kept_bytes = 0
+            over |= _ALL_ANSWERED
+        elif self._waiting < self._max_in_flight and self._kept_bytes <= self._max_kept_bytes:
+            over |= IN_FLIGHT_FULL
         over &= self._mute
         self._mute &= ~over
         return over != 0
@@ -546,10 +553,12 @@ class RequestSide(Authentication):
             self._sent_sasl(request)
             if not self._unproven and request.plan is not SASL_TOKEN:
                 request.binding = self._binding(request.client_id, now_ms)
+            self._await_answer(request)
         else:
             request.binding = self._bindings.get(request.client_id)
             request.muted_until_ms = self._muted_until_ms
-        self._await_answer(request)
+            self._await_answer(request)
+            self._keep_for(len(request.client_id) + (_NOTE_FACTOR * request.size_bytes if request.held else 0))
         return splice_frame(frame, request.size_bytes, verdict.splices)
 
     def _answer(self, request: Request, answer: bytes) -> None:
@@ -559,6 +568,7 @@ class RequestSide(Authentication):
         request.answer = answer
         request.muted_until_ms = self._muted_until_ms
         self._await_answer(request)
+        self._keep_for(len(request.client_id) + len(answer))
 
     def _settle_client(self, actions: list[Action]) -> None:
         """Read the client or not, as things stand now.

@@ -47,6 +47,10 @@ HELD_BYTES = wire.HEAD_BYTES + READ_BYTES
 MOST_ASKS_IN_A_ROW = 50
 """So often a relay may ask before it sends something: tables change, but not each time."""
 
+LONG_CLIENT_ID_BYTES = 1024
+NOTE_FACTOR = 32
+"""What is noted of a request about topics takes so much more than it."""
+
 MOST_BOUND = 64
 """A relay keeps no more bindings than these."""
 
@@ -160,6 +164,7 @@ class Model:
         """The request of which so much is still to come."""
         self._client_acted = False
         self._in_flight: deque[Taken] = deque()
+        self._kept_bytes = 0
         self._connected = False
         self._opened = False
         self._mute = Mute(counts)
@@ -530,7 +535,8 @@ class Model:
     @property
     def _full(self) -> bool:
         alone = bool(self._in_flight) and self._in_flight[-1].alone
-        return alone or len(self._in_flight) >= self._plan.max_in_flight or self._lacks_room
+        keeps_much = self._kept_bytes > self._plan.write_buffer_bytes
+        return alone or keeps_much or len(self._in_flight) >= self._plan.max_in_flight or self._lacks_room
 
     @property
     def _lacks_room(self) -> bool:
@@ -572,6 +578,12 @@ class Model:
         if request is None or request is self._half or request.own_answer is not None:
             return False
         return request.timed is not None and self._times.is_open(request.timed)
+
+    def _is_answered(self) -> None:
+        """The oldest request is; what is kept is reckoned anew when all are."""
+        self._in_flight.popleft()
+        if not self._in_flight:
+            self._kept_bytes = 0
 
     @property
     def _next_passes_mute(self) -> bool:
@@ -623,6 +635,7 @@ class Model:
                 return
             self._count_request(head)
             self._in_flight.append(taken)
+            self._kept_bytes += len(head.client_id) + len(taken.own_answer)
             del self._requests[: head.frame_bytes]
 
     def _carry_out(self, head: wire.Head, now_ms: int) -> Decided:
@@ -655,7 +668,7 @@ class Model:
             if not self._answers[0].all_fed or (answer.reason and not nonsense):
                 return
             self._answers.popleft()
-            self._in_flight.popleft()
+            self._is_answered()
             self._enquiring -= 1
             self._enquired.append(answer.frame)
             self._told += answer.told
@@ -737,6 +750,8 @@ class Model:
             self._charge_produce(head, head.frame_bytes - 4, now_ms)
             taken.timed = self._timed_by(head, now_ms)
         taken.muted_until_ms = self._mute.until_ms
+        if head.answered and len(head.client_id) > LONG_CLIENT_ID_BYTES:
+            self._kept_bytes += len(head.client_id)
 
     def _abandon(self, now_ms: int) -> None:
         """The connection ends amid a request: what came of it is counted and charged, and mutes nobody."""
@@ -761,6 +776,9 @@ class Model:
         taken.timed = None if self._unproven or head.bare else self._bound.get(head.client_id)
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
+        if not head.is_sasl:
+            noted_bytes = NOTE_FACTOR * (head.frame_bytes - 4) if decided.settlement is not None else 0
+            self._kept_bytes += len(head.client_id) + noted_bytes
         self.for_node.append(taken)
         self._requests[: head.frame_bytes] = decided.frame
 
@@ -943,7 +961,7 @@ class Model:
         return own[:at] + pack(">i", left_ms) + own[at + 4 :], left_ms
 
     def _done(self, frame_bytes: int, throttle_ms: int) -> None:
-        self._in_flight.popleft()
+        self._is_answered()
         self.for_client.append(ForClient(frame_bytes, throttle_ms))
         self._count_answer(frame_bytes)
 
@@ -964,7 +982,7 @@ class Model:
         require(not wrong, f"sent on a wrong answer ({answer.reason})")
         self._charge_time(request, now_ms)
         self._hold.release(request, now_ms)
-        self._in_flight.popleft()
+        self._is_answered()
         require(
             request.head.bare or answer.for_client[4:8] == pack(">i", request.head.correlation_id),
             f"the answer {answer.for_client[4:8].hex()} is not the one to {request.head}",

@@ -174,6 +174,7 @@ class _Party:
             world.plan.max_frame_bytes,
             world.plan.max_answer_bytes,
             world.plan.max_in_flight,
+            world.plan.write_buffer_bytes,
             withholds=world.plan.withholds,
             delays=world.plan.delays,
             authenticates=world.plan.demands_sasl,
