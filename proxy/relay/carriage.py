@@ -109,7 +109,7 @@ class Carriage:
         self._in_flight: deque[Request] = deque()
         self._waiting = 0
         self._kept_bytes = 0
-        """What is kept for requests in flight, and was for those answered since the queue was empty last."""
+        """What is kept for requests in flight, and perhaps for some that are answered since."""
         self._enquired: list[bytes] = []
 
         self.requests = 0
@@ -130,13 +130,13 @@ class Carriage:
         if self._waiting >= self._max_in_flight:
             self._mute |= IN_FLIGHT_FULL
 
-    def _keep_for(self, kept_bytes: int) -> None:
-        """So many bytes are kept for the request that was taken last; too many, and all is to be answered first."""
-        if self._waiting <= 1:
-            self._kept_bytes = 0
-        self._kept_bytes += kept_bytes
+    def _keep_for(self, request: Request) -> None:
+        """Something is kept for the request that was taken last; if it is too much, all is to be answered first."""
+        self._kept_bytes += request.kept_bytes
         if self._kept_bytes > self._max_kept_bytes:
-            self._mute |= IN_FLIGHT_FULL
+            self._kept_bytes = sum(one.kept_bytes for one in self._in_flight)
+            if self._kept_bytes > self._max_kept_bytes:
+                self._mute |= IN_FLIGHT_FULL
 
     def _no_longer_await(self, request: Request, count: int) -> None:
         """The oldest `count` of the queue, all of `request`, are answered."""

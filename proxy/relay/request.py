@@ -7,7 +7,7 @@ from protocol.api_table import APIS
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.primitives import MAX_HEADER_TAGS, Reader
 from protocol.requests import HEAD, MAX_HEAD_BYTES
-from proxy.relay.actions import CloseReason
+from proxy.relay.actions import AskKind, CloseReason
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
 from proxy.relay.use import Use
@@ -21,6 +21,9 @@ _FETCH_LIMITS_BYTES = 16
 
 _NO_ACKS = b"\0\0"
 _ONE_ACK = b"\0\1"
+
+_NOTE_FACTOR = 32
+"""So much more than a request takes what a verdict notes of it: objects for each topic of a few bytes."""
 
 _SMALLEST_REQUEST = 10
 """An api key, a version, a correlation id and the length of a client id, without the length prefix.
@@ -76,6 +79,17 @@ class Request:
     waiting_bytes: int = 0
     learned_from: bool = True
     use: Use | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """What is kept for it until it is answered, beyond what any request takes."""
+        kept = len(self.client_id) if len(self.client_id) > LONG_CLIENT_ID_BYTES else 0
+        if self.answer is not None:
+            kept += len(self.answer)
+        if self.plan.asked is AskKind.MUTATION and self.note is not None:
+            kept += _NOTE_FACTOR * self.size_bytes
+        return kept
+
     reserved: float = 0.0
     reserved_at: int = 0
 

@@ -52,8 +52,6 @@ _INT32 = Struct(">i")
 _MAX_BINDINGS = 64
 _ALL_ANSWERED = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
 """Reasons that end when nothing is in flight."""
-_NOTE_FACTOR = 32
-"""So much more than the request takes what a verdict notes of it: objects for each topic of a few bytes."""
 
 _OPEN_UPSTREAM = OpenUpstream()
 _PAUSE = Pause(_CLIENT)
@@ -276,7 +274,7 @@ class RequestSide(Authentication):
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
             if size_bytes > LONG_CLIENT_ID_BYTES and len(request.client_id) > LONG_CLIENT_ID_BYTES:
-                self._keep_for(len(request.client_id))
+                self._keep_for(request)
         elif request.binding is not None and request.binding.costs is not None:
             self._tally.exempt_us += request.binding.costs.us(request.plan.cost_kind, size_bytes)
 
@@ -558,7 +556,7 @@ class RequestSide(Authentication):
             request.binding = self._bindings.get(request.client_id)
             request.muted_until_ms = self._muted_until_ms
             self._await_answer(request)
-            self._keep_for(len(request.client_id) + (_NOTE_FACTOR * request.size_bytes if request.held else 0))
+            self._keep_for(request)
         return splice_frame(frame, request.size_bytes, verdict.splices)
 
     def _answer(self, request: Request, answer: bytes) -> None:
@@ -568,7 +566,7 @@ class RequestSide(Authentication):
         request.answer = answer
         request.muted_until_ms = self._muted_until_ms
         self._await_answer(request)
-        self._keep_for(len(request.client_id) + len(answer))
+        self._keep_for(request)
 
     def _settle_client(self, actions: list[Action]) -> None:
         """Read the client or not, as things stand now.

@@ -29,6 +29,7 @@ class Taken:
     settlement: Settlement | None = None
     timed: int | None = None
     may_withhold: bool = False
+    kept_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -164,7 +164,7 @@ class Model:
         """The request of which so much is still to come."""
         self._client_acted = False
         self._in_flight: deque[Taken] = deque()
-        self._kept_bytes = 0
+        self._keeps_much = False
         self._connected = False
         self._opened = False
         self._mute = Mute(counts)
@@ -535,8 +535,7 @@ class Model:
     @property
     def _full(self) -> bool:
         alone = bool(self._in_flight) and self._in_flight[-1].alone
-        keeps_much = self._kept_bytes > self._plan.write_buffer_bytes
-        return alone or keeps_much or len(self._in_flight) >= self._plan.max_in_flight or self._lacks_room
+        return alone or self._keeps_much or len(self._in_flight) >= self._plan.max_in_flight or self._lacks_room
 
     @property
     def _lacks_room(self) -> bool:
@@ -580,10 +579,16 @@ class Model:
         return request.timed is not None and self._times.is_open(request.timed)
 
     def _is_answered(self) -> None:
-        """The oldest request is; what is kept is reckoned anew when all are."""
+        """The oldest request is; if too much was kept, the next one is taken when all are."""
         self._in_flight.popleft()
-        if not self._in_flight:
-            self._kept_bytes = 0
+        self._keeps_much &= bool(self._in_flight)
+
+    def _keep(self, taken: Taken, kept_bytes: int) -> None:
+        """So many bytes are kept for a request until it is answered, besides a long client id."""
+        id_bytes = len(taken.head.client_id)
+        taken.kept_bytes = kept_bytes + (id_bytes if id_bytes > LONG_CLIENT_ID_BYTES else 0)
+        kept_bytes = sum(one.kept_bytes for one in self._in_flight)
+        self._keeps_much = bool(self._in_flight) and kept_bytes > self._plan.write_buffer_bytes
 
     @property
     def _next_passes_mute(self) -> bool:
@@ -635,7 +640,7 @@ class Model:
                 return
             self._count_request(head)
             self._in_flight.append(taken)
-            self._kept_bytes += len(head.client_id) + len(taken.own_answer)
+            self._keep(taken, len(taken.own_answer))
             del self._requests[: head.frame_bytes]
 
     def _carry_out(self, head: wire.Head, now_ms: int) -> Decided:
@@ -750,8 +755,7 @@ class Model:
             self._charge_produce(head, head.frame_bytes - 4, now_ms)
             taken.timed = self._timed_by(head, now_ms)
         taken.muted_until_ms = self._mute.until_ms
-        if head.answered and len(head.client_id) > LONG_CLIENT_ID_BYTES:
-            self._kept_bytes += len(head.client_id)
+        self._keep(taken, 0)
 
     def _abandon(self, now_ms: int) -> None:
         """The connection ends amid a request: what came of it is counted and charged, and mutes nobody."""
@@ -777,8 +781,7 @@ class Model:
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
         if not head.is_sasl:
-            noted_bytes = NOTE_FACTOR * (head.frame_bytes - 4) if decided.settlement is not None else 0
-            self._kept_bytes += len(head.client_id) + noted_bytes
+            self._keep(taken, NOTE_FACTOR * (head.frame_bytes - 4) if decided.settlement is not None else 0)
         self.for_node.append(taken)
         self._requests[: head.frame_bytes] = decided.frame
 
