@@ -33,10 +33,14 @@ from tests.parity.sides import alter_client_quotas
 KAFKA_VERSION = "4.3.1"
 TOPIC = "groups"
 PARTITIONS = 6
+MOST_OF_QUOTA = 3
+"""Kafka's windows let three members have up to twice their quota."""
 MEMBERS = 3
 RECORD_BYTES = 5_000
 FORMED_S = 15.0
 """So long after the last of its members has joined for the first time a group has formed."""
+START_S = 120.0
+"""For so long members may take to join: a JVM that compiles its program on a busy machine takes a minute."""
 LEAST_OF_BROKER = 0.95
 """So many distinct records, of those that the broker's group read, are enough."""
 
@@ -102,6 +106,11 @@ class Seen:
     def twice(self) -> int:
         """How many came again, each time."""
         return sum(self.times.values()) - len(self.times)
+
+    @property
+    def has_formed(self) -> bool:
+        """Whether all members have joined, or one never will."""
+        return all(self.joined_s) or bool(self.errors)
 
     @property
     def rebalances(self) -> int:
@@ -194,12 +203,12 @@ class Compared:
 
 
 def measure(clients: Sequence[str], rate: int, seconds: int, fetch: str = "empty") -> list[Compared]:
-    """Run the groups of one client after the other, `seconds` each, at both sides at the same time."""
+    """Run the groups of one client after the other at both sides at the same time, `seconds` from when both stand."""
     quotas = [{"client_id": client, "consumer_byte_rate": rate} for client in clients]
     with ExitStack() as stack:
         broker, behind = (stack.enter_context(KafkaCluster(KAFKA_VERSION, heap="400m")) for _ in range(2))
         for cluster in (broker, behind):
-            _fill(cluster, 2 * rate * (seconds + 10))
+            _fill(cluster, MOST_OF_QUOTA * rate * (seconds + 30))
         alter_client_quotas(broker.address(1), quotas)
         proxy = stack.enter_context(ProxyProcess(behind, quotas, throttle={"fetch": fetch}))
         return [_compared(client, broker, proxy, seconds) for client in clients]
@@ -212,6 +221,9 @@ def _compared(client: str, broker: KafkaCluster, proxy: ProxyProcess, seconds: i
     with ExitStack() as stack:
         for group in groups:
             stack.enter_context(group)
+        until_s = time.monotonic() + START_S
+        while time.monotonic() < until_s and not all(group.seen.has_formed for group in groups):
+            time.sleep(0.1)
         time.sleep(seconds)
     of_broker, of_proxy = (group.seen for group in groups)
     return Compared(client, of_broker, of_proxy, _sent_bytes(proxy) - before)
