@@ -60,6 +60,7 @@ class Visit:
         self.refused = refused
         self.address = ""
         self.place: Place | None = None
+        self.of_balancer = False
 
 
 class _Clock:
