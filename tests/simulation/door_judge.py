@@ -141,7 +141,10 @@ class DoorJudge:
         self.counts["given up"] += 1
         self._note_slots(self._now_ms())
 
-    def admit(self, key: ListenerKey, ticket: Any, address: str, now_ms: int) -> Place | Held | Refused:
+    def admit(
+        self, key: ListenerKey, ticket: Any, address: str, now_ms: int, measured: bool = True
+    ) -> Place | Held | Refused:
+        require(measured, "no balancer comes for itself here")
         self._on_the_way[key] -= 1
         told = self.sound.admit(key, ticket, address, now_ms)
         origin = self._origin_of(ticket.whose)
