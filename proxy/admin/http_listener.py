@@ -70,7 +70,7 @@ class HttpListener:
 
 def _logger(section: str) -> logging.Logger:
     """What aiohttp tells of one listener; but bytes that are not HTTP are no error of ours."""
-    logger = logging.Logger("aiohttp.server")
+    logger = logging.Logger("aiohttp.server", logging.WARNING)  # whatever others have made of the root
     logger.parent = logging.getLogger()
     logger.addFilter(_NotHttp(section))
     return logger
