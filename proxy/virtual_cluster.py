@@ -15,6 +15,8 @@ BOOTSTRAP_NODE_ID = -1
 
 MAX_LEARNED_NODES = 10_000
 _TOLD_EVERY_US = 60_000_000
+_LOOK_EVERY_US = 5_000_000
+"""A look at the cluster is a connection: not each answer that a node is left out of is worth one."""
 
 
 class NodeDirectory:
@@ -118,7 +120,7 @@ class ListenerPorts:
         self._node_of = {port: node_id for node_id, port in self._port_of.items()}
         self._node_of[config.port] = BOOTSTRAP_NODE_ID
         self._log = structlog.get_logger().bind(virtual_cluster=directory.virtual_cluster, listener=config.name)
-        self._told_us: int | None = None
+        self._told_us = self._looked_us = -inf
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Note the upstream address of a node."""
@@ -162,9 +164,11 @@ class ListenerPorts:
     def _leave_out(self, node_id: int) -> None:
         """Count it, tell of it once a minute, and have the cluster looked at: perhaps others are gone."""
         self._directory.note_left_out(self._name)
-        self._directory.look()
         now_us = self._directory.now_us()
-        if self._told_us is None or now_us - self._told_us >= _TOLD_EVERY_US:
+        if now_us - self._looked_us >= _LOOK_EVERY_US:
+            self._looked_us = now_us
+            self._directory.look()
+        if now_us - self._told_us >= _TOLD_EVERY_US:
             self._told_us = now_us
             problem = "it is not in node_ids, and all spare ports stand for other nodes: clients are not told of it"
             self._log.warning("node_left_out", node_id=node_id, problem=problem, settings=["node_ids", "spare_ports"])
