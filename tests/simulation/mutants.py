@@ -454,7 +454,9 @@ class NewcomerOvertakes(Mutant):
     shows_in = staticmethod(_with_storms)
 
     class admission(Admission[Any]):
-        def admit(self, key: ListenerKey, ticket: Any, address: str, now_ms: int) -> Place | Held | Refused:
+        def admit(
+            self, key: ListenerKey, ticket: Any, address: str, now_ms: int, measured: bool = True
+        ) -> Place | Held | Refused:
             rules = self._rules[key.virtual_cluster]
             self.set_rules(key.virtual_cluster, replace(rules, waits=False))
             told = super().admit(key, ticket, address, now_ms)
@@ -484,7 +486,9 @@ class SlotNeverFree(Mutant):
             if self._admits:
                 super().give_up(key)
 
-        def admit(self, key: ListenerKey, ticket: Any, address: str, now_ms: int) -> Place | Held | Refused:
+        def admit(
+            self, key: ListenerKey, ticket: Any, address: str, now_ms: int, measured: bool = True
+        ) -> Place | Held | Refused:
             self._admits = True
             told = super().admit(key, ticket, address, now_ms)
             self._admits = False

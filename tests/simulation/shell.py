@@ -28,6 +28,7 @@ from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
+from proxy.verdicts.steps import finish
 from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation
@@ -283,6 +284,8 @@ class Shell:
         """The verdict, None if something must be done first."""
         self._model.begin_to_decide(ask)
         decision = self._decide(ask, self._facts, now_ms)
+        if isinstance(decision, Work) and ask.kind is AskKind.MUTATION:
+            decision = finish(decision.steps)  # at once: what is spent in between would belong to nobody
         if isinstance(decision, Work):
             self._finish(decision.steps, lambda found: self._worked_out(ask, found))
             return None
