@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 
 from protocol.errors import MalformedMessage
-from protocol.primitives import compact_string, int16, int32, string, uvarint
+from protocol.primitives import UVARINT_MAX_BYTES, compact_string, int16, int32, string, uvarint
 from protocol.splices import Splice, grows_by
 from protocol.walk import BROKERS, Endpoint, Walk
 
@@ -129,14 +129,18 @@ def _hide_array(walk: Walk, frame_end: int) -> list[Splice]:
     """The array in [tail_at, frame_end - 1), followed by an empty tag buffer."""
     start = walk.tail_at
     filling = frame_end - start - 3
-    if filling < 2 or filling > 16_000:
+    if filling < 1:
         raise MalformedMessage(f"{filling} bytes of endpoints behind a large answer")
     tagged = bytes([1, 1, HIDDEN_TAG]) + _size_within(filling)
     return [Splice(start, frame_end, tagged + bytes(frame_end - start - len(tagged)))]
 
 
 def _size_within(filling: int) -> bytes:
-    """The uvarint size of a tagged field that takes `filling` bytes together with its size."""
-    if filling <= 128:
-        return uvarint(filling - 1)
-    return bytes([(filling - 2) & 0x7F | 0x80, (filling - 2) >> 7])
+    """The uvarint size of a tagged field that takes `filling` bytes together with its size.
+
+    A number just below a power of 128 takes a byte more than it needs.
+    """
+    count = next(count for count in range(1, UVARINT_MAX_BYTES + 1) if filling - count < 1 << 7 * count)
+    size = filling - count
+    more = [size >> 7 * i & 0x7F | 0x80 for i in range(count - 1)]
+    return bytes([*more, size >> 7 * (count - 1)])

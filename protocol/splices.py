@@ -20,6 +20,18 @@ def grows_by(splices: Sequence[Splice]) -> int:
     return sum(len(splice.data) - (splice.end - splice.start) for splice in splices)
 
 
+def joined(frame: bytes | memoryview, splices: Sequence[Splice]) -> list[Splice]:
+    """Ascending splices as one, with what stands between them; none if there are none."""
+    if len(splices) < 2:
+        return list(splices)
+    pieces: list[bytes | memoryview] = []
+    at = splices[0].start
+    for splice in splices:
+        pieces += (frame[at : splice.start], splice.data)
+        at = splice.end
+    return [Splice(splices[0].start, at, b"".join(pieces))]
+
+
 def splice_frame(head: bytes | memoryview, size_bytes: int, splices: Sequence[Splice]) -> list[bytes | memoryview]:
     """`head`, the whole or the first part of a frame, as pieces with `splices` (ascending, within it) carried out.
 

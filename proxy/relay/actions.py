@@ -82,7 +82,8 @@ class CloseReason(_Quick):
 class AskKind(_Quick):
     """What somebody else must decide.
 
-    ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices.
+    ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices, or
+    says how many more bytes it takes.
     QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
     MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one;
     it is empty where a request that was charged never went to the node. The verdict carries what is to be enquired
@@ -221,6 +222,7 @@ class Verdict:
     again. With a `note` the answer to the request is asked about, too. `throttle_time_ms` is for how long from now the
     client is muted for its controller mutations, `refused` how many of them were. `exchange` is about SASL.
     `rest` walks on through what follows in an answer, and finds what is led by nodes that clients are not told of.
+    `more`: so many bytes of the answer must be here, then it is asked about again.
     """
 
     splices: tuple[Splice, ...] = ()
@@ -233,6 +235,7 @@ class Verdict:
     refused: int = 0
     exchange: Exchange | None = None
     rest: Walk | None = None
+    more: int = 0
 
 
 @dataclass(slots=True, frozen=True)

@@ -77,6 +77,8 @@ class AnswerSide(Carriage):
         "_answered_until_ms",
         "_answers",
         "_collecting",
+        "_gathered_answer",
+        "_head_bytes",
         "_held_answer",
         "_held_ms",
         "_held_since_ms",
@@ -84,6 +86,7 @@ class AnswerSide(Carriage):
         "_held_verdict",
         "_instead",
         "_max_answer_bytes",
+        "_max_gathered_bytes",
         "_node_paused",
         "_quick_bytes",
         "_slow_us",
@@ -96,12 +99,17 @@ class AnswerSide(Carriage):
         super().__init__(ledger, tally, limits, bind, meet)
         self._slow_us = -1
         self._max_answer_bytes = limits.max_answer_bytes
+        self._max_gathered_bytes = limits.max_frame_bytes
         self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
         self._answers = b""
         self._answer_left = 0
         self._streamed: _StreamedAnswer | None = None
         self._instead = b""
         self._to_drop = 0
+        self._head_bytes = MAX_HEAD_BYTES
+        """How much of the answer that is next must be here to be decided about."""
+        self._gathered_answer: list[bytes] = []
+        """What has come behind `_answers` of an answer of which more than MAX_HEAD_BYTES are wanted."""
         self._collecting: list[bytes] = []
         self._to_collect = 0
         self._held_answer = b""
@@ -273,10 +281,10 @@ class AnswerSide(Carriage):
                 return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
         if plan.answer is _PLAIN:
             return self._start_plain(request, buf, at, frame_bytes, body_at, now_ms, after)
-        if available < min(frame_bytes, MAX_HEAD_BYTES):
+        if available < min(frame_bytes, self._head_bytes):
             return _NOTHING
         if plan.answer is _HEAD:
-            return self._ask_about_answer(plan, buf[at : at + min(available, MAX_HEAD_BYTES)], after)
+            return self._ask_about_answer(plan, buf[at : at + min(available, self._head_bytes)], after)
         return self._start_tail(request, buf, at, frame_bytes, body_at, now_ms, after)
 
     def _start_plain(
@@ -341,7 +349,7 @@ class AnswerSide(Carriage):
             streamed.sent += passed
             if passed or walk.tail_at < 0:
                 return passed, ()
-        if frame_bytes - sent > MAX_HEAD_BYTES:
+        if frame_bytes - sent > MAX_HELD_BYTES:
             raise MalformedMessage(f"{frame_bytes - sent} bytes behind the partitions of an answer")
         if sent + here < frame_bytes:
             return _NOTHING
@@ -451,6 +459,24 @@ class AnswerSide(Carriage):
         after.append(Ask(self._answer_ticket, kind, _NODE, plan.api_key, plan.api_version, head))
         return _NOTHING
 
+    def _want_more(self, head_bytes: int) -> None:
+        """So much of the answer that is next must be here to be decided about, or all of it."""
+        frame_bytes = _INT32.unpack_from(self._answers, 0)[0] + 4
+        if frame_bytes > self._max_gathered_bytes:
+            name = self._in_flight[0].plan.name
+            detail = f"{name}: {frame_bytes} bytes announced, {self._max_gathered_bytes} can be held for its addresses"
+            raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
+        self._head_bytes = min(head_bytes, frame_bytes)
+
+    def _gather_answer(self, data: bytes) -> bool:
+        """Whether `data` is only kept, as more is wanted of the answer that is next; it is put together once."""
+        self._gathered_answer.append(data)
+        if len(self._answers) + sum(map(len, self._gathered_answer)) < self._head_bytes:
+            return True
+        self._answers = b"".join((self._answers, *self._gathered_answer))
+        self._gathered_answer = []
+        return False
+
     def _collect(self, request: Request, buf: bytes, at: int, after: list[Action]) -> int:
         """Take what is here of an answer that is wanted whole; return where that ends."""
         if not self._to_collect:
@@ -488,7 +514,7 @@ class AnswerSide(Carriage):
             frame_bytes, rest = len(head), self._answers
         else:
             frame_bytes = _INT32.unpack_from(self._answers, 0)[0] + 4
-            most = MAX_HEAD_BYTES if verdict.rest is None else verdict.rest.offset
+            most = self._head_bytes if verdict.rest is None else verdict.rest.offset
             head = self._answers[: min(frame_bytes, most)]
             rest = self._answers[len(head) :]
         request = self._in_flight[0]
@@ -499,7 +525,7 @@ class AnswerSide(Carriage):
             self._held_answer = head if rest is self._answers else b""
             actions += after
             return
-        self._held_verdict = None
+        self._held_verdict, self._head_bytes = None, MAX_HEAD_BYTES
         splices: Sequence[Splice] = verdict.splices
         if throttle:
             splices = sorted((*splices, *throttle), key=lambda splice: splice.start)

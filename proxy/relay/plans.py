@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from protocol.api import THROTTLE, Api, Shape, request_header_version, response_header_version
+from protocol.api import ARRAY, COMPACT_ARRAY, THROTTLE, Api, Shape, request_header_version, response_header_version
 from protocol.api_table import APIS
 from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.client_waits import client_waits
@@ -69,7 +69,8 @@ class Plan:
     body of a Fetch the epoch of its session stands, 0 before there are sessions; None: what is over quota is never
     answered without data. `client_waits`: clients hold back for the throttle time that they are told. `cost_kind` is
     under which kind it stands among the costs of requests. An answer of `telling_bytes` or more tells by its time what
-    such requests cost; None: no answer does. `use` is as what it is metered.
+    such requests cost; None: no answer does. `use` is as what it is metered. `lists_to_the_end`: addresses stand in all
+    of the answer, as many as were asked for.
     """
 
     api_key: int
@@ -89,6 +90,7 @@ class Plan:
     cost_kind: int = 0
     telling_bytes: int | None = None
     use: int = use.REQUEST
+    lists_to_the_end: bool = False
 
 
 def is_strict(plan: Plan) -> bool:
@@ -123,7 +125,12 @@ def _plan(api: Api, api_version: int) -> Plan:
         cost_kind=cost_kind(api.key),
         telling_bytes=least_telling_bytes(api.key),
         use=_use(api.key),
+        lists_to_the_end=api.key == FIND_COORDINATOR and shape is not None and _has_array(shape),
     )
+
+
+def _has_array(shape: Shape) -> bool:
+    return any(op[0] in (ARRAY, COMPACT_ARRAY) for op in shape)
 
 
 def _use(api_key: int) -> int:
@@ -146,13 +153,18 @@ def _kind_by_shape(shape: Shape | None) -> AnswerKind:
 
 def walk_answer(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
     """Walk an answer as far as `head`, its beginning, goes; `leaders` are looked for. Raises ProtocolError."""
+    walk = begin_walk(plan, head, leaders)
+    walk.advance(head, 0)
+    return walk
+
+
+def begin_walk(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
+    """A walk that is to begin where the body of an answer does. Raises ProtocolError."""
     assert plan.shape is not None
     reader = Reader(head, _HEADER_BYTES)
     if plan.answer_tags:
         reader.tags()
-    walk = Walk(plan.shape, reader.offset, leaders)
-    walk.advance(head, 0)
-    return walk
+    return Walk(plan.shape, reader.offset, leaders)
 
 
 def rest_of_metadata(api_version: int, walk: Walk, leaders: frozenset[int]) -> Walk:

@@ -1,6 +1,7 @@
 """The relay in Python: the reference that any other make is held to."""
 
 from protocol.errors import ProtocolError
+from protocol.requests import MAX_HEAD_BYTES
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -92,7 +93,7 @@ class Relay(RequestSide):
     @property
     def held_bytes(self) -> int:
         """How many bytes the relay keeps by itself."""
-        collected = sum(map(len, self._collecting)) + sum(map(len, self._enquired))
+        collected = sum(map(len, (*self._collecting, *self._enquired, *self._gathered_answer)))
         requests = len(self._requests) + len(self._gathered)
         return requests + len(self._answers) + collected + len(self._held_answer)
 
@@ -173,7 +174,10 @@ class Relay(RequestSide):
         if self._timed and not self._answers:
             self._times.came(self._now_us)
         if self._answers or self._amid_answer or self._answer_ticket != NO_TICKET or self._held_since_ms is not None:
-            self._answers += data
+            if self._head_bytes == MAX_HEAD_BYTES or self._answer_ticket != NO_TICKET:
+                self._answers += data
+            elif self._gather_answer(data):
+                return []
         else:
             at = self._pass_alike(data, 0, now_ms)
             if at == len(data) and not self._mute and not (self._in_flight and self._in_flight[0].answer):
@@ -206,6 +210,8 @@ class Relay(RequestSide):
             self._go_on_with_requests(actions, now_ms)
         else:
             self._answer_ticket = NO_TICKET
+            if verdict.more:
+                return self._wait_for_more(verdict.more, now_ms)
             if verdict.exchange is not None:
                 if verdict.exchange is not Exchange.OUT_OF_PLACE:
                     self._exempt()
@@ -343,6 +349,17 @@ class Relay(RequestSide):
             elif self._mute:
                 self._settle_client(actions)
 
+    def _wait_for_more(self, head_bytes: int, now_ms: int) -> list[Action]:
+        """An answer cannot be decided about yet: so much of it must be here."""
+        actions: list[Action] = []
+        try:
+            self._want_more(head_bytes)
+        except Refusal as refusal:
+            self._close(actions, refusal.reason, str(refusal))
+        else:
+            self._go_on_with_answers(actions, now_ms)
+        return actions
+
     def _close(self, actions: list[Action], reason: CloseReason, detail: str = "") -> None:
         if self._held_since_ms is not None and reason not in _NOBODY_LISTENS:
             self._let_go(actions)
@@ -395,7 +412,7 @@ class Relay(RequestSide):
 
     def _forget_answers(self) -> None:
         self._answers = self._held_answer = b""
-        self._collecting, self._enquired = [], []
+        self._collecting, self._enquired, self._gathered_answer = [], [], []
         self._in_flight.clear()
 
     def _unspend(self, verdict: Verdict) -> list[Action]:

@@ -16,7 +16,7 @@ from protocol.addresses import (
 from protocol.api_versions import Answered, intersect
 from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
 from protocol.errors import MalformedMessage, ProtocolError
-from protocol.splices import Splice
+from protocol.splices import Splice, joined
 from protocol.walk import Walk
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
 from proxy.relay.plans import (
@@ -25,6 +25,7 @@ from proxy.relay.plans import (
     METADATA,
     PLANS,
     Plan,
+    begin_walk,
     plan_key,
     rest_of_metadata,
     walk_answer,
@@ -35,6 +36,8 @@ from proxy.verdicts.steps import Steps, collected
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
+_WALKED_AT_ONCE = 8 * 1024
+"""So many bytes of an answer are walked in one step: some two hundred addresses."""
 
 
 def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
@@ -51,17 +54,28 @@ def _close(ask: Ask, error: ProtocolError) -> Verdict:
     return Verdict(close=Close(reason, str(error)))
 
 
-def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
     """Put our own address in place of each node's, and learn where the node really is.
 
     A node that no port is left for costs no other node anything: it is left out, and what names it is answered as by a
-    broker that does not know where it is.
+    broker that does not know where it is. Nodes stand at the beginning of an answer, as a rule whole in what is asked
+    about first; coordinators in all of it.
     """
     plan = PLANS[plan_key(ask.api_key, ask.api_version)]
+    frame_bytes = int.from_bytes(ask.frame[:4], "big") + 4
+    if plan.lists_to_the_end:
+        if len(ask.frame) < frame_bytes:
+            return Verdict(more=frame_bytes)
+        return _in_steps(ask, _put_addresses(ask, plan, facts))
     walk = walk_answer(plan, ask.frame)
-    if not walk.done:
-        raise MalformedMessage(f"{plan.name} v{plan.api_version}: its addresses are not in {len(ask.frame)} bytes")
-    nodes = facts.listener.nodes
+    if not walk.done and len(ask.frame) < frame_bytes:
+        return Verdict(more=4 * len(ask.frame))
+    _require_done(walk, plan, ask)
+    return _with_addresses(walk, plan, ask.frame, facts.listener.nodes)
+
+
+def _with_addresses(walk: Walk, plan: Plan, frame: bytes, nodes: Nodes) -> Verdict:
+    """The splices for all addresses that a walk has found."""
     named = rewritable(walk)
     for endpoint in named:
         nodes.learn(endpoint.node_id, endpoint.host.decode(errors="replace"), endpoint.port)
@@ -70,7 +84,7 @@ def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
     if None in advertised:
         pairs = zip(named, advertised, strict=True)
         without = frozenset(endpoint.node_id for endpoint, address in pairs if address is None)
-        return _leave_out(without, plan, walk, ask.frame, splices)
+        return _leave_out(without, plan, walk, frame, splices)
     return Verdict(splices=tuple(splices), throttle_at=walk.throttle_at)
 
 
@@ -100,6 +114,33 @@ def _coordinators_error_at(plan: Plan, walk: Walk) -> int | None:
     if plan.api_version >= 4:
         return None
     return walk.throttle_at + 4 if walk.throttle_at >= 0 else len(_NO_HEADER)
+
+
+def _put_addresses(ask: Ask, plan: Plan, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
+    """The same for an answer that is here whole and has addresses in all its length.
+
+    It may have a million of them: those of a step become one splice, and are forgotten.
+    """
+    frame, splices = memoryview(ask.frame), list[Splice]()
+    walk, step_bytes = begin_walk(plan, ask.frame), _WALKED_AT_ONCE
+    while not walk.done and walk.offset < len(frame):
+        before = walk.offset
+        walk.advance(frame[before : before + step_bytes], before)
+        if walk.offset == before and before + step_bytes >= len(frame):
+            break
+        step_bytes = 2 * step_bytes if walk.offset == before else _WALKED_AT_ONCE
+        found = _with_addresses(walk, plan, ask.frame, facts.listener.nodes)
+        walk.endpoints.clear()
+        splices += joined(frame, found.splices)
+        if walk.offset < len(frame):
+            yield
+    _require_done(walk, plan, ask)
+    return Verdict(splices=tuple(splices), throttle_at=walk.throttle_at)
+
+
+def _require_done(walk: Walk, plan: Plan, ask: Ask) -> None:
+    if not walk.done:
+        raise MalformedMessage(f"{plan.name} v{plan.api_version}: its addresses are not in {len(ask.frame)} bytes")
 
 
 def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:

@@ -4,6 +4,7 @@ The bodies are made from the shapes of the API table, which test_api_table.py ho
 """
 
 import random
+from dataclasses import replace
 from struct import pack
 
 import pytest
@@ -15,6 +16,10 @@ from protocol.api import (
     COMPACT_BYTES,
     COMPACT_ENDPOINT,
     COMPACT_STRING,
+    CONTROLLER,
+    END,
+    ENDPOINT,
+    ENDPOINT_TYPE,
     FIXED,
     STRING,
     TAGS,
@@ -23,8 +28,9 @@ from protocol.api import (
 from protocol.primitives import compact_string, uvarint
 from protocol.requests import MAX_HEAD_BYTES
 from protocol.walk import Walk
-from proxy.relay.actions import CloseReason, Side
+from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.plans import PLANS, AnswerKind, walk_answer
+from proxy.verdicts.decide import decide
 from tests.message_vectors import message_vectors
 from tests.relay.frames import frame, heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, Script
@@ -40,12 +46,12 @@ LARGE = {
 }
 
 
-def body(shape, rng, depth=0):
-    """A body of this shape: arrays of two, many partitions, records of some 100 KB, NodeEndpoints of three nodes."""
-    return b"".join(_field(op, rng, depth) for op in shape)
+def body(shape, rng, depth=0, nodes=3):
+    """A body of this shape: arrays of two, many partitions, records of some 100 KB, NodeEndpoints of some nodes."""
+    return b"".join(_field(op, rng, depth, nodes) for op in shape)
 
 
-def _field(op, rng, depth):
+def _field(op, rng, depth, nodes):
     code = op[0]
     if code == FIXED:
         return rng.randbytes(op[1])
@@ -58,13 +64,13 @@ def _field(op, rng, depth):
         return compact_string(rng.randbytes(30 if code == COMPACT_STRING else 100_000))
     if code in (ARRAY, COMPACT_ARRAY):
         endpoints = op[1][0] == (COMPACT_ENDPOINT,)
-        count = 3 if endpoints else 2 if depth == 0 or _holds_records(op[1]) else 6000 if depth == 1 else 1
-        elements = b"".join(body(op[1], rng, depth + 1) for _ in range(count))
+        count = nodes if endpoints else 2 if depth == 0 or _holds_records(op[1]) else 6000 if depth == 1 else 1
+        elements = b"".join(body(op[1], rng, depth + 1, nodes) for _ in range(count))
         return (pack(">i", count) if code == ARRAY else uvarint(count + 1)) + elements
     if code == COMPACT_ENDPOINT:
         return pack(">i", rng.randrange(100)) + compact_string(HOST) + pack(">i", 9092)
     assert code == TAGS, op
-    known = [uvarint(tag) + compact_sized(body(shape, rng, depth)) for tag, shape in op[1].items()]
+    known = [uvarint(tag) + compact_sized(body(shape, rng, depth, nodes)) for tag, shape in op[1].items()]
     return uvarint(len(known)) + b"".join(known)
 
 
@@ -76,9 +82,9 @@ def _holds_records(shape):
     return (COMPACT_BYTES,) in shape or (BYTES,) in shape
 
 
-def large_answer(plan):
+def large_answer(plan, nodes=3):
     rng = random.Random(plan.api_key * 100 + plan.api_version)
-    answer = frame(pack(">i", 1) + b"\0" * plan.answer_tags + body(plan.shape, rng))
+    answer = frame(pack(">i", 1) + b"\0" * plan.answer_tags + body(plan.shape, rng, nodes=nodes))
     assert len(answer) > MAX_HEAD_BYTES
     return answer
 
@@ -169,3 +175,144 @@ def test_an_answer_that_ends_where_its_tail_should_begin_is_not_sent_to_its_end(
             script.node(cut[start : start + piece_bytes])
     assert script.close_reason is CloseReason.ANSWER_MALFORMED
     assert len(script.sent[Side.CLIENT]) < len(cut)
+
+
+@pytest.mark.parametrize("nodes", [700, 6_000])
+@pytest.mark.parametrize("name", [name for name, plan in LARGE.items() if plan.answer is AnswerKind.TAIL])
+def test_the_addresses_of_any_number_of_nodes_are_hidden_behind_a_large_answer(make_relay, name, nodes):
+    plan = LARGE[name]
+    if plan.api_key in (0, 1) and not has_hints(plan.shape):
+        return
+    answer = large_answer(plan, nodes)
+    told, most_held = relayed(make_relay, plan, cut(answer, 60_000), throttled=False)
+    walk = walk_answer(plan, told)
+    assert (len(told), walk.endpoints, walk.fits(len(answer))) == (len(answer), [], True)
+    assert most_held <= len(answer) - walk_answer(plan, answer).tail_at + MAX_HEAD_BYTES + 60_000
+
+
+def has_hints(shape):
+    return any(op[0] == TAGS and op[1] for op in shape)
+
+
+# ---------------------------------------------------------------- addresses all along
+
+OUR_HOST = b"proxy.example"
+HEADS = {
+    f"{plan.name} v{plan.api_version}": plan
+    for plan in PLANS.values()
+    if plan.answer is AnswerKind.HEAD and plan.api_key != 18 and (plan.api_key != 10 or plan.lists_to_the_end)
+}
+REST = random.Random(5).randbytes(50_000)
+
+
+def listing(plan, nodes, host=HOST, port=9092, rest=b""):
+    """An answer that lists so many nodes, or coordinators."""
+
+    def written(shape, number):
+        return b"".join(one(op, number) for op in shape)
+
+    def one(op, number):
+        code = op[0]
+        if code in (ARRAY, COMPACT_ARRAY):
+            elements = b"".join(written(op[1], i) for i in range(nodes))
+            return (pack(">i", nodes) if code == ARRAY else uvarint(nodes + 1)) + elements
+        if code in (ENDPOINT, COMPACT_ENDPOINT):
+            text = compact_string(host) if code == COMPACT_ENDPOINT else pack(">h", len(host)) + host
+            return pack(">i", number) + text + pack(">i", port if host == HOST else 20_000 + number % 1000)
+        plain = {
+            FIXED: bytes(op[1] if code == FIXED else 0),
+            THROTTLE: bytes(4),
+            CONTROLLER: bytes(4),
+            ENDPOINT_TYPE: b"\1",
+            TAGS: b"\0",
+        }
+        plain |= {STRING: b"\0\3key", COMPACT_STRING: b"\4key", END: rest}
+        return plain[code]
+
+    return frame(pack(">i", 1) + b"\0" * plan.answer_tags + written(plan.shape, 0))
+
+
+@pytest.mark.parametrize("plan", HEADS.values(), ids=HEADS.keys())
+def test_an_answer_may_list_very_many_addresses(make_relay, plan):
+    answer, expected = listing(plan, 6_000, rest=REST), listing(plan, 6_000, OUR_HOST, rest=REST)
+    assert len(answer) - len(REST) > MAX_HEAD_BYTES
+    for size in (60_001, len(answer)):
+        told, most_held = relayed(make_relay, plan, cut(answer, size), throttled=False)
+        assert told == expected
+        assert most_held <= len(answer) + size
+
+
+@pytest.mark.parametrize("plan", [plan for plan in HEADS.values() if plan.throttle_at >= 0][::3])
+def test_an_answer_with_very_many_addresses_gets_the_throttle_time(make_relay, plan):
+    answer, expected = listing(plan, 6_000, rest=REST), listing(plan, 6_000, OUR_HOST, rest=REST)
+    told, _ = relayed(make_relay, plan, cut(answer, 100_000), throttled=True)
+    at = plan.throttle_at
+    assert told == expected[:at] + pack(">i", THROTTLE_MS) + expected[at + 4 :]
+
+
+@pytest.mark.parametrize("name", ["Metadata v1", "Metadata v9", "DescribeCluster v1", "FindCoordinator v4"])
+def test_an_answer_with_many_addresses_may_be_cut_anywhere(make_relay, name, monkeypatch):
+    monkeypatch.setattr("proxy.relay.answer_side.MAX_HEAD_BYTES", 40)
+    monkeypatch.setattr("proxy.relay.relay.MAX_HEAD_BYTES", 40)
+    monkeypatch.setattr("proxy.verdicts.decide._WALKED_AT_ONCE", 7)
+    plan = HEADS[name]
+    rest = b"the rest of it"
+    behind = heartbeaten(9)
+    answer, expected = listing(plan, 9, rest=rest) + behind, listing(plan, 9, OUR_HOST, rest=rest) + behind
+    for at in range(len(answer) + 1):
+        for size in (1, 1000):
+            script = Script(make_relay).connected()
+            script.client(request_of(plan) + heartbeat(9))
+            for piece in (*cut(answer[:at], size), answer[at:]):
+                script.node(piece)
+            assert bytes(script.sent[Side.CLIENT]) == expected
+            assert script.relay.idle
+
+
+@pytest.mark.parametrize("name", ["Metadata v9", "FindCoordinator v4"])
+def test_a_list_of_addresses_that_does_not_end_is_not_sent_on(make_relay, name):
+    plan = HEADS[name]
+    whole = listing(plan, 12_000)
+    script = Script(make_relay).connected()
+    script.client(request_of(plan))
+    script.node(frame(whole[4:-50]))
+    assert script.close_reason is CloseReason.ANSWER_MALFORMED
+    assert script.sent[Side.CLIENT] == b""
+
+
+@pytest.mark.parametrize("name", ["Metadata v9", "FindCoordinator v4"])
+def test_no_more_is_held_for_addresses_than_a_frame_may_have(make_relay, name):
+    plan = HEADS[name]
+    script = Script(make_relay, limits=RelayLimits(max_frame_bytes=200_000)).connected()
+    script.client(request_of(plan))
+    for piece in cut(listing(plan, 12_000), 50_000):
+        if script.closed is None:
+            script.node(piece)
+    assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
+    assert script.relay.held_bytes == 0
+
+
+def test_very_many_coordinators_are_rewritten_in_steps(make_relay):
+    plan = HEADS["FindCoordinator v4"]
+    answer = listing(plan, 12_000)
+    script = Script(make_relay).connected()
+    script.client(request_of(plan))
+    script.hold_verdicts = True
+    script.node(answer[: MAX_HEAD_BYTES + 1])
+    [first] = script.asks
+    assert decide(first, script.facts, NOW_MS).more == len(answer)
+    script.hold_verdicts = False
+    ask = replace(first, frame=answer)
+    work = decide(ask, script.facts, NOW_MS)
+    assert sum(1 for _ in work.steps) > len(answer) // 9_000
+
+
+def test_a_client_that_goes_while_an_answer_is_gathered_leaves_nothing(make_relay):
+    plan = HEADS["FindCoordinator v4"]
+    script = Script(make_relay).connected()
+    script.client(request_of(plan))
+    for piece in cut(listing(plan, 12_000)[:-1], 50_000):
+        script.node(piece)
+    assert not script.relay.idle
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", 0))
+    assert script.relay.held_bytes == 0

@@ -447,7 +447,7 @@ def _answer(rng: Random, request: RequestPlan, large: bool) -> AnswerPlan:
     addresses = request.api_key in (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
     if addresses or (request.api_key in (PRODUCE, FETCH) and rng.random() < 0.15):
         answer.nodes = rng.choice((0, 1, 3, 3, 40))
-    if rng.random() < 0.004:  # addresses, or what stands behind the records, beyond what is held
+    if rng.random() < 0.01:  # more addresses than are held of any answer, or tags behind the records
         answer.nodes, answer.tag_bytes = (5000, 0) if request.api_key == METADATA else (answer.nodes, HEAD_BYTES + 9000)
     return answer
 

@@ -1282,8 +1282,10 @@ class Model:
         asked = isinstance(head, wire.Head) and self._is_asked(head) is not False
         most = HELD_BYTES + (MOST_ASKED_BYTES if asked else 0)
         require(len(self._requests) < most, f"{len(self._requests)} bytes of requests held")
-        require(held < HELD_BYTES + wire.HEAD_BYTES, f"{held} bytes of answers held")
-        require(self._relay.held_bytes < 2 * HELD_BYTES, f"holds {self._relay.held_bytes} bytes")
+        first = len(self._answers[0].answer.frame) if self._answers else 0
+        gathered = first if first > wire.HEAD_BYTES and not self._answers[0].answer.reason else 0
+        require(held < HELD_BYTES + wire.HEAD_BYTES + gathered, f"{held} bytes of answers held")
+        require(self._relay.held_bytes < 2 * HELD_BYTES + gathered, f"holds {self._relay.held_bytes} bytes")
         idle = not (self._in_flight or self._requests or self._request_left or self._answers)
         require(self._relay.idle == idle, f"idle is {self._relay.idle}, {idle} is right")
         muted = self._mute.on or self._full or not self._connected or self._asking(CLIENT)

@@ -384,6 +384,7 @@ class Surroundings:
     host: bytes
     portless: tuple[int, ...]
     max_answer_bytes: int
+    max_frame_bytes: int = 104_857_600
 
     def ours(self, node_id: int) -> tuple[bytes, int]:
         """Where clients find this node."""
@@ -518,13 +519,17 @@ def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings, body: Body
     body_at = 4 + len(header)
     if body.array[0] >= 0:
         made.array = (body_at + body.array[0], body_at + body.array[1])
-    if len(frame) - 4 > around.max_answer_bytes:
+    if len(frame) - 4 > around.max_answer_bytes or (
+        _is_gathered(head, body_at + body.decided_at, len(frame)) and len(frame) > around.max_frame_bytes
+    ):
         made.reason = "answer_too_large"
-    elif body_at + body.decided_at > HEAD_BYTES:
-        made.reason = "answer_malformed"
-    elif body.tail_at >= 0 and len(frame) > HEAD_BYTES and len(frame) - body_at - body.tail_at > HEAD_BYTES:
-        made.reason, made.passable = "answer_malformed", body_at + body.tail_at
     return made
+
+
+def _is_gathered(head: Head, decided_at: int, frame_bytes: int) -> bool:
+    """Whether more of an answer is wanted than is held of any: addresses go on behind that, or may do so."""
+    coordinators = head.api_key == FIND_COORDINATOR and head.version >= 4
+    return frame_bytes > HEAD_BYTES and (coordinators or decided_at > HEAD_BYTES)
 
 
 def _plain_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:

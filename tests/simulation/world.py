@@ -381,7 +381,7 @@ class _World:
         self.tally = Tally()
         self.counts = Counts()
         host = (b"proxy.example" + b"h" * 200)[: plan.advertised_host_bytes]
-        self.around = wire.Surroundings(host, plan.portless, plan.max_answer_bytes)
+        self.around = wire.Surroundings(host, plan.portless, plan.max_answer_bytes, plan.max_frame_bytes)
         self.acceptor = Acceptor(
             self.events,
             plan.door,
