@@ -22,7 +22,8 @@ word  content
 12    number of throttles that were cut to the cap
 13    sum of all throttle times in ms
 14    when it was opened
-15..  N+1 samples of three words: start, time of the last event, sum (float)
+15    until then the latest was to wait whose charge was taken back, as nothing was given out for it; 0: nobody
+16..  N+1 samples of three words: start, time of the last event, sum (float)
 ====  ======================================================================================================
 """
 
@@ -38,12 +39,13 @@ from quotas.rows import StaleSensor as StaleSensor
 MAX_THROTTLE_MS = 2**31 - 1
 """Throttle times are int32 on the wire. As a cap it leaves Kafka's own numbers alone."""
 
-_ROW_WORDS = 15
+_ROW_WORDS = 16
 _SAMPLE_WORDS = 3
 
 _CURRENT, _SAMPLES = 3, 4
 _QUIET_UNTIL, _SAFE_SUM, _OLDEST_START = 5, 6, 7
 _PAID_AT, _EARLIER, _CHARGES, _THROTTLES, _CAPPED, _THROTTLED_MS, _OPENED = 8, 9, 10, 11, 12, 13, 14
+_REFUSED_UNTIL = 15
 
 _START, _LAST, _SUM = 0, 1, 2
 
@@ -211,6 +213,7 @@ class Sensors(Rows):
         throttle_ms = self.charge(handle, value, now_ms)
         if throttle_ms:
             self.give_back(handle, value, now_ms)
+            self._ints[self._row(handle) + _REFUSED_UNTIL] = now_ms + throttle_ms
         return throttle_ms
 
     def room(self, handle: int, now_ms: int) -> float:
@@ -226,11 +229,12 @@ class Sensors(Rows):
         return floats[row + LIMIT] * (window_ms / 1000) - total
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
-        """For how long whoever charges nothing now would be throttled; changes nothing."""
+        """For how long whoever charges nothing now would wait, or the latest that was refused does; changes nothing."""
         copy, capped = self._copy(handle), self.capped
         owed_ms = self.charge(copy, 0.0, now_ms)
         self.capped = capped
-        return owed_ms
+        refused_ms = self._ints[self._row(handle) + _REFUSED_UNTIL] - now_ms
+        return max(owed_ms, min(refused_ms, self.max_throttle_ms))
 
     def _copy(self, handle: int) -> int:
         """A handle of a copy of the row, to try things on; there is one at a time."""
@@ -260,6 +264,7 @@ class Sensors(Rows):
             floats[row + _PAID_AT] = -inf
         floats[row + LIMIT] = limit
         self._ints[row + _QUIET_UNTIL] = _NEVER
+        self._ints[row + _REFUSED_UNTIL] = 0
 
     def _record(self, row: int, value: float, now_ms: int) -> None:
         """Add `value` to the current sample, or to a new one if that is a window old. Nothing expires by this."""

@@ -4,6 +4,7 @@
     python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
     python -m tests.parity --frames
     python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch deliver] [--json FILE]
+    python -m tests.parity --pipelined
 
 Every cell (see cells.py) has an entity of its own with a quota of `--rate` bytes/s and clients that always want more.
 The clients of a cell start together on both sides, the cells one after the other within 11 s; bytes count as the
@@ -12,6 +13,7 @@ counts on both sides. Prints a Markdown table and a verdict; the exit status is 
 broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below one request, at the proxy alone (tiny.py).
 `--frames` compares single answers: the same frames at the same times at both (frames.py, fetch_frames.py).
 `--groups` has three members each of four clients read over a fetch quota at both (groups.py).
+`--pipelined` compares answers per second under request quotas, with 1 to 1,000 requests in flight (pipelined.py).
 """
 
 import argparse
@@ -23,7 +25,7 @@ from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 
-from tests.parity import clients, fetch_frames, frames, groups, plot, report, tiny
+from tests.parity import clients, fetch_frames, frames, groups, pipelined, plot, report, tiny
 from tests.parity.cells import Cell, chosen
 from tests.parity.pulse import Pulse
 from tests.parity.report import Comparison, Run, SideOfCell
@@ -79,6 +81,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--groups", action="store_true", help="consumer groups of several clients instead of the cells")
     parser.add_argument("--clients", default="", help=f"with --groups: some of {','.join(groups.CLIENTS)}")
     parser.add_argument("--fetch", default="empty", choices=("empty", "deliver"), help="with --groups: throttle.fetch")
+    parser.add_argument("--pipelined", action="store_true", help="request quotas and requests in flight instead")
     parser.add_argument("--held", type=int, default=1, help="with --tiny: requests that each client has outstanding")
     options = parser.parse_args(arguments)
     try:
@@ -125,6 +128,14 @@ def judge_frames(options: argparse.Namespace) -> bool:
     return not found
 
 
+def judge_pipelined(options: argparse.Namespace) -> bool:
+    """The same for requests in flight."""
+    found = pipelined.measure()
+    problems = pipelined.problems(found)
+    print(f"{pipelined.table(found)}\n\n" + ("\n".join(problems) or "Requests in flight gain nothing."))
+    return not problems
+
+
 def judge_groups(options: argparse.Namespace) -> bool:
     """The same for consumer groups."""
     found = groups.measure(options.clients, options.rate, options.seconds or 150, options.fetch)
@@ -136,7 +147,7 @@ def judge_groups(options: argparse.Namespace) -> bool:
     return not problems
 
 
-_JUDGES = {"frames": judge_frames, "tiny": judge_tiny, "groups": judge_groups}
+_JUDGES = {"frames": judge_frames, "tiny": judge_tiny, "groups": judge_groups, "pipelined": judge_pipelined}
 
 
 def main() -> int:

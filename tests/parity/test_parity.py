@@ -12,7 +12,7 @@ import pytest
 
 from proxy.demo.kafka_cluster import KafkaCluster
 from tests.disturbance import Disturbance
-from tests.parity import clients, fetch_frames, frames, plot, report, sides, tiny
+from tests.parity import clients, fetch_frames, frames, pipelined, plot, report, sides, tiny
 from tests.parity.__main__ import compare
 from tests.parity.cells import ALL_CELLS, CONNECTIONS, QUOTAS, ROLES, USERS, VERSIONS, Cell, chosen
 from tests.parity.clients import Seen, Throttle
@@ -187,6 +187,18 @@ def test_a_short_run_is_near_the_broker():
         for of_side in (comparison.broker, comparison.proxy):
             assert of_side.throttles, comparison.cell
             assert not of_side.errors, comparison.cell
+
+
+@pytest.mark.integration
+@pytest.mark.long
+def test_requests_in_flight_gain_nothing_under_a_request_quota():
+    """Both sides in a short run; how near their rates are is for the cost model, and for a quiet machine."""
+    with Disturbance() as disturbance:
+        found = pipelined.measure(percents=(0.05, 1.0), depths=(1, 100, 1000), counted_s=11.0)
+    assert not pipelined.problems(found, most_gain=3 if disturbance.seen else 1.6), pipelined.table(found)
+    for rates in found:
+        assert rates.broker, pipelined.table(found)
+        assert 1 / 8 < rates.ratio < 8, pipelined.table(found)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,17 @@ from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors import Sensors
-from tests.relay.frames import API_VERSIONS, HEARTBEAT, fetch, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.frames import (
+    API_VERSIONS,
+    HEARTBEAT,
+    fetch,
+    fetched,
+    heartbeat,
+    heartbeaten,
+    produce,
+    produced,
+    request,
+)
 from tests.relay.script import NOW_MS, Script, us
 from tests.topic_frames import create_topics, new_topic
 
@@ -153,6 +163,24 @@ def test_what_no_node_works_for_waits_too(make_relay, ask):
     assert (bytes(script.sent[Side.CLIENT]), went_on(script)) == (b"", False)
     script.time(script.wake_at)
     assert script.sent[Side.CLIENT] or went_on(script)
+
+
+def test_a_fetch_that_gets_nothing_is_not_asked_for_again_on_a_new_connection(make_relay):
+    """Its charge was taken back, so nothing is owed but the wait; else the node would send all for nothing."""
+    ledger = ledger_of(FETCH=100)
+    limits = RelayLimits(withholds=True)
+    script = client_of(make_relay, ledger, limits)
+    script.client(fetch(1), NOW_MS)
+    script.node(fetched(1, size=1500), NOW_MS)
+    [throttled] = script.throttles
+    script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS + 1)))
+    script = client_of(make_relay, ledger, limits)
+    assert script.client(fetch(2), NOW_MS + 2) == b""
+    assert script.wake_at == NOW_MS + throttled.throttle_time_ms
+    assert script.time(script.wake_at)
+    ledger.replace(QuotaTable({Entity(client_id=DEFAULT): {QuotaType.FETCH: 200.0}}), NOW_MS + 3)
+    script = client_of(make_relay, ledger, limits)
+    assert script.client(fetch(3), NOW_MS + 4), "another limit, another wait"
 
 
 def test_whoever_hangs_up_after_each_produce_moves_no_more_than_one_request_per_cap_beyond_the_quota(make_relay):

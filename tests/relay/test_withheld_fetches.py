@@ -163,12 +163,15 @@ def test_what_comes_before_and_behind_keeps_its_order(make_relay):
     assert script.node(heartbeaten(4), NOW_MS + 5000) == heartbeaten(4)
 
 
-def test_a_new_connection_begins_unthrottled_as_at_a_broker(make_relay):
+def test_a_new_connection_waits_for_the_throttle_of_its_entity(make_relay):
     ledger = ledger_with(fetch=100)
-    for corr in (1, 2):
-        script = Script(make_relay, ledger, WITHHOLDS).connected()
-        assert script.client(fetch(corr, max_bytes=900)) == fetch(corr, max_bytes=900)
-        assert script.node(fetched(corr, size=1500)) == empty(11, corr, throttle_ms=5000)
+    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    script.client(fetch(1, max_bytes=900))
+    assert script.node(fetched(1, size=1500)) == empty(11, 1, throttle_ms=5000)
+    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    assert script.client(fetch(2, max_bytes=900)) == b""
+    assert script.time(NOW_MS + 5000) == fetch(2, max_bytes=900)
+    assert script.node(fetched(2, size=900), NOW_MS + 5000) == fetched(2, size=900)
 
 
 def test_the_larger_of_our_throttle_time_and_the_nodes_is_told(make_relay):

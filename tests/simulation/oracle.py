@@ -58,6 +58,7 @@ class _Row:
 
     def __init__(self, limit: float, sensors: "WatchedSensors") -> None:
         self.rate = WindowedRate(limit, sensors.samples, sensors.window_ms)
+        self.refused_until_ms = 0
         self.paid_at = -inf
 
     def charge(self, value: float, now_ms: int, sensors: "WatchedSensors") -> int:
@@ -100,7 +101,9 @@ class WatchedSensors(Sensors):
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
         owed_ms = super().owed_ms(handle, now_ms)
-        _require_equal("owed (ms)", owed_ms, deepcopy(self._rows[handle]).charge(0.0, now_ms, self))
+        row = self._rows[handle]
+        refused_ms = min(row.refused_until_ms - now_ms, self.max_throttle_ms)
+        _require_equal("owed (ms)", owed_ms, max(deepcopy(row).charge(0.0, now_ms, self), refused_ms))
         of = Of.OWED if self._of is Of.BYTES else Of.OWED_TIME
         self.journal.append(Charge(of, handle, 0.0, owed_ms))
         return owed_ms
@@ -125,6 +128,7 @@ class WatchedSensors(Sensors):
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
         super().set_limit(handle, limit, now_ms)
         self._rows[handle].set_limit(limit, now_ms, self)
+        self._rows[handle].refused_until_ms = 0
 
     def charge(self, handle: int, value: float, now_ms: int) -> int:
         throttle_ms = super().charge(handle, value, now_ms)
@@ -145,6 +149,8 @@ class WatchedSensors(Sensors):
         self._within = True
         throttle_ms = super().charge_if_within(handle, value, now_ms)
         self._within = False
+        if throttle_ms:
+            self._rows[handle].refused_until_ms = now_ms + throttle_ms
         return throttle_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
