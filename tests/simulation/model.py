@@ -61,6 +61,9 @@ INT32_MAX = 2**31 - 1
 MOST_ASKED_BYTES = 1024 * 1024
 """A larger request is not asked about whole."""
 
+_MAY_ENQUIRE = {AskKind.MUTATION, AskKind.SCRAM_CREDENTIALS}
+"""Requests that the proxy asks the node about before it decides."""
+
 _BAD_ANSWERS = {
     CloseReason.ANSWER_UNEXPECTED,
     CloseReason.ANSWER_MALFORMED,
@@ -469,7 +472,7 @@ class Model:
         if ask.side is CLIENT and ask.kind is not AskKind.SASL:
             self._may_be_over = False
             self._look_up(ask.client_id)
-        if (ask.kind is AskKind.MUTATION or proof) and ask.side is CLIENT:
+        if (ask.kind in _MAY_ENQUIRE or proof) and ask.side is CLIENT:
             require(not self._enquiring, "asks before all is enquired")
             require(ask.enquired == tuple(self._enquired), "asks with other answers than were enquired")
             self._enquired.clear()
