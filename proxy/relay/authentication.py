@@ -124,7 +124,9 @@ class Authentication(AnswerSide):
 
     def _exempt(self) -> None:
         """The oldest in flight, whose answer is here, is part of an authentication: it is charged to nobody."""
-        self._in_flight[0].binding = None
+        request = self._in_flight[0]
+        self._times.release(request)
+        request.binding = None
 
     def _note_exchange(self, exchange: Exchange) -> None:
         """What a verdict has said about the exchange."""

@@ -158,11 +158,11 @@ class Relay(RequestSide):
         return actions
 
     def _gather(self, data: bytes, now_ms: int) -> list[Action]:
-        """More of a request that is wanted whole: nothing happens before all of it is here."""
+        """More of a request that is wanted whole: nothing happens before all of it is here, or quotas have changed."""
         actions: list[Action] = []
         self._gathered += data
         self._missing -= len(data)
-        if self._missing > 0:
+        if self._missing > 0 and self._wanted_version == self._ledger.version:
             self._settle_client(actions)
         else:
             self._put_together()

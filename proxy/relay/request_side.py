@@ -78,6 +78,7 @@ class RequestSide(Authentication):
         "_read_before",
         "_request_left",
         "_requests",
+        "_wanted_version",
     )
 
     def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
@@ -89,6 +90,8 @@ class RequestSide(Authentication):
         """What has come behind `_requests` of a request that is wanted whole."""
         self._missing = 0
         """So much is still to come of it, then it is put together: once, not with each piece."""
+        self._wanted_version = 0
+        """Of the quotas that have it wanted whole."""
         self._half: Request | None = None
         """The request of which so much has not come yet: it is counted and charged with its last byte."""
         self._request_left = 0
@@ -201,6 +204,7 @@ class RequestSide(Authentication):
     def _want_whole(self, missing: int) -> None:
         """The next request waits for so many bytes more."""
         self._missing, self._gathered = missing, bytearray()
+        self._wanted_version = self._ledger.version
 
     def _put_together(self) -> None:
         """What has come of a request that is wanted whole is to be looked at."""
@@ -250,6 +254,8 @@ class RequestSide(Authentication):
         self._read(self._coming, step)
         if not self._request_left:
             request = self._take_half(now_ms)
+            if request.reserved:
+                self._times.reserve_anew(request)
             if self._waiting == 1 and request.answered:
                 self._times.sent(self._now_us)
             self._came_whole(request, now_ms, after)

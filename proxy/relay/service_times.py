@@ -101,6 +101,15 @@ class ServiceTimes:
         cost_us = binding.costs.us(request.plan.cost_kind, size_bytes, count)
         return max(cost_us, count * self._last_us) * PERCENT_PER_US
 
+    def release(self, request: Request) -> None:
+        """Nothing will be charged for it."""
+        self._free(request, request.waiting)
+
+    def reserve_anew(self, request: Request) -> None:
+        """Somebody else may measure a request that is in flight."""
+        self.release(request)
+        self.reserve(request, 1, request.size_bytes)
+
     def _free(self, request: Request, count: int) -> None:
         """So many of these are charged."""
         if request.reserved:
@@ -123,7 +132,7 @@ class ServiceTimes:
         if in_flight and in_flight[0] is not half:
             self._charge_unanswered(in_flight[0], now_ms, now_us)
         for request in in_flight:
-            self._free(request, request.waiting)
+            self.release(request)
 
     def _charge_unanswered(self, request: Request, now_ms: int, now_us: int) -> None:
         binding = request.binding

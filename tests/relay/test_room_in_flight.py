@@ -12,8 +12,19 @@ from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors import Sensors
-from tests.relay.frames import API_VERSIONS, HEARTBEAT, METADATA, PRODUCE, heartbeat, heartbeaten, produce, request
+from tests.relay.frames import (
+    API_VERSIONS,
+    HEARTBEAT,
+    METADATA,
+    PRODUCE,
+    heartbeat,
+    heartbeaten,
+    produce,
+    produced,
+    request,
+)
 from tests.relay.script import NOW_MS, Script, us
+from tests.sasl_frames import handshake, handshaken, log_in
 
 MODEL = {HEARTBEAT: Cost(50.0), PRODUCE: Cost(50.0), METADATA: Cost(50.0, 1.0), API_VERSIONS: Cost(50.0)}
 OF_A_BURST = 100
@@ -114,6 +125,43 @@ def test_room_comes_back_however_requests_end(make_relay, ends):
         script.do(script.relay.on_eof(Side.NODE, us(NOW_MS)))
     assert ledger.time_in_flight == {}
     assert taken(client_of(make_relay, ledger).client(heartbeats(0, 1000))) == OF_A_BURST
+
+
+@pytest.mark.parametrize("ends", ["accepted", "out of place", "amid it"])
+def test_an_authentication_keeps_no_room(make_relay, ends):
+    ledger = ledger_of()
+    for _ in range(3):
+        script = client_of(make_relay, ledger)
+        if ends == "accepted":
+            log_in(script)
+            log_in(script)
+        else:
+            script.client(handshake())
+            script.node(handshaken(error=34 if ends == "out of place" else 0))
+        assert ledger.time_in_flight == {}
+        script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
+    assert taken(client_of(make_relay, ledger).client(heartbeats(0, 1000), NOW_MS + 12_000)) == OF_A_BURST
+
+
+@pytest.mark.parametrize("ends", ["answered", "half-way"])
+@pytest.mark.parametrize("limited", [None, Entity(user="ANONYMOUS")])
+def test_a_request_whose_quota_changes_half_way_keeps_no_room(make_relay, limited, ends):
+    """With its last byte it is looked up anew who measures it."""
+    ledger = ledger_of()
+    script = client_of(make_relay, ledger)
+    frame = produce(1, size=1000)
+    script.client(frame[:500])
+    before = dict(ledger.time_in_flight)
+    ledger.replace(QuotaTable({limited: {QuotaType.REQUEST: 0.05}} if limited else {}), NOW_MS)
+    if ends == "answered":
+        script.client(frame[500:])
+        binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+        assert ledger.time_in_flight == ({} if limited is None else {binding.request: next(iter(before.values()))})
+        script.node(produced(1))
+    else:
+        script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
+    assert before
+    assert ledger.time_in_flight == {}
 
 
 @given(data=st.data())

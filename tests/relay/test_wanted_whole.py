@@ -5,10 +5,15 @@ import pytest
 from protocol.requests import MAX_ASKED_BYTES
 from proxy.relay import request_side
 from proxy.relay.actions import CloseReason, Side
+from quotas.entities import Entity, QuotaType
+from quotas.ledger import Ledger
+from quotas.quota_table import QuotaTable
+from quotas.sensors import Sensors
 from tests.quota_frames import describe_request
 from tests.relay.frames import API_VERSIONS, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_US, Script, ledger_with
+from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
 from tests.sasl_frames import authenticate, authenticated, log_in
+from tests.topic_frames import create_topics, new_topic
 
 LARGE = authenticate(bytes(MAX_ASKED_BYTES - 100))
 
@@ -89,6 +94,33 @@ def test_something_that_happens_meanwhile_loses_nothing(make_relay):
     assert script.client(frame[700:] + heartbeat(3)) == frame
     script.node(authenticated())
     assert bytes(script.sent[Side.NODE]).endswith(frame + heartbeat(3))
+
+
+@pytest.mark.parametrize("cut", [1, 1000])
+def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks, cut):
+    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}))
+    script = Script(make_relay, ledger).connected()
+    frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
+    in_pieces(script, frame[:3000], 500)
+    assert not script.sent[Side.NODE]
+    ledger.replace(QuotaTable(), NOW_MS)
+    looks.clear()
+    assert script.client(frame[3000 : 3000 + cut]) == frame[: 3000 + cut]
+    in_pieces(script, frame[3000 + cut :], 500)
+    assert bytes(script.sent[Side.NODE]) == frame
+    assert len(looks) == 1
+
+
+def test_a_change_of_the_quotas_of_others_has_it_looked_at_once_more(make_relay, looks):
+    quotas = {Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}
+    ledger = Ledger(Sensors(64), QuotaTable(quotas))
+    script = Script(make_relay, ledger).connected()
+    frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
+    in_pieces(script, frame[:3000], 500)
+    ledger.replace(QuotaTable({**quotas, Entity(client_id="web"): {QuotaType.PRODUCE: 1.0}}), NOW_MS)
+    looks.clear()
+    in_pieces(script, frame[3000:6000], 500)
+    assert (len(looks), bytes(script.sent[Side.NODE])) == (1, b"")
 
 
 def test_the_end_amid_one_is_told_and_all_that_came_is_metered(make_relay):
