@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from struct import pack
+from typing import NamedTuple
 
 from proxy.relay.actions import (
     Action,
@@ -76,6 +77,16 @@ _BAD_ANSWERS = {
 _NODE_IS_GONE = ("node_lost", "shutdown", "internal_error")
 
 
+class TimedBy(NamedTuple):
+    """The sensor of request time, and whether a quota limits what it measures."""
+
+    sensor: int | None
+    limited: bool
+
+
+UNTIMED = TimedBy(None, False)
+
+
 def measured_as(client_id: bytes) -> str:
     """The name under which a client id is measured: a very long one is measured under a digest."""
     name = client_id.decode(errors="replace")
@@ -135,6 +146,9 @@ class Model:
         self._unproven = plan.demands_sasl
         self._bare = False
         self._exchanging = False
+        """The node is amid an authentication."""
+        self._may_authenticate = False
+        """So is the client, as far as the relay knows: it has sent nothing else since."""
         self._may_be_over = False
         self._has_logged_in = False
         self._claimed = ""
@@ -151,9 +165,9 @@ class Model:
         self._verdict_reason = ""
         assert isinstance(ledger.request_sensors, WatchedSensors)
         self._times = ledger.request_sensors
-        self._bound: dict[bytes, int | None] = {}
-        """By client id, the sensor of request time in the binding that the relay has."""
-        self._to_look_up: deque[tuple[bytes, int | None]] = deque()
+        self._bound: dict[bytes, TimedBy] = {}
+        """By client id, what measures request time in the binding that the relay has."""
+        self._to_look_up: deque[tuple[bytes, TimedBy]] = deque()
         """The same of what it was told, and no request has been seen with."""
         self._begun_ms = -1
         self._charged_us = 0.0
@@ -191,9 +205,12 @@ class Model:
         self._closes = False
         self._tells = 0
         """How often the relay has told of a throttle in its last step."""
-        self._lacked_room = False
+        self._lacks_room_at = -1
+        """The place of the request that waits for room."""
         self._limited: int | None = None
         """The sensor of request time of what was sent on last while something was in flight."""
+        self._unforeseen: dict[int, float] = {}
+        """By sensor, what was charged in this step for requests that nothing limited when they were taken."""
         self._answered = 0
         self._request_bytes = 0
         self._answer_bytes = 0
@@ -277,6 +294,8 @@ class Model:
         if outcome not in ("ongoing", "out_of_place"):
             self._exchanging = outcome in ("begun", "tokens", "unproven")
         if outcome != "ongoing":
+            self._may_authenticate = self._exchanging and outcome != "out_of_place"
+        if outcome != "ongoing":
             self._may_be_over = outcome == "unproven"
         self._login_failed = outcome == "failed"
         self._sasl_out_of_place = outcome == "out_of_place"
@@ -304,7 +323,7 @@ class Model:
             self._login_failed = self._sasl_out_of_place = False
             self._log_in(self._claimed)
         else:
-            self._may_be_over = self._exchanging = self._sasl_out_of_place = False
+            self._may_be_over = self._exchanging = self._may_authenticate = self._sasl_out_of_place = False
             self._login_failed = True
             self._counts.logins_failed += 1
 
@@ -470,7 +489,7 @@ class Model:
         self._take_enquired()
         proof = ask.kind is AskKind.SASL and not ask.frame
         if ask.side is CLIENT and ask.kind is not AskKind.SASL:
-            self._may_be_over = False
+            self._may_be_over = self._may_authenticate = False
             self._look_up(ask.client_id)
         if (ask.kind in _MAY_ENQUIRE or proof) and ask.side is CLIENT:
             require(not self._enquiring, "asks before all is enquired")
@@ -519,6 +538,10 @@ class Model:
         large = isinstance(head, wire.Head) and self._connected and head.frame_bytes - 4 > MOST_ASKED_BYTES
         return wire.Bad("request_too_large") if large and self._is_asked(head) else head
 
+    def _next_head(self) -> wire.Head | wire.Bad | None:
+        """The next request as far as it is looked at what is owed, and for room: of a Fetch before its session is here."""
+        return wire.judge_token(self._requests) if self._bare else wire.judge(self._requests, self._plan.max_frame_bytes)
+
     @property
     def _must_prove(self) -> bool:
         """Whether it has to be shown that an exchange is over before a request passes."""
@@ -556,21 +579,25 @@ class Model:
 
     def _check_room(self, now_ms: int) -> None:
         """A request waits for room where there is none, and no more is in flight than that, but for a first one."""
-        lacked, self._lacked_room = self._lacked_room, self._lacks_room
         cost, limited = self._plan.cost_us / US_PER_PERCENT, self._limited
         self._limited = None
         if limited is not None and self._times.is_open(limited):
             room = self._times.right_room(limited, now_ms) - self._ledger.time_in_flight.get(limited, 0.0)
+            room += self._unforeseen.get(limited, 0.0)
             require(room > -cost / 2, f"{-room / cost} requests more are in flight than the quota has room for")
-        if not self._lacked_room:
+        self._unforeseen.clear()
+        waits_since, self._lacks_room_at = self._lacks_room_at, self.next_at if self._lacks_room else -1
+        if not self._lacks_room:
             return
-        head = self._next()
+        head = self._next_head()
         require(bool(self._in_flight), "a request waits for room though nothing is in flight")
         require(isinstance(head, wire.Head), f"what waits for room is no request: {head}")
         assert isinstance(head, wire.Head)
+        if waits_since == self._lacks_room_at:
+            return  # until all before it is answered, whatever becomes of its quota
         sensor = self._sensor_of_time(head, now_ms)
         require(sensor is not None or not self._exact_keys, f"{head} waits for room though nothing limits it")
-        if sensor is not None and not lacked:
+        if sensor is not None:
             room = self._times.right_room(sensor, now_ms) - self._ledger.time_in_flight.get(sensor, 0.0)
             untold = self._times.limit(sensor) * self._times.window_ms / 1000
             require(room < 3 * cost + 1.001 * untold, f"{head} waits though there is room for {room / cost}")
@@ -596,7 +623,7 @@ class Model:
     @property
     def _next_passes_mute(self) -> bool:
         """Whether what comes next is taken in a mute, too: with SASL the clocks of sessions run on."""
-        may_authenticate = self._unproven or self._has_logged_in or self._exchanging or self._may_be_over
+        may_authenticate = self._unproven or self._has_logged_in or self._may_authenticate or self._may_be_over
         is_sasl = self._bare or self._requests[4:6] in wire.SASL_KEYS
         return may_authenticate and is_sasl and not self._sasl_out_of_place
 
@@ -628,9 +655,10 @@ class Model:
             if not (isinstance(head, wire.Head) and self._may_take(head)) or self._relay.requests <= self.requests:
                 return
             if head.answered_by_proxy and not self._unproven:
-                self._may_be_over = False
+                self._may_be_over = self._may_authenticate = False
                 self._look_up(head.client_id)
-            taken = Taken(head, self.next_at, 0, None, timed=self._bound.get(head.client_id))
+            taken = Taken(head, self.next_at, 0, None)
+            taken.timed, taken.limited = self._bound.get(head.client_id, UNTIMED)
             if head.answered_by_proxy:
                 taken.own_answer = wire.unsupported_version_answer(head.correlation_id)
                 taken.muted_until_ms = self._mute.until_ms
@@ -732,7 +760,7 @@ class Model:
             self._take_decided(head, now_ms)
             return
         require(not self._must_prove, f"{head} passes though nobody knows who the client is")
-        self._may_be_over = False
+        self._may_be_over = self._may_authenticate = False
         require(self._is_asked(head) is not True, f"{head} went to the node unasked")
         self._enquired.clear()
         self._told.clear()
@@ -743,7 +771,7 @@ class Model:
         self._check_looked(head, now_ms)
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
         taken.may_withhold = self._may_withhold(head)
-        taken.timed = None if self._unproven else self._timed_by(head, now_ms)
+        taken.timed, taken.limited = UNTIMED if self._unproven else self._timed_by(head, now_ms)
         if head.answered:
             self._in_flight.append(taken)
         self.for_node.append(taken)
@@ -756,7 +784,7 @@ class Model:
         if head.api_key == wire.PRODUCE:
             self._look_up(head.client_id)
             self._charge_produce(head, head.frame_bytes - 4, now_ms)
-            taken.timed = self._timed_by(head, now_ms)
+            taken.timed, _ = self._timed_by(head, now_ms)
         taken.muted_until_ms = self._mute.until_ms
         self._keep(taken, 0)
 
@@ -780,7 +808,8 @@ class Model:
             taken.muted_until_ms = 0
         if head.is_sasl and not (head.bare or self._unproven):
             self._look_up(head.client_id)
-        taken.timed = None if self._unproven or head.bare else self._bound.get(head.client_id)
+        if not (self._unproven or head.bare):
+            taken.timed, taken.limited = self._bound.get(head.client_id, UNTIMED)
         taken.sent_bytes = self._request_left = len(decided.frame)
         self._in_flight.append(taken)
         if not head.is_sasl:
@@ -806,7 +835,7 @@ class Model:
     def _note_look(self, now_ms: int) -> bool:
         """An entity's first request of a kind waits for what is owed already, if something is."""
         self._take_own(now_ms)
-        look, head = self._journal[0], self._next()
+        look, head = self._journal[0], self._next_head()
         if look.throttle_ms:
             if not isinstance(head, wire.Head):
                 return False
@@ -1044,18 +1073,19 @@ class Model:
         if throttle_ms:
             written.withheld = may_withhold
 
-    def _timed_by(self, head: wire.Head, now_ms: int) -> int | None:
+    def _timed_by(self, head: wire.Head, now_ms: int) -> TimedBy:
         """By which sensor the time of a request is measured: that of the binding that the relay has."""
         if not self._exact_keys:
-            return self._bound.get(head.client_id, ANY)
+            return self._bound.get(head.client_id, TimedBy(ANY, False))
         binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, measured_as(head.client_id), now_ms)
-        sensor = self._bound.get(head.client_id, binding.request)
-        require(sensor == binding.request, f"{head} is measured by {sensor} instead of {binding.request}")
-        return sensor
+        right = TimedBy(binding.request, binding.limits_requests)
+        found = self._bound.get(head.client_id, right)
+        require(found == right, f"{head} is measured by {found} instead of {right}")
+        return found
 
     def told_binding(self, client_id: bytes, binding: Binding) -> None:
         """The relay was told which sensors measure a client-id: with the next request of that."""
-        self._to_look_up.append((client_id, binding.request))
+        self._to_look_up.append((client_id, TimedBy(binding.request, binding.limits_requests)))
 
     def _look_up(self, client_id: bytes) -> None:
         """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked."""
@@ -1155,6 +1185,8 @@ class Model:
             return 0
         charge = self._journal[0]
         part_us = charge.value * US_PER_PERCENT / charge.charges
+        if not request.limited:
+            self._unforeseen[charge.handle] = self._unforeseen.get(charge.handle, 0.0) + part_us / US_PER_PERCENT
         charge.value -= charge.value / charge.charges
         charge.charges -= 1
         if not charge.charges:

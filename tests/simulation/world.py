@@ -425,6 +425,8 @@ class _World:
             party.check_all_delivered()
             party.check_learned()
         self._check_tally()
+        if self.ledger.time_in_flight:
+            raise Violation(f"room is kept for what is no longer in flight: {self.ledger.time_in_flight}")
         if self.book.errands_begun != self.book.errands_done:
             raise Violation(f"{self.book.errands_begun} errands were begun, {self.book.errands_done} done")
 
