@@ -14,7 +14,8 @@ class Taken:
     Nothing is sent on behind one that goes `alone` until it is answered. An `enquiry` is the proxy's own, for the
     request at its place. `throttle_at` is where the throttle time stands in an `own_answer`, `sent_bytes` what goes to
     the node, `settlement` what the answer to it needs. `timed` is the sensor of its request time, until that is
-    charged; `limited`: there was a quota for it when it was taken. `may_withhold`: over quota it is answered without data.
+    charged; `limited`: there was a quota for it when it was taken. `may_withhold`: over quota it is answered without
+    data.
     """
 
     head: wire.Head

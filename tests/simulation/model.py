@@ -527,9 +527,9 @@ class Model:
     # ------------------------------------------------------------------ requests
 
     def _next(self) -> wire.Head | wire.Bad | None:
+        head = self._next_head()
         if self._bare:
-            return wire.judge_token(self._requests)
-        head = wire.judge(self._requests, self._plan.max_frame_bytes)
+            return head
         if isinstance(head, wire.Head) and self._may_withhold(head):
             head = wire.with_session(self._requests, head)
         may_pass = not isinstance(head, wire.Head) or head.is_sasl or head.api_key == wire.API_VERSIONS
@@ -539,8 +539,10 @@ class Model:
         return wire.Bad("request_too_large") if large and self._is_asked(head) else head
 
     def _next_head(self) -> wire.Head | wire.Bad | None:
-        """The next request as far as it is looked at what is owed, and for room: of a Fetch before its session is here."""
-        return wire.judge_token(self._requests) if self._bare else wire.judge(self._requests, self._plan.max_frame_bytes)
+        """What is looked at to see what is owed, and whether there is room: a Fetch before its session is here."""
+        if self._bare:
+            return wire.judge_token(self._requests)
+        return wire.judge(self._requests, self._plan.max_frame_bytes)
 
     @property
     def _must_prove(self) -> bool:

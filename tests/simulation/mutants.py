@@ -6,6 +6,7 @@ door, and who looks at the time, is an attribute: `admission`, `door`, `crowd`, 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from proxy.acceptor.admission import Admission, ClusterRules, Held, Place, Refused
@@ -559,6 +560,39 @@ class NobodyMustLogIn(Mutant):
 # ---------------------------------------------------------------------- time-outs
 
 
+class _OtherRoom(Mutant):
+    """A quota of request time is taken to have `room` for so much, in its unit, whatever is charged."""
+
+    room: float
+
+    def seen_ledger(self, ledger: Ledger) -> Any:
+        return _Changed(ledger, request_sensors=_Changed(ledger.request_sensors, room=lambda *_: self.room))
+
+
+class RoomForAll(_OtherRoom):
+    room = inf
+
+
+class RoomForNobody(_OtherRoom):
+    room = 0.0
+
+
+class RoomNeverBack(Mutant):
+    """What was reserved for a request of an authentication stays so."""
+
+    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+        kept = self._time_in_flight
+        before = dict(kept) if verdict.exchange is not None else {}
+        actions = super().on_verdict(ticket, verdict, now_us)
+        for sensor, percent in before.items():
+            kept[sensor] = max(percent, kept.get(sensor, 0.0))
+        return actions
+
+    def seen_ledger(self, ledger: Ledger) -> Any:
+        self._time_in_flight = ledger.time_in_flight
+        return ledger
+
+
 class BlameForOurWaits(Mutant):
     """That a client is kept from being read counts as its own silence."""
 
@@ -633,6 +667,9 @@ MUTANTS = {
     ClaimIsEnough: "",
     FailureIsForgotten: "",
     NobodyMustLogIn: "",
+    RoomForAll: "more are in flight than the quota has room for",
+    RoomForNobody: "waits though there is room",
+    RoomNeverBack: "room is kept",
     BlameForOurWaits: "nothing is right",
     DribblingIsProgress: "request_timeout is right",
     SlowAnswersAreIdle: "nothing is right",
