@@ -211,7 +211,8 @@ class Node:
         if self.silent or not taken.head.answered:
             return
         request = self._client.plans_by_place.get(taken.at)
-        if request is None or (request.api_key != taken.head.api_key and not taken.enquiry):
+        unknown = taken.head.about_credentials
+        if request is None or unknown or (request.api_key != taken.head.api_key and not taken.enquiry):
             self._hang_up()
             return
         plan = request.enquiry if taken.enquiry else request.answer

@@ -352,15 +352,17 @@ class Model:
             self._decided = found
 
     def _judge_credentials(self, ask: Ask, now_ms: int) -> None:
-        """The node is asked what it offers, and does not offer this: there are no users."""
+        """A node that does not offer this has no users; one that does not say what it offers decides by itself."""
         head = self._next()
         assert isinstance(head, wire.Head)
         require(ask.side is CLIENT, "asks about an answer that no node gave")
         require(ask.frame == bytes(self._requests[: head.frame_bytes]), f"asks about {ask.frame[:30]!r}")
-        if ask.enquired:
+        if not ask.enquired:
+            self._to_enquire = [wire.PROOF_ASKED]
+        elif self._proof:
             self._decided = Decided(now_ms, answer=wire.no_users_answer(head.correlation_id))
         else:
-            self._to_enquire = [wire.PROOF_ASKED]
+            self._decided = Decided(now_ms, frame=ask.frame)
 
     def _settle(self, ask: Ask, now_ms: int) -> None:
         if not ask.frame:
@@ -748,7 +750,8 @@ class Model:
         assert isinstance(head, wire.Head)
         require(not head.answered_by_proxy, "ApiVersions of an unknown version went to the node")
         require(not head.about_quotas, "a request about quotas went to the node")
-        require(not head.about_credentials, "a request went to a node that has no such API")
+        unasked = head.about_credentials and self._decided is None
+        require(not unasked, "a request went to a node that has no such API")
         require(self._connected, "a request before the connection stands")
         require(
             not self._mute.on or self._next_passes_mute, f"a request at {now_ms}, muted until {self._mute.until_ms}"
