@@ -28,6 +28,9 @@ CALLS = ("Metadata", "Produce")
 MOST_GAIN = 1.5
 """So much more than with one request in flight, or than a broker answers, may be answered with many."""
 
+_ALONE_PERCENT = 10.0
+"""Clients with such a quota, or a larger one, would take the machine from each other."""
+
 _KAFKA_VERSION = "4.3.1"
 _TOPIC = "pipelined"
 _WARM_UP, _WARM_UP_PERCENT = "warm-up", 1e6
@@ -131,7 +134,7 @@ def drive(clients: Sequence[Client], seconds: float) -> None:
 def measure(
     percents: Sequence[float] = PERCENTS, depths: Sequence[int] = DEPTHS, counted_s: float = 22.0
 ) -> list[Rates]:
-    """All depths of an API and a quota at once, one of these after the other."""
+    """All depths of an API and a quota at once, of a large quota one after the other."""
     loads = [Load(*of) for of in product(CALLS, percents, depths)]
     limits = {load.client_id: load.percent for load in loads} | {_WARM_UP: _WARM_UP_PERCENT}
     quotas = [{"client_id": client_id, "request_percentage": percent} for client_id, percent in limits.items()]
@@ -146,7 +149,8 @@ def measure(
             found: list[Rates] = []
             for api, percent in product(CALLS, percents):
                 some = [load for load in loads if (load.api, load.percent) == (api, percent)]
-                found += _compare(some, sides, counted_s)
+                for at_once in [[load] for load in some] if percent >= _ALONE_PERCENT else [some]:
+                    found += _compare(at_once, sides, counted_s)
     return found
 
 
