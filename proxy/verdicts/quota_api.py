@@ -6,6 +6,7 @@ two spellings of one address are one entity, which Describe tells in the shortes
 the first is told. Shadow quotas are no part of Kafka's API: never described, their keys unknown.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -44,6 +45,9 @@ CLUSTER_AUTHORIZATION_FAILED = 31
 UNSUPPORTED_VERSION = 35
 INVALID_REQUEST = 42
 POLICY_VIOLATION = 44
+
+_HOST_NAME = re.compile(r"(?!.{254})[A-Za-z0-9._-]*[A-Za-z][A-Za-z0-9-]*")
+"""What somebody may mean as the name of a host: letters in its last part, which an IP address in decimals has not."""
 
 _ORDER = (CLIENT_ID, USER, IP)
 _IP_KEYS: dict[str, QuotaType] = {QuotaType.CONNECTION.value: QuotaType.CONNECTION}
@@ -305,7 +309,11 @@ def _problem_of_entity(names: dict[str, str | None]) -> str | None:
     if len(names) > 1:
         return "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId"
     ip = names[IP]
-    return None if ip is None or is_ip(ip) else f"{ip} is not an IP address. Host names are not taken as an ip."
+    if ip is None or is_ip(ip):
+        return None
+    if _HOST_NAME.fullmatch(ip):
+        return f"{ip} is not an IP address. Host names are not taken as an ip."
+    return f"{ip} is not a valid IP or resolvable host."
 
 
 def _problem_of_value(known: dict[str, QuotaType], key: str, value: float) -> str | None:

@@ -275,7 +275,12 @@ def test_every_kind_of_entity_is_altered_and_told_as_it_was_asked(parts, entity)
             (("ip", "10.0.0.1"), ("user", "a")),
             "Invalid quota entity combination, IP entity shouldnot be combined with User or ClientId",
         ),
-        ((("ip", "10.0.0.256"),), "10.0.0.256 is not an IP address. Host names are not taken as an ip."),
+        ((("ip", "10.0.0.256"),), "10.0.0.256 is not a valid IP or resolvable host."),
+        ((("ip", "a b"),), "a b is not a valid IP or resolvable host."),
+        (
+            (("ip", "broker-1.example.com"),),
+            "broker-1.example.com is not an IP address. Host names are not taken as an ip.",
+        ),
         ((("ip", "localhost"),), "localhost is not an IP address. Host names are not taken as an ip."),
     ],
 )
