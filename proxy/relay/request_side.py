@@ -50,6 +50,7 @@ _CLIENT = Side.CLIENT
 _NODE = Side.NODE
 _INT32 = Struct(">i")
 _MAX_BINDINGS = 64
+_MAX_LOOKS = 4 * _MAX_BINDINGS
 _ALL_ANSWERED = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
 """Reasons that end when nothing is in flight."""
 
@@ -97,7 +98,7 @@ class RequestSide(Authentication):
         self._request_left = 0
         self._opening = False
         self._client_paused = False
-        self._looked_at: set[tuple[QuotaType, int]] = set()
+        self._looked_at: set[tuple[QuotaType, int | None]] = set()
         """The sensors whose entity has had its first limited request here: it owed nothing, or has waited for it."""
         self._node_blocked = False
         self._enquiries = 0
@@ -366,13 +367,17 @@ class RequestSide(Authentication):
         """Whether something is owed at the first look on this connection; then the client is muted for it."""
         if sensor is None or (quota_type, sensor) in self._looked_at:
             return False
-        if len(self._looked_at) >= _MAX_BINDINGS:
-            self._looked_at.clear()
-        self._looked_at.add((quota_type, sensor))
+        self._note_looks((quota_type, sensor))
         throttle_time_ms = owed_ms(sensor, now_ms)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, quota_type, request.client_id, after)
         return throttle_time_ms > 0
+
+    def _note_looks(self, *looks: tuple[QuotaType, int | None]) -> None:
+        """What is owed on these sensors is waited for no more on this connection."""
+        if len(self._looked_at) + len(looks) > _MAX_LOOKS:
+            self._looked_at.clear()
+        self._looked_at.update(looks)
 
     def _take_alike(self, buf: bytes, at: int, now_ms: int) -> tuple[int, bool]:
         """Take the whole requests at `at` that are like the one before; return where they end.
@@ -485,10 +490,21 @@ class RequestSide(Authentication):
         return binding
 
     def _bound(self, client_id: bytes, now_ms: int) -> Binding:
-        """The binding of a client-id that has none yet, or whose quotas have changed."""
+        """The binding of a client-id that has none yet, or whose quotas have changed.
+
+        To a client that was here before they changed the connection is not new: it never waits for what it owes.
+        """
+        is_known = client_id in self._bindings
         if len(self._bindings) >= _MAX_BINDINGS or len(client_id) > LONG_CLIENT_ID_BYTES:
             self._bindings.clear()
         binding = self._bindings[client_id] = self._bind(client_id, now_ms)
+        if is_known:
+            self._note_looks(
+                (QuotaType.PRODUCE, binding.produce),
+                (QuotaType.FETCH, binding.fetch),
+                (QuotaType.REQUEST, binding.request),
+                (QuotaType.CONTROLLER_MUTATION, binding.mutation),
+            )
         if binding.costs is not None and not self._timed:
             self._timed = True
             self._times.sent(self._now_us)

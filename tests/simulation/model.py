@@ -167,7 +167,7 @@ class Model:
         self._times = ledger.request_sensors
         self._bound: dict[bytes, TimedBy] = {}
         """By client id, what measures request time in the binding that the relay has."""
-        self._to_look_up: deque[tuple[bytes, TimedBy]] = deque()
+        self._to_look_up: deque[tuple[bytes, TimedBy, set[tuple[Of, int]]]] = deque()
         """The same of what it was told, and no request has been seen with."""
         self._begun_ms = -1
         self._charged_us = 0.0
@@ -844,6 +844,7 @@ class Model:
         if look.throttle_ms:
             if not isinstance(head, wire.Head):
                 return False
+            require((look.of, look.handle) not in self._looked, f"{head} waits once more for what is owed")
             of_bytes = {wire.PRODUCE: QuotaType.PRODUCE, wire.FETCH: QuotaType.FETCH}
             others = {Of.OWED_TIME: QuotaType.REQUEST, Of.OWED_TOKENS: QuotaType.CONTROLLER_MUTATION}
             quota_type = others.get(look.of) or of_bytes.get(head.api_key)
@@ -1090,14 +1091,22 @@ class Model:
 
     def told_binding(self, client_id: bytes, binding: Binding) -> None:
         """The relay was told which sensors measure a client-id: with the next request of that."""
-        self._to_look_up.append((client_id, TimedBy(binding.request, binding.limits_requests)))
+        sensors = [(Of.OWED, binding.produce), (Of.OWED, binding.fetch), (Of.OWED_TIME, binding.request)]
+        looks = {(of, handle) for of, handle in (*sensors, (Of.OWED_TOKENS, binding.mutation)) if handle is not None}
+        self._to_look_up.append((client_id, TimedBy(binding.request, binding.limits_requests), looks))
 
     def _look_up(self, client_id: bytes) -> None:
-        """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked."""
+        """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked.
+
+        Of a client that had one before, nothing is waited for that it owes.
+        """
         while self._to_look_up and self._to_look_up[0][0] == client_id:
+            _, timed_by, looks = self._to_look_up.popleft()
+            if client_id in self._bound:
+                self._looked |= looks
             if len(self._bound) >= MOST_BOUND or len(client_id) > 1024:
                 self._bound.clear()
-            self._bound[client_id] = self._to_look_up.popleft()[1]
+            self._bound[client_id] = timed_by
 
     def _check_time_charges(self, now_ms: int) -> None:
         """No more time is charged than such requests cost."""
