@@ -208,12 +208,15 @@ class Sensors(Rows):
 
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
         """Charge what is only given out while the quota holds: else it is taken back at once, as a broker does for a
-        fetch that it answers without data. The throttle time in ms.
+        fetch that it answers without data. The throttle time in ms. A debt stays what it was.
         """
+        row = self._row(handle)
+        owed_at = self._floats[row + _PAID_AT]
         throttle_ms = self.charge(handle, value, now_ms)
         if throttle_ms:
             self.give_back(handle, value, now_ms)
-            self._ints[self._row(handle) + _REFUSED_UNTIL] = now_ms + throttle_ms
+            self._floats[row + _PAID_AT] = owed_at if owed_at > now_ms else -inf
+            self._ints[row + _REFUSED_UNTIL] = now_ms + throttle_ms
         return throttle_ms
 
     def room(self, handle: int, now_ms: int) -> float:

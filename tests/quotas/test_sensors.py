@@ -159,6 +159,19 @@ def debt_is_paid(burst_s, callers, value):
     assert sent / limit * 1000 <= now + 10_000 + sensors.reading(handle, now).debt_ms + 1e-3
 
 
+@pytest.mark.parametrize("value", [1_000.0, 50_000.0, 1e9])
+@pytest.mark.parametrize("burst_s", [35, 60, 1_000])
+def test_what_is_refused_neither_makes_a_debt_nor_pays_one(burst_s, value):
+    sensors = Sensors(4)
+    handle, fresh = sensors.open(1000.0, 0), sensors.open(1000.0, 0)
+    sensors.charge(handle, 1000.0 * burst_s, 0)
+    debt_ms = sensors.reading(handle, 500).debt_ms
+    assert sensors.charge_if_within(handle, value, 500) == 20_000
+    assert sensors.reading(handle, 500).debt_ms == debt_ms
+    sensors.charge_if_within(fresh, 1e9, 500)
+    assert sensors.reading(fresh, 500).debt_ms == 0
+
+
 def test_ten_callers_leave_the_debt_that_one_caller_leaves():
     debts = []
     for parts in (1, 10):

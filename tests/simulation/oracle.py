@@ -146,11 +146,13 @@ class WatchedSensors(Sensors):
         return charged
 
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
-        self._within = True
+        row = self._rows[handle]
+        paid_at, self._within = row.paid_at, True
         throttle_ms = super().charge_if_within(handle, value, now_ms)
         self._within = False
         if throttle_ms:
-            self._rows[handle].refused_until_ms = now_ms + throttle_ms
+            row.paid_at = paid_at if paid_at > now_ms else -inf
+            row.refused_until_ms = now_ms + throttle_ms
         return throttle_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
