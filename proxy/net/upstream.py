@@ -119,8 +119,9 @@ class Upstream:
         """The same address if its host is one by number, or a name that is known to be just one."""
         if family_of(address.host) is not None:
             return address
-        known = self._look_ups.fresh(address.host)
-        return HostPort(str(known[0][1][0]), address.port) if len(known) == 1 else None
+        known = [str(where[0]) for _, where in self._look_ups.fresh(address.host)]
+        alone = len(known) == 1 and family_of(known[0]) is not None  # not so with the zone of a link
+        return HostPort(known[0], address.port) if alone else None
 
     def _dial(self, node_id: int, address: HostPort, place: HostPort, first: bytes, reached: Reached) -> Cancellable:
         def told(outcome: socket.SocketType | OSError) -> None:

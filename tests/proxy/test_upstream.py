@@ -209,6 +209,19 @@ async def test_a_name_is_connected_to_and_needs_no_task_while_its_one_address_is
     assert node.upstream._look_ups.fresh("one.test") == ()
 
 
+async def test_a_name_whose_one_address_has_a_zone_is_connected_to_as_any_other(node, monkeypatch):
+    async def look_up(host):
+        return [(socket.AF_INET6, ("fe80::1%lo", 0, 0, 1))]
+
+    monkeypatch.setattr(node.upstream._look_ups, "_look_up", look_up)
+    node.upstream.directory.learn(7, "link.test", node.port)
+    for _ in range(2):
+        await node.upstream._look_ups.of("link.test")
+        asker, under_way = open_(node, 7)
+        assert not isinstance(under_way, Dial)
+        assert isinstance(await asker.told(), NodeUnreachable)
+
+
 @pytest.mark.parametrize("node_id", [1, BOOTSTRAP_NODE_ID])
 async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
     node.server.close()
