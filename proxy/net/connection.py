@@ -136,7 +136,7 @@ class Connection:
         self._client: Stream | None = None
         self._node: Stream | None = None
         self._connecting: Cancellable | None = None
-        self._work: tuple[asyncio.Task[None], ...] = ()
+        self._work: tuple[tuple[Ask, asyncio.Task[None]], ...] = ()
         """What is being decided, at most of each direction one; nobody else keeps these tasks."""
         self._timer: asyncio.TimerHandle | None = None
         self._patience = Patience()
@@ -252,7 +252,7 @@ class Connection:
         if isinstance(decision, Verdict):
             return self.relay.on_verdict(ask.ticket, decision, now_us)
         task = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
-        self._work = (*(other for other in self._work if not other.done()), task)
+        self._work = (*(other for other in self._work if not other[1].done()), (ask, task))
         return []
 
     async def _work_out(self, ticket: int, decision: Errand | Work) -> None:
@@ -383,6 +383,9 @@ class Connection:
         self._home.closed(self, reason)
         if self._connecting is not None:
             self._connecting.cancel()
+        for ask, task in self._work:
+            if ask.only_tells:
+                task.cancel()
         try:
             if self._client is not None:
                 self._client.close()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS
 from protocol.requests import INT32_MAX
 from protocol.splices import Splice
 from protocol.walk import Walk
@@ -152,6 +153,11 @@ class Ask:
     def settles(self) -> bool:
         """Whether it corrects what was charged: this is decided although nobody waits for the verdict any more."""
         return self.kind is AskKind.MUTATION and self.side is Side.NODE
+
+    @property
+    def only_tells(self) -> bool:
+        """Whether nothing comes of it but the verdict: it need not be decided any more where nobody waits for that."""
+        return self.kind is AskKind.ADDRESSES or self.api_key == DESCRIBE_CLIENT_QUOTAS
 
 
 @dataclass(slots=True, frozen=True)

@@ -1,16 +1,19 @@
 """The shell of one connection, with streams and a clock that are played."""
 
 import asyncio
+from struct import pack
 
 import pytest
 import structlog
 from structlog.testing import capture_logs
 
 from protocol.api_versions import carried
+from protocol.primitives import uvarint
 from protocol.topic_mutations import CREATE_TOPICS
 from proxy.net.connection import Connection, NodeSocket, NodeUnreachable
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.patience import TimeOuts
+from proxy.relay.plans import FIND_COORDINATOR
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
@@ -20,7 +23,7 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.patience import PATIENCE_S
 from tests.quota_frames import alter_request, altered
-from tests.relay.frames import frame, heartbeat, heartbeaten, produce
+from tests.relay.frames import frame, heartbeat, heartbeaten, produce, request
 from tests.relay.script import FixedNodes, ledger_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
 from tests.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
@@ -131,6 +134,22 @@ async def test_an_alteration_is_written_though_its_client_is_gone():
     assert shell.altered == 1
     assert shell.ended[0] is CloseReason.CLIENT_LOST
     assert CloseReason.INTERNAL_ERROR not in shell.ended
+
+
+async def test_the_addresses_of_an_answer_are_put_in_for_nobody_who_is_gone():
+    coordinators = b"".join(b"\1" + pack(">i", i) + b"\2h" + pack(">ih", 9092, 0) + b"\1\0" for i in range(10_000))
+    answer = frame(pack(">i", 1) + b"\0" + pack(">i", 0) + uvarint(10_001) + coordinators + b"\0")
+    shell = Shell()
+    await shell.client_sends(request(FIND_COORDINATOR, 4, b"\0\2\1\0", corr=1, tags=True))
+    shell.connection.bytes_came(Side.NODE, answer)
+    learned = shell.connection.facts.listener.nodes.learned
+    await until(lambda: len(learned) > 1_000)
+    shell.connection.lost(Side.CLIENT, None)
+    found = len(learned)
+    for _ in range(1_000):
+        await asyncio.sleep(0)
+    assert len(learned) == found < 10_000
+    assert shell.ended == [CloseReason.CLIENT_LOST]
 
 
 async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_before():
