@@ -216,7 +216,7 @@ class Sensors(Rows):
         if throttle_ms:
             self.give_back(handle, value, now_ms)
             self._floats[row + _PAID_AT] = owed_at if owed_at > now_ms else -inf
-            self._ints[row + _REFUSED_UNTIL] = now_ms + throttle_ms
+            self._ints[row + _REFUSED_UNTIL] = now_ms + min(throttle_ms, self.window_ms)
         return throttle_ms
 
     def room(self, handle: int, now_ms: int) -> float:

@@ -107,21 +107,22 @@ class ClusterConnection:
 
     def _fault(self, error: BaseException, request: Any) -> Fault:
         who = self._credentials
+        secured, logs_in = who.security_protocol.endswith("SSL"), who.sasl_mechanism is not None
+
+        def look() -> Spoken:
+            return spoken_at(self._server, secured) if not who.announced else Spoken.NOTHING_KNOWN
+
         if isinstance(error, IncompatibleBrokerVersion):
             return Fault("api_missing", self._not_offered(request), ADDRESSES)
-        if isinstance(error, KafkaProtocolError) and not isinstance(error, KafkaConnectionError):
+        unreadable = isinstance(error, KafkaProtocolError) and not isinstance(error, KafkaConnectionError)
+        if unreadable and (secured or look() is not Spoken.TLS):  # whose alert may come before its end
             return Fault("answer_malformed", f"its answer to {_named(request)} cannot be read", ADDRESSES)
         if isinstance(error, KafkaTimeoutError | RequestTimedOutError) or self._interrupted:
             return Fault("no_answer", self._told(error), ADDRESSES)
         if isinstance(error, OSError) and who.files:
             files = ", ".join(f"upstream.admin.{name}" for name in ("ca_file", "certificate_file", "key_file"))
             return Fault("files_unusable", self._told(error), files)
-        secured, logs_in = who.security_protocol.endswith("SSL"), who.sasl_mechanism is not None
         logged_in = logs_in and self._connection.init_future.succeeded()
-
-        def look() -> Spoken:
-            return spoken_at(self._server, secured) if not who.announced else Spoken.NOTHING_KNOWN
-
         return fault_of(error, self._told(error), Who(secured, who.ssl_certfile is not None, logs_in, logged_in), look)
 
     def _wait_out_throttle(self) -> None:

@@ -170,8 +170,8 @@ def test_a_new_connection_waits_for_the_throttle_of_its_entity(make_relay):
     assert script.node(fetched(1, size=1500)) == empty(11, 1, throttle_ms=5000)
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     assert script.client(fetch(2, max_bytes=900)) == b""
-    assert script.time(NOW_MS + 5000) == fetch(2, max_bytes=900)
-    assert script.node(fetched(2, size=900), NOW_MS + 5000) == fetched(2, size=900)
+    assert script.time(NOW_MS + 1000) == fetch(2, max_bytes=900)
+    assert script.node(fetched(2, size=900), NOW_MS + 1000) == fetched(2, size=900)
 
 
 def test_the_larger_of_our_throttle_time_and_the_nodes_is_told(make_relay):

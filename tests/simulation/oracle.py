@@ -152,7 +152,7 @@ class WatchedSensors(Sensors):
         self._within = False
         if throttle_ms:
             row.paid_at = paid_at if paid_at > now_ms else -inf
-            row.refused_until_ms = now_ms + throttle_ms
+            row.refused_until_ms = now_ms + min(throttle_ms, self.window_ms)
         return throttle_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:

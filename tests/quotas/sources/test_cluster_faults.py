@@ -26,6 +26,7 @@ from tests.certificates import Authority, server_context
 from tests.patience import PATIENCE_S
 
 VERSIONS = {3: (0, 1), 17: (0, 1), 18: (0, 0), 36: (0, 0)}
+TLS_HANDSHAKE = b"\x16"
 AS_PROXY = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "opensesame"}
 
 
@@ -145,6 +146,22 @@ def test_tls_spoken_to_in_plain(paper):
     found = fault(Listener(paper[2]))
     assert (found.reason, found.setting) == ("tls_expected", PROTOCOL)
     assert "it speaks TLS" in found.problem
+
+
+def test_a_node_that_speaks_tls_may_say_so_before_it_closes(paper):
+    """Java's does, and its alert is taken for an answer that cannot be read."""
+
+    class Alerting(Listener):
+        def _serve(self, sock):
+            if sock.recv(1, socket.MSG_PEEK) == TLS_HANDSHAKE:
+                super()._serve(sock)
+            else:
+                sock.recv(1024)
+                sock.sendall(bytes.fromhex("15030300020250"))
+                sock.close()
+
+    found = fault(Alerting(paper[2]))
+    assert (found.reason, found.setting) == ("tls_expected", PROTOCOL)
 
 
 def test_a_plain_listener_spoken_to_in_tls(paper):
