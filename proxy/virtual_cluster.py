@@ -170,7 +170,8 @@ class ListenerPorts:
             self._directory.look()
         if now_us - self._told_us >= _TOLD_EVERY_US:
             self._told_us = now_us
-            problem = "it is not in node_ids, and all spare ports stand for other nodes: clients are not told of it"
+            spares = "all spare ports stand for other nodes" if self._spares else "no spare port is left for it"
+            problem = f"it is not in node_ids, and {spares}: clients are not told of it"
             self._log.warning("node_left_out", node_id=node_id, problem=problem, settings=["node_ids", "spare_ports"])
 
     def node_of(self, port: int) -> int | None:

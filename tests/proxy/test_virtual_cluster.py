@@ -90,7 +90,10 @@ def test_one_node_without_a_port_is_left_out_counted_and_told_of_once_a_minute(c
 
 
 def test_without_spare_ports_nodes_with_other_ids_are_left_out():
-    assert Cluster(spares=0).told(2, 3) == [9003, None]
+    with capture_logs() as logs:
+        assert Cluster(spares=0).told(2, 3) == [9003, None]
+    problem = "it is not in node_ids, and no spare port is left for it: clients are not told of it"
+    assert [line["problem"] for line in logs] == [problem]
 
 
 def test_the_port_of_a_node_that_is_gone_stays_its_own_for_a_while_where_others_are_free():
