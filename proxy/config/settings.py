@@ -319,8 +319,8 @@ class ListenerConfig(Settings):
 
     require_server_name: bool = False
     """Of a listener with `advertised_node_host`, `true`: a client that says no name is closed. `false`: it is served
-    as one that bootstraps, with a line in the log: Java says none for names without a dot, or with an underscore, and
-    nobody for an IP address."""
+    as one that bootstraps, with a line in the log. Java sends no name for a host name without a dot or with an
+    underscore (`check` warns of those); no client does for an IP address."""
 
     tls: ListenerTlsConfig | None = None
     """TLS between clients and this listener. Adding this section, or taking it away, waits for a restart."""
@@ -597,7 +597,7 @@ class ThrottleConfig(Settings):
     fetch: Literal["deliver", "empty"] = "empty"
     """What comes of a fetch over quota. `empty`: an answer without data, as from a broker, nothing is charged, and the
     client asks again when its mute is over. `deliver`: its data, charged at once and for good, then the client waits;
-    so it is with `mode: delay`. Connections keep what they began with."""
+    with `mode: delay` that is the default, and the only value allowed. Connections keep what they began with."""
 
     charge_validate_only: bool = False
     """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
@@ -751,8 +751,9 @@ class LimitsConfig(Settings):
     line in the log. Where connections are rather to wait, set a smaller `connections.max_connections`."""
 
     max_http_connections: Annotated[int, Whole(1, 10_000)] = 32
-    """Connections to each of the HTTP listeners, `metrics` and `admin`; with one more the oldest is closed of the
-    address that has most, or the new one if it is from there. So many descriptors are kept for each of them."""
+    """Connections to each of the HTTP listeners, `metrics` and `admin`. With one more, the address that has most loses
+    its oldest; if the new one's address would then have as many, the new one is closed. So many descriptors are kept
+    for each of them."""
 
     http_idle_timeout_ms: Annotated[int, Whole(1_000, 3_600_000)] = 30_000
     """How long such a connection may be without a whole request, the first or the next one, in milliseconds."""

@@ -34,7 +34,7 @@ KAFKA_VERSION = "4.3.1"
 TOPIC = "groups"
 PARTITIONS = 6
 MOST_OF_QUOTA = 3
-"""Kafka's windows let three members have up to twice their quota."""
+"""A quota is for each node, and there are three: so often a group may read its quota."""
 MEMBERS = 3
 RECORD_BYTES = 5_000
 FORMED_S = 15.0
@@ -255,7 +255,8 @@ def problems(found: Sequence[Compared]) -> list[str]:
 def table(found: Sequence[Compared]) -> str:
     """In Markdown: the broker's figure, then the proxy's."""
     lines = [
-        "| client | twice | rebalances | distinct records | by the broker's | bytes that the node sends for each |",
+        "| client | records read twice | rebalances | distinct records | by the broker's "
+        "| bytes that the node sends for each |",
         "|---|---|---|---|---|---|",
     ]
     for one in found:
