@@ -14,15 +14,22 @@ lint:
 	@python=$$(deploy/setup.sh dev) && bin=$$(dirname "$$python") && \
 	"$$bin/ruff" format --check . && "$$bin/ruff" check . && "$$bin/mypy" && "$$bin/lint-imports"
 
-test: lint  ## set everything up, then the tests that a change needs (about 12 minutes)
-	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run -m "not long" $(ARGS)
-
-explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is kept in .hypothesis (ARGS="tests/relay")
-	@python=$$(deploy/setup.sh dev) && exec "$$python" -m pytest -m hypothesis --hypothesis-profile exploring $(ARGS)
+test: lint  ## set everything up, then the tests that a change needs (about 8 minutes)
+	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
-check: test  ## all of it, what CI runs (an hour and a quarter)
-	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server) && exec "$$python" -m tests.run -m long $(ARGS)
+nightly: $(if $(SHARD),,test)  ## all tests, then explore and simulate (two hours); or one of six parts of the nightly tests (SHARD=3)
+	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server) || exit; \
+	for shard in $(or $(SHARD),1 2 3 4 5 6); do "$$python" -m tests.run --shard $$shard $(ARGS) || failed+=" $$shard"; done; \
+	if [ "$$failed" ]; then echo "shards that failed:$$failed"; exit 1; fi
+	$(if $(SHARD),,@$(MAKE) explore simulate)
+
+durations:  ## keep what the last run of all shards took in tests/durations.json, which balances the next
+	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.shards
+
+explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is kept in .hypothesis (ARGS="tests/relay")
+	@python=$$(deploy/setup.sh dev) && \
+	exec "$$python" -m pytest -m hypothesis --hypothesis-profile exploring -n logical $(ARGS)
 
 bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then with a real Kafka, about 25 minutes
 	@python=$$(deploy/setup.sh dev gcc libc6-dev haproxy nginx libnginx-mod-stream) && mkdir -p build/bench && \
@@ -34,7 +41,7 @@ bench:  ## speed and memory beside HAProxy and nginx, what quotas cost, then wit
 
 SECONDS ?= 600
 simulate:  ## relays on fake time among simulated clients, nodes and networks, new seeds each run (SECONDS=600)
-	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.simulation --seconds $(SECONDS) $(ARGS)
+	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.simulation --seconds $(SECONDS) --processes "$$(nproc)" $(ARGS)
 
 conntest:  ## account for every record while everything breaks, until Ctrl-C (ARGS="--records 1000000")
 	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.conservation $(ARGS)
@@ -69,4 +76,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run usage lint test explore check simulate conntest conformance bench fuzz profile table format lock
+.PHONY: help run usage lint test nightly durations explore simulate conntest conformance bench fuzz profile table format lock

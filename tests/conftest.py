@@ -1,6 +1,7 @@
-"""Keeps of each failure what it was, in few words, and whether the machine was busy with something else meanwhile.
+"""Keeps how long each test took, and of each failure what it was, and whether the machine was busy meanwhile.
 
-`tests.run` reads that from the file that `--failures` names; pytest by itself prints the words in the end.
+`tests.run` reads that from the file that `--outcome` names; pytest by itself prints the failures in short at the end.
+`--shard` and `--exclusive` choose tests (`tests.shards`).
 """
 
 import json
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
 
+from tests import shards
 from tests.disturbance import Disturbance
 
 _DRAWN = Path(__file__).resolve().parents[1] / ".hypothesis/examples"
@@ -32,28 +34,38 @@ _MOST_CHARACTERS = 5_000
 """Of all failures together."""
 _MOST_OF_ONE = 2_500
 _LOGS = "logs"
-_REAL = ("integration", "long")
-"""Marks of tests with real processes: those may be held up where nobody sees it, by a cold cache or a neighbour."""
-_ALONE = ("alone", *_REAL)
-"""Of tests that nothing else may run beside."""
 _STATEMENTS = 5
 
 _disturbance = Disturbance()
+_durations: dict[str, float] = {}
+"""Seconds of each test, set-up and tear-down included."""
 
 
 def pytest_addoption(parser):
     parser.addini("log_folder", "where the logs of what failed are kept", default="build/test-logs")
-    parser.addoption("--failures", type=Path, help="write there what failed, as JSON, for tests.run")
-    parser.addoption("--side-by-side", choices=["yes", "no"], help="only tests that may run beside others, or may not")
+    parser.addoption("--outcome", type=Path, help="write durations and failures there, as JSON, for tests.run")
+    parser.addoption("--exclusive", choices=["yes", "no"], help="only tests that are marked so, or only the others")
+    parser.addoption("--shard", type=int, choices=range(1, shards.SHARDS + 1), help="only this part of the tests")
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave what `--side-by-side` does not ask for."""
-    if asked := config.option.side_by_side:
-        told = [(item, any(map(item.get_closest_marker, _ALONE)) == (asked == "no")) for item in items]
-        config.hook.pytest_deselected(items=[item for item, chosen in told if not chosen])
-        items[:] = [item for item, chosen in told if chosen]
+    """Leave what `--shard` and `--exclusive` do not ask for; put the longest first, group by group."""
+    chosen, durations = list(items), shards.known_durations()
+    if config.option.shard:
+        units = shards.shards_of(shards.costs_of(chosen, durations))[config.option.shard - 1]
+        chosen = [item for item in chosen if shards.unit_of(item) in units]
+    if asked := config.option.exclusive:
+        chosen = [item for item in chosen if bool(item.get_closest_marker("exclusive")) == (asked == "yes")]
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    items[:] = shards.longest_first(chosen, durations)
+    if workerinput := getattr(config, "workerinput", None):
+        shards.write_groups(workerinput, items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    return shards.GroupScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -76,7 +88,6 @@ def pytest_runtest_makereport(item, call):
         report.in_words = in_words(call.excinfo, item.config.rootpath)
         _disturbance.take_stock()
         report.disturbance = str(_disturbance) if _disturbance.seen else ""
-        report.real = any(item.get_closest_marker(mark) for mark in _REAL)
     return report
 
 
@@ -91,23 +102,29 @@ def in_words(raised, root):
     return "\n".join([*under_way[-_STATEMENTS:], *told])
 
 
+def pytest_runtest_logreport(report):
+    _durations[report.nodeid] = _durations.get(report.nodeid, 0.0) + report.duration
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session):
     """After all else that is printed."""
     result = yield
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and (reports := [*reporter.getreports("failed"), *reporter.getreports("error")]):
-        if file := session.config.option.failures:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            disturbances = {report.nodeid: getattr(report, "disturbance", "") for report in reports}
-            real = [report.nodeid for report in reports if getattr(report, "real", False)]
-            found = {"in_short": in_short(reports), "in_full": in_full(reports)}
-            found |= {"disturbances": disturbances, "real": real}
-            file.write_text(json.dumps(found))
-        else:
-            reporter.ensure_newline()
-            reporter.section("what failed, in short")
-            reporter.write_line(in_short(reports))
+    if reporter is None:  # in a worker
+        return result
+    reports = [*reporter.getreports("failed"), *reporter.getreports("error")]
+    if file := session.config.option.outcome:
+        found = {"durations": _durations}
+        if reports:
+            found |= {"in_short": in_short(reports), "in_full": in_full(reports)}
+            found["failed"] = {report.nodeid: getattr(report, "disturbance", "") for report in reports}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(found))
+    elif reports:
+        reporter.ensure_newline()
+        reporter.section("what failed, in short")
+        reporter.write_line(in_short(reports))
     return result
 
 

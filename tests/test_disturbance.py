@@ -15,7 +15,7 @@ from tests.integration.proxy_process import ROOT
 from tests.patience import PATIENCE_S
 from tests.stalls import Stalls, go_on
 
-pytestmark = pytest.mark.alone
+pytestmark = pytest.mark.exclusive
 
 
 @pytest.fixture

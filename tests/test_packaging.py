@@ -37,7 +37,7 @@ def test_the_locks_pin_every_dependency_by_hash():
         assert "://" not in lock.read_text(), lock
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path):
     """The steps of the Dockerfile, which no container engine can build here."""
     subprocess.run(

@@ -1,5 +1,6 @@
-"""What a run says of failures, and which of them it runs once more."""
+"""What a run says of failures and durations, which tests it runs, and which of them once more."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.proxy_process import ROOT
-from tests.run import MOST_TO_RUN_AGAIN, MOST_UNSEEN, Outcome
+from tests.run import MOST_FLAKY, MOST_TO_RUN_AGAIN, Outcome
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 FAILING = """
@@ -45,14 +46,14 @@ class Seen:
 def test_good():
     pass
 
-@pytest.mark.MARK
-def test_once():
+@pytest.mark.parametrize("number", range(TESTS))
+def test_once(number):
     conftest._disturbance = Seen()
-    runs = Path("runs")
+    runs = Path(f"runs {number}")
     runs.write_text((runs.read_text() if runs.exists() else "") + "|")
     assert runs.read_text() == ENOUGH
 """
-SIDE_BY_SIDE = """
+EXCLUSIVE = """
 import os
 from pathlib import Path
 
@@ -62,9 +63,9 @@ def note(name):
     with Path("order").open("a") as file:
         file.write(f"{name}{' in a worker' * ('PYTEST_XDIST_WORKER' in os.environ)}|")
 
-@pytest.mark.alone
-def test_alone():
-    note("alone")
+@pytest.mark.exclusive
+def test_exclusive():
+    note("exclusive")
     assert False, "not so"
 
 def test_beside():
@@ -93,10 +94,14 @@ def end_of(done):
     return done.stdout[-6000:].partition("what failed, in short")[2]
 
 
-def noted(folder, *, disturbed, enough, mark="fast"):
-    text = NOTED.replace("DISTURBED", str(disturbed)).replace("ENOUGH", repr("|" * enough)).replace("MARK", mark)
+def noted(folder, *, disturbed, enough, tests=1):
+    text = NOTED.replace("DISTURBED", str(disturbed)).replace("ENOUGH", repr("|" * enough)).replace("TESTS", str(tests))
     (folder / "test_noted.py").write_text(text)
     return pytest_in(folder, module="tests.run")
+
+
+def kept(folder, name):
+    return json.loads((folder / "build" / name).read_text())
 
 
 def test_a_run_ends_with_every_failure_and_its_message(tmp_path):
@@ -120,23 +125,33 @@ def test_a_good_run_ends_as_ever(tmp_path):
     assert "in short" not in pytest_in(tmp_path, "test_good.py").stdout
 
 
-def test_what_fails_undisturbed_has_failed_and_both_streams_end_with_it(tmp_path):
-    done = noted(tmp_path, disturbed=False, enough=2)
-    assert done.returncode == 1, done.stdout
-    assert (tmp_path / "runs").read_text() == "|"
-    for said in (done.stdout, done.stderr):
-        assert "test_noted.py::test_once\n" in said.partition("what failed, in short")[2]
-    assert "test_once" in (tmp_path / "build/test-logs/side-by-side.txt").read_text()
-
-
-def test_what_must_run_alone_comes_behind_all_others_and_both_are_told(tmp_path):
-    (tmp_path / "test_it.py").write_text(SIDE_BY_SIDE)
+def test_what_is_exclusive_comes_behind_all_others_and_both_are_told(tmp_path):
+    (tmp_path / "test_it.py").write_text(EXCLUSIVE)
     done = pytest_in(tmp_path, module="tests.run")
     assert done.returncode == 1, done.stdout
-    assert (tmp_path / "order").read_text().startswith("beside in a worker|alone|")
-    end = done.stdout.partition("what failed, in short")[2]
-    assert "not so" in end
-    assert "nor so" in end
+    assert (tmp_path / "order").read_text().startswith("beside in a worker|exclusive|")
+    for said in (done.stdout, done.stderr):
+        end = said.partition("what failed, in short")[2]
+        assert "not so" in end
+        assert "nor so" in end
+    assert "test_beside" in (tmp_path / "build/test-logs/test-parallel.txt").read_text()
+    assert "test_exclusive" in (tmp_path / "build/test-logs/test-exclusive.xml").read_text()
+
+
+def test_every_duration_is_kept_and_the_slowest_are_printed(tmp_path):
+    (tmp_path / "test_it.py").write_text(
+        "import time\n\ndef test_slow():\n    time.sleep(0.3)\n\ndef test_fast():\n    pass"
+    )
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/durations.json").write_text('{"shard-1": {"test_other.py::test": 1.0}, "test": {"gone": 9.0}}')
+    done = pytest_in(tmp_path, module="tests.run")
+    assert done.returncode == 0, done.stdout
+    durations = kept(tmp_path, "durations.json")
+    assert durations["shard-1"] == {"test_other.py::test": 1.0}
+    assert durations["test"].keys() == {"test_it.py::test_slow", "test_it.py::test_fast"}
+    assert durations["test"]["test_it.py::test_slow"] > 0.3
+    slowest, then = [line.split() for line in done.stdout.partition("== slowest")[2].splitlines()[1:3]]
+    assert (slowest[1], then[1]) == ("test_it.py::test_slow", "test_it.py::test_fast")
 
 
 @pytest.mark.parametrize(("one", "other", "both"), [(0, 5, 0), (5, 1, 1), (5, 5, 5), (1, 0, 1), (0, -9, -9), (1, 3, 3)])
@@ -144,41 +159,37 @@ def test_of_two_runs_the_worse_counts_and_not_that_one_has_no_tests(one, other, 
     assert (Outcome(one) + Outcome(other)).status == both
 
 
-def test_what_the_machine_spoilt_is_run_once_more_and_that_is_said(tmp_path):
-    done = noted(tmp_path, disturbed=True, enough=2)
+@pytest.mark.parametrize(("disturbed", "why"), [(True, " (somebody stood still)"), (False, "")])
+def test_what_passes_when_run_once_more_is_flaky_and_the_last_lines_say_so(tmp_path, disturbed, why):
+    done = noted(tmp_path, disturbed=disturbed, enough=2)
     assert done.returncode == 0, done.stdout
-    assert (tmp_path / "runs").read_text() == "||"
-    assert "test_noted.py::test_once: somebody stood still" in done.stdout
-
-
-@pytest.mark.parametrize("mark", ["integration", "long"])
-def test_what_has_real_processes_is_run_once_more_and_that_is_said_in_the_end(tmp_path, mark):
-    done = noted(tmp_path, disturbed=False, enough=2, mark=mark)
-    assert done.returncode == 0, done.stdout
-    assert (tmp_path / "runs").read_text() == "||"
-    assert "test_noted.py::test_once: unseen" in done.stdout
+    assert (tmp_path / "runs 0").read_text() == "||"
     assert "to be looked into" in done.stdout.splitlines()[-2]
-    assert done.stdout.splitlines()[-1] == "test_noted.py::test_once"
+    assert done.stdout.splitlines()[-1] == "test_noted.py::test_once[0]" + why
+    assert kept(tmp_path, "flaky.json") == {"test": {"test_noted.py::test_once[0]": why.strip(" ()")}}
 
 
-@pytest.mark.parametrize("mark", ["fast", "long"])
-def test_what_fails_twice_has_failed(tmp_path, mark):
-    done = noted(tmp_path, disturbed=mark == "fast", enough=3, mark=mark)
+@pytest.mark.parametrize(("tests", "status"), [(MOST_FLAKY, 0), (MOST_FLAKY + 1, 1)])
+def test_more_than_two_flaky_tests_fail_the_run(tmp_path, tests, status):
+    done = noted(tmp_path, disturbed=True, enough=2, tests=tests)
+    assert done.returncode == status, done.stdout
+    assert ("more than 2 tests are flaky" in done.stderr) == bool(status)
+    assert len(kept(tmp_path, "flaky.json")["test"]) == tests
+
+
+@pytest.mark.parametrize("disturbed", [False, True])
+def test_what_fails_twice_has_failed(tmp_path, disturbed):
+    done = noted(tmp_path, disturbed=disturbed, enough=3)
     assert done.returncode == 1, done.stdout
-    assert (tmp_path / "runs").read_text() == "||"
-    assert ("meanwhile: somebody stood still" in end_of(done)) == (mark == "fast")
+    assert (tmp_path / "runs 0").read_text() == "||"
+    assert ("meanwhile: somebody stood still" in end_of(done)) == disturbed
+    assert kept(tmp_path, "flaky.json") == {"test": {}}
 
 
-def test_so_many_failures_are_nobodys_doing_but_ours():
-    def failed(unseen, seen, real=True):
-        names = [f"unseen {n}" for n in range(unseen)]
-        disturbances = dict.fromkeys(names, "") | {f"seen {n}": "late" for n in range(seen)}
-        return Outcome(1, disturbances=disturbances, real=names if real else [])
-
-    assert failed(MOST_UNSEEN, MOST_TO_RUN_AGAIN - MOST_UNSEEN).may_pass
-    assert not failed(MOST_UNSEEN + 1, 0).may_pass
-    assert not failed(0, MOST_TO_RUN_AGAIN + 1).may_pass
-    assert not failed(1, 0, real=False).may_pass
+def test_many_failures_are_not_run_once_more():
+    assert Outcome(1, failed=dict.fromkeys(map(str, range(MOST_TO_RUN_AGAIN)), "")).may_be_flaky
+    assert not Outcome(1, failed=dict.fromkeys(map(str, range(MOST_TO_RUN_AGAIN + 1)), "")).may_be_flaky
+    assert not Outcome(2, failed={"test": ""}).may_be_flaky
 
 
 def test_what_cannot_be_collected_has_failed(tmp_path):

@@ -8,7 +8,9 @@ from tests.admission.cases import CASES, results
 from tests.admission.sides import both
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.exclusive
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_a_broker_and_the_proxy_admit_as_many():
     with ExitStack() as stack:

@@ -26,6 +26,9 @@ _ALARMS = re.compile(r"\b(WARN|ERROR|FATAL)\b|\"level\": \"(warning|error|critic
 _MOST_ALARMS = 5
 _LINE = 240
 
+_REAL = {"kafka", "zookeeper", "kerberos_kafka"}
+"""Fixtures that start one. What a test starts by itself is marked where the test stands."""
+
 _running: list[KafkaCluster] = []
 _proxies: list[ProxyProcess] = []
 
@@ -36,23 +39,18 @@ def pytest_configure(config):
 
 
 def pytest_itemcollected(item):
-    """Mark what is in this folder, before -m chooses."""
-    if Path(__file__).parent in item.path.parents:
-        item.add_marker("integration")
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items):
-    """Put tests that share a cluster together and last: one runs at a time."""
-    kinds = [None, *CLUSTERS]
-    items.sort(key=lambda item: kinds.index(_kind(item)))
+    """Mark what has a cluster or a ZooKeeper from a fixture; tests that share a cluster run in one worker."""
+    if Path(__file__).parent in item.path.parents and _REAL & set(item.fixturenames):
+        item.add_marker("kafka")
+        if kind := _kind(item):
+            item.add_marker(pytest.mark.xdist_group(kind))
 
 
 def pytest_generate_tests(metafunc):
     """`kafka` is each kind in turn; with `newest_kafka` or `zookeeper_kafka`, come by however, it is that kind only.
 
-    Old kinds are for `make check`; that with KRaft is for what says so: it shares its protocol with one of the others,
-    its ways with the other.
+    Old kinds are for `make nightly`. The old one with KRaft is for tests marked `every_kind`: it has the protocol of one
+    of the others and the ways of the other.
     """
     if "kafka" in metafunc.fixturenames:
         of_one_kind = {"newest_kafka": NEWEST, "zookeeper_kafka": ZOOKEEPER}
@@ -61,7 +59,7 @@ def pytest_generate_tests(metafunc):
             kinds = [kind for kind in kinds if kind in (NEWEST, ZOOKEEPER)]
         if metafunc.definition.get_closest_marker("kraft"):
             kinds = [kind for kind in kinds if CLUSTERS[kind][1] == "kraft"]
-        kinds = [pytest.param(kind, marks=() if kind == NEWEST else pytest.mark.long) for kind in kinds]
+        kinds = [pytest.param(kind, marks=() if kind == NEWEST else pytest.mark.nightly) for kind in kinds]
         metafunc.parametrize("kafka", kinds, indirect=True, scope="session")
 
 

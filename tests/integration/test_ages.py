@@ -22,6 +22,8 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.kafka
+
 AGES = ("2.1.1", "2.5.1", "2.8.2", "3.6.2", "3.9.2", "4.3.1")
 NEWEST = AGES[-1]
 TOPIC, GROUP, RECORDS = "ages", "ages-group", 50
@@ -75,7 +77,7 @@ def age(request, tmp_path):
         yield Age(request.param, stack, tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_kafka_of_any_age_is_served_and_all_its_quotas_hold(age, tmp_path):
     proxy = age.proxy(state_file=str(tmp_path / "state.json"), admin_listeners=["plain"])
     assert not proxy.events("cluster_unreachable")

@@ -46,7 +46,8 @@ def rate_and_shares(proxy, floods):
     return (after - before) / (ended_s - began_s), sent
 
 
-@pytest.mark.parametrize("connections", [pytest.param(2, marks=pytest.mark.long), 20])
+@pytest.mark.exclusive
+@pytest.mark.parametrize("connections", [pytest.param(2, marks=pytest.mark.nightly), 20])
 def test_all_together_get_what_the_cap_allows_and_each_the_same(start_proxy, connections):
     proxy = start_proxy()
     stop = threading.Event()

@@ -12,6 +12,8 @@ from proxy.demo.keeper import die_with_parent
 from tests.conservation.faults import APIS, BACK, FRONT
 from tests.integration.proxy_process import ROOT
 
+pytestmark = pytest.mark.kafka
+
 _GRACE_S = 780.0
 """Beyond the seconds of producing: to start a cluster, to see every kind of fault, to read all twice, to end."""
 
@@ -68,7 +70,7 @@ def test_half_a_minute_of_everything_costs_no_record(tmp_path):
     assert_that_all_is_there(report)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("kind", ["3.9.2-zookeeper", "4.3.1-kraft"])
 def test_minutes_of_everything_cost_no_record(tmp_path, kind):
@@ -77,7 +79,7 @@ def test_minutes_of_everything_cost_no_record(tmp_path, kind):
     assert_that_all_is_there(report)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nothing_outlives_a_checker_that_is_killed(tmp_path):
     command = [sys.executable, "-m", "tests.conservation", "--seconds", "120"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -47,7 +47,9 @@ def assert_nothing_is_left(processes, folder):
         time.sleep(0.1)
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.exclusive
+@pytest.mark.nightly
 def test_the_demo_holds_the_noisy_clients_and_loses_nothing_of_the_good_ones(tmp_path):
     demo = start_demo(tmp_path, "--json", "--seconds", "27")
     with Disturbance() as disturbance:
@@ -79,7 +81,8 @@ def test_the_demo_holds_the_noisy_clients_and_loses_nothing_of_the_good_ones(tmp
     assert_nothing_is_left([], tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_nothing_outlives_a_demo_that_is_ended_early(tmp_path, number):
     demo = start_demo(tmp_path, "--seconds", "60")

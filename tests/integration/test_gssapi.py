@@ -17,6 +17,8 @@ from tests.integration.steady_producers import with_java
 from tests.integration.test_kafka_cluster import eventually
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.kafka
+
 REALM, LISTENER = "KAFKA.TEST", "KERBEROS"
 NODE, CLIENT = "kafka/localhost", "gustav"
 RATE = 1_000
@@ -130,7 +132,7 @@ class WithPrincipals(ProxyProcess):
         return config
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("principals", "user"), [([], "?GSSAPI"), ([("GSSAPI", "kerberos")], "kerberos")])
 def test_who_has_a_ticket_has_the_quota_of_the_mapping(kerberos_kafka, realm, tmp_path, principals, user):
     hosts = tmp_path / "hosts"

@@ -77,7 +77,7 @@ def test_topics_are_created_described_grown_and_deleted(tools, kafka):
     assert topic not in tools.run("kafka-topics", "--list").split()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_console_tools_carry_every_compression(tools):
     topic = tools.topic("java-console")
     sent = []
@@ -96,7 +96,7 @@ def test_the_console_tools_carry_every_compression(tools):
         assert "java-console-new" in groups, "the group did not use the new protocol"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_performance_tests_move_all_their_records(tools):
     topic = tools.topic("java-perf")
     count = 100_000
@@ -109,7 +109,7 @@ def test_the_performance_tests_move_all_their_records(tools):
     assert int(read) >= count
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_transactional_performance_test_ends_all_its_transactions(tools):
     topic = tools.topic("java-transactions")
     load = ("--topic", topic, "--num-records", "3000", "--record-size", "100", "--throughput", "3000")
@@ -137,7 +137,7 @@ def test_the_verifiable_tools_lose_nothing(tools):
         assert sorted(values) == list(range(count))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_configurations_of_topics_and_nodes_are_changed_and_described(tools):
     topic = tools.topic("java-configs", 1)
     of_topic = ("--entity-type", "topics", "--entity-name", topic)
@@ -148,7 +148,7 @@ def test_configurations_of_topics_and_nodes_are_changed_and_described(tools):
     eventually(lambda: "log.cleaner.backoff.ms=15001" in tools.run("kafka-configs", "--describe", *of_node))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_groups_are_listed_described_and_reset(tools):
     topic = tools.topic("java-groups", 2)
     tools.run("kafka-console-producer", "--topic", topic, stdin="".join(f"{i}\n" for i in range(50)))
@@ -173,7 +173,7 @@ def test_every_node_is_asked_for_its_versions_at_the_port_of_the_proxy(tools, pr
     assert "UNKNOWN" not in printed, "the proxy names an API that the tool does not know"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_end_offsets_are_counted(tools):
     topic = tools.topic("java-offsets", 3)
     tools.run("kafka-console-producer", "--topic", topic, stdin="".join(f"{i}\n" for i in range(70)))

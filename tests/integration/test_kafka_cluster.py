@@ -21,6 +21,8 @@ from proxy.demo import kafka_cluster
 from proxy.demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.kafka
+
 ROOT = Path(__file__).parents[2]
 
 SASL = (
@@ -79,7 +81,7 @@ def test_every_node_names_all_nodes_on_ports_below_those_of_outgoing_connections
     assert kafka.bootstrap_servers == ",".join(f"127.0.0.1:{kafka.ports[node_id]}" for node_id in (1, 2, 3))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_killed_node_is_missed_by_the_others_and_comes_back_with_its_records_on_its_port(kafka):
     topic, address = f"survivors-{kafka.version}-{kafka.mode}", kafka.address(2)
     servers = ("--bootstrap-server", kafka.bootstrap_servers)
@@ -101,7 +103,7 @@ def test_a_killed_node_is_missed_by_the_others_and_comes_back_with_its_records_o
         assert read.splitlines() == written
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_node_restarted_at_once_after_a_kill_serves_although_the_cluster_still_believes_in_its_last_life(kafka):
     with healed(kafka):
         kafka.kill(3)
@@ -119,7 +121,7 @@ def test_a_frozen_node_takes_connections_and_answers_nothing_until_it_is_thawed(
         assert eventually(lambda: 1 in nodes_named_at(kafka.address(1)))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_node_can_be_stopped_while_it_is_frozen(kafka):
     with healed(kafka):
         kafka.freeze(2)
@@ -182,7 +184,7 @@ def test_a_failed_test_keeps_every_log_and_says_where(newest_kafka, request, tmp
 # --------------------------------------------------------------------- start
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("version", "mode", "taken"),
     [("3.9.2", "zookeeper", 0), ("4.3.1", "kraft", 1), ("3.9.2", "kraft", 2)],
@@ -205,7 +207,7 @@ def test_a_port_that_is_taken_at_start_is_replaced(monkeypatch, version, mode, t
             assert nodes_named_at(cluster.address(1)) == {1}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_node_that_dies_at_start_is_an_error_with_the_reason_from_its_log():
     before = cluster_folders()
     with (
@@ -222,7 +224,7 @@ def test_a_mode_that_a_version_does_not_have_is_refused(version, mode):
         KafkaCluster(version, mode)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_node_has_further_listeners_properties_and_jvm_options_and_a_host_of_its_own():
     (jmx_port,) = free_ports(1, "127.0.0.2")
     extra = {
@@ -258,7 +260,7 @@ def test_a_node_has_further_listeners_properties_and_jvm_options_and_a_host_of_i
         assert re.search(r"\bbroker\.rack=rack-1 ", described)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_error_inside_the_block_carries_the_logs():
     with pytest.raises(ZeroDivisionError) as raised, KafkaCluster(nodes=1):
         1 / 0  # noqa: B018
@@ -326,7 +328,7 @@ def names_of(processes):
 
 
 @pytest.mark.parametrize(
-    "moment", [pytest.param(moment, marks=pytest.mark.long if "cannot" in moment else ()) for moment in MOMENTS]
+    "moment", [pytest.param(moment, marks=pytest.mark.nightly if "cannot" in moment else ()) for moment in MOMENTS]
 )
 def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(moment, tmp_path):
     with owner_of_a_cluster(MOMENTS[moment], tmp_path) as owner:
@@ -345,7 +347,7 @@ def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(moment, tmp_path):
         eventually(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_nothing_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path):
     forks = "fork = __import__('os').fork(); fork or time.sleep(600); print(fork, flush=True)"
     with owner_of_a_cluster(SERVES.replace("FURTHER", forks), tmp_path) as owner:
@@ -361,7 +363,7 @@ def test_nothing_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path):
             fork.kill()
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_no_process_is_left_when_the_keeper_itself_is_killed(tmp_path):
     with owner_of_a_cluster(SERVES.replace("FURTHER", "pass"), tmp_path) as owner:
         assert owner.stdout.readline() == b"ready\n"
@@ -373,7 +375,7 @@ def test_no_process_is_left_when_the_keeper_itself_is_killed(tmp_path):
         assert not alive
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_ordinary_end_leaves_nothing_either(tmp_path):
     code = "from proxy.demo.kafka_cluster import KafkaCluster\nwith KafkaCluster(nodes=1) as c: print(c.ports[1])"
     with owner_of_a_cluster(code, tmp_path) as owner:

@@ -81,7 +81,8 @@ def follows(proxy, topic, victim):
 
 
 @pytest.mark.parametrize(
-    "name", ["confluent-kafka", *(pytest.param(name, marks=pytest.mark.long) for name in ("kafka-python", "aiokafka"))]
+    "name",
+    ["confluent-kafka", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("kafka-python", "aiokafka"))],
 )
 def test_a_killed_node_costs_no_record(kafka, proxy, name):
     topic = f"leadership-{name}"

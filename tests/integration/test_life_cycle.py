@@ -24,6 +24,7 @@ SOON_BELIEVED_DEAD = {"broker.session.timeout.ms": "2000", "broker.heartbeat.int
 """The next life of a killed node waits for that of the last one to be over."""
 
 
+@pytest.mark.kafka
 def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
     """The cluster's only node is gone, as far as anyone can tell, until it is started again."""
     with KafkaCluster(nodes=1, extra=lambda node_id: SOON_BELIEVED_DEAD) as cluster:
@@ -90,7 +91,7 @@ def run_to_its_end(config_path):
 
 
 @pytest.mark.parametrize(
-    "which", ["node", "admin", *(pytest.param(name, marks=pytest.mark.long) for name in ("bootstrap", "metrics"))]
+    "which", ["node", "admin", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("bootstrap", "metrics"))]
 )
 def test_a_port_in_use_ends_the_start_with_its_place_in_the_configuration(which):
     proxy = ProxyProcess(f"{HOST}:9", ready=False)

@@ -92,7 +92,8 @@ def entry(client_id, rate):
     return {"client_id": client_id, "producer_byte_rate": rate}
 
 
-@pytest.mark.long
+@pytest.mark.exclusive
+@pytest.mark.nightly
 def test_a_noisy_producer_is_held_to_its_rate_and_told_so(start_proxy):
     proxy = start_proxy([entry("noisy", RATE)], limits=SHORT_DRAIN)
     leader = make_topic(proxy.bootstrap, "quota-noisy")[0]

@@ -186,7 +186,7 @@ def deleted_after(cluster: KafkaCluster, *prefixes: str) -> Iterator[None]:
 
 
 @pytest.mark.every_kind
-@pytest.mark.long
+@pytest.mark.nightly
 def test_decisions_and_throttle_times_are_those_of_brokers_with_the_quota(kafka):
     quotas = [{"client_id": PROXIED, "controller_mutation_rate": RATE}]
     validate_only = kafka.mode == "kraft"
@@ -259,7 +259,8 @@ def create_with_librdkafka(bootstrap: str, client_id: str, prefix: str, seconds:
     return done
 
 
-@pytest.mark.long
+@pytest.mark.exclusive
+@pytest.mark.nightly
 def test_librdkafka_creates_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
     proxy = start_proxy([{"client_id": "librdkafka", "controller_mutation_rate": FAST}])
     with deleted_after(newest_kafka, "rate-rdkafka-"), Disturbance() as disturbance:
@@ -268,7 +269,8 @@ def test_librdkafka_creates_topics_at_the_rate_of_its_quota(newest_kafka, start_
     assert proxy.metric("throttles_total", quota_type="controller_mutation") > 5
 
 
-@pytest.mark.long
+@pytest.mark.exclusive
+@pytest.mark.nightly
 def test_the_java_client_creates_grows_and_deletes_topics_at_the_rate_of_its_quota(newest_kafka, start_proxy):
     proxy = start_proxy([{"client_id": "java-" + kind, "controller_mutation_rate": FAST} for kind in KINDS])
     rates, created = {}, 0
@@ -290,7 +292,8 @@ def test_the_java_client_creates_grows_and_deletes_topics_at_the_rate_of_its_quo
     assert is_held(rates, disturbance), rates
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.nightly
 def test_the_cluster_is_asked_what_a_topic_without_a_number_of_partitions_gets():
     with KafkaCluster(nodes=1, extra=lambda node_id: {"num.partitions": "4"}) as cluster:
         quotas = [{"client_id": PROXIED, "controller_mutation_rate": RATE}]

@@ -207,17 +207,17 @@ def test_kafka_python_is_refused_what_is_not_its_own(start_proxy):
     work_as_anybody(ask_with_kafka_python, start_proxy(OWN).bootstrap)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_javas_admin_client_alters_and_describes_every_entity_and_key(kafka, alterable):
     work_as_admin(ask_with_java(kafka.version), alterable.bootstrap)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_kadm_alters_and_describes_every_entity_and_key(newest_kafka, alterable):
     work_as_admin(ask_with_kadm, alterable.bootstrap)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "ask", [ask_with_java("4.3.1"), ask_with_java("3.9.2"), ask_with_kadm], ids=["4.3.1", "3.9.2", "kadm"]
 )
@@ -281,7 +281,7 @@ def test_kafka_configs_alters_and_describes(newest_kafka, alterable):
         assert client.describe().entries == {frozenset(kind.items()): left}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_kafka_configs_alters_and_describes_every_entity_and_key(kafka, alterable):
     configs = KafkaConfigs(kafka, alterable)
     kinds = [{part: PLAIN_NAMES.get(name, name) for part, name in kind.items()} for kind in KINDS]
@@ -296,7 +296,7 @@ def test_kafka_configs_alters_and_describes_every_entity_and_key(kafka, alterabl
         assert client.describe().entries == {}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -310,7 +310,7 @@ def test_kafka_configs_tells_what_is_refused(newest_kafka, alterable, options, p
         KafkaConfigs(newest_kafka, alterable).run("--alter", "--entity-type", "users", *options)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_kafka_configs_is_refused_what_is_not_its_own(newest_kafka, start_proxy):
     configs = KafkaConfigs(newest_kafka, start_proxy(OWN))
     assert configs.describe({"user": "ANONYMOUS"}) == {"producer_byte_rate": 1e12}

@@ -12,6 +12,8 @@ from tests.integration.raw_client import RawClient
 from tests.parity.sides import alter_client_quotas
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.exclusive
+
 _TRIALS = 8
 _PROBE_BYTES = 120
 _EVERY_S = 0.005
@@ -82,7 +84,7 @@ def test_a_change_through_kafkas_api_is_felt_within_a_second(start_proxy, tmp_pa
     assert is_soon(lambda: delay_s(port, lambda client_id: alter_client_quotas((HOST, port), [quota(client_id)])))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_change_in_the_cluster_is_in_force_within_the_interval_and_a_second(newest_kafka, start_proxy):
     """The cluster enforces it, too, and sooner: so the proxy's own word counts here."""
     proxy = start_proxy(source={"source": "upstream", "poll_interval_ms": _POLL_MS})

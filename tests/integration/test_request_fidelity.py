@@ -48,7 +48,8 @@ def test_each_api_is_throttled_for_one_window_at_most_and_mute_for_as_long_here_
     assert throttles.problems_of_throttles(both_sides) == []
 
 
-@pytest.mark.long
+@pytest.mark.exclusive
+@pytest.mark.nightly
 def test_as_many_requests_get_through_as_at_a_broker_on_the_whole(both_sides):
     def admitted():
         throttles.admit(both_sides)
@@ -61,7 +62,9 @@ def test_as_many_requests_get_through_as_at_a_broker_on_the_whole(both_sides):
     assert not nobody_stood_still or 0.1 < of_proxy / of_broker < 30
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.exclusive
+@pytest.mark.nightly
 def test_at_half_load_requests_cost_about_what_a_broker_measures_and_a_frozen_node_charges_nobody():
     loads = [load for load in chosen(["Produce acks=1, 1 KiB", "Fetch, 16 KiB"]) if load.name in FROZEN_LOADS]
     with Disturbance() as disturbance:

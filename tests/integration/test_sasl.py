@@ -101,7 +101,7 @@ def test_odd_names_are_users(sasl_proxy, topic):
 
 
 @pytest.mark.parametrize(
-    "library", ["aiokafka", "confluent-kafka", pytest.param("kafka-python", marks=pytest.mark.long)]
+    "library", ["aiokafka", "confluent-kafka", pytest.param("kafka-python", marks=pytest.mark.nightly)]
 )
 def test_a_wrong_password_is_told_by_the_node_and_spends_nothing(sasl_proxy, topic, library):
     """kafka-python tries for half a minute."""
@@ -154,7 +154,7 @@ def start(sasl_kafka, tmp_path):
 
 
 AT_ONCE = ["confluent-kafka"]
-RENEWING = [*AT_ONCE, *(pytest.param(name, marks=pytest.mark.long) for name in ("kafka-python", "Java", "franz-go"))]
+RENEWING = [*AT_ONCE, *(pytest.param(name, marks=pytest.mark.nightly) for name in ("kafka-python", "Java", "franz-go"))]
 
 
 @pytest.mark.parametrize("library", RENEWING)
@@ -197,7 +197,7 @@ def renewals(proxy):
     return logged_in - proxy.metric("connections_opened_total")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_aiokafka_connects_anew_when_its_session_is_over_and_loses_nothing(sasl_kafka, password_file, start):
     """It does not know KIP-368: the node closes its connection (0.14)."""
     topic = "anew"
@@ -227,7 +227,7 @@ def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topi
         assert throttled(proxy, "learned") == ("alice", "user=alice")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_kafkas_own_tools_log_in(sasl_kafka, sasl_proxy, topic, mechanism, tmp_path):
     client_id = f"java-{mechanism}"
@@ -243,7 +243,7 @@ def test_kafkas_own_tools_log_in(sasl_kafka, sasl_proxy, topic, mechanism, tmp_p
     assert throttled(sasl_proxy, client_id) == ("alice", "user=alice, client-id=<default>")
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_franz_go_logs_in(sasl_proxy, topic, mechanism):
     client_id = f"go-{mechanism}"

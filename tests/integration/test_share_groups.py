@@ -11,7 +11,7 @@ RATE = 50_000
 RECORDS, RECORD_BYTES = 1000, 1000
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_share_consumer_reads_at_the_rate_of_its_quota(newest_kafka, start_proxy):
     proxy = start_proxy([{"client_id": "sharer", "consumer_byte_rate": RATE}])
     topic = "share-quota"

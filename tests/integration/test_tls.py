@@ -160,9 +160,13 @@ def grown_at_leaders(cluster, topic, before, after):
     return all(after[str(node)] > before[str(node)] for node in leaders.values() if node > 0)
 
 
-BY_PORT = [*READERS, pytest.param("Java", marks=pytest.mark.long), pytest.param("franz-go", marks=pytest.mark.long)]
+BY_PORT = [
+    *READERS,
+    pytest.param("Java", marks=pytest.mark.nightly),
+    pytest.param("franz-go", marks=pytest.mark.nightly),
+]
 IN_THIS_PROCESS = ["kafka-python", "aiokafka"]
-BY_NAME = [*IN_THIS_PROCESS, "confluent-kafka", "Java", pytest.param("franz-go", marks=pytest.mark.long)]
+BY_NAME = [*IN_THIS_PROCESS, "confluent-kafka", "Java", pytest.param("franz-go", marks=pytest.mark.nightly)]
 
 
 @pytest.mark.parametrize("library", BY_PORT)
@@ -211,8 +215,8 @@ def test_all_nodes_are_reached_by_name_at_one_port(
 
 STEADY = [
     "confluent-kafka",
-    pytest.param("Java", marks=pytest.mark.long),
-    pytest.param("franz-go", marks=pytest.mark.long),
+    pytest.param("Java", marks=pytest.mark.nightly),
+    pytest.param("franz-go", marks=pytest.mark.nightly),
 ]
 
 

@@ -168,7 +168,7 @@ def address_quotas(banned=None):
     return [{"ip": address, "connection_creation_rate": rate} for address, rate in rates.items()]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_java_python_and_go_behind_haproxy_are_known_by_their_own_addresses(newest_kafka, certificates, tmp_path):
     """HAProxy tells it by version 2 of the protocol, and passes TLS on, with a certificate of the client."""
     topic = "balanced-libraries"

@@ -182,7 +182,7 @@ def frozen_later(address):
         yield stack.enter_context(listening(serve)), frozen.set
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_cluster_that_goes_and_comes_back_is_followed_again(newest_kafka, tmp_path):
     path = tmp_path / "last-good.json"
     [server] = servers_of(newest_kafka)[:1]
@@ -240,7 +240,8 @@ def with_logins(node_pem, client_cert):
     }
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.nightly
 def test_credentials_of_every_kind_are_used_and_missing_permissions_are_named(tmp_path, caplog):
     _, node_cert, node_pem = certificate(tmp_path, "node")
     key, cert, _ = certificate(tmp_path, "client")

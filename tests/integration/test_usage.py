@@ -195,7 +195,8 @@ def kafka_throttle_usage(*arguments):
     return done.stdout
 
 
-@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.nightly
 def test_the_table_has_what_crossed_the_wire_and_the_same_quotas_would_do_the_same(newest_kafka, tmp_path):
     make_topic(newest_kafka.bootstrap_servers, topic := f"usage-{uuid4().hex}")
     with Observed(newest_kafka, tmp_path / "spool", trace={"entities": [{"client_id": "limited"}]}) as observed:

@@ -68,7 +68,7 @@ def test_a_change_in_zookeeper_is_felt_within_a_second(zookeeper, newest_kafka):
         assert is_soon(lambda: delay_s(proxy.node_ports[1], lambda client_id: write(client, client_id, 1)))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_quotas_hold_while_zookeeper_is_gone_also_over_a_restart_of_the_proxy(zookeeper, newest_kafka, tmp_path):
     source = {
         "source": "zookeeper",

@@ -23,6 +23,8 @@ from tests.integration.topics import make_topic
 from tests.integration.zookeeper_process import ZooKeeper, client_of
 from tests.patience import PATIENCE_S
 
+pytestmark = pytest.mark.kafka
+
 ALICE, BOB = Entity("alice"), Entity("bob")
 PRODUCE, FETCH, REQUEST, MUTATIONS = (QuotaKey(quota_type) for quota_type in list(QuotaType)[:4])
 SHADOW_PRODUCE = QuotaKey(QuotaType.PRODUCE, shadow=True)
@@ -431,7 +433,7 @@ def test_without_zookeeper_it_starts_on_the_last_good_quotas_and_tries_until_the
             eventually(lambda: source.problems == {})
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_what_was_acknowledged_stands_however_often_zookeeper_is_killed(chroot):
     with ZooKeeper() as zookeeper, source_at(zookeeper.address, chroot, resync_ms=50) as source:
         outcomes, surprises, done = [], [], threading.Event()
@@ -611,7 +613,7 @@ def certificate(folder, name, signed_by=None, subject_alternative="IP:127.0.0.1"
     (folder / f"{name}.both").write_bytes(key.read_bytes() + found.read_bytes())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_tls_with_certificates_on_both_sides(tmp_path, chroot):
     certificate(tmp_path, "ca")
     certificate(tmp_path, "server", "ca")

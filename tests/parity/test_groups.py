@@ -30,8 +30,9 @@ def test_a_group_that_is_worse_off_than_at_the_broker_is_told():
     assert groups.problems([groups.Compared("sarama", broker, broker, 1.0)]) == []
 
 
-@pytest.mark.integration
-@pytest.mark.long
+@pytest.mark.exclusive
+@pytest.mark.kafka
+@pytest.mark.nightly
 @pytest.mark.parametrize("client", ["sarama"])
 def test_a_group_with_one_connection_for_all_stays_together_over_its_fetch_quota(client):
     [one] = groups.measure([client], 500_000, SECONDS)

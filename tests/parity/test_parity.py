@@ -174,8 +174,9 @@ def test_anything_else_is_none(found, ended, problem):
 # ------------------------------------------------------------------- a real run
 
 
-@pytest.mark.integration
-@pytest.mark.long
+@pytest.mark.exclusive
+@pytest.mark.kafka
+@pytest.mark.nightly
 def test_a_short_run_is_near_the_broker():
     """Not within 5 %: of 33 s the burst at the start takes ten, and ten answers under way are 4 % of all bytes."""
     cells = chosen(["producer-client-id-2-old", "producer-default-client-id-1-new", "consumer-client-id-10"])
@@ -189,8 +190,9 @@ def test_a_short_run_is_near_the_broker():
             assert not of_side.errors, comparison.cell
 
 
-@pytest.mark.integration
-@pytest.mark.long
+@pytest.mark.exclusive
+@pytest.mark.kafka
+@pytest.mark.nightly
 def test_requests_in_flight_gain_nothing_under_a_request_quota():
     """Both sides in a short run; how near their rates are is for the cost model, and for a quiet machine."""
     with Disturbance() as disturbance:
@@ -208,8 +210,8 @@ def cluster():
         yield running
 
 
-@pytest.mark.integration
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.nightly
 @pytest.mark.parametrize("role", ROLES)
 def test_versions_are_from_before_and_after_clients_waited_by_themselves(cluster, role, monkeypatch):
     """They do so since Produce v6 and Fetch v8."""

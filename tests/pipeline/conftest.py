@@ -9,9 +9,12 @@ IN_MAKE_TEST = "test_what_was_written_is_read_and_nothing_comes_twice"
 
 
 def pytest_itemcollected(item):
-    """What needs Spark takes a minute together: all but one test are for `make check`."""
-    if "spark" in item.fixturenames and item.originalname != IN_MAKE_TEST:
-        item.add_marker("long")
+    """Tests that share the session run in one worker. All but one of them are for `make nightly`."""
+    if "spark" in item.fixturenames:
+        item.add_marker("spark")
+        item.add_marker(pytest.mark.xdist_group("spark"))
+        if item.originalname != IN_MAKE_TEST:
+            item.add_marker("nightly")
 
 
 @pytest.fixture(scope="session")

@@ -98,7 +98,9 @@ def bitten(lines):
     return False
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.spark
+@pytest.mark.nightly
 def test_recorded_traffic_becomes_a_quota_that_bites(demo, tmp_path):
     printed = demo.until(lambda lines: len(found := commands_in("".join(lines))) == 4 and found)
     ingest, recommend, plan, apply = (shlex.split(command) for command in printed)

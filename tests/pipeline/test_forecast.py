@@ -45,7 +45,7 @@ def test_a_few_odd_days_do_not_bend_the_line():
     )
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_four_of_five_months_are_within_the_interval():
     chance = np.random.default_rng(5)
     weekly = np.array([1, 1.1, 1.05, 1, 0.9, 0.5, 0.4])

@@ -110,7 +110,8 @@ def kill(process, chance, only=None):
     process.wait()
 
 
-@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.nightly
 def test_an_ingest_that_is_killed_again_and_again_takes_each_record_once(tmp_path):
     chance = random.Random(os.environ.get("SEED", "7"))
     spool, table = Spool(tmp_path / "spool", len(MOMENTS)), tmp_path / "table"

@@ -9,6 +9,8 @@ import pytest
 from tests.disturbance import undisturbed
 from tests.pipeline.real_runs import PARTS, Compared, Part, both_live, compared, tables
 
+pytestmark = pytest.mark.exclusive
+
 RATE = 200_000
 SECONDS = 40
 RECORDS_WITHIN = 0.02
@@ -37,7 +39,7 @@ def _each(is_open: bool):
     return pytest.mark.parametrize("part", chosen, ids=lambda part: part.client_id)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", PARTS, ids=lambda part: part.client_id)
 def test_the_replay_of_the_trace_has_every_throttle_time_as_it_was_live(lived, part: Part):
     one: Compared = lived[0][part.client_id]
@@ -45,7 +47,7 @@ def test_the_replay_of_the_trace_has_every_throttle_time_as_it_was_live(lived, p
     assert (one.throttles > 10) == (not part.is_open)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_replay_of_the_records_has_the_throttle_time_in_all(lived):
     found, more = lived
     others = [found[part.client_id] for part in PARTS if part.key[1] != "connection"]
@@ -53,7 +55,7 @@ def test_the_replay_of_the_records_has_the_throttle_time_in_all(lived):
     assert sum(one.records_ms for one in others) == pytest.approx(recorded_ms, rel=RECORDS_WITHIN + more)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @_each(is_open=False)
 def test_the_replay_of_the_records_has_the_throttle_time_of_each(lived, part: Part):
     found, more = lived
@@ -62,7 +64,7 @@ def test_the_replay_of_the_records_has_the_throttle_time_of_each(lived, part: Pa
     assert one.records_ms == pytest.approx(one.recorded_ms, rel=within + more)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @_each(is_open=False)
 def test_who_is_greedy_uses_of_doubled_quotas_what_the_greedy_replay_says(lived, part: Part):
     found, more = lived
@@ -72,7 +74,7 @@ def test_who_is_greedy_uses_of_doubled_quotas_what_the_greedy_replay_says(lived,
         assert one.by_records[1] == pytest.approx(one.used, rel=BOUND_WITHIN + more)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @_each(is_open=True)
 def test_who_stays_below_his_quota_uses_of_doubled_ones_what_the_paced_replay_says(lived, part: Part):
     found, more = lived

@@ -72,7 +72,9 @@ def summed(clients: dict[str, list[Window]]) -> tuple[np.ndarray, np.ndarray, Mo
     return np.array(sorted(sums)), columns[0].astype(np.int64), Most(*columns[1:])
 
 
-@pytest.mark.parametrize("quota_type", ["produce", *(pytest.param(of, marks=pytest.mark.long) for of in OTHER_TYPES)])
+@pytest.mark.parametrize(
+    "quota_type", ["produce", *(pytest.param(of, marks=pytest.mark.nightly) for of in OTHER_TYPES)]
+)
 @settings(max_examples=60, deadline=None)
 @given(CLIENTS)
 def test_a_sensor_without_a_loud_window_never_throttles(quota_type, drawn):

@@ -7,7 +7,7 @@ from tests.pipeline.spools import MONDAY_MS
 from tests.pipeline.test_report_page import findings
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [390, 1440])
 async def test_a_page_with_hostile_names_fetches_nothing_and_fits(tmp_path, width):
     found = findings()

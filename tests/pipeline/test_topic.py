@@ -145,7 +145,8 @@ def until_shipped(shipper):
             assert time.monotonic() < deadline
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_cluster_that_goes_away_has_all_lines_when_it_is_back(cluster, tmp_path):
     name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
@@ -197,7 +198,8 @@ def shipping_command(cluster, certificates, password_file):
     return ship
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.nightly
 @pytest.mark.timeout(240)
 def test_a_server_that_stands_still_behind_tls_has_all_lines_when_it_goes_on(cluster, certificates, tmp_path):
     name = make_topic(cluster, f"records-{uuid4().hex}", PARTITIONS)
@@ -222,7 +224,8 @@ def test_a_server_that_stands_still_behind_tls_has_all_lines_when_it_goes_on(clu
     assert in_order == list(dict.fromkeys(lines))
 
 
-@pytest.mark.long
+@pytest.mark.kafka
+@pytest.mark.nightly
 @pytest.mark.timeout(300)
 def test_records_go_over_tls_with_a_password_into_the_topic_and_out_of_it(
     cluster, certificates, password_file, shipping_command, tmp_path
@@ -312,6 +315,7 @@ def in_table(spark, topic, table):
     return counts, said
 
 
+@pytest.mark.kafka
 @pytest.mark.timeout(300)
 def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_source, cluster, tmp_path):
     spark = kafka_source

@@ -132,7 +132,7 @@ def test_what_is_admitted_in_debt_is_paid_to_the_last_byte(burst_s, callers, val
     debt_is_paid(burst_s, callers, value)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @settings(max_examples=50, deadline=None)
 @given(st.integers(31, 200), st.integers(1, 10), st.integers(1, 200))
 def test_what_is_admitted_in_debt_is_paid_to_the_last_byte_also_in_small_coins(burst_s, callers, value):

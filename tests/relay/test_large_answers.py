@@ -131,7 +131,7 @@ def test_a_large_answer_streams_and_shows_no_inside_address(make_relay, plan):
         assert most_held <= MAX_HEAD_BYTES + size
 
 
-@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.long), 7])
+@pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.nightly), 7])
 def test_a_large_answer_may_come_byte_by_byte_at_its_ends_and_in_few_between(make_relay, step):
     plan = LARGE["Produce v2"]
     answer = large_answer(plan)

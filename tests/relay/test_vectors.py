@@ -151,7 +151,7 @@ def test_answers_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version)
     assert answers_pass(make_relay, chosen(kafka_version, is_response=True), A_FEW) > 1000
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(2400)
 @every_kafka
 @pytest.mark.parametrize("pass_through", [requests_pass, answers_pass], ids=["requests", "answers"])

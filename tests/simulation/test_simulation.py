@@ -138,7 +138,7 @@ def first_failure(make_relay):
 @pytest.mark.parametrize(
     ("mutant", "symptom"),
     [
-        pytest.param(mutant, symptom, id=mutant.__name__, marks=[pytest.mark.long] if mutant in RARE else [])
+        pytest.param(mutant, symptom, id=mutant.__name__, marks=[pytest.mark.nightly] if mutant in RARE else [])
         for mutant, symptom in MUTANTS.items()
     ],
 )
