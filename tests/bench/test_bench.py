@@ -10,35 +10,27 @@ import pytest
 from tests.bench.candidates import DIRECT, HAPROXY, OURS
 from tests.bench.columns import COLUMNS
 from tests.bench.processes import ROOT
-from tests.disturbance import Disturbance
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(2000)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(2000)]
 
 CANDIDATES = (DIRECT.name, HAPROXY.name, "nginx", OURS.name)
 KEYS = ("produce-1", "fetch-64k", "accept")
 GOALS = len(KEYS) + 1
 _ATTEMPTS = 3
 _TIMEOUT_S = 600
-spoilt = set()
 
 
 def run(program, *arguments, measured=lambda printed: True):
     """What one of the programs of this folder prints on stdout.
 
-    In the short time that it has here somebody who stands still can leave it without anything to measure: it is run
-    again then, until something is `measured`. `spoilt` gets the program's name when nothing ever was.
+    In the short time that it has here it may not come to measure anything: it is run again then.
     """
     command = [sys.executable, ROOT / "tests" / "bench" / program, *arguments]
     for _ in range(_ATTEMPTS):
-        with Disturbance() as disturbance:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
-        if done.returncode == 0 and measured(done.stdout):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        assert done.returncode == 0, done.stderr
+        if measured(done.stdout):
             break
-        if not disturbance.seen:
-            break
-    else:
-        spoilt.add(program)
-    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -68,10 +60,10 @@ def test_every_candidate_moves_requests_in_every_column(measured):
     for key, of_column in report["runs"].items():
         assert tuple(of_column) == CANDIDATES, key
         for name, [figures] in of_column.items():
-            assert figures["requests"] > 10 or "speed.py" in spoilt, (key, name)
+            assert figures["requests"] > 10, (key, name)
             assert figures["requests"] <= figures["requests_in_all"], (key, name)
             assert figures["requests_per_second"] == pytest.approx(figures["requests"] / figures["seconds"], rel=0.01)
-            assert (figures["cpu_us_per_request"] > 0) == (name != DIRECT.name) or "speed.py" in spoilt, (key, name)
+            assert (figures["cpu_us_per_request"] > 0) == (name != DIRECT.name), (key, name)
             if key != "accept":
                 assert 0 < figures["p50_us"] <= figures["p99_us"] <= figures["max_us"] + 1, (key, name)
                 assert figures["throttled"] == 0, (key, name)
@@ -122,10 +114,10 @@ def test_the_profile_counts_what_a_request_costs():
 
     arguments = ("--column", "latency", "--seconds", "0.5", "--candidates", OURS.name)
     printed = run("cpu_profile.py", *arguments, measured=is_plausible)
-    assert is_plausible(printed) or "cpu_profile.py" in spoilt, told(printed)
+    assert is_plausible(printed), told(printed)
 
 
-@pytest.mark.integration
+@pytest.mark.kafka
 def test_a_real_node_is_reached_in_three_ways(tmp_path):
     short = ["--rounds", "1", "--seconds", "0.5", "--repeats", "0", "--workloads", "produce-100,latency"]
 
@@ -144,8 +136,6 @@ def test_a_real_node_is_reached_in_three_ways(tmp_path):
     assert set(runs) == {"produce-100", "latency"}
     for name in (DIRECT.name, HAPROXY.name, OURS.name):
         [produced], [latency] = runs["produce-100"][name], runs["latency"][name]
-        if "real_kafka.py" in spoilt:
-            continue
         assert produced["records_per_second"] > 10
         assert 0 < latency["p50_us"] <= latency["p99_us"]
         # Its records went through the proxy: nobody else has had work.

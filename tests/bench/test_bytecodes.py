@@ -54,7 +54,7 @@ def test_a_function_is_named_by_where_it_stands_in_the_project():
     assert place("/usr/lib/python3/json/decoder.py", 7, "decode") == "json/decoder.py:7 decode"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_connection_takes_thousands_of_bytecodes_in_hundreds_of_calls():
     command = [sys.executable, ROOT / "tests" / "bench" / "bytecodes.py", "--seconds", "1", "--top", "1000"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -6,7 +6,7 @@ from tests.bench.processes import two_or_three_cores
 from tests.bench.tls import COLUMNS, SIDES, loads, rounds, table
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_short_round_measures_every_side():
     figures = rounds(1, 40, 40)
     assert list(figures) == list(COLUMNS)
@@ -14,7 +14,7 @@ def test_a_short_round_measures_every_side():
     assert table(figures).count("\n") == 1 + len(COLUMNS)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_every_load_can_be_run_for_a_time():
     with loads(SIDES, two_or_three_cores(), seconds=0.05) as sides:
         assert list(sides) == list(SIDES)

@@ -4,6 +4,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import click
@@ -29,14 +32,18 @@ def main(events: int, seed: int, types: tuple[str, ...]) -> None:
 
 
 def _proofs(seed: int, events: int, types: tuple[str, ...]) -> Iterator[Comparison]:
-    for quota_type in (QuotaType[name] for name in types) if types else QuotaType:
-        for version in VERSIONS:
-            began = time.monotonic()
-            with tempfile.TemporaryDirectory() as folder:
-                compared = Proof(quota_type, version).compare(seed, events, Path(folder))
+    proofs = [Proof(*each) for each in product((QuotaType[name] for name in types) if types else QuotaType, VERSIONS)]
+    with ProcessPoolExecutor() as pool:
+        for proof, (compared, seconds) in zip(proofs, pool.map(partial(_compared, seed, events), proofs), strict=True):
             figures = f"{compared.events:,} | {compared.throttles:,} | {compared.differences}"
-            print(f"| {quota_type.name} | {version} | {figures} | {time.monotonic() - began:.0f} |", flush=True)
+            print(f"| {proof.quota_type.name} | {proof.version} | {figures} | {seconds:.0f} |", flush=True)
             yield compared
+
+
+def _compared(seed: int, events: int, proof: Proof) -> tuple[Comparison, float]:
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        return proof.compare(seed, events, Path(folder)), time.monotonic() - began
 
 
 if __name__ == "__main__":

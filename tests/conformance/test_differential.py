@@ -12,7 +12,7 @@ ALL = pytest.mark.parametrize("quota_type", QuotaType, ids=lambda quota_type: qu
 OTHER_WINDOWS = [(1, 1), (2, 3)]
 
 
-@pytest.mark.parametrize("version", [pytest.param("3.9.2", marks=pytest.mark.long), "4.3.1"])
+@pytest.mark.parametrize("version", [pytest.param("3.9.2", marks=pytest.mark.nightly), "4.3.1"])
 @ALL
 def test_ten_thousand_events_are_answered_as_by_kafka(version, quota_type, tmp_path):
     compared = Proof(quota_type, version).compare(seed=1, events=10_000, folder=tmp_path)
@@ -22,7 +22,7 @@ def test_ten_thousand_events_are_answered_as_by_kafka(version, quota_type, tmp_p
 
 @BOTH
 @ALL
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_two_hundred_thousand_events_are_answered_as_by_kafka(version, quota_type, tmp_path):
     compared = Proof(quota_type, version).compare(seed=2, events=200_000, folder=tmp_path)
@@ -31,7 +31,7 @@ def test_two_hundred_thousand_events_are_answered_as_by_kafka(version, quota_typ
 
 @pytest.mark.parametrize(("samples", "window_s"), OTHER_WINDOWS)
 @ALL
-@pytest.mark.long
+@pytest.mark.nightly
 def test_other_windows_are_measured_as_by_kafka(samples, window_s, quota_type, tmp_path):
     for version in VERSIONS:
         compared = Proof(quota_type, version, samples, window_s).compare(seed=3, events=50_000, folder=tmp_path)
@@ -44,7 +44,7 @@ def test_but_for_what_4_3_1_forgets_clients_have_the_same_tags(quota_type, tmp_p
     assert (compared.differences, compared.told) == (0, ())
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_only_clients_without_a_quota_are_measured_under_other_tags_by_4_3_1(tmp_path):
     difference = other_tags("4.3.1", seed=4, events=100_000, folder=tmp_path)
     assert difference.tags > 0

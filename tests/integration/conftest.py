@@ -49,8 +49,8 @@ def pytest_itemcollected(item):
 def pytest_generate_tests(metafunc):
     """`kafka` is each kind in turn; with `newest_kafka` or `zookeeper_kafka`, come by however, it is that kind only.
 
-    Old kinds are for `make nightly`. The old one with KRaft is for tests marked `every_kind`: it has the protocol of one
-    of the others and the ways of the other.
+    Old kinds are for `make nightly`. The old one with KRaft is for tests marked `every_kind`: it has the protocol of
+    one of the others and the ways of the other.
     """
     if "kafka" in metafunc.fixturenames:
         of_one_kind = {"newest_kafka": NEWEST, "zookeeper_kafka": ZOOKEEPER}
