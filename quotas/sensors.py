@@ -49,6 +49,8 @@ _REFUSED_UNTIL = 15
 
 _START, _LAST, _SUM = 0, 1, 2
 
+_FIRST_SUM = _ROW_WORDS + _SUM
+
 _NEVER = -(2**63)
 
 _SAFETY = 1 - 1e-9
@@ -330,10 +332,10 @@ class Sensors(Rows):
 
     def _throttle_ms(self, row: int, value: float, now_ms: int) -> int:
         """The throttle time for what was just recorded and settled: Kafka's own, or what the debt asks for."""
-        floats = self._floats
-        end = row + _ROW_WORDS + self._ints[row + _SAMPLES] * _SAMPLE_WORDS
-        # One after the other, as Java adds them; Python does so up to 3.11, and is more exact from 3.12 on.
-        total = sum(floats[row + _ROW_WORDS + _SUM : end : _SAMPLE_WORDS].tolist())
+        floats, total = self._floats, 0.0
+        # One after the other, as Java adds them: from Python 3.12 on sum() is more exact. What is not used yet is 0.
+        for of_sample in floats[row + _FIRST_SUM : row + self._ring_end : _SAMPLE_WORDS].tolist():
+            total += of_sample
         window_ms = divisor_ms(now_ms - self._ints[row + _OLDEST_START], self.samples, self.window_ms)
         limit = floats[row + LIMIT]
         rate = total / (window_ms / 1000.0)

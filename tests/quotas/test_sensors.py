@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from quotas import sensors as sensors_module
 from quotas.quota_table import UNLIMITED
 from quotas.sensors import MAX_THROTTLE_MS, Sensors, SensorsFull, StaleSensor, rounded
 from tests.quotas.windowed_rate import WindowedRate, nearest
@@ -48,6 +49,18 @@ def test_every_charge_and_reading_equals_the_slow_way(samples, window_ms, limit,
             model.limit = new_limit
         else:
             sensors.reading(handle, now)
+
+
+@pytest.mark.parametrize("add", [sum, math.fsum])
+def test_samples_are_added_one_after_the_other_as_java_does(monkeypatch, add):
+    """Up to Python 3.11 sum() does so too, from 3.12 on it is more exact, as math.fsum() is on all of them."""
+    assert math.fsum([1e16, 1.0, -1e16, 120.0]) != 1e16 + 1.0 - 1e16 + 120.0
+    monkeypatch.setattr(sensors_module, "sum", add, raising=False)
+    sensors, model = kafka_like(), WindowedRate(1.0, 11, 1000)
+    handle = sensors.open(1.0, 0)
+    for now, value in enumerate([1e16, 1.0, -1e16, 120.0, 0.0]):
+        assert sensors.charge(handle, value, now * 1000) == model.charge(value, now * 1000)
+    assert sensors.charge(handle, 0.0, 4000) == 110_000  # with the 1.0 it would be a second more
 
 
 @settings(max_examples=200, deadline=None)
