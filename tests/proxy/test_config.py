@@ -1,4 +1,5 @@
 import copy
+import re
 from pathlib import Path
 
 import pytest
@@ -11,11 +12,12 @@ from proxy.config.load import config_of, load_config, parse_config
 from proxy.config.page import configuration_page
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import Config, pinned_costs, quota_entries
+from proxy.config.settings import API_KEYS, Config, pinned_costs, quota_entries
 from proxy.config.warnings import ephemeral_ports, warnings_of
+from proxy.relay.costs import SHIPPED, cost_kind
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.request_costs import Cost
+from quotas.request_costs import KIB, Cost, RequestCosts
 
 ROOT = Path(__file__).parents[2]
 
@@ -805,6 +807,16 @@ def test_the_example_is_valid_and_shows_the_defaults():
 def test_the_page_about_the_configuration_is_in_step():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert page == configuration_page(), "run: python -m proxy.config.page > docs/configuration.md"
+
+
+def test_the_page_has_the_cost_of_an_api_that_the_proxy_comes_with_none_for():
+    without = next(api_key for api_key in API_KEYS.values() if cost_kind(api_key) not in SHIPPED)
+    base_us, per_kib_us = re.search(
+        r"begins with ([\d.]+) us, and ([\d.]+) us for each KiB", configuration_page()
+    ).groups()
+    costs = RequestCosts(SHIPPED).of_node(1)
+    assert costs.us(cost_kind(without), 0) == float(base_us)
+    assert costs.us(cost_kind(without), KIB) == float(base_us) + float(per_kib_us)
 
 
 def test_every_setting_is_explained():
