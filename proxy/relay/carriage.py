@@ -1,7 +1,7 @@
 """What both directions of a relay share: the requests in flight, the mute, and what is counted."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from proxy.relay.actions import Action, RelayLimits, Send, Side, Throttled, WakeAt
@@ -36,7 +36,9 @@ ENDS_WITH_ANSWERS: Final = IN_FLIGHT_FULL | FETCHING | ENQUIRING | AUTHENTICATIN
 
 NO_TICKET: Final = -1
 
-_MAX_CLIENTS = 64
+MAX_CLIENT_IDS: Final = 64
+"""A connection remembers so many client-ids, and what is measured of them."""
+
 _NOBODY: dict[bytes, Client] = {}
 
 
@@ -204,8 +206,9 @@ class Carriage:
         client = self._clients.get(client_id)
         if client is None:
             assert self._meet is not None
-            if len(self._clients) >= _MAX_CLIENTS or len(client_id) > LONG_CLIENT_ID_BYTES:
-                self._forget_clients()
+            if len(self._clients) >= MAX_CLIENT_IDS or len(client_id) > LONG_CLIENT_ID_BYTES:
+                for forgotten in forgotten_for(client_id, self._clients):
+                    self._clients.pop(forgotten).release()
             client = self._clients[client_id] = self._meet(client_id)
         return client
 
@@ -259,6 +262,17 @@ class Carriage:
     def _next_ticket(self) -> int:
         self._ticket += 1
         return self._ticket
+
+
+def forgotten_for(client_id: bytes, known: Mapping[bytes, object]) -> list[bytes]:
+    """The client-ids that a connection forgets so that there is room for this one.
+
+    It is the oldest one. Which one was used least lately would have to be noted with each request, and one that is
+    forgotten in vain is only looked up again. For a very long one all others are forgotten: only one is kept.
+    """
+    if client_id in known:
+        return []
+    return list(known) if len(client_id) > LONG_CLIENT_ID_BYTES else [next(iter(known))]
 
 
 def add_run(pieces: list[Piece], buf: bytes, start: int, end: int) -> None:

@@ -29,6 +29,7 @@ from proxy.relay.carriage import (
     ENQUIRING,
     FETCHING,
     IN_FLIGHT_FULL,
+    MAX_CLIENT_IDS,
     NO_ROOM,
     THROTTLED,
     UNCONNECTED,
@@ -36,6 +37,7 @@ from proxy.relay.carriage import (
     Meet,
     Piece,
     add_run,
+    forgotten_for,
     send_through,
 )
 from proxy.relay.likeness import Likeness, LimitedLikeness, likeness_of
@@ -49,8 +51,7 @@ from quotas.ledger import Binding, Ledger
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE
 _INT32 = Struct(">i")
-_MAX_BINDINGS = 64
-_MAX_LOOKS = 4 * _MAX_BINDINGS
+_MAX_LOOKS = 4 * MAX_CLIENT_IDS
 _ALL_ANSWERED = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
 """Reasons that end when nothing is in flight."""
 
@@ -495,8 +496,9 @@ class RequestSide(Authentication):
         To a client that was here before they changed the connection is not new: it never waits for what it owes.
         """
         is_known = client_id in self._bindings
-        if len(self._bindings) >= _MAX_BINDINGS or len(client_id) > LONG_CLIENT_ID_BYTES:
-            self._bindings.clear()
+        if len(self._bindings) >= MAX_CLIENT_IDS or len(client_id) > LONG_CLIENT_ID_BYTES:
+            for forgotten in forgotten_for(client_id, self._bindings):
+                del self._bindings[forgotten]
         binding = self._bindings[client_id] = self._bind(client_id, now_ms)
         if is_known:
             self._note_looks(

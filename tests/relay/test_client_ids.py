@@ -1,0 +1,73 @@
+"""A connection may name any number of client-ids; it remembers the latest of them."""
+
+import pytest
+
+from quotas.entities import Entity
+from tests.relay.frames import produce, produced
+from tests.relay.script import NOW_MS, Script, ledger_with, table_with
+
+REMEMBERED = 64
+
+
+class Counting(Script):
+    """Notes which client-ids the relay has looked up: their sensors, and whose use is measured."""
+
+    def __init__(self, make, ledger=None):
+        self.bound, self.met = [], []
+        super().__init__(make, ledger)
+
+    def _bind(self, raw_client_id, now_ms):
+        self.bound.append(raw_client_id)
+        return super()._bind(raw_client_id, now_ms)
+
+    def _meet(self, raw_client_id):
+        self.met.append(raw_client_id)
+        return super()._meet(raw_client_id)
+
+    def looked_up_for(self, names):
+        """Those of these client-ids that have their sensors looked up when each sends a request."""
+        self.bound.clear()
+        for name in names:
+            self.client(produce(size=100 + len(name), client_id=name), NOW_MS)
+            self.node(produced(), NOW_MS)
+        return list(self.bound)
+
+
+@pytest.fixture
+def script(make_relay):
+    return Counting(make_relay).connected()
+
+
+def names(count, first=0):
+    return [b"client-%d" % number for number in range(first, first + count)]
+
+
+def test_as_many_as_are_remembered_are_looked_up_once(script):
+    assert script.looked_up_for(names(REMEMBERED)) == names(REMEMBERED)
+    assert script.looked_up_for(names(REMEMBERED)) == []
+
+
+def test_one_more_has_only_the_oldest_forgotten(script):
+    script.looked_up_for(names(REMEMBERED))
+    assert script.looked_up_for([b"one more"]) == [b"one more"]
+    assert script.looked_up_for([*names(REMEMBERED - 1, first=1), b"one more"]) == []
+    assert script.looked_up_for(names(1)) == names(1)
+
+
+def test_new_quotas_of_a_remembered_one_have_no_other_forgotten(make_relay):
+    concerned, *others = names(REMEMBERED)
+    script = Counting(make_relay, ledger_with(produce=2**40, client_id=concerned.decode())).connected()
+    script.looked_up_for([concerned, *others])
+    changed = [Entity(client_id=concerned.decode())]
+    script.ledger.replace(table_with(produce=2**41, client_id=concerned.decode()), NOW_MS, changed=changed)
+    assert script.looked_up_for([concerned, *others]) == [concerned]
+
+
+def test_whose_use_is_measured_is_remembered_alike(script):
+    script.looked_up_for([*names(REMEMBERED), b"one more", *names(REMEMBERED - 1, first=1), *names(1)])
+    assert script.met == script.bound
+
+
+def test_of_very_long_ones_a_single_one_is_remembered(script):
+    long = [b"%d" % number * 2000 for number in range(2)]
+    assert script.looked_up_for([*long, long[1], long[0]]) == [*long, long[0]]
