@@ -6,7 +6,7 @@ worker: all that shares a cluster or a Spark session, otherwise a unit.
 
 import json
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -76,23 +76,24 @@ def longest_first(items: list[pytest.Item], durations: Mapping[str, float]) -> l
 class GroupScheduling(LoadScopeScheduling):
     """Gives each group to one worker, in the order of `longest_first`. Needs `--no-loadscope-reorder`.
 
-    Workers know the markers, the controller schedules: the first worker writes down the groups (`write_groups`).
+    Workers know the markers, the controller schedules: the first worker writes down the groups (`write_groups`). It
+    has not if its collection failed; then nothing will run.
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return self._groups[nodeid]
+        return self._groups.get(nodeid, nodeid)
 
     @cached_property
     def _groups(self) -> dict[str, str]:
         file = _groups_file(self.nodes[0].workerinput)
-        groups: dict[str, str] = json.loads(file.read_text())
-        file.unlink()
+        groups: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
+        file.unlink(missing_ok=True)
         return groups
 
 
-def write_groups(workerinput: Mapping[str, str], items: Iterable[pytest.Item]) -> None:
+def write_groups(workerinput: Mapping[str, str], items: Sequence[pytest.Item]) -> None:
     """Tell the controller of this run the group of each test."""
-    if workerinput["workerid"] == "gw0":
+    if items and workerinput["workerid"] == "gw0":
         _groups_file(workerinput).write_text(json.dumps({item.nodeid: group_of(item) for item in items}))
 
 
