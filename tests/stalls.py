@@ -1,6 +1,6 @@
 """Run a command while processes below it stand still at random moments, as they do on a busy or small machine.
 
-    python -m tests.stalls [--longest 2] [--every 1.5] [--seed 7] [--log FILE] -- python -m pytest -m "not long" ...
+    python -m tests.stalls [--longest 2] [--every 1.5] [--seed 7] [--log FILE] -- python -m pytest -m "not nightly" ...
 
 Any process below may be stopped (SIGSTOP) for up to `--longest` seconds: pytest itself, clients, proxies, JVMs. A test
 that fails here fails, now and then, where the suite is run by a machine that has more to do; a suite that holds here

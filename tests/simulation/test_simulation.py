@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from proxy.relay.relay import Relay
-from tests.simulation.__main__ import main
+from tests.simulation.__main__ import main, run_seeds
 from tests.simulation.generate import world_of
 from tests.simulation.mutants import (
     MUTANTS,
@@ -30,6 +30,7 @@ from tests.simulation.shrink import described, kind_of, shrink
 from tests.simulation.world import Outcome, run_world
 
 SEEDS = 140
+MORE_SEEDS = 1_000
 SEEDS_FOR_A_BUG = 250
 RARE = (
     BlameForOurWaits,
@@ -54,6 +55,13 @@ def outcomes():
 def test_every_invariant_holds(outcomes):
     failures = {f"python -m tests.simulation --seed {seed}": outcome.failure for seed, outcome in outcomes.items()}
     assert {command: failure for command, failure in failures.items() if failure} == {}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("first", range(SEEDS, SEEDS + 6 * MORE_SEEDS, MORE_SEEDS))
+def test_every_invariant_holds_in_thousands_of_worlds_more(first):
+    outcome, seed = run_seeds(first, MORE_SEEDS, "proxy.relay.relay:Relay")
+    assert not outcome.failure, f"python -m tests.simulation --seed {seed}"
 
 
 def test_a_seed_is_a_world():
