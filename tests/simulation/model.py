@@ -1098,14 +1098,17 @@ class Model:
     def _look_up(self, client_id: bytes) -> None:
         """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked.
 
-        Of a client that had one before, nothing is waited for that it owes.
+        Of a client that had one before, nothing is waited for that it owes. Beyond MOST_BOUND the oldest is forgotten;
+        for a very long client-id all are.
         """
         while self._to_look_up and self._to_look_up[0][0] == client_id:
             _, timed_by, looks = self._to_look_up.popleft()
             if client_id in self._bound:
                 self._looked |= looks
-            if len(self._bound) >= MOST_BOUND or len(client_id) > 1024:
+            elif len(client_id) > 1024:
                 self._bound.clear()
+            elif len(self._bound) >= MOST_BOUND:
+                del self._bound[next(iter(self._bound))]
             self._bound[client_id] = timed_by
 
     def _check_time_charges(self, now_ms: int) -> None:

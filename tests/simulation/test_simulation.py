@@ -58,7 +58,13 @@ def test_every_invariant_holds(outcomes):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("first", range(SEEDS, SEEDS + 6 * MORE_SEEDS, MORE_SEEDS))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=pytest.mark.xdist_group(f"worlds from {first}"))
+        for first in range(SEEDS, SEEDS + 6 * MORE_SEEDS, MORE_SEEDS)
+    ],
+)
 def test_every_invariant_holds_in_thousands_of_worlds_more(first):
     outcome, seed = run_seeds(first, MORE_SEEDS, "proxy.relay.relay:Relay")
     assert not outcome.failure, f"python -m tests.simulation --seed {seed}"
