@@ -352,7 +352,10 @@ class Model:
             self._decided = found
 
     def _judge_credentials(self, ask: Ask, now_ms: int) -> None:
-        """A node that does not offer this has no users; one that does not say what it offers decides by itself."""
+        """A node that does not offer this has no users; one that does not say what it offers decides by itself.
+
+        Of a client that may not describe quotas it is read whether it asks for itself only.
+        """
         head = self._next()
         assert isinstance(head, wire.Head)
         require(ask.side is CLIENT, "asks about an answer that no node gave")
@@ -361,6 +364,8 @@ class Model:
             self._to_enquire = [wire.PROOF_ASKED]
         elif self._proof:
             self._decided = Decided(now_ms, answer=wire.no_users_answer(head.correlation_id))
+        elif not self._connection.may_describe and not wire.names_users(ask.frame, head.body_at):
+            self._verdict_reason = "request_malformed"
         else:
             self._decided = Decided(now_ms, frame=ask.frame)
 

@@ -430,6 +430,18 @@ def token_answer(head: Head, token: bytes, around: Surroundings) -> Answer:
     return _right_answer(head, AnswerPlan(), around, Body(token, token, -1))
 
 
+def names_users(frame: bytes, body_at: int) -> bool:
+    """Whether it can be read for whom a DescribeUserScramCredentials asks: its one user, or that there are others."""
+    try:
+        count, at = _uvarint(frame, body_at, len(frame))
+        if count != 2 or len(frame) - at < 2:  # a user is two bytes at least
+            return (count - 1) * 2 <= len(frame) - at
+        size, at = _uvarint(frame, at, len(frame))
+    except (_Short, ValueError):
+        return False
+    return at + max(size - 1, 0) <= len(frame)
+
+
 def no_users_answer(correlation_id: int) -> bytes:
     """What a client of a cluster without SCRAM is answered: no throttle, no error, no message, no users."""
     return pack(">iib", 14, correlation_id, 0) + pack(">ihbbb", 0, 0, 0, 1, 0)
