@@ -18,11 +18,13 @@ test: lint  ## set everything up, then the tests that a change needs (about 8 mi
 	@python=$$(deploy/setup.sh dev strace haproxy libnss-wrapper) && exec "$$python" -m tests.run $(ARGS)
 
 GO := $(shell command -v go /usr/local/go/bin/go | head -n 1)
-nightly: $(if $(SHARD),,test)  ## all tests, then explore and simulate (two hours); or one of six parts of the nightly tests (SHARD=3)
+nightly: $(if $(SHARD),,test)  ## all tests, then explore and simulate (an hour and a half); or one of six parts of the nightly tests (SHARD=3)
 	@python=$$(deploy/setup.sh dev strace gcc libc6-dev $(if $(GO),,golang-go) haproxy nginx libnginx-mod-stream libnss-wrapper chromium krb5-kdc krb5-admin-server) || exit; \
 	for shard in $(or $(SHARD),1 2 3 4 5 6); do "$$python" -m tests.run --shard $$shard $(ARGS) || failed+=" $$shard"; done; \
 	if [ "$$failed" ]; then echo "shards that failed:$$failed"; exit 1; fi
 	$(if $(SHARD),,@$(MAKE) explore simulate)
+
+check: nightly
 
 durations:  ## keep what the last run of all shards took in tests/durations.json, which balances the next
 	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.shards
@@ -76,4 +78,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run usage lint test nightly durations explore simulate conntest conformance bench fuzz profile table format lock
+.PHONY: help run usage lint test nightly check durations explore simulate conntest conformance bench fuzz profile table format lock
