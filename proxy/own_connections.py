@@ -16,7 +16,7 @@ from kafka.errors import KafkaConnectionError
 from kafka.future import Future
 from kafka.net.inet import KafkaNetSocket
 
-from protocol.proxy_header import LOCAL_PROXY_HEADER
+from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.net.look_ups import MOST_TRIED, at_port, look_up
 from proxy.net.race import AllFailed, race
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from struct import pack
 
+from protocol.messages.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, NO_TOPIC_ID
 from protocol.primitives import compact_string, string, uvarint
-from protocol.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, NO_TOPIC_ID
 
 FLEXIBLE_SINCE = {CREATE_TOPICS: 5, DELETE_TOPICS: 4, CREATE_PARTITIONS: 2}
 

@@ -9,9 +9,9 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
-from protocol.distinguished_names import host_names_of, not_after
 from protocol.errors import ProtocolError
-from protocol.principal_rules import PrincipalRules, principal_rules
+from protocol.identity.distinguished_names import host_names_of, not_after
+from protocol.identity.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.config.settings import Config, ListenerTlsConfig, UpstreamTlsConfig
 from proxy.credentials import secret

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 
 from kafka.record.util import calc_crc32c
 
-from protocol.proxy_header import (
+from protocol.identity.proxy_header import (
     MAX_PROXY_HEADER_BYTES,
     MalformedProxyHeader,
     NoProxyHeader,

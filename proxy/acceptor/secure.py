@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 
-from protocol.distinguished_names import not_after, subject_of
 from protocol.errors import ProtocolError
-from protocol.principal_rules import NoPrincipalRule, PrincipalRules
+from protocol.identity.distinguished_names import not_after, subject_of
+from protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
 from proxy.acceptor.certificates import Certified
 from proxy.acceptor.stages import Arrival, Refused, SlowStage
 from proxy.clock import Clock

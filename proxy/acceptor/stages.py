@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from socket import SocketType
 from typing import TYPE_CHECKING
 
-from protocol.proxy_header import Endpoint
+from protocol.identity.proxy_header import Endpoint
 from proxy.acceptor.admission import Place
 from proxy.acceptor.crowd import Crowd
 from proxy.config.kinds import HostPort

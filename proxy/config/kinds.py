@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 from pydantic import BeforeValidator, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from protocol.sasl_names import Claim
+from protocol.identity.sasl_names import Claim
 from quotas.sources.entries import MAX_NAME_BYTES
 
 INT32_MAX = 2_147_483_647

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from protocol.api_table import APIS
-from protocol.principal_rules import InvalidPrincipalRules, principal_rules
-from protocol.sasl_names import SUBJECT_CLAIMS, Claim
+from protocol.identity.principal_rules import InvalidPrincipalRules, principal_rules
+from protocol.identity.sasl_names import SUBJECT_CLAIMS, Claim
 from proxy.config.kinds import (
     INT32_MAX,
     Bind,

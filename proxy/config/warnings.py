@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from protocol.principal_rules import principal_rules
-from protocol.sasl_names import PLAIN, SCRAM
+from protocol.identity.principal_rules import principal_rules
+from protocol.identity.sasl_names import PLAIN, SCRAM
 from proxy.config.checks import common, listener_ports
 from proxy.config.kinds import is_loopback, show_range
 from proxy.config.problems import ConfigError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from protocol.api_versions import carried
-from protocol.proxy_header import Endpoint, proxy_header_v2
+from protocol.identity.proxy_header import Endpoint, proxy_header_v2
+from protocol.messages.api_versions import carried
 from proxy.acceptor.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.acceptor.certificates import Certified
 from proxy.acceptor.fair_queue import FairQueue

@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS
-from protocol.requests import INT32_MAX
+from protocol.frames import INT32_MAX
+from protocol.messages.client_quotas import DESCRIBE_CLIENT_QUOTAS
 from protocol.splices import Splice
 from protocol.walk import Walk
 from quotas.entities import QuotaType

@@ -5,12 +5,12 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 
-from protocol.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
-from protocol.empty_fetch import decisive_bytes, empty_fetch_answer
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from protocol.frames import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
+from protocol.messages.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
+from protocol.messages.fetch import decisive_bytes, empty_fetch_answer
+from protocol.messages.produce import lone_partition_throttle_at
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
-from protocol.produce_answer import lone_partition_throttle_at
-from protocol.requests import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
 from proxy.relay.actions import (

@@ -4,8 +4,8 @@ from struct import Struct
 from typing import Final
 
 from protocol.errors import MalformedMessage
-from protocol.requests import MAX_ASKED_BYTES
-from protocol.sasl import SASL_APIS
+from protocol.frames import MAX_ASKED_BYTES
+from protocol.messages.sasl import SASL_APIS
 from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Exchange, RelayLimits, Side
 from proxy.relay.answer_side import AnswerSide
 from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Bind, Meet

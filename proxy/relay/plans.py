@@ -5,13 +5,13 @@ from enum import Enum
 
 from protocol.api import ARRAY, COMPACT_ARRAY, THROTTLE, Api, Shape, request_header_version, response_header_version
 from protocol.api_table import APIS
-from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
-from protocol.client_waits import client_waits
-from protocol.empty_fetch import epoch_at
+from protocol.messages.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from protocol.messages.client_waits import client_waits
+from protocol.messages.fetch import epoch_at
+from protocol.messages.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
+from protocol.messages.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
+from protocol.messages.topic_mutations import STRICT_SINCE, TOPIC_MUTATIONS
 from protocol.primitives import Reader
-from protocol.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
-from protocol.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
-from protocol.topic_mutations import STRICT_SINCE, TOPIC_MUTATIONS
 from protocol.walk import Walk
 from proxy.relay import use
 from proxy.relay.actions import AskKind

@@ -2,8 +2,8 @@
 
 from struct import Struct
 
-from protocol.produce_answer import lone_partition_throttle_at
-from protocol.requests import MAX_HEAD_BYTES
+from protocol.frames import MAX_HEAD_BYTES
+from protocol.messages.produce import lone_partition_throttle_at
 from proxy.relay.plans import NO_THROTTLE, AnswerKind, Plan
 
 QUICK_BYTES = MAX_HEAD_BYTES - 4

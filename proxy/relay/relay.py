@@ -1,7 +1,7 @@
 """The relay in Python: the reference that any other make is held to."""
 
 from protocol.errors import ProtocolError
-from protocol.requests import MAX_HEAD_BYTES
+from protocol.frames import MAX_HEAD_BYTES
 from proxy.relay.actions import (
     Action,
     Ask,

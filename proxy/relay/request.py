@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from protocol import requests
+from protocol import frames as requests
 from protocol.api_table import APIS
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
+from protocol.frames import HEAD, MAX_HEAD_BYTES
 from protocol.primitives import MAX_HEADER_TAGS, Reader
-from protocol.requests import HEAD, MAX_HEAD_BYTES
 from proxy.relay.actions import AskKind, CloseReason
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from struct import Struct
 
-from protocol.api_versions import unsupported_version_answer
 from protocol.errors import TruncatedMessage
-from protocol.requests import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
+from protocol.frames import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
+from protocol.messages.api_versions import unsupported_version_answer
 from protocol.splices import Splice, splice_frame
 from proxy.relay.actions import (
     Action,

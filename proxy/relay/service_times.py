@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
-from protocol.requests import INT32_MAX
+from protocol.frames import INT32_MAX
 from proxy.relay.request import Request
 from proxy.relay.use import REQUEST
 from quotas.ledger import Binding, Ledger

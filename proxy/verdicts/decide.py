@@ -4,7 +4,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 
-from protocol.addresses import (
+from protocol.errors import MalformedMessage, ProtocolError
+from protocol.messages.addresses import (
     Address,
     address_splices,
     coordinators_away,
@@ -13,9 +14,8 @@ from protocol.addresses import (
     rewritable,
     without_hints,
 )
-from protocol.api_versions import Answered, intersect
-from protocol.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
-from protocol.errors import MalformedMessage, ProtocolError
+from protocol.messages.api_versions import Answered, intersect
+from protocol.messages.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
 from protocol.splices import Splice, joined
 from protocol.walk import Walk
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work

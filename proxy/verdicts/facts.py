@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.api_versions import ANSWERED, Answered
+from protocol.messages.api_versions import ANSWERED, Answered
 from proxy.verdicts.client_ids import measured_client_id
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.verdicts.sasl import Identity, Login, SaslRules

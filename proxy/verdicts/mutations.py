@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from protocol.errors import ProtocolError
-from protocol.topic_mutations import (
+from protocol.messages.topic_mutations import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -26,7 +26,11 @@ from protocol.topic_mutations import (
     refusal,
     refusals_answer,
 )
-from protocol.topic_partitions import each_topic_partitions, partitions_by_id_request, partitions_by_name_request
+from protocol.messages.topic_partitions import (
+    each_topic_partitions,
+    partitions_by_id_request,
+    partitions_by_name_request,
+)
 from proxy.relay.actions import Ask, Close, CloseReason, Verdict
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.recent_topics import TopicKey

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from protocol.client_quotas import (
+from protocol.messages.client_quotas import (
     ANY,
     DEFAULT,
     EXACT,

@@ -1,6 +1,6 @@
 """What clients with a mutation quota have just done to topics: a node learns of it some ms after they are told."""
 
-from protocol.topic_mutations import NO_TOPIC_ID
+from protocol.messages.topic_mutations import NO_TOPIC_ID
 
 TopicKey = tuple[bytes | None, bytes]
 """A name and NO_TOPIC_ID, or None and an id."""

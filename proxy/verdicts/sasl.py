@@ -10,10 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from protocol import sasl
-from protocol.api_versions import is_whole_offer, versions_request
 from protocol.errors import ProtocolError
-from protocol.sasl_names import (
+from protocol.identity.sasl_names import (
     OAUTHBEARER,
     PLAIN,
     SCRAM,
@@ -23,6 +21,8 @@ from protocol.sasl_names import (
     claimed_name,
     succeeds,
 )
+from protocol.messages import sasl
+from protocol.messages.api_versions import is_whole_offer, versions_request
 from proxy.relay.actions import Ask, Exchange, Side, Verdict
 from proxy.relay.authentication import BEHIND_AN_EXCHANGE
 

@@ -4,8 +4,8 @@ It gives up where a cluster has no such API (before Kafka 2.7), or refuses it, a
 are in force here. So there are no users then, for whoever may describe those quotas. What a node tells, passes.
 """
 
-from protocol.api_versions import is_in_offer, is_whole_offer, versions_request
-from protocol.scram_credentials import (
+from protocol.messages.api_versions import is_in_offer, is_whole_offer, versions_request
+from protocol.messages.scram_credentials import (
     DESCRIBE_USER_SCRAM_CREDENTIALS,
     no_users_answer,
     only_user,

@@ -24,7 +24,7 @@ if not __package__:  # started as a script: what is imported below counts from t
 import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 
-from protocol.api_versions import carried
+from protocol.messages.api_versions import carried
 from proxy.clock import SystemClock
 from proxy.metrics import EntityUse, Metrics
 from proxy.net.turns import finish_in_turns

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from protocol.api_versions import carried
+from protocol.messages.api_versions import carried
 from proxy.relay.actions import Action, Ask, Close, RelayLimits, Send, Side, Throttled, Verdict
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from kafka.record.util import calc_crc32c
 
-from protocol.distinguished_names import host_names_of, not_after, subject_of
 from protocol.errors import ProtocolError
-from protocol.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
-from protocol.proxy_header import (
+from protocol.identity.distinguished_names import host_names_of, not_after, subject_of
+from protocol.identity.principal_rules import InvalidPrincipalRules, NoPrincipalRule, principal_rules
+from protocol.identity.proxy_header import (
     LOCAL_PROXY_HEADER,
     Endpoint,
     MalformedProxyHeader,
@@ -21,8 +21,14 @@ from protocol.proxy_header import (
     proxy_header_v2,
     read_proxy_header,
 )
-from protocol.sasl import bare_token, read_authenticate, read_authenticate_answer, read_handshake, read_handshake_answer
-from protocol.sasl_names import OAUTHBEARER, PLAIN, SCRAM, claimed_name, succeeds
+from protocol.identity.sasl_names import OAUTHBEARER, PLAIN, SCRAM, claimed_name, succeeds
+from protocol.messages.sasl import (
+    bare_token,
+    read_authenticate,
+    read_authenticate_answer,
+    read_handshake,
+    read_handshake_answer,
+)
 from proxy.relay.actions import RelayLimits
 from proxy.relay.relay import Relay
 from proxy.verdicts.sasl import Identity

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from protocol.api_versions import versions_request
+from protocol.messages.api_versions import versions_request
 from tests.integration import logins, steady_producers
 from tests.integration.logins import LIBRARIES, MECHANISMS, OAUTHBEARER, PASSWORDS, PLAIN, SHA_512, Client
 from tests.integration.proxy_process import HOST, ProxyProcess

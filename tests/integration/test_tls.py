@@ -13,7 +13,7 @@ import confluent_kafka
 import kafka
 import pytest
 
-from protocol.api_versions import versions_request
+from protocol.messages.api_versions import versions_request
 from proxy.demo.proxy_process import free_port_run
 from tests.certificates import client_context
 from tests.integration import certified, steady_producers

@@ -4,7 +4,7 @@ from struct import pack
 
 import pytest
 
-from protocol.api_versions import ANSWERED, carried, intersect
+from protocol.messages.api_versions import ANSWERED, carried, intersect
 from protocol.splices import splice_frame
 
 TAG = b"\x01\x05\x02hi"

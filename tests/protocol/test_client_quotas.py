@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.client_quotas import (
+from protocol.errors import MalformedMessage, ProtocolError
+from protocol.messages.client_quotas import (
     ALTER_CLIENT_QUOTAS,
     DESCRIBE_CLIENT_QUOTAS,
     AlteredEntity,
@@ -21,7 +22,6 @@ from protocol.client_quotas import (
     read_alter_request,
     read_describe_request,
 )
-from protocol.errors import MalformedMessage, ProtocolError
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 from tests.quota_frames import alter_request, altered, array, describe_request, described, text
 

@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from protocol.api_table import APIS
-from protocol.client_waits import CLIENT_WAITS_SINCE, client_waits
+from protocol.messages.client_waits import CLIENT_WAITS_SINCE, client_waits
 from tests.java_program import java_program
 
 

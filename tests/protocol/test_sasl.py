@@ -11,7 +11,8 @@ from kafka.net.sasl.plain import SaslMechanismPlain
 from kafka.net.sasl.scram import SaslMechanismScram
 
 from protocol.errors import ProtocolError
-from protocol.sasl import (
+from protocol.identity.sasl_names import MAX_TOKEN_BYTES, Claim, claimed_name, jwt_subject, succeeds
+from protocol.messages.sasl import (
     SASL_AUTHENTICATE,
     SASL_HANDSHAKE,
     bare_token,
@@ -20,7 +21,6 @@ from protocol.sasl import (
     read_handshake,
     read_handshake_answer,
 )
-from protocol.sasl_names import MAX_TOKEN_BYTES, Claim, claimed_name, jwt_subject, succeeds
 from proxy.relay.request import read_request
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 from tests.sasl_frames import (

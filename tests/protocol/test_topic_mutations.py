@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.errors import MalformedMessage, ProtocolError
-from protocol.splices import Splice, splice_frame
-from protocol.topic_mutations import (
+from protocol.messages.topic_mutations import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
@@ -23,6 +22,7 @@ from protocol.topic_mutations import (
     refusal,
     refusals_answer,
 )
+from protocol.splices import Splice, splice_frame
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 from tests.topic_frames import (
     create_partitions,

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
 
 from protocol.errors import ProtocolError
-from protocol.topic_partitions import (
+from protocol.messages.topic_partitions import (
     BY_ID_VERSION,
     BY_NAME_VERSION,
     METADATA,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.sasl_names import Claim
+from protocol.identity.sasl_names import Claim
 from proxy.config.kinds import HostPort
 from proxy.config.load import config_of, load_config, parse_config
 from proxy.config.page import configuration_page

@@ -7,9 +7,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from protocol.api_versions import carried
+from protocol.messages.api_versions import carried
+from protocol.messages.topic_mutations import CREATE_TOPICS
 from protocol.primitives import uvarint
-from protocol.topic_mutations import CREATE_TOPICS
 from proxy.net.connection import Connection, NodeSocket, NodeUnreachable
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.patience import TimeOuts

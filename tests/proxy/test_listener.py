@@ -9,7 +9,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from protocol.proxy_header import LOCAL_PROXY_HEADER
+from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.acceptor.admission import Admission
 from proxy.acceptor.sockets import PortsTaken, accept, bind_all
 from proxy.config.settings import ListenerConfig

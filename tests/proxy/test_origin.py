@@ -8,7 +8,7 @@ from ipaddress import ip_network
 import pytest
 import structlog
 
-from protocol.proxy_header import LOCAL_PROXY_HEADER, Endpoint, proxy_header_v2
+from protocol.identity.proxy_header import LOCAL_PROXY_HEADER, Endpoint, proxy_header_v2
 from proxy.acceptor.origin import Origin, origin_stage
 from proxy.acceptor.stages import Arrival
 from proxy.net.poller import Poller

@@ -4,7 +4,7 @@ from math import inf, nan
 
 import pytest
 
-from protocol.client_quotas import _Body, read_alter_request, read_describe_request
+from protocol.messages.client_quotas import _Body, read_alter_request, read_describe_request
 from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict, Work
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts

@@ -8,7 +8,7 @@ import threading
 import pytest
 from structlog.testing import capture_logs
 
-from protocol.proxy_header import LOCAL_PROXY_HEADER
+from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
 from proxy.net.connection import NodePaced, NodeUnknown, NodeUnreachable

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from protocol.api_versions import carried
+from protocol.messages.api_versions import carried
 from proxy.relay.actions import (
     Action,
     Ask,

@@ -4,7 +4,7 @@ from struct import pack
 
 import pytest
 
-from protocol.requests import MAX_ASKED_BYTES
+from protocol.frames import MAX_ASKED_BYTES
 from proxy.relay.actions import AskKind, CloseReason, Errand, Side, Verdict
 from proxy.verdicts.decide import decide
 from proxy.verdicts.steps import finish

@@ -25,8 +25,8 @@ from protocol.api import (
     TAGS,
     THROTTLE,
 )
+from protocol.frames import MAX_HEAD_BYTES
 from protocol.primitives import compact_string, uvarint
-from protocol.requests import MAX_HEAD_BYTES
 from protocol.walk import Walk
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.plans import PLANS, AnswerKind, walk_answer

@@ -11,8 +11,8 @@ import pytest
 from kafka.protocol.admin import DescribeClusterResponse
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 
+from protocol.frames import MAX_HEAD_BYTES
 from protocol.primitives import compact_string, uvarint
-from protocol.requests import MAX_HEAD_BYTES
 from proxy.relay.actions import CloseReason
 from proxy.relay.plans import PLANS, plan_key
 from tests.relay.frames import PRODUCE, frame, request

@@ -4,15 +4,15 @@ from struct import pack
 
 import pytest
 
-from protocol.primitives import compact_string
-from protocol.topic_mutations import (
+from protocol.messages.topic_mutations import (
     CREATE_PARTITIONS,
     CREATE_TOPICS,
     DELETE_TOPICS,
     NO_TOPIC_ID,
     read_mutation_answer,
 )
-from protocol.topic_partitions import partitions_by_id_request, partitions_by_name_request
+from protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
+from protocol.primitives import compact_string
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.verdicts.decide import decide
 from proxy.verdicts.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.api_versions import versions_request
-from protocol.requests import MAX_ASKED_BYTES
-from protocol.sasl_names import Claim
+from protocol.frames import MAX_ASKED_BYTES
+from protocol.identity.sasl_names import Claim
+from protocol.messages.api_versions import versions_request
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
 from proxy.verdicts.sasl import SaslRules

@@ -4,7 +4,7 @@ from struct import pack
 
 import pytest
 
-from protocol.api_versions import versions_request
+from protocol.messages.api_versions import versions_request
 from protocol.primitives import compact_string
 from proxy.relay.actions import Side
 from tests.relay.frames import heartbeat, heartbeaten

@@ -15,7 +15,7 @@ from struct import pack
 
 import pytest
 
-from protocol.api_versions import UNSUPPORTED_VERSION
+from protocol.messages.api_versions import UNSUPPORTED_VERSION
 from protocol.primitives import Reader
 from proxy.relay.actions import Side
 from proxy.relay.plans import ASKED_REQUESTS

@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.requests import MAX_ASKED_BYTES
+from protocol.frames import MAX_ASKED_BYTES
 from proxy.relay import request_side
 from proxy.relay.actions import CloseReason, Side
 from quotas.entities import Entity, QuotaType

@@ -1,6 +1,6 @@
 """In throttle mode `delay`: which answers must be held, since when, and what they tell when they go out."""
 
-from protocol.client_waits import client_waits
+from protocol.messages.client_waits import client_waits
 from proxy.relay.actions import Action, Close, CloseReason, Throttled
 from tests.simulation import wire
 from tests.simulation.exchange import Taken

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
-from protocol.api_versions import carried
+from protocol.messages.api_versions import carried
 from proxy.acceptor.admission import Place
 from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
 from proxy.relay.carriage import Bind

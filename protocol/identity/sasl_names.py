@@ -10,7 +10,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from protocol.requests import MAX_ASKED_BYTES
+from protocol.frames import MAX_ASKED_BYTES
 
 PLAIN = "PLAIN"
 SCRAM = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from struct import Struct
 
 from protocol.api_table import APIS
-from protocol.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from protocol.messages.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
+from protocol.messages.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocol.primitives import Reader, int16, int32, string, uvarint
-from protocol.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocol.splices import Splice
 
 API_VERSIONS = 18

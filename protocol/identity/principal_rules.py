@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from protocol.java_patterns import (
+from protocol.identity.java_patterns import (
     JavaPattern,
     PatternTooSlow,
     Replacement,
