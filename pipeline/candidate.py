@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sources.entries import Problem, read_entries, shown, unknown_keys
 from quotas.sources.overlay import DamagedOverlay, parse_overlay
-from quotas.sources.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of
 
 _WINDOWS = {
     "quota_window_num": 11,

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from common.atomic_file import write_whole
 from pipeline.changes.plan import Change
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaType
 from quotas.quota_table import valid_limit
 from quotas.sources.entries import Problem, shown, unknown_keys
-from quotas.sources.whole_file import write_whole
 
 VERSION: Final = 1
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024

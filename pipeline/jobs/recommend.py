@@ -10,6 +10,8 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
+from common.atomic_file import write_whole
+from common.yaml_file import YamlFileError, read_yaml_file
 from pipeline.candidate import candidate_of
 from pipeline.jobs.report import EMPTY, Steps, missing_of
 from pipeline.jobs.simulate import answer_of
@@ -26,8 +28,6 @@ from pipeline.report.words import count, moment
 from pipeline.session import LOCAL, spark_session
 from pipeline.table import read_usage, state_of
 from quotas.entities import Entity, QuotaType
-from quotas.sources.whole_file import write_whole
-from quotas.sources.yaml_file import YamlFileError, read_yaml_file
 
 MOST_ENTITIES = 10_000
 """Of each quota type: those with most use. The others are counted."""

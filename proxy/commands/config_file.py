@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
+from common.yaml_file import YamlFileError, read_yaml_file
 from proxy.acceptor.certificates import certify
 from proxy.admin.token_file import read_token
 from proxy.config.load import load_config, valid_sections
@@ -25,7 +26,6 @@ from proxy.config.settings import (
 )
 from proxy.credentials import secret
 from proxy.usage.spool import SpoolUnusable, look_at_directory
-from quotas.sources.yaml_file import YamlFileError, read_yaml_file
 
 _SECTIONS_WITH_FILES = (ListenerTlsConfig, UpstreamTlsConfig, CredentialsConfig, AdminConfig, UsageConfig)
 

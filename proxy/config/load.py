@@ -12,12 +12,12 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from common.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
 from proxy.config.checks import CHECKS
 from proxy.config.kinds import Kind
 from proxy.config.places import with_places
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable, either, show
 from proxy.config.settings import Config, Settings
-from quotas.sources.yaml_file import YamlFileError, YamlFileUnreadable, parse_yaml, read_yaml_file
 
 _PERHAPS = 0.6
 """So much alike is a setting of the same section that is meant."""

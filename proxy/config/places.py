@@ -7,8 +7,8 @@ from typing import TypeVar
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from common.yaml_file import YamlFileError, read_yaml_nodes
 from proxy.config.problems import ConfigError, ConfigErrors
-from quotas.sources.yaml_file import YamlFileError, read_yaml_nodes
 
 Result = TypeVar("Result")
 

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import structlog
 
+from common.atomic_file import own_as, write_whole
 from proxy.usage.spool import FILE_NAME
-from quotas.sources.whole_file import own_as, write_whole
 
 log = structlog.get_logger()
 

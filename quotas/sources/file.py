@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from common.atomic_file import own_as, write_whole
 from quotas.entities import Entity, QuotaKey
 from quotas.shared_map import SharedMap
 from quotas.sources.overlay import (
@@ -35,7 +36,6 @@ from quotas.sources.source import (
     Quotas,
     SourceUnavailable,
 )
-from quotas.sources.whole_file import own_as, write_whole
 
 MAX_STATE_BYTES = 64 * 1024 * 1024
 """No state file is larger, read or written: some 300,000 entities."""

@@ -382,7 +382,7 @@ from pathlib import Path
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import content
 from quotas.sources.source import Limit
-from quotas.sources.whole_file import write_whole
+from common.atomic_file import write_whole
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 path = Path(sys.argv[1])
