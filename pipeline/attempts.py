@@ -13,7 +13,7 @@ from typing import NamedTuple
 from pipeline.meter import Meter
 from pipeline.recorded import Event, Window
 from pipeline.traced import HELD_MS
-from quotas.trace import Operation
+from quotas.records.trace import Operation
 
 MOST = 200
 """More attempts that were let in within a second are taken together to so many; of those held no more are told."""

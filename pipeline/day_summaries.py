@@ -30,7 +30,7 @@ from pipeline.schemas import ROWS
 from pipeline.simulation import BUCKET_MS, LATE_MS, summarised
 from pipeline.table import read_parts, read_usage
 from pipeline.table_log import Part, State
-from quotas.usage_record import USAGE
+from quotas.records.usage_record import USAGE
 
 FOLDER = "_summaries"
 VERSION = 1

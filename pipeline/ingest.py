@@ -25,7 +25,7 @@ from pipeline.lines import LINES, parsed, written
 from pipeline.rejects import Line, Reject, Sorted, in_short
 from pipeline.schemas import OFFSET, QUARANTINE, ROWS, schema_of
 from pipeline.table_log import Commit, Part, State, now_ms, part_at, read_state, write_commit
-from quotas.usage_record import TRACE, USAGE, Row
+from quotas.records.usage_record import TRACE, USAGE, Row
 
 STAGING = "_staging"
 _MOST_RUNS = 200_000

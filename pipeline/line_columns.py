@@ -1,6 +1,6 @@
 """Lines as columns: as many at once as Arrow reads at once, and one by one where Arrow is not to be trusted.
 
-What a line says, `quotas.usage_record.read_line` knows. Arrow says the same of what a proxy writes, and twenty times as
+What a line says, `quotas.records.usage_record.read_line` knows. Arrow says the same of what a proxy writes, and twenty times as
 fast. So the lines of a batch are read by Arrow; if anything in them is such that the two might differ, or that a record
 is not to be taken, they are read by halves, and in the end the few around the odd one by `read_line`.
 """
@@ -30,7 +30,7 @@ from pipeline.schemas import (
     defaults,
     time_column,
 )
-from quotas.usage_record import VERSION, Row, TraceEvent, UsageRecord, columns, read_line, unescaped
+from quotas.records.usage_record import VERSION, Row, TraceEvent, UsageRecord, columns, read_line, unescaped
 
 OTHER = "other"
 """The kind of all lines that hold no record, or none that can be taken."""

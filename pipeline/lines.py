@@ -15,7 +15,7 @@ from pyspark.sql import types as T  # noqa: N812
 from pipeline import task_files
 from pipeline.line_columns import CHECKSUM, Reader
 from pipeline.schemas import OFFSET, schema_of
-from quotas.usage_record import Row
+from quotas.records.usage_record import Row
 
 LINES = T.StructType(
     [

@@ -8,10 +8,10 @@ from typing import NamedTuple
 from pipeline.candidate import Rules
 from quotas.entities import QuotaType
 from quotas.quota_table import UNLIMITED
-from quotas.rows import Rows
-from quotas.sensors import Sensors
-from quotas.token_buckets import TokenBuckets
-from quotas.trace import Operation
+from quotas.records.trace import Operation
+from quotas.sensors.rows import Rows
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.windowed_rate import Sensors
 
 _CHARGE = Operation.CHARGE
 PERCENT_SECONDS_PER_MS = 0.1

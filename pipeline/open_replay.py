@@ -12,7 +12,7 @@ from itertools import pairwise
 from pipeline.meter import Meter
 from pipeline.recorded import REFUSED, UNCOUNTED, Event
 from pipeline.replay import Throttling
-from quotas.trace import Operation
+from quotas.records.trace import Operation
 
 
 def is_open(events: Sequence[Event], quota_type: str) -> bool:

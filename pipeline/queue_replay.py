@@ -11,7 +11,7 @@ from pipeline.meter import Meter
 from pipeline.recorded import REFUSED, Event, held
 from pipeline.replay import GAP_MS, Throttling
 from pipeline.traced import Client
-from quotas.trace import Operation
+from quotas.records.trace import Operation
 
 _LONG_AGO = -(2**62)
 

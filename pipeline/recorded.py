@@ -27,8 +27,8 @@ from pipeline.candidate import Rules
 from pipeline.meter import Meter, longest_throttle_ms, value_of
 from pipeline.replay import GAP_MS, Demand, Lane
 from pipeline.traced import HELD_MS, Client
-from quotas.trace import Operation
-from quotas.usage_record import SecondOfUse, ThrottledUse, UsageRecord, read_profile
+from quotas.records.trace import Operation
+from quotas.records.usage_record import SecondOfUse, ThrottledUse, UsageRecord, read_profile
 
 MAX_REQUESTS = 200
 """More requests of a window are taken together to so many."""

@@ -18,7 +18,7 @@ from pipeline.schemas import (
     QUOTA_TYPES,
     time_column,
 )
-from quotas.usage_record import BadLine, Dropped, End, Header, TraceEvent, UsageRecord, columns, read_line
+from quotas.records.usage_record import BadLine, Dropped, End, Header, TraceEvent, UsageRecord, columns, read_line
 
 MOST_TEXT = 1_000
 """Characters of a rejected line that are kept."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 
 from pipeline.meter import Meter
-from quotas.trace import Operation
+from quotas.records.trace import Operation
 
 GAP_MS = 1
 """Who would use all he may asks again so long after the end of what he asked for."""

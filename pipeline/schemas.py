@@ -7,8 +7,8 @@ from typing import Any
 from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 
 from quotas.entities import QuotaType
-from quotas.trace import Operation
-from quotas.usage_record import Row, TraceEvent, UsageRecord, columns
+from quotas.records.trace import Operation
+from quotas.records.usage_record import Row, TraceEvent, UsageRecord, columns
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (UsageRecord, TraceEvent)}
 """What the table has of each stream."""

@@ -9,8 +9,8 @@ from pipeline.candidate import Candidate
 from pipeline.meter import Meter, Place, Standing, standing_of
 from pipeline.replay import SensorReplay, Throttling
 from pipeline.traced import Client, TracedClient, in_order
-from quotas.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
-from quotas.usage_record import TraceEvent
+from quotas.records.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
+from quotas.records.usage_record import TraceEvent
 
 
 class ClientKey(NamedTuple):

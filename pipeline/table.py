@@ -17,7 +17,7 @@ from pipeline.day import day_of
 from pipeline.files import files_at
 from pipeline.schemas import PARTITION, QUARANTINE, ROWS, defaults, schema_of, time_column
 from pipeline.table_log import BadTable, Part, State, read_state
-from quotas.usage_record import TRACE, USAGE, Row
+from quotas.records.usage_record import TRACE, USAGE, Row
 
 
 def read_usage(

@@ -19,7 +19,7 @@ from pyspark.sql import types as T  # noqa: N812, as everybody calls it
 
 from pipeline.line_columns import PLACE, Reader
 from pipeline.schemas import OFFSET, PARTITION, schema_of
-from quotas.usage_record import Row
+from quotas.records.usage_record import Row
 
 ANSWER = T.StructType(
     [

@@ -10,7 +10,7 @@ from pipeline.candidate import Candidate
 from pipeline.replay import Throttling
 from pipeline.simulated_trace import TracedSensor, simulate_trace
 from pipeline.traced import Client
-from quotas.usage_record import TraceEvent, columns
+from quotas.records.usage_record import TraceEvent, columns
 
 _TEXTS = ["instance", "virtual_cluster", "user", "client_id", "ip", "quota_type"]
 _PLACE = ["place_user", "place_client_id", "place_ip"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from pipeline.replay import Demand, Lane
-from quotas.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
-from quotas.usage_record import TraceEvent
+from quotas.records.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
+from quotas.records.usage_record import TraceEvent
 
 HELD_MS = 100
 """So soon after a mute comes what it has held back; a client that obeys by itself needs a way to come back."""

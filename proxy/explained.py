@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 from protocol.api_table import APIS
 from proxy.last_throttles import PastThrottle
 from proxy.logs import shown
+from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
 from quotas.entities import DEFAULT, Entity, SensorTags
 from quotas.explain import UNIT, Client, Explanation, Rule
-from quotas.ledger import WHOLE_CLUSTER, SensorKey
 from quotas.quota_table import UNLIMITED
 from quotas.request_costs import CostReading, RequestCosts
-from quotas.sensors import SensorReading
+from quotas.sensors.token_buckets import BucketReading
+from quotas.sensors.windowed_rate import SensorReading
 from quotas.sources.source import Limit, Quotas
-from quotas.token_buckets import BucketReading
 
 MAX_PROBLEMS = 100
 MAX_THROTTLES = 10

@@ -9,9 +9,9 @@ from proxy.clock import Clock
 from proxy.relay.actions import Throttled
 from proxy.verdicts.client_ids import measured_client_id
 from proxy.verdicts.facts import ConnectionFacts
+from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.entities import Entity, QuotaType, SensorTags
-from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
-from quotas.sensors import SensorReading
+from quotas.sensors.windowed_rate import SensorReading
 
 MAX_CLIENTS = 1_000
 """Of so many (client, node, quota type) the latest throttle is known."""

@@ -10,8 +10,8 @@ import structlog
 from proxy.clock import Clock
 from proxy.logs import shown
 from proxy.relay.actions import Errand
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaKey
-from quotas.ledger import Ledger
 from quotas.shared_map import SharedMap
 from quotas.sources.source import (
     NO_QUOTAS,

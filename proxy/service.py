@@ -64,15 +64,15 @@ from proxy.usage.shipping import Order, Shipping
 from proxy.usage.spool import Spool, SpoolUnusable
 from proxy.usage.tracer import Tracer
 from proxy.virtual_cluster import NodeDirectory
+from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.entities import plain_ip
-from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.request_costs import RequestCosts
-from quotas.sensors import Sensors
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.traced import TracedBuckets, TracedSensors
+from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.source import Quotas
-from quotas.token_buckets import TokenBuckets
-from quotas.traced_sensors import TracedBuckets, TracedSensors
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 """After that long a thread that works on quotas makes way for the event loop; Python's own 5 ms halve its speed."""

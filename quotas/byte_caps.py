@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from quotas.sensors import MAX_THROTTLE_MS
-from quotas.token_buckets import TokenBuckets
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.windowed_rate import MAX_THROTTLE_MS
 
 BURST_MS = 100
 """What a cap that was not used lets through at once, as time."""

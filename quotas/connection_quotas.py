@@ -16,9 +16,9 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from quotas.address_rates import AddressRates
 from quotas.quota_table import MAX_CONNECTION_RATE
-from quotas.sensors import SensorReading, Sensors
+from quotas.sensors.address_rates import AddressRates
+from quotas.sensors.windowed_rate import SensorReading, Sensors
 
 NO_LIMIT = MAX_CONNECTION_RATE
 """Kafka's default for every rate and every count here: 2^31-1."""

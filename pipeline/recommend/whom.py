@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from quotas.entities import DEFAULT, Entity, QuotaType
 
 OVERFLOW = "<overflow>"
-"""What records call clients that were too many to tell apart (quotas.usage_record)."""
+"""What records call clients that were too many to tell apart (quotas.records.usage_record)."""
 
 USER, CLIENT_ID, PAIR = "user", "client-id", "user+client-id"
 KINDS = (USER, CLIENT_ID, PAIR)

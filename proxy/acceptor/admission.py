@@ -39,7 +39,7 @@ from quotas.connection_quotas import (
     Admission as Verdict,
 )
 from quotas.entities import plain_ip
-from quotas.sensors import SensorReading
+from quotas.sensors.windowed_rate import SensorReading
 
 Ticket = TypeVar("Ticket")
 

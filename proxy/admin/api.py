@@ -17,9 +17,9 @@ from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.metrics import CapTotals
 from proxy.verdicts.client_ids import measured_client_id
+from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
-from quotas.ledger import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.sources.source import Quotas, Tables
 
 MAX_QUOTAS = 5_000

@@ -16,8 +16,8 @@ from proxy.config.settings import ConnectionLimitsConfig
 from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
 from proxy.logs import shown
 from proxy.relay.actions import CloseReason
+from quotas.client_quotas import ShadowThrottles
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey
-from quotas.ledger import ShadowThrottles
 
 Number = TypeVar("Number", int, float)
 

@@ -51,9 +51,9 @@ from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from proxy.verdicts.sasl import Identity, SaslRules
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
+from quotas.client_quotas import WHOLE_CLUSTER, Ledger
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
-from quotas.ledger import WHOLE_CLUSTER, Ledger
 from quotas.sources.source import Quotas
 
 if TYPE_CHECKING:

@@ -33,9 +33,9 @@ from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
+from quotas.client_quotas import Ledger
 from quotas.entities import QuotaType
-from quotas.ledger import Ledger
-from quotas.sensors import StaleSensor
+from quotas.sensors.windowed_rate import StaleSensor
 
 Passing = tuple[int, Sequence[Splice]]
 """How many bytes of what is here pass now, and the splices among them, in offsets from their start."""

@@ -12,7 +12,7 @@ from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, B
 from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
 from proxy.relay.request import Refusal, Request, read_request
 from proxy.relay.tally import Tally
-from quotas.ledger import Binding, Ledger
+from quotas.client_quotas import Binding, Ledger
 
 _HEAD = Struct(">ihh")
 _SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)

@@ -9,8 +9,8 @@ from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
 from proxy.relay.service_times import ServiceTimes
 from proxy.relay.tally import Tally
 from proxy.relay.use import PLACE, REQUEST, Client, Use
+from quotas.client_quotas import Binding, Ledger
 from quotas.entities import QuotaType
-from quotas.ledger import Binding, Ledger
 
 Piece = bytes | memoryview
 

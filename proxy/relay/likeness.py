@@ -5,7 +5,7 @@ from struct import Struct
 
 from proxy.relay.plans import PRODUCE, AnswerKind, plan_key
 from proxy.relay.request import Request
-from quotas.ledger import Binding
+from quotas.client_quotas import Binding
 
 _HEAD = Struct(">iIi")
 """size, api_key and api_version as one number, correlation_id"""

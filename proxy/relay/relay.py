@@ -24,7 +24,7 @@ from proxy.relay.request import Refusal
 from proxy.relay.request_side import RequestSide
 from proxy.relay.tally import Tally
 from proxy.relay.use import REQUEST
-from quotas.ledger import Ledger
+from quotas.client_quotas import Ledger
 
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE

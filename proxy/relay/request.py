@@ -11,7 +11,7 @@ from proxy.relay.actions import AskKind, CloseReason
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
 from proxy.relay.use import Use
-from quotas.ledger import Binding
+from quotas.client_quotas import Binding
 
 LONG_CLIENT_ID_BYTES = 1024
 """A longer client id than this is not kept as it is: 100,000 of 32 KiB would fill the memory."""

@@ -45,8 +45,8 @@ from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, 
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
+from quotas.client_quotas import Binding, Ledger
 from quotas.entities import QuotaType
-from quotas.ledger import Binding, Ledger
 
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE

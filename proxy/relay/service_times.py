@@ -7,9 +7,9 @@ from typing import Final
 from protocol.frames import INT32_MAX
 from proxy.relay.request import Request
 from proxy.relay.use import REQUEST
-from quotas.ledger import Binding, Ledger
+from quotas.client_quotas import Binding, Ledger
 from quotas.request_costs import PERCENT_PER_US
-from quotas.sensors import StaleSensor
+from quotas.sensors.windowed_rate import StaleSensor
 
 _ROUNDING: Final = 1e-6
 """Of a request: what rounding may take of the room for a last one."""

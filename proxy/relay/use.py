@@ -10,10 +10,10 @@ same, but for what only a kernel had when a connection was lost.
 from collections import deque
 from typing import NamedTuple
 
+from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.entities import QuotaType
-from quotas.ledger import WHOLE_CLUSTER
+from quotas.records.usage_record import LONGEST_PROFILE_S, MOST_TOLD, SecondOfUse, ThrottledUse, is_even
 from quotas.request_costs import NodeCosts, RequestCosts
-from quotas.usage_record import LONGEST_PROFILE_S, MOST_TOLD, SecondOfUse, ThrottledUse, is_even
 
 PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
 """Places of the types of quota in a client."""

@@ -2,12 +2,12 @@
 
 from dataclasses import fields
 
-from quotas.trace import Operation
-from quotas.usage_record import VERSION, Dropped, End, Header, Row, TraceEvent, UsageRecord, columns
+from quotas.records.trace import Operation
+from quotas.records.usage_record import VERSION, Dropped, End, Header, Row, TraceEvent, UsageRecord, columns
 
 _INTRODUCTION = f"""# Usage records and the trace
 
-Made from `quotas/usage_record.py` and `quotas/trace.py` by `python -m proxy.usage.page > docs/usage.md`; a test keeps
+Made from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m proxy.usage.page > docs/usage.md`; a test keeps
 it in step.
 
 With `usage.directory` set, the proxy writes down what every client uses: one record for each (virtual cluster, node,
@@ -140,7 +140,7 @@ _TRACE = """
 `usage.trace.entities` names entities as quotas do; every operation on their sensors is told, in order: on sensors
 that measure under these names, or for a quota that is set on exactly this entity (`default_user: true`: all sensors
 of that default). Beyond `events_per_second` operations are dropped, counted and told; from then on a replay of these
-sensors is not exact. Where nothing is traced it costs nothing. `quotas.trace.Replay` does the same again, and gives
+sensors is not exact. Where nothing is traced it costs nothing. `quotas.records.trace.Replay` does the same again, and gives
 every throttle time to the millisecond.
 
 """

@@ -13,9 +13,9 @@ from proxy.relay.use import CONNECTION, Meter
 from proxy.usage.records import record_of
 from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import Tracer
+from quotas.client_quotas import WHOLE_CLUSTER, Ledger
 from quotas.connection_quotas import Admission, Outcome
-from quotas.ledger import WHOLE_CLUSTER, Ledger
-from quotas.usage_record import USAGE, UsageRecord
+from quotas.records.usage_record import USAGE, UsageRecord
 
 _MIB = 1 << 20
 _SETTLED_PER_STEP = 200

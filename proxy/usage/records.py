@@ -1,10 +1,10 @@
 """Usage records from what relays have counted, and from what quotas say now."""
 
 from proxy.relay.use import Counts
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
-from quotas.usage_record import UsageRecord, profile_text
+from quotas.records.usage_record import UsageRecord, profile_text
 
 
 def record_of(

@@ -19,7 +19,7 @@ from pathlib import Path
 import structlog
 
 from proxy.usage.spool_file import SpoolFile, salvage
-from quotas.usage_record import TRACE, USAGE, Dropped, Header, Row
+from quotas.records.usage_record import TRACE, USAGE, Dropped, Header, Row
 
 log = structlog.get_logger()
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from quotas.usage_record import (
+from quotas.records.usage_record import (
     BadLine,
     Dropped,
     End,

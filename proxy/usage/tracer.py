@@ -3,15 +3,15 @@
 from collections.abc import Callable, Iterable, Sequence
 
 from proxy.clock import Clock
+from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.connection_quotas import Admission, Outcome
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
-from quotas.ledger import WHOLE_CLUSTER
 from quotas.quota_table import UNLIMITED
-from quotas.sensors import Sensors
-from quotas.token_buckets import TokenBuckets
-from quotas.trace import SETTINGS, Operation
-from quotas.traced_sensors import Traced
-from quotas.usage_record import TRACE, Row, TraceEvent
+from quotas.records.trace import SETTINGS, Operation
+from quotas.records.usage_record import TRACE, Row, TraceEvent
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.traced import Traced
+from quotas.sensors.windowed_rate import Sensors
 
 TOO_FAST = "too_fast"
 """Why events are dropped: there were more in a second than may be."""

@@ -35,9 +35,9 @@ from proxy.relay.actions import Ask, Close, CloseReason, Verdict
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.recent_topics import TopicKey
 from proxy.verdicts.steps import ITEMS_PER_STEP, Steps, collected
-from quotas.ledger import Binding, Ledger
-from quotas.rows import StaleSensor
-from quotas.token_buckets import TokenBuckets
+from quotas.client_quotas import Binding, Ledger
+from quotas.sensors.rows import StaleSensor
+from quotas.sensors.token_buckets import TokenBuckets
 
 _ENQUIRY_ID = -0x6B74
 """The correlation id of the proxy's own requests. It need not differ from a client's: answers keep their order."""

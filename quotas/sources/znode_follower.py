@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from quotas.entities import Entity, InvalidQuota
 from quotas.sources.source import Alteration, AlterationRefused, SourceUnavailable
-from quotas.znodes import (
+from quotas.sources.znodes import (
     CHANGE_PREFIX,
     CHANGES,
     ROOTS,

@@ -1,4 +1,4 @@
-"""Quotas in ZooKeeper, in Kafka's own znodes (quotas/znodes.py): read, followed and written."""
+"""Quotas in ZooKeeper, in Kafka's own znodes (quotas/sources/znodes.py): read, followed and written."""
 
 import logging
 import threading
@@ -18,7 +18,7 @@ from kazoo.protocol.states import KazooState, KeeperState
 from quotas.sources.cluster_faults import plain_words
 from quotas.sources.source import NO_QUOTAS, Alteration, Quotas, SourceUnavailable
 from quotas.sources.znode_follower import BATCH, Conflict, ConnectionLost, Failure, Follower, Forbidden
-from quotas.znodes import CHANGE_PREFIX, CHANGES, Create, Delete, EntityNodes, Replace, Seen, Step
+from quotas.sources.znodes import CHANGE_PREFIX, CHANGES, Create, Delete, EntityNodes, Replace, Seen, Step
 
 _RETRY_S = 0.2
 """Between two attempts to connect. It is short because what ZooKeeper returns with has to be in force in a second."""

@@ -32,10 +32,10 @@ from proxy.quota_book import QuotaBook
 from proxy.relay.actions import Ask, AskKind, Errand, Side, Verdict, Work
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
+from quotas.client_quotas import Ledger
 from quotas.entities import QuotaKey, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.file import FileSource
 from quotas.sources.overlay import Change, format_overlay
 from tests.bench import machine

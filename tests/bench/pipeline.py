@@ -32,7 +32,7 @@ from pipeline.line_columns import Reader
 from pipeline.lines import parsed, summed, written
 from pipeline.session import spark_session
 from pipeline.table import state_of
-from quotas.usage_record import VERSION, UsageRecord, columns
+from quotas.records.usage_record import VERSION, UsageRecord, columns
 from tests.bench.spark_cost import CORES, measured
 from tests.pipeline.spools import write_many
 

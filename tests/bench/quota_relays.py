@@ -18,10 +18,10 @@ from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.bench.memory import ANSWER_HEADER, FETCH_ANSWER, PRODUCE_ANSWER, TOPIC
 
 CONNECTIONS = 64

@@ -22,8 +22,8 @@ from pipeline.schemas import ROWS, defaults, schema_of
 from pipeline.table_log import Commit, State, part_at, write_commit
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.trace import Operation
-from quotas.usage_record import USAGE, UsageRecord
+from quotas.records.trace import Operation
+from quotas.records.usage_record import USAGE, UsageRecord
 from tests.pipeline.live_runs import TOLD, LiveWindow
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 

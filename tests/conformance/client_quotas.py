@@ -5,10 +5,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType, SensorTags
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import MAX_THROTTLE_MS, Sensors
+from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
 from tests.conformance.entities import (
     EVENTS_BETWEEN_CHANGES,
     QuotaChange,

@@ -32,10 +32,10 @@ from protocol.messages.sasl import (
 from proxy.relay.actions import RelayLimits
 from proxy.relay.relay import Relay
 from proxy.verdicts.sasl import Identity
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import frame, produce, produced
 from tests.relay.script import NOW_MS, Script
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first

@@ -13,8 +13,8 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from kafka import KafkaConsumer, KafkaProducer
 
-from quotas.trace import Replay
-from quotas.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
+from quotas.records.trace import Replay
+from quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from quotas.znodes import notification
+from quotas.sources.znodes import notification
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.integration.test_quota_changes import delay_s, is_soon

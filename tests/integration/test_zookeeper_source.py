@@ -15,8 +15,8 @@ from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
+from quotas.sources.znodes import keys_of, notification, written
 from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
-from quotas.znodes import keys_of, notification, written
 from tests.deaf import deaf_address
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic

@@ -10,11 +10,9 @@ from typing import NamedTuple
 
 from pipeline.candidate import Candidate, Rules
 from pipeline.meter import PERCENT_SECONDS_PER_MS, type_of
-from quotas.address_rates import AddressRates
-from quotas.ledger import Ledger
+from quotas.client_quotas import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
-from quotas.sensors import Sensors
-from quotas.usage_record import (
+from quotas.records.usage_record import (
     MOST_TOLD,
     SecondOfUse,
     ThrottledUse,
@@ -23,6 +21,8 @@ from quotas.usage_record import (
     is_even,
     profile_text,
 )
+from quotas.sensors.address_rates import AddressRates
+from quotas.sensors.windowed_rate import Sensors
 
 EPOCH_MS = 1_795_000_000_000
 BEGIN_MS = 5_000_000

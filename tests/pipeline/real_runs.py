@@ -35,7 +35,7 @@ from pipeline.traced import Client
 from proxy.demo.kafka_cluster import KafkaCluster
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.usage_record import TraceEvent, UsageRecord, read_line
+from quotas.records.usage_record import TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import ProxyProcess
 from tests.patience import PATIENCE_S
 

@@ -13,7 +13,7 @@ from pipeline.report.findings import Missing
 from pipeline.report.price_sheet import price_sheet
 from pipeline.schemas import schema_of
 from pipeline.session import spark_session
-from quotas.usage_record import UsageRecord
+from quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
 from tests.pipeline.browser import chromium
 from tests.pipeline.spools import MONDAY_MS

@@ -14,7 +14,7 @@ from pathlib import Path
 from zlib import crc32
 
 from pipeline.day import DAY_MS
-from quotas.usage_record import USAGE, VERSION, End, Header, Row, UsageRecord, columns, line_of
+from quotas.records.usage_record import USAGE, VERSION, End, Header, Row, UsageRecord, columns, line_of
 
 MONDAY_MS = 1_792_972_800_000
 """2026-10-26, 00:00 UTC."""

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from pipeline.schemas import schema_of
-from quotas.usage_record import UsageRecord
+from quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import MONDAY_MS
 
 DAYS = 42

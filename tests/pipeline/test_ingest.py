@@ -15,7 +15,7 @@ from pipeline.compaction import compacted
 from pipeline.files import LocalFiles, files_at
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.table import read_quarantine, read_trace, read_usage, state_of
-from quotas.usage_record import VERSION, Dropped, End, Header, TraceEvent, UsageRecord, columns, line_of
+from quotas.records.usage_record import VERSION, Dropped, End, Header, TraceEvent, UsageRecord, columns, line_of
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, file_name, records, write_file, write_many, write_spool
 
 FLEET = Fleet(entities=20, per_window=5)

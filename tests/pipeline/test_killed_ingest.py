@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.table import state_of
-from quotas.usage_record import UsageRecord, columns
+from quotas.records.usage_record import UsageRecord, columns
 from tests.patience import PATIENCE_S
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_file

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from pipeline.line_columns import CHECKSUM, OTHER, Reader
 from pipeline.rejects import Line, Sorted, why_not
 from pipeline.schemas import LONGEST_NAME, MOST, ROWS
-from quotas.usage_record import VERSION, BadLine, End, Header, TraceEvent, UsageRecord, columns, line_of, read_line
+from quotas.records.usage_record import (
+    VERSION,
+    BadLine,
+    End,
+    Header,
+    TraceEvent,
+    UsageRecord,
+    columns,
+    line_of,
+    read_line,
+)
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
 LATEST_MS = MONDAY_MS + 3_600_000

@@ -4,7 +4,7 @@ import random
 
 from pipeline.line_columns import OTHER
 from pipeline.lines import LINES, parsed
-from quotas.usage_record import UsageRecord, columns
+from quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.test_line_columns import GOOD, LATEST_MS, expected, spoilt
 
 

@@ -11,7 +11,7 @@ from pipeline.candidate import Rules
 from pipeline.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
 from pipeline.record_replay import explained, replay_run
 from pipeline.recorded import Window
-from quotas.usage_record import SecondOfUse, profile_text
+from quotas.records.usage_record import SecondOfUse, profile_text
 
 LIMIT = 1_000.0
 MEMORY = memory_of(Rules(), "produce")

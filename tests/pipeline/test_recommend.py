@@ -12,7 +12,7 @@ from pipeline.recommend.advice import Settings
 from pipeline.recommend.capacity import capacity_of
 from pipeline.schemas import schema_of
 from quotas.entities import Entity, QuotaType
-from quotas.usage_record import UsageRecord
+from quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records
 
 MB = 1e6

@@ -17,7 +17,7 @@ from pipeline.recorded import MAX_REQUESTS, Window, lanes_of, retold
 from pipeline.replay import Throttling
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.usage_record import SecondOfUse, ThrottledUse, profile_text
+from quotas.records.usage_record import SecondOfUse, ThrottledUse, profile_text
 from tests.pipeline.live_runs import Connection, greedy, live_run, steady
 from tests.pipeline.record_fidelity import KINDS, found, live_and_replayed_ms, one_user, windows_of
 

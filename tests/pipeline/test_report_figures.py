@@ -9,7 +9,7 @@ from pipeline.accounts import Account, Writer
 from pipeline.jobs import report
 from pipeline.report.price_sheet import price_sheet
 from pipeline.schemas import schema_of
-from quotas.usage_record import UsageRecord
+from quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
 WINDOW_MS = 10_000

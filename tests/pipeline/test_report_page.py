@@ -15,7 +15,7 @@ from pipeline.report.page import page_of
 from pipeline.report.summary import summary
 from pipeline.report.tables import Column, Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
-from quotas.usage_record import UsageRecord
+from quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS
 

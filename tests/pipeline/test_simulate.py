@@ -11,7 +11,7 @@ from pipeline.schemas import schema_of
 from pipeline.trace_simulation import simulated_traces
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.usage_record import TraceEvent, UsageRecord, columns
+from quotas.records.usage_record import TraceEvent, UsageRecord, columns
 from tests.pipeline.live_runs import Connection, candidate_with, greedy, live_run, steady
 
 MB = 1_000_000

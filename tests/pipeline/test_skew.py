@@ -8,7 +8,7 @@ from pipeline.schemas import schema_of
 from pipeline.simulation import in_runs, loud_rows, loud_stretches, placed, rows_of, runs_of, summarised
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.usage_record import UsageRecord, columns
+from quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.live_runs import candidate_with
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 

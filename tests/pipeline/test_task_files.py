@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.task_files import escaped, written
-from quotas.usage_record import UsageRecord, line_of
+from quotas.records.usage_record import UsageRecord, line_of
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records
 from tests.pipeline.test_line_columns import LATEST_MS, arriving
 

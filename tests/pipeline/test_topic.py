@@ -24,7 +24,7 @@ from proxy.cli import main
 from proxy.demo.kafka_cluster import KafkaCluster
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipper, TopicUnavailable
-from quotas.usage_record import Dropped, End, UsageRecord, line_of
+from quotas.records.usage_record import Dropped, End, UsageRecord, line_of
 from tests.integration import logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess

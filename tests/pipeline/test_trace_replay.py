@@ -12,8 +12,8 @@ from pipeline.simulated_trace import ClientKey, simulate_trace
 from pipeline.traced import Client
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.trace import Operation
-from quotas.usage_record import TraceEvent
+from quotas.records.trace import Operation
+from quotas.records.usage_record import TraceEvent
 from tests.pipeline.live_runs import FETCH, PRODUCE, Connection, bursty, candidate_with, greedy, live_run, steady
 
 MB = 1_000_000

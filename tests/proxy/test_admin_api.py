@@ -18,11 +18,11 @@ from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import SAMPLES, Cost
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.source import Limit, tables_of
 from tests.fakes.clock import FakeClock
 

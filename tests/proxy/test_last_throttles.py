@@ -5,10 +5,10 @@ import pytest
 from proxy.last_throttles import MAX_CLIENTS, LastThrottles
 from proxy.relay.actions import Throttled
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 PRODUCE = QuotaType.PRODUCE

@@ -7,10 +7,10 @@ import structlog
 
 from proxy.quota_book import QuotaBook
 from proxy.relay.actions import Errand, Verdict
+from quotas.client_quotas import KEYS_PER_STEP, Ledger
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.ledger import KEYS_PER_STEP, Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.file import FileSource
 from quotas.sources.source import Alteration, tables_of
 from tests.fakes.clock import FakeClock

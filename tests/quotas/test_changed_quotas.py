@@ -3,10 +3,10 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quotas.client_quotas import KEYS_PER_STEP, Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import KEYS_PER_STEP, Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 
 PRODUCE, FETCH, REQUEST = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.REQUEST
 MUTATION = QuotaType.CONTROLLER_MUTATION

@@ -1,9 +1,9 @@
 """Who is measured by which sensor, and what a change does to those that live."""
 
+from quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import IDLE_MS, WHOLE_CLUSTER, Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 
 PRODUCE, FETCH, MUTATION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaType.CONTROLLER_MUTATION
 INT32_MAX = 2**31 - 1

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quotas.quota_table import UNLIMITED
-from quotas.sensors import MAX_THROTTLE_MS, SensorsFull, StaleSensor
-from quotas.token_buckets import TokenBuckets, remaining_ms
+from quotas.sensors.token_buckets import TokenBuckets, remaining_ms
+from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, SensorsFull, StaleSensor
 from tests.quotas.windowed_rate import nearest
 
 EPOCH_MS = 1_700_000_000_000

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
-from quotas.trace import Operation, Replay, Unknown
-from quotas.traced_sensors import TracedBuckets, TracedSensors
-from quotas.usage_record import TraceEvent, line_of, read_line
+from quotas.records.trace import Operation, Replay, Unknown
+from quotas.records.usage_record import TraceEvent, line_of, read_line
+from quotas.sensors.traced import TracedBuckets, TracedSensors
+from quotas.sensors.windowed_rate import Sensors
 
 ALICE = Entity(user="alice")
 LIMITS = {

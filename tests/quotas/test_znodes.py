@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
 from quotas.sources.source import Limit
-from quotas.znodes import (
+from quotas.sources.znodes import (
     Create,
     Delete,
     EntityNodes,

@@ -26,11 +26,11 @@ from proxy.verdicts.client_ids import measured_client_id
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts, NoPortForNode
 from proxy.verdicts.steps import finish
+from quotas.client_quotas import Binding, Ledger
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Binding, Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import RequestCosts
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 
 NOW_MS = 1_000_000
 NOW_US = 1000 * NOW_MS

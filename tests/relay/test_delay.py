@@ -6,11 +6,11 @@ import pytest
 
 from proxy.relay.actions import CloseReason, RelayLimits, Side, Throttled
 from proxy.relay.costs import cost_kind
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import (
     API_VERSIONS,
     FETCH,

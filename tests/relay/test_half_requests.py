@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.relay.actions import CloseReason, RelayLimits, Side
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import HEARTBEAT, PRODUCE, fetch, heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with, table_with
 

@@ -17,10 +17,10 @@ from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.verdicts.decide import decide
 from proxy.verdicts.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
 from proxy.verdicts.steps import finish
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script
 from tests.topic_frames import (

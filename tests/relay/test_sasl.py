@@ -12,10 +12,10 @@ from protocol.messages.api_versions import versions_request
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
 from proxy.verdicts.sasl import SaslRules
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.quota_frames import describe_request, described
 from tests.relay.frames import API_VERSIONS, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script

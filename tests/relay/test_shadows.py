@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.relay.actions import Side
+from quotas.client_quotas import Ledger, SensorKey
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.ledger import Ledger, SensorKey
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, Script
 

@@ -19,10 +19,10 @@ from protocol.messages.api_versions import UNSUPPORTED_VERSION
 from protocol.primitives import Reader
 from proxy.relay.actions import Side
 from proxy.relay.plans import ASKED_REQUESTS
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THROTTLE_MS, Vector, message_vectors
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with

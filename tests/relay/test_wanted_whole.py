@@ -5,10 +5,10 @@ import pytest
 from protocol.frames import MAX_ASKED_BYTES
 from proxy.relay import request_side
 from proxy.relay.actions import CloseReason, Side
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.quota_frames import describe_request
 from tests.relay.frames import API_VERSIONS, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with

@@ -7,11 +7,11 @@ from kafka.protocol.consumer import FetchResponse
 
 from proxy.relay.actions import CloseReason, RelayLimits, Side, Throttled
 from proxy.relay.answer_side import AnswerSide
+from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import PERCENT_PER_US, Cost, RequestCosts
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import FETCH, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, ledger_with, table_with
 from tests.relay.test_share_fetch import share_fetch, share_fetched

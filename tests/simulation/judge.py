@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import pack
 
+from quotas.client_quotas import Binding, Ledger
 from quotas.entities import QuotaType
-from quotas.ledger import Binding, Ledger
 from quotas.quota_table import UNLIMITED
 from tests.simulation import topics, wire
 from tests.simulation.oracle import Spent, Violation, WatchedBuckets

@@ -28,8 +28,8 @@ from proxy.relay.actions import (
     WakeAt,
 )
 from proxy.relay.relay import Relay
+from quotas.client_quotas import Binding, Ledger
 from quotas.entities import QuotaType
-from quotas.ledger import Binding, Ledger
 from quotas.quota_table import UNLIMITED
 from tests.simulation import quota_calls, wire
 from tests.simulation.exchange import Counts, ForClient, Taken, Written, difference, merged

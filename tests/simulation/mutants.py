@@ -35,9 +35,9 @@ from proxy.relay.tally import Tally
 from proxy.verdicts.decide import decide
 from proxy.verdicts.facts import ConnectionFacts
 from proxy.verdicts.sasl import Identity
+from quotas.client_quotas import Ledger
 from quotas.connection_quotas import ConnectionQuotas, ListenerKey
-from quotas.ledger import Ledger
-from quotas.sensors import Sensors
+from quotas.sensors.windowed_rate import Sensors
 from tests.simulation.plan import WorldPlan
 
 CLIENT, NODE = Side.CLIENT, Side.NODE

@@ -7,12 +7,12 @@ from enum import Enum
 from math import ceil, inf
 
 from protocol.api_table import APIS
+from quotas.client_quotas import Ledger
 from quotas.entities import QuotaType
-from quotas.ledger import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.request_costs import Cost, RequestCosts
-from quotas.sensors import MAX_THROTTLE_MS, Sensors
-from quotas.token_buckets import TokenBuckets
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
 from tests.quotas.windowed_rate import WindowedRate, nearest
 
 

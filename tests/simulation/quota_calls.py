@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from struct import pack
 
 from proxy.relay.actions import Errand
+from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType
-from quotas.ledger import Ledger
 from quotas.sources.source import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
 from tests import quota_frames
 from tests.simulation.oracle import Violation

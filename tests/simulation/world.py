@@ -16,7 +16,7 @@ from proxy.relay.tally import Tally
 from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from proxy.verdicts.recent_topics import RecentTopics
 from proxy.verdicts.sasl import Identity
-from quotas.ledger import Binding, Ledger
+from quotas.client_quotas import Binding, Ledger
 from quotas.sources.source import tables_of
 from tests.simulation import wire
 from tests.simulation.acceptor import Acceptor, Storm, Visit

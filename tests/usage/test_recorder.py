@@ -10,16 +10,16 @@ from proxy.usage.page import usage_page
 from proxy.usage.recorder import Metered, Recorder, own_name
 from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import TOO_FAST, Tracer
+from quotas.client_quotas import Ledger
 from quotas.connection_quotas import ADMITTED, Admission, Outcome
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
-from quotas.ledger import Ledger
 from quotas.quota_table import QuotaTable
+from quotas.records.trace import Replay
+from quotas.records.usage_record import USAGE, UsageRecord, read_line
 from quotas.request_costs import RequestCosts
-from quotas.sensors import Sensors
-from quotas.token_buckets import TokenBuckets
-from quotas.trace import Replay
-from quotas.traced_sensors import Subject, Traced
-from quotas.usage_record import USAGE, UsageRecord, read_line
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.traced import Subject, Traced
+from quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 
 ALICE = Entity(user="alice")

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from proxy.usage.kafka_topic import KafkaTopic, producer_settings
 from proxy.usage.shipper import POSITION, Shipper, SpoolBusy, TopicUnavailable, alone_at
 from proxy.usage.shipping import Order, Shipping, keep_shipping
-from quotas.usage_record import read_line
+from quotas.records.usage_record import read_line
 from tests.patience import PATIENCE_S
 from tests.pipeline.spools import Fleet, records, write_spool
 

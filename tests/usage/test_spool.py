@@ -12,7 +12,7 @@ import pytest
 from proxy.usage import spool as spool_module
 from proxy.usage.spool import NO_ROOM, Spool, SpoolRules, SpoolUnusable, check_directory, look_at_directory, tidy
 from proxy.usage.spool_file import SpoolFile, salvage
-from quotas.usage_record import (
+from quotas.records.usage_record import (
     TRACE,
     USAGE,
     Dropped,
@@ -169,7 +169,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from proxy.usage.spool_file import SpoolFile
-from quotas.usage_record import Header
+from quotas.records.usage_record import Header
 from tests.usage.test_spool import EPOCH, records
 file = SpoolFile(Path(sys.argv[1]), Header(stream="usage", instance="here", epoch=EPOCH, file=3, first_sequence=11))
 if sys.argv[2] != "empty":

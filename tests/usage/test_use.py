@@ -5,8 +5,8 @@ import pytest
 from proxy.relay import use
 from proxy.relay.use import OVERFLOW, Meter
 from quotas.entities import QuotaType
+from quotas.records.usage_record import MOST_TOLD, SecondOfUse
 from quotas.request_costs import RequestCosts
-from quotas.usage_record import MOST_TOLD, SecondOfUse
 
 S = 1_000_000
 

@@ -249,7 +249,7 @@ class TraceEvent(Row):
     client_id: str = _column("", "as the client gave it")
     ip: str = _column("", "address of the client, for connection; else empty")
     quota_type: str = _column("", "as in usage records")
-    operation: str = _column("", "what was done: see quotas.trace")
+    operation: str = _column("", "what was done: see quotas.records.trace")
     value: float = _column("by type", "with which value")
     throttle_ms: int = _column("ms", "throttle time that came of it")
     limit: float | None = _column("by type, per s", "bound that was in force; percent for request")

@@ -4,7 +4,7 @@ The arithmetic is that of a broker's windowed rate, bit for bit (N+1 samples, ea
 event, as brokers do since 3.8), and of its throttle time; on top of it stands a cap for single throttles that keeps
 what it cuts off as a debt.
 
-Rows are as `quotas.rows` says; times are monotonic milliseconds. A row has
+Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row has
 
 ====  ======================================================================================================
 word  content
@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from math import ceil, floor, inf, isnan
 
 from quotas.quota_table import UNLIMITED
-from quotas.rows import GENERATION, HEAD_WORDS, LIMIT, ROW_BITS, ROW_MASK, Rows
-from quotas.rows import SensorsFull as SensorsFull
-from quotas.rows import StaleSensor as StaleSensor
+from quotas.sensors.rows import GENERATION, HEAD_WORDS, LIMIT, ROW_BITS, ROW_MASK, Rows
+from quotas.sensors.rows import SensorsFull as SensorsFull
+from quotas.sensors.rows import StaleSensor as StaleSensor
 
 MAX_THROTTLE_MS = 2**31 - 1
 """Throttle times are int32 on the wire. As a cap it leaves Kafka's own numbers alone."""

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from quotas.entities import QuotaType
-from quotas.rows import LIMIT, ROW_MASK, Rows
-from quotas.sensors import Sensors
-from quotas.token_buckets import TokenBuckets
-from quotas.trace import Operation
+from quotas.records.trace import Operation
+from quotas.sensors.rows import LIMIT, ROW_MASK, Rows
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.windowed_rate import Sensors
 
 
 class Subject(NamedTuple):

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from itertools import islice
 
-from quotas.sensors import SensorReading, Sensors
+from quotas.sensors.windowed_rate import SensorReading, Sensors
 
 _CLOSED_AT_ONCE = 2
 """So many empty rows may go for each that is opened: they never pile up, and no connection waits for all of them."""

@@ -7,12 +7,12 @@ what a `dropped` line tells.
 
 from enum import StrEnum
 
-from quotas.address_rates import AddressRates
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import UNLIMITED
-from quotas.sensors import Sensors
-from quotas.token_buckets import TokenBuckets
-from quotas.usage_record import TraceEvent
+from quotas.records.usage_record import TraceEvent
+from quotas.sensors.address_rates import AddressRates
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.windowed_rate import Sensors
 
 MAX_SENSORS = 65_536
 

@@ -3,7 +3,7 @@
 A bucket holds up to N windows' worth of its limit. It refills whenever it is looked at, in the steps of a broker, so
 that the tokens are those of Kafka's own class, bit for bit. Source: KIP-599.
 
-Rows are as `quotas.rows` says; times are monotonic milliseconds. A row has
+Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row has
 
 ====  ========================================================================================================
 word  content
@@ -24,8 +24,8 @@ word  content
 from dataclasses import dataclass
 from math import floor, inf
 
-from quotas.rows import LIMIT, ROW_MASK, Rows
-from quotas.sensors import MAX_THROTTLE_MS, rounded
+from quotas.sensors.rows import LIMIT, ROW_MASK, Rows
+from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, rounded
 
 _ROW_WORDS = 12
 

@@ -8,12 +8,12 @@ from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import LONG_CLIENT_ID, UNLIMITED, QuotaTable
+from quotas.records.trace import Operation
 from quotas.request_costs import NodeCosts, RequestCosts
-from quotas.rows import Rows
-from quotas.sensors import SensorReading, Sensors
-from quotas.token_buckets import BucketReading, TokenBuckets
-from quotas.trace import Operation
-from quotas.traced_sensors import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
+from quotas.sensors.rows import Rows
+from quotas.sensors.token_buckets import BucketReading, TokenBuckets
+from quotas.sensors.traced import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
+from quotas.sensors.windowed_rate import SensorReading, Sensors
 
 IDLE_MS = 3_600_000
 """A sensor that was not used for longer is closed, as in a broker."""
