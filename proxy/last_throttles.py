@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from proxy.clock import Clock
+from proxy.decisions.client_ids import measured_client_id
+from proxy.decisions.facts import ConnectionFacts
 from proxy.relay.actions import Throttled
-from proxy.verdicts.client_ids import measured_client_id
-from proxy.verdicts.facts import ConnectionFacts
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.entities import Entity, QuotaType, SensorTags
 from quotas.sensors.windowed_rate import SensorReading

@@ -8,7 +8,7 @@ import structlog
 
 from proxy.config.kinds import INT32_MAX, MAX_PORT, HostPort
 from proxy.config.settings import ListenerConfig
-from proxy.verdicts.facts import NoPortForNode
+from proxy.decisions.facts import NoPortForNode
 
 BOOTSTRAP_NODE_ID = -1
 """Stands for a node that was reached by a bootstrap address which no node calls its own."""

@@ -9,6 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from proxy.clock import Clock
+from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts
+from proxy.decisions.sasl import LoginFailure
 from proxy.logs import is_told, shown
 from proxy.net.episode import ThrottleEpisode
 from proxy.net.stream import READ_BYTES, Owner, Stream
@@ -33,9 +36,6 @@ from proxy.relay.actions import (
 )
 from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
-from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts
-from proxy.verdicts.sasl import LoginFailure
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

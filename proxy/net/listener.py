@@ -30,6 +30,9 @@ from proxy.config.settings import (
     SaslConfig,
     ThrottleConfig,
 )
+from proxy.decisions.client_ids import measured_client_id
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from proxy.decisions.sasl import Identity, SaslRules
 from proxy.last_throttles import LastThrottles
 from proxy.logs import bound_later, shown
 from proxy.net.caps import Caps
@@ -46,9 +49,6 @@ from proxy.relay.actions import CloseReason, Errand, RelayLimits, Side, Throttle
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.relay.use import MUTATION, Client, Meter
-from proxy.verdicts.client_ids import measured_client_id
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
-from proxy.verdicts.sasl import Identity, SaslRules
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger

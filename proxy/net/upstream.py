@@ -16,6 +16,7 @@ import structlog
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.credentials import credentials_of
+from proxy.decisions.recent_topics import RecentTopics
 from proxy.net.connection import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from proxy.net.deadlines import Deadlines
 from proxy.net.dial import Dial, family_of
@@ -26,7 +27,6 @@ from proxy.net.poller import Poller
 from proxy.net.race import AllFailed, Slow, race
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
-from proxy.verdicts.recent_topics import RecentTopics
 from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.cluster_connection import ClusterConnection
 from quotas.sources.cluster_faults import ConnectionFault, Fault, plain_words

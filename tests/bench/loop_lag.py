@@ -26,12 +26,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from protocol.messages.api_versions import carried
 from proxy.clock import SystemClock
+from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.metrics import EntityUse, Metrics
 from proxy.net.turns import finish_in_turns
 from proxy.quota_book import QuotaBook
 from proxy.relay.actions import Ask, AskKind, Errand, Side, Verdict, Work
-from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.client_quotas import Ledger
 from quotas.entities import QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable

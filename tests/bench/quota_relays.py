@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from protocol.messages.api_versions import carried
+from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.relay.actions import Action, Ask, Close, RelayLimits, Send, Side, Throttled, Verdict
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
-from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -4,7 +4,7 @@ import sys
 
 import atheris
 
-with atheris.instrument_imports(include=["protocol", "proxy.relay", "proxy.verdicts.sasl", "tests.fuzz"]):
+with atheris.instrument_imports(include=["protocol", "proxy.relay", "proxy.decisions.sasl", "tests.fuzz"]):
     from tests.fuzz.targets import TARGETS
 
 

@@ -29,9 +29,9 @@ from protocol.messages.sasl import (
     read_handshake,
     read_handshake_answer,
 )
+from proxy.decisions.sasl import Identity
 from proxy.relay.actions import RelayLimits
 from proxy.relay.relay import Relay
-from proxy.verdicts.sasl import Identity
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable

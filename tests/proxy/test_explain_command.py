@@ -15,11 +15,11 @@ from proxy.admin.http_listener import HttpListener
 from proxy.cli import main
 from proxy.commands.admin_client import address_of
 from proxy.config.settings import AdminConfig
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable

@@ -2,9 +2,9 @@
 
 import pytest
 
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.last_throttles import MAX_CLIENTS, LastThrottles
 from proxy.relay.actions import Throttled
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable

@@ -13,13 +13,13 @@ from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.acceptor.admission import Admission
 from proxy.acceptor.sockets import PortsTaken, accept, bind_all
 from proxy.config.settings import ListenerConfig
+from proxy.decisions.sasl import Identity
 from proxy.demo.proxy_process import free_port_run
 from proxy.net.caps import Caps
 from proxy.net.door import Door
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
-from proxy.verdicts.sasl import Identity
 from proxy.virtual_cluster import NodeDirectory
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock

@@ -5,10 +5,10 @@ from math import inf, nan
 import pytest
 
 from protocol.messages.client_quotas import _Body, read_alter_request, read_describe_request
+from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from proxy.decisions.steps import ITEMS_PER_STEP, finish
 from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict, Work
-from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
-from proxy.verdicts.steps import ITEMS_PER_STEP, finish
 from quotas import entities
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable

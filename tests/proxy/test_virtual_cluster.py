@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.config.settings import ListenerConfig
-from proxy.verdicts.facts import NoPortForNode
+from proxy.decisions.facts import NoPortForNode
 from proxy.virtual_cluster import MAX_LEARNED_NODES, ListenerPorts, NodeDirectory
 from tests.fakes.clock import FakeClock
 

@@ -4,6 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from protocol.messages.api_versions import carried
+from proxy.decisions.client_ids import measured_client_id
+from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts, NoPortForNode
+from proxy.decisions.steps import finish
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -22,10 +26,6 @@ from proxy.relay.actions import (
 )
 from proxy.relay.tally import Tally
 from proxy.relay.use import Client, Counts, Meter
-from proxy.verdicts.client_ids import measured_client_id
-from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts, NoPortForNode
-from proxy.verdicts.steps import finish
 from quotas.client_quotas import Binding, Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

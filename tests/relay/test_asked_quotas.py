@@ -5,9 +5,9 @@ from struct import pack
 import pytest
 
 from protocol.frames import MAX_ASKED_BYTES
+from proxy.decisions.decide import decide
+from proxy.decisions.steps import finish
 from proxy.relay.actions import AskKind, CloseReason, Errand, Side, Verdict
-from proxy.verdicts.decide import decide
-from proxy.verdicts.steps import finish
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.source import Alteration, Limit
 from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described

@@ -28,9 +28,9 @@ from protocol.api import (
 from protocol.frames import MAX_HEAD_BYTES
 from protocol.primitives import compact_string, uvarint
 from protocol.walk import Walk
+from proxy.decisions.decide import decide
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.plans import PLANS, AnswerKind, walk_answer
-from proxy.verdicts.decide import decide
 from tests.message_vectors import message_vectors
 from tests.relay.frames import frame, heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, Script
@@ -254,7 +254,7 @@ def test_an_answer_with_very_many_addresses_gets_the_throttle_time(make_relay, p
 def test_an_answer_with_many_addresses_may_be_cut_anywhere(make_relay, name, monkeypatch):
     monkeypatch.setattr("proxy.relay.answer_side.MAX_HEAD_BYTES", 40)
     monkeypatch.setattr("proxy.relay.relay.MAX_HEAD_BYTES", 40)
-    monkeypatch.setattr("proxy.verdicts.decide._WALKED_AT_ONCE", 7)
+    monkeypatch.setattr("proxy.decisions.decide._WALKED_AT_ONCE", 7)
     plan = HEADS[name]
     rest = b"the rest of it"
     behind = heartbeaten(9)

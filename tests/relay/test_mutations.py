@@ -13,10 +13,10 @@ from protocol.messages.topic_mutations import (
 )
 from protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from protocol.primitives import compact_string
+from proxy.decisions.decide import decide
+from proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
+from proxy.decisions.steps import finish
 from proxy.relay.actions import CloseReason, RelayLimits, Side
-from proxy.verdicts.decide import decide
-from proxy.verdicts.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
-from proxy.verdicts.steps import finish
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from protocol.frames import MAX_ASKED_BYTES
 from protocol.identity.sasl_names import Claim
 from protocol.messages.api_versions import versions_request
+from proxy.decisions.sasl import SaslRules
 from proxy.relay.actions import CloseReason, RelayLimits, Side
 from proxy.relay.relay import Relay
-from proxy.verdicts.sasl import SaslRules
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable

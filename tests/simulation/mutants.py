@@ -11,6 +11,9 @@ from typing import Any
 
 from proxy.acceptor.admission import Admission, ClusterRules, Held, Place, Refused
 from proxy.acceptor.crowd import Crowd
+from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts
+from proxy.decisions.sasl import Identity
 from proxy.net.door import Door
 from proxy.relay.actions import (
     Action,
@@ -32,9 +35,6 @@ from proxy.relay.carriage import Bind
 from proxy.relay.patience import Awaited, Patience, TimeOuts, Waiting
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
-from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts
-from proxy.verdicts.sasl import Identity
 from quotas.client_quotas import Ledger
 from quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from quotas.sensors.windowed_rate import Sensors

@@ -5,6 +5,9 @@ from collections.abc import Callable, Generator
 from typing import TypeVar
 from zlib import crc32
 
+from proxy.decisions.decide import decide
+from proxy.decisions.facts import ConnectionFacts, NoPortForNode
+from proxy.decisions.steps import finish
 from proxy.net.connection import LINGER_S
 from proxy.relay.actions import (
     Action,
@@ -26,9 +29,6 @@ from proxy.relay.actions import (
 )
 from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
-from proxy.verdicts.decide import decide
-from proxy.verdicts.facts import ConnectionFacts, NoPortForNode
-from proxy.verdicts.steps import finish
 from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation

@@ -8,14 +8,14 @@ from random import Random
 
 from protocol.messages.api_versions import carried
 from proxy.acceptor.admission import Place
+from proxy.decisions.facts import ConnectionFacts, ListenerFacts
+from proxy.decisions.recent_topics import RecentTopics
+from proxy.decisions.sasl import Identity
 from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
 from proxy.relay.carriage import Bind
 from proxy.relay.patience import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
-from proxy.verdicts.facts import ConnectionFacts, ListenerFacts
-from proxy.verdicts.recent_topics import RecentTopics
-from proxy.verdicts.sasl import Identity
 from quotas.client_quotas import Binding, Ledger
 from quotas.sources.source import tables_of
 from tests.simulation import wire

@@ -18,6 +18,9 @@ from protocol.messages.api_versions import Answered, intersect
 from protocol.messages.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
 from protocol.splices import Splice, joined
 from protocol.walk import Walk
+from proxy.decisions import mutations, quota_api, scram_credentials
+from proxy.decisions.facts import ConnectionFacts, Nodes, NoPortForNode
+from proxy.decisions.steps import Steps, collected
 from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
 from proxy.relay.plans import (
     DESCRIBE_CLUSTER,
@@ -30,9 +33,6 @@ from proxy.relay.plans import (
     rest_of_metadata,
     walk_answer,
 )
-from proxy.verdicts import mutations, quota_api, scram_credentials
-from proxy.verdicts.facts import ConnectionFacts, Nodes, NoPortForNode
-from proxy.verdicts.steps import Steps, collected
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024

@@ -31,10 +31,10 @@ from protocol.messages.topic_partitions import (
     partitions_by_id_request,
     partitions_by_name_request,
 )
+from proxy.decisions.facts import ConnectionFacts
+from proxy.decisions.recent_topics import TopicKey
+from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
 from proxy.relay.actions import Ask, Close, CloseReason, Verdict
-from proxy.verdicts.facts import ConnectionFacts
-from proxy.verdicts.recent_topics import TopicKey
-from proxy.verdicts.steps import ITEMS_PER_STEP, Steps, collected
 from quotas.client_quotas import Binding, Ledger
 from quotas.sensors.rows import StaleSensor
 from quotas.sensors.token_buckets import TokenBuckets

@@ -12,8 +12,8 @@ from protocol.messages.scram_credentials import (
     throttle_at,
     without_refusal,
 )
+from proxy.decisions.facts import ConnectionFacts
 from proxy.relay.actions import Ask, Verdict
-from proxy.verdicts.facts import ConnectionFacts
 
 _ENQUIRY_ID = -0x6B74
 

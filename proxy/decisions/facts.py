@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.messages.api_versions import ANSWERED, Answered
-from proxy.verdicts.client_ids import measured_client_id
-from proxy.verdicts.recent_topics import RecentTopics
-from proxy.verdicts.sasl import Identity, Login, SaslRules
+from proxy.decisions.client_ids import measured_client_id
+from proxy.decisions.recent_topics import RecentTopics
+from proxy.decisions.sasl import Identity, Login, SaslRules
 from quotas.client_quotas import Binding, Ledger
 from quotas.entities import Entity
 from quotas.sources.source import Quotas

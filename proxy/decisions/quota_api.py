@@ -29,9 +29,9 @@ from protocol.messages.client_quotas import (
     alter_answer,
     describe_refusal,
 )
+from proxy.decisions.facts import ConnectionFacts
+from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
 from proxy.relay.actions import Errand, Verdict
-from proxy.verdicts.facts import ConnectionFacts
-from proxy.verdicts.steps import ITEMS_PER_STEP, Steps, collected
 from quotas import entities
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
 from quotas.quota_table import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
