@@ -5,7 +5,7 @@ import json
 from click.testing import CliRunner
 from confluent_kafka import Producer
 
-from proxy.cli import main
+from proxy.cli.main import main
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.topics import make_topic
 

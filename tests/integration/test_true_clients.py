@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
-from proxy.cli import main
+from proxy.cli.main import main
 from proxy.demo.keeper import die_with_parent
 from tests.bench.processes import need_tool
 from tests.certificates import Authority

@@ -9,7 +9,7 @@ import contextlib
 import sys
 from pathlib import Path
 
-from proxy.cli import main
+from proxy.cli.main import main
 from tests.pipeline.spark_cluster import ON_CLUSTER, SMALL_JAVA
 
 

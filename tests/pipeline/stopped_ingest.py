@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 from pipeline.files import LocalFiles
-from proxy.cli import main
+from proxy.cli.main import main
 
 STEPS = ("written", "moved", "committed")
 """All is written aside; it is where it is to stay; the log names it, and Spark does not know."""

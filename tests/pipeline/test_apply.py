@@ -12,7 +12,7 @@ from pipeline.changes.place import Place, in_words_of_commands
 from pipeline.changes.plan import Bounds, planned
 from pipeline.changes.plan_file import Made, PlanFile, read_plan, write_plan
 from pipeline.jobs import apply as job
-from proxy.cli import main
+from proxy.cli.main import main
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.sources.source import SourceUnavailable
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
@@ -335,7 +335,7 @@ def test_no_jvm_and_no_spark_is_needed(folder):
     (folder / "q.yaml").write_text("entries: [{user: alice, producer_byte_rate: 600}]")
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['pyspark', 'pandas', 'pyarrow', 'rich', 'jinja2']))\n"
-        "from proxy.cli import main\nmain()"
+        "from proxy.cli.main import main\nmain()"
     )
     command = [sys.executable, "-c", code, "usage", "plan", "--quotas", "q.yaml", "-c", "proxy.yaml"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=_environment())

@@ -2,7 +2,7 @@
 
 from click.testing import CliRunner
 
-from proxy.cli import main
+from proxy.cli.main import main
 
 
 def refused(*arguments):

@@ -20,7 +20,7 @@ from pipeline.jobs.ingest import ingest_spool, ingest_topic
 from pipeline.rejects import NO_VALUE, Line, Sorted
 from pipeline.table import read_quarantine, read_usage, state_of
 from pipeline.topic import Topic, problem_of_topic
-from proxy.cli import main
+from proxy.cli.main import main
 from proxy.demo.kafka_cluster import KafkaCluster
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipper, TopicUnavailable

@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli import main
+from proxy.cli.main import main
 from proxy.config.load import load_config
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.config.settings import Config
@@ -90,7 +90,7 @@ def test_check_looks_at_the_directory_of_usage_records(tmp_path):
 
 
 def test_check_warns_without_failing(monkeypatch):
-    monkeypatch.setattr("proxy.cli.ephemeral_ports", lambda: range(19110, 20000))
+    monkeypatch.setattr("proxy.cli.main.ephemeral_ports", lambda: range(19110, 20000))
     result = invoke("check", "-c", EXAMPLE)
     assert result.exit_code == 0
     assert result.stderr == (
@@ -170,6 +170,6 @@ def test_the_package_can_be_started_with_python():
 
 
 def test_commands_are_found_without_loading_the_service_or_the_demo():
-    code = "import sys, proxy.cli; print([n for n in sys.modules if n.startswith(('proxy.s', 'proxy.demo'))])"
+    code = "import sys, proxy.cli.main; print([n for n in sys.modules if n.startswith(('proxy.s', 'proxy.demo'))])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"

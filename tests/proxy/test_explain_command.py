@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from proxy.acceptor.admission import AddressStanding
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
-from proxy.cli import main
-from proxy.commands.admin_client import address_of
+from proxy.cli.admin_client import address_of
+from proxy.cli.main import main
 from proxy.config.settings import AdminConfig
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.explained import Origin

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli import main
+from proxy.cli.main import main
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.source import Limit, SourceUnavailable
 

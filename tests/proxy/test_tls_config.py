@@ -6,7 +6,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli import main
+from proxy.cli.main import main
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.reload import changes_needing_restart

@@ -6,7 +6,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from proxy.cli import main
+from proxy.cli.main import main
 from proxy.usage.shipper import alone_at
 
 
@@ -15,12 +15,12 @@ def run(*arguments):
 
 
 def test_other_commands_import_no_spark():
-    code = "import proxy.cli, sys; print(sorted({'pyspark', 'pandas', 'pipeline'} & set(sys.modules)))"
+    code = "import proxy.cli.main, sys; print(sorted({'pyspark', 'pandas', 'pipeline'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
 def test_who_lacks_the_extra_is_told_how_to_get_it():
-    code = "import sys; sys.modules['pyspark'] = None; from proxy.cli import main; main()"
+    code = "import sys; sys.modules['pyspark'] = None; from proxy.cli.main import main; main()"
     command = [sys.executable, "-c", code, "usage", "ingest", "--from", "x", "--table", "y"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import click
 
-from proxy.commands.config_file import config_option, load, load_with_files, refuse
-from proxy.commands.explain import explain
-from proxy.commands.quotas import quotas
-from proxy.commands.usage import usage
-from proxy.commands.usage_plan import apply, plan
-from proxy.commands.usage_recommend import recommend
-from proxy.commands.usage_report import report
-from proxy.commands.usage_ship import ship
-from proxy.commands.usage_simulate import simulate
+from proxy.cli.config_file import config_option, load, load_with_files, refuse
+from proxy.cli.explain import explain
+from proxy.cli.quotas import quotas
+from proxy.cli.usage import usage
+from proxy.cli.usage_plan import apply, plan
+from proxy.cli.usage_recommend import recommend
+from proxy.cli.usage_report import report
+from proxy.cli.usage_ship import ship
+from proxy.cli.usage_simulate import simulate
 from proxy.config.checks import listener_ports
 from proxy.config.kinds import HostPort, show_range
 from proxy.config.places import placed

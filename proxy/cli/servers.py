@@ -1,6 +1,6 @@
 """Lists of servers, as several commands take them."""
 
-from proxy.commands.config_file import refuse
+from proxy.cli.config_file import refuse
 from proxy.config.kinds import host_port
 
 

@@ -7,8 +7,8 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
-from proxy.commands.config_file import BAD_INPUT, refuse
-from proxy.commands.key_values import key_values, with_files
+from proxy.cli.config_file import BAD_INPUT, refuse
+from proxy.cli.key_values import key_values, with_files
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from proxy.commands.config_file import (
+from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
     config_option,
@@ -19,7 +19,7 @@ from proxy.commands.config_file import (
     refuse,
     virtual_cluster_option,
 )
-from proxy.commands.entity_options import entity_of, entity_options, parts_of
+from proxy.cli.entity_options import entity_of, entity_options, parts_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.explained import Origin, number, quotas_form

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from proxy.commands.config_file import cluster_of, load, refuse, virtual_cluster_option
-from proxy.commands.number_range import NumberRange
-from proxy.commands.servers import servers_of
-from proxy.commands.usage import run_job
+from proxy.cli.config_file import cluster_of, load, refuse, virtual_cluster_option
+from proxy.cli.number_range import NumberRange
+from proxy.cli.servers import servers_of
+from proxy.cli.usage import run_job
 from proxy.config.problems import ConfigErrors
 
 if TYPE_CHECKING:

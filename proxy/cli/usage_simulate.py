@@ -5,8 +5,8 @@ from typing import Any
 
 import click
 
-from proxy.commands.period import period_options
-from proxy.commands.usage import run_job, spark_options, table_option
+from proxy.cli.period import period_options
+from proxy.cli.usage import run_job, spark_options, table_option
 
 
 @click.command()

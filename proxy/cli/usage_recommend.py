@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from proxy.commands.number_range import NumberRange
-from proxy.commands.period import period_options
-from proxy.commands.usage import run_job, spark_options, table_option
+from proxy.cli.number_range import NumberRange
+from proxy.cli.period import period_options
+from proxy.cli.usage import run_job, spark_options, table_option
 from quotas.entities import QuotaType
 
 _TYPES = tuple(quota_type.name.lower() for quota_type in QuotaType)

@@ -6,9 +6,9 @@ from typing import Any
 import click
 
 from common.yaml_file import YamlFileError, read_yaml_file
-from proxy.commands.config_file import refuse
-from proxy.commands.period import period_options
-from proxy.commands.usage import run_job, spark_options, table_option
+from proxy.cli.config_file import refuse
+from proxy.cli.period import period_options
+from proxy.cli.usage import run_job, spark_options, table_option
 
 
 @click.command()

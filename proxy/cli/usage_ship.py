@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from proxy.commands.config_file import REFUSED, refuse
-from proxy.commands.key_values import key_values, with_files
-from proxy.commands.servers import servers_of
+from proxy.cli.config_file import REFUSED, refuse
+from proxy.cli.key_values import key_values, with_files
+from proxy.cli.servers import servers_of
 from proxy.config.settings import TOPIC
 
 

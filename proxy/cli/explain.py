@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from proxy.commands.admin_client import NoProxy, ProxyRefuses, address_of, ask
-from proxy.commands.config_file import (
+from proxy.cli.admin_client import NoProxy, ProxyRefuses, address_of, ask
+from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
     config_option,
@@ -15,7 +15,7 @@ from proxy.commands.config_file import (
     refuse,
     virtual_cluster_option,
 )
-from proxy.commands.quotas import opened_source, warn_of_problems
+from proxy.cli.quotas import opened_source, warn_of_problems
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id

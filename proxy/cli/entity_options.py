@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import click
 
-from proxy.commands.config_file import refuse
+from proxy.cli.config_file import refuse
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, is_ip
 
 Command = TypeVar("Command", bound=Callable[..., Any])
