@@ -5,7 +5,7 @@ from pathlib import Path
 
 from proxy.config.kinds import HostPort
 from proxy.config.settings import VirtualClusterConfig, quota_entries
-from proxy.credentials import credentials_of, secret
+from proxy.upstream.credentials import credentials_of, secret
 from quotas.entities import Entity, QuotaKey
 from quotas.sources.file import FileSource
 from quotas.sources.last_good import LastGood

@@ -42,7 +42,6 @@ from proxy.config.settings import (
 )
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.connection_metrics import InstanceDoor
-from proxy.credentials import topic_settings
 from proxy.explained import Origin
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
@@ -52,18 +51,19 @@ from proxy.net.connection import Connection
 from proxy.net.door import Door, limits_of
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
-from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
 from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.patience import TimeOuts
 from proxy.relay.use import Meter
+from proxy.upstream.connector import Upstream
+from proxy.upstream.credentials import topic_settings
+from proxy.upstream.topology import NodeDirectory
 from proxy.usage.recorder import Metered, Recorder, own_name, rules_of
 from proxy.usage.shipping import Order, Shipping
 from proxy.usage.spool import Spool, SpoolUnusable
 from proxy.usage.tracer import Tracer
-from proxy.virtual_cluster import NodeDirectory
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.entities import plain_ip

@@ -14,9 +14,9 @@ from protocol.identity.distinguished_names import host_names_of, not_after
 from protocol.identity.principal_rules import PrincipalRules, principal_rules
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.config.settings import Config, ListenerTlsConfig, UpstreamTlsConfig
-from proxy.credentials import secret
 from proxy.net.tls_socket import why_tls_failed
-from proxy.virtual_cluster import plain_host
+from proxy.upstream.credentials import secret
+from proxy.upstream.topology import plain_host
 
 TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
 

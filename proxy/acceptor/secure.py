@@ -17,7 +17,7 @@ from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
 from proxy.relay.recognise import looks_like
-from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, plain_host
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, plain_host
 
 _HANDSHAKE = 0x16
 """The first byte of a TLS client."""

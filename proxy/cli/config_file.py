@@ -24,7 +24,7 @@ from proxy.config.settings import (
     UsageConfig,
     VirtualClusterConfig,
 )
-from proxy.credentials import secret
+from proxy.upstream.credentials import secret
 from proxy.usage.spool import SpoolUnusable, look_at_directory
 
 _SECTIONS_WITH_FILES = (ListenerTlsConfig, UpstreamTlsConfig, CredentialsConfig, AdminConfig, UsageConfig)

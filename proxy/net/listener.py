@@ -43,13 +43,13 @@ from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream, StreamSettings
 from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.net.tls_stream import TlsStream
-from proxy.net.upstream import Upstream
 from proxy.quota_book import QuotaBook
 from proxy.relay.actions import CloseReason, Errand, RelayLimits, Side, Throttled
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.relay.use import MUTATION, Client, Meter
-from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, addressing
+from proxy.upstream.connector import Upstream
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger
 from quotas.connection_quotas import ListenerKey

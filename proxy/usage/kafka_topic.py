@@ -13,7 +13,7 @@ from kafka.net.connection import KafkaConnection
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
-from proxy.own_connections import PLAIN
+from proxy.upstream.own_connections import PLAIN
 from proxy.usage.shipper import TopicUnavailable
 from quotas.sources.cluster_faults import plain_words
 

@@ -20,7 +20,7 @@ from proxy.net.door import Door
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
-from proxy.virtual_cluster import NodeDirectory
+from proxy.upstream.topology import NodeDirectory
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
 from tests.patience import PATIENCE_S

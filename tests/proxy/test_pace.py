@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from proxy.net.pace import Pace
+from proxy.upstream.pace import Pace
 from tests.fakes.clock import FakeClock
 
 

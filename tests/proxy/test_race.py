@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.net.race import AllFailed, Slow, race
+from proxy.upstream.race import AllFailed, Slow, race
 from tests.fakes.clock import FakeClock
 from tests.patience import PATIENCE_S
 

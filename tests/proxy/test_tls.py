@@ -28,7 +28,7 @@ from proxy.metrics import Metrics
 from proxy.net.door import Door
 from proxy.net.poller import Poller
 from proxy.service import VirtualCluster
-from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.certificates import Authority, client_context, server_context
 from tests.fakes.clock import FakeClock

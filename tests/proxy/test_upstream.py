@@ -10,12 +10,12 @@ from structlog.testing import capture_logs
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
-from proxy.credentials import credentials_of
 from proxy.net.connection import NodePaced, NodeUnknown, NodeUnreachable
-from proxy.net.dial import Dial
 from proxy.net.poller import READABLE, Poller
-from proxy.net.upstream import Upstream, _brokers
-from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
+from proxy.upstream.connector import Upstream, _brokers
+from proxy.upstream.credentials import credentials_of
+from proxy.upstream.dial import Dial
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection
 from quotas.sources.source import SourceUnavailable
@@ -139,7 +139,7 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
 
 async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reason(tmp_path, monkeypatch):
     """First nobody is there, then somebody that speaks TLS."""
-    monkeypatch.setattr("proxy.net.upstream._LONGEST_LOOK_S", PATIENCE_S)
+    monkeypatch.setattr("proxy.upstream.connector._LONGEST_LOOK_S", PATIENCE_S)
     context = server_context(Authority(tmp_path).issue("127.0.0.1"))
     node = Node(connect_timeout_ms=100)
     node.server.close()
@@ -361,17 +361,17 @@ async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_ser
 
 async def test_nodes_that_do_not_tell_their_num_partitions_hold_up_nobody(node, monkeypatch):
     answered = threading.Event()
-    monkeypatch.setattr("proxy.net.upstream._LONGEST_EXTRA_LOOK_S", 0)
+    monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", 0)
     named = [{"broker_id": 5, "host": "127.0.0.1", "port": node.port}]
-    monkeypatch.setattr("proxy.net.upstream.nodes_named_by", lambda *_: named)
-    monkeypatch.setattr("proxy.net.upstream.default_partitions_of", lambda *_: answered.wait(PATIENCE_S) and 7)
+    monkeypatch.setattr("proxy.upstream.connector.nodes_named_by", lambda *_: named)
+    monkeypatch.setattr("proxy.upstream.connector.default_partitions_of", lambda *_: answered.wait(PATIENCE_S) and 7)
     for _ in range(2):
         assert await node.upstream._learn()
         assert node.upstream.directory.address(5) == ("127.0.0.1", node.port)
     with capture_logs():
         assert node.upstream.default_partitions() == 1
     answered.set()
-    monkeypatch.setattr("proxy.net.upstream._LONGEST_EXTRA_LOOK_S", PATIENCE_S)
+    monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", PATIENCE_S)
     assert await node.upstream._learn()
     assert node.upstream.default_partitions() == 7
 

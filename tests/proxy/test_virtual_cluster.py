@@ -5,7 +5,7 @@ from structlog.testing import capture_logs
 
 from proxy.config.settings import ListenerConfig
 from proxy.decisions.facts import NoPortForNode
-from proxy.virtual_cluster import MAX_LEARNED_NODES, ListenerPorts, NodeDirectory
+from proxy.upstream.topology import MAX_LEARNED_NODES, ListenerPorts, NodeDirectory
 from tests.fakes.clock import FakeClock
 
 SPARES = 9100

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.config.settings import ListenerConfig
 from proxy.relay.actions import CloseReason, RelayLimits, Side, Verdict
 from proxy.relay.likeness import Likeness
-from proxy.virtual_cluster import ListenerPorts, NodeDirectory
+from proxy.upstream.topology import ListenerPorts, NodeDirectory
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.quota_frames import describe_request

@@ -6,7 +6,7 @@ from typing import Any
 
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
-from proxy.own_connections import ANNOUNCED, PLAIN
+from proxy.upstream.own_connections import ANNOUNCED, PLAIN
 from quotas.sources.cluster_connection import Credentials
 
 _MAX_SECRET_BYTES = 4096

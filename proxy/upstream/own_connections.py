@@ -18,7 +18,7 @@ from kafka.net.inet import KafkaNetSocket
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.net.look_ups import MOST_TRIED, at_port, look_up
-from proxy.net.race import AllFailed, race
+from proxy.upstream.race import AllFailed, race
 
 _SCHEME: Final = "kafka-throttle"
 PLAIN: Final = f"{_SCHEME}://plain"

@@ -15,19 +15,19 @@ import structlog
 
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
-from proxy.credentials import credentials_of
 from proxy.decisions.recent_topics import RecentTopics
 from proxy.net.connection import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from proxy.net.deadlines import Deadlines
-from proxy.net.dial import Dial, family_of
 from proxy.net.handshake import shake_hands
 from proxy.net.look_ups import MOST_TRIED, Found, LookUps, at_port, in_daemon_thread
-from proxy.net.pace import Pace
 from proxy.net.poller import Poller
-from proxy.net.race import AllFailed, Slow, race
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
-from proxy.virtual_cluster import BOOTSTRAP_NODE_ID, NodeDirectory
+from proxy.upstream.credentials import credentials_of
+from proxy.upstream.dial import Dial, family_of
+from proxy.upstream.pace import Pace
+from proxy.upstream.race import AllFailed, Slow, race
+from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
 from quotas.sources.cluster_connection import ClusterConnection
 from quotas.sources.cluster_faults import ConnectionFault, Fault, plain_words
 from quotas.sources.cluster_nodes import default_partitions_of, metadata_request, nodes_named_by
