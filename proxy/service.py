@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from protocol.api_table import APIS
 from proxy import logs
-from proxy.acceptor.admission import AddressStanding, Admission
 from proxy.acceptor.certificate_keeper import CertificateKeeper
 from proxy.acceptor.certificates import Certified, Section, TlsPlace, tls_sections
 from proxy.acceptor.descriptors import clients_within_descriptors
@@ -43,12 +42,13 @@ from proxy.config.settings import (
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.connection_metrics import InstanceDoor
 from proxy.explained import Origin
+from proxy.gate.address_quotas import AddressQuotas
+from proxy.gate.admission import AddressStanding, Admission
+from proxy.gate.door import Door, limits_of
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
-from proxy.net.address_quotas import AddressQuotas
 from proxy.net.caps import Caps
 from proxy.net.connection import Connection
-from proxy.net.door import Door, limits_of
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.quota_book import QuotaBook

@@ -11,9 +11,9 @@ from socket import SocketType
 from typing import TYPE_CHECKING
 
 from protocol.identity.proxy_header import Endpoint
-from proxy.acceptor.admission import Place
-from proxy.acceptor.crowd import Crowd
 from proxy.config.kinds import HostPort
+from proxy.gate.admission import Place
+from proxy.gate.crowd import Crowd
 from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from quotas.entities import plain_ip

@@ -8,12 +8,12 @@ from typing import Protocol
 
 from aiohttp import hdrs, web
 
-from proxy.acceptor.admission import AddressStanding
 from proxy.admin.http_listener import MAX_BODY_BYTES
 from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
 from proxy.decisions.client_ids import measured_client_id
 from proxy.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_form, explained_form, quotas_form
+from proxy.gate.admission import AddressStanding
 from proxy.last_throttles import LastThrottles
 from proxy.logs import shown
 from proxy.metrics import CapTotals

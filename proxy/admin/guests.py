@@ -9,7 +9,7 @@ from typing import cast
 
 import structlog
 
-from proxy.acceptor.crowd import Crowd
+from proxy.gate.crowd import Crowd
 from quotas.entities import plain_ip
 
 _TOLD_EVERY_S = 60.0

@@ -12,9 +12,7 @@ import structlog
 
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from protocol.messages.api_versions import carried
-from proxy.acceptor.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.acceptor.certificates import Certified
-from proxy.acceptor.fair_queue import FairQueue
 from proxy.acceptor.origin import Origin, origin_stage
 from proxy.acceptor.secure import Secure, secure_stage
 from proxy.acceptor.sockets import accept
@@ -33,12 +31,14 @@ from proxy.config.settings import (
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.sasl import Identity, SaslRules
+from proxy.gate.admission import ANONYMOUS, Next, Place, Refused, Step
+from proxy.gate.door import Door, limits_of
+from proxy.gate.fair_queue import FairQueue
 from proxy.last_throttles import LastThrottles
 from proxy.logs import bound_later, shown
 from proxy.net.caps import Caps
 from proxy.net.connection import LINGER_S, ORDINARY, Cancellable, Connection, Reached
 from proxy.net.deadlines import Deadlines
-from proxy.net.door import Door, limits_of
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream, StreamSettings
 from proxy.net.tls_socket import AnySocket, TlsSocket

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from proxy.acceptor.admission import Admission
 from proxy.config.settings import ClusterConnectionsConfig
-from proxy.net.address_quotas import AddressQuotas, rates_of
-from proxy.net.door import Door
+from proxy.gate.address_quotas import AddressQuotas, rates_of
+from proxy.gate.admission import Admission
+from proxy.gate.door import Door
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ConnectionQuotas
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import ConnectionRates

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import aiohttp
 import pytest
 
-from proxy.acceptor.admission import AddressStanding
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
 from proxy.admin.token_file import read_token
@@ -15,6 +14,7 @@ from proxy.config.problems import ConfigErrors
 from proxy.config.settings import AdminConfig
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.explained import Origin
+from proxy.gate.admission import AddressStanding
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.acceptor.admission import ANONYMOUS, HELD, Admission, ClusterRules, Place, Refused, Step
+from proxy.gate.admission import ANONYMOUS, HELD, Admission, ClusterRules, Place, Refused, Step
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import (
     NO_LIMIT,

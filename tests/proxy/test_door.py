@@ -6,9 +6,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from proxy.acceptor.admission import ANONYMOUS, Admission, Place
 from proxy.acceptor.stages import Arrival
-from proxy.net.door import Door
+from proxy.gate.admission import ANONYMOUS, Admission, Place
+from proxy.gate.door import Door
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
 from tests.fakes.clock import FakeClock
 

@@ -9,7 +9,6 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from proxy.acceptor.admission import AddressStanding
 from proxy.admin.api import AdminApi
 from proxy.admin.http_listener import HttpListener
 from proxy.cli.admin_client import address_of
@@ -17,6 +16,7 @@ from proxy.cli.main import main
 from proxy.config.settings import AdminConfig
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.explained import Origin
+from proxy.gate.admission import AddressStanding
 from proxy.last_throttles import LastThrottles
 from proxy.metrics import CapTotals
 from proxy.relay.actions import Throttled

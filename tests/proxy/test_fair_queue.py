@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.acceptor.fair_queue import FairQueue
+from proxy.gate.fair_queue import FairQueue
 
 COMERS = st.lists(st.sampled_from("abcd"), max_size=60)
 

@@ -10,13 +10,13 @@ import structlog
 from structlog.testing import capture_logs
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
-from proxy.acceptor.admission import Admission
 from proxy.acceptor.sockets import PortsTaken, accept, bind_all
 from proxy.config.settings import ListenerConfig
 from proxy.decisions.sasl import Identity
 from proxy.demo.proxy_process import free_port_run
+from proxy.gate.admission import Admission
+from proxy.gate.door import Door
 from proxy.net.caps import Caps
-from proxy.net.door import Door
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason

@@ -1,6 +1,6 @@
 """A storm of refusals is a few lines of the log."""
 
-from proxy.acceptor.refusals import Refusals
+from proxy.gate.refusals import Refusals
 
 
 def test_an_address_that_is_refused_is_told_of_when_it_begins_and_when_it_is_over():

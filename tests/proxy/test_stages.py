@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 import pytest
 import structlog
 
-from proxy.acceptor.admission import Place
 from proxy.acceptor.stages import Arrival, Refused, SlowStage
+from proxy.gate.admission import Place
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import ListenerKey
 

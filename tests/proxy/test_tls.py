@@ -16,7 +16,6 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from proxy import logs as logging_setup
-from proxy.acceptor.admission import Admission
 from proxy.acceptor.certificate_keeper import CertificateKeeper
 from proxy.acceptor.certificates import certify, tls_sections
 from proxy.acceptor.sockets import bind_all
@@ -24,8 +23,9 @@ from proxy.clock import SystemClock
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
+from proxy.gate.admission import Admission
+from proxy.gate.door import Door
 from proxy.metrics import Metrics
-from proxy.net.door import Door
 from proxy.net.poller import Poller
 from proxy.service import VirtualCluster
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory

@@ -9,9 +9,9 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from proxy.acceptor.admission import ANONYMOUS, Admission, ClusterRules, Next, Place, Refused, Step
-from proxy.acceptor.crowd import Crowd
-from proxy.net.door import Door
+from proxy.gate.admission import ANONYMOUS, Admission, ClusterRules, Next, Place, Refused, Step
+from proxy.gate.crowd import Crowd
+from proxy.gate.door import Door
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
 from quotas.entities import plain_ip

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from proxy.acceptor.admission import Admission, Held, LimitReached, Next, Place, Refused, Step
+from proxy.gate.admission import Admission, Held, LimitReached, Next, Place, Refused, Step
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressKey, ConnectionQuotas, ListenerKey
 from tests.quotas.windowed_rate import WindowedRate

@@ -9,12 +9,12 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from proxy.acceptor.admission import Admission, ClusterRules, Held, Place, Refused
-from proxy.acceptor.crowd import Crowd
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.sasl import Identity
-from proxy.net.door import Door
+from proxy.gate.admission import Admission, ClusterRules, Held, Place, Refused
+from proxy.gate.crowd import Crowd
+from proxy.gate.door import Door
 from proxy.relay.actions import (
     Action,
     Ask,

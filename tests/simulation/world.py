@@ -7,10 +7,10 @@ from functools import partial
 from random import Random
 
 from protocol.messages.api_versions import carried
-from proxy.acceptor.admission import Place
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.recent_topics import RecentTopics
 from proxy.decisions.sasl import Identity
+from proxy.gate.admission import Place
 from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
 from proxy.relay.carriage import Bind
 from proxy.relay.patience import TimeOuts

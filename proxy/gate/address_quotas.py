@@ -5,10 +5,10 @@ from typing import TypeVar
 
 import structlog
 
-from proxy.acceptor.admission import ClusterRules
 from proxy.config.settings import ClusterConnectionsConfig
-from proxy.net.door import Door
-from proxy.net.host_names import HostNames, Resolve, resolve
+from proxy.gate.admission import ClusterRules
+from proxy.gate.door import Door
+from proxy.gate.host_names import HostNames, Resolve, resolve
 from quotas.connection_quotas import NO_LIMIT, AddressLimits
 from quotas.entities import plain_ip
 from quotas.quota_table import ConnectionRates
