@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import structlog
 
 from proxy.clock import Clock
-from proxy.logs import shown
+from proxy.observe.logs import shown
 from proxy.relay.actions import Errand
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaKey

@@ -16,15 +16,10 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from protocol.api_table import APIS
-from proxy import logs
 from proxy.acceptor.certificate_keeper import CertificateKeeper
 from proxy.acceptor.certificates import Certified, Section, TlsPlace, tls_sections
 from proxy.acceptor.descriptors import clients_within_descriptors
 from proxy.acceptor.sockets import PortsTaken, bind_all
-from proxy.admin.api import AdminApi
-from proxy.admin.http_listener import HttpListener
-from proxy.admin.metrics_site import MetricsSite
-from proxy.admin.token_file import read_token
 from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
 from proxy.config.places import with_places
@@ -40,17 +35,22 @@ from proxy.config.settings import (
     pinned_costs,
 )
 from proxy.config.warnings import ephemeral_ports, warnings_of
-from proxy.connection_metrics import InstanceDoor
-from proxy.explained import Origin
 from proxy.gate.address_quotas import AddressQuotas
 from proxy.gate.admission import AddressStanding, Admission
 from proxy.gate.door import Door, limits_of
-from proxy.last_throttles import LastThrottles
-from proxy.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.net.caps import Caps
 from proxy.net.connection import Connection
 from proxy.net.listener import Listener
 from proxy.net.poller import Poller
+from proxy.observe import logs
+from proxy.observe.api import AdminApi
+from proxy.observe.connection_metrics import InstanceDoor
+from proxy.observe.explained import Origin
+from proxy.observe.http_listener import HttpListener
+from proxy.observe.last_throttles import LastThrottles
+from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
+from proxy.observe.metrics_site import MetricsSite
+from proxy.observe.token_file import read_token
 from proxy.quota_book import QuotaBook
 from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason

@@ -8,7 +8,7 @@ import structlog
 from proxy.acceptor.certificates import Certified, Section, TlsPlace, certify
 from proxy.clock import Clock
 from proxy.config.problems import ConfigErrors
-from proxy.metrics import Metrics
+from proxy.observe.metrics import Metrics
 
 _LOOK_S = 1.0
 _SOON_S = 30 * 86_400

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from proxy.admin.token_file import read_token
 from proxy.config.kinds import HostPort
 from proxy.config.settings import AdminConfig
+from proxy.observe.token_file import read_token
 
 _TIMEOUT_S = 10
 _MAX_ANSWER_BYTES = 64 * 1024 * 1024

@@ -19,8 +19,8 @@ from proxy.cli.quotas import opened_source, warn_of_problems
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
-from proxy.explained import Cap, Form, Observed, Origin, explained_form
-from proxy.logs import shown
+from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form
+from proxy.observe.logs import shown
 from quotas.entities import DEFAULT, Entity, is_ip
 from quotas.explain import Client
 from quotas.explain import explain as explain_client

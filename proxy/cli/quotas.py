@@ -22,8 +22,8 @@ from proxy.cli.config_file import (
 from proxy.cli.entity_options import entity_of, entity_options, parts_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
-from proxy.explained import Origin, number, quotas_form
-from proxy.logs import shown
+from proxy.observe.explained import Origin, number, quotas_form
+from proxy.observe.logs import shown
 from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType
 from quotas.explain import always_beaten_by
 from quotas.sources.source import Alteration, AlterationRefused, Quotas, Source, SourceUnavailable

@@ -32,7 +32,7 @@ def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: 
     The same that a proxy with `usage.kafka` does, for spools of others. What was sent is noted in the spool.
     Exit status 1: the topic does not take them; 2: something that was given cannot be used.
     """
-    from proxy.logs import configure
+    from proxy.observe.logs import configure
     from proxy.usage.kafka_topic import KafkaTopic, producer_settings
     from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
     from proxy.usage.shipping import keep_shipping

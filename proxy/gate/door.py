@@ -11,10 +11,10 @@ import structlog
 from proxy.acceptor.stages import Arrival
 from proxy.clock import Clock
 from proxy.config.settings import ConnectionLimitsConfig
-from proxy.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
 from proxy.gate.admission import AddressStanding, Admission, Held, Next, Place, Refused
 from proxy.gate.refusals import Refusals
-from proxy.logs import shown
+from proxy.observe.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
+from proxy.observe.logs import shown
 from proxy.relay.actions import CloseReason
 from quotas.client_quotas import ShadowThrottles
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey

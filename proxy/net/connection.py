@@ -12,11 +12,11 @@ from proxy.clock import Clock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.sasl import LoginFailure
-from proxy.logs import is_told, shown
 from proxy.net.episode import ThrottleEpisode
 from proxy.net.stream import READ_BYTES, Owner, Stream
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
+from proxy.observe.logs import is_told, shown
 from proxy.relay.actions import (
     Action,
     Ask,

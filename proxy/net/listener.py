@@ -34,8 +34,6 @@ from proxy.decisions.sasl import Identity, SaslRules
 from proxy.gate.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.gate.door import Door, limits_of
 from proxy.gate.fair_queue import FairQueue
-from proxy.last_throttles import LastThrottles
-from proxy.logs import bound_later, shown
 from proxy.net.caps import Caps
 from proxy.net.connection import LINGER_S, ORDINARY, Cancellable, Connection, Reached
 from proxy.net.deadlines import Deadlines
@@ -43,6 +41,8 @@ from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream, StreamSettings
 from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.net.tls_stream import TlsStream
+from proxy.observe.last_throttles import LastThrottles
+from proxy.observe.logs import bound_later, shown
 from proxy.quota_book import QuotaBook
 from proxy.relay.actions import CloseReason, Errand, RelayLimits, Side, Throttled
 from proxy.relay.relay import Relay

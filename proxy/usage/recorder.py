@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from proxy.clock import Clock
 from proxy.config.settings import UsageConfig
-from proxy.metrics import UsageTotals
+from proxy.observe.metrics import UsageTotals
 from proxy.relay.use import CONNECTION, Meter
 from proxy.usage.records import record_of
 from proxy.usage.spool import Spool, SpoolRules

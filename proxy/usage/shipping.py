@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import structlog
 
-from proxy.logs import configure
+from proxy.observe.logs import configure
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
 

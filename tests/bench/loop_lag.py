@@ -28,8 +28,8 @@ from protocol.messages.api_versions import carried
 from proxy.clock import SystemClock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.metrics import EntityUse, Metrics
 from proxy.net.turns import finish_in_turns
+from proxy.observe.metrics import EntityUse, Metrics
 from proxy.quota_book import QuotaBook
 from proxy.relay.actions import Ask, AskKind, Errand, Side, Verdict, Work
 from quotas.client_quotas import Ledger

@@ -9,16 +9,16 @@ import pytest
 from aiohttp import web
 from click.testing import CliRunner
 
-from proxy.admin.api import AdminApi
-from proxy.admin.http_listener import HttpListener
 from proxy.cli.admin_client import address_of
 from proxy.cli.main import main
 from proxy.config.settings import AdminConfig
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.explained import Origin
 from proxy.gate.admission import AddressStanding
-from proxy.last_throttles import LastThrottles
-from proxy.metrics import CapTotals
+from proxy.observe.api import AdminApi
+from proxy.observe.explained import Origin
+from proxy.observe.http_listener import HttpListener
+from proxy.observe.last_throttles import LastThrottles
+from proxy.observe.metrics import CapTotals
 from proxy.relay.actions import Throttled
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType

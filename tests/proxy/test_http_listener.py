@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from proxy.admin.http_listener import HttpListener
+from proxy.observe.http_listener import HttpListener
 from tests.patience import PATIENCE_S
 
 REQUEST = b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -3,7 +3,7 @@
 import pytest
 
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.last_throttles import MAX_CLIENTS, LastThrottles
+from proxy.observe.last_throttles import MAX_CLIENTS, LastThrottles
 from proxy.relay.actions import Throttled
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags

@@ -5,7 +5,7 @@ import logging
 import pytest
 import structlog
 
-from proxy import logs
+from proxy.observe import logs
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import aiohttp
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from proxy.admin.metrics_site import MetricsSite, measure_lag
 from proxy.config.problems import ConfigErrors
-from proxy.metrics import Metrics
+from proxy.observe.metrics import Metrics
+from proxy.observe.metrics_site import MetricsSite, measure_lag
 
 
 @pytest.fixture

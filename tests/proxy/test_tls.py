@@ -15,7 +15,6 @@ from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from proxy import logs as logging_setup
 from proxy.acceptor.certificate_keeper import CertificateKeeper
 from proxy.acceptor.certificates import certify, tls_sections
 from proxy.acceptor.sockets import bind_all
@@ -25,8 +24,9 @@ from proxy.config.problems import ConfigErrors
 from proxy.config.settings import ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
 from proxy.gate.admission import Admission
 from proxy.gate.door import Door
-from proxy.metrics import Metrics
 from proxy.net.poller import Poller
+from proxy.observe import logs as logging_setup
+from proxy.observe.metrics import Metrics
 from proxy.service import VirtualCluster
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
@@ -641,7 +641,7 @@ async def test_new_certificates_are_shown_to_new_clients_and_old_ones_stay(paper
 
 def reloads(proxy, result, listener="l"):
     labels = {"virtual_cluster": "main", "listener": listener, "result": result}
-    return proxy.metrics.registry.get_sample_value("kafka_throttle_certificate_reloads_total", labels)
+    return proxy.observe.metrics.registry.get_sample_value("kafka_throttle_certificate_reloads_total", labels)
 
 
 async def test_nodes_are_shown_new_certificates_too(paper, tmp_path):
@@ -666,7 +666,7 @@ async def test_the_end_of_a_certificate_is_a_metric_and_told_before_it_comes_onc
     with capture_logs() as logs:
         async with proxying(files(paper.listener), clock=clock) as proxy:
             labels = {"virtual_cluster": "main", "listener": "l"}
-            found = proxy.metrics.registry.get_sample_value(
+            found = proxy.observe.metrics.registry.get_sample_value(
                 "kafka_throttle_certificate_expiry_timestamp_seconds", labels
             )
             assert found == ends_s

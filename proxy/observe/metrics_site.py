@@ -8,9 +8,9 @@ from aiohttp import web
 from prometheus_client import Gauge
 from prometheus_client.exposition import choose_encoder
 
-from proxy.admin.http_listener import MAX_BODY_BYTES, HttpListener
-from proxy.metrics import Metrics
 from proxy.net.turns import finish_in_turns
+from proxy.observe.http_listener import MAX_BODY_BYTES, HttpListener
+from proxy.observe.metrics import Metrics
 
 _LAG_STEP_S = 0.25
 _LAG_STEPS = 60

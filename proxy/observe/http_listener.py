@@ -7,9 +7,9 @@ import logging
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from proxy.admin.guests import Guests, ToldSeldom
 from proxy.config.problems import ConfigError, ConfigErrors
-from proxy.logs import shown
+from proxy.observe.guests import Guests, ToldSeldom
+from proxy.observe.logs import shown
 
 MAX_BODY_BYTES = 1_024
 

@@ -6,8 +6,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from protocol.api_table import APIS
-from proxy.last_throttles import PastThrottle
-from proxy.logs import shown
+from proxy.observe.last_throttles import PastThrottle
+from proxy.observe.logs import shown
 from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
 from quotas.entities import DEFAULT, Entity, SensorTags
 from quotas.explain import UNIT, Client, Explanation, Rule

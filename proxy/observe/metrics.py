@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, In
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proxy.connection_metrics import (
+from proxy.installed import installed_version
+from proxy.observe.connection_metrics import (
     AddressUse,
     ClusterDoor,
     InstanceDoor,
@@ -25,8 +26,7 @@ from proxy.connection_metrics import (
     instance_families,
     listener_families,
 )
-from proxy.installed import installed_version
-from proxy.logs import shown
+from proxy.observe.logs import shown
 from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")

@@ -8,15 +8,15 @@ from typing import Protocol
 
 from aiohttp import hdrs, web
 
-from proxy.admin.http_listener import MAX_BODY_BYTES
 from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
 from proxy.decisions.client_ids import measured_client_id
-from proxy.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_form, explained_form, quotas_form
 from proxy.gate.admission import AddressStanding
-from proxy.last_throttles import LastThrottles
-from proxy.logs import shown
-from proxy.metrics import CapTotals
+from proxy.observe.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_form, explained_form, quotas_form
+from proxy.observe.http_listener import MAX_BODY_BYTES
+from proxy.observe.last_throttles import LastThrottles
+from proxy.observe.logs import shown
+from proxy.observe.metrics import CapTotals
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
