@@ -52,7 +52,7 @@ def test_the_wheel_runs_in_an_environment_of_its_own(tmp_path):
         [
             environment / "bin" / "python",
             "-c",
-            "import kafka, uvloop; import proxy.service, sys; print('confluent_kafka' in sys.modules)",
+            "import kafka, uvloop; import proxy.server.service, sys; print('confluent_kafka' in sys.modules)",
         ],
         cwd=tmp_path / "dist",
         env={},

@@ -10,7 +10,6 @@ from typing import Any, NoReturn
 import click
 
 from common.yaml_file import YamlFileError, read_yaml_file
-from proxy.acceptor.certificates import certify
 from proxy.config.load import load_config, valid_sections
 from proxy.config.places import placed
 from proxy.config.problems import ConfigError, ConfigErrors
@@ -24,6 +23,7 @@ from proxy.config.settings import (
     VirtualClusterConfig,
 )
 from proxy.observe.token_file import read_token
+from proxy.server.certificates import certify
 from proxy.upstream.credentials import secret
 from proxy.usage.spool import SpoolUnusable, look_at_directory
 

@@ -34,7 +34,7 @@ def main() -> None:
 def run(path: Path) -> None:
     """Run the proxy."""
     config = load(path)
-    from proxy.service import run as run_service
+    from proxy.server.service import run as run_service
 
     try:
         sys.exit(run_service(path, config))

@@ -91,7 +91,7 @@ def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **options: Any) -> None:
     """Remove quotas of one entity; with the source `file`, changes of them: what the file says holds again."""
-    from proxy.quota_sources import unset as unset_in
+    from proxy.server.quota_sources import unset as unset_in
 
     entity = entity_of(options)
     cluster = cluster_of(load(path), virtual_cluster)
@@ -118,7 +118,7 @@ def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **opti
 @contextmanager
 def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]:
     """The source of a virtual cluster, read; ends the process if there is none such."""
-    from proxy.quota_sources import source_of
+    from proxy.server.quota_sources import source_of
 
     logging.getLogger().setLevel(logging.CRITICAL)  # what libraries say is in the problems of the source, too
     try:

@@ -128,7 +128,7 @@ def place_of(
 
 def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
     from pipeline.changes.place import Place
-    from proxy.quota_sources import source_of
+    from proxy.server.quota_sources import source_of
 
     cluster = cluster_of(load(config_path), virtual_cluster)
     state_file = cluster.quotas.state_file

@@ -16,13 +16,13 @@ import structlog
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.decisions.recent_topics import RecentTopics
-from proxy.net.connection import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from proxy.net.deadlines import Deadlines
 from proxy.net.handshake import shake_hands
 from proxy.net.look_ups import MOST_TRIED, Found, LookUps, at_port, in_daemon_thread
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
+from proxy.server.connection import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial, family_of
 from proxy.upstream.pace import Pace

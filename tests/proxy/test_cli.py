@@ -31,8 +31,8 @@ def bad_file(tmp_path):
 
 @pytest.fixture
 def service(monkeypatch):
-    """Stands for proxy.service; `outcome` is what its run returns or raises, `calls` what it was given."""
-    module = ModuleType("proxy.service")
+    """Stands for proxy.server.service; `outcome` is what its run returns or raises, `calls` what it was given."""
+    module = ModuleType("proxy.server.service")
     module.calls, module.outcome = [], 0
 
     def run(path, config):
@@ -42,7 +42,7 @@ def service(monkeypatch):
         return module.outcome
 
     module.run = run
-    monkeypatch.setitem(sys.modules, "proxy.service", module)
+    monkeypatch.setitem(sys.modules, "proxy.server.service", module)
     return module
 
 

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from proxy.acceptor.descriptors import clients_within_descriptors
+from proxy.server.descriptors import clients_within_descriptors
 
 
 @pytest.fixture

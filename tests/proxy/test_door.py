@@ -6,9 +6,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from proxy.acceptor.stages import Arrival
 from proxy.gate.admission import ANONYMOUS, Admission, Place
 from proxy.gate.door import Door
+from proxy.server.stages import Arrival
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
 from tests.fakes.clock import FakeClock
 

@@ -10,16 +10,16 @@ import structlog
 from structlog.testing import capture_logs
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
-from proxy.acceptor.sockets import PortsTaken, accept, bind_all
 from proxy.config.settings import ListenerConfig
 from proxy.decisions.sasl import Identity
 from proxy.demo.proxy_process import free_port_run
 from proxy.gate.admission import Admission
 from proxy.gate.door import Door
-from proxy.net.caps import Caps
-from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
+from proxy.server.caps import Caps
+from proxy.server.listener import Listener
+from proxy.server.sockets import PortsTaken, accept, bind_all
 from proxy.upstream.topology import NodeDirectory
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
@@ -163,7 +163,7 @@ async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(h
 
 
 async def test_no_more_are_accepted_while_too_many_wait_for_a_turn(house, monkeypatch):
-    monkeypatch.setattr("proxy.net.listener._MOST_IN_TURN", 10)
+    monkeypatch.setattr("proxy.server.listener._MOST_IN_TURN", 10)
     house.come(*[STORM] * 40)
     for _ in range(5):
         house.listener._accept_all(house.port, house.socket, 0)

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 import structlog
 
-from proxy.quota_book import QuotaBook
 from proxy.relay.actions import Errand, Verdict
+from proxy.server.quota_book import QuotaBook
 from quotas.client_quotas import KEYS_PER_STEP, Ledger
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable

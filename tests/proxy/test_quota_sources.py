@@ -7,7 +7,7 @@ import pytest
 
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
-from proxy.quota_sources import renew, source_of, unset, zookeeper_settings
+from proxy.server.quota_sources import renew, source_of, unset, zookeeper_settings
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood
 from quotas.sources.source import Alteration, AlterationRefused, Limit

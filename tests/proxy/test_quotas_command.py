@@ -218,7 +218,7 @@ class AwaySource:
 
 
 def test_a_source_that_is_away_ends_with_1(path, monkeypatch):
-    monkeypatch.setattr("proxy.quota_sources.source_of", lambda config, path, remembers: AwaySource())
+    monkeypatch.setattr("proxy.server.quota_sources.source_of", lambda config, path, remembers: AwaySource())
     status, out, err = quotas(path, "describe")
     assert (status, err) == (1, "warning: zookeeper: 10.0.0.1:2181: no session\n")
     assert r"user='a\nb'" in out

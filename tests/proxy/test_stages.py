@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 import structlog
 
-from proxy.acceptor.stages import Arrival, Refused, SlowStage
 from proxy.gate.admission import Place
 from proxy.relay.actions import CloseReason
+from proxy.server.stages import Arrival, Refused, SlowStage
 from quotas.connection_quotas import ListenerKey
 
 LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS

@@ -15,9 +15,6 @@ from cryptography.x509.oid import NameOID
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from proxy.acceptor.certificate_keeper import CertificateKeeper
-from proxy.acceptor.certificates import certify, tls_sections
-from proxy.acceptor.sockets import bind_all
 from proxy.clock import SystemClock
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
@@ -27,7 +24,10 @@ from proxy.gate.door import Door
 from proxy.net.poller import Poller
 from proxy.observe import logs as logging_setup
 from proxy.observe.metrics import Metrics
-from proxy.service import VirtualCluster
+from proxy.server.certificate_keeper import CertificateKeeper
+from proxy.server.certificates import certify, tls_sections
+from proxy.server.service import VirtualCluster
+from proxy.server.sockets import bind_all
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.certificates import Authority, client_context, server_context

@@ -10,8 +10,8 @@ from structlog.testing import capture_logs
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
-from proxy.net.connection import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.net.poller import READABLE, Poller
+from proxy.server.connection import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.connector import Upstream, _brokers
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial

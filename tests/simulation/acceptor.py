@@ -1,4 +1,4 @@
-"""The way in of a simulated proxy: proxy.net.listener on fake time, the Door, its Admission and Crowds as they are.
+"""The way in of a simulated proxy: proxy.server.listener on fake time, the Door, its Admission and Crowds as they are.
 
 A visit is what an Arrival is there. Storms are visits without a relay.
 """

@@ -1,4 +1,4 @@
-"""What carries a relay's actions out in the simulation: proxy.net.connection with the network and the clock changed."""
+"""What carries a relay's actions out in the simulation: proxy.server.connection with the network and the clock changed."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -8,7 +8,6 @@ from zlib import crc32
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, NoPortForNode
 from proxy.decisions.steps import finish
-from proxy.net.connection import LINGER_S
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -29,6 +28,7 @@ from proxy.relay.actions import (
 )
 from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
+from proxy.server.connection import LINGER_S
 from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation

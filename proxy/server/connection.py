@@ -12,7 +12,6 @@ from proxy.clock import Clock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.sasl import LoginFailure
-from proxy.net.episode import ThrottleEpisode
 from proxy.net.stream import READ_BYTES, Owner, Stream
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
@@ -36,6 +35,7 @@ from proxy.relay.actions import (
 )
 from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
+from proxy.server.episode import ThrottleEpisode
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

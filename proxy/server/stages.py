@@ -1,7 +1,7 @@
 """A socket on its way in, and those stages of the way that have to wait for the client.
 
 The stages: *arrive* (limits of instance and listener), *origin* (whose address counts), *admit* (limits of that
-address), *secure* (TLS), *open* (a relay has it). A listener goes through them; see `proxy.net.listener`.
+address), *secure* (TLS), *open* (a relay has it). A listener goes through them; see `proxy.server.listener`.
 """
 
 import asyncio

@@ -12,11 +12,6 @@ import structlog
 
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from protocol.messages.api_versions import carried
-from proxy.acceptor.certificates import Certified
-from proxy.acceptor.origin import Origin, origin_stage
-from proxy.acceptor.secure import Secure, secure_stage
-from proxy.acceptor.sockets import accept
-from proxy.acceptor.stages import Arrival, GoOn, SlowStage, TurnAway
 from proxy.clock import Clock
 from proxy.config.kinds import HostPort
 from proxy.config.settings import (
@@ -34,8 +29,6 @@ from proxy.decisions.sasl import Identity, SaslRules
 from proxy.gate.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.gate.door import Door, limits_of
 from proxy.gate.fair_queue import FairQueue
-from proxy.net.caps import Caps
-from proxy.net.connection import LINGER_S, ORDINARY, Cancellable, Connection, Reached
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream, StreamSettings
@@ -43,11 +36,18 @@ from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.net.tls_stream import TlsStream
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.logs import bound_later, shown
-from proxy.quota_book import QuotaBook
 from proxy.relay.actions import CloseReason, Errand, RelayLimits, Side, Throttled
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.relay.use import MUTATION, Client, Meter
+from proxy.server.caps import Caps
+from proxy.server.certificates import Certified
+from proxy.server.connection import LINGER_S, ORDINARY, Cancellable, Connection, Reached
+from proxy.server.origin import Origin, origin_stage
+from proxy.server.quota_book import QuotaBook
+from proxy.server.secure import Secure, secure_stage
+from proxy.server.sockets import accept
+from proxy.server.stages import Arrival, GoOn, SlowStage, TurnAway
 from proxy.upstream.connector import Upstream
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile

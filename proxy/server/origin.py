@@ -17,10 +17,10 @@ from protocol.identity.proxy_header import (
     ProxyHeader,
     read_proxy_header,
 )
-from proxy.acceptor.stages import Arrival, Refused, SlowStage
 from proxy.config.kinds import Network
 from proxy.net.poller import READABLE, Poller
 from proxy.relay.actions import CloseReason
+from proxy.server.stages import Arrival, Refused, SlowStage
 
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 

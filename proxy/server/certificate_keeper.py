@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from proxy.acceptor.certificates import Certified, Section, TlsPlace, certify
 from proxy.clock import Clock
 from proxy.config.problems import ConfigErrors
 from proxy.observe.metrics import Metrics
+from proxy.server.certificates import Certified, Section, TlsPlace, certify
 
 _LOOK_S = 1.0
 _SOON_S = 30 * 86_400

@@ -16,10 +16,6 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from protocol.api_table import APIS
-from proxy.acceptor.certificate_keeper import CertificateKeeper
-from proxy.acceptor.certificates import Certified, Section, TlsPlace, tls_sections
-from proxy.acceptor.descriptors import clients_within_descriptors
-from proxy.acceptor.sockets import PortsTaken, bind_all
 from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
 from proxy.config.places import with_places
@@ -38,9 +34,6 @@ from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.gate.address_quotas import AddressQuotas
 from proxy.gate.admission import AddressStanding, Admission
 from proxy.gate.door import Door, limits_of
-from proxy.net.caps import Caps
-from proxy.net.connection import Connection
-from proxy.net.listener import Listener
 from proxy.net.poller import Poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
@@ -51,12 +44,19 @@ from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals
 from proxy.observe.metrics_site import MetricsSite
 from proxy.observe.token_file import read_token
-from proxy.quota_book import QuotaBook
-from proxy.quota_sources import renew, source_of
 from proxy.relay.actions import CloseReason
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
 from proxy.relay.patience import TimeOuts
 from proxy.relay.use import Meter
+from proxy.server.caps import Caps
+from proxy.server.certificate_keeper import CertificateKeeper
+from proxy.server.certificates import Certified, Section, TlsPlace, tls_sections
+from proxy.server.connection import Connection
+from proxy.server.descriptors import clients_within_descriptors
+from proxy.server.listener import Listener
+from proxy.server.quota_book import QuotaBook
+from proxy.server.quota_sources import renew, source_of
+from proxy.server.sockets import PortsTaken, bind_all
 from proxy.upstream.connector import Upstream
 from proxy.upstream.credentials import topic_settings
 from proxy.upstream.topology import NodeDirectory
