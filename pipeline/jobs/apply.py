@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
-from pipeline.changes.apply import (
+from pipeline.rollout.apply import (
     Audited,
     Fate,
     Outcome,
@@ -21,12 +21,12 @@ from pipeline.changes.apply import (
     outcomes_of,
     standing,
 )
-from pipeline.changes.audit import AuditLog, is_audit
-from pipeline.changes.author import now, who
-from pipeline.changes.page import counted, drift_page, outcome_rows
-from pipeline.changes.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
-from pipeline.changes.plan import Change
-from pipeline.changes.plan_file import PlanErrors, PlanFile, read_plan, write_plan
+from pipeline.rollout.audit import AuditLog, is_audit
+from pipeline.rollout.author import now, who
+from pipeline.rollout.page import counted, drift_page, outcome_rows
+from pipeline.rollout.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
+from pipeline.rollout.plan import Change
+from pipeline.rollout.plan_file import PlanErrors, PlanFile, read_plan, write_plan
 from quotas.sources.source import Quotas, Source, SourceUnavailable
 
 _SHOWN_WITHIN_S: Final = 10.0

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from pipeline.compaction import AT_LEAST, compacted
-from pipeline.day_summaries import keep_summaries
-from pipeline.files import files_at
-from pipeline.session import LOCAL, spark_session
-from pipeline.table import state_of
-from pipeline.table_log import now_ms, read_state
+from pipeline.spark.session import LOCAL, spark_session
+from pipeline.table.compaction import AT_LEAST, compacted
+from pipeline.table.day_summaries import keep_summaries
+from pipeline.table.files import files_at
+from pipeline.table.table import state_of
+from pipeline.table.table_log import now_ms, read_state
 
 
 def main(

@@ -2,8 +2,8 @@
 
 import sys
 
-from pipeline.summary import gap_lines
-from pipeline.table import state_of
+from pipeline.ingest.summary import gap_lines
+from pipeline.table.table import state_of
 
 
 def main(table: str) -> int:

@@ -13,14 +13,14 @@ from pyspark.errors import AnalysisException, IllegalArgumentException, Streamin
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.compaction import compacted
-from pipeline.files import Files, files_at
-from pipeline.ingest import Batch, Ingest, Outcome
-from pipeline.rejects import plain
-from pipeline.session import LOCAL, spark_session
-from pipeline.summary import Totals, gap_lines
-from pipeline.table_log import now_ms, read_state
-from pipeline.topic import Topic, problem_of_topic, topic_lines
+from pipeline.ingest.ingest import Batch, Ingest, Outcome
+from pipeline.ingest.rejects import plain
+from pipeline.ingest.summary import Totals, gap_lines
+from pipeline.ingest.topic import Topic, problem_of_topic, topic_lines
+from pipeline.spark.session import LOCAL, spark_session
+from pipeline.table.compaction import compacted
+from pipeline.table.files import Files, files_at
+from pipeline.table.table_log import now_ms, read_state
 
 FUTURE_TOLERANCE_S = 3_600
 _MOST_FILES = 5_000
@@ -40,7 +40,7 @@ def main(
 ) -> int:
     """Take in all that is new in the spool, or in the topic, and then, unless `once`, every so many seconds; 0.
 
-    `topic` is its name, its servers, and settings of Kafka's consumer: see pipeline.topic.Topic.
+    `topic` is its name, its servers, and settings of Kafka's consumer: see pipeline.ingest.topic.Topic.
     Raises ValueError if there is no such spool or topic, or the table is one that cannot be read.
     """
     spark = spark_session(master, memory, "kafka-throttle usage ingest", settings)

@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from pipeline.candidate import Candidate, CandidateErrors, Rules, load_with_checksum
-from pipeline.changes.author import now, who
-from pipeline.changes.page import plan_page, warnings_of
-from pipeline.changes.place import Place, in_words_of_commands
-from pipeline.changes.plan import Bounds, planned
-from pipeline.changes.plan_file import Made, PlanErrors, PlanFile, read_plan, write_plan
+from pipeline.rollout.author import now, who
+from pipeline.rollout.page import plan_page, warnings_of
+from pipeline.rollout.place import Place, in_words_of_commands
+from pipeline.rollout.plan import Bounds, planned
+from pipeline.rollout.plan_file import Made, PlanErrors, PlanFile, read_plan, write_plan
+from pipeline.simulate.candidate import Candidate, CandidateErrors, Rules, load_with_checksum
 from quotas.sources.source import SourceUnavailable, tables_of
 
 

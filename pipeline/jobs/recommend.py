@@ -12,7 +12,6 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.atomic_file import write_whole
 from common.yaml_file import YamlFileError, read_yaml_file
-from pipeline.candidate import candidate_of
 from pipeline.jobs.report import EMPTY, Steps, missing_of
 from pipeline.jobs.simulate import answer_of
 from pipeline.recommend import demand
@@ -25,8 +24,9 @@ from pipeline.recommend.quota_file import document, yaml_of
 from pipeline.recommend.rows import csv_table, plain, stage_name
 from pipeline.report.tables import csv_of
 from pipeline.report.words import count, moment
-from pipeline.session import LOCAL, spark_session
-from pipeline.table import read_usage, state_of
+from pipeline.simulate.candidate import candidate_of
+from pipeline.spark.session import LOCAL, spark_session
+from pipeline.table.table import read_usage, state_of
 from quotas.entities import Entity, QuotaType
 
 MOST_ENTITIES = 10_000

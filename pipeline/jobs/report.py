@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.accounts import Accounts
-from pipeline.kept import Kept
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
 from pipeline.report.findings import Findings, Missing, Row, silences, whole_days, width_for
@@ -21,8 +19,10 @@ from pipeline.report.page import page_of
 from pipeline.report.price_sheet import UNASSIGNED, PriceSheet, price_sheet
 from pipeline.report.tables import Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
-from pipeline.session import LOCAL, spark_session
-from pipeline.table import read_usage, state_of
+from pipeline.spark.kept import Kept
+from pipeline.spark.session import LOCAL, spark_session
+from pipeline.table.accounts import Accounts
+from pipeline.table.table import read_usage, state_of
 
 EMPTY = 3
 """The exit status where there is nothing to report on: the page is written all the same and says so."""

@@ -11,12 +11,10 @@ from typing import IO, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.answer import of_clients, of_sensors, told
-from pipeline.candidate import Candidate, CandidateErrors, load_candidate
-from pipeline.day_summaries import summary_of
-from pipeline.kept import FEW, Kept
-from pipeline.session import LOCAL, spark_session
-from pipeline.simulation import (
+from pipeline.simulate.answer import of_clients, of_sensors, told
+from pipeline.simulate.candidate import Candidate, CandidateErrors, load_candidate
+from pipeline.simulate.page import print_answer
+from pipeline.simulate.simulation import (
     in_runs,
     loud_rows,
     loud_stretches,
@@ -28,9 +26,11 @@ from pipeline.simulation import (
     runs_of,
     summarised,
 )
-from pipeline.simulation_page import print_answer
-from pipeline.table import read_trace, read_usage, state_of
-from pipeline.trace_simulation import simulated_traces
+from pipeline.simulate.trace_simulation import simulated_traces
+from pipeline.spark.kept import FEW, Kept
+from pipeline.spark.session import LOCAL, spark_session
+from pipeline.table.day_summaries import summary_of
+from pipeline.table.table import read_trace, read_usage, state_of
 
 KEPT_SHARE = 5
 """Loud rows are kept if they are no more than this part of all: to keep one costs as much as to read four of them."""
@@ -147,7 +147,7 @@ def write(answer: Mapping[str, Any], output: str, to: IO[str]) -> None:
 
 
 def _write_csv(rows: Sequence[Mapping[str, Any]], to: IO[str]) -> None:
-    from pipeline.simulation_page import CSV_COLUMNS
+    from pipeline.simulate.page import CSV_COLUMNS
 
     writer = csv.DictWriter(to, CSV_COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.day import DAY_MS
 from pipeline.recommend.whom import CLIENT_ID, PAIR, USER
 from pipeline.report.figures import USER_AND_CLIENT_ID
-from pipeline.simulation import as_charged
+from pipeline.simulate.simulation import as_charged
+from pipeline.spark.day import DAY_MS
 
 WHOM = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
 """Whom a quota would be set on; those names are empty that do not count for the kind of entity."""

@@ -6,10 +6,10 @@ from datetime import date
 from math import log
 from typing import Any
 
-from pipeline.meter import type_of
 from pipeline.recommend.whom import Whom
 from pipeline.report.forecast import forecast
 from pipeline.report.words import plural, share
+from pipeline.simulate.meter import type_of
 
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 

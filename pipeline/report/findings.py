@@ -7,10 +7,10 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Any
 
-from pipeline.day import DAY_MS
 from pipeline.report.chargeback import Bill
 from pipeline.report.forecast import Forecast
 from pipeline.report.price_sheet import PriceSheet
+from pipeline.spark.day import DAY_MS
 
 Row = Mapping[str, Any]
 

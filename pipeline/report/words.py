@@ -4,7 +4,7 @@ import re
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
-from pipeline.day import DAY_MS
+from pipeline.spark.day import DAY_MS
 
 MOST_NAME = 56
 MOST_TITLE = 400

@@ -56,7 +56,7 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
     except ValueError as error:
         refuse(str(error), BAD_INPUT)
     except Exception as error:
-        problem = import_module("pipeline.unreadable").problem_of_file(error)
+        problem = import_module("pipeline.spark.unreadable").problem_of_file(error)
         if not problem:
             raise
         refuse(problem, BAD_INPUT)

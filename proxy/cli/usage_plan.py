@@ -14,7 +14,7 @@ from proxy.cli.usage import run_job
 from proxy.config.problems import ConfigErrors
 
 if TYPE_CHECKING:
-    from pipeline.changes.place import Place
+    from pipeline.rollout.place import Place
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -103,8 +103,8 @@ def place_of(
     virtual_cluster: str | None,
 ) -> "Place":
     """Where quotas are in force; ends the process where that is not plain."""
-    from pipeline.changes import place
-    from pipeline.changes.command_config import CommandConfigErrors, read_command_config
+    from pipeline.rollout import place
+    from pipeline.rollout.command_config import CommandConfigErrors, read_command_config
     from quotas.sources.cluster_connection import Credentials
 
     given = [one for one in (bootstrap_server, zookeeper, config_path) if one is not None]
@@ -127,7 +127,7 @@ def place_of(
 
 
 def _configured(config_path: Path, virtual_cluster: str | None) -> "Place":
-    from pipeline.changes.place import Place
+    from pipeline.rollout.place import Place
     from proxy.server.quota_sources import source_of
 
     cluster = cluster_of(load(config_path), virtual_cluster)

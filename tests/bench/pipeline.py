@@ -27,11 +27,11 @@ if not __package__:  # started as a script: what is imported below counts from t
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from pipeline.ingest.line_columns import Reader
+from pipeline.ingest.lines import parsed, summed, written
 from pipeline.jobs.ingest import ingest_spool
-from pipeline.line_columns import Reader
-from pipeline.lines import parsed, summed, written
-from pipeline.session import spark_session
-from pipeline.table import state_of
+from pipeline.spark.session import spark_session
+from pipeline.table.table import state_of
 from quotas.records.usage_record import VERSION, UsageRecord, columns
 from tests.bench.spark_cost import CORES, measured
 from tests.pipeline.spools import write_many

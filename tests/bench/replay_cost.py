@@ -13,9 +13,9 @@ from functools import partial
 from random import Random
 from typing import NamedTuple
 
-from pipeline.candidate import Rules
-from pipeline.record_replay import explained, replay_run
-from pipeline.recorded import Window
+from pipeline.simulate.candidate import Rules
+from pipeline.simulate.record_replay import explained, replay_run
+from pipeline.simulate.recorded import Window
 from tests.bench.usage_table import BIG_LIMITS, LIMITS, PER_LIMIT, WINDOW_MS, throttled_records
 
 _MINUTES = 10

@@ -32,11 +32,10 @@ if not __package__:  # started as a script: what is imported below counts from t
 
 from pyspark.sql import SparkSession
 
-from pipeline import day_summaries
 from pipeline.jobs import report
 from pipeline.jobs.simulate import simulate
-from pipeline.session import spark_session
-from pipeline.table import read_usage
+from pipeline.spark.session import spark_session
+from pipeline.table.table import day_summaries, read_usage
 from tests.bench.processes import ROOT, say
 from tests.bench.spark_cost import CORES, KINDS, measured
 from tests.bench.usage_table import BIG_LIMITS, CANDIDATES, LIMITS, candidate_of, table_at, until_ms

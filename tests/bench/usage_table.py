@@ -15,11 +15,11 @@ from pathlib import Path
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.candidate import Candidate, Rules
-from pipeline.files import LocalFiles, folders
-from pipeline.meter import Meter
-from pipeline.schemas import ROWS, defaults, schema_of
-from pipeline.table_log import Commit, State, part_at, write_commit
+from pipeline.simulate.candidate import Candidate, Rules
+from pipeline.simulate.meter import Meter
+from pipeline.table.files import LocalFiles, folders
+from pipeline.table.schemas import ROWS, defaults, schema_of
+from pipeline.table.table_log import Commit, State, part_at, write_commit
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Operation

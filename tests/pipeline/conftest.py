@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.session import spark_session
+from pipeline.spark.session import spark_session
 from proxy.demo.jars import spark_kafka_jars
 
 IN_MAKE_TEST = "test_what_was_written_is_read_and_nothing_comes_twice"

@@ -8,8 +8,8 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from pipeline.candidate import Candidate, Rules
-from pipeline.meter import PERCENT_SECONDS_PER_MS, type_of
+from pipeline.simulate.candidate import Candidate, Rules
+from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, type_of
 from quotas.client_quotas import Ledger
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.records.usage_record import (

@@ -14,10 +14,10 @@ from collections.abc import Hashable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from pipeline.candidate import Rules
-from pipeline.meter import type_of, value_of
-from pipeline.record_replay import explained, replay_run
-from pipeline.recorded import Window
+from pipeline.simulate.candidate import Rules
+from pipeline.simulate.meter import type_of, value_of
+from pipeline.simulate.record_replay import explained, replay_run
+from pipeline.simulate.recorded import Window
 from quotas.entities import DEFAULT, Entity
 from quotas.quota_table import QuotaTable
 from tests.pipeline.live_runs import (

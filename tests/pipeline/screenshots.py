@@ -11,8 +11,8 @@ from pathlib import Path
 from pipeline.jobs import report
 from pipeline.report.findings import Missing
 from pipeline.report.price_sheet import price_sheet
-from pipeline.schemas import schema_of
-from pipeline.session import spark_session
+from pipeline.spark.session import spark_session
+from pipeline.table.schemas import schema_of
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
 from tests.pipeline.browser import chromium

@@ -13,7 +13,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from zlib import crc32
 
-from pipeline.day import DAY_MS
+from pipeline.spark.day import DAY_MS
 from quotas.records.usage_record import USAGE, VERSION, End, Header, Row, UsageRecord, columns, line_of
 
 MONDAY_MS = 1_792_972_800_000

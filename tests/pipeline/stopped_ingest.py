@@ -7,7 +7,7 @@ import sys
 import threading
 from pathlib import Path
 
-from pipeline.files import LocalFiles
+from pipeline.table.files import LocalFiles
 from proxy.cli.main import main
 
 STEPS = ("written", "moved", "committed")

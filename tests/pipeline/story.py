@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from pipeline.schemas import schema_of
+from pipeline.table.schemas import schema_of
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import MONDAY_MS
 

@@ -8,10 +8,10 @@ import os
 import pytest
 from click.testing import CliRunner
 
-from pipeline.changes.place import Place, in_words_of_commands
-from pipeline.changes.plan import Bounds, planned
-from pipeline.changes.plan_file import Made, PlanFile, read_plan, write_plan
 from pipeline.jobs import apply as job
+from pipeline.rollout.place import Place, in_words_of_commands
+from pipeline.rollout.plan import Bounds, planned
+from pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
 from proxy.cli.main import main
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.sources.source import SourceUnavailable

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.candidate import CandidateErrors, candidate_of, load_candidate, parse_candidate
+from pipeline.simulate.candidate import CandidateErrors, candidate_of, load_candidate, parse_candidate
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import quota_entries

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.candidate import load_candidate
 from pipeline.jobs import report
 from pipeline.jobs.ingest import ingest_spool
 from pipeline.jobs.simulate import simulate
-from pipeline.table import read_usage
+from pipeline.simulate.candidate import load_candidate
+from pipeline.table.table import read_usage
 from tests.pipeline.spark_cluster import spark_cluster
 from tests.pipeline.spools import Fleet, write_many
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.changes.command_config import CommandConfigErrors, read_command_config
+from pipeline.rollout.command_config import CommandConfigErrors, read_command_config
 from quotas.sources.cluster_connection import Credentials
 
 

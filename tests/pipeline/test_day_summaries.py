@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.compaction import compacted
-from pipeline.day_summaries import forget_stale, keep_summaries, summary_of
-from pipeline.files import LocalFiles, files_at
 from pipeline.jobs import compact
 from pipeline.jobs.ingest import ingest_spool
-from pipeline.simulation import BUCKET_MS, summarised
-from pipeline.table import read_usage, state_of
-from pipeline.table_log import read_state
+from pipeline.simulate.simulation import BUCKET_MS, summarised
+from pipeline.table.compaction import compacted
+from pipeline.table.day_summaries import forget_stale, keep_summaries, summary_of
+from pipeline.table.files import LocalFiles, files_at
+from pipeline.table.table import read_usage, state_of
+from pipeline.table.table_log import read_state
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records, write_file
 
 STEP_MS = 1_200_000

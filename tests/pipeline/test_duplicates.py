@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.accounts import Account, Writer
-from pipeline.duplicates import Run, judged
-from pipeline.intervals import union
+from pipeline.ingest.duplicates import Run, judged
+from pipeline.table.accounts import Account, Writer
+from pipeline.table.intervals import union
 
 WRITERS = [Writer("usage", "a", 1), Writer("usage", "b", 1)]
 INTERVAL = st.tuples(st.integers(1, 30), st.integers(0, 8)).map(lambda pair: (pair[0], sum(pair)))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.files import HadoopFiles, LocalFiles, Taken, files_at, folders
+from pipeline.table.files import HadoopFiles, LocalFiles, Taken, files_at, folders
 
 
 @pytest.fixture(params=["local", "hadoop"])

@@ -10,11 +10,11 @@ from zlib import crc32
 
 import pytest
 
-from pipeline.accounts import Account, Writer
-from pipeline.compaction import compacted
-from pipeline.files import LocalFiles, files_at
 from pipeline.jobs.ingest import ingest_spool
-from pipeline.table import read_quarantine, read_trace, read_usage, state_of
+from pipeline.table.accounts import Account, Writer
+from pipeline.table.compaction import compacted
+from pipeline.table.files import LocalFiles, files_at
+from pipeline.table.table import read_quarantine, read_trace, read_usage, state_of
 from quotas.records.usage_record import VERSION, Dropped, End, Header, TraceEvent, UsageRecord, columns, line_of
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, file_name, records, write_file, write_many, write_spool
 
@@ -218,7 +218,7 @@ def test_a_line_of_a_later_version_is_read_as_far_as_it_is_known(place):
 
 
 def test_rows_in_no_order_at_all_are_taken_once(place, monkeypatch):
-    monkeypatch.setattr("pipeline.ingest._MOST_RUNS", 10)
+    monkeypatch.setattr("pipeline.ingest.ingest._MOST_RUNS", 10)
     mine = records(FLEET, 80)
     mixed = [*mine, *mine[20:40]]
     random.Random(5).shuffle(mixed)

@@ -5,8 +5,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.accounts import Account, Writer, accounts_of, added, form_of
-from pipeline.intervals import size, union, without
+from pipeline.table.accounts import Account, Writer, accounts_of, added, form_of
+from pipeline.table.intervals import size, union, without
 
 INTERVALS = st.lists(st.tuples(st.integers(1, 30), st.integers(0, 8)).map(lambda pair: (pair[0], sum(pair))))
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.table import state_of
+from pipeline.table.table import state_of
 from quotas.records.usage_record import UsageRecord, columns
 from tests.patience import PATIENCE_S
 from tests.pipeline.spark_cluster import SMALL_JAVA

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.line_columns import CHECKSUM, OTHER, Reader
-from pipeline.rejects import Line, Sorted, why_not
-from pipeline.schemas import LONGEST_NAME, MOST, ROWS
+from pipeline.ingest.line_columns import CHECKSUM, OTHER, Reader
+from pipeline.ingest.rejects import Line, Sorted, why_not
+from pipeline.table.schemas import LONGEST_NAME, MOST, ROWS
 from quotas.records.usage_record import (
     VERSION,
     BadLine,
@@ -142,7 +142,7 @@ def test_good_lines_are_read_at_once(monkeypatch):
     end = line_of(End(records=1, next_sequence=2)).rstrip("\n").encode()
     lines = [*frame, *GOOD, end]
     wanted = [expected(line) for line in lines]
-    monkeypatch.setattr("pipeline.line_columns.read_line", None)
+    monkeypatch.setattr("pipeline.ingest.line_columns.read_line", None)
     assert read(arriving(lines)) == wanted
     assert wanted[1:-1] == MINE
     assert [one[0] for one in (wanted[0], wanted[-1])] == [OTHER, OTHER]

@@ -2,8 +2,8 @@
 
 import random
 
-from pipeline.line_columns import OTHER
-from pipeline.lines import LINES, parsed
+from pipeline.ingest.line_columns import OTHER
+from pipeline.ingest.lines import LINES, parsed
 from quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.test_line_columns import GOOD, LATEST_MS, expected, spoilt
 

@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline import simulation
-from pipeline.candidate import Rules
-from pipeline.loud_runs import COLUMNS, Run, runs_in
-from pipeline.quiet import Most, allowed, line_of, memory_of, most_in_span, runs
-from pipeline.recorded import Window
+from pipeline.simulate import simulation
+from pipeline.simulate.candidate import Rules
+from pipeline.simulate.loud_runs import COLUMNS, Run, runs_in
+from pipeline.simulate.quiet import Most, allowed, line_of, memory_of, most_in_span, runs
+from pipeline.simulate.recorded import Window
 from tests.pipeline.live_runs import candidate_with
 from tests.pipeline.test_record_replay import one_user
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.candidate import Rules
-from pipeline.meter import Meter
-from pipeline.open_replay import OpenReplay, is_open
-from pipeline.record_replay import in_full
-from pipeline.recorded import Event
-from pipeline.traced import Client
+from pipeline.simulate.candidate import Rules
+from pipeline.simulate.meter import Meter
+from pipeline.simulate.open_replay import OpenReplay, is_open
+from pipeline.simulate.record_replay import in_full
+from pipeline.simulate.recorded import Event
+from pipeline.simulate.traced import Client
 
 RULES = Rules()
 STEPS_MS = st.sampled_from([0, 0, 1, 90, 700, 1_000, 4_000, 40_000])

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.changes.page import plan_page, warnings_of
-from pipeline.changes.plan import Bounds, Change, Inherited, planned, same, step
-from pipeline.changes.plan_file import Made, PlanErrors, PlanFile, parse_plan, read_plan, write_plan
+from pipeline.rollout.page import plan_page, warnings_of
+from pipeline.rollout.plan import Bounds, Change, Inherited, planned, same, step
+from pipeline.rollout.plan_file import Made, PlanErrors, PlanFile, parse_plan, read_plan, write_plan
 from quotas.entities import BYTE_RATES, DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.candidate import Rules
-from pipeline.meter import Meter
-from pipeline.queue_replay import QueueReplay, is_queue
-from pipeline.record_replay import in_full
-from pipeline.recorded import Event
-from pipeline.traced import Client
+from pipeline.simulate.candidate import Rules
+from pipeline.simulate.meter import Meter
+from pipeline.simulate.queue_replay import QueueReplay, is_queue
+from pipeline.simulate.record_replay import in_full
+from pipeline.simulate.recorded import Event
+from pipeline.simulate.traced import Client
 from tests.pipeline.test_open_replay import LIMITS, STEPS_MS, UNTIL_MS, VALUES, outcome
 
 RULES = Rules()

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.candidate import Rules
-from pipeline.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
-from pipeline.record_replay import explained, replay_run
-from pipeline.recorded import Window
+from pipeline.simulate.candidate import Rules
+from pipeline.simulate.quiet import Most, allowed, line_of, loud_windows, memory_of, most_in_span
+from pipeline.simulate.record_replay import explained, replay_run
+from pipeline.simulate.recorded import Window
 from quotas.records.usage_record import SecondOfUse, profile_text
 
 LIMIT = 1_000.0

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from pipeline.candidate import load_candidate
 from pipeline.jobs.recommend import recommended, write
 from pipeline.jobs.report import Steps
 from pipeline.recommend.advice import Settings
 from pipeline.recommend.capacity import capacity_of
-from pipeline.schemas import schema_of
+from pipeline.simulate.candidate import load_candidate
+from pipeline.table.schemas import schema_of
 from quotas.entities import Entity, QuotaType
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.candidate import candidate_of, load_candidate, parse_candidate
 from pipeline.jobs.recommend import write
 from pipeline.recommend.advice import Settings, advise, judged
 from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
@@ -22,6 +21,7 @@ from pipeline.recommend.quota_file import document, yaml_of
 from pipeline.recommend.rows import csv_table, plain
 from pipeline.recommend.whom import Whom
 from pipeline.report.tables import csv_of
+from pipeline.simulate.candidate import candidate_of, load_candidate, parse_candidate
 from quotas.entities import Entity, QuotaType
 
 MB = 1_000_000

@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline import recorded
-from pipeline.attempts import MOST, MOST_TRIED, attempts
-from pipeline.candidate import Rules
-from pipeline.meter import Meter
-from pipeline.quiet import Most, line_of, memory_of, runs
-from pipeline.record_replay import explained, replay_run
-from pipeline.recorded import MAX_REQUESTS, Window, lanes_of, retold
-from pipeline.replay import Throttling
+from pipeline.simulate import recorded
+from pipeline.simulate.attempts import MOST, MOST_TRIED, attempts
+from pipeline.simulate.candidate import Rules
+from pipeline.simulate.meter import Meter
+from pipeline.simulate.quiet import Most, line_of, memory_of, runs
+from pipeline.simulate.record_replay import explained, replay_run
+from pipeline.simulate.recorded import MAX_REQUESTS, Window, lanes_of, retold
+from pipeline.simulate.replay import Throttling
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import SecondOfUse, ThrottledUse, profile_text

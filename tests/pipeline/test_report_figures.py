@@ -5,10 +5,10 @@ from fractions import Fraction
 
 import pytest
 
-from pipeline.accounts import Account, Writer
 from pipeline.jobs import report
 from pipeline.report.price_sheet import price_sheet
-from pipeline.schemas import schema_of
+from pipeline.table.accounts import Account, Writer
+from pipeline.table.schemas import schema_of
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from pipeline.day import DAY_MS
 from pipeline.report import words
 from pipeline.report.findings import Findings, Missing, silences, whole_days, width_for
 from pipeline.report.page import page_of
 from pipeline.report.summary import summary
 from pipeline.report.tables import Column, Table, arrow_of, csv_of
 from pipeline.report.views import tables_of
+from pipeline.spark.day import DAY_MS
 from quotas.records.usage_record import UsageRecord
 from tests.pipeline import story
 from tests.pipeline.spools import MONDAY_MS

@@ -7,8 +7,8 @@ import pytest
 
 from pipeline.jobs import simulate as job
 from pipeline.jobs.simulate import answer_of, write
-from pipeline.schemas import schema_of
-from pipeline.trace_simulation import simulated_traces
+from pipeline.simulate.trace_simulation import simulated_traces
+from pipeline.table.schemas import schema_of
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import TraceEvent, UsageRecord, columns

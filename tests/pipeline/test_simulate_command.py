@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from pipeline.jobs.simulate import write
-from pipeline.simulation_page import CSV_COLUMNS
+from pipeline.simulate.page import CSV_COLUMNS
 from proxy.cli.main import main
 
 ROW = {

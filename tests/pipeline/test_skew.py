@@ -4,8 +4,8 @@ import pytest
 from pyspark.sql import functions as F
 
 from pipeline.jobs.simulate import answer_of
-from pipeline.schemas import schema_of
-from pipeline.simulation import in_runs, loud_rows, loud_stretches, placed, rows_of, runs_of, summarised
+from pipeline.simulate.simulation import in_runs, loud_rows, loud_stretches, placed, rows_of, runs_of, summarised
+from pipeline.table.schemas import schema_of
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import UsageRecord, columns

@@ -2,9 +2,9 @@
 
 import pytest
 
-from pipeline.accounts import Account, Writer
-from pipeline.files import LocalFiles, Taken
-from pipeline.table_log import BadTable, Commit, Part, read_state, write_commit
+from pipeline.table.accounts import Account, Writer
+from pipeline.table.files import LocalFiles, Taken
+from pipeline.table.table_log import BadTable, Commit, Part, read_state, write_commit
 
 
 def part(number, size=1):

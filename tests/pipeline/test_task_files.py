@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.task_files import escaped, written
+from pipeline.ingest.task_files import escaped, written
 from quotas.records.usage_record import UsageRecord, line_of
 from tests.pipeline.spools import DAY_MS, MONDAY_MS, Fleet, records
 from tests.pipeline.test_line_columns import LATEST_MS, arriving
@@ -44,7 +44,7 @@ def test_rows_are_parted_by_day_and_virtual_cluster_and_keep_their_order(tmp_pat
 
 
 def test_few_rows_are_kept_in_memory_and_none_is_lost(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.task_files._ROWS_AT_ONCE", 16)
+    monkeypatch.setattr("pipeline.ingest.task_files._ROWS_AT_ONCE", 16)
     mine = [replace(row, virtual_cluster=f"cluster {row.sequence % 7}") for row in records(FLEET, 200)]
     files, _ = answers(tmp_path, *(mine[at : at + 11] for at in range(0, 200, 11)))
     assert sorted(row["sequence"] for rows in files.values() for row in rows) == list(range(1, 201))
@@ -66,7 +66,7 @@ def test_runs_are_told_with_their_holes(tmp_path):
 
 
 def test_runs_that_are_too_many_are_not_told(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.task_files._MOST_RUNS", 5)
+    monkeypatch.setattr("pipeline.ingest.task_files._MOST_RUNS", 5)
     files, runs = answers(tmp_path, records(FLEET, 12)[::-1])
     assert runs == [(None,) * 6]
     assert sum(map(len, files.values())) == 12
@@ -86,8 +86,8 @@ def test_directories_have_the_names_that_spark_gives_them(name, directory):
 
 
 def test_a_task_has_not_more_files_open_than_it_may(tmp_path, monkeypatch):
-    monkeypatch.setattr("pipeline.task_files._ROWS_AT_ONCE", 4)
-    monkeypatch.setattr("pipeline.task_files._MOST_OPEN", 3)
+    monkeypatch.setattr("pipeline.ingest.task_files._ROWS_AT_ONCE", 4)
+    monkeypatch.setattr("pipeline.ingest.task_files._MOST_OPEN", 3)
     mine = [replace(row, virtual_cluster=f"cluster-{row.sequence % 11}") for row in records(FLEET, 220)]
     lines = [arriving([line_of(row).rstrip("\n").encode() for row in mine[at : at + 20]]) for at in range(0, 220, 20)]
     opened, parquet_writer = [], pq.ParquetWriter

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from pipeline.accounts import Account, Writer
-from pipeline.files import files_at
-from pipeline.ingest import Batch, Ingest
+from pipeline.ingest.ingest import Batch, Ingest
+from pipeline.ingest.rejects import NO_VALUE, Line, Sorted
+from pipeline.ingest.topic import Topic, problem_of_topic
 from pipeline.jobs.ingest import ingest_spool, ingest_topic
-from pipeline.rejects import NO_VALUE, Line, Sorted
-from pipeline.table import read_quarantine, read_usage, state_of
-from pipeline.topic import Topic, problem_of_topic
+from pipeline.table.accounts import Account, Writer
+from pipeline.table.files import files_at
+from pipeline.table.table import read_quarantine, read_usage, state_of
 from proxy.cli.main import main
 from proxy.demo.kafka_cluster import KafkaCluster
 from proxy.usage.kafka_topic import KafkaTopic

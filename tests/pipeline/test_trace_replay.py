@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.candidate import Candidate, Rules
-from pipeline.meter import Meter, type_of
-from pipeline.simulated_trace import ClientKey, simulate_trace
-from pipeline.traced import Client
+from pipeline.simulate.candidate import Candidate, Rules
+from pipeline.simulate.meter import Meter, type_of
+from pipeline.simulate.simulated_trace import ClientKey, simulate_trace
+from pipeline.simulate.traced import Client
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Operation

@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.unreadable import problem_of_file
+from pipeline.spark.unreadable import problem_of_file
 
 
 @pytest.mark.parametrize(

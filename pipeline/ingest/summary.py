@@ -1,0 +1,70 @@
+"""What an ingest says in the end."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from pipeline.ingest.ingest import Outcome
+from pipeline.table.accounts import Accounts
+from pipeline.table.intervals import size
+from pipeline.table.schemas import ROWS
+
+_MOST_GAPS = 20
+
+
+@dataclass(slots=True)
+class Totals:
+    """Of all batches of a run."""
+
+    batches: int = 0
+    files: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def of(cls, outcome: Outcome) -> "Totals":
+        """Of one batch alone."""
+        totals = cls()
+        totals.add(outcome)
+        return totals
+
+    def add(self, outcome: Outcome) -> None:
+        """One more batch."""
+        self.batches += 1
+        self.files += outcome.files
+        self.counts.update(outcome.counts)
+
+    def in_short(self) -> str:
+        """In a line."""
+        new = sum(self.counts[f"{stream} records"] for stream in ROWS)
+        again = sum(self.counts[f"{stream} duplicates"] for stream in ROWS)
+        rejected = sum(count for name, count in self.counts.items() if name.startswith("rejected: "))
+        return f"{new:,} records new, {again:,} here already, {rejected:,} in quarantine"
+
+    def lines(self, merged: int) -> Iterator[str]:
+        """In full; `merged`: how many directories were merged into others."""
+        yield f"{self.files:,} files: {self.in_short()}" if self.files else self.in_short()
+        for stream in ROWS:
+            if new := self.counts[f"{stream} records"]:
+                yield f"  {stream}: {new:,} new"
+        for name, count in sorted(self.counts.items(), key=lambda item: (-item[1], item[0])):
+            if name.startswith("rejected: "):
+                yield f"  in quarantine: {count:,}: {name.removeprefix('rejected: ')}"
+        if merged:
+            yield f"  {merged:,} small parts of the table merged"
+
+
+def gap_lines(accounts: Accounts, most: int = _MOST_GAPS) -> Iterator[str]:
+    """Who misses which records, and what the proxies had no room for."""
+    told = 0
+    for writer, account in sorted(accounts.items()):
+        who = f"{writer.stream} of {writer.instance}, epoch {writer.epoch}"
+        if account.dropped:
+            yield f"dropped by the proxy: {who}: {size(account.dropped):,} records"
+        for first, last in account.gaps:
+            told += 1
+            if told <= most:
+                yield f"missing: {who}: {last - first + 1:,} records, numbers {first} to {last}"
+    if told > most:
+        yield f"missing: {told - most:,} more stretches; `usage gaps` tells them all"
+    if not told:
+        yield "no record is missing"

@@ -1,0 +1,68 @@
+"""A Kafka topic with lines of spools as its messages: what the proxy's shipper writes, and whatever else is in it."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
+
+from pipeline.ingest.rejects import NO_VALUE
+from pipeline.spark.session import MOST_LINE_BYTES
+
+MOST_MESSAGES = 4_000_000
+"""That one batch takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic, and how to reach it."""
+
+    name: str
+    servers: str
+    """host:port, several with commas between them."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """Of Kafka's Java consumer."""
+
+
+def topic_lines(spark: SparkSession, servers: str, topic: str, settings: Mapping[str, str]) -> DataFrame:
+    """LINES but for the number: each message is a file of one line, `topic-partition@offset`.
+
+    `settings` are those of Kafka's Java consumer. Read from the beginning. What the cluster has deleted before it was
+    read is passed over: sequence numbers tell what was lost. Several tasks may share a partition that is large.
+    """
+    stream = (
+        spark.readStream.format("kafka")
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .option("failOnDataLoss", "false")
+        .option("maxOffsetsPerTrigger", MOST_MESSAGES)
+        .option("minPartitions", spark.sparkContext.defaultParallelism)
+    )
+    for key, value in settings.items():
+        stream = stream.option(f"kafka.{key}", value)
+    partition, offset = F.col("partition").cast("string"), F.col("offset").cast("string")
+    place = F.concat("topic", F.lit("-"), partition, F.lit("@"), offset)
+    return stream.load().select(
+        F.coalesce(F.substring("value", 1, MOST_LINE_BYTES).cast("string"), F.lit(NO_VALUE)).alias("text"),
+        place.alias("file"),
+        F.col("partition").cast("long").alias("block"),
+    )
+
+
+def problem_of_topic(error: Exception) -> str:
+    """What an error of Spark says about the topic, for people; empty if it is about something else."""
+    text = str(error)
+    if "Failed to find data source: kafka" in text or "Failed to find the data source: kafka" in text:
+        return "Spark lacks the jars of its Kafka source"
+    for name, problem in _PROBLEMS.items():
+        if name in text:
+            return problem
+    found = re.search(r"(?:org\.apache\.kafka\.common\.(?:errors|config)\.)(\w+): ([^\n]*)", text)
+    return f"{found[1]}: {found[2]}" if found else ""
+
+
+_PROBLEMS = {
+    "UnknownTopicOrPartitionException": "there is no such topic, or this user may not see it",
+}

@@ -1,0 +1,147 @@
+"""Who is measured by which sensor under a candidate, and that sensor: the proxy's own, alone in a table."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from math import ceil
+from typing import NamedTuple
+
+from pipeline.simulate.candidate import Rules
+from quotas.entities import QuotaType
+from quotas.quota_table import UNLIMITED
+from quotas.records.trace import Operation
+from quotas.sensors.rows import Rows
+from quotas.sensors.token_buckets import TokenBuckets
+from quotas.sensors.windowed_rate import Sensors
+
+_CHARGE = Operation.CHARGE
+PERCENT_SECONDS_PER_MS = 0.1
+"""Request time: 10 ms of one thread within a second are 1 % (KIP-124)."""
+
+_BY_WINDOW = (QuotaType.REQUEST, QuotaType.CONNECTION)
+
+
+class Place(NamedTuple):
+    """What one sensor measures: the tags are empty where they do not count. `quota_type` is a usage record's word."""
+
+    quota_type: str
+    user: str
+    client_id: str
+    ip: str
+
+
+class Standing(NamedTuple):
+    """Where a client is measured, its limit as the quota has it, and the entity whose quota that is."""
+
+    place: Place
+    limit: float
+    rule: str
+
+
+def type_of(word: str) -> QuotaType:
+    """The quota type that a usage record calls `word`. KeyError if there is none."""
+    return QuotaType[word.upper()]
+
+
+def standing_of(rules: Rules, quota_type: str, user: str, client_id: str, ip: str) -> Standing | None:
+    """Under which tags a client is measured, and its limit; None where nothing can throttle it.
+
+    Precedence is Kafka's. ValueError for a quota type that does not exist.
+    """
+    try:
+        kind = type_of(quota_type)
+    except KeyError:
+        raise ValueError(f"unknown quota type {quota_type!r}") from None
+    if kind is QuotaType.CONNECTION:
+        limit, entity = rules.table.ip_limit(ip)
+        return Standing(Place(quota_type, "", "", ip), limit, str(entity)) if entity is not None else None
+    if not rules.table.is_on(kind):
+        return None
+    tags, limit, entity = rules.table.tags_and_limit(kind, user, client_id)
+    if entity is None or limit >= UNLIMITED:
+        return None
+    return Standing(Place(quota_type, tags.user, tags.client_id, ""), limit, str(entity))
+
+
+def value_of(quota_type: str, used: float) -> float:
+    """What a sensor is charged for `used` of a usage record: percent of a thread where that counts ms."""
+    return used * PERCENT_SECONDS_PER_MS if quota_type == "request" else used
+
+
+def longest_throttle_ms(rules: Rules, quota_type: str) -> int:
+    """No single throttle is longer: the cap, or one window for request time and connections (KIP-124, KIP-612)."""
+    return rules.window_ms if type_of(quota_type) in _BY_WINDOW else rules.max_throttle_ms
+
+
+class Meter:
+    """The sensor, or token bucket, of one place under a candidate. Times in ms; `limit` is the quota."""
+
+    def __init__(self, rules: Rules, quota_type: str, limit: float, now_ms: int) -> None:
+        self.limit = limit
+        self._most = limit * rules.samples * rules.window_ms / 1000
+        self.refused = False
+        """Whether the last spending was refused, which may be for a debt that rounds to 0 ms."""
+        kind = type_of(quota_type)
+        if kind is QuotaType.CONTROLLER_MUTATION:
+            self._buckets = TokenBuckets(1, rules.bucket_samples, rules.bucket_window_ms, rules.max_throttle_ms)
+            self._handle = self._buckets.open(limit, now_ms)
+            self._rows: Rows = self._buckets
+            self.use: Callable[[str, float, int], int] = self._spend
+        else:
+            debt_ms = 0 if kind in _BY_WINDOW else rules.max_debt_ms
+            longest_ms = longest_throttle_ms(rules, quota_type)
+            self._sensors = Sensors(1, rules.samples, rules.window_ms, longest_ms, debt_ms)
+            self._handle = self._sensors.open(limit, now_ms)
+            self._rows = self._sensors
+            self.use = self._charge
+
+    def pieces(self, value: float) -> int:
+        """In how many fetches `value` comes: as none asks for more than the quota ever lets through (max_bytes)."""
+        return ceil(value / self._most) if value > self._most else 1
+
+    def saved(self) -> bytes:
+        """As things stand."""
+        return self._rows.copied(self._handle)
+
+    def restore(self, saved: bytes) -> None:
+        """As things stood."""
+        self._rows.overwrite(self._handle, saved)
+
+    def using(self, operation: str) -> Callable[[Iterator[tuple[int, float]]], int]:
+        """`use` for this operation of one after the other, ms and value, up to the first that is throttled: its
+        throttle time, or 0. What is only charged takes a shorter way.
+        """
+        if operation == _CHARGE and self.use == self._charge:
+            return partial(self._sensors.charge_each, self._handle)
+        return partial(self._use_each, operation)
+
+    def use_many(self, value: float, count: int, now_ms: int) -> bool:
+        """Record `count` requests, `value` in all, if it is plain that none is throttled; else do nothing: False."""
+        if self.use != self._charge:
+            return False
+        return self._sensors.charge_unthrottled(self._handle, value, count, now_ms)
+
+    def _use_each(self, operation: str, uses: Iterator[tuple[int, float]]) -> int:
+        return next((told_ms for now_ms, value in uses if (told_ms := self.use(operation, value, now_ms))), 0)
+
+    def _charge(self, operation: str, value: float, now_ms: int) -> int:
+        sensors, handle = self._sensors, self._handle
+        if operation is _CHARGE or operation == _CHARGE:
+            return sensors.charge(handle, value, now_ms)
+        if operation in (Operation.CHARGE_IF_WITHIN, Operation.CONNECT):
+            return sensors.charge_if_within(handle, value, now_ms)
+        if operation == Operation.OWE:
+            return sensors.owed_ms(handle, now_ms)
+        if operation == Operation.GIVE_BACK:
+            sensors.give_back(handle, value, now_ms)
+        return 0
+
+    def _spend(self, operation: str, value: float, now_ms: int) -> int:
+        buckets, handle = self._buckets, self._handle
+        if operation == Operation.SPEND:
+            return buckets.spend_permissively(handle, value, now_ms) or 0
+        if operation == Operation.GIVE_BACK:
+            buckets.give_back(handle, value, now_ms)
+            return 0
+        throttle_ms = buckets.spend_strictly(handle, value, now_ms)
+        self.refused = throttle_ms is not None
+        return throttle_ms or 0

@@ -1,0 +1,126 @@
+"""A trace replayed under a candidate: every sensor that it would have, and what that would have done to whom."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pipeline.simulate.candidate import Candidate
+from pipeline.simulate.meter import Meter, Place, Standing, standing_of
+from pipeline.simulate.replay import SensorReplay, Throttling
+from pipeline.simulate.traced import Client, TracedClient, in_order
+from quotas.records.trace import OF_EARLIER_VERSIONS, SETTINGS, Operation
+from quotas.records.usage_record import TraceEvent
+
+
+class ClientKey(NamedTuple):
+    """A client as records and traces name it."""
+
+    user: str
+    client_id: str
+    ip: str
+
+
+class SensorKey(NamedTuple):
+    """One sensor of one process under the candidate."""
+
+    instance: str
+    epoch: int
+    virtual_cluster: str
+    node_id: int
+    place: Place
+
+
+@dataclass
+class TracedSensor:
+    """What one sensor would have done; `told` has the throttle time of each event by its sequence number."""
+
+    key: SensorKey
+    limit: float
+    rule: str
+    live: dict[ClientKey, Throttling] = field(default_factory=dict)
+    replayed: dict[Client, SensorReplay] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
+
+
+def simulate_trace(events: Iterable[TraceEvent], candidate: Candidate) -> Iterator[TracedSensor]:
+    """Every sensor of the candidate that was used in the trace. Events may come in any order, and doubled."""
+    processes: dict[tuple[str, int], list[TraceEvent]] = defaultdict(list)
+    for event in events:
+        processes[event.instance, event.epoch].append(event)
+    for own_events in processes.values():
+        by_sensor: dict[SensorKey, list[TraceEvent]] = defaultdict(list)
+        standings: dict[SensorKey, Standing] = {}
+        for event in in_order(own_events):
+            key, standing = _sensor_of(event, candidate)
+            if key is not None and standing is not None:
+                by_sensor[key].append(event)
+                standings[key] = standing
+        for key, its_events in by_sensor.items():
+            yield _replayed(key, standings[key], its_events, candidate)
+
+
+def _sensor_of(event: TraceEvent, candidate: Candidate) -> tuple[SensorKey | None, Standing | None]:
+    rules = candidate.rules(event.virtual_cluster)
+    about_sensor = event.operation in SETTINGS or event.operation in (
+        Operation.OPEN,
+        Operation.SET_LIMIT,
+        Operation.CLOSE,
+    )
+    if rules is None or about_sensor or event.shadow:
+        return None, None
+    standing = standing_of(rules, event.quota_type, event.user, event.client_id, event.ip)
+    if standing is None:
+        return None, None
+    key = SensorKey(event.instance, event.epoch, event.virtual_cluster, event.node_id, standing.place)
+    return key, standing
+
+
+def _replayed(key: SensorKey, standing: Standing, events: list[TraceEvent], candidate: Candidate) -> TracedSensor:
+    rules = candidate.rules(key.virtual_cluster)
+    assert rules is not None
+    sensor = TracedSensor(key, standing.limit, standing.rule, _live(events))
+    for kind in Client:
+        meter = Meter(rules, key.place.quota_type, standing.limit, events[0].at_ms)
+        replay = SensorReplay(meter, sensor.told if kind is Client.PACED else None)
+        clients: dict[ClientKey, TracedClient] = {}
+        for event in events:
+            name = _client_of(event)
+            client = clients.setdefault(name, TracedClient(name, kind))
+            if (found := client.add(event)) is not None:
+                lane, demand = found
+                replay.add(lane, [demand])
+        replay.run(until_ms=events[-1].at_ms + 1)
+        sensor.replayed[kind] = replay
+    return sensor
+
+
+def _live(events: Iterable[TraceEvent]) -> dict[ClientKey, Throttling]:
+    clients: dict[ClientKey, Throttling] = {}
+    for event in events:
+        client = clients.setdefault(_client_of(event), Throttling())
+        refused = event.throttle_ms and event.operation in (
+            Operation.SPEND_STRICTLY,
+            Operation.CHARGE_IF_WITHIN,
+            Operation.CONNECT,
+        )
+        is_use = OF_EARLIER_VERSIONS.get(event.operation, event.operation)
+        if is_use not in (None, Operation.OWE, Operation.GIVE_BACK):
+            client.requests += event.count * (not refused)
+            client.used += event.value * (not refused)
+        if event.throttle_ms:
+            client.add(event.throttle_ms, event.at_ms)
+    return clients
+
+
+def _client_of(event: TraceEvent) -> ClientKey:
+    return ClientKey(event.user, event.client_id, event.ip)
+
+
+def live_throttle_times(sensor: TracedSensor, events: Iterable[TraceEvent]) -> Mapping[int, tuple[int, int]]:
+    """Of each event of the sensor, by its sequence number: the throttle time that it had live, and in the replay."""
+    return {
+        event.sequence: (event.throttle_ms, sensor.told[event.sequence])
+        for event in events
+        if event.sequence in sensor.told
+    }
