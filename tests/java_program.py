@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from proxy.demo.jars import kafka_jars, need_program
+from demo.jars import kafka_jars, need_program
 
 _FOLDER = Path(__file__).parent / "java"
 

@@ -64,7 +64,7 @@ def check(path: Path) -> None:
 def demo(seconds: int, json_output: bool, record: Path | None) -> None:
     """Start a real cluster, the proxy, good and noisy clients, and show the throttle at work."""
     try:
-        from proxy.demo.demo import run_demo
+        from demo.demo import run_demo
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] == "proxy":
             raise

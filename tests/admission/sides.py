@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.admission.sockets import Target, all_are_told, connect
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient

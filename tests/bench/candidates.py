@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from proxy.demo.proxy_process import free_port_run
+from demo.proxy_process import free_port_run
 from tests.bench.columns import WITHOUT_QUOTA
 from tests.bench.processes import need_tool
 

@@ -25,7 +25,7 @@ from typing import Any
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.demo.proxy_process import free_port_run
+from demo.proxy_process import free_port_run
 from quotas.entities import QuotaKey
 from quotas.sources.overlay import Change, format_overlay
 from tests.bench import machine, quota_relays

@@ -36,8 +36,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.demo.kafka_cluster import KafkaCluster
-from proxy.demo.proxy_process import free_port_run
+from demo.kafka_cluster import KafkaCluster
+from demo.proxy_process import free_port_run
 from tests.bench import machine
 from tests.bench.candidates import DIRECT, HAPROXY, OURS, Candidate
 from tests.bench.figures import Figures, Spread, cell, spread

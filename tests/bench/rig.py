@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from proxy.demo.proxy_process import free_port_run
+from demo.proxy_process import free_port_run
 from tests.bench.candidates import Candidate
 from tests.bench.processes import Cores, need_tool, running
 

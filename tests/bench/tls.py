@@ -27,7 +27,7 @@ from statistics import median
 if not __package__:  # started as a script: what is imported below counts from the project's directory
     sys.path[0] = str(Path(__file__).resolve().parents[2])
 
-from proxy.demo.proxy_process import free_port_run
+from demo.proxy_process import free_port_run
 from tests.bench.processes import Cores, cpu_seconds_of, need_tool, running, say, two_or_three_cores
 from tests.certificates import Authority, Issued, client_context
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced

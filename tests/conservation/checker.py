@@ -13,7 +13,7 @@ from typing import Any
 
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from proxy.demo.kafka_cluster import KafkaCluster, Mode
+from demo.kafka_cluster import KafkaCluster, Mode
 from tests.conservation.accounts import Double, Fate, Log, Sent, compare
 from tests.conservation.batches import read_batches
 from tests.conservation.clients import Child

@@ -18,7 +18,7 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.conservation.clients import Child
 from tests.conservation.wire import ANSWERS, REQUESTS
 from tests.integration.proxy_process import ProxyProcess

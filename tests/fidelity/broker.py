@@ -9,7 +9,7 @@ from typing import Any
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from proxy.demo.kafka_cluster import KafkaCluster, free_ports
+from demo.kafka_cluster import KafkaCluster, free_ports
 from tests.fidelity import frames, sensors
 from tests.fidelity.clients import Connection
 from tests.fidelity.frames import Call

@@ -14,7 +14,7 @@ from itertools import pairwise
 from struct import unpack_from
 from typing import Any
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.fidelity import broker, frames
 from tests.fidelity.clients import Client, Connection, drive
 from tests.fidelity.frames import Call, Frames

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.integration import certified, logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ProxyProcess

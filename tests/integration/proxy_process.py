@@ -15,8 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from proxy.demo.keeper import die_with_parent
-from proxy.demo.proxy_process import free_port_run
+from demo.keeper import die_with_parent
+from demo.proxy_process import free_port_run
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from struct import pack
 
 import pytest
 
-from proxy.demo.jars import kafka_jars, release
-from proxy.demo.kafka_cluster import KafkaCluster, java_argv, logging_properties, modes_of
+from demo.jars import kafka_jars, release
+from demo.kafka_cluster import KafkaCluster, java_argv, logging_properties, modes_of
 from proxy.usage.kafka_topic import KafkaTopic
 from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials

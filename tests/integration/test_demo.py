@@ -12,9 +12,9 @@ import psutil
 import pytest
 from rich.console import Console
 
-from proxy.demo.demo import QUOTAS, Outcome, problems_of, split, telling, verdict_of
-from proxy.demo.load import ClientReports, Report, Seen
-from proxy.demo.screen import summary_table
+from demo.demo import QUOTAS, Outcome, problems_of, split, telling, verdict_of
+from demo.load import ClientReports, Report, Seen
+from demo.screen import summary_table
 from tests.disturbance import Disturbance
 from tests.integration.proxy_process import ROOT
 from tests.patience import PATIENCE_S

@@ -17,8 +17,8 @@ import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from proxy.demo import kafka_cluster
-from proxy.demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
+from demo import kafka_cluster
+from demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.kafka
@@ -274,7 +274,7 @@ def test_an_error_inside_the_block_carries_the_logs():
 SERVES = """
 import json, sys, threading, time
 import psutil
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 with KafkaCluster("3.9.2", "zookeeper", 1) as cluster:
     threading.Thread(target=cluster.run, args=(["sh", "-c", "sleep 600 & wait"],), kwargs={"timeout_s": 600}).start()
     while not any(process.name() == "sleep" for process in psutil.Process().children(recursive=True)):
@@ -284,7 +284,7 @@ with KafkaCluster("3.9.2", "zookeeper", 1) as cluster:
     time.sleep(600)
 """
 STARTS = """
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 KafkaCluster("4.3.1", "kraft", 1).__enter__()
 """
 MOMENTS = {
@@ -377,7 +377,7 @@ def test_no_process_is_left_when_the_keeper_itself_is_killed(tmp_path):
 
 @pytest.mark.nightly
 def test_an_ordinary_end_leaves_nothing_either(tmp_path):
-    code = "from proxy.demo.kafka_cluster import KafkaCluster\nwith KafkaCluster(nodes=1) as c: print(c.ports[1])"
+    code = "from demo.kafka_cluster import KafkaCluster\nwith KafkaCluster(nodes=1) as c: print(c.ports[1])"
     with owner_of_a_cluster(code, tmp_path) as owner:
         port = json.loads(owner.stdout.readline())
         assert owner.wait(PATIENCE_S) == 0

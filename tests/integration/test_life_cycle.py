@@ -13,7 +13,7 @@ from kafka import KafkaProducer
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import read_all

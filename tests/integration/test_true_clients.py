@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 
+from demo.keeper import die_with_parent
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from proxy.cli.main import main
-from proxy.demo.keeper import die_with_parent
 from tests.bench.processes import need_tool
 from tests.certificates import Authority
 from tests.integration import certified, steady_producers

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.client_quotas import Verbatim, describe_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials

@@ -6,8 +6,8 @@ import time
 from kafka.admin import KafkaAdminClient, NewTopic
 from kafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlreadyExistsError
 
+from demo.kafka_cluster import KafkaCluster
 from protocol.messages.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
-from proxy.demo.kafka_cluster import KafkaCluster
 from tests.patience import PATIENCE_S
 
 

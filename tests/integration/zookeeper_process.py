@@ -13,9 +13,9 @@ from typing import Self
 
 from kazoo.client import KazooClient
 
-from proxy.demo.jars import kafka_jars
-from proxy.demo.kafka_cluster import ZOOKEEPER_CLASS, free_ports, java_argv, logging_properties, zookeeper_properties
-from proxy.demo.keeper import await_standstill, die_with_parent
+from demo.jars import kafka_jars
+from demo.kafka_cluster import ZOOKEEPER_CLASS, free_ports, java_argv, logging_properties, zookeeper_properties
+from demo.keeper import await_standstill, die_with_parent
 
 HOST = "127.0.0.1"
 

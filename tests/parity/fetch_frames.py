@@ -21,7 +21,7 @@ from confluent_kafka import Producer, TopicCollection
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.protocol.consumer import FetchRequest, FetchResponse
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.parity.frames import agree, is_critical
 from tests.parity.sides import alter_client_quotas

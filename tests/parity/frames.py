@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import Answered, RawClient
 from tests.parity.sides import KAFKA_VERSION, alter_client_quotas

@@ -16,7 +16,7 @@ from struct import unpack_from
 
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.fidelity.broker import set_request_quotas
 from tests.fidelity.clients import Connection
 from tests.fidelity.frames import Call, Frames, metadata, produce

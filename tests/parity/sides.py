@@ -14,8 +14,8 @@ from typing import Any, Self
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka.protocol.admin import AlterClientQuotasRequest, AlterClientQuotasResponse
 
-from proxy.demo.kafka_cluster import KafkaCluster
-from proxy.demo.proxy_process import free_port_run
+from demo.kafka_cluster import KafkaCluster
+from demo.proxy_process import free_port_run
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.parity import clients
 from tests.parity.cells import USERS, Cell

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 import pytest
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.disturbance import Disturbance
 from tests.parity import clients, fetch_frames, frames, pipelined, plot, report, sides, tiny
 from tests.parity.__main__ import compare

@@ -21,7 +21,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaProducer
 
-from proxy.demo.kafka_cluster import KafkaCluster
+from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import ProxyProcess
 from tests.parity.sides import KAFKA_VERSION
 

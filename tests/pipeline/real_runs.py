@@ -26,13 +26,13 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from demo.kafka_cluster import KafkaCluster
 from pipeline.simulate.candidate import Candidate, Rules
 from pipeline.simulate.meter import standing_of, value_of
 from pipeline.simulate.record_replay import Replayed, explained, replay_run
 from pipeline.simulate.recorded import Window
 from pipeline.simulate.simulated_trace import TracedSensor, simulate_trace
 from pipeline.simulate.traced import Client
-from proxy.demo.kafka_cluster import KafkaCluster
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import TraceEvent, UsageRecord, read_line

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.demo.recorded import next_commands
+from demo.recorded import next_commands
 from tests.pipeline.spark_cluster import SMALL_JAVA
 
 ROOT = Path(__file__).parents[2]

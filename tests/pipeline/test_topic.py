@@ -13,6 +13,7 @@ from click.testing import CliRunner
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
+from demo.kafka_cluster import KafkaCluster
 from pipeline.ingest.ingest import Batch, Ingest
 from pipeline.ingest.rejects import NO_VALUE, Line, Sorted
 from pipeline.ingest.topic import Topic, problem_of_topic
@@ -21,7 +22,6 @@ from pipeline.table.accounts import Account, Writer
 from pipeline.table.files import files_at
 from pipeline.table.table import read_quarantine, read_usage, state_of
 from proxy.cli.main import main
-from proxy.demo.kafka_cluster import KafkaCluster
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipper, TopicUnavailable
 from quotas.records.usage_record import Dropped, End, UsageRecord, line_of

@@ -8,6 +8,7 @@ from struct import Struct
 import pytest
 
 import protocol.api_table
+from demo.jars import kafka_jars
 from protocol.api import (
     COMPACT_ENDPOINT,
     ENDPOINT,
@@ -19,7 +20,6 @@ from protocol.api import (
 from protocol.api_table import APIS
 from protocol.primitives import Reader
 from protocol.walk import Walk
-from proxy.demo.jars import kafka_jars
 from tests.message_vectors import KAFKA_VERSIONS, Vector, message_vectors
 
 ROOT = Path(__file__).parents[2]

@@ -132,11 +132,11 @@ def test_run_tells_a_setting_that_turns_out_wrong_at_start(service):
     [((), (40, False, None)), (("--seconds", "12", "--json", "--record", "x"), (12, True, Path("x")))],
 )
 def test_demo_passes_its_options_on(monkeypatch, arguments, given):
-    module = ModuleType("proxy.demo.demo")
+    module = ModuleType("demo.demo")
     calls = []
     module.run_demo = lambda *given: calls.append(given) or 3
-    monkeypatch.setitem(sys.modules, "proxy.demo", ModuleType("proxy.demo"))
-    monkeypatch.setitem(sys.modules, "proxy.demo.demo", module)
+    monkeypatch.setitem(sys.modules, "demo", ModuleType("demo"))
+    monkeypatch.setitem(sys.modules, "demo.demo", module)
     assert invoke("demo", *arguments).exit_code == 3
     assert calls == [given]
 
@@ -144,11 +144,11 @@ def test_demo_passes_its_options_on(monkeypatch, arguments, given):
 def test_demo_without_its_packages_says_which_are_missing(monkeypatch):
     class Finder:
         def find_spec(self, name, path=None, target=None):
-            if name == "proxy.demo":
+            if name == "demo":
                 raise ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka")
 
-    monkeypatch.delitem(sys.modules, "proxy.demo", raising=False)
-    monkeypatch.delitem(sys.modules, "proxy.demo.demo", raising=False)
+    monkeypatch.delitem(sys.modules, "demo", raising=False)
+    monkeypatch.delitem(sys.modules, "demo.demo", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
     result = invoke("demo")
     assert result.exit_code == 1
@@ -170,6 +170,6 @@ def test_the_package_can_be_started_with_python():
 
 
 def test_commands_are_found_without_loading_the_service_or_the_demo():
-    code = "import sys, proxy.cli.main; print([n for n in sys.modules if n.startswith(('proxy.s', 'proxy.demo'))])"
+    code = "import sys, proxy.cli.main; print([n for n in sys.modules if n.startswith(('proxy.s', 'demo'))])"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"

@@ -9,10 +9,10 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from demo.proxy_process import free_port_run
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import ListenerConfig
 from proxy.decisions.sasl import Identity
-from proxy.demo.proxy_process import free_port_run
 from proxy.gate.admission import Admission
 from proxy.gate.door import Door
 from proxy.net.poller import Poller

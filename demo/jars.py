@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from proxy.demo.keeper import die_with_parent
+from demo.keeper import die_with_parent
 
 Say = Callable[[str], None]
 

@@ -15,13 +15,13 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.text import Text
 
-from proxy.demo.jars import ToolMissing
-from proxy.demo.kafka_cluster import KafkaCluster
-from proxy.demo.kept_processes import KeptProcesses
-from proxy.demo.load import Load, Seen
-from proxy.demo.proxy_process import ProxyProcess
-from proxy.demo.recorded import RECORDED, go_on
-from proxy.demo.screen import MB, WINDOW_S, Phase, Screen, libraries, summary_table
+from demo.jars import ToolMissing
+from demo.kafka_cluster import KafkaCluster
+from demo.kept_processes import KeptProcesses
+from demo.load import Load, Seen
+from demo.proxy_process import ProxyProcess
+from demo.recorded import RECORDED, go_on
+from demo.screen import MB, WINDOW_S, Phase, Screen, libraries, summary_table
 
 QUOTAS = {
     "good-producer": 5 * MB,

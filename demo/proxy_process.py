@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import SIGTERM
 from typing import Any
 
-from proxy.demo.kept_processes import KeptProcesses
+from demo.kept_processes import KeptProcesses
 
 HOST = "127.0.0.1"
 _NAME = "proxy"

@@ -1,6 +1,6 @@
 """The four clients of the demo; each runs in a process of its own, so that they do not share a GIL.
 
-`python -m proxy.demo.clients NAME BOOTSTRAP TOPIC` gets ready, says so, waits for SIGUSR1, and works until SIGTERM.
+`python -m demo.clients NAME BOOTSTRAP TOPIC` gets ready, says so, waits for SIGUSR1, and works until SIGTERM.
 It prints JSON lines: {"ready": true}, then several times a second what happened since the line before:
 
     {"at": MONOTONIC S, "bytes": N, "records": N, "failed": N, "latency_us": [...], "throttle_ms": [...]}

@@ -1,6 +1,6 @@
 """Keeps processes and their folder, and ends them with the process that started it.
 
-`python -m proxy.demo.keeper FOLDER` makes the folder, and starts and signals processes as JSON lines on stdin tell it.
+`python -m demo.keeper FOLDER` makes the folder, and starts and signals processes as JSON lines on stdin tell it.
 When stdin ends or its parent is gone, for whatever reason (SIGKILL too, and while an order is carried out), it kills
 them all and deletes the folder. When it is killed itself, the kernel kills what it started.
 
@@ -34,7 +34,7 @@ _STANDSTILL_S = 10.0
 def start(folder: Path) -> subprocess.Popen[str]:
     """A keeper of `folder` in a session of its own, to be ordered through its stdin and stdout."""
     return subprocess.Popen(
-        [sys.executable, "-m", "proxy.demo.keeper", str(folder)],
+        [sys.executable, "-m", "demo.keeper", str(folder)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

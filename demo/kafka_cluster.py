@@ -20,10 +20,10 @@ from typing import Any, Literal, Self
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from demo import keeper
+from demo.jars import Say, kafka_jars, need_program, release
 from protocol.errors import ProtocolError
 from protocol.primitives import Reader, int32
-from proxy.demo import keeper
-from proxy.demo.jars import Say, kafka_jars, need_program, release
 
 Mode = Literal["kraft", "zookeeper"]
 

@@ -13,8 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from proxy.demo.clients import LIBRARIES
-from proxy.demo.load import ClientReports, Load, Seen
+from demo.clients import LIBRARIES
+from demo.load import ClientReports, Load, Seen
 
 MB = 1_000_000
 WINDOW_S = 11

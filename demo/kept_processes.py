@@ -9,7 +9,7 @@ from signal import Signals
 from types import TracebackType
 from typing import Any, Self
 
-from proxy.demo import keeper
+from demo import keeper
 
 
 class KeptProcesses:

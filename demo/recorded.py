@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from proxy.demo.load import Load
-from proxy.demo.proxy_process import ProxyProcess
-from proxy.demo.screen import MB, WINDOW_S, Phase, Screen
+from demo.load import Load
+from demo.proxy_process import ProxyProcess
+from demo.screen import MB, WINDOW_S, Phase, Screen
 
 RECORDED = "recorded"
 """The name of this phase."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from signal import SIGKILL, SIGTERM, SIGUSR1
 from typing import Any
 
-from proxy.demo.clients import CLIENTS
-from proxy.demo.kept_processes import KeptProcesses
+from demo.clients import CLIENTS
+from demo.kept_processes import KeptProcesses
 
 _READY_S = 90.0
 _LAST_RECORDS_S = 60.0
@@ -96,7 +96,7 @@ class Load:
         self.clients = {name: ClientReports() for name in CLIENTS}
         self._ready: set[str] = set()
         for name in CLIENTS:
-            processes.start(self._process(name), "-m", "proxy.demo.clients", name, bootstrap, topics[name])
+            processes.start(self._process(name), "-m", "demo.clients", name, bootstrap, topics[name])
         self._await_ready()
         self.began_s = time.monotonic()
         for name in CLIENTS:
