@@ -2,6 +2,7 @@
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /build
 COPY requirements.lock pyproject.toml README.md ./
+COPY common common
 COPY protocol protocol
 COPY quotas quotas
 COPY proxy proxy

@@ -5,7 +5,7 @@ help:  ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile | expand -t 14
 
 run:  ## set everything up, then the demo: a real cluster, the proxy, good and noisy clients
-	@python=$$(deploy/setup.sh demo) && exec "$$python" -m proxy demo $(ARGS)
+	@python=$$(deploy/setup.sh demo) && exec "$$python" -m demo $(ARGS)
 
 usage:  ## kafka-throttle usage, with Spark set up (ARGS="ingest --from SPOOL --table TABLE"): docs/five-commands.md
 	@python=$$(deploy/setup.sh pipeline) && exec "$$python" -m proxy usage $(ARGS)
@@ -66,7 +66,7 @@ profile:  ## where the proxy's CPU time goes in one column of the benchmark (COL
 KAFKA ?= 4.3.1
 table:  ## make protocol/api_table.py anew from the message schemas in Kafka's jars (KAFKA=4.3.1)
 	@python=$$(deploy/setup.sh dev) && \
-	jars() { "$$python" -c "from demo.jars import kafka_jars; print(kafka_jars('$$1'))"; } && \
+	jars() { "$$python" -c "from common.jars import kafka_jars; print(kafka_jars('$$1'))"; } && \
 	"$$python" deploy/make_api_table.py --out protocol/api_table.py \
 	  "$$(jars $(KAFKA))/kafka-clients-$(KAFKA).jar" "$$(jars 3.9.2)/kafka-clients-3.9.2.jar"
 

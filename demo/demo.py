@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from rich.text import Text
 
-from demo.jars import ToolMissing
+from common.jars import ToolMissing
 from demo.kafka_cluster import KafkaCluster
 from demo.kept_processes import KeptProcesses
 from demo.load import Load, Seen

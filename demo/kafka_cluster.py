@@ -20,8 +20,8 @@ from typing import Any, Literal, Self
 from kafka.admin import KafkaAdminClient
 from kafka.errors import KafkaError
 
+from common.jars import Say, kafka_jars, need_program, release
 from demo import keeper
-from demo.jars import Say, kafka_jars, need_program, release
 from protocol.errors import ProtocolError
 from protocol.primitives import Reader, int32
 

@@ -12,7 +12,6 @@ them all and deletes the folder. When it is killed itself, the kernel kills what
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import select
@@ -25,8 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
+from common.child_process import die_with_parent
+
 _STDIN, _STDOUT = 0, 1
 _STANDSTILL_S = 10.0
 
@@ -39,17 +38,12 @@ def start(folder: Path) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        cwd=Path(__file__).parents[2],
+        cwd=Path(__file__).parents[1],
     )
 
 
 class ParentGone(Exception):
     """Nobody is left to give orders."""
-
-
-def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the thread that starts this process ends; for `preexec_fn`."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def await_standstill(pid: int) -> None:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from demo.jars import kafka_jars, need_program
+from common.jars import kafka_jars, need_program
 
 _FOLDER = Path(__file__).parent / "java"
 

@@ -16,7 +16,7 @@ import pytest
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
-OURS = {"pipeline", "proxy", "protocol", "quotas"}
+OURS = {"common", "pipeline", "proxy", "protocol", "quotas"}
 
 
 def test_no_other_distribution_claims_our_names():

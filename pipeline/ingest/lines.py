@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
-from pipeline.ingest.ingest import task_files
+from pipeline.ingest import task_files
 from pipeline.ingest.line_columns import CHECKSUM, Reader
 from pipeline.table.schemas import OFFSET, schema_of
 from quotas.records.usage_record import Row

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 LOCAL = "local[*]"
 """The master if none is named: this machine, all its cores."""
 
-_OURS = ("quotas", "pipeline")
+_OURS = ("common", "quotas", "pipeline")
 """The packages that executors need."""
 _ARCHIVE = "kafka_throttle_pipeline.zip"
 
@@ -79,7 +79,7 @@ def _zipped() -> Path:
     folder = tempfile.mkdtemp(prefix="kafka-throttle-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = Path(folder) / _ARCHIVE
-    root = Path(__file__).parents[1]
+    root = Path(__file__).parents[2]
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as packed:
         for package in _OURS:
             for file in sorted((root / package).rglob("*.py")):

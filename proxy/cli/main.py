@@ -52,27 +52,6 @@ def check(path: Path) -> None:
     click.echo(f"{path} is valid\n{summary(config)}")
 
 
-@main.command()
-@click.option("--seconds", type=click.IntRange(5, 3_600), default=40, show_default=True, help="How long to run.")
-@click.option("--json", "json_output", is_flag=True, help="Print one JSON object at the end.")
-@click.option(
-    "--record",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIRECTORY",
-    help="Write usage records there, and go on until Ctrl-C: docs/five-commands.md.",
-)
-def demo(seconds: int, json_output: bool, record: Path | None) -> None:
-    """Start a real cluster, the proxy, good and noisy clients, and show the throttle at work."""
-    try:
-        from demo.demo import run_demo
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "proxy":
-            raise
-        message = f"the demo needs {error.name}, one of the packages of the extra 'demo': kafka-throttle[demo]"
-        raise click.ClickException(message) from error
-    sys.exit(run_demo(seconds, json_output, record))
-
-
 def summary(config: Config) -> str:
     """What a configuration comes to, for people."""
     lines = []

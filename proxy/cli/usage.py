@@ -124,7 +124,7 @@ def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
     """Spark is given the jars of its Kafka source, unless the settings name jars themselves."""
     if any(setting.startswith(("spark.jars=", "spark.jars.packages=")) for setting in settings):
         return settings
-    from demo.jars import ToolMissing, spark_kafka_jars
+    from common.jars import ToolMissing, spark_kafka_jars
 
     try:
         jars = spark_kafka_jars(lambda line: click.echo(line, err=True))

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from demo.jars import ToolMissing
+from common.jars import ToolMissing
 from demo.kafka_cluster import ClusterFailed
 from tests.conservation.checker import KINDS, Round, cluster_behind_the_wire
 from tests.conservation.clients import ChildFailed

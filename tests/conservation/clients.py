@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from demo.keeper import die_with_parent
+from common.child_process import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 

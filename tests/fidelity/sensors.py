@@ -9,9 +9,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from demo.jars import need_program
+from common.child_process import die_with_parent
+from common.jars import need_program
 from demo.kafka_cluster import KafkaCluster
-from demo.keeper import die_with_parent
 
 _JAVA = Path(__file__).parents[1] / "java" / "SensorReader.java"
 _WINDOWS = 10

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from demo.keeper import die_with_parent
+from common.child_process import die_with_parent
 from demo.proxy_process import free_port_run
 from tests.patience import PATIENCE_S
 

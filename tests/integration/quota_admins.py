@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest
 
-from demo.jars import ToolMissing, cache_dir
+from common.jars import ToolMissing, cache_dir
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from tests.java_program import java_program
 

@@ -18,9 +18,9 @@ from aiokafka import AIOKafkaProducer
 from confluent_kafka import KafkaError, Message, Producer
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from demo.jars import ToolMissing
+from common.child_process import die_with_parent
+from common.jars import ToolMissing
 from demo.kafka_cluster import KafkaCluster
-from demo.keeper import die_with_parent
 from tests.integration.proxy_process import ROOT
 from tests.integration.quota_admins import go_program
 from tests.patience import PATIENCE_S

@@ -11,7 +11,7 @@ from struct import pack
 
 import pytest
 
-from demo.jars import kafka_jars, release
+from common.jars import kafka_jars, release
 from demo.kafka_cluster import KafkaCluster, java_argv, logging_properties, modes_of
 from proxy.usage.kafka_topic import KafkaTopic
 from quotas.sources.client_quotas import describe_request

@@ -22,7 +22,7 @@ from tests.patience import PATIENCE_S
 
 def start_demo(folder, *arguments):
     return subprocess.Popen(
-        [sys.executable, "-m", "proxy", "demo", *arguments],
+        [sys.executable, "-m", "demo", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from demo.jars import ToolMissing, kafka_jars, spark_kafka_jars
+from common.jars import ToolMissing, kafka_jars, spark_kafka_jars
 from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-FETCH = "import sys; from demo.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
+FETCH = "import sys; from common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
 
 
 @pytest.fixture
@@ -142,13 +142,13 @@ def test_a_missing_program_is_an_error_with_the_line_that_installs_it(
 def test_jars_for_spark_are_those_that_are_meant_or_none(played_maven, tmp_path, monkeypatch):
     played_maven("")
     meant = {name: hashlib.sha256(content).hexdigest() for name, content in (("one.jar", b"1\n"), ("two.jar", b"2\n"))}
-    monkeypatch.setattr("demo.jars._SPARK_KAFKA_SUMS", {**meant, "two.jar": "0" * 64})
+    monkeypatch.setattr("common.jars._SPARK_KAFKA_SUMS", {**meant, "two.jar": "0" * 64})
     with pytest.raises(RuntimeError, match=r"two\.jar: expected the SHA-256 0{64}, got [0-9a-f]{64}"):
         spark_kafka_jars()
     assert in_cache(tmp_path) == ["spark-kafka-4.2.0.lock"]
-    monkeypatch.setattr("demo.jars._SPARK_KAFKA_SUMS", {**meant, "three.jar": "0" * 64})
+    monkeypatch.setattr("common.jars._SPARK_KAFKA_SUMS", {**meant, "three.jar": "0" * 64})
     with pytest.raises(RuntimeError, match=r"three\.jar: .*, got nothing"):
         spark_kafka_jars()
-    monkeypatch.setattr("demo.jars._SPARK_KAFKA_SUMS", meant)
+    monkeypatch.setattr("common.jars._SPARK_KAFKA_SUMS", meant)
     assert [path.name for path in spark_kafka_jars()] == ["one.jar", "two.jar"]
     assert len(runs(tmp_path)) == 3

@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from confluent_kafka import Consumer, Producer
 
-from demo.keeper import die_with_parent
+from common.child_process import die_with_parent
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from proxy.cli.main import main
 from tests.bench.processes import need_tool

@@ -13,7 +13,7 @@ from typing import Self
 
 from kazoo.client import KazooClient
 
-from demo.jars import kafka_jars
+from common.jars import kafka_jars
 from demo.kafka_cluster import ZOOKEEPER_CLASS, free_ports, java_argv, logging_properties, zookeeper_properties
 from demo.keeper import await_standstill, die_with_parent
 

@@ -23,9 +23,9 @@ from typing import Any, Self
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from demo.jars import cache_dir, need_program
+from common.child_process import die_with_parent
+from common.jars import cache_dir, need_program
 from demo.kafka_cluster import KafkaCluster
-from demo.keeper import die_with_parent
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_admins import go_program
 from tests.parity.sides import alter_client_quotas

@@ -2,7 +2,7 @@
 
 import pytest
 
-from demo.jars import spark_kafka_jars
+from common.jars import spark_kafka_jars
 from pipeline.spark.session import spark_session
 
 IN_MAKE_TEST = "test_what_was_written_is_read_and_nothing_comes_twice"

@@ -27,7 +27,7 @@ class Demo:
     def __init__(self, folder, *arguments):
         self.lines = []
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "proxy", "demo", *arguments],
+            [sys.executable, "-m", "demo", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

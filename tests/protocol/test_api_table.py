@@ -8,7 +8,7 @@ from struct import Struct
 import pytest
 
 import protocol.api_table
-from demo.jars import kafka_jars
+from common.jars import kafka_jars
 from protocol.api import (
     COMPACT_ENDPOINT,
     ENDPOINT,

@@ -127,36 +127,6 @@ def test_run_tells_a_setting_that_turns_out_wrong_at_start(service):
     assert result.stderr == f"metrics.port: expected a free port, got 9404 (line {line_of(EXAMPLE, 'port: 9404')})\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "given"),
-    [((), (40, False, None)), (("--seconds", "12", "--json", "--record", "x"), (12, True, Path("x")))],
-)
-def test_demo_passes_its_options_on(monkeypatch, arguments, given):
-    module = ModuleType("demo.demo")
-    calls = []
-    module.run_demo = lambda *given: calls.append(given) or 3
-    monkeypatch.setitem(sys.modules, "demo", ModuleType("demo"))
-    monkeypatch.setitem(sys.modules, "demo.demo", module)
-    assert invoke("demo", *arguments).exit_code == 3
-    assert calls == [given]
-
-
-def test_demo_without_its_packages_says_which_are_missing(monkeypatch):
-    class Finder:
-        def find_spec(self, name, path=None, target=None):
-            if name == "demo":
-                raise ModuleNotFoundError("No module named 'confluent_kafka'", name="confluent_kafka")
-
-    monkeypatch.delitem(sys.modules, "demo", raising=False)
-    monkeypatch.delitem(sys.modules, "demo.demo", raising=False)
-    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
-    result = invoke("demo")
-    assert result.exit_code == 1
-    assert result.stderr == (
-        "Error: the demo needs confluent_kafka, one of the packages of the extra 'demo': kafka-throttle[demo]\n"
-    )
-
-
 def test_the_package_can_be_started_with_python():
     done = subprocess.run(
         [sys.executable, "-m", "proxy", "check", "-c", EXAMPLE],

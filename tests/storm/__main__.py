@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from demo.jars import need_program
+from common.jars import need_program
 from demo.kafka_cluster import KafkaCluster, accepts, free_ports
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from demo.keeper import die_with_parent
+from common.child_process import die_with_parent
 
 Say = Callable[[str], None]
 
