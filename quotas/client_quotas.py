@@ -9,10 +9,10 @@ from typing import NamedTuple
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import LONG_CLIENT_ID, UNLIMITED, QuotaTable
 from quotas.records.trace import Operation
+from quotas.records.traced_sensors import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
 from quotas.request_costs import NodeCosts, RequestCosts
 from quotas.sensors.rows import Rows
 from quotas.sensors.token_buckets import BucketReading, TokenBuckets
-from quotas.sensors.traced import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
 from quotas.sensors.windowed_rate import SensorReading, Sensors
 
 IDLE_MS = 3_600_000

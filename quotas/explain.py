@@ -4,9 +4,9 @@ from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from quotas.changes import Limit, Quotas, Tables
 from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType, SensorTags, plain_ip
 from quotas.quota_table import QuotaTable
-from quotas.sources.source import Limit, Quotas, Tables
 
 UNIT: Final[Mapping[QuotaType, str]] = {
     QuotaType.PRODUCE: "bytes/s",

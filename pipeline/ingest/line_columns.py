@@ -1,8 +1,8 @@
 """Lines as columns: as many at once as Arrow reads at once, and one by one where Arrow is not to be trusted.
 
-What a line says, `quotas.records.usage_record.read_line` knows. Arrow says the same of what a proxy writes, and twenty times as
-fast. So the lines of a batch are read by Arrow; if anything in them is such that the two might differ, or that a record
-is not to be taken, they are read by halves, and in the end the few around the odd one by `read_line`.
+What a line says, `quotas.records.usage_record.read_line` knows. Arrow says the same of what a proxy writes, and twenty
+times as fast. So the lines of a batch are read by Arrow; if anything in them is such that the two might differ, or that
+a record is not to be taken, they are read by halves, and in the end the few around the odd one by `read_line`.
 """
 
 import re
@@ -74,7 +74,7 @@ class Reader:
         )
 
     def read(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Record batches of `text` (bytes), `file`, `block`, `number`, CHECKSUM -> those of `pipeline.ingest.lines.parsed`."""
+        """Batches of `text` (bytes), `file`, `block`, `number`, CHECKSUM -> those of `pipeline.ingest.lines.parsed`."""
         for batch in batches:
             sound = pa.array(_is_sound(batch["text"], batch[CHECKSUM].to_numpy()))
             good, damaged = _parted(batch, sound)

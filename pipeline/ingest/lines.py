@@ -1,7 +1,7 @@
 """Lines of a spool as columns.
 
-Spark reads the lines and sums them; in Spark's Python Arrow takes them apart (see `pipeline.ingest.line_columns`) and, if all
-executors share a directory, writes the columns. Else Spark writes them. docs/pipeline.md says what each costs.
+Spark reads the lines and sums them; in Spark's Python Arrow takes them apart (see `pipeline.ingest.line_columns`) and,
+if all executors share a directory, writes the columns. Else Spark writes them. docs/pipeline.md says what each costs.
 """
 
 from collections.abc import Iterable, Iterator

@@ -27,7 +27,8 @@ from pipeline.rollout.page import counted, drift_page, outcome_rows
 from pipeline.rollout.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
 from pipeline.rollout.plan import Change
 from pipeline.rollout.plan_file import PlanErrors, PlanFile, read_plan, write_plan
-from quotas.sources.source import Quotas, Source, SourceUnavailable
+from quotas.changes import Quotas, SourceUnavailable
+from quotas.sources.source import Source
 
 _SHOWN_WITHIN_S: Final = 10.0
 _LOOKS_EVERY_S: Final = 0.1

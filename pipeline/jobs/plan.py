@@ -11,7 +11,7 @@ from pipeline.rollout.place import Place, in_words_of_commands
 from pipeline.rollout.plan import Bounds, planned
 from pipeline.rollout.plan_file import Made, PlanErrors, PlanFile, read_plan, write_plan
 from pipeline.simulate.candidate import Candidate, CandidateErrors, Rules, load_with_checksum
-from quotas.sources.source import SourceUnavailable, tables_of
+from quotas.changes import SourceUnavailable, tables_of
 
 
 def main(

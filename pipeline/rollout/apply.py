@@ -9,8 +9,9 @@ from pipeline.rollout.audit import AuditLog
 from pipeline.rollout.place import ENTITIES_A_REQUEST
 from pipeline.rollout.plan import Change, same
 from pipeline.rollout.plan_file import entity_form
+from quotas.changes import Alteration, Quotas, SourceUnavailable
 from quotas.entities import Entity, QuotaKey
-from quotas.sources.source import Alteration, Quotas, Source, SourceUnavailable
+from quotas.sources.source import Source
 
 
 class Fate(Enum):

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from quotas.changes import Alteration, SourceUnavailable
 from quotas.sources.cluster_connection import Credentials
-from quotas.sources.source import Alteration, Source, SourceUnavailable
+from quotas.sources.source import Source
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
 from quotas.sources.zookeeper import ZooKeeperSettings, ZooKeeperSource
 

@@ -884,7 +884,7 @@ def retold(
 
 
 def demands(events: Sequence[Event], quota_type: str, kind: Client) -> Iterator[tuple[Lane, Demand]]:
-    """What clients wanted who did this, in order, with the mutes taken out as `pipeline.simulate.traced` takes them out."""
+    """What clients wanted who did this, in order, without the mutes, as `pipeline.simulate.traced` takes them out."""
     lanes: dict[Hashable, _Wanting] = {}
     operation = REFUSED.get(quota_type)
     held_as = OVERDRAWN.get(quota_type, Operation.CHARGE)

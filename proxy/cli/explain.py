@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from common.printable import shown
 from proxy.cli.admin_client import NoProxy, ProxyRefuses, address_of, ask
 from proxy.cli.config_file import (
     REFUSED,
@@ -20,11 +21,10 @@ from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.decisions.client_ids import measured_client_id
 from proxy.observe.explained import Cap, Form, Observed, Origin, explained_form
-from proxy.observe.logs import shown
+from quotas.changes import tables_of
 from quotas.entities import DEFAULT, Entity, is_ip
 from quotas.explain import Client
 from quotas.explain import explain as explain_client
-from quotas.sources.source import tables_of
 
 
 @click.command()

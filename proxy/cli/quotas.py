@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from common.printable import shown
 from proxy.cli.config_file import (
     REFUSED,
     cluster_of,
@@ -23,10 +24,10 @@ from proxy.cli.entity_options import entity_of, entity_options, parts_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import VirtualClusterConfig
 from proxy.observe.explained import Origin, number, quotas_form
-from proxy.observe.logs import shown
+from quotas.changes import Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity, InvalidQuota, Name, QuotaKey, QuotaType
 from quotas.explain import always_beaten_by
-from quotas.sources.source import Alteration, AlterationRefused, Quotas, Source, SourceUnavailable
+from quotas.sources.source import Source
 
 _KEYS = [QuotaKey(quota_type, shadow).text for shadow in (False, True) for quota_type in QuotaType]
 

@@ -21,7 +21,7 @@ from protocol.walk import Walk
 from proxy.decisions import mutations, quota_api, scram_credentials
 from proxy.decisions.facts import ConnectionFacts, Nodes, NoPortForNode
 from proxy.decisions.steps import Steps, collected
-from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Side, Verdict, Work
+from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Verdict, Work
 from proxy.relay.plans import (
     DESCRIBE_CLUSTER,
     FIND_COORDINATOR,
@@ -33,6 +33,7 @@ from proxy.relay.plans import (
     rest_of_metadata,
     walk_answer,
 )
+from proxy.side import Side
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024

@@ -8,9 +8,9 @@ from protocol.messages.api_versions import ANSWERED, Answered
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.recent_topics import RecentTopics
 from proxy.decisions.sasl import Identity, Login, SaslRules
+from quotas.changes import Quotas
 from quotas.client_quotas import Binding, Ledger
 from quotas.entities import Entity
-from quotas.sources.source import Quotas
 
 
 class NoPortForNode(LookupError):

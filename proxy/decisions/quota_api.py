@@ -33,9 +33,9 @@ from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
 from proxy.relay.actions import Errand, Verdict
 from quotas import entities
+from quotas.changes import Alteration, AlterationRefused, Limit
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
 from quotas.quota_table import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
-from quotas.sources.source import Alteration, AlterationRefused, Limit
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 

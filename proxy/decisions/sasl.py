@@ -23,8 +23,9 @@ from protocol.identity.sasl_names import (
 )
 from protocol.messages import sasl
 from protocol.messages.api_versions import is_whole_offer, versions_request
-from proxy.relay.actions import Ask, Exchange, Side, Verdict
+from proxy.relay.actions import Ask, Exchange, Verdict
 from proxy.relay.authentication import BEHIND_AN_EXCHANGE
+from proxy.side import Side
 
 _ILLEGAL_SASL_STATE = 34
 _MAX_NAME_BYTES = 32_767

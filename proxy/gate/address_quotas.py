@@ -9,11 +9,11 @@ from proxy.config.settings import ClusterConnectionsConfig
 from proxy.gate.admission import ClusterRules
 from proxy.gate.door import Door
 from proxy.gate.host_names import HostNames, Resolve, resolve
+from quotas.changes import Tables
 from quotas.connection_quotas import NO_LIMIT, AddressLimits
 from quotas.entities import plain_ip
 from quotas.quota_table import ConnectionRates
 from quotas.shared_map import SharedMap
-from quotas.sources.source import Tables
 
 Number = TypeVar("Number", int, float)
 

@@ -8,14 +8,14 @@ from typing import Protocol, TypeVar
 
 import structlog
 
+from common.printable import shown
 from proxy.clock import Clock
 from proxy.config.settings import ConnectionLimitsConfig
 from proxy.gate.admission import AddressStanding, Admission, Held, Next, Place, Refused
+from proxy.gate.gate_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
 from proxy.gate.refusals import Refusals
-from proxy.observe.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
-from proxy.observe.logs import shown
+from proxy.gate.stages import Arrival
 from proxy.relay.actions import CloseReason
-from proxy.server.stages import Arrival
 from quotas.client_quotas import ShadowThrottles
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey
 

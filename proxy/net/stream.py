@@ -14,7 +14,7 @@ from typing import Protocol
 
 from proxy.net.poller import READABLE, WRITABLE, Poller
 from proxy.net.tls_socket import AnySocket
-from proxy.relay.actions import Side
+from proxy.side import Side
 from quotas.byte_caps import Turnstile
 
 NO_CAPS = Turnstile()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from aiohttp import hdrs, web
 
+from common.printable import shown
 from proxy.clock import Clock
 from proxy.config.kinds import is_loopback
 from proxy.decisions.client_ids import measured_client_id
@@ -15,12 +16,11 @@ from proxy.gate.admission import AddressStanding
 from proxy.observe.explained import MAX_THROTTLES, Cap, Form, Observed, Origin, costs_form, explained_form, quotas_form
 from proxy.observe.http_listener import MAX_BODY_BYTES
 from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.logs import shown
 from proxy.observe.metrics import CapTotals
+from quotas.changes import Quotas, Tables
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
-from quotas.sources.source import Quotas, Tables
 
 MAX_QUOTAS = 5_000
 """So many entities are in one answer at most."""

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Any, NamedTuple
 
+from common.printable import shown
 from protocol.api_table import APIS
 from proxy.observe.last_throttles import PastThrottle
-from proxy.observe.logs import shown
+from quotas.changes import Limit, Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
 from quotas.entities import DEFAULT, Entity, SensorTags
 from quotas.explain import UNIT, Client, Explanation, Rule
@@ -15,7 +16,6 @@ from quotas.quota_table import UNLIMITED
 from quotas.request_costs import CostReading, RequestCosts
 from quotas.sensors.token_buckets import BucketReading
 from quotas.sensors.windowed_rate import SensorReading
-from quotas.sources.source import Limit, Quotas
 
 MAX_PROBLEMS = 100
 MAX_THROTTLES = 10

@@ -7,9 +7,9 @@ import logging
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from common.printable import shown
 from proxy.config.problems import ConfigError, ConfigErrors
 from proxy.observe.guests import Guests, ToldSeldom
-from proxy.observe.logs import shown
 
 MAX_BODY_BYTES = 1_024
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import structlog
 from structlog.typing import EventDict, WrappedLogger
 
+from common.printable import MAX_SHOWN_CHARACTERS, shown
+
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
-MAX_SHOWN_CHARACTERS = 128
 _MAX_LONG_CHARACTERS = 1_024
 _MAX_ITEMS = 64
 _LONG = frozenset({"event", "problem", "problems"})
@@ -96,18 +97,6 @@ class _Bound:
 def bound_later(make: Callable[[], "FilteringBoundLogger"]) -> "FilteringBoundLogger":
     """The logger that `make` makes, for who seldom tells anything: what it is bound to is put together then."""
     return cast("FilteringBoundLogger", _Bound(make))
-
-
-def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:
-    """`text` fit to be shown: whatever is not printable as an escape, at most `limit` characters."""
-    if len(text) <= limit and text.isprintable():
-        return text
-    printable = "".join(map(_printable, text[: limit + 1]))
-    return printable if len(printable) <= limit else f"{printable[: limit - 1]}…"
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
 
 
 def _renderer(form: str) -> Any:

@@ -13,8 +13,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, In
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from proxy.installed import installed_version
-from proxy.observe.connection_metrics import (
+from common.printable import shown
+from proxy.gate.gate_metrics import (
     AddressUse,
     ClusterDoor,
     InstanceDoor,
@@ -26,7 +26,7 @@ from proxy.observe.connection_metrics import (
     instance_families,
     listener_families,
 )
-from proxy.observe.logs import shown
+from proxy.installed import installed_version
 from proxy.relay.actions import CloseReason
 
 _RELAY = ("virtual_cluster", "listener", "node_id")

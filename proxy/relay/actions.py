@@ -8,24 +8,12 @@ from protocol.frames import INT32_MAX
 from protocol.messages.client_quotas import DESCRIBE_CLIENT_QUOTAS
 from protocol.splices import Splice
 from protocol.walk import Walk
+from proxy.side import QuickEnum, Side
+from quotas.changes import Alteration
 from quotas.entities import QuotaType
-from quotas.sources.source import Alteration
 
 
-class _Quick(Enum):
-    """Members are told apart by what they are, as each is one of a kind: Enum's own hash takes much longer."""
-
-    __hash__ = object.__hash__
-
-
-class Side(_Quick):
-    """The two ends of a relay."""
-
-    CLIENT = "client"
-    NODE = "node"
-
-
-class CloseReason(_Quick):
+class CloseReason(QuickEnum):
     """Why a connection ended; log line and metric label use the value."""
 
     CLIENT_CLOSED = "client_closed"
@@ -80,7 +68,7 @@ class CloseReason(_Quick):
     INTERNAL_ERROR = "internal_error"
 
 
-class AskKind(_Quick):
+class AskKind(QuickEnum):
     """What somebody else must decide.
 
     ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices, or

@@ -13,19 +13,7 @@ from protocol.messages.produce import lone_partition_throttle_at
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
-from proxy.relay.actions import (
-    Action,
-    Ask,
-    AskKind,
-    CloseReason,
-    Pause,
-    RelayLimits,
-    Resume,
-    Send,
-    Side,
-    Verdict,
-    WakeAt,
-)
+from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Pause, RelayLimits, Resume, Send, Verdict, WakeAt
 from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Bind, Carriage, Meet, Piece, add_run, send_through
 from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, AnswerKind, Plan
 from proxy.relay.quick_answers import QUICK_BYTES, quick_run
@@ -33,6 +21,7 @@ from proxy.relay.recognise import looks_like
 from proxy.relay.request import Refusal, Request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import QuotaType
 from quotas.sensors.windowed_rate import StaleSensor

@@ -6,12 +6,13 @@ from typing import Final
 from protocol.errors import MalformedMessage
 from protocol.frames import MAX_ASKED_BYTES
 from protocol.messages.sasl import SASL_APIS
-from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Exchange, RelayLimits, Side
+from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Exchange, RelayLimits
 from proxy.relay.answer_side import AnswerSide
 from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Bind, Meet
 from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
 from proxy.relay.request import Refusal, Request, read_request
 from proxy.relay.tally import Tally
+from proxy.side import Side
 from quotas.client_quotas import Binding, Ledger
 
 _HEAD = Struct(">ihh")

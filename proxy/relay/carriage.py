@@ -4,11 +4,12 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from proxy.relay.actions import Action, RelayLimits, Send, Side, Throttled, WakeAt
+from proxy.relay.actions import Action, RelayLimits, Send, Throttled, WakeAt
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
 from proxy.relay.service_times import ServiceTimes
 from proxy.relay.tally import Tally
 from proxy.relay.use import PLACE, REQUEST, Client, Use
+from proxy.side import Side
 from quotas.client_quotas import Binding, Ledger
 from quotas.entities import QuotaType
 

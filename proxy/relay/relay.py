@@ -13,7 +13,6 @@ from proxy.relay.actions import (
     RelayLimits,
     Resume,
     Send,
-    Side,
     Verdict,
     WakeAt,
 )
@@ -24,6 +23,7 @@ from proxy.relay.request import Refusal
 from proxy.relay.request_side import RequestSide
 from proxy.relay.tally import Tally
 from proxy.relay.use import REQUEST
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 
 _CLIENT = Side.CLIENT

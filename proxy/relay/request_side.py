@@ -18,7 +18,6 @@ from proxy.relay.actions import (
     RelayLimits,
     Resume,
     Send,
-    Side,
     Verdict,
     WakeAt,
 )
@@ -45,6 +44,7 @@ from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, 
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.tally import Tally
 from proxy.relay.use import Use
+from proxy.side import Side
 from quotas.client_quotas import Binding, Ledger
 from quotas.entities import QuotaType
 

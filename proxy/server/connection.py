@@ -4,10 +4,10 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from common.printable import shown
 from proxy.clock import Clock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
@@ -15,7 +15,7 @@ from proxy.decisions.sasl import LoginFailure
 from proxy.net.stream import READ_BYTES, Owner, Stream
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
-from proxy.observe.logs import is_told, shown
+from proxy.observe.logs import is_told
 from proxy.relay.actions import (
     Action,
     Ask,
@@ -27,7 +27,6 @@ from proxy.relay.actions import (
     Pause,
     Resume,
     Send,
-    Side,
     Throttled,
     Verdict,
     WakeAt,
@@ -36,6 +35,8 @@ from proxy.relay.actions import (
 from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.server.episode import ThrottleEpisode
+from proxy.side import Side
+from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
@@ -43,42 +44,6 @@ if TYPE_CHECKING:
 _READ_AHEAD_BYTES = 512
 LINGER_S = 10.0
 """How long a connection that is closing may take to write out what was sent to it."""
-
-
-class NodeUnreachable(ConnectionError):
-    """No address of a node, or of the bootstrap list, took a connection. The message says what was tried."""
-
-    def __init__(self, message: str, reason: CloseReason = CloseReason.NODE_UNREACHABLE) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-class NodeUnknown(LookupError):
-    """Nobody has named the address of this node yet."""
-
-
-class NodePaced(ConnectionError):
-    """Too many others wait for a connection to this node. The message says for how long, and why."""
-
-
-@dataclass(slots=True)
-class NodeSocket:
-    """What connecting to a node gave: a non-blocking socket, and the round trip that the kernel saw, if asked."""
-
-    socket: AnySocket
-    node_id: int
-    round_trip_us: int | None = None
-
-
-class Cancellable(Protocol):
-    """Something that is under way."""
-
-    def cancel(self) -> object:
-        """Have it end; it tells nothing more."""
-
-
-Reached = Callable[[NodeSocket | Exception], None]
-"""Is told what came of connecting to a node: NodeUnreachable, NodeUnknown or NodePaced, if not the socket."""
 
 
 class Home(Protocol):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from common.printable import shown
 from protocol.identity.proxy_header import Endpoint, proxy_header_v2
 from protocol.messages.api_versions import carried
 from proxy.clock import Clock
@@ -29,32 +30,34 @@ from proxy.decisions.sasl import Identity, SaslRules
 from proxy.gate.admission import ANONYMOUS, Next, Place, Refused, Step
 from proxy.gate.door import Door, limits_of
 from proxy.gate.fair_queue import FairQueue
+from proxy.gate.stages import Arrival, GoOn, SlowStage, TurnAway
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Owner, Stream, StreamSettings
 from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.net.tls_stream import TlsStream
 from proxy.observe.last_throttles import LastThrottles
-from proxy.observe.logs import bound_later, shown
-from proxy.relay.actions import CloseReason, Errand, RelayLimits, Side, Throttled
+from proxy.observe.logs import bound_later
+from proxy.relay.actions import CloseReason, Errand, RelayLimits, Throttled
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
 from proxy.relay.use import MUTATION, Client, Meter
 from proxy.server.caps import Caps
 from proxy.server.certificates import Certified
-from proxy.server.connection import LINGER_S, ORDINARY, Cancellable, Connection, Reached
+from proxy.server.connection import LINGER_S, ORDINARY, Connection
 from proxy.server.origin import Origin, origin_stage
 from proxy.server.quota_book import QuotaBook
 from proxy.server.secure import Secure, secure_stage
 from proxy.server.sockets import accept
-from proxy.server.stages import Arrival, GoOn, SlowStage, TurnAway
+from proxy.side import Side
 from proxy.upstream.connector import Upstream
+from proxy.upstream.node_socket import Cancellable, Reached
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
+from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
-from quotas.sources.source import Quotas
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

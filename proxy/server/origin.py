@@ -18,9 +18,9 @@ from protocol.identity.proxy_header import (
     read_proxy_header,
 )
 from proxy.config.kinds import Network
+from proxy.gate.stages import Arrival, Refused, SlowStage
 from proxy.net.poller import READABLE, Poller
 from proxy.relay.actions import CloseReason
-from proxy.server.stages import Arrival, Refused, SlowStage
 
 _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 

@@ -7,23 +7,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import structlog
 
+from common.printable import shown
 from proxy.clock import Clock
-from proxy.observe.logs import shown
 from proxy.relay.actions import Errand
+from quotas.changes import NO_QUOTAS, Alteration, Changes, Limit, Quotas, Tables, changes_between, tables_of
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaKey
 from quotas.shared_map import SharedMap
-from quotas.sources.source import (
-    NO_QUOTAS,
-    Alteration,
-    Changes,
-    Limit,
-    Quotas,
-    Source,
-    Tables,
-    changes_between,
-    tables_of,
-)
+from quotas.sources.source import Source
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

@@ -6,10 +6,11 @@ from pathlib import Path
 from proxy.config.kinds import HostPort
 from proxy.config.settings import VirtualClusterConfig, quota_entries
 from proxy.upstream.credentials import credentials_of, secret
+from quotas.changes import Alteration
 from quotas.entities import Entity, QuotaKey
 from quotas.sources.file import FileSource
 from quotas.sources.last_good import LastGood
-from quotas.sources.source import Alteration, Source
+from quotas.sources.source import Source
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
 from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
 

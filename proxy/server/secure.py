@@ -10,13 +10,13 @@ from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import not_after, subject_of
 from protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
 from proxy.clock import Clock
+from proxy.gate.stages import Arrival, Refused, SlowStage
 from proxy.net.handshake import beside_the_loop, shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
 from proxy.relay.recognise import looks_like
 from proxy.server.certificates import Certified
-from proxy.server.stages import Arrival, Refused, SlowStage
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, plain_host
 
 _HANDSHAKE = 0x16

@@ -34,10 +34,10 @@ from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.gate.address_quotas import AddressQuotas
 from proxy.gate.admission import AddressStanding, Admission
 from proxy.gate.door import Door, limits_of
+from proxy.gate.gate_metrics import InstanceDoor
 from proxy.net.poller import Poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
-from proxy.observe.connection_metrics import InstanceDoor
 from proxy.observe.explained import Origin
 from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
@@ -64,15 +64,15 @@ from proxy.usage.recorder import Metered, Recorder, own_name, rules_of
 from proxy.usage.shipping import Order, Shipping
 from proxy.usage.spool import Spool, SpoolUnusable
 from proxy.usage.tracer import Tracer
+from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.entities import plain_ip
 from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.request_costs import RequestCosts
 from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.traced import TracedBuckets, TracedSensors
 from quotas.sensors.windowed_rate import Sensors
-from quotas.sources.source import Quotas
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
 """After that long a thread that works on quotas makes way for the event loop; Python's own 5 ms halve its speed."""

@@ -22,9 +22,9 @@ from proxy.net.look_ups import MOST_TRIED, Found, LookUps, at_port, in_daemon_th
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
-from proxy.server.connection import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial, family_of
+from proxy.upstream.node_socket import Cancellable, NodePaced, NodeSocket, NodeUnknown, NodeUnreachable, Reached
 from proxy.upstream.pace import Pace
 from proxy.upstream.race import AllFailed, Slow, race
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory

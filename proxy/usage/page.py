@@ -7,8 +7,8 @@ from quotas.records.usage_record import VERSION, Dropped, End, Header, Row, Trac
 
 _INTRODUCTION = f"""# Usage records and the trace
 
-Made from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m proxy.usage.page > docs/usage.md`; a test keeps
-it in step.
+Made from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m
+proxy.usage.page > docs/usage.md`; a test keeps it in step.
 
 With `usage.directory` set, the proxy writes down what every client uses: one record for each (virtual cluster, node,
 user, client-id, quota type) and window of `usage.window_s` seconds in which there was any use, whether a quota binds
@@ -140,8 +140,8 @@ _TRACE = """
 `usage.trace.entities` names entities as quotas do; every operation on their sensors is told, in order: on sensors
 that measure under these names, or for a quota that is set on exactly this entity (`default_user: true`: all sensors
 of that default). Beyond `events_per_second` operations are dropped, counted and told; from then on a replay of these
-sensors is not exact. Where nothing is traced it costs nothing. `quotas.records.trace.Replay` does the same again, and gives
-every throttle time to the millisecond.
+sensors is not exact. Where nothing is traced it costs nothing. `quotas.records.trace.Replay` does the same again, and
+gives every throttle time to the millisecond.
 
 """
 

@@ -8,9 +8,9 @@ from quotas.connection_quotas import Admission, Outcome
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
 from quotas.quota_table import UNLIMITED
 from quotas.records.trace import SETTINGS, Operation
+from quotas.records.traced_sensors import Traced
 from quotas.records.usage_record import TRACE, Row, TraceEvent
 from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.traced import Traced
 from quotas.sensors.windowed_rate import Sensors
 
 TOO_FAST = "too_fast"

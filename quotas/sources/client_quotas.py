@@ -8,17 +8,9 @@ from typing import Any, Final, NamedTuple
 from kafka.errors import for_code
 from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasRequest, DescribeClientQuotasResponse
 
+from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, following
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
 from quotas.quota_table import WHOLE_WITHIN, valid_limit
-from quotas.sources.source import (
-    NO_QUOTAS,
-    Alteration,
-    AlterationRefused,
-    Limit,
-    Quotas,
-    SourceUnavailable,
-    following,
-)
 
 LAYER: Final = "cluster"
 """Where all quotas of this source stand."""

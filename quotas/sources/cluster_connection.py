@@ -16,6 +16,7 @@ from kafka.errors import (
 from kafka.net.manager import KafkaConnectionManager
 from kafka.net.selector import NetworkSelector
 
+from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_faults import (
     ADDRESSES,
     ConnectionFault,
@@ -26,7 +27,6 @@ from quotas.sources.cluster_faults import (
     plain_words,
     spoken_at,
 )
-from quotas.sources.source import SourceUnavailable
 
 CLIENT_ID: Final = "kafka-throttle"
 MAX_ANSWER_BYTES: Final = 256 << 20

@@ -21,7 +21,7 @@ from kafka.errors import (
     UnsupportedSaslMechanismError,
 )
 
-from quotas.sources.source import SourceUnavailable
+from quotas.changes import SourceUnavailable
 
 _HOST_MISMATCH: Final = (62, 64)
 """X509_V_ERR_HOSTNAME_MISMATCH and _IP_ADDRESS_MISMATCH of OpenSSL."""

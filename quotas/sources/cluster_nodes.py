@@ -10,8 +10,8 @@ from typing import Any, Final
 from kafka.protocol.admin import DescribeConfigsRequest
 from kafka.protocol.metadata import MetadataRequest
 
+from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.source import SourceUnavailable
 
 _FIRST_VERSION_THAT_MAY_ASK_FOR_NO_TOPIC: Final = 1
 _BROKER: Final = 4

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.atomic_file import own_as, write_whole
+from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable
 from quotas.entities import Entity, QuotaKey
 from quotas.shared_map import SharedMap
 from quotas.sources.overlay import (
@@ -27,14 +28,6 @@ from quotas.sources.overlay import (
     altered,
     parse_overlay,
     reverted,
-)
-from quotas.sources.source import (
-    NO_QUOTAS,
-    Alteration,
-    AlterationRefused,
-    Limit,
-    Quotas,
-    SourceUnavailable,
 )
 
 MAX_STATE_BYTES = 64 * 1024 * 1024

@@ -13,9 +13,9 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from quotas.changes import Alteration, Limit, Quotas
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey
 from quotas.quota_table import valid_limit
-from quotas.sources.source import Alteration, Limit, Quotas
 
 Entries = Mapping[Entity, Mapping[QuotaKey, float]]
 """What the operator's file says."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity
 from quotas.sources.client_quotas import (
     NOTHING_TOLD,
@@ -20,7 +21,6 @@ from quotas.sources.client_quotas import (
     told,
 )
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
-from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
 
 THE_CLUSTER: Final = "upstream cluster"
 """The place of problems with the cluster as a whole."""

@@ -6,8 +6,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any, Final, NamedTuple, Protocol
 
+from quotas.changes import Alteration, AlterationRefused, SourceUnavailable
 from quotas.entities import Entity, InvalidQuota
-from quotas.sources.source import Alteration, AlterationRefused, SourceUnavailable
 from quotas.sources.znodes import (
     CHANGE_PREFIX,
     CHANGES,

@@ -13,10 +13,10 @@ from ipaddress import ip_address
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
+from quotas.changes import NO_QUOTAS, Limit, Quotas
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey, QuotaType
 from quotas.quota_table import MAX_CONNECTION_RATE, valid_limit
 from quotas.shared_map import SharedMap
-from quotas.sources.source import NO_QUOTAS, Limit, Quotas
 
 ROOTS: Final = ("users", "clients", "ips")
 """Below which the nodes of entities are."""

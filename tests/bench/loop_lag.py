@@ -30,8 +30,9 @@ from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.net.turns import finish_in_turns
 from proxy.observe.metrics import EntityUse, Metrics
-from proxy.relay.actions import Ask, AskKind, Errand, Side, Verdict, Work
+from proxy.relay.actions import Ask, AskKind, Errand, Verdict, Work
 from proxy.server.quota_book import QuotaBook
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable

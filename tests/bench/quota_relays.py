@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from protocol.messages.api_versions import carried
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.relay.actions import Action, Ask, Close, RelayLimits, Send, Side, Throttled, Verdict
+from proxy.relay.actions import Action, Ask, Close, RelayLimits, Send, Throttled, Verdict
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable

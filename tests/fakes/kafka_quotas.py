@@ -7,8 +7,8 @@ from kafka.protocol.admin import (
     DescribeClientQuotasResponse,
 )
 
+from quotas.changes import SourceUnavailable
 from quotas.sources.client_quotas import Verbatim
-from quotas.sources.source import SourceUnavailable
 
 _VERSION = 1
 

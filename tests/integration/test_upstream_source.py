@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from demo.kafka_cluster import KafkaCluster
+from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.client_quotas import Verbatim, describe_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.last_good import LastGood
-from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
 from tests.integration.test_kafka_cluster import eventually, healed
 from tests.patience import PATIENCE_S

@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from kazoo.exceptions import NoAuthError
 from kazoo.security import OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
+from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.sources.znodes import keys_of, notification, written
 from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSource
 from tests.deaf import deaf_address

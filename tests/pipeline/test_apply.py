@@ -13,8 +13,8 @@ from pipeline.rollout.place import Place, in_words_of_commands
 from pipeline.rollout.plan import Bounds, planned
 from pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
 from proxy.cli.main import main
+from quotas.changes import SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.sources.source import SourceUnavailable
 from quotas.sources.upstream import UpstreamSettings, UpstreamSource
 from tests.fakes.kafka_quotas import FakeCluster
 

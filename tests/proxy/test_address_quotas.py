@@ -6,11 +6,11 @@ from proxy.config.settings import ClusterConnectionsConfig
 from proxy.gate.address_quotas import AddressQuotas, rates_of
 from proxy.gate.admission import Admission
 from proxy.gate.door import Door
+from quotas.changes import Limit, tables_of
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ConnectionQuotas
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import ConnectionRates
 from quotas.shared_map import SharedMap
-from quotas.sources.source import Limit, tables_of
 from tests.fakes.clock import FakeClock
 
 RATE, SHADOW = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONNECTION, shadow=True)

@@ -11,12 +11,14 @@ from protocol.messages.api_versions import carried
 from protocol.messages.topic_mutations import CREATE_TOPICS
 from protocol.primitives import uvarint
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.patience import TimeOuts
 from proxy.relay.plans import FIND_COORDINATOR
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
-from proxy.server.connection import Connection, NodeSocket, NodeUnreachable
+from proxy.server.connection import Connection
+from proxy.side import Side
+from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock

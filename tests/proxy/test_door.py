@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from proxy.gate.admission import ANONYMOUS, Admission, Place
 from proxy.gate.door import Door
-from proxy.server.stages import Arrival
+from proxy.gate.stages import Arrival
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
 from tests.fakes.clock import FakeClock
 

@@ -20,11 +20,11 @@ from proxy.observe.http_listener import HttpListener
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
 from proxy.relay.actions import Throttled
+from quotas.changes import Limit, tables_of
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
-from quotas.sources.source import Limit, tables_of
 from tests.fakes.clock import FakeClock
 
 TOKEN = "a-token-of-24-characters"

@@ -2,7 +2,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.observe.connection_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
+from proxy.gate.gate_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
 from proxy.relay.actions import CloseReason
 from proxy.usage.shipper import Shipped

@@ -9,10 +9,10 @@ import pytest
 import structlog
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER, Endpoint, proxy_header_v2
+from proxy.gate.stages import Arrival
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
 from proxy.server.origin import Origin, origin_stage
-from proxy.server.stages import Arrival
 
 V2 = proxy_header_v2(Endpoint("192.0.2.7", 40_000), Endpoint("192.0.2.1", 9092))
 V1 = b"PROXY TCP4 192.0.2.7 192.0.2.1 40000 9092\r\n"

@@ -8,10 +8,11 @@ from protocol.messages.client_quotas import _Body, read_alter_request, read_desc
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.steps import ITEMS_PER_STEP, finish
-from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Side, Verdict, Work
+from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Verdict, Work
+from proxy.side import Side
 from quotas import entities
+from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
 from tests.quota_frames import ALTER, DESCRIBE, alter_request, altered, correlation_id, describe_request, described
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)

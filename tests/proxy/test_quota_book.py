@@ -7,12 +7,12 @@ import structlog
 
 from proxy.relay.actions import Errand, Verdict
 from proxy.server.quota_book import QuotaBook
+from quotas.changes import Alteration, tables_of
 from quotas.client_quotas import KEYS_PER_STEP, Ledger
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from quotas.sources.file import FileSource
-from quotas.sources.source import Alteration, tables_of
 from tests.fakes.clock import FakeClock
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)

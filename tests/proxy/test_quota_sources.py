@@ -8,9 +8,9 @@ import pytest
 from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.server.quota_sources import renew, source_of, unset, zookeeper_settings
+from quotas.changes import Alteration, AlterationRefused, Limit
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood
-from quotas.sources.source import Alteration, AlterationRefused, Limit
 from quotas.sources.upstream import UpstreamSource
 from quotas.sources.zookeeper import Login
 

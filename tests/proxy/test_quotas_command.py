@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli.main import main
+from quotas.changes import Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.source import Limit, SourceUnavailable
 
 CLUSTER = """
   - name: {name}

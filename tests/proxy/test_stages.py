@@ -8,8 +8,8 @@ import pytest
 import structlog
 
 from proxy.gate.admission import Place
+from proxy.gate.stages import Arrival, Refused, SlowStage
 from proxy.relay.actions import CloseReason
-from proxy.server.stages import Arrival, Refused, SlowStage
 from quotas.connection_quotas import ListenerKey
 
 LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS

@@ -8,7 +8,7 @@ import pytest
 
 from proxy.net.poller import Poller
 from proxy.net.stream import Stream, StreamSettings
-from proxy.relay.actions import Side
+from proxy.side import Side
 from quotas.byte_caps import ByteCap, Turnstile
 from tests.patience import PATIENCE_S
 

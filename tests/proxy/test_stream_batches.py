@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 
 from proxy.net.poller import READABLE, Poller
 from proxy.net.stream import Stream, StreamSettings
-from proxy.relay.actions import Side
+from proxy.side import Side
 
 HIGH_WATER_BYTES = 30_000
 ROOM_BYTES = 8 * 1024

@@ -14,7 +14,7 @@ from proxy.net.poller import Poller
 from proxy.net.stream import StreamSettings
 from proxy.net.tls_socket import TlsSocket
 from proxy.net.tls_stream import TlsStream
-from proxy.relay.actions import Side
+from proxy.side import Side
 from quotas.byte_caps import Turnstile
 from tests.certificates import Authority, client_context, server_context
 from tests.patience import PATIENCE_S

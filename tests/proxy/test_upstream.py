@@ -11,14 +11,14 @@ from structlog.testing import capture_logs
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import UpstreamConfig
 from proxy.net.poller import READABLE, Poller
-from proxy.server.connection import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.connector import Upstream, _brokers
 from proxy.upstream.credentials import credentials_of
 from proxy.upstream.dial import Dial
+from proxy.upstream.node_socket import NodePaced, NodeUnknown, NodeUnreachable
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, NodeDirectory
+from quotas.changes import SourceUnavailable
 from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection
-from quotas.sources.source import SourceUnavailable
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock

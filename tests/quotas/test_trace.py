@@ -10,8 +10,8 @@ from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Operation, Replay, Unknown
+from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.records.usage_record import TraceEvent, line_of, read_line
-from quotas.sensors.traced import TracedBuckets, TracedSensors
 from quotas.sensors.windowed_rate import Sensors
 
 ALICE = Entity(user="alice")

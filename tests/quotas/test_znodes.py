@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quotas.changes import Limit
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
-from quotas.sources.source import Limit
 from quotas.sources.znodes import (
     Create,
     Delete,

@@ -19,13 +19,13 @@ from proxy.relay.actions import (
     RelayLimits,
     Resume,
     Send,
-    Side,
     Throttled,
     WakeAt,
     Work,
 )
 from proxy.relay.tally import Tally
 from proxy.relay.use import Client, Counts, Meter
+from proxy.side import Side
 from quotas.client_quotas import Binding, Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -7,9 +7,10 @@ import pytest
 from protocol.frames import MAX_ASKED_BYTES
 from proxy.decisions.decide import decide
 from proxy.decisions.steps import finish
-from proxy.relay.actions import AskKind, CloseReason, Errand, Side, Verdict
+from proxy.relay.actions import AskKind, CloseReason, Errand, Verdict
+from proxy.side import Side
+from quotas.changes import Alteration, Limit
 from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.sources.source import Alteration, Limit
 from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with

@@ -4,8 +4,9 @@ from struct import pack
 
 import pytest
 
-from proxy.relay.actions import CloseReason, RelayLimits, Side, Throttled
+from proxy.relay.actions import CloseReason, RelayLimits, Throttled
 from proxy.relay.costs import cost_kind
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -4,7 +4,8 @@ from struct import pack
 
 import pytest
 
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, RelayLimits
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -2,7 +2,8 @@
 
 import pytest
 
-from proxy.relay.actions import RelayLimits, Side, Verdict
+from proxy.relay.actions import RelayLimits, Verdict
+from proxy.side import Side
 from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_US, Script, ledger_with

@@ -29,8 +29,9 @@ from protocol.frames import MAX_HEAD_BYTES
 from protocol.primitives import compact_string, uvarint
 from protocol.walk import Walk
 from proxy.decisions.decide import decide
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.plans import PLANS, AnswerKind, walk_answer
+from proxy.side import Side
 from tests.message_vectors import message_vectors
 from tests.relay.frames import frame, heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, Script

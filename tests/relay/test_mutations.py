@@ -16,7 +16,8 @@ from protocol.primitives import compact_string
 from proxy.decisions.decide import decide
 from proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
 from proxy.decisions.steps import finish
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, RelayLimits
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

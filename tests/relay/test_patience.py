@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.patience import Awaited, Patience, TimeOuts
+from proxy.side import Side
 from tests.relay.frames import (
     API_VERSIONS,
     fetch,

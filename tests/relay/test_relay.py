@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config.settings import ListenerConfig
-from proxy.relay.actions import CloseReason, RelayLimits, Side, Verdict
+from proxy.relay.actions import CloseReason, RelayLimits, Verdict
 from proxy.relay.likeness import Likeness
+from proxy.side import Side
 from proxy.upstream.topology import ListenerPorts, NodeDirectory
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, RelayLimits
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -10,8 +10,9 @@ from protocol.frames import MAX_ASKED_BYTES
 from protocol.identity.sasl_names import Claim
 from protocol.messages.api_versions import versions_request
 from proxy.decisions.sasl import SaslRules
-from proxy.relay.actions import CloseReason, RelayLimits, Side
+from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.relay import Relay
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -6,7 +6,7 @@ import pytest
 
 from protocol.messages.api_versions import versions_request
 from protocol.primitives import compact_string
-from proxy.relay.actions import Side
+from proxy.side import Side
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import Script, ledger_with
 

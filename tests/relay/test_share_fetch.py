@@ -5,7 +5,8 @@ from struct import pack
 import pytest
 
 from protocol.primitives import compact_string
-from proxy.relay.actions import CloseReason, Side
+from proxy.relay.actions import CloseReason
+from proxy.side import Side
 from quotas.entities import QuotaType
 from tests.relay.frames import frame, heartbeat, request
 from tests.relay.script import NOW_MS, Script, ledger_with

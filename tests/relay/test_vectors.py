@@ -17,8 +17,8 @@ import pytest
 
 from protocol.messages.api_versions import UNSUPPORTED_VERSION
 from protocol.primitives import Reader
-from proxy.relay.actions import Side
 from proxy.relay.plans import ASKED_REQUESTS
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -4,7 +4,8 @@ import pytest
 
 from protocol.frames import MAX_ASKED_BYTES
 from proxy.relay import request_side
-from proxy.relay.actions import CloseReason, Side
+from proxy.relay.actions import CloseReason
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -5,8 +5,9 @@ from struct import pack
 import pytest
 from kafka.protocol.consumer import FetchResponse
 
-from proxy.relay.actions import CloseReason, RelayLimits, Side, Throttled
+from proxy.relay.actions import CloseReason, RelayLimits, Throttled
 from proxy.relay.answer_side import AnswerSide
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable

@@ -22,12 +22,12 @@ from proxy.relay.actions import (
     Pause,
     Resume,
     Send,
-    Side,
     Throttled,
     Verdict,
     WakeAt,
 )
 from proxy.relay.relay import Relay
+from proxy.side import Side
 from quotas.client_quotas import Binding, Ledger
 from quotas.entities import QuotaType
 from quotas.quota_table import UNLIMITED

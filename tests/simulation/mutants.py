@@ -27,7 +27,6 @@ from proxy.relay.actions import (
     RelayLimits,
     Resume,
     Send,
-    Side,
     Verdict,
     WakeAt,
 )
@@ -35,6 +34,7 @@ from proxy.relay.carriage import Bind
 from proxy.relay.patience import Awaited, Patience, TimeOuts, Waiting
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
+from proxy.side import Side
 from quotas.client_quotas import Ledger
 from quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from quotas.sensors.windowed_rate import Sensors

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from struct import pack
 
 from proxy.relay.actions import Errand
+from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
 from quotas.client_quotas import Ledger
 from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType
-from quotas.sources.source import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
 from tests import quota_frames
 from tests.simulation.oracle import Violation
 from tests.simulation.plan import EntryPlan, FilterPlan, QuotaPlan, RequestPlan

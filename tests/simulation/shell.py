@@ -1,4 +1,4 @@
-"""What carries a relay's actions out in the simulation: proxy.server.connection with the network and the clock changed."""
+"""Carries a relay's actions out in the simulation: proxy.server.connection with another network and clock."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -20,7 +20,6 @@ from proxy.relay.actions import (
     Pause,
     Resume,
     Send,
-    Side,
     Throttled,
     Verdict,
     WakeAt,
@@ -29,6 +28,7 @@ from proxy.relay.actions import (
 from proxy.relay.patience import Patience, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.server.connection import LINGER_S
+from proxy.side import Side
 from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation

@@ -16,8 +16,8 @@ from proxy.relay.carriage import Bind
 from proxy.relay.patience import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.tally import Tally
+from quotas.changes import tables_of
 from quotas.client_quotas import Binding, Ledger
-from quotas.sources.source import tables_of
 from tests.simulation import wire
 from tests.simulation.acceptor import Acceptor, Storm, Visit
 from tests.simulation.actors import Client, Node

@@ -15,10 +15,10 @@ from quotas.connection_quotas import ADMITTED, Admission, Outcome
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Replay
+from quotas.records.traced_sensors import Subject, Traced
 from quotas.records.usage_record import USAGE, UsageRecord, read_line
 from quotas.request_costs import RequestCosts
 from quotas.sensors.token_buckets import TokenBuckets
-from quotas.sensors.traced import Subject, Traced
 from quotas.sensors.windowed_rate import Sensors
 from tests.fakes.clock import FakeClock
 

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kafka.protocol.admin import DescribeClientQuotasResponse
 
+from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.client_quotas import Verbatim, alter_request, altered, describe_request, shows, told
-from quotas.sources.source import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE, FETCH, CONNECTION = (

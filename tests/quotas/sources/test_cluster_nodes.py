@@ -4,9 +4,9 @@ from struct import pack
 
 import pytest
 
+from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
-from quotas.sources.source import SourceUnavailable
 from tests.patience import PATIENCE_S
 from tests.quotas.sources.test_cluster_faults import Listener, text
 

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources import file as file_source
 from quotas.sources.file import FileSource
-from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
 
 ROOT = Path(__file__).parents[3]
 ALICE, BOB = Entity("alice"), Entity("bob")
@@ -183,7 +183,7 @@ import sys
 from pathlib import Path
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.file import FileSource
-from quotas.sources.source import Alteration
+from quotas.changes import (Alteration)
 source = FileSource({}, "proxy.yaml", Path(sys.argv[1]))
 for i in range(25):
     [problem] = source.alter([Alteration(Entity("shared", f"{sys.argv[2]}-{i}"), {QuotaKey(QuotaType.FETCH): 1.0 + i})])
@@ -257,7 +257,7 @@ import resource, signal, sys
 from pathlib import Path
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.file import FileSource
-from quotas.sources.source import Alteration
+from quotas.changes import (Alteration)
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 source = FileSource({}, "proxy.yaml", Path(sys.argv[1]))
 key = QuotaKey(QuotaType.FETCH)

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quotas.changes import NO_QUOTAS, Limit
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import LastGood, content, parse
-from quotas.sources.source import NO_QUOTAS, Limit
 
 ROOT = Path(__file__).parents[3]
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
@@ -381,7 +381,7 @@ import resource, signal, sys
 from pathlib import Path
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.last_good import content
-from quotas.sources.source import Limit
+from quotas.changes import (Limit)
 from common.atomic_file import write_whole
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

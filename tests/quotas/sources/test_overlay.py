@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quotas.changes import Alteration, Limit
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
 from quotas.quota_table import valid_limit
 from quotas.sources.overlay import (
@@ -17,7 +18,6 @@ from quotas.sources.overlay import (
     parse_overlay,
     reverted,
 )
-from quotas.sources.source import Alteration, Limit
 
 ALICE, BOB = Entity("alice"), Entity("bob")
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)

@@ -3,9 +3,9 @@
 import threading
 from contextlib import contextmanager
 
+from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.sources.cluster_connection import Credentials
-from quotas.sources.source import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.sources.upstream import THE_CLUSTER, Pace, UpstreamSettings, UpstreamSource
 from tests.fakes.kafka_quotas import FakeCluster
 

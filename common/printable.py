@@ -1,0 +1,15 @@
+"""Text of strangers, fit for a log or a terminal."""
+
+MAX_SHOWN_CHARACTERS = 128
+
+
+def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:
+    """`text` fit to be shown: whatever is not printable as an escape, at most `limit` characters."""
+    if len(text) <= limit and text.isprintable():
+        return text
+    printable = "".join(map(_printable, text[: limit + 1]))
+    return printable if len(printable) <= limit else f"{printable[: limit - 1]}…"
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
