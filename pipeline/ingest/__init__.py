@@ -1,1 +1,1 @@
-""""""
+"""From lines of usage records to rows of the table, with what is rejected."""

@@ -1,1 +1,1 @@
-""""""
+"""The table of usage: its log, files, compaction and summaries."""

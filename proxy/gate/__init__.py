@@ -1,1 +1,1 @@
-""""""
+"""Whether a connection may come: rates, counts, holds."""

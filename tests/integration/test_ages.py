@@ -149,7 +149,7 @@ def types_in_force(proxy, who, ip, all_types):
 
 
 def in_force(proxy, client_id):
-    return any(quota["entity"].get("client-id") == client_id for quota in proxy.observe("quotas")["quotas"])
+    return any(quota["entity"].get("client-id") == client_id for quota in proxy.admin("quotas")["quotas"])
 
 
 def fetch_body():

@@ -99,7 +99,7 @@ def alter(connection, entries):
 
 
 def explained(proxy, user):
-    told = proxy.observe(f"explain?user={user}&client_id={CLIENT_ID}")
+    told = proxy.admin(f"explain?user={user}&client_id={CLIENT_ID}")
     return next(quota for quota in told["quotas"] if quota["quota"] == "producer_byte_rate")
 
 

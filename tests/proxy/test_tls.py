@@ -641,7 +641,7 @@ async def test_new_certificates_are_shown_to_new_clients_and_old_ones_stay(paper
 
 def reloads(proxy, result, listener="l"):
     labels = {"virtual_cluster": "main", "listener": listener, "result": result}
-    return proxy.observe.metrics.registry.get_sample_value("kafka_throttle_certificate_reloads_total", labels)
+    return proxy.metrics.registry.get_sample_value("kafka_throttle_certificate_reloads_total", labels)
 
 
 async def test_nodes_are_shown_new_certificates_too(paper, tmp_path):
@@ -666,7 +666,7 @@ async def test_the_end_of_a_certificate_is_a_metric_and_told_before_it_comes_onc
     with capture_logs() as logs:
         async with proxying(files(paper.listener), clock=clock) as proxy:
             labels = {"virtual_cluster": "main", "listener": "l"}
-            found = proxy.observe.metrics.registry.get_sample_value(
+            found = proxy.metrics.registry.get_sample_value(
                 "kafka_throttle_certificate_expiry_timestamp_seconds", labels
             )
             assert found == ends_s
