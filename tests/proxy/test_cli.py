@@ -140,6 +140,8 @@ def test_the_package_can_be_started_with_python():
 
 
 def test_commands_are_found_without_loading_the_service_or_the_demo():
-    code = "import sys, proxy.cli.main; print([n for n in sys.modules if n.startswith(('proxy.server.service', 'demo'))])"
+    code = (
+        "import sys, proxy.cli.main; print([n for n in sys.modules if n.startswith(('proxy.server.service', 'demo'))])"
+    )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n"
