@@ -35,7 +35,7 @@ WHOLE_CLUSTER = -2
 
 
 @dataclass(slots=True)
-class Binding:
+class ClientSensors:
     """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
     It holds as long as `version` is the ledger's, or the ledger `renews` it. `fetch_ceiling_bytes` is what one Fetch
@@ -96,7 +96,7 @@ class ShadowThrottles(NamedTuple):
     throttled_ms: int = 0
 
 
-class Ledger:
+class ClientQuotaManager:
     """Hands out bindings, and keeps the limits of all sensors at what the quota table says.
 
     `version` goes up when the table is replaced and when sensors are closed: a binding made before holds on if the
@@ -150,7 +150,7 @@ class Ledger:
         self.overflowed = 0
         self.shadow_overflowed = 0
         self._handles: dict[SensorKey, int] = {}
-        self._bindings: dict[tuple[str, int, str, str], Binding] = {}
+        self._bindings: dict[tuple[str, int, str, str], ClientSensors] = {}
         self._touched: dict[tuple[str, str], int] = {}
         """The version that made bindings stale: of a user and client-id, or of all with this user, or client-id."""
         self._touched_before: dict[tuple[str, str], int] = {}
@@ -169,7 +169,7 @@ class Ledger:
         self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
         self._next_version()
 
-    def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
+    def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> ClientSensors:
         """The sensors for this client, opened where they are missing."""
         who = (virtual_cluster, node_id, user, client_id)
         binding = self._bindings.get(who)
@@ -178,14 +178,14 @@ class Ledger:
             self._remember(who, binding)
         return binding
 
-    def _remember(self, who: tuple[str, int, str, str], binding: Binding) -> None:
+    def _remember(self, who: tuple[str, int, str, str], binding: ClientSensors) -> None:
         self._bindings.pop(who, None)
         if not binding.crowded:
             if len(self._bindings) == _MAX_BINDINGS:
                 del self._bindings[next(iter(self._bindings))]
             self._bindings[who] = binding
 
-    def renews(self, binding: Binding) -> bool:
+    def renews(self, binding: ClientSensors) -> bool:
         """Whether a binding still is what `bind` would give; then its version is the present one from now on.
 
         It is if nothing that has happened since concerns its client. One that was crowded out of a full table holds
@@ -205,7 +205,9 @@ class Ledger:
         binding.version = self.version
         return True
 
-    def _make_binding(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> Binding:
+    def _make_binding(
+        self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int
+    ) -> ClientSensors:
         self._spared.clear()
         self._crowded.clear()
 
@@ -222,7 +224,7 @@ class Ledger:
         request, request_limit = sensor(QuotaType.REQUEST)
         shadow_request, _ = sensor(QuotaType.REQUEST, shadow=True)
         timed = request is not None or shadow_request is not None
-        return Binding(
+        return ClientSensors(
             self.version,
             produce,
             fetch,

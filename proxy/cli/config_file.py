@@ -23,7 +23,7 @@ from proxy.config.settings import (
     VirtualClusterConfig,
 )
 from proxy.observe.token_file import read_token
-from proxy.server.certificates import certify
+from proxy.server.tls_material import certify
 from proxy.upstream.credentials import secret
 from proxy.usage.spool import SpoolUnusable, look_at_directory
 

@@ -21,7 +21,15 @@ from protocol.walk import Walk
 from proxy.decisions import mutations, quota_api, scram_credentials
 from proxy.decisions.facts import ConnectionFacts, Nodes, NoPortForNode
 from proxy.decisions.steps import Steps, collected
-from proxy.relay.actions import Ask, AskKind, Close, CloseReason, Errand, Verdict, Work
+from proxy.relay.actions import (
+    Close,
+    CloseReason,
+    Decision,
+    DecisionKind,
+    DecisionRequest,
+    QuotaAlteration,
+    SlowDecision,
+)
 from proxy.relay.plans import (
     DESCRIBE_CLUSTER,
     FIND_COORDINATOR,
@@ -41,7 +49,7 @@ _WALKED_AT_ONCE = 8 * 1024
 """So many bytes of an answer are walked in one step: some two hundred addresses."""
 
 
-def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
+def decide(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration | SlowDecision:
     """The verdict on `ask`, or what must be done first. Bytes that cannot be understood close their connection."""
     try:
         return _DECIDERS[ask.kind](ask, facts, now_ms)
@@ -49,13 +57,15 @@ def decide(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | 
         return _close(ask, error)
 
 
-def _close(ask: Ask, error: ProtocolError) -> Verdict:
+def _close(ask: DecisionRequest, error: ProtocolError) -> Decision:
     from_client = ask.side is Side.CLIENT
     reason = CloseReason.REQUEST_MALFORMED if from_client else CloseReason.ANSWER_MALFORMED
-    return Verdict(close=Close(reason, str(error)))
+    return Decision(close=Close(reason, str(error)))
 
 
-def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
+def _decide_addresses(
+    ask: DecisionRequest, facts: ConnectionFacts, now_ms: int
+) -> Decision | QuotaAlteration | SlowDecision:
     """Put our own address in place of each node's, and learn where the node really is.
 
     A node that no port is left for costs no other node anything: it is left out, and what names it is answered as by a
@@ -66,16 +76,16 @@ def _decide_addresses(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict 
     frame_bytes = int.from_bytes(ask.frame[:4], "big") + 4
     if plan.lists_to_the_end:
         if len(ask.frame) < frame_bytes:
-            return Verdict(more=frame_bytes)
+            return Decision(more=frame_bytes)
         return _in_steps(ask, _put_addresses(ask, plan, facts))
     walk = walk_answer(plan, ask.frame)
     if not walk.done and len(ask.frame) < frame_bytes:
-        return Verdict(more=4 * len(ask.frame))
+        return Decision(more=4 * len(ask.frame))
     _require_done(walk, plan, ask)
     return _with_addresses(walk, plan, ask.frame, facts.listener.nodes)
 
 
-def _with_addresses(walk: Walk, plan: Plan, frame: bytes, nodes: Nodes) -> Verdict:
+def _with_addresses(walk: Walk, plan: Plan, frame: bytes, nodes: Nodes) -> Decision:
     """The splices for all addresses that a walk has found."""
     named = rewritable(walk)
     for endpoint in named:
@@ -86,7 +96,7 @@ def _with_addresses(walk: Walk, plan: Plan, frame: bytes, nodes: Nodes) -> Verdi
         pairs = zip(named, advertised, strict=True)
         without = frozenset(endpoint.node_id for endpoint, address in pairs if address is None)
         return _leave_out(without, plan, walk, frame, splices)
-    return Verdict(splices=tuple(splices), throttle_at=walk.throttle_at)
+    return Decision(splices=tuple(splices), throttle_at=walk.throttle_at)
 
 
 def _advertised(nodes: Nodes, node_id: int) -> Address | None:
@@ -95,7 +105,7 @@ def _advertised(nodes: Nodes, node_id: int) -> Address | None:
     return None
 
 
-def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, splices: list[Splice]) -> Verdict:
+def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, splices: list[Splice]) -> Decision:
     """The verdict on an answer that names nodes for which no port is left; `splices` are for all others."""
     rest = None
     if plan.api_key in (METADATA, DESCRIBE_CLUSTER):
@@ -107,7 +117,7 @@ def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, sp
     else:
         splices = without_hints(walk, len(frame))
     splices.sort(key=lambda splice: splice.start)
-    return Verdict(splices=tuple(splices), throttle_at=walk.throttle_at, rest=rest)
+    return Decision(splices=tuple(splices), throttle_at=walk.throttle_at, rest=rest)
 
 
 def _coordinators_error_at(plan: Plan, walk: Walk) -> int | None:
@@ -117,7 +127,7 @@ def _coordinators_error_at(plan: Plan, walk: Walk) -> int | None:
     return walk.throttle_at + 4 if walk.throttle_at >= 0 else len(_NO_HEADER)
 
 
-def _put_addresses(ask: Ask, plan: Plan, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
+def _put_addresses(ask: DecisionRequest, plan: Plan, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
     """The same for an answer that is here whole and has addresses in all its length.
 
     It may have a million of them: those of a step become one splice, and are forgotten.
@@ -136,15 +146,15 @@ def _put_addresses(ask: Ask, plan: Plan, facts: ConnectionFacts) -> Steps[Verdic
         if walk.offset < len(frame):
             yield
     _require_done(walk, plan, ask)
-    return Verdict(splices=tuple(splices), throttle_at=walk.throttle_at)
+    return Decision(splices=tuple(splices), throttle_at=walk.throttle_at)
 
 
-def _require_done(walk: Walk, plan: Plan, ask: Ask) -> None:
+def _require_done(walk: Walk, plan: Plan, ask: DecisionRequest) -> None:
     if not walk.done:
         raise MalformedMessage(f"{plan.name} v{plan.api_version}: its addresses are not in {len(ask.frame)} bytes")
 
 
-def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+def _decide_api_versions(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision:
     """Offer what the node offers and we can carry, and what we answer."""
     frame = _NO_HEADER + ask.frame[len(_NO_HEADER) :]
     work_out = _offer if len(frame) > _LONGEST_REMEMBERED_BYTES else _remembered_offer
@@ -153,37 +163,41 @@ def _decide_api_versions(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdi
 
 def _offer(
     frame: bytes, api_version: int, offer: Callable[[int], tuple[int, int] | None], answered: Answered
-) -> Verdict:
+) -> Decision:
     offered = intersect(frame, api_version, offer, answered)
-    return Verdict(splices=offered.splices, throttle_at=offered.throttle_at)
+    return Decision(splices=offered.splices, throttle_at=offered.throttle_at)
 
 
-def _decide_quota_api(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
+def _decide_quota_api(
+    ask: DecisionRequest, facts: ConnectionFacts, now_ms: int
+) -> Decision | QuotaAlteration | SlowDecision:
     """Describe or alter the quotas that are in force here."""
     return _in_steps(ask, _steps_of_quota_api(ask, facts))
 
 
-def _in_steps(ask: Ask, steps: Steps[Verdict | Errand]) -> Verdict | Errand | Work:
+def _in_steps(
+    ask: DecisionRequest, steps: Steps[Decision | QuotaAlteration]
+) -> Decision | QuotaAlteration | SlowDecision:
     """What is decided, at once if it takes one step; what takes more is Work."""
     try:
         next(steps)
     except StopIteration as end:
-        decision: Verdict | Errand = end.value
+        decision: Decision | QuotaAlteration = end.value
         return decision
-    return Work(_rest(ask, steps))
+    return SlowDecision(_rest(ask, steps))
 
 
-def _rest(ask: Ask, steps: Steps[Verdict | Errand]) -> Steps[Verdict | Errand]:
+def _rest(ask: DecisionRequest, steps: Steps[Decision | QuotaAlteration]) -> Steps[Decision | QuotaAlteration]:
     try:
         return (yield from steps)
     except ProtocolError as error:
         return _close(ask, error)
 
 
-def _steps_of_quota_api(ask: Ask, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
+def _steps_of_quota_api(ask: DecisionRequest, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
     if ask.api_key == DESCRIBE_CLIENT_QUOTAS:
         request = read_describe_request(ask.frame, ask.api_version, quota_api.DECISIVE_COMPONENTS)
-        return Verdict(answer=(yield from quota_api.describe(request, facts)))
+        return Decision(answer=(yield from quota_api.describe(request, facts)))
     reader = AlterReader(ask.frame, ask.api_version)
     if not facts.may_alter:
         return quota_api.refuse(reader)
@@ -191,19 +205,21 @@ def _steps_of_quota_api(ask: Ask, facts: ConnectionFacts) -> Steps[Verdict | Err
     return (yield from quota_api.alter(reader.request(tuple(entries)), facts))
 
 
-def _decide_sasl(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+def _decide_sasl(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision:
     """Who the client has proven to be, once the node has said so."""
     return facts.login.judge(ask, facts.become)
 
 
-def _decide_mutation(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand | Work:
+def _decide_mutation(
+    ask: DecisionRequest, facts: ConnectionFacts, now_ms: int
+) -> Decision | QuotaAlteration | SlowDecision:
     """Which topics are created, deleted or extended, and what that costs; what came of it."""
     if ask.side is Side.NODE:
         return _in_steps(ask, mutations.settle(ask, facts, now_ms))
     return _in_steps(ask, mutations.judge(ask, facts, now_ms))
 
 
-def _decide_scram_credentials(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict:
+def _decide_scram_credentials(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision:
     """Who looks at quotas of users is not kept from it by an API that the cluster has not, or refuses."""
     return scram_credentials.settle(ask) if ask.side is Side.NODE else scram_credentials.judge(ask, facts)
 
@@ -211,11 +227,13 @@ def _decide_scram_credentials(ask: Ask, facts: ConnectionFacts, now_ms: int) -> 
 _remembered_offer = lru_cache(maxsize=64)(_offer)
 """The nodes of a cluster say the same to everybody, but for the correlation id."""
 
-_DECIDERS: dict[AskKind, Callable[[Ask, ConnectionFacts, int], Verdict | Errand | Work]] = {
-    AskKind.ADDRESSES: _decide_addresses,
-    AskKind.API_VERSIONS: _decide_api_versions,
-    AskKind.QUOTA_API: _decide_quota_api,
-    AskKind.MUTATION: _decide_mutation,
-    AskKind.SCRAM_CREDENTIALS: _decide_scram_credentials,
-    AskKind.SASL: _decide_sasl,
+_DECIDERS: dict[
+    DecisionKind, Callable[[DecisionRequest, ConnectionFacts, int], Decision | QuotaAlteration | SlowDecision]
+] = {
+    DecisionKind.ADDRESSES: _decide_addresses,
+    DecisionKind.API_VERSIONS: _decide_api_versions,
+    DecisionKind.QUOTA_API: _decide_quota_api,
+    DecisionKind.MUTATION: _decide_mutation,
+    DecisionKind.SCRAM_CREDENTIALS: _decide_scram_credentials,
+    DecisionKind.SASL: _decide_sasl,
 }

@@ -9,7 +9,7 @@ from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.recent_topics import RecentTopics
 from proxy.decisions.sasl import Identity, Login, SaslRules
 from quotas.changes import Quotas
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import Entity
 
 
@@ -46,7 +46,7 @@ class ListenerFacts:
 
     virtual_cluster: str
     nodes: Nodes
-    ledger: Ledger
+    ledger: ClientQuotaManager
     offer: Callable[[int], tuple[int, int] | None]
     quotas: Callable[[], Quotas] = dict
     entities_of: Callable[[str], Sequence[Entity]] | None = None
@@ -81,7 +81,7 @@ class ConnectionFacts:
             self._login = Login(self.listener.sasl)
         return self._login
 
-    def bind(self, raw_client_id: bytes, now_ms: int) -> Binding:
+    def bind(self, raw_client_id: bytes, now_ms: int) -> ClientSensors:
         """Which sensors measure this client id of this user at this node."""
         listener = self.listener
         client_id = measured_client_id(raw_client_id, listener.ledger.table)

@@ -34,8 +34,8 @@ from protocol.messages.topic_partitions import (
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.recent_topics import TopicKey
 from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
-from proxy.relay.actions import Ask, Close, CloseReason, Verdict
-from quotas.client_quotas import Binding, Ledger
+from proxy.relay.actions import Close, CloseReason, Decision, DecisionRequest
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.sensors.rows import StaleSensor
 from quotas.sensors.token_buckets import TokenBuckets
 
@@ -88,22 +88,22 @@ class _Costs:
         self.same_as: dict[int, int] = {}
 
 
-def judge(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Steps[Verdict]:
+def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
     """The verdict on a request. Raises ProtocolError if it cannot be understood."""
     reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
     items = yield from collected(reader.items())
     request = reader.request(items)
     if request.validate_only and not facts.listener.charge_validate_only:
-        return Verdict()
+        return Decision()
     wanted = yield from _wanted(items)
     enquiries = _enquiries(wanted)
     if enquiries and not ask.enquired:
-        return Verdict(enquiries=enquiries)
+        return Decision(enquiries=enquiries)
     known = _Known(facts, now_ms)
     try:
         yield from known.learn(enquiries, ask.enquired)
     except ProtocolError as error:
-        return Verdict(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
+        return Decision(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
     costs = yield from _COSTS[ask.api_key](items, known)
     spending = _Spending(request, costs)
     binding = facts.bind(ask.client_id, now_ms)
@@ -131,7 +131,7 @@ class _Spending:
         self.shadow_throttles_ms: list[int] = []
         self.charges: dict[int, _Charge] = {}
 
-    def spend(self, start: int, ledger: Ledger, binding: Binding, now_ms: int) -> None:
+    def spend(self, start: int, ledger: ClientQuotaManager, binding: ClientSensors, now_ms: int) -> None:
         """Charge the topics of one step, which begins with number `start`."""
         costs, refused = self._costs, self.refused
         for i in range(start, min(start + ITEMS_PER_STEP, len(costs.now))):
@@ -153,7 +153,9 @@ class _Spending:
         spend = buckets.spend_strictly if self._strict else buckets.spend_permissively
         return value, spend(bucket, value, now_ms)
 
-    def _spend_in_shadow(self, ledger: Ledger, bucket: int | None, cost: int, now_ms: int) -> tuple[float, int]:
+    def _spend_in_shadow(
+        self, ledger: ClientQuotaManager, bucket: int | None, cost: int, now_ms: int
+    ) -> tuple[float, int]:
         """What the shadow quota is charged for one that passes, and what it costs that if it is done."""
         if bucket is None or not cost:
             return 0, 0
@@ -164,8 +166,8 @@ class _Spending:
 
 
 def _verdict(
-    ask: Ask, request: MutationRequest, spending: _Spending, known: "_Known", binding: Binding
-) -> Steps[Verdict]:
+    ask: DecisionRequest, request: MutationRequest, spending: _Spending, known: "_Known", binding: ClientSensors
+) -> Steps[Decision]:
     """What becomes of a request of which all is charged."""
     refused, throttle_time_ms = spending.refused, spending.throttle_time_ms
     refusals: dict[int, bytes] = {}
@@ -176,7 +178,7 @@ def _verdict(
             yield
     if refused and len(refused) == len(request.items):
         answer = refusals_answer(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
-        return Verdict(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
+        return Decision(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
     matters = refused or any(charge.due for charge in spending.charges.values())
     note = _Note(
         request.items,
@@ -187,7 +189,7 @@ def _verdict(
         request.validate_only,
         binding.client_id,
     )
-    return Verdict(
+    return Decision(
         splices=request.without(refused),
         note=note if matters else None,
         throttle_time_ms=throttle_time_ms,
@@ -198,7 +200,7 @@ def _verdict(
 # ------------------------------------------------------------------------------ the answer
 
 
-def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Steps[Verdict]:
+def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
     """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError.
 
     Without a frame the request never went to the node, and all is given back.
@@ -207,7 +209,7 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Steps[Verdict]:
     assert isinstance(note, _Note)
     if not ask.frame:
         _give_all_back(note, ledger, now_ms)
-        return Verdict()
+        return Decision()
     reader = MutationAnswerReader(ask.frame, ask.api_key, ask.api_version)
     results = yield from collected(reader.results())
     answer = reader.answer(results)
@@ -229,12 +231,12 @@ def settle(ask: Ask, facts: ConnectionFacts, now_ms: int) -> Steps[Verdict]:
     if used and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, note.client_id, used, ())
     if not note.refusals:
-        return Verdict(throttle_at=answer.throttle_at)
+        return Decision(throttle_at=answer.throttle_at)
     merged = yield from answer.merging(ask.frame, note.items, note.refusals)
-    return Verdict(splices=(merged,), throttle_at=answer.throttle_at)
+    return Decision(splices=(merged,), throttle_at=answer.throttle_at)
 
 
-def _give_all_back(note: _Note, ledger: Ledger, now_ms: int) -> None:
+def _give_all_back(note: _Note, ledger: ClientQuotaManager, now_ms: int) -> None:
     for buckets, bucket, spent in (
         (ledger.buckets, note.bucket, sum(charge.spent for charge in note.charges.values())),
         (ledger.shadow_buckets, note.shadow_bucket, sum(charge.shadow for charge in note.charges.values())),
@@ -244,7 +246,7 @@ def _give_all_back(note: _Note, ledger: Ledger, now_ms: int) -> None:
                 buckets.give_back(bucket, spent, now_ms)
 
 
-def _left(ask: Ask, item: TopicItem, charge: _Charge, result: TopicResult) -> int:
+def _left(ask: DecisionRequest, item: TopicItem, charge: _Charge, result: TopicResult) -> int:
     """How many partitions a topic has after what was done to it."""
     if ask.api_key == DELETE_TOPICS:
         return 0

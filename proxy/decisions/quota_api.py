@@ -31,7 +31,7 @@ from protocol.messages.client_quotas import (
 )
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
-from proxy.relay.actions import Errand, Verdict
+from proxy.relay.actions import Decision, QuotaAlteration
 from quotas import entities
 from quotas.changes import Alteration, AlterationRefused, Limit
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
@@ -196,7 +196,7 @@ def _parts(entity: Entity) -> list[EntityPart]:
 # ----------------------------------------------------------------------- alter
 
 
-def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Verdict | Errand]:
+def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
     """The answer to an AlterClientQuotas request of somebody who may alter quotas, or what must be written first.
 
     Entities are judged one by one, and each is changed whole or not at all.
@@ -206,17 +206,17 @@ def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Verdict | Erra
     if request.validate_only or not wanted:
         return (yield from _answer(request, (entry.told() for entry in judged)))
 
-    def reply(results: Sequence[Exception | None]) -> Steps[Verdict]:
+    def reply(results: Sequence[Exception | None]) -> Steps[Decision]:
         for entry, result in zip(wanted, results, strict=True):
             if result is not None and entry.problem is _WELL:
                 entry.problem = _problem_of_writing(result)
         return (yield from _answer(request, (entry.told() for entry in judged)))
 
     alterations = tuple(entry.alteration for entry in wanted if entry.alteration is not None)
-    return Errand(alterations, request.head.client_id or "", reply)
+    return QuotaAlteration(alterations, request.head.client_id or "", reply)
 
 
-def refuse(reader: AlterReader) -> Verdict:
+def refuse(reader: AlterReader) -> Decision:
     """The answer to somebody who may not alter quotas: each entity is refused as it was asked.
 
     Of a long request only the first entities are read and named: a refusal costs less than 1 ms. One without any part,
@@ -226,13 +226,13 @@ def refuse(reader: AlterReader) -> Verdict:
     refused = [AlteredEntity(*_NOT_AUTHORISED, parts) for parts in named]
     if not all_of_them:
         refused.append(AlteredEntity(*_OTHERS_NOT_AUTHORISED, ()))
-    return Verdict(answer=alter_answer(reader.head, refused))
+    return Decision(answer=alter_answer(reader.head, refused))
 
 
-def _answer(request: AlterRequest, entities: Iterable[AlteredEntity]) -> Steps[Verdict]:
+def _answer(request: AlterRequest, entities: Iterable[AlteredEntity]) -> Steps[Decision]:
     writer = AlterWriter(request.head)
     found = yield from collected(map(writer.entity, entities))
-    return Verdict(answer=writer.answer(found))
+    return Decision(answer=writer.answer(found))
 
 
 @dataclass(slots=True)

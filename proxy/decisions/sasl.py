@@ -23,7 +23,7 @@ from protocol.identity.sasl_names import (
 )
 from protocol.messages import sasl
 from protocol.messages.api_versions import is_whole_offer, versions_request
-from proxy.relay.actions import Ask, Exchange, Verdict
+from proxy.relay.actions import Decision, DecisionRequest, Exchange
 from proxy.relay.authentication import BEHIND_AN_EXCHANGE
 from proxy.side import Side
 
@@ -40,8 +40,8 @@ _ERROR_NAMES = {
 
 _MECHANISM = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _INSPECTED = frozenset({PLAIN, OAUTHBEARER, *SCRAM})
-_FORWARD = Verdict(note=True)
-_ENQUIRE = Verdict(enquiries=(versions_request(-0x6B74),))
+_FORWARD = Decision(note=True)
+_ENQUIRE = Decision(enquiries=(versions_request(-0x6B74),))
 
 
 @dataclass(slots=True, frozen=True)
@@ -99,7 +99,7 @@ class Login:
         """What is known of the authentication that failed last, or that is under way and did not come to its end."""
         return self._failure or LoginFailure(self._exchanged, self._claimed)
 
-    def judge(self, ask: Ask, become: Callable[[Identity], None]) -> Verdict:
+    def judge(self, ask: DecisionRequest, become: Callable[[Identity], None]) -> Decision:
         """What a SASL frame means; `become` is called once the node has accepted somebody."""
         if ask.frame == BEHIND_AN_EXCHANGE:
             return self._judge_proof(ask.enquired, become) if ask.enquired else _ENQUIRE
@@ -114,7 +114,7 @@ class Login:
             answer = sasl.read_authenticate_answer(ask.frame, ask.api_version)
         except ProtocolError as error:
             self._failed(error_message=f"the node's answer: {error}")
-            return Verdict(exchange=Exchange.FAILED)
+            return Decision(exchange=Exchange.FAILED)
         if answer.error_code != sasl.NONE:
             self._failed(answer.error_code, answer.error_message)
             if answer.error_code != _ILLEGAL_SASL_STATE:
@@ -122,7 +122,7 @@ class Login:
             return _refusal(answer.error_code)
         return self._judge_token(answer.token, become)
 
-    def _note_request(self, ask: Ask) -> None:
+    def _note_request(self, ask: DecisionRequest) -> None:
         try:
             if ask.api_key == sasl.SASL_HANDSHAKE:
                 self._offered = ""
@@ -141,7 +141,7 @@ class Login:
         if self._tokens == 1 or self._exchanged not in SCRAM:
             self._claimed = claimed_name(self._exchanged, token, self.rules.claims)
 
-    def _judge_handshake(self, error_code: int, api_version: int) -> Verdict:
+    def _judge_handshake(self, error_code: int, api_version: int) -> Decision:
         if error_code == _ILLEGAL_SASL_STATE:
             self._failed(error_code)
             return _refusal(error_code)
@@ -151,50 +151,50 @@ class Login:
             return _refusal(error_code)
         self._exchanged = self._offered or "?"
         if api_version != sasl.BARE_TOKENS_VERSION:
-            return Verdict(exchange=Exchange.BEGUN)
+            return Decision(exchange=Exchange.BEGUN)
         inspected = self._exchanged in _INSPECTED
-        return Verdict(exchange=Exchange.TOKENS if inspected else Exchange.OPAQUE_TOKENS)
+        return Decision(exchange=Exchange.TOKENS if inspected else Exchange.OPAQUE_TOKENS)
 
-    def _judge_token(self, token: memoryview, become: Callable[[Identity], None], bare: bool = False) -> Verdict:
+    def _judge_token(self, token: memoryview, become: Callable[[Identity], None], bare: bool = False) -> Decision:
         """What a token of the node means that comes without an error."""
         mechanism = self._exchanged
         if not mechanism or (bare and mechanism not in _INSPECTED):
-            return Verdict(exchange=Exchange.ONGOING)
+            return Decision(exchange=Exchange.ONGOING)
         if mechanism in SCRAM and bytes(token[:2]) == b"e=":
             self._failed(error_message=bytes(token[2:_MAX_WORDS_BYTES]).decode(errors="replace"))
-            return Verdict(exchange=Exchange.FAILED)
+            return Decision(exchange=Exchange.FAILED)
         success = succeeds(mechanism, token)
         if success:
             return self._succeed(become)
-        return Verdict(exchange=Exchange.ONGOING if bare or success is False else Exchange.UNPROVEN)
+        return Decision(exchange=Exchange.ONGOING if bare or success is False else Exchange.UNPROVEN)
 
-    def _judge_proof(self, enquired: Sequence[bytes], become: Callable[[Identity], None]) -> Verdict:
+    def _judge_proof(self, enquired: Sequence[bytes], become: Callable[[Identity], None]) -> Decision:
         """Whether a node has answered as it answers who is through. In an exchange it answers with error 34."""
         if is_whole_offer(enquired[0]):
             return self._succeed(become)
         self._failed(error_message="the node answers nothing behind it but what belongs to an authentication")
         self._exchanged, self._claimed = "", None
-        return Verdict(exchange=Exchange.FAILED)
+        return Decision(exchange=Exchange.FAILED)
 
     def _failed(self, error_code: int | None = None, error_message: str = "") -> None:
         self._failure = LoginFailure(self._exchanged or self._offered, self._claimed, error_code, error_message)
 
-    def _succeed(self, become: Callable[[Identity], None]) -> Verdict:
+    def _succeed(self, become: Callable[[Identity], None]) -> Decision:
         mechanism = self._exchanged if _MECHANISM.fullmatch(self._exchanged) else "unknown"
         user = self._claimed or self.rules.principals.get(mechanism)
         visible = user is not None and not (mechanism == PLAIN and user in SHARED_NAMES)
         identity = Identity(_measurable(user or f"?{mechanism}"), mechanism, visible)
         self.mechanism, self._exchanged, self._claimed, self._failure = mechanism, "", None, None
         become(identity)
-        return Verdict(exchange=Exchange.SUCCEEDED)
+        return Decision(exchange=Exchange.SUCCEEDED)
 
 
-def _refusal(error_code: int) -> Verdict:
+def _refusal(error_code: int) -> Decision:
     out_of_place = error_code == _ILLEGAL_SASL_STATE
-    return Verdict(exchange=Exchange.OUT_OF_PLACE if out_of_place else Exchange.FAILED)
+    return Decision(exchange=Exchange.OUT_OF_PLACE if out_of_place else Exchange.FAILED)
 
 
-def _token_in(ask: Ask) -> memoryview:
+def _token_in(ask: DecisionRequest) -> memoryview:
     if ask.api_version == sasl.BARE:
         return sasl.bare_token(ask.frame)
     return sasl.read_authenticate(ask.frame, ask.body_at, ask.api_version)

@@ -13,22 +13,22 @@ from protocol.messages.scram_credentials import (
     without_refusal,
 )
 from proxy.decisions.facts import ConnectionFacts
-from proxy.relay.actions import Ask, Verdict
+from proxy.relay.actions import Decision, DecisionRequest
 
 _ENQUIRY_ID = -0x6B74
 
 
-def judge(ask: Ask, facts: ConnectionFacts) -> Verdict:
+def judge(ask: DecisionRequest, facts: ConnectionFacts) -> Decision:
     """The verdict on a request: the node is asked first what it offers. Raises ProtocolError."""
     if not ask.enquired:
-        return Verdict(enquiries=(versions_request(_ENQUIRY_ID),))
+        return Decision(enquiries=(versions_request(_ENQUIRY_ID),))
     [offer] = ask.enquired
     if is_whole_offer(offer) and not is_in_offer(offer, DESCRIBE_USER_SCRAM_CREDENTIALS):
-        return Verdict(answer=no_users_answer(ask.frame))
+        return Decision(answer=no_users_answer(ask.frame))
     may_describe = facts.may_describe or only_user(ask.frame, ask.body_at) == facts.user.encode()
-    return Verdict(note=True if may_describe else None)
+    return Decision(note=True if may_describe else None)
 
 
-def settle(ask: Ask) -> Verdict:
+def settle(ask: DecisionRequest) -> Decision:
     """The verdict on an answer to somebody who may describe quotas. Raises ProtocolError."""
-    return Verdict(splices=without_refusal(ask.frame), throttle_at=throttle_at(ask.frame))
+    return Decision(splices=without_refusal(ask.frame), throttle_at=throttle_at(ask.frame))

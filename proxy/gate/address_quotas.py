@@ -7,7 +7,7 @@ import structlog
 
 from proxy.config.settings import ClusterConnectionsConfig
 from proxy.gate.admission import ClusterRules
-from proxy.gate.door import Door
+from proxy.gate.connection_gate import ConnectionGate
 from proxy.gate.host_names import HostNames, Resolve, resolve
 from quotas.changes import Tables
 from quotas.connection_quotas import NO_LIMIT, AddressLimits
@@ -21,7 +21,7 @@ Number = TypeVar("Number", int, float)
 class AddressQuotas:
     """Rates from ip quotas, host names among them resolved; counts from the configuration."""
 
-    def __init__(self, virtual_cluster: str, door: Door, resolve: Resolve = resolve) -> None:
+    def __init__(self, virtual_cluster: str, door: ConnectionGate, resolve: Resolve = resolve) -> None:
         self._virtual_cluster = virtual_cluster
         self._door = door
         self._config = ClusterConnectionsConfig()

@@ -36,7 +36,7 @@ from quotas.connection_quotas import (
     Outcome,
 )
 from quotas.connection_quotas import (
-    Admission as Verdict,
+    Admission as Decision,
 )
 from quotas.entities import plain_ip
 from quotas.sensors.windowed_rate import SensorReading
@@ -70,7 +70,7 @@ class ClusterRules:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class ConnectionSlot:
     """What an admitted connection holds until it has left: `origin` is the address, or prefix, that it counts for."""
 
     listener: ListenerKey
@@ -94,13 +94,13 @@ class LimitReached(NamedTuple):
     limit: float
 
 
-class Held(Enum):
+class OnHold(Enum):
     """The connection is not read; `due` tells what becomes of it."""
 
     HELD = "held"
 
 
-HELD = Held.HELD
+HELD = OnHold.HELD
 
 
 class Step(Enum):
@@ -117,7 +117,7 @@ class Next(NamedTuple, Generic[Ticket]):
     listener: ListenerKey
     ticket: Ticket
     step: Step
-    place: Place | None = None
+    place: ConnectionSlot | None = None
     reason: CloseReason | None = None
 
 
@@ -236,7 +236,7 @@ class Admission(Generic[Ticket]):
 
     def admit(
         self, key: ListenerKey, ticket: Ticket, address: str, now_ms: int, measured: bool = True
-    ) -> Place | Held | Refused:
+    ) -> ConnectionSlot | OnHold | Refused:
         """What becomes of a connection that was told to go on, now that its address is known.
 
         One that is not `measured` spends no rate, and waits for none; it counts as a connection of its address.
@@ -247,14 +247,14 @@ class Admission(Generic[Ticket]):
         if not measured:
             self.quotas.take_back(key, now_ms)
             admitted = self.quotas.count(key, origin).outcome is Outcome.ADMITTED
-            return Place(key, origin) if admitted else Refused(CloseReason.TOO_MANY_FROM_IP)
+            return ConnectionSlot(key, origin) if admitted else Refused(CloseReason.TOO_MANY_FROM_IP)
         self.quotas.measure_shadow(name, origin, now_ms)
         if self._rules[name].waits and (name, origin) in self._queues:
             self.quotas.take_back(key, now_ms)
             return self._hold(key, ticket, origin, now_ms, None)
         verdict = self.quotas.admit(key, origin, now_ms)
         if verdict.outcome is Outcome.ADMITTED:
-            return Place(key, origin)
+            return ConnectionSlot(key, origin)
         if verdict.outcome is Outcome.TOO_MANY:
             return Refused(CloseReason.TOO_MANY_FROM_IP)
         return self._hold(key, ticket, origin, now_ms, verdict.throttle_ms)
@@ -272,7 +272,7 @@ class Admission(Generic[Ticket]):
 
     def _hold(
         self, key: ListenerKey, ticket: Ticket, origin: str, now_ms: int, throttle_ms: int | None
-    ) -> Held | Refused:
+    ) -> OnHold | Refused:
         """Hold one for `throttle_ms`; without a time it stands behind others in its queue."""
         rules, where = self._rules[key.virtual_cluster], (key.virtual_cluster, origin)
         if len(self._held) >= self.max_held or self._held_of.get(where, 0) >= rules.max_held:
@@ -352,7 +352,7 @@ class Admission(Generic[Ticket]):
             del self._queues[where]
         yield self._outcome(head, verdict)
 
-    def _try(self, head: _Holding[Ticket], now_ms: int) -> Verdict:
+    def _try(self, head: _Holding[Ticket], now_ms: int) -> Decision:
         """Admit one that has been held if all allow it now: as if it had just come, but that it need not wait again."""
         self.quotas.arrive(head.listener, now_ms)
         if self._has_slot(head.listener):
@@ -360,9 +360,9 @@ class Admission(Generic[Ticket]):
         self.quotas.take_back(head.listener, now_ms)
         return _NO_SLOT
 
-    def _outcome(self, head: _Holding[Ticket], verdict: Verdict) -> Next[Ticket]:
+    def _outcome(self, head: _Holding[Ticket], verdict: Decision) -> Next[Ticket]:
         if verdict.outcome is Outcome.ADMITTED:
-            return Next(head.listener, head.ticket, Step.ADMITTED, Place(head.listener, head.origin))
+            return Next(head.listener, head.ticket, Step.ADMITTED, ConnectionSlot(head.listener, head.origin))
         if verdict is _NO_SLOT:
             reason = CloseReason.TOO_MANY_CONNECTIONS
         elif verdict.outcome is Outcome.TOO_MANY:
@@ -384,7 +384,7 @@ class Admission(Generic[Ticket]):
 
     # ---------------------------------------------------------------- admitted
 
-    def user_became(self, place: Place, user: str) -> bool:
+    def user_became(self, place: ConnectionSlot, user: str) -> bool:
         """Whether a connection whose user is known now, or is another now, may stay. If so it counts for that user."""
         name = place.listener.virtual_cluster
         if user == place.user:
@@ -397,12 +397,12 @@ class Admission(Generic[Ticket]):
         place.user = user
         return True
 
-    def left(self, place: Place) -> None:
+    def left(self, place: ConnectionSlot) -> None:
         """An admitted connection has ended."""
         self._forget_user(place)
         self.quotas.leave(place.listener, place.origin)
 
-    def _forget_user(self, place: Place) -> None:
+    def _forget_user(self, place: ConnectionSlot) -> None:
         if place.user is not None:
             key = place.listener.virtual_cluster, place.user
             if self._users[key] == 1:
@@ -456,4 +456,4 @@ class Admission(Generic[Ticket]):
         return self._users.get((virtual_cluster, user), 0)
 
 
-_NO_SLOT = Verdict(Outcome.TOO_MANY)
+_NO_SLOT = Decision(Outcome.TOO_MANY)

@@ -13,7 +13,7 @@ from proxy.relay.actions import CloseReason
 
 
 @dataclass(slots=True)
-class ListenerDoor:
+class ListenerGate:
     """What one listener takes in: rates in connections/s; a limit is None where there is none.
 
     `throttles` were told to wait for a rate of listener or instance, `address_throttles` were held for their address's.
@@ -31,7 +31,7 @@ class ListenerDoor:
 
 
 @dataclass(slots=True)
-class ClusterDoor:
+class ClusterGate:
     """How many connections of one virtual cluster are held, and how full its table of addresses is."""
 
     virtual_cluster: str
@@ -42,7 +42,7 @@ class ClusterDoor:
 
 
 @dataclass(slots=True)
-class InstanceDoor:
+class InstanceGate:
     """The same for the whole process; sockets are those of clients, in whatever state."""
 
     accept_rate: float
@@ -88,7 +88,7 @@ class TopAddresses:
         return nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttles))
 
 
-def instance_families(doors: list[InstanceDoor]) -> Iterator[Metric]:
+def instance_families(doors: list[InstanceGate]) -> Iterator[Metric]:
     """The families of the process, each of them even when it is empty."""
     rate = _gauge("instance_connection_accept_rate", "Connections/s that came to this process.")
     limit = _gauge("instance_connection_accept_limit", "The limit of that rate, if there is one.")
@@ -110,7 +110,7 @@ def instance_families(doors: list[InstanceDoor]) -> Iterator[Metric]:
     yield from (rate, limit, connections, connections_limit, held_limit, sockets, sockets_limit)
 
 
-def listener_families(doors: list[ListenerDoor]) -> Iterator[Metric]:
+def listener_families(doors: list[ListenerGate]) -> Iterator[Metric]:
     """The families of listeners."""
     of = ("virtual_cluster", "listener")
     rate = _gauge("connection_accept_rate", "Connections/s that came to a listener.", of)
@@ -144,7 +144,7 @@ def closed_family(closed: Mapping[tuple[str, str], Mapping[CloseReason, int]]) -
     return family
 
 
-def cluster_families(doors: list[ClusterDoor]) -> Iterator[Metric]:
+def cluster_families(doors: list[ClusterGate]) -> Iterator[Metric]:
     """The families of virtual clusters."""
     of = ("virtual_cluster",)
     held = _gauge("held_connections", "Connections that are held, unread, as their address was too fast.", of)

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from protocol.identity.proxy_header import Endpoint
 from proxy.config.kinds import HostPort
-from proxy.gate.admission import Place
-from proxy.gate.crowd import Crowd
+from proxy.gate.admission import ConnectionSlot
+from proxy.gate.fair_pool import FairPool
 from proxy.net.tls_socket import TlsSocket
 from proxy.relay.actions import CloseReason
 from quotas.entities import plain_ip
@@ -32,7 +32,7 @@ class Refused(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class IncomingConnection:
     """A non-blocking socket that was accepted at `port`, and what is known about it by now.
 
     `address` is the client's, in its plain spelling, for quotas, logs and metrics: the peer's, or the one that a stage
@@ -49,7 +49,7 @@ class Arrival:
     log: "FilteringBoundLogger"
     client_port: int = 0
     destination: Endpoint | None = None
-    place: Place | None = None
+    place: ConnectionSlot | None = None
     tls: TlsSocket | None = None
     of_balancer: bool = False
 
@@ -61,8 +61,8 @@ class Arrival:
         self.log = self.log.bind(client=str(HostPort(self.address, port)))
 
 
-GoOn = Callable[[Arrival], None]
-TurnAway = Callable[[Arrival, CloseReason, str], None]
+GoOn = Callable[[IncomingConnection], None]
+TurnAway = Callable[[IncomingConnection, CloseReason, str], None]
 
 
 class SlowStage:
@@ -70,12 +70,12 @@ class SlowStage:
 
     `work` notes in the arrival what it learns, or raises Refused. Sockets beyond `most` are refused as `crowded`, those
     that take longer than `timeout_ms` as `overdue`; those that are still here when it is stopped, as SHUTDOWN.
-    When the stage is full, an address crowds out only itself, see Crowd.
+    When the stage is full, an address crowds out only itself, see FairPool.
     """
 
     def __init__(
         self,
-        work: Callable[[Arrival], Awaitable[None]],
+        work: Callable[[IncomingConnection], Awaitable[None]],
         timeout_ms: int,
         most: int,
         overdue: CloseReason,
@@ -86,7 +86,7 @@ class SlowStage:
         self._work = work
         self._overdue = overdue
         self._crowded = crowded
-        self._tasks: Crowd[asyncio.Task[None]] = Crowd()
+        self._tasks: FairPool[asyncio.Task[None]] = FairPool()
         self._crowded_out: set[asyncio.Task[None]] = set()
 
     @property
@@ -94,7 +94,7 @@ class SlowStage:
         """How many sockets are in this stage."""
         return len(self._tasks)
 
-    def begin(self, arrival: Arrival, go_on: GoOn, turn_away: TurnAway) -> None:
+    def begin(self, arrival: IncomingConnection, go_on: GoOn, turn_away: TurnAway) -> None:
         """Take a socket through; then exactly one of `go_on` and `turn_away` is called, soon or late."""
         origin = "" if arrival.place is None else arrival.place.origin
         if len(self._tasks) >= self.most and not self._make_room_for(origin):
@@ -119,14 +119,16 @@ class SlowStage:
         for task in self._tasks:
             task.cancel()
 
-    async def _work_on(self, arrival: Arrival) -> None:
+    async def _work_on(self, arrival: IncomingConnection) -> None:
         try:
             async with asyncio.timeout(self.timeout_ms / 1000):
                 await self._work(arrival)
         except TimeoutError:
             raise Refused(self._overdue, f"not within {self.timeout_ms} ms") from None
 
-    def _finish(self, task: "asyncio.Task[None]", arrival: Arrival, go_on: GoOn, turn_away: TurnAway) -> None:
+    def _finish(
+        self, task: "asyncio.Task[None]", arrival: IncomingConnection, go_on: GoOn, turn_away: TurnAway
+    ) -> None:
         crowded_out = task in self._crowded_out
         if crowded_out:
             self._crowded_out.discard(task)

@@ -39,7 +39,7 @@ _read_buffer = memoryview(bytearray(READ_BYTES))
 """One for all: it is filled and emptied within one callback."""
 
 
-class Owner(Protocol):
+class StreamListener(Protocol):
     """Who is told what happens on a stream."""
 
     def bytes_came(self, side: Side, data: bytes) -> None:
@@ -81,7 +81,7 @@ class Stream:
     A fault while writing is kept quiet until reading has come to its end: what the peer has sent before is delivered.
     """
 
-    def __init__(self, settings: StreamSettings, sock: AnySocket, owner: Owner) -> None:
+    def __init__(self, settings: StreamSettings, sock: AnySocket, owner: StreamListener) -> None:
         self._settings = settings
         self._poller = settings.poller
         self._side = settings.side

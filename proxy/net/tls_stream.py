@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 
 from proxy.net.poller import READABLE, WRITABLE
-from proxy.net.stream import Owner, Stream, StreamSettings
+from proxy.net.stream import Stream, StreamListener, StreamSettings
 from proxy.net.tls_socket import TlsSocket
 
 
 class TlsStream(Stream):
     """Reads on while something is pending that epoll does not tell of, and flushes what is encrypted."""
 
-    def __init__(self, settings: StreamSettings, sock: TlsSocket, owner: Owner) -> None:
+    def __init__(self, settings: StreamSettings, sock: TlsSocket, owner: StreamListener) -> None:
         """The handshake is done."""
         self._tls = sock
         self._looks_again = False

@@ -18,7 +18,7 @@ from proxy.observe.http_listener import MAX_BODY_BYTES
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
 from quotas.changes import Quotas, Tables
-from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
 
@@ -35,7 +35,7 @@ class Cluster(Protocol):
     """What the API knows of a virtual cluster."""
 
     name: str
-    ledger: Ledger
+    ledger: ClientQuotaManager
     last_throttles: LastThrottles
 
     @property
@@ -196,7 +196,7 @@ def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, hig
     return int(text)
 
 
-def _client(parameters: Mapping[str, str], ledger: Ledger) -> Client:
+def _client(parameters: Mapping[str, str], ledger: ClientQuotaManager) -> Client:
     """Who is asked about, under the name that is measured."""
     user, client_id, ip = parameters.get("user", "ANONYMOUS"), parameters.get("client_id", ""), parameters.get("ip")
     if not user:

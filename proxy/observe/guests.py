@@ -9,7 +9,7 @@ from typing import cast
 
 import structlog
 
-from proxy.gate.crowd import Crowd
+from proxy.gate.fair_pool import FairPool
 from quotas.entities import plain_ip
 
 _TOLD_EVERY_S = 60.0
@@ -39,14 +39,14 @@ class Guests:
     """Who is connected to one listener: `most` at a time, none that has sent nothing for `idle_s`.
 
     `new_handler` makes what speaks HTTP with one of them; `section` is what the configuration calls the listener. When
-    it is full, an address makes room for others, see Crowd.
+    it is full, an address makes room for others, see FairPool.
     """
 
     def __init__(self, section: str, new_handler: Callable[[], asyncio.Protocol], most: int, idle_s: float) -> None:
         self.new_handler = new_handler
         self.idle_s = idle_s
         self._most = most
-        self._crowd: Crowd[_Guest] = Crowd()
+        self._crowd: FairPool[_Guest] = FairPool()
         self._refused = ToldSeldom("http_connections_refused", listener=section, limit=most)
 
     def __len__(self) -> int:

@@ -9,7 +9,7 @@ from proxy.clock import Clock
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts
 from proxy.relay.actions import Throttled
-from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.entities import Entity, QuotaType, SensorTags
 from quotas.sensors.windowed_rate import SensorReading
 
@@ -44,7 +44,7 @@ class PastThrottle:
 class LastThrottles:
     """The latest throttles of one virtual cluster; a client that is throttled all the time takes one place."""
 
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, ledger: ClientQuotaManager, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
         self._latest: OrderedDict[tuple[str, str, str, int, QuotaType | None], PastThrottle] = OrderedDict()

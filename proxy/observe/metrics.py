@@ -16,9 +16,9 @@ from prometheus_client.registry import Collector
 from common.printable import shown
 from proxy.gate.gate_metrics import (
     AddressUse,
-    ClusterDoor,
-    InstanceDoor,
-    ListenerDoor,
+    ClusterGate,
+    InstanceGate,
+    ListenerGate,
     TopAddresses,
     address_families,
     closed_family,
@@ -269,9 +269,9 @@ class Metrics:
 
     def add_door(
         self,
-        instance: Callable[[], InstanceDoor],
-        listeners: Callable[[], Iterable[ListenerDoor]],
-        clusters: Callable[[], Iterable[ClusterDoor]],
+        instance: Callable[[], InstanceGate],
+        listeners: Callable[[], Iterable[ListenerGate]],
+        clusters: Callable[[], Iterable[ClusterGate]],
         addresses: Callable[[], Iterable[AddressUse]],
     ) -> None:
         """Export what these return at each scrape; of the addresses the top ones, and the sum of the others."""
@@ -307,9 +307,9 @@ class _Counted(Collector):
         self.shadows: list[Callable[[], Iterable[ShadowTotals]]] = []
         self.caps: list[Callable[[], Iterable[CapTotals]]] = []
         self.entities: list[Callable[[], Iterable[EntityUse | None]]] = []
-        self.instances: list[Callable[[], InstanceDoor]] = []
-        self.listeners: list[Callable[[], Iterable[ListenerDoor]]] = []
-        self.clusters: list[Callable[[], Iterable[ClusterDoor]]] = []
+        self.instances: list[Callable[[], InstanceGate]] = []
+        self.listeners: list[Callable[[], Iterable[ListenerGate]]] = []
+        self.clusters: list[Callable[[], Iterable[ClusterGate]]] = []
         self.addresses: list[Callable[[], Iterable[AddressUse]]] = []
         self.usage: list[Callable[[], UsageTotals]] = []
         self.shipping: list[Callable[[], ShippingTotals]] = []

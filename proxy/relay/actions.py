@@ -68,7 +68,7 @@ class CloseReason(QuickEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-class AskKind(QuickEnum):
+class DecisionKind(QuickEnum):
     """What somebody else must decide.
 
     ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices, or
@@ -118,7 +118,7 @@ class Send:
 
 
 @dataclass(slots=True)
-class Ask:
+class DecisionRequest:
     """Have somebody decide; that direction waits until `on_verdict(ticket, ...)`, the other goes on.
 
     The verdict is given after all actions of the same list have been carried out, or later. About a request,
@@ -127,7 +127,7 @@ class Ask:
     """
 
     ticket: int
-    kind: AskKind
+    kind: DecisionKind
     side: Side
     api_key: int
     api_version: int
@@ -140,12 +140,12 @@ class Ask:
     @property
     def settles(self) -> bool:
         """Whether it corrects what was charged: this is decided although nobody waits for the verdict any more."""
-        return self.kind is AskKind.MUTATION and self.side is Side.NODE
+        return self.kind is DecisionKind.MUTATION and self.side is Side.NODE
 
     @property
     def only_tells(self) -> bool:
         """Whether nothing comes of it but the verdict: it need not be decided any more where nobody waits for that."""
-        return self.kind is AskKind.ADDRESSES or self.api_key == DESCRIBE_CLIENT_QUOTAS
+        return self.kind is DecisionKind.ADDRESSES or self.api_key == DESCRIBE_CLIENT_QUOTAS
 
 
 @dataclass(slots=True, frozen=True)
@@ -202,11 +202,11 @@ class HangUp:
     """Behind a Close: nothing more is wanted of the node."""
 
 
-Action = Send | Ask | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close | HangUp
+Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close | HangUp
 
 
 @dataclass(slots=True)
-class Verdict:
+class Decision:
     """The answer to an Ask: forward (with splices in the frame's own offsets), answer, or close.
 
     `throttle_at` is where the throttle time stands in the answer that was asked about, -1 if it has none. `answer` is
@@ -233,19 +233,19 @@ class Verdict:
 
 
 @dataclass(slots=True, frozen=True)
-class Errand:
+class QuotaAlteration:
     """What must be written before an Ask can be answered; `reply` makes the verdict of what came of it."""
 
     alterations: tuple[Alteration, ...]
     client_id: str
-    reply: Callable[[Sequence[Exception | None]], Generator[None, None, Verdict]]
+    reply: Callable[[Sequence[Exception | None]], Generator[None, None, Decision]]
 
 
 @dataclass(slots=True, frozen=True)
-class Work:
+class SlowDecision:
     """An Ask that takes long to answer: steps of a few ms, that yield in between and return what is decided."""
 
-    steps: Generator[None, None, Verdict | Errand]
+    steps: Generator[None, None, Decision | QuotaAlteration]
 
 
 @dataclass(slots=True, frozen=True)

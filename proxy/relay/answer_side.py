@@ -13,16 +13,27 @@ from protocol.messages.produce import lone_partition_throttle_at
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.splices import Splice, splice_frame
 from protocol.walk import Walk
-from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Pause, RelayLimits, Resume, Send, Verdict, WakeAt
+from proxy.relay.actions import (
+    Action,
+    CloseReason,
+    Decision,
+    DecisionKind,
+    DecisionRequest,
+    Pause,
+    RelayLimits,
+    Resume,
+    Send,
+    WakeAt,
+)
 from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Bind, Carriage, Meet, Piece, add_run, send_through
 from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, AnswerKind, Plan
 from proxy.relay.quick_answers import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
+from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, Request
-from proxy.relay.tally import Tally
 from proxy.relay.use import Use
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType
 from quotas.sensors.windowed_rate import StaleSensor
 
@@ -84,7 +95,14 @@ class AnswerSide(Carriage):
         "_to_drop",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+    def __init__(
+        self,
+        ledger: ClientQuotaManager,
+        tally: RelayCounters,
+        limits: RelayLimits,
+        bind: Bind,
+        meet: Meet | None = None,
+    ) -> None:
         super().__init__(ledger, tally, limits, bind, meet)
         self._slow_us = -1
         self._max_answer_bytes = limits.max_answer_bytes
@@ -105,7 +123,7 @@ class AnswerSide(Carriage):
         self._held_since_ms: int | None = None
         self._held_until_ms = 0
         self._held_ms = 0
-        self._held_verdict: Verdict | None = None
+        self._held_verdict: Decision | None = None
         self._answered_until_ms = 0
         self._node_paused = False
         self._answer_ticket = NO_TICKET
@@ -443,9 +461,9 @@ class AnswerSide(Carriage):
     # -------------------------------------------------------- decided by others
 
     def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
-        kind = AskKind.API_VERSIONS if plan.api_key == API_VERSIONS else AskKind.ADDRESSES
+        kind = DecisionKind.API_VERSIONS if plan.api_key == API_VERSIONS else DecisionKind.ADDRESSES
         self._answer_ticket = self._next_ticket()
-        after.append(Ask(self._answer_ticket, kind, _NODE, plan.api_key, plan.api_version, head))
+        after.append(DecisionRequest(self._answer_ticket, kind, _NODE, plan.api_key, plan.api_version, head))
         return _NOTHING
 
     def _want_more(self, head_bytes: int) -> None:
@@ -489,14 +507,14 @@ class AnswerSide(Carriage):
             self._held_answer = frame
             self._answer_ticket = self._next_ticket()
             assert plan.asked is not None
-            ask = Ask(self._answer_ticket, plan.asked, _NODE, plan.api_key, plan.api_version, frame)
+            ask = DecisionRequest(self._answer_ticket, plan.asked, _NODE, plan.api_key, plan.api_version, frame)
             ask.note = request.note
             after.append(ask)
             return
         self._no_longer_await(request, 1)
         self._enquired.append(frame)
 
-    def _send_decided_answer(self, verdict: Verdict, actions: list[Action], now_ms: int) -> None:
+    def _send_decided_answer(self, verdict: Decision, actions: list[Action], now_ms: int) -> None:
         """Send the head, or the whole, that was asked about, spliced; the rest of its frame follows as it comes."""
         if self._held_answer:
             head, self._held_answer = self._held_answer, b""
@@ -687,7 +705,7 @@ class AnswerSide(Carriage):
     def _holds(self, request: Request, now_ms: int, after: list[Action]) -> bool:
         """Whether the answer to the oldest request is held, as a throttle is not over; how long it was, when it is."""
         until_ms = max(request.muted_until_ms, self._answered_until_ms)
-        if request.plan.asked is AskKind.SASL:
+        if request.plan.asked is DecisionKind.SASL:
             until_ms = 0
         if until_ms > now_ms and self._mute & THROTTLED:
             self._held_until_ms = until_ms

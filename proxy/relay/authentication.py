@@ -6,14 +6,14 @@ from typing import Final
 from protocol.errors import MalformedMessage
 from protocol.frames import MAX_ASKED_BYTES
 from protocol.messages.sasl import SASL_APIS
-from proxy.relay.actions import Action, Ask, AskKind, CloseReason, Exchange, RelayLimits
+from proxy.relay.actions import Action, CloseReason, DecisionKind, DecisionRequest, Exchange, RelayLimits
 from proxy.relay.answer_side import AnswerSide
 from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Bind, Meet
 from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
+from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, Request, read_request
-from proxy.relay.tally import Tally
 from proxy.side import Side
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 
 _HEAD = Struct(">ihh")
 _SASL_KEYS = frozenset(key.to_bytes(2, "big") for key in SASL_APIS)
@@ -45,10 +45,17 @@ class Authentication(AnswerSide):
         "_unproven",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+    def __init__(
+        self,
+        ledger: ClientQuotaManager,
+        tally: RelayCounters,
+        limits: RelayLimits,
+        bind: Bind,
+        meet: Meet | None = None,
+    ) -> None:
         super().__init__(ledger, tally, limits, bind, meet)
         self._max_frame_bytes = limits.max_frame_bytes
-        self._bindings: dict[bytes, Binding] = {}
+        self._bindings: dict[bytes, ClientSensors] = {}
         self._request_ticket = NO_TICKET
         self._exchange: Exchange | None = None
         """What matters of the last thing that was said about the exchange; None: nothing does."""
@@ -119,7 +126,9 @@ class Authentication(AnswerSide):
         self._mute |= ASKING
         self._request_ticket = self._next_ticket()
         plan = SASL_TOKEN
-        ask = Ask(self._request_ticket, AskKind.SASL, Side.CLIENT, plan.api_key, plan.api_version, BEHIND_AN_EXCHANGE)
+        ask = DecisionRequest(
+            self._request_ticket, DecisionKind.SASL, Side.CLIENT, plan.api_key, plan.api_version, BEHIND_AN_EXCHANGE
+        )
         ask.enquired, self._enquired = tuple(self._enquired), []
         after.append(ask)
 

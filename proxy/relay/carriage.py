@@ -5,17 +5,17 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from proxy.relay.actions import Action, RelayLimits, Send, Throttled, WakeAt
+from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Request
 from proxy.relay.service_times import ServiceTimes
-from proxy.relay.tally import Tally
 from proxy.relay.use import PLACE, REQUEST, Client, Use
 from proxy.side import Side
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 
 Piece = bytes | memoryview
 
-Bind = Callable[[bytes, int], Binding]
+Bind = Callable[[bytes, int], ClientSensors]
 """Says which sensors measure a raw client-id, at a time in ms."""
 Meet = Callable[[bytes], Client]
 """Says whose use it is that somebody with this raw client-id makes."""
@@ -80,7 +80,14 @@ class Carriage:
         "throttled_ms",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+    def __init__(
+        self,
+        ledger: ClientQuotaManager,
+        tally: RelayCounters,
+        limits: RelayLimits,
+        bind: Bind,
+        meet: Meet | None = None,
+    ) -> None:
         self._ledger = ledger
         self._bind = bind
         self._meet = meet

@@ -14,7 +14,7 @@ from protocol.messages.topic_mutations import STRICT_SINCE, TOPIC_MUTATIONS
 from protocol.primitives import Reader
 from protocol.walk import Walk
 from proxy.relay import use
-from proxy.relay.actions import AskKind
+from proxy.relay.actions import DecisionKind
 from proxy.relay.costs import cost_kind, least_telling_bytes
 
 PRODUCE = 0
@@ -51,11 +51,11 @@ HEAD_ANSWERS = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLU
 """The ask list for answers: everything else is handled by the relay alone unless its tail names node endpoints."""
 
 ASKED_REQUESTS = {
-    DESCRIBE_CLIENT_QUOTAS: AskKind.QUOTA_API,
-    ALTER_CLIENT_QUOTAS: AskKind.QUOTA_API,
-    **dict.fromkeys(TOPIC_MUTATIONS, AskKind.MUTATION),
-    DESCRIBE_USER_SCRAM_CREDENTIALS: AskKind.SCRAM_CREDENTIALS,
-    **dict.fromkeys(SASL_APIS, AskKind.SASL),
+    DESCRIBE_CLIENT_QUOTAS: DecisionKind.QUOTA_API,
+    ALTER_CLIENT_QUOTAS: DecisionKind.QUOTA_API,
+    **dict.fromkeys(TOPIC_MUTATIONS, DecisionKind.MUTATION),
+    DESCRIBE_USER_SCRAM_CREDENTIALS: DecisionKind.SCRAM_CREDENTIALS,
+    **dict.fromkeys(SASL_APIS, DecisionKind.SASL),
 }
 """The ask list for requests: their whole frame is asked about, those of MUTATION if a quota binds the client."""
 
@@ -82,7 +82,7 @@ class Plan:
     answer: AnswerKind
     throttle_at: int
     shape: Shape | None
-    asked: AskKind | None = None
+    asked: DecisionKind | None = None
     quick: bool = False
     fetches: bool = False
     epoch_at: int | None = None

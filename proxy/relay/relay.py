@@ -4,27 +4,27 @@ from protocol.errors import ProtocolError
 from protocol.frames import MAX_HEAD_BYTES
 from proxy.relay.actions import (
     Action,
-    Ask,
-    AskKind,
     Close,
     CloseReason,
+    Decision,
+    DecisionKind,
+    DecisionRequest,
     Exchange,
     HangUp,
     RelayLimits,
     Resume,
     Send,
-    Verdict,
     WakeAt,
 )
 from proxy.relay.carriage import ASKING, ENDS_WITH_ANSWERS, NO_ROOM, NO_TICKET, THROTTLED, UNCONNECTED, Bind, Meet
-from proxy.relay.patience import Awaited
+from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.recognise import looks_like
+from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal
 from proxy.relay.request_side import RequestSide
-from proxy.relay.tally import Tally
 from proxy.relay.use import REQUEST
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE
@@ -63,7 +63,14 @@ class Relay(RequestSide):
         "ended_unheard",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+    def __init__(
+        self,
+        ledger: ClientQuotaManager,
+        tally: RelayCounters,
+        limits: RelayLimits,
+        bind: Bind,
+        meet: Meet | None = None,
+    ) -> None:
         super().__init__(ledger, tally, limits, bind, meet)
         self._closed = False
         self._client_eof = False
@@ -114,20 +121,20 @@ class Relay(RequestSide):
         return self.requests
 
     @property
-    def awaited(self) -> Awaited:
+    def awaited(self) -> WaitingFor:
         """What the client is waited for."""
         if self._request_left:
-            return Awaited.NOTHING if self._client_paused else Awaited.REQUEST
+            return WaitingFor.NOTHING if self._client_paused else WaitingFor.REQUEST
         may_not_begin = self._mute & ~UNCONNECTED or (self._opening and self._mute)
         if self._client_paused or self._client_eof:
-            return Awaited.NOTHING
+            return WaitingFor.NOTHING
         if may_not_begin and not (self._requests and self._passes_mute(self._requests, 0)):
-            return Awaited.NOTHING
+            return WaitingFor.NOTHING
         if self._requests:
-            return Awaited.REQUEST
+            return WaitingFor.REQUEST
         if not self.requests:
-            return Awaited.FIRST_BYTE
-        return Awaited.USE if self.idle else Awaited.NOTHING
+            return WaitingFor.FIRST_BYTE
+        return WaitingFor.USE if self.idle else WaitingFor.NOTHING
 
     def on_held_up(self) -> None:
         """Something but the node has its answers wait: the time that they take tells nothing."""
@@ -187,7 +194,7 @@ class Relay(RequestSide):
         self._go_on_with_answers(actions, now_ms, at=at)
         return actions
 
-    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
         """The answer to an Ask; one that is no longer waited for is dropped."""
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
@@ -329,7 +336,7 @@ class Relay(RequestSide):
         return self._client_blocked or bool(self._mute and (self._opening or self._mute != UNCONNECTED))
 
     def _go_on_with_answers(
-        self, actions: list[Action], now_ms: int, verdict: Verdict | None = None, at: int = 0
+        self, actions: list[Action], now_ms: int, verdict: Decision | None = None, at: int = 0
     ) -> None:
         try:
             if verdict is not None:
@@ -415,16 +422,16 @@ class Relay(RequestSide):
         self._collecting, self._enquired, self._gathered_answer = [], [], []
         self._in_flight.clear()
 
-    def _unspend(self, verdict: Verdict) -> list[Action]:
+    def _unspend(self, verdict: Decision) -> list[Action]:
         """What was decided about a request comes to nothing: what it was charged is given back."""
         self._request_ticket, self._decided = NO_TICKET, None
         plan = self._asked_plan
-        if verdict.note is None or plan is None or plan.asked is not AskKind.MUTATION:
+        if verdict.note is None or plan is None or plan.asked is not DecisionKind.MUTATION:
             return []
         return [self._ask_to_settle(plan.api_key, plan.api_version, b"", verdict.note)]
 
-    def _ask_to_settle(self, api_key: int, api_version: int, frame: bytes, note: object) -> Ask:
-        ask = Ask(self._next_ticket(), AskKind.MUTATION, _NODE, api_key, api_version, frame)
+    def _ask_to_settle(self, api_key: int, api_version: int, frame: bytes, note: object) -> DecisionRequest:
+        ask = DecisionRequest(self._next_ticket(), DecisionKind.MUTATION, _NODE, api_key, api_version, frame)
         ask.note = note
         return ask
 
@@ -437,7 +444,7 @@ class Relay(RequestSide):
         if not self._in_flight or self._held_answer:
             return False
         first = self._in_flight[0]
-        return first.plan.asked is AskKind.MUTATION and first.note is not None
+        return first.plan.asked is DecisionKind.MUTATION and first.note is not None
 
     def _authentication_failed(self, reason: CloseReason) -> bool:
         """Whether the end came of a refusal. A node that takes no bare token, or no request behind one, only closes."""

@@ -7,11 +7,11 @@ from protocol.api_table import APIS
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.frames import HEAD, MAX_HEAD_BYTES
 from protocol.primitives import MAX_HEADER_TAGS, Reader
-from proxy.relay.actions import AskKind, CloseReason
+from proxy.relay.actions import CloseReason, DecisionKind
 from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
 from proxy.relay.use import Use
-from quotas.client_quotas import Binding
+from quotas.client_quotas import ClientSensors
 
 LONG_CLIENT_ID_BYTES = 1024
 """A longer client id than this is not kept as it is: 100,000 of 32 KiB would fill the memory."""
@@ -65,7 +65,7 @@ class Request:
     body_at: int
     decided_at: int = 0
     answered: bool = True
-    binding: Binding | None = None
+    binding: ClientSensors | None = None
     muted_until_ms: int = 0
     charged: bool = False
     timed: bool = False
@@ -86,7 +86,7 @@ class Request:
         kept = len(self.client_id) if len(self.client_id) > LONG_CLIENT_ID_BYTES else 0
         if self.answer is not None:
             kept += len(self.answer)
-        if self.plan.asked is AskKind.MUTATION and self.note is not None:
+        if self.plan.asked is DecisionKind.MUTATION and self.note is not None:
             kept += _NOTE_FACTOR * self.size_bytes
         return kept
 

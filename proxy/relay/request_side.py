@@ -10,15 +10,15 @@ from protocol.messages.api_versions import unsupported_version_answer
 from protocol.splices import Splice, splice_frame
 from proxy.relay.actions import (
     Action,
-    Ask,
-    AskKind,
     CloseReason,
+    Decision,
+    DecisionKind,
+    DecisionRequest,
     OpenUpstream,
     Pause,
     RelayLimits,
     Resume,
     Send,
-    Verdict,
     WakeAt,
 )
 from proxy.relay.authentication import Authentication
@@ -39,13 +39,13 @@ from proxy.relay.carriage import (
     forgotten_for,
     send_through,
 )
-from proxy.relay.likeness import Likeness, LimitedLikeness, likeness_of
 from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan, is_strict
+from proxy.relay.relay_counters import RelayCounters
+from proxy.relay.repeat_pattern import LimitedLikeness, RepeatPattern, likeness_of
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
-from proxy.relay.tally import Tally
 from proxy.relay.use import Use
 from proxy.side import Side
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 
 _CLIENT = Side.CLIENT
@@ -83,10 +83,17 @@ class RequestSide(Authentication):
         "_wanted_version",
     )
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind, meet: Meet | None = None) -> None:
+    def __init__(
+        self,
+        ledger: ClientQuotaManager,
+        tally: RelayCounters,
+        limits: RelayLimits,
+        bind: Bind,
+        meet: Meet | None = None,
+    ) -> None:
         super().__init__(ledger, tally, limits, bind, meet)
         self._buckets = ledger.buckets
-        self._likeness: Likeness | None = None
+        self._likeness: RepeatPattern | None = None
         self._requests = b""
         self._gathered: bytes | bytearray = b""
         """What has come behind `_requests` of a request that is wanted whole."""
@@ -103,7 +110,7 @@ class RequestSide(Authentication):
         """The sensors whose entity has had its first limited request here: it owed nothing, or has waited for it."""
         self._node_blocked = False
         self._enquiries = 0
-        self._decided: Verdict | None = None
+        self._decided: Decision | None = None
         self._decided_ms = 0
         self._read_before: Request | None = None
         self._asked_plan: Plan | None = None
@@ -146,7 +153,7 @@ class RequestSide(Authentication):
                     break
                 plan = request.plan
                 frame_bytes = request.size_bytes + 4
-                if self._mute and plan.asked is not AskKind.SASL:
+                if self._mute and plan.asked is not DecisionKind.SASL:
                     break
                 if self._decided is not None:
                     add_run(pieces, buf, run, at)
@@ -155,7 +162,7 @@ class RequestSide(Authentication):
                     self._read(request.use, frame_bytes)
                     at = run
                     continue
-                if plan.asked is AskKind.SASL:
+                if plan.asked is DecisionKind.SASL:
                     if not self._may_authenticate and self._holds_back(request, now_ms, after):
                         break
                     self._bound_login()
@@ -176,7 +183,7 @@ class RequestSide(Authentication):
                         break
                     if not self._unproven and self._holds_back(request, now_ms, after):
                         break
-                    self._decided = Verdict(answer=unsupported_version_answer(request.correlation_id))
+                    self._decided = Decision(answer=unsupported_version_answer(request.correlation_id))
                     continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
@@ -222,7 +229,7 @@ class RequestSide(Authentication):
     def _become_unlike(self) -> None:
         self._likeness = None
 
-    def _take(self, request: Request, binding: Binding, buf: bytes, now_ms: int) -> Splice | None:
+    def _take(self, request: Request, binding: ClientSensors, buf: bytes, now_ms: int) -> Splice | None:
         """Await the answer of a request that is being sent on; return the splice that clamps a Fetch."""
         plan = request.plan
         if request.answered:
@@ -231,7 +238,7 @@ class RequestSide(Authentication):
             if plan.api_key == FETCH:
                 return fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
             return limits_clamp(buf, request.decided_at - LIMITS_BYTES, binding.fetch_ceiling_bytes)
-        if plan.asked is AskKind.MUTATION and binding.mutation is not None:
+        if plan.asked is DecisionKind.MUTATION and binding.mutation is not None:
             self._buckets.spend_permissively(binding.mutation, 0, now_ms)
         return None
 
@@ -308,7 +315,7 @@ class RequestSide(Authentication):
             self._charge_produce(request, came_bytes, now_ms)
 
     def _may_begin(
-        self, request: Request, binding: Binding, buf: bytes, at: int, end: int, now_ms: int, after: list[Action]
+        self, request: Request, binding: ClientSensors, buf: bytes, at: int, end: int, now_ms: int, after: list[Action]
     ) -> bool:
         """Whether a request of somebody with a quota may go on; False: it waits, or for more of it."""
         if self._waits_first(request, binding, now_ms, after):
@@ -326,7 +333,7 @@ class RequestSide(Authentication):
         binding = self._binding(request.client_id, now_ms)
         return binding.limits and self._waits_first(request, binding, now_ms, after)
 
-    def _waits_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
+    def _waits_first(self, request: Request, binding: ClientSensors, now_ms: int, after: list[Action]) -> bool:
         """Whether a limited request waits: for what its entity owes, or for answers that make room for it."""
         if self._must_pay_first(request, binding, now_ms, after):
             return True
@@ -337,7 +344,7 @@ class RequestSide(Authentication):
         self._mute |= NO_ROOM
         return True
 
-    def _must_pay_first(self, request: Request, binding: Binding, now_ms: int, after: list[Action]) -> bool:
+    def _must_pay_first(self, request: Request, binding: ClientSensors, now_ms: int, after: list[Action]) -> bool:
         """Whether an entity's first request of a limited kind on this connection waits for what the entity owes.
 
         Else hanging up were a way around a throttle. Strict mutations are refused in any case.
@@ -348,7 +355,7 @@ class RequestSide(Authentication):
             waits = self._owes(binding.produce, QuotaType.PRODUCE, sensors.owed_ms, request, now_ms, after)
         elif plan.fetches and binding.limits_fetches:
             waits = self._owes(binding.fetch, QuotaType.FETCH, sensors.owed_ms, request, now_ms, after)
-        elif plan.asked is AskKind.MUTATION and binding.limits_mutations and not is_strict(plan):
+        elif plan.asked is DecisionKind.MUTATION and binding.limits_mutations and not is_strict(plan):
             owed_ms = self._buckets.throttle_ms
             waits = self._owes(binding.mutation, QuotaType.CONTROLLER_MUTATION, owed_ms, request, now_ms, after)
         if binding.limits_requests and request.answered:
@@ -404,7 +411,7 @@ class RequestSide(Authentication):
             if at == len(buf):
                 return at, True
 
-    def _goes_on(self, likeness: Likeness, now_ms: int) -> bool:
+    def _goes_on(self, likeness: RepeatPattern, now_ms: int) -> bool:
         """Whether requests may be taken as this one was; with a limit of request time, how many."""
         binding = likeness.binding
         if not self._ledger.renews(binding):
@@ -415,7 +422,7 @@ class RequestSide(Authentication):
         likeness.version = binding.version
         return True
 
-    def _take_run(self, likeness: Likeness, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
+    def _take_run(self, likeness: RepeatPattern, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
         """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
         request, binding = likeness.request, likeness.binding
         api_key = request.plan.api_key
@@ -483,14 +490,14 @@ class RequestSide(Authentication):
             self._opening = True
             after.append(_OPEN_UPSTREAM)
 
-    def _binding(self, client_id: bytes, now_ms: int) -> Binding:
+    def _binding(self, client_id: bytes, now_ms: int) -> ClientSensors:
         """The binding of a client-id, made now if there is none that holds."""
         binding = self._bindings.get(client_id)
         if binding is None or not self._ledger.renews(binding):
             binding = self._bound(client_id, now_ms)
         return binding
 
-    def _bound(self, client_id: bytes, now_ms: int) -> Binding:
+    def _bound(self, client_id: bytes, now_ms: int) -> ClientSensors:
         """The binding of a client-id that has none yet, or whose quotas have changed.
 
         To a client that was here before they changed the connection is not new: it never waits for what it owes.
@@ -538,7 +545,9 @@ class RequestSide(Authentication):
             self._mute |= ASKING
             self._asked_plan = plan
             self._request_ticket = self._next_ticket()
-            ask = Ask(self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end])
+            ask = DecisionRequest(
+                self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end]
+            )
             ask.client_id, ask.body_at = request.client_id, request.body_at - at
             ask.enquired, self._enquired = tuple(self._enquired), []
             after.append(ask)
@@ -558,7 +567,7 @@ class RequestSide(Authentication):
         actions.append(Send(_NODE, frames))
 
     def _carry_out(
-        self, verdict: Verdict, request: Request, frame: memoryview, now_ms: int, after: list[Action]
+        self, verdict: Decision, request: Request, frame: memoryview, now_ms: int, after: list[Action]
     ) -> Sequence[Piece]:
         """Do with a request as was decided; what goes to the node of its frame."""
         self._decided = None
@@ -571,7 +580,7 @@ class RequestSide(Authentication):
             return ()
         self._count_requests(request, 1, request.size_bytes + 4)
         request.note, request.held = verdict.note, verdict.note is not None
-        if request.plan.asked is AskKind.SASL:
+        if request.plan.asked is DecisionKind.SASL:
             self._sent_sasl(request)
             if not self._unproven and request.plan is not SASL_TOKEN:
                 request.binding = self._binding(request.client_id, now_ms)
@@ -626,8 +635,8 @@ def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
     return True
 
 
-def _is_asked(request: Request, binding: Binding) -> bool:
+def _is_asked(request: Request, binding: ClientSensors) -> bool:
     """Whether a request of the ask list is asked about; a shadow quota alone never has one refused for its size."""
-    if request.plan.asked is not AskKind.MUTATION or binding.limits_mutations:
+    if request.plan.asked is not DecisionKind.MUTATION or binding.limits_mutations:
         return True
     return binding.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES

@@ -7,7 +7,7 @@ from typing import Final
 from protocol.frames import INT32_MAX
 from proxy.relay.request import Request
 from proxy.relay.use import REQUEST
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.request_costs import PERCENT_PER_US
 from quotas.sensors.windowed_rate import StaleSensor
 
@@ -44,7 +44,7 @@ class ServiceTimes:
         "_since_us",
     )
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: ClientQuotaManager) -> None:
         self._sensors = ledger.request_sensors
         self._charge_unthrottled = ledger.request_sensors.charge_unthrottled
         self._shadows = ledger.shadow_request_sensors
@@ -73,7 +73,7 @@ class ServiceTimes:
 
     # ------------------------------------------------------------- in flight
 
-    def allowed(self, request: Request, binding: Binding, now_ms: int) -> int:
+    def allowed(self, request: Request, binding: ClientSensors, now_ms: int) -> int:
         """How many further requests like this one there is room for under the quota, beside all that are in flight."""
         assert binding.request is not None
         percent = self._expected(request, binding, 1, request.size_bytes)
@@ -95,7 +95,7 @@ class ServiceTimes:
             request.reserved += percent
             self._in_flight[request.reserved_at] = self._in_flight.get(request.reserved_at, 0.0) + percent
 
-    def _expected(self, request: Request, binding: Binding, count: int, size_bytes: int) -> float:
+    def _expected(self, request: Request, binding: ClientSensors, count: int, size_bytes: int) -> float:
         """What requests are expected to cost: at least as much as the latest, as the size of an answer is not known."""
         assert binding.costs is not None
         cost_us = binding.costs.us(request.plan.cost_kind, size_bytes, count)
@@ -146,7 +146,7 @@ class ServiceTimes:
     # ---------------------------------------------------------------- charge
 
     def charge_unthrottled(
-        self, request: Request, binding: Binding, count: int, answer_bytes: int, now_ms: int, now_us: int
+        self, request: Request, binding: ClientSensors, count: int, answer_bytes: int, now_ms: int, now_us: int
     ) -> bool:
         """Charge `count` answers of `answer_bytes` in all if it is plain that none is throttled; else do nothing."""
         cost_us = self._cost_us(request, binding, count, answer_bytes)
@@ -165,7 +165,7 @@ class ServiceTimes:
         self._settle(request, binding, count, answer_bytes, cost_us, now_us)
         return True
 
-    def charge(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int, now_us: int) -> int:
+    def charge(self, request: Request, binding: ClientSensors, answer_bytes: int, now_ms: int, now_us: int) -> int:
         """Charge one answer; the throttle time in ms."""
         cost_us = self._cost_us(request, binding, 1, answer_bytes)
         throttle_ms = self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
@@ -175,7 +175,7 @@ class ServiceTimes:
         self._settle(request, binding, 1, answer_bytes, cost_us, now_us)
         return throttle_ms
 
-    def charge_own(self, request: Request, binding: Binding, answer_bytes: int, now_ms: int, now_us: int) -> int:
+    def charge_own(self, request: Request, binding: ClientSensors, answer_bytes: int, now_ms: int, now_us: int) -> int:
         """Charge an answer of the proxy's own what it would cost the node; the throttle time in ms."""
         assert binding.costs is not None
         cost_us = binding.costs.us(request.plan.cost_kind, request.size_bytes + answer_bytes)
@@ -183,7 +183,7 @@ class ServiceTimes:
         self._free(request, 1)
         return self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
 
-    def _charge(self, request: Request, binding: Binding, percent: float, now_ms: int, now_us: int) -> int:
+    def _charge(self, request: Request, binding: ClientSensors, percent: float, now_ms: int, now_us: int) -> int:
         if binding.shadow_request is not None:
             self._charge_shadow(binding.shadow_request, request, percent, now_ms, now_us)
         if binding.request is not None:
@@ -197,7 +197,7 @@ class ServiceTimes:
             if told_ms and request.use is not None:
                 request.use.client.of(REQUEST).note_shadow(told_ms, now_us)
 
-    def _cost_us(self, request: Request, binding: Binding, count: int, answer_bytes: int) -> float:
+    def _cost_us(self, request: Request, binding: ClientSensors, count: int, answer_bytes: int) -> float:
         costs = binding.costs
         assert costs is not None
         waiting = request.waiting
@@ -211,7 +211,7 @@ class ServiceTimes:
         return observed_us if observed_us > 0 else 0.0
 
     def _settle(
-        self, request: Request, binding: Binding, count: int, answer_bytes: int, cost_us: float, now_us: int
+        self, request: Request, binding: ClientSensors, count: int, answer_bytes: int, cost_us: float, now_us: int
     ) -> None:
         """The answers are charged; further ones that came with them have the time that these did not take."""
         costs = binding.costs

@@ -12,27 +12,27 @@ from proxy.clock import Clock
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.sasl import LoginFailure
-from proxy.net.stream import READ_BYTES, Owner, Stream
+from proxy.net.stream import READ_BYTES, Stream, StreamListener
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
 from proxy.observe.logs import is_told
 from proxy.relay.actions import (
     Action,
-    Ask,
     Close,
     CloseReason,
-    Errand,
+    Decision,
+    DecisionRequest,
     HangUp,
     OpenUpstream,
     Pause,
+    QuotaAlteration,
     Resume,
     Send,
+    SlowDecision,
     Throttled,
-    Verdict,
     WakeAt,
-    Work,
 )
-from proxy.relay.patience import Patience, TimeOuts
+from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.server.episode import ThrottleEpisode
 from proxy.side import Side
@@ -46,16 +46,16 @@ LINGER_S = 10.0
 """How long a connection that is closing may take to write out what was sent to it."""
 
 
-class Home(Protocol):
+class ConnectionHost(Protocol):
     """Where a connection belongs: what it needs of others, and who is told what becomes of it."""
 
     def connect(self, connection: "Connection", reached: Reached) -> Cancellable:
         """Connect to its node, and tell what came of it later, never at once."""
 
-    def open_stream(self, sock: AnySocket, side: Side, owner: Owner) -> Stream:
+    def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
         """A stream over a socket of one side."""
 
-    def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
+    def run_errand(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
         """Have alterations written; what became of each. It is carried on when the client is gone."""
 
     def note_throttle(self, connection: "Connection", throttled: Throttled, now_ms: int) -> None:
@@ -85,7 +85,7 @@ class Connection:
         self,
         relay: Relay,
         facts: ConnectionFacts,
-        home: Home,
+        home: ConnectionHost,
         clock: Clock,
         log: "FilteringBoundLogger",
     ) -> None:
@@ -101,10 +101,10 @@ class Connection:
         self._client: Stream | None = None
         self._node: Stream | None = None
         self._connecting: Cancellable | None = None
-        self._work: tuple[tuple[Ask, asyncio.Task[None]], ...] = ()
+        self._work: tuple[tuple[DecisionRequest, asyncio.Task[None]], ...] = ()
         """What is being decided, at most of each direction one; nobody else keeps these tasks."""
         self._timer: asyncio.TimerHandle | None = None
-        self._patience = Patience()
+        self._patience = ConnectionTimeouts()
         self._busy = False
         self._ended = False
         self._lingers = False
@@ -196,7 +196,7 @@ class Connection:
         finally:
             self._busy = False
 
-    def _ask(self, ask: Ask, now_us: int) -> None:
+    def _ask(self, ask: DecisionRequest, now_us: int) -> None:
         self._steps.append(partial(self._decide, ask))
 
     def _open_upstream(self, action: OpenUpstream, now_us: int) -> None:
@@ -210,24 +210,24 @@ class Connection:
     def _resume(self, resume: Resume, now_us: int) -> None:
         self._stream(resume.side).resume_reading()
 
-    def _decide(self, ask: Ask, now_us: int) -> list[Action]:
+    def _decide(self, ask: DecisionRequest, now_us: int) -> list[Action]:
         if self.closing and not ask.settles:
             return []
         decision = decide(ask, self.facts, now_us // 1000)
-        if isinstance(decision, Verdict):
+        if isinstance(decision, Decision):
             return self.relay.on_verdict(ask.ticket, decision, now_us)
         task = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
         self._work = (*(other for other in self._work if not other[1].done()), (ask, task))
         return []
 
-    async def _work_out(self, ticket: int, decision: Errand | Work) -> None:
+    async def _work_out(self, ticket: int, decision: QuotaAlteration | SlowDecision) -> None:
         """Decide in turns with others, have written what must be, then give the verdict.
 
         A relay that is closed by then only has given back what was charged.
         """
         try:
-            verdict = await finish_in_turns(decision.steps) if isinstance(decision, Work) else decision
-            if isinstance(verdict, Errand):
+            verdict = await finish_in_turns(decision.steps) if isinstance(decision, SlowDecision) else decision
+            if isinstance(verdict, QuotaAlteration):
                 results = await self._home.run_errand(verdict, self._log.bind(user=shown(self.facts.user)))
                 verdict = await finish_in_turns(verdict.reply(results))
         except Exception:
@@ -449,7 +449,7 @@ ORDINARY = frozenset(
 
 _CARRY_OUT: Mapping[type[Action], Callable[[Connection, Any, int], None]] = {
     Send: Connection._send,
-    Ask: Connection._ask,
+    DecisionRequest: Connection._ask,
     Close: Connection._close,
     HangUp: Connection._hang_up_on_node,
     OpenUpstream: Connection._open_upstream,

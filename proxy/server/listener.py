@@ -27,35 +27,35 @@ from proxy.config.settings import (
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.sasl import Identity, SaslRules
-from proxy.gate.admission import ANONYMOUS, Next, Place, Refused, Step
-from proxy.gate.door import Door, limits_of
+from proxy.gate.admission import ANONYMOUS, ConnectionSlot, Next, Refused, Step
+from proxy.gate.connection_gate import ConnectionGate, limits_of
 from proxy.gate.fair_queue import FairQueue
-from proxy.gate.stages import Arrival, GoOn, SlowStage, TurnAway
+from proxy.gate.stages import GoOn, IncomingConnection, SlowStage, TurnAway
 from proxy.net.deadlines import Deadlines
 from proxy.net.poller import READABLE, Poller
-from proxy.net.stream import Owner, Stream, StreamSettings
+from proxy.net.stream import Stream, StreamListener, StreamSettings
 from proxy.net.tls_socket import AnySocket, TlsSocket
 from proxy.net.tls_stream import TlsStream
 from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.logs import bound_later
-from proxy.relay.actions import CloseReason, Errand, RelayLimits, Throttled
+from proxy.relay.actions import CloseReason, QuotaAlteration, RelayLimits, Throttled
 from proxy.relay.relay import Relay
-from proxy.relay.tally import Tally
+from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.use import MUTATION, Client, Meter
 from proxy.server.caps import Caps
-from proxy.server.certificates import Certified
 from proxy.server.connection import LINGER_S, ORDINARY, Connection
 from proxy.server.origin import Origin, origin_stage
-from proxy.server.quota_book import QuotaBook
-from proxy.server.secure import Secure, secure_stage
+from proxy.server.quota_store import QuotaStore
 from proxy.server.sockets import accept
+from proxy.server.tls_material import TlsMaterial
+from proxy.server.tls_stage import TlsStage, secure_stage
 from proxy.side import Side
 from proxy.upstream.connector import Upstream
 from proxy.upstream.node_socket import Cancellable, Reached
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, addressing
 from quotas.byte_caps import Turnstile
 from quotas.changes import Quotas
-from quotas.client_quotas import WHOLE_CLUSTER, Ledger
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
 
@@ -90,7 +90,7 @@ _REFUSED_AT_ONCE = frozenset(
 _HUNG_UP = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 
 
-def _place_of(arrival: Arrival) -> Place:
+def _place_of(arrival: IncomingConnection) -> ConnectionSlot:
     """That of one that was admitted."""
     assert arrival.place is not None
     return arrival.place
@@ -107,15 +107,15 @@ class Listener:
         virtual_cluster: str,
         config: ListenerConfig,
         upstream: Upstream,
-        ledger: Ledger,
-        book: QuotaBook,
+        ledger: ClientQuotaManager,
+        book: QuotaStore,
         last_throttles: LastThrottles,
         poller: Poller,
         clock: Clock,
         may_open: Callable[[], bool],
         closed: dict[CloseReason, int],
         caps_of_cluster: Caps,
-        door: Door,
+        door: ConnectionGate,
         meter: Meter | None = None,
     ) -> None:
         self._meter = meter
@@ -131,25 +131,25 @@ class Listener:
         self.origin: SlowStage | None = None
         """Stage 2 of a socket's way in, for all that come from now on."""
         names = self.ports if isinstance(self.ports, ListenerNames) else None
-        self._tls = Secure(poller, clock, names, upstream.find, self._note_unnamed)
+        self._tls = TlsStage(poller, clock, names, upstream.find, self._note_unnamed)
         self._secure_stage = secure_stage(self._tls)
         self.secure: SlowStage | None = None
         """Stage 4."""
         self._door = door
         door.add_listener(self.key, self._carry_on)
-        self._on_the_way: set[Arrival] = set()
+        self._on_the_way: set[IncomingConnection] = set()
         """Those that wait, or are held, or are in a stage that waits for the client."""
         self._at_once = 0
         """So many more may go on as soon as they are admitted."""
-        self._crowd: FairQueue[Arrival] = FairQueue()
+        self._crowd: FairQueue[IncomingConnection] = FairQueue()
         """Admitted ones that come behind these: addresses take turns, so that a good one overtakes a storm."""
-        self._arrivals: dict[Connection, Arrival] = {}
+        self._arrivals: dict[Connection, IncomingConnection] = {}
         """How those came in that are open."""
         self._waits = False
         """One connection waits for the rate, or for a slot: no other is accepted."""
         self._left_alone: list[tuple[int, socket]] = []
         """Listening sockets where meanwhile somebody has come."""
-        self.tallies: dict[int, Tally] = {}
+        self.tallies: dict[int, RelayCounters] = {}
         self._upstream = upstream
         self._ledger = ledger
         self._book = book
@@ -205,7 +205,7 @@ class Listener:
         self.origin = None if config.proxy_protocol == "off" else self._origin_stage
         self._tls.demands_name = config.require_server_name
 
-    def set_certified(self, certified: Certified | None) -> None:
+    def set_certified(self, certified: TlsMaterial | None) -> None:
         """What TLS shows and wants, for those that come from now on; None: it is not spoken."""
         if certified is not None:
             self._tls.certify(certified)
@@ -291,7 +291,7 @@ class Listener:
         address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # of IPv4, the kernel's spelling is plain
         log = bound_later(partial(self._log_of, next(_connection_ids), address, peer[1], node_id))
         known = BOOTSTRAP_NODE_ID if node_id is None else node_id
-        arrival = Arrival(client, port, known, address, ANONYMOUS, log, peer[1])
+        arrival = IncomingConnection(client, port, known, address, ANONYMOUS, log, peer[1])
         if not self._may_open():
             self._door.note_full(self._limits.max_connections)
             self._refuse(arrival, CloseReason.TOO_MANY_CONNECTIONS)
@@ -305,7 +305,7 @@ class Listener:
         log: FilteringBoundLogger = self._log.bind(connection_id=connection_id, client=client, node_id=node_id)
         return log
 
-    def _arrive(self, arrival: Arrival) -> None:
+    def _arrive(self, arrival: IncomingConnection) -> None:
         """Stage 1: the rates and slots of listener and instance, for which one connection waits at a time."""
         if self._door.arrive(self.key, arrival):
             self._admit(arrival) if self.origin is None else self._find_origin(arrival)
@@ -313,17 +313,17 @@ class Listener:
             self._waits = True
             self._on_the_way.add(arrival)
 
-    def _find_origin(self, arrival: Arrival) -> None:
+    def _find_origin(self, arrival: IncomingConnection) -> None:
         """Stage 2, if there is one, says whose address counts."""
         if self.origin is None:
             self._admit(arrival)
         else:
             self._wait(self.origin, arrival, self._admit, self._give_up)
 
-    def _admit(self, arrival: Arrival) -> None:
+    def _admit(self, arrival: IncomingConnection) -> None:
         """Stage 3: whether its address may have it."""
         match self._door.admit(self.key, arrival):
-            case Place() as place:
+            case ConnectionSlot() as place:
                 arrival.place = place
                 self._go_on_in_turn(arrival)
             case Refused(reason, reset):
@@ -331,7 +331,7 @@ class Listener:
             case _:
                 self._on_the_way.add(arrival)
 
-    def _go_on_in_turn(self, arrival: Arrival) -> None:
+    def _go_on_in_turn(self, arrival: IncomingConnection) -> None:
         """At once, or when it is the turn of its address."""
         if self._at_once:
             self._at_once -= 1
@@ -351,7 +351,7 @@ class Listener:
         if self._crowd:
             asyncio.get_running_loop().call_soon(self._take_turns)
 
-    def _go_on(self, arrival: Arrival) -> None:
+    def _go_on(self, arrival: IncomingConnection) -> None:
         """A bug of ours behind this ends one connection and no other."""
         try:
             self._secure(arrival)
@@ -359,14 +359,14 @@ class Listener:
             arrival.log.exception("internal_error")
             self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
 
-    def _secure(self, arrival: Arrival) -> None:
+    def _secure(self, arrival: IncomingConnection) -> None:
         """Stage 4, if there is one, proves who it is."""
         if self.secure is None:
             self._open(arrival)
         else:
             self._wait(self.secure, arrival, self._open, self._turn_away)
 
-    def _open(self, arrival: Arrival) -> None:
+    def _open(self, arrival: IncomingConnection) -> None:
         """Stage 5: a relay has it, if its user may have one more."""
         place, node_id = _place_of(arrival), arrival.node_id
         if not self._demands_sasl and not self._door.admission.user_became(place, arrival.user):
@@ -374,7 +374,7 @@ class Listener:
             return
         tally = self.tallies.get(node_id)
         if tally is None:
-            tally = self.tallies[node_id] = Tally()
+            tally = self.tallies[node_id] = RelayCounters()
         user = NOBODY if self._demands_sasl else arrival.user
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
         meet = None if self._meter is None else partial(self._meet, facts)
@@ -393,7 +393,7 @@ class Listener:
         client_id = measured_client_id(raw_client_id, self._ledger.table)
         return self._meter.hold(facts.node_id, facts.user, client_id)
 
-    def _first_words(self, arrival: Arrival) -> bytes:
+    def _first_words(self, arrival: IncomingConnection) -> bytes:
         """What is sent to the node before all else: whose connection this is, where it wants to know."""
         if not self._upstream.config.send_proxy_protocol:
             return b""
@@ -414,12 +414,12 @@ class Listener:
         words, whose = self._first_words(arrival), _place_of(arrival).origin
         return self._upstream.open(arrival.node_id, words, whose, reached)
 
-    def open_stream(self, sock: AnySocket, side: Side, owner: Owner) -> Stream:
+    def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
         """A stream within the caps of listener and virtual cluster."""
         settings = self._streams[side]
         return TlsStream(settings, sock, owner) if isinstance(sock, TlsSocket) else Stream(settings, sock, owner)
 
-    def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
+    def run_errand(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
         """Have alterations written to where the quotas come from."""
         return self._book.run_errand(errand, log)
 
@@ -450,7 +450,7 @@ class Listener:
 
     # ---------------------------------------------------------- who has waited
 
-    def _carry_on(self, what: Next[Arrival]) -> None:
+    def _carry_on(self, what: Next[IncomingConnection]) -> None:
         """Go on with one that has waited, or was held."""
         arrival = what.ticket
         self._on_the_way.discard(arrival)
@@ -476,10 +476,10 @@ class Listener:
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
         self._left_alone.clear()
 
-    def _wait(self, stage: SlowStage, arrival: Arrival, then: GoOn, turn_away: TurnAway) -> None:
+    def _wait(self, stage: SlowStage, arrival: IncomingConnection, then: GoOn, turn_away: TurnAway) -> None:
         """Have a stage taken that waits for the client. A bug of ours behind it ends this connection and no other."""
 
-        def go_on(arrival: Arrival) -> None:
+        def go_on(arrival: IncomingConnection) -> None:
             self._on_the_way.discard(arrival)
             try:
                 then(arrival)
@@ -552,7 +552,7 @@ class Listener:
             self._told_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
-    def _note_unnamed(self, arrival: Arrival) -> None:
+    def _note_unnamed(self, arrival: IncomingConnection) -> None:
         """A client of a listener with names has asked for none: it is served as if it would bootstrap."""
         if self._door.note_unnamed(self.key, arrival.address):
             arrival.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")
@@ -566,7 +566,7 @@ class Listener:
     def _note_closed(self, reason: CloseReason) -> None:
         self._closed[reason] = self._closed.get(reason, 0) + 1
 
-    def _give_up(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
+    def _give_up(self, arrival: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
         """One is turned away before it was asked whether its address may have it.
 
         A load balancer that only looks whether somebody is here spends no rate.
@@ -574,7 +574,7 @@ class Listener:
         self._door.give_up(self.key, measured=reason is not CloseReason.CLIENT_SENT_NOTHING)
         self._turn_away(arrival, reason, detail)
 
-    def _turn_away(self, arrival: Arrival, reason: CloseReason, detail: str = "") -> None:
+    def _turn_away(self, arrival: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
         if reason in _REFUSED_AT_ONCE:
             self._refuse(arrival, reason, detail=detail)
             return
@@ -583,7 +583,7 @@ class Listener:
         self._level_of(arrival, reason, detail)("connection_closed", reason=reason.value, detail=shown(detail))
         self._note_closed(reason)
 
-    def _level_of(self, arrival: Arrival, reason: CloseReason, detail: str) -> Callable[..., None]:
+    def _level_of(self, arrival: IncomingConnection, reason: CloseReason, detail: str) -> Callable[..., None]:
         """How loud the end of one on its way in is told: the same mistake of the same address once, then at DEBUG."""
         if reason in ORDINARY and reason not in _HUNG_UP:
             return arrival.log.debug if reason is CloseReason.CLIENT_SENT_NOTHING else arrival.log.info
@@ -592,12 +592,12 @@ class Listener:
             return arrival.log.debug
         return arrival.log.info if reason in _HUNG_UP else arrival.log.warning
 
-    def _is_news(self, arrival: Arrival, reason: CloseReason, detail: str) -> bool:
+    def _is_news(self, arrival: IncomingConnection, reason: CloseReason, detail: str) -> bool:
         return self._door.note_fault(
             self.key, arrival.address, shown(f"{reason.value}: {detail}" if detail else reason.value)
         )
 
-    def _refuse(self, arrival: Arrival, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
+    def _refuse(self, arrival: IncomingConnection, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
         """Close one that is too many, or too fast: the log is told of the first, the others are counted."""
         self._let_go(arrival)
         if reset:
@@ -606,7 +606,7 @@ class Listener:
         self._door.note_refused(self.key, arrival, reason, detail)
         self._note_closed(reason)
 
-    def _let_go(self, arrival: Arrival) -> None:
+    def _let_go(self, arrival: IncomingConnection) -> None:
         self._on_the_way.discard(arrival)
         if arrival.place is not None:
             self._door.left(arrival.place)

@@ -18,7 +18,7 @@ from protocol.identity.proxy_header import (
     read_proxy_header,
 )
 from proxy.config.kinds import Network
-from proxy.gate.stages import Arrival, Refused, SlowStage
+from proxy.gate.stages import IncomingConnection, Refused, SlowStage
 from proxy.net.poller import READABLE, Poller
 from proxy.relay.actions import CloseReason
 
@@ -43,7 +43,7 @@ class Origin:
     trusted: Sequence[Network] = ()
     required: bool = False
 
-    async def find_out(self, arrival: Arrival) -> None:
+    async def find_out(self, arrival: IncomingConnection) -> None:
         """Note the client that the peer speaks for, if it does; then nothing of its header is left to be read.
 
         Raises Refused. What others than trusted peers send is not looked at: as Kafka, a header is none.

@@ -33,8 +33,8 @@ from proxy.config.settings import (
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.gate.address_quotas import AddressQuotas
 from proxy.gate.admission import AddressStanding, Admission
-from proxy.gate.door import Door, limits_of
-from proxy.gate.gate_metrics import InstanceDoor
+from proxy.gate.connection_gate import ConnectionGate, limits_of
+from proxy.gate.gate_metrics import InstanceGate
 from proxy.net.poller import Poller
 from proxy.observe import logs
 from proxy.observe.api import AdminApi
@@ -45,18 +45,18 @@ from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, Se
 from proxy.observe.metrics_site import MetricsSite
 from proxy.observe.token_file import read_token
 from proxy.relay.actions import CloseReason
+from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.costs import BUSY_SHARES, SHIPPED
-from proxy.relay.patience import TimeOuts
 from proxy.relay.use import Meter
 from proxy.server.caps import Caps
-from proxy.server.certificate_keeper import CertificateKeeper
-from proxy.server.certificates import Certified, Section, TlsPlace, tls_sections
+from proxy.server.certificate_watcher import CertificateWatcher
 from proxy.server.connection import Connection
 from proxy.server.descriptors import clients_within_descriptors
 from proxy.server.listener import Listener
-from proxy.server.quota_book import QuotaBook
 from proxy.server.quota_sources import renew, source_of
+from proxy.server.quota_store import QuotaStore
 from proxy.server.sockets import PortsTaken, bind_all
+from proxy.server.tls_material import Section, TlsMaterial, TlsPlace, tls_sections
 from proxy.upstream.connector import Upstream
 from proxy.upstream.credentials import topic_settings
 from proxy.upstream.topology import NodeDirectory
@@ -65,7 +65,7 @@ from proxy.usage.shipping import Order, Shipping
 from proxy.usage.spool import Spool, SpoolUnusable
 from proxy.usage.tracer import Tracer
 from quotas.changes import Quotas
-from quotas.client_quotas import WHOLE_CLUSTER, Ledger, SensorKey
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.entities import plain_ip
 from quotas.quota_table import UNLIMITED, QuotaTable
@@ -104,7 +104,7 @@ class VirtualCluster:
         clock: Clock,
         metrics: Metrics,
         may_open: Callable[[], bool],
-        door: Door,
+        door: ConnectionGate,
         usage: UsageConfig | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -127,10 +127,10 @@ class VirtualCluster:
         self.door = door
         costs = RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
         traces = None if tracer is None else tracer.chooses
-        self.ledger = Ledger(sensors, QuotaTable(), buckets=buckets, costs=costs, traces=traces)
+        self.ledger = ClientQuotaManager(sensors, QuotaTable(), buckets=buckets, costs=costs, traces=traces)
         self.meter = Meter(config.name, usage.window_s, usage.max_clients, costs) if usage.directory else None
         self.source = source_of(config, config_path)
-        self.book = QuotaBook(
+        self.book = QuotaStore(
             config.name,
             self.source,
             self.ledger,
@@ -187,7 +187,7 @@ class VirtualCluster:
             listener.set_origin(settings[listener.name])
             listener.set_connection_limits(settings[listener.name].connections)
 
-    def set_certified(self, name: str, certified: Certified | None) -> None:
+    def set_certified(self, name: str, certified: TlsMaterial | None) -> None:
         """Have a listener of that name, for "" the way to the nodes, speak TLS with this; None: they are plain."""
         if not name:
             self.upstream.set_tls(None if certified is None else certified.context)
@@ -285,7 +285,7 @@ class Service:
         self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
         poller = Poller()
         quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
-        self.door = Door(Admission(quotas, config.limits.max_held_connections), clock)
+        self.door = ConnectionGate(Admission(quotas, config.limits.max_held_connections), clock)
         trace = config.usage.trace
         chosen = [entity.entity() for entity in trace.entities]
         self._tracer = Tracer(chosen, trace.events_per_second, clock) if chosen else None
@@ -317,7 +317,7 @@ class Service:
         self._stopping = False
         self._stop_asked = asyncio.Event()
         self._reload_asked = asyncio.Event()
-        self._certificates = CertificateKeeper(self._show, clock, self._metrics)
+        self._certificates = CertificateWatcher(self._show, clock, self._metrics)
         http = (config.limits.max_http_connections, config.limits.http_idle_timeout_ms / 1000)
         self._metrics_site = MetricsSite(self._metrics, self.not_ready, *http)
         self._api = AdminApi(self.clusters, clock)
@@ -386,7 +386,7 @@ class Service:
     def _open_sockets(self) -> int:
         return sum(listener.open_sockets for listener in self._listeners())
 
-    def _instance_totals(self) -> InstanceDoor:
+    def _instance_totals(self) -> InstanceGate:
         return self.door.instance_totals(self._open_sockets(), self._max_sockets)
 
     def not_ready(self) -> list[str]:
@@ -404,7 +404,7 @@ class Service:
     def _listeners(self) -> Iterator[Listener]:
         return (listener for cluster in self.clusters for listener in cluster.listeners)
 
-    def _show(self, place: TlsPlace, context: Certified | None) -> None:
+    def _show(self, place: TlsPlace, context: TlsMaterial | None) -> None:
         for cluster in self.clusters:
             if cluster.name == place.virtual_cluster:
                 cluster.set_certified(place.listener, context)

@@ -1,4 +1,4 @@
-"""Binding the ports of a listener."""
+"""ClientSensors the ports of a listener."""
 
 import contextlib
 import errno

@@ -13,7 +13,7 @@ from proxy.relay.use import CONNECTION, Meter
 from proxy.usage.records import record_of
 from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import Tracer
-from quotas.client_quotas import WHOLE_CLUSTER, Ledger
+from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import Admission, Outcome
 from quotas.records.usage_record import USAGE, UsageRecord
 
@@ -48,7 +48,7 @@ class Metered(NamedTuple):
     """One virtual cluster."""
 
     meter: Meter
-    ledger: Ledger
+    ledger: ClientQuotaManager
 
 
 class Recorder:
@@ -129,7 +129,7 @@ class Recorder:
                 self._record(meter, ledger)
                 yield
 
-    def _record(self, meter: Meter, ledger: Ledger) -> None:
+    def _record(self, meter: Meter, ledger: ClientQuotaManager) -> None:
         now_ms = self._clock.epoch_ms()
         records: list[UsageRecord] = []
         first = self._sequence + 1

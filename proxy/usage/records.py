@@ -1,7 +1,7 @@
 """Usage records from what relays have counted, and from what quotas say now."""
 
 from proxy.relay.use import Counts
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.records.usage_record import UsageRecord, profile_text
@@ -9,7 +9,7 @@ from quotas.records.usage_record import UsageRecord, profile_text
 
 def record_of(
     counts: Counts,
-    ledger: Ledger,
+    ledger: ClientQuotaManager,
     instance: str,
     epoch: int,
     sequence: int,

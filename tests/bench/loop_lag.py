@@ -30,10 +30,10 @@ from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.net.turns import finish_in_turns
 from proxy.observe.metrics import EntityUse, Metrics
-from proxy.relay.actions import Ask, AskKind, Errand, Verdict, Work
-from proxy.server.quota_book import QuotaBook
+from proxy.relay.actions import Decision, DecisionKind, DecisionRequest, QuotaAlteration, SlowDecision
+from proxy.server.quota_store import QuotaStore
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -110,8 +110,8 @@ class Proxy:
         self.source = FileSource({}, "proxy.yaml", state)
         self.clock = SystemClock()
         # As many rows as clients take, so that newcomers find the table full.
-        self.ledger = Ledger(Sensors(2 * count), QuotaTable())
-        self.book = QuotaBook("main", self.source, self.ledger, self.clock, lambda source: None)
+        self.ledger = ClientQuotaManager(Sensors(2 * count), QuotaTable())
+        self.book = QuotaStore("main", self.source, self.ledger, self.clock, lambda source: None)
         self.metrics = Metrics(CollectorRegistry())
         self.metrics.add_entities(self._uses)
         facts = ListenerFacts("main", self, self.ledger, carried, lambda: self.book.quotas, self.book.entities_of)
@@ -135,12 +135,14 @@ class Proxy:
 
     async def ask(self, api_key: int, frame: bytes) -> None:
         """A request about quotas, answered as a connection would have it answered."""
-        decision = decide(Ask(1, AskKind.QUOTA_API, Side.CLIENT, api_key, 1, frame), self.facts, self.clock.now_ms())
-        if isinstance(decision, Work):
+        decision = decide(
+            DecisionRequest(1, DecisionKind.QUOTA_API, Side.CLIENT, api_key, 1, frame), self.facts, self.clock.now_ms()
+        )
+        if isinstance(decision, SlowDecision):
             decision = await finish_in_turns(decision.steps)
-        if isinstance(decision, Errand):
+        if isinstance(decision, QuotaAlteration):
             decision = await finish_in_turns(decision.reply(await self.book.run_errand(decision, LOG)))
-        assert isinstance(decision, Verdict)
+        assert isinstance(decision, Decision)
         assert decision.answer
 
     # ---- what is done, one after the other

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from protocol.messages.api_versions import carried
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.relay.actions import Action, Ask, Close, RelayLimits, Send, Throttled, Verdict
+from proxy.relay.actions import Action, Close, Decision, DecisionRequest, RelayLimits, Send, Throttled
 from proxy.relay.relay import Relay
-from proxy.relay.tally import Tally
+from proxy.relay.relay_counters import RelayCounters
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -106,10 +106,10 @@ class _Nodes:
 class Client:
     """One connection and the frames of one load that go over it, with new correlation ids each time."""
 
-    def __init__(self, ledger: Ledger, load: Load, number: int, now_us: int) -> None:
+    def __init__(self, ledger: ClientQuotaManager, load: Load, number: int, now_us: int) -> None:
         self.user, self.client_id = client_name(number)
         self._facts = ConnectionFacts(ListenerFacts("bench", _Nodes(), ledger, carried), 1, self.user)
-        self._relay = Relay(ledger, Tally(), RelayLimits(), self._facts.bind)
+        self._relay = Relay(ledger, RelayCounters(), RelayLimits(), self._facts.bind)
         self._requests = bytearray(b"".join(_request(load, self.client_id) for _ in range(load.depth)))
         self._answers = bytearray(b"".join(_answer(load) for _ in range(load.depth)))
         self._request_bytes = len(self._requests) // load.depth
@@ -141,9 +141,9 @@ class Client:
     def _carry_out(self, actions: list[Action], now_us: int) -> None:
         for action in actions:
             assert not isinstance(action, Close | Throttled), action
-            if isinstance(action, Ask):
+            if isinstance(action, DecisionRequest):
                 verdict = decide(action, self._facts, now_us // 1000)
-                assert isinstance(verdict, Verdict)
+                assert isinstance(verdict, Decision)
                 self._carry_out(self._relay.on_verdict(action.ticket, verdict, now_us), now_us)
 
 
@@ -186,7 +186,7 @@ class Bench:
     def __init__(self, quotas: str, count: int) -> None:
         self.quotas, self.count = quotas, count
         sensors = Sensors(4 * count + 2 * CONNECTIONS + 64)
-        self.ledger = Ledger(sensors, table(quotas, count))
+        self.ledger = ClientQuotaManager(sensors, table(quotas, count))
         self.now_us = 10**12
         for number in range(count):
             self._charge(number)

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
@@ -80,7 +80,7 @@ class ByTags:
 class ByLedger(ByTags):
     """The same by the product's own ledger, for the types that it binds."""
 
-    def __init__(self, quota_type: QuotaType, ledger: Ledger, rows: Rows) -> None:
+    def __init__(self, quota_type: QuotaType, ledger: ClientQuotaManager, rows: Rows) -> None:
         super().__init__(quota_type, rows)
         self._ledger = ledger
 
@@ -210,6 +210,6 @@ def client_script(
     sensors = Sensors(ROWS, samples, window_ms, max_throttle_ms=MAX_THROTTLE_MS)
     side = ByTags(quota_type, sensors, remembers_kinds=False)
     if remembers_kinds:
-        side = ByLedger(quota_type, Ledger(sensors, QuotaTable()), sensors)
+        side = ByLedger(quota_type, ClientQuotaManager(sensors, QuotaTable()), sensors)
     kinds = "C" if quota_type is QuotaType.PRODUCE else "FFFFFFFFFUM"
     return ClientScript(side, sensors, byte_limit, bytes_of_a_request, kinds)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.sensors.token_buckets import TokenBuckets, remaining_ms
@@ -122,5 +122,7 @@ def mutation_script(seed: int, samples: int = 11, window_s: int = 1, remembers_k
     buckets = TokenBuckets(ROWS, samples, window_s * 1000, max_throttle_ms=MAX_THROTTLE_MS)
     side = ByTags(QuotaType.CONTROLLER_MUTATION, buckets, remembers_kinds=False)
     if remembers_kinds:
-        side = ByLedger(QuotaType.CONTROLLER_MUTATION, Ledger(Sensors(1), QuotaTable(), buckets=buckets), buckets)
+        side = ByLedger(
+            QuotaType.CONTROLLER_MUTATION, ClientQuotaManager(Sensors(1), QuotaTable(), buckets=buckets), buckets
+        )
     return MutationScript(buckets, side, random.Random(seed))

@@ -32,7 +32,7 @@ from protocol.messages.sasl import (
 from proxy.decisions.sasl import Identity
 from proxy.relay.actions import RelayLimits
 from proxy.relay.relay import Relay
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -132,7 +132,7 @@ _TURN = b"\n\n"
 
 def _sasl_connection(data: bytes) -> None:
     """Whatever both sides say, somebody is named only by a success, and before one nobody's quota is spent."""
-    ledger = Ledger(Sensors(16), QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
+    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
     script = Script(Relay, ledger, RelayLimits(authenticates=True)).connected()
     met: list[Identity] = []
     script.facts.user, script.facts.note_identity = "", met.append

@@ -42,7 +42,7 @@ class Described(NamedTuple):
 
 
 Answer = Altered | Described
-Ask = Callable[[str, Sequence[Request]], list[Answer]]
+DecisionRequest = Callable[[str, Sequence[Request]], list[Answer]]
 """(bootstrap server, requests) -> their answers."""
 
 
@@ -69,7 +69,7 @@ def ask_with_kafka_python(bootstrap: str, requests: Sequence[Request]) -> list[A
         connection.close()
 
 
-def ask_with_java(kafka_version: str) -> Ask:
+def ask_with_java(kafka_version: str) -> DecisionRequest:
     """Kafka's Admin client of that version."""
 
     def ask(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:

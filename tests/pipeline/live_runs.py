@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pipeline.simulate.candidate import Candidate, Rules
 from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, type_of
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.records.usage_record import (
     MOST_TOLD,
@@ -156,7 +156,7 @@ def live_run(
     rates = AddressRates(11, 1000, 100)
     is_time = quota_type == REQUEST
     sensors = Sensors(1_000)
-    ledger = Ledger(sensors, table)
+    ledger = ClientQuotaManager(sensors, table)
     loads = [connection.load(random) for connection in connections]
     turns: list[tuple[int, int, float]] = []
     for i, load in enumerate(loads):

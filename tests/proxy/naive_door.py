@@ -28,7 +28,7 @@ class Limits:
 
 
 @dataclass(eq=False)
-class Held:
+class OnHold:
     number: int
     listener: str
     address: str
@@ -148,7 +148,7 @@ class NaiveDoor:
         if len(self.held) >= self.limits.held or len(queue) >= self.limits.held_of_address:
             self.log.append((number, "too_many_held"))
             return
-        held = Held(number, listener, address, now + WINDOW_MS, due)
+        held = OnHold(number, listener, address, now + WINDOW_MS, due)
         self.held.append(held)
         if due is not None:
             self.sort_behind(held)

@@ -5,7 +5,7 @@ import asyncio
 from proxy.config.settings import ClusterConnectionsConfig
 from proxy.gate.address_quotas import AddressQuotas, rates_of
 from proxy.gate.admission import Admission
-from proxy.gate.door import Door
+from proxy.gate.connection_gate import ConnectionGate
 from quotas.changes import Limit, tables_of
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ConnectionQuotas
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
@@ -18,7 +18,7 @@ RATE, SHADOW = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONNECTION, sh
 
 def door():
     clock = FakeClock()
-    made = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+    made = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
     made.admission.add_virtual_cluster("main", 11, 1_000)
     return made
 

@@ -19,7 +19,7 @@ from proxy.observe.metrics import CapTotals
 from proxy.observe.token_file import read_token
 from proxy.relay.actions import Throttled
 from quotas.changes import Limit, tables_of
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import SAMPLES, Cost
@@ -38,7 +38,7 @@ class Cluster(SimpleNamespace):
     """A virtual cluster with nodes 1 and 2, in which alice's etl has produced at node 2."""
 
     def __init__(self, name, clock, quotas=QUOTAS, capacity=64):
-        ledger = Ledger(Sensors(capacity), QuotaTable())
+        ledger = ClientQuotaManager(Sensors(capacity), QuotaTable())
         tables = tables_of(quotas)
         ledger.replace(tables.enforced, clock.now_ms(), tables.shadow)
         throttles = LastThrottles(ledger, clock)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.gate.admission import ANONYMOUS, HELD, Admission, ClusterRules, Place, Refused, Step
+from proxy.gate.admission import ANONYMOUS, HELD, Admission, ClusterRules, ConnectionSlot, Refused, Step
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import (
     NO_LIMIT,
@@ -56,7 +56,7 @@ def test_who_comes_too_fast_is_held_for_its_delay_and_then_closed():
     admission = door()
     limit(admission, creation_rate=2.0)
     places = [connect(admission) for _ in range(20)]
-    assert all(isinstance(place, Place) for place in places)
+    assert all(isinstance(place, ConnectionSlot) for place in places)
     assert connect(admission, ticket="late") is HELD
     assert (admission.wake_at(), admission.held, due(admission, 499)) == (500, 1, [])
     assert due(admission, 500) == [("late", TOO_FAST)]
@@ -78,9 +78,9 @@ def test_what_is_not_measured_spends_no_rate_and_waits_for_none_but_counts():
     for number in range(100):
         admission.left(unmeasured(number))
     places = [connect(admission) for _ in range(10)]
-    assert all(isinstance(place, Place) for place in places)
+    assert all(isinstance(place, ConnectionSlot) for place in places)
     assert connect(admission) is HELD
-    assert [isinstance(unmeasured(number), Place) for number in range(5)] == [True] * 5
+    assert [isinstance(unmeasured(number), ConnectionSlot) for number in range(5)] == [True] * 5
     assert unmeasured("one too many") == Refused(CloseReason.TOO_MANY_FROM_IP)
     assert admission.quotas.listener_reading(FRONT, 0).rate == admission.quotas.instance_reading(0).rate == 1.0
 
@@ -105,7 +105,7 @@ def test_a_refused_one_delays_nobody():
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=1.0), 0)
     for _ in range(100):
         connect(admission, HERE)
-    assert [isinstance(connect(admission, THERE), Place) for _ in range(10)] == [True] * 10
+    assert [isinstance(connect(admission, THERE), ConnectionSlot) for _ in range(10)] == [True] * 10
 
 
 def test_more_than_may_be_held_of_one_address_or_in_all_are_reset_at_once():
@@ -124,7 +124,7 @@ def test_fifty_thousand_of_one_address_do_not_touch_another():
     for _ in range(50_000):
         connect(admission, HERE)
     assert admission.held == 200
-    assert isinstance(connect(admission, THERE), Place)
+    assert isinstance(connect(admission, THERE), ConnectionSlot)
     assert admission.counts[FRONT].throttles == 0
 
 
@@ -134,7 +134,7 @@ def test_a_hundred_thousand_addresses_take_a_bounded_number_of_rows():
     outcomes = [connect(admission, f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}") for i in range(100_000)]
     rates = admission.quotas.rates("main")
     assert (rates.used, rates.overflowed) == (rates.capacity * 15 // 16, 100_000 - rates.capacity * 15 // 16)
-    assert sum(isinstance(outcome, Place) for outcome in outcomes) == rates.used + 10
+    assert sum(isinstance(outcome, ConnectionSlot) for outcome in outcomes) == rates.used + 10
     assert admission.held == 1_000
 
 
@@ -168,7 +168,7 @@ def test_with_wait_the_head_comes_in_when_the_rate_allows_and_newcomers_stand_be
     for _ in range(20):
         connect(admission, now_ms=0)
     outcomes = [connect(admission, now_ms=10_100, ticket=name) for name in "abc"]
-    assert isinstance(outcomes[0], Place) or outcomes[0] is HELD
+    assert isinstance(outcomes[0], ConnectionSlot) or outcomes[0] is HELD
     first = admission.wake_at()
     assert first is not None
     told = []
@@ -222,7 +222,7 @@ def test_with_wait_one_that_is_admitted_takes_a_slot_or_is_closed_for_want_of_on
     assert due(admission, 1_000) == [("a", CloseReason.TOO_MANY_CONNECTIONS)]
     assert admission.held == 0
     admission.left(place)
-    assert isinstance(connect(admission, now_ms=1_000), Place)
+    assert isinstance(connect(admission, now_ms=1_000), ConnectionSlot)
 
 
 def test_a_queue_that_is_left_over_when_it_is_to_be_closed_ends_too():
@@ -245,10 +245,10 @@ def test_a_listener_over_its_rate_has_one_wait_and_the_other_goes_on():
         connect(admission)
     assert not admission.arrive(FRONT, "waits", 0)
     assert (admission.wake_at(), admission.somebody_waits) == (500, True)
-    assert isinstance(connect(admission, listener=BACK), Place)
+    assert isinstance(connect(admission, listener=BACK), ConnectionSlot)
     assert due(admission, 499) == []
     assert due(admission, 500) == [("waits", Step.GO_ON)]
-    assert isinstance(admission.admit(FRONT, "waits", HERE, 500), Place)
+    assert isinstance(admission.admit(FRONT, "waits", HERE, 500), ConnectionSlot)
     counts = admission.counts[FRONT]
     assert (counts.throttles, counts.throttled_ms, admission.counts[BACK].throttles) == (1, 500, 0)
 
@@ -263,7 +263,7 @@ def test_one_without_a_slot_waits_until_somebody_leaves():
     admission.left(place)
     assert admission.wake_at() == 0
     assert due(admission, 10_000) == [("front", Step.GO_ON)]
-    assert isinstance(admission.admit(FRONT, "front", HERE, 10_000), Place)
+    assert isinstance(admission.admit(FRONT, "front", HERE, 10_000), ConnectionSlot)
 
 
 def test_who_is_on_the_way_takes_a_slot_until_it_is_given_up():
@@ -380,7 +380,7 @@ class Driven:
 
     def _admit(self, key, number, now):
         match self.admission.admit(key, number, self.addresses[number], now):
-            case Place() as place:
+            case ConnectionSlot() as place:
                 self._open(number, place)
             case Refused(reason):
                 self.log.append((number, reason.value))

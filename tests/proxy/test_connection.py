@@ -12,10 +12,10 @@ from protocol.messages.topic_mutations import CREATE_TOPICS
 from protocol.primitives import uvarint
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.relay.patience import TimeOuts
+from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.plans import FIND_COORDINATOR
 from proxy.relay.relay import Relay
-from proxy.relay.tally import Tally
+from proxy.relay.relay_counters import RelayCounters
 from proxy.server.connection import Connection
 from proxy.side import Side
 from proxy.upstream.node_socket import NodeSocket, NodeUnreachable
@@ -44,7 +44,7 @@ class Shell:
         ledger = ledger_with(**quota)
         facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), ledger, carried), 1, "ANONYMOUS")
         self.connection = Connection(
-            Relay(ledger, Tally(), limits or RelayLimits(), facts.bind),
+            Relay(ledger, RelayCounters(), limits or RelayLimits(), facts.bind),
             facts,
             self,
             self.clock,

@@ -6,9 +6,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from proxy.gate.admission import ANONYMOUS, Admission, Place
-from proxy.gate.door import Door
-from proxy.gate.stages import Arrival
+from proxy.gate.admission import ANONYMOUS, Admission, ConnectionSlot
+from proxy.gate.connection_gate import ConnectionGate
+from proxy.gate.stages import IncomingConnection
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas, ListenerKey
 from tests.fakes.clock import FakeClock
 
@@ -18,7 +18,7 @@ KEY, OTHER = ListenerKey("main", "plain"), ListenerKey("main", "tls")
 @pytest.fixture
 async def at_the_door():
     clock = FakeClock()
-    door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+    door = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
     door.admission.add_virtual_cluster("main", 11, 1000)
     for key in (KEY, OTHER):
         door.add_listener(key, lambda what: None)
@@ -28,7 +28,7 @@ async def at_the_door():
 
 
 def arrival():
-    return Arrival(socket.socket(), 9092, 1, "192.0.2.1", ANONYMOUS, structlog.get_logger())
+    return IncomingConnection(socket.socket(), 9092, 1, "192.0.2.1", ANONYMOUS, structlog.get_logger())
 
 
 def told(logs):
@@ -44,7 +44,7 @@ async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_h
     door.set_listener_limits(KEY, ConnectionLimits(connections=1))
     assert door.arrive(KEY, arrival())
     place = door.admit(KEY, arrival())
-    assert isinstance(place, Place)
+    assert isinstance(place, ConnectionSlot)
     assert told(logs) == []
     for _ in range(3):  # each waits until one has left, and is then the one that is there
         assert not door.arrive(KEY, arrival())

@@ -21,7 +21,7 @@ from proxy.observe.last_throttles import LastThrottles
 from proxy.observe.metrics import CapTotals
 from proxy.relay.actions import Throttled
 from quotas.changes import Limit, tables_of
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -144,7 +144,7 @@ async def proxy(path):
         Entity("alice"): {PRODUCE: Limit(100.0, "proxy.yaml")},
         Entity(client_id=DEFAULT): {SHADOW: Limit(70.0, "state.json")},
     }
-    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), Ledger(Sensors(64), QuotaTable())
+    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), ClientQuotaManager(Sensors(64), QuotaTable())
     tables = tables_of(quotas)
     ledger.replace(tables.enforced, 0, tables.shadow)
     throttles = LastThrottles(ledger, clock)
@@ -269,7 +269,7 @@ def test_it_is_reached_from_its_own_machine(bind, reached):
 
 async def test_a_token_bucket_is_told_by_what_is_left_in_it(path):
     quotas = {Entity("alice"): {QuotaKey(QuotaType.CONTROLLER_MUTATION): Limit(2.0, "proxy.yaml")}}
-    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), Ledger(Sensors(64), tables_of(quotas).enforced)
+    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), ClientQuotaManager(Sensors(64), tables_of(quotas).enforced)
     bucket = ledger.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
     ledger.buckets.spend_strictly(bucket, 30, clock.now_ms())
     ledger.buckets.spend_strictly(bucket, 1, clock.now_ms())

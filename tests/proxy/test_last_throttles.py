@@ -5,7 +5,7 @@ import pytest
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.observe.last_throttles import MAX_CLIENTS, LastThrottles
 from proxy.relay.actions import Throttled
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -16,7 +16,7 @@ PRODUCE = QuotaType.PRODUCE
 
 @pytest.fixture
 def ledger():
-    return Ledger(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
+    return ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from protocol.identity.proxy_header import LOCAL_PROXY_HEADER
 from proxy.config.settings import ListenerConfig
 from proxy.decisions.sasl import Identity
 from proxy.gate.admission import Admission
-from proxy.gate.door import Door
+from proxy.gate.connection_gate import ConnectionGate
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
 from proxy.server.caps import Caps
@@ -36,7 +36,7 @@ class House:
         self.stack, self.opened, self.closed, self.logged = stack, [], {}, []
         [self.port] = free_port_run(1)
         clock = self.clock = FakeClock()
-        self.door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
+        self.door = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
         self.door.admission.add_virtual_cluster("main", 11, 1000)
         upstream = SimpleNamespace(
             directory=NodeDirectory(),

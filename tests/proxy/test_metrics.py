@@ -2,7 +2,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from proxy.gate.gate_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
+from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
 from proxy.observe.metrics import CapTotals, EntityUse, Metrics, RelayTotals, SensorTotals, ShadowTotals, UsageTotals
 from proxy.relay.actions import CloseReason
 from proxy.usage.shipper import Shipped
@@ -309,11 +309,11 @@ def test_very_many_entities_are_looked_at_in_steps_and_told_as_at_once():
 
 def test_the_door_is_told_with_its_limits_and_the_addresses_that_come_fastest(metrics):
     metrics.top_entities = 2
-    instance = InstanceDoor(3.0, None, 7, 9, 1, 2_000, 8, 10_000)
-    listeners = [ListenerDoor("main", "plain", 2.5, 4.0, None, 3, 1_500, 2, 700)]
+    instance = InstanceGate(3.0, None, 7, 9, 1, 2_000, 8, 10_000)
+    listeners = [ListenerGate("main", "plain", 2.5, 4.0, None, 3, 1_500, 2, 700)]
     uses = [AddressUse("main", f"10.0.0.{i}", float(i), 5.0, i) for i in range(1, 2_001)]
     metrics.add_door(
-        lambda: instance, lambda: listeners, lambda: [ClusterDoor("main", 1, 2_000, 65_536, 4)], lambda: uses
+        lambda: instance, lambda: listeners, lambda: [ClusterGate("main", 1, 2_000, 65_536, 4)], lambda: uses
     )
 
     def value(name, **labels):

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from protocol.identity.proxy_header import LOCAL_PROXY_HEADER, Endpoint, proxy_header_v2
-from proxy.gate.stages import Arrival
+from proxy.gate.stages import IncomingConnection
 from proxy.net.poller import Poller
 from proxy.relay.actions import CloseReason
 from proxy.server.origin import Origin, origin_stage
@@ -29,7 +29,7 @@ class Way:
             self.peer = socket.create_connection(server.getsockname(), timeout=60)
             client, address = server.accept()
         client.setblocking(False)
-        self.arrival = Arrival(client, 9092, 1, address[0], "ANONYMOUS", structlog.get_logger())
+        self.arrival = IncomingConnection(client, 9092, 1, address[0], "ANONYMOUS", structlog.get_logger())
         self.poller = Poller()
         self.stage = origin_stage(Origin(self.poller, trusted, required))
         self.stage.timeout_ms = timeout_ms

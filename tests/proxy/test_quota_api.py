@@ -8,7 +8,7 @@ from protocol.messages.client_quotas import _Body, read_alter_request, read_desc
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.steps import ITEMS_PER_STEP, finish
-from proxy.relay.actions import Ask, AskKind, CloseReason, Errand, Verdict, Work
+from proxy.relay.actions import CloseReason, Decision, DecisionKind, DecisionRequest, QuotaAlteration, SlowDecision
 from proxy.side import Side
 from quotas import entities
 from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
@@ -49,9 +49,9 @@ def facts(may_alter=True, may_describe=True, user="ANONYMOUS"):
 
 
 def decided(frame, version, **who):
-    ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
+    ask = DecisionRequest(1, DecisionKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
     decision = decide(ask, facts(**who), 0)
-    return finish(decision.steps) if isinstance(decision, Work) else decision
+    return finish(decision.steps) if isinstance(decision, SlowDecision) else decision
 
 
 @pytest.fixture(params=[0, 1])
@@ -64,7 +64,7 @@ def version(request):
 
 def ask(components, strict=False, version=1, **who):
     verdict = decided(describe_request(components, strict, version=version, corr=70), version, **who)
-    assert isinstance(verdict, Verdict)
+    assert isinstance(verdict, Decision)
     assert correlation_id(verdict.answer) == 70
     return described(verdict.answer, version)
 
@@ -209,7 +209,7 @@ def errand(entries, validate_only=False, version=1, **who):
 def alter(entries, validate_only=False, version=1, results=None, **who):
     """The entries of the answer, when what had to be written was, or had these results."""
     decision = errand(entries, validate_only, version, **who)
-    if isinstance(decision, Errand):
+    if isinstance(decision, QuotaAlteration):
         decision = finish(decision.reply(results or [None] * len(decision.alterations)))
     assert correlation_id(decision.answer) == 71
     return altered(decision.answer, version)
@@ -217,7 +217,7 @@ def alter(entries, validate_only=False, version=1, results=None, **who):
 
 def alterations(entries):
     decision = errand(entries)
-    return list(decision.alterations) if isinstance(decision, Errand) else []
+    return list(decision.alterations) if isinstance(decision, QuotaAlteration) else []
 
 
 def refused(entity):
@@ -227,7 +227,7 @@ def refused(entity):
 def test_changes_are_written_before_the_answer(version):
     entries = [(ALICE, [put(P, 5), drop(F)]), ((("client-id", None),), [put(P, 1235.0000001)])]
     decision = errand(entries, version=version)
-    assert isinstance(decision, Errand)
+    assert isinstance(decision, QuotaAlteration)
     assert decision.alterations == (
         Alteration(Entity("alice"), {PRODUCE: 5.0, FETCH: None}),
         Alteration(Entity(client_id=D), {PRODUCE: 1235.0000001}),
@@ -391,7 +391,7 @@ def test_two_spellings_of_an_address_are_one_entity():
 def test_validating_only_judges_and_changes_nothing(version):
     entries = [(ALICE, [put(P, 5)]), (APP, [put(P, -5)])]
     decision = errand(entries, validate_only=True, version=version)
-    assert isinstance(decision, Verdict)
+    assert isinstance(decision, Decision)
     assert altered(decision.answer, version) == [
         (0, None, ALICE),
         (INVALID, f"Quota {P} must be greater than 0", APP),
@@ -401,7 +401,7 @@ def test_validating_only_judges_and_changes_nothing(version):
 def test_nothing_to_do_is_done_at_once(version):
     for entries in ([], [(ALICE, [])], [(ALICE, [drop("fast")])], [((), [])]):
         decision = errand(entries, version=version)
-        assert isinstance(decision, Verdict)
+        assert isinstance(decision, Decision)
         assert len(altered(decision.answer, version)) == len(entries)
 
 
@@ -498,10 +498,10 @@ def test_requests_are_what_the_frames_of_the_tests_say():
 
 def steps_of(frame, of_quotas=QUOTAS, version=1):
     """What is decided, and in how many steps."""
-    ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
+    ask = DecisionRequest(1, DecisionKind.QUOTA_API, Side.CLIENT, frame[5], version, frame)
     of_all = ConnectionFacts(ListenerFacts("main", None, None, None, lambda: of_quotas), 1, "u", True, True)
     decision = decide(ask, of_all, 0)
-    if not isinstance(decision, Work):
+    if not isinstance(decision, SlowDecision):
         return decision, 1
     count, steps = 1, decision.steps
     try:
@@ -531,7 +531,7 @@ def test_of_very_many_one_is_found_in_one_step():
 @pytest.mark.parametrize("user", ["alice", "nobody", "<default>", "shadow", ""])
 def test_what_is_told_of_a_user_is_the_same_when_its_entities_are_known(user, strict):
     frame = describe_request([("user", EXACT, user)], strict, version=1, corr=70)
-    ask = Ask(1, AskKind.QUOTA_API, Side.CLIENT, frame[5], 1, frame)
+    ask = DecisionRequest(1, DecisionKind.QUOTA_API, Side.CLIENT, frame[5], 1, frame)
     scanning, knowing = facts(user=user), facts(user=user)
     knowing.listener.entities_of = lambda name: [entity for entity in QUOTAS if entity.user == name]
     assert decide(ask, knowing, 0) == decide(ask, scanning, 0)
@@ -540,7 +540,7 @@ def test_what_is_told_of_a_user_is_the_same_when_its_entities_are_known(user, st
 def test_altering_very_many_is_done_in_steps():
     entries = [((("user", f"u{i}"),), [put(P, 5)]) for i in range(3 * ITEMS_PER_STEP)]
     decision, steps = steps_of(alter_request(entries, corr=71))
-    assert isinstance(decision, Errand)
+    assert isinstance(decision, QuotaAlteration)
     assert (len(decision.alterations), steps) == (len(entries), 7)
     results = decision.reply([None] * len(entries))
     assert sum(1 for _ in results) == 3

@@ -5,10 +5,10 @@ import asyncio
 import pytest
 import structlog
 
-from proxy.relay.actions import Errand, Verdict
-from proxy.server.quota_book import QuotaBook
+from proxy.relay.actions import Decision, QuotaAlteration
+from proxy.server.quota_store import QuotaStore
 from quotas.changes import Alteration, tables_of
-from quotas.client_quotas import KEYS_PER_STEP, Ledger
+from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -25,9 +25,9 @@ class Bound:
 
     def __init__(self, state_file, entries, clients=0):
         self.source = FileSource(entries, "proxy.yaml", state_file)
-        self.ledger = Ledger(Sensors(2 * clients + 16), QuotaTable())
+        self.ledger = ClientQuotaManager(Sensors(2 * clients + 16), QuotaTable())
         self.problems = []
-        self.book = QuotaBook("main", self.source, self.ledger, FakeClock(), self.problems.append)
+        self.book = QuotaStore("main", self.source, self.ledger, FakeClock(), self.problems.append)
         self.clients = clients
 
     async def __aenter__(self):
@@ -43,7 +43,7 @@ class Bound:
         return self.ledger.bind("main", 1, "u", f"c{i}", 0)
 
     async def alter(self, entity, limit):
-        errand = Errand((Alteration(entity, {PRODUCE: limit}),), "admin", lambda results: Verdict())
+        errand = QuotaAlteration((Alteration(entity, {PRODUCE: limit}),), "admin", lambda results: Decision())
         return await self.book.run_errand(errand, LOG)
 
 

@@ -7,20 +7,23 @@ from collections.abc import Awaitable, Callable
 import pytest
 import structlog
 
-from proxy.gate.admission import Place
-from proxy.gate.stages import Arrival, Refused, SlowStage
+from proxy.gate.admission import ConnectionSlot
+from proxy.gate.stages import IncomingConnection, Refused, SlowStage
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import ListenerKey
 
 LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS
 
 
-def arrival() -> Arrival:
-    return Arrival(socket.socket(), 9092, 0, "192.0.2.1", "ANONYMOUS", structlog.get_logger())
+def arrival() -> IncomingConnection:
+    return IncomingConnection(socket.socket(), 9092, 0, "192.0.2.1", "ANONYMOUS", structlog.get_logger())
 
 
 def ends(
-    work: Callable[[Arrival], Awaitable[None]], count: int = 1, timeout_ms: int = 60_000, stopped: bool = False
+    work: Callable[[IncomingConnection], Awaitable[None]],
+    count: int = 1,
+    timeout_ms: int = 60_000,
+    stopped: bool = False,
 ) -> list[str]:
     """How so many sockets leave a stage for two: "on", or why they are turned away."""
 
@@ -40,19 +43,19 @@ def ends(
     return asyncio.run(run())
 
 
-async def pass_on(_arrival: Arrival) -> None:
+async def pass_on(_arrival: IncomingConnection) -> None:
     await asyncio.sleep(0)
 
 
-async def hang(_arrival: Arrival) -> None:
+async def hang(_arrival: IncomingConnection) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def refuse(_arrival: Arrival) -> None:
+async def refuse(_arrival: IncomingConnection) -> None:
     raise Refused(CloseReason.REQUEST_MALFORMED, "no")
 
 
-async def fail(_arrival: Arrival) -> None:
+async def fail(_arrival: IncomingConnection) -> None:
     raise ZeroDivisionError
 
 
@@ -75,7 +78,7 @@ def test_an_address_crowds_out_only_itself() -> None:
 
         def begin(origin: str, number: int) -> None:
             one = arrival()
-            one.place = Place(ListenerKey("main", "tls"), origin)
+            one.place = ConnectionSlot(ListenerKey("main", "tls"), origin)
             stage.begin(one, lambda _: None, lambda _a, reason, _d: found.append((origin, number, reason.value)))
 
         for number in range(6):

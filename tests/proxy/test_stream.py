@@ -25,7 +25,7 @@ def cap(limit):
     return made
 
 
-class Owner:
+class StreamListener:
     """Notes what it is told."""
 
     def __init__(self, room=256 * 1024):
@@ -70,7 +70,7 @@ class Ends:
             ours, _ = server.accept()
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
-        self.owner = Owner(room)
+        self.owner = StreamListener(room)
         settings = StreamSettings(Poller(), side, HIGH_WATER_BYTES, Turnstile(caps), now_ms)
         self.stream = Stream(settings, ours, self.owner)
 

@@ -20,14 +20,14 @@ from proxy.config.load import config_of
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import ListenerConfig, ListenerTlsConfig, UpstreamTlsConfig
 from proxy.gate.admission import Admission
-from proxy.gate.door import Door
+from proxy.gate.connection_gate import ConnectionGate
 from proxy.net.poller import Poller
 from proxy.observe import logs as logging_setup
 from proxy.observe.metrics import Metrics
-from proxy.server.certificate_keeper import CertificateKeeper
-from proxy.server.certificates import certify, tls_sections
+from proxy.server.certificate_watcher import CertificateWatcher
 from proxy.server.service import VirtualCluster
 from proxy.server.sockets import bind_all
+from proxy.server.tls_material import certify, tls_sections
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirectory
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.certificates import Authority, client_context, server_context
@@ -108,11 +108,11 @@ class Proxy:
         clock = clock or SystemClock()
         poller = Poller()
         [settings] = self.config.virtual_clusters
-        door = self.door = Door(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+        door = self.door = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
         self.cluster = VirtualCluster(settings, Path("x"), 100, poller, clock, self.metrics, lambda: True, door)
         [self.listener] = self.cluster.listeners
         self.listener.set_limits(self.config.limits)
-        self.keeper = CertificateKeeper(
+        self.keeper = CertificateWatcher(
             lambda place, context: self.cluster.set_certified(place.listener, context), clock, self.metrics
         )
         self.keeper.take_up(tls_sections(self.config))

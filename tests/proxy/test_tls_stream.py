@@ -18,7 +18,7 @@ from proxy.side import Side
 from quotas.byte_caps import Turnstile
 from tests.certificates import Authority, client_context, server_context
 from tests.patience import PATIENCE_S
-from tests.proxy.test_stream import HIGH_WATER_BYTES, Owner, cap, now_ms
+from tests.proxy.test_stream import HIGH_WATER_BYTES, StreamListener, cap, now_ms
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ class Ends:
         self.peer = client.wrap_bio(self.incoming, self.outgoing, server_hostname="localhost")
         self.lock = threading.Lock()
         self._shake_hands()
-        self.owner = Owner(room)
+        self.owner = StreamListener(room)
         self.poller = Poller()
         settings = StreamSettings(self.poller, side, HIGH_WATER_BYTES, Turnstile(caps), now_ms)
         self.stream = TlsStream(settings, self.tls_socket, self.owner)
@@ -218,7 +218,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_read(contexts):
         tls.flush()
         if not last:
             ends.incoming.write(ends.raw.recv(1 << 16))
-    ends.owner = Owner()
+    ends.owner = StreamListener()
     ends.stream = TlsStream(StreamSettings(Poller(), Side.CLIENT, HIGH_WATER_BYTES), tls, ends.owner)
     await ends.until(lambda: ends.owner.data == b"at once")
     ends.close()

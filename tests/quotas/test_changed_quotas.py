@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.client_quotas import KEYS_PER_STEP, Ledger
+from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -35,7 +35,7 @@ class Both:
 
     def __init__(self, capacity):
         self.quotas, self.shadows = {}, {}
-        self.plain, self.changed = (Ledger(Sensors(capacity), QuotaTable()) for _ in range(2))
+        self.plain, self.changed = (ClientQuotaManager(Sensors(capacity), QuotaTable()) for _ in range(2))
         self.now_ms = 0
         self.given = []
 
@@ -128,7 +128,9 @@ def _limit_of(ledger, handle):
 
 
 def test_a_change_of_one_entity_looks_at_its_own_sensors_only():
-    ledger = Ledger(Sensors(30_000), QuotaTable({Entity(client_id=f"c{i}"): {PRODUCE: 1.0} for i in range(20_000)}))
+    ledger = ClientQuotaManager(
+        Sensors(30_000), QuotaTable({Entity(client_id=f"c{i}"): {PRODUCE: 1.0} for i in range(20_000)})
+    )
     bindings = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(20_000)]
     looked_at = []
     ledger._adjust = lambda key, now_ms: looked_at.append(key)
@@ -139,7 +141,7 @@ def test_a_change_of_one_entity_looks_at_its_own_sensors_only():
 
 
 def test_a_change_of_everything_comes_in_steps():
-    ledger = Ledger(Sensors(30_000), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    ledger = ClientQuotaManager(Sensors(30_000), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
     for i in range(20_000):
         ledger.bind("main", 1, "u", f"c{i}", 0)
     steps = ledger.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0)
@@ -149,7 +151,7 @@ def test_a_change_of_everything_comes_in_steps():
 
 def test_with_a_full_table_only_clients_whose_sensors_were_closed_ask_again():
     names = {Entity(client_id=f"c{i}"): {PRODUCE: 100.0} for i in range(1300)}
-    ledger = Ledger(Sensors(1024), QuotaTable(names))
+    ledger = ClientQuotaManager(Sensors(1024), QuotaTable(names))
     bindings = [ledger.bind("main", 1, "u", f"c{i}", i) for i in range(1024)]
     ledger.bind("main", 1, "u", "c1024", 1024)
     stale = [i for i, binding in enumerate(bindings) if not ledger.renews(binding)]
@@ -158,7 +160,7 @@ def test_with_a_full_table_only_clients_whose_sensors_were_closed_ask_again():
 
 
 def test_who_shares_a_sensor_asks_again_when_there_is_room_and_not_before():
-    ledger = Ledger(Sensors(16), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
+    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
     first, *_, shared = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
     ledger.replace(ledger.table.changed({Entity(client_id="x"): {PRODUCE: 1.0}}), 0, changed=[Entity(client_id="x")])
     assert ledger.renews(shared)
@@ -170,7 +172,7 @@ def test_who_shares_a_sensor_asks_again_when_there_is_room_and_not_before():
 
 
 def test_very_many_changes_are_forgotten_and_who_was_away_asks_again():
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
     away, here = ledger.bind("main", 1, "u", "a", 0), ledger.bind("main", 1, "u", "b", 0)
     for i in range(3):
         entities = {Entity(client_id=f"x{i}-{k}"): {PRODUCE: 1.0} for k in range(9_000)}
@@ -181,7 +183,7 @@ def test_very_many_changes_are_forgotten_and_who_was_away_asks_again():
 
 
 def test_who_asks_amid_a_change_has_the_new_limit_already():
-    ledger = Ledger(Sensors(4 * KEYS_PER_STEP), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    ledger = ClientQuotaManager(Sensors(4 * KEYS_PER_STEP), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
     bindings = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(3 * KEYS_PER_STEP)]
     next(ledger.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0))
     assert not ledger.renews(bindings[-1])
@@ -190,7 +192,7 @@ def test_who_asks_amid_a_change_has_the_new_limit_already():
 
 
 def test_a_quota_for_a_very_long_client_id_is_felt_though_it_was_measured_under_another_name():
-    ledger = Ledger(Sensors(16), QuotaTable({Entity(client_id="c"): {PRODUCE: 1.0}}))
+    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id="c"): {PRODUCE: 1.0}}))
     before = ledger.bind("main", 1, "u", "xxx… sha256 0", 0)
     entity = Entity(client_id="x" * 2000)
     ledger.replace(ledger.table.changed({entity: {PRODUCE: 5.0}}), 0, changed=[entity])

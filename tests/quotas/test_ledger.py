@@ -1,6 +1,6 @@
 """Who is measured by which sensor, and what a change does to those that live."""
 
-from quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, Ledger
+from quotas.client_quotas import IDLE_MS, WHOLE_CLUSTER, ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -13,8 +13,10 @@ def table(limit: float, quota_type: QuotaType = PRODUCE, entity: Entity | None =
     return QuotaTable({entity or Entity(client_id=DEFAULT): {quota_type: limit}})
 
 
-def ledger(capacity: int = 64, quotas: QuotaTable | None = None, samples: int = 11) -> Ledger:
-    return Ledger(Sensors(capacity, samples, max_throttle_ms=INT32_MAX), table(100.0) if quotas is None else quotas)
+def ledger(capacity: int = 64, quotas: QuotaTable | None = None, samples: int = 11) -> ClientQuotaManager:
+    return ClientQuotaManager(
+        Sensors(capacity, samples, max_throttle_ms=INT32_MAX), table(100.0) if quotas is None else quotas
+    )
 
 
 def test_each_node_and_each_client_id_of_a_default_has_a_sensor_of_its_own():
@@ -101,7 +103,7 @@ def test_an_exhausted_reserve_takes_the_row_that_was_idle_longest():
 
 
 def test_a_large_table_makes_room_for_several_at_once():
-    ledger = Ledger(
+    ledger = ClientQuotaManager(
         Sensors(256), QuotaTable({Entity(client_id=f"c{i}"): {QuotaType.PRODUCE: 100.0} for i in range(300)})
     )
     for i in range(300):
@@ -113,7 +115,7 @@ def test_a_large_table_makes_room_for_several_at_once():
 
 def test_a_binding_never_holds_a_sensor_that_was_closed_for_its_other_half():
     limits = {QuotaType.PRODUCE: 100.0, QuotaType.FETCH: 100.0}
-    ledger = Ledger(Sensors(16), QuotaTable({Entity(client_id=f"c{i}"): limits for i in range(12)}))
+    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id=f"c{i}"): limits for i in range(12)}))
     for now_ms in range(2000):
         binding = ledger.bind("main", 1, "ANONYMOUS", f"c{now_ms * 7 % 12}", now_ms)
         assert binding.version == ledger.version
@@ -122,7 +124,7 @@ def test_a_binding_never_holds_a_sensor_that_was_closed_for_its_other_half():
 
 
 def test_without_room_sensors_whose_window_is_empty_make_place():
-    ledger = Ledger(Sensors(32), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
+    ledger = ClientQuotaManager(Sensors(32), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
     for i in range(40):
         ledger.bind("main", 1, "ANONYMOUS", f"c{i}", 0)
     assert ledger.overflowed > 0
@@ -133,8 +135,8 @@ def test_without_room_sensors_whose_window_is_empty_make_place():
     assert ledger.sensors.used == 0
 
 
-def shadowed(capacity: int = 64, enforced: QuotaTable | None = None) -> Ledger:
-    return Ledger(Sensors(capacity), enforced or QuotaTable(), table(100.0))
+def shadowed(capacity: int = 64, enforced: QuotaTable | None = None) -> ClientQuotaManager:
+    return ClientQuotaManager(Sensors(capacity), enforced or QuotaTable(), table(100.0))
 
 
 def test_shadows_take_no_row_from_quotas_in_force():
@@ -149,7 +151,7 @@ def test_shadows_take_no_row_from_quotas_in_force():
 
 def test_a_shadow_takes_no_row_from_another_as_all_clients_would_be_bound_anew():
     limits = {Entity(f"u{i}"): {PRODUCE: 100.0} for i in range(20)}
-    made = Ledger(Sensors(16), QuotaTable(), QuotaTable(limits))
+    made = ClientQuotaManager(Sensors(16), QuotaTable(), QuotaTable(limits))
     version = made.version
     bound = [made.bind("main", 1, f"u{i}", "c", 0).shadow_produce for i in range(20)]
     assert None not in bound[:16]
@@ -180,7 +182,7 @@ def test_caps_hold_for_shadows_too():
 
 
 def test_only_the_table_that_is_full_has_idle_sensors_make_place_early():
-    made = Ledger(Sensors(16), table(100.0), table(100.0, entity=Entity(client_id="c0")))
+    made = ClientQuotaManager(Sensors(16), table(100.0), table(100.0, entity=Entity(client_id="c0")))
     for i in range(15):
         made.bind("main", 1, "u", f"c{i}", 0)
     assert (made.sensors.used, made.shadow_sensors.used) == (15, 1)
@@ -213,7 +215,7 @@ def test_a_bucket_keeps_its_tokens_when_its_limit_changes_and_goes_with_nobody()
 
 
 def test_shadows_of_controller_mutations_have_buckets_of_their_own():
-    made = Ledger(Sensors(64), table(10.0, MUTATION), table(5.0, MUTATION))
+    made = ClientQuotaManager(Sensors(64), table(10.0, MUTATION), table(5.0, MUTATION))
     binding = made.bind("main", 1, "u", "c", 0)
     assert made.buckets.spend_permissively(binding.mutation, 110, 0) is None
     assert made.shadow_buckets.spend_permissively(binding.shadow_mutation, 110, 0) == 11_000

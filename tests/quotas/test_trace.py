@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Operation, Replay, Unknown
@@ -89,7 +89,7 @@ def ledger_of(lines, traces=lambda tags, entity: True):
     sensors = TracedSensors(lines.note, 64, 11, 1000, *CAPS)
     buckets = TracedBuckets(lines.note, 64, 11, 1000, CAPS[0])
     table = QuotaTable({ALICE: LIMITS, Entity(user=DEFAULT): LIMITS})
-    return Ledger(sensors, table, QuotaTable({ALICE: LIMITS}), buckets, traces=traces)
+    return ClientQuotaManager(sensors, table, QuotaTable({ALICE: LIMITS}), buckets, traces=traces)
 
 
 def charge(ledger, binding, value, now_ms):
@@ -201,7 +201,7 @@ def test_a_traced_sensor_that_is_closed_is_told():
 
 
 def test_what_is_not_traced_is_no_other_table():
-    assert type(Ledger(Sensors(4), QuotaTable()).request_sensors) is Sensors
+    assert type(ClientQuotaManager(Sensors(4), QuotaTable()).request_sensors) is Sensors
 
 
 def test_what_a_replay_cannot_know_is_told():

@@ -10,23 +10,23 @@ from proxy.decisions.facts import ConnectionFacts, ListenerFacts, NoPortForNode
 from proxy.decisions.steps import finish
 from proxy.relay.actions import (
     Action,
-    Ask,
     Close,
     CloseReason,
+    DecisionRequest,
     HangUp,
     OpenUpstream,
     Pause,
     RelayLimits,
     Resume,
     Send,
+    SlowDecision,
     Throttled,
     WakeAt,
-    Work,
 )
-from proxy.relay.tally import Tally
+from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.use import Client, Counts, Meter
 from proxy.side import Side
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import RequestCosts
@@ -58,9 +58,11 @@ class FixedNodes:
         return self.host, 20_000 + node_id % 1000
 
 
-def ledger_with(produce: int | None = None, fetch: int | None = None, client_id: str = "etl", **caps: int) -> Ledger:
+def ledger_with(
+    produce: int | None = None, fetch: int | None = None, client_id: str = "etl", **caps: int
+) -> ClientQuotaManager:
     """A ledger with byte rates for one client-id."""
-    return Ledger(Sensors(64, **caps), table_with(produce, fetch, client_id))
+    return ClientQuotaManager(Sensors(64, **caps), table_with(produce, fetch, client_id))
 
 
 def table_with(produce: int | None = None, fetch: int | None = None, client_id: str = "etl") -> QuotaTable:
@@ -95,7 +97,7 @@ class Script:
     def __init__(
         self,
         make: Callable,
-        ledger: Ledger | None = None,
+        ledger: ClientQuotaManager | None = None,
         limits: RelayLimits | None = None,
         nodes: FixedNodes | None = None,
         checks_usage: bool = True,
@@ -103,7 +105,7 @@ class Script:
         self.checks_usage = checks_usage
         self.ledger = ledger if ledger is not None else ledger_with()
         self.nodes = nodes or FixedNodes()
-        self.tally = Tally()
+        self.tally = RelayCounters()
         self.meter = Meter("main", 10, 1000, RequestCosts())
         self.read_bytes = 0
         self.counted: list[Counts] = []
@@ -117,7 +119,7 @@ class Script:
         self.throttles: list[Throttled] = []
         self.closed: Close | None = None
         self.hung_up = 0
-        self.asks: list[Ask] = []
+        self.asks: list[DecisionRequest] = []
         self.hold_verdicts = False
 
     def connected(self) -> "Script":
@@ -125,7 +127,7 @@ class Script:
         self.do(self.relay.on_writable(Side.NODE, NOW_US))
         return self
 
-    def _bind(self, raw_client_id: bytes, now_ms: int) -> Binding:
+    def _bind(self, raw_client_id: bytes, now_ms: int) -> ClientSensors:
         return self.facts.bind(raw_client_id, now_ms)
 
     def _meet(self, raw_client_id: bytes) -> Client:
@@ -168,7 +170,7 @@ class Script:
             if self.closed is not None and not ask.settles:
                 continue
             decision = decide(ask, self.facts, int(now_ms))
-            verdict = finish(decision.steps) if isinstance(decision, Work) else decision
+            verdict = finish(decision.steps) if isinstance(decision, SlowDecision) else decision
             self.do(self.relay.on_verdict(ask.ticket, verdict, us(now_ms)), now_ms)
 
     def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: float) -> bytes:
@@ -181,13 +183,13 @@ class Script:
     def do(self, actions: list[Action], now_ms: float = NOW_MS) -> None:
         """Carry the actions out."""
         for action in actions:
-            corrects = isinstance(action, HangUp) or (isinstance(action, Ask) and action.settles)
+            corrects = isinstance(action, HangUp) or (isinstance(action, DecisionRequest) and action.settles)
             assert self.closed is None or corrects, f"{action} after {self.closed}"
             match action:
                 case Send(side, pieces):
                     assert pieces
                     self.sent[side] += b"".join(pieces)
-                case Ask():
+                case DecisionRequest():
                     self.asks.append(action)
                 case Pause(side):
                     assert self.reads[side], f"{side} is paused twice"

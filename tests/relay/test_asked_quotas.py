@@ -7,7 +7,7 @@ import pytest
 from protocol.frames import MAX_ASKED_BYTES
 from proxy.decisions.decide import decide
 from proxy.decisions.steps import finish
-from proxy.relay.actions import AskKind, CloseReason, Errand, Verdict
+from proxy.relay.actions import CloseReason, Decision, DecisionKind, QuotaAlteration
 from proxy.side import Side
 from quotas.changes import Alteration, Limit
 from quotas.entities import Entity, QuotaKey, QuotaType
@@ -69,9 +69,9 @@ def test_what_follows_waits_for_what_has_to_be_written_and_the_nodes_answers_do_
     request = alter_request([(ETL, [("producer_byte_rate", 7.0, False)])], corr=2)
     assert script.client(request + heartbeat(3)) == b""
     [ask] = script.asks
-    assert (ask.kind, ask.frame) == (AskKind.QUOTA_API, request)
+    assert (ask.kind, ask.frame) == (DecisionKind.QUOTA_API, request)
     errand = decide(ask, script.facts, NOW_MS)
-    assert isinstance(errand, Errand)
+    assert isinstance(errand, QuotaAlteration)
     assert errand.alterations == (Alteration(Entity(client_id="etl"), {PRODUCE: 7.0}),)
     assert script.node(heartbeaten(1)) == heartbeaten(1)
     script.asks.clear()
@@ -90,7 +90,7 @@ def test_an_answer_that_comes_after_the_end_of_its_connection_is_dropped(make_re
     [ask] = script.asks
     script.asks.clear()
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "reset"))
-    assert script.relay.on_verdict(ask.ticket, Verdict(answer=b"late"), NOW_US + 50_000) == []
+    assert script.relay.on_verdict(ask.ticket, Decision(answer=b"late"), NOW_US + 50_000) == []
 
 
 def test_a_throttled_client_waits_and_is_told_how_long(make_relay):

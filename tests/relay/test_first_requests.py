@@ -6,7 +6,7 @@ import pytest
 
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
@@ -37,7 +37,7 @@ def mutation(version):
 def ledger_of(**limits):
     table = QuotaTable({Entity(client_id=DEFAULT): {QuotaType[name]: float(limit) for name, limit in limits.items()}})
     costs = RequestCosts({}, {HEARTBEAT: Cost(50.0), API_VERSIONS: Cost(50.0)})
-    return Ledger(Sensors(64), table, costs=costs)
+    return ClientQuotaManager(Sensors(64), table, costs=costs)
 
 
 def client_of(make_relay, ledger, limits=None):
@@ -134,7 +134,7 @@ def test_a_quota_that_is_new_is_felt_at_once_on_a_connection_that_is_not(make_re
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
 def test_a_shadow_quota_has_nobody_wait(make_relay, limits, quota_type, ask, how):
     of_default = {QuotaType[name]: float(limit) for name, limit in limits.items()}
-    ledger = Ledger(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): of_default}))
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): of_default}))
     for _ in range(3):
         script = client_of(make_relay, ledger, RelayLimits(**how))
         script.client(ask, NOW_MS)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
@@ -24,7 +24,9 @@ def charged(script, shadow=False):
 
 
 def shadow_ledger(rate):
-    return Ledger(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: rate}}))
+    return ClientQuotaManager(
+        Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: rate}})
+    )
 
 
 def used(script):
@@ -170,7 +172,7 @@ def test_the_time_of_a_request_begins_with_its_last_byte(make_relay):
     """How long a client takes to send it is not what it costs the node."""
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 100.0}})
     costs = RequestCosts(pinned={PRODUCE: Cost(1_000_000)})
-    script = Script(make_relay, Ledger(Sensors(64), table, costs=costs)).connected()
+    script = Script(make_relay, ClientQuotaManager(Sensors(64), table, costs=costs)).connected()
     script.client(produce(1, size=SIZE)[:3000])
     script.client(produce(1, size=SIZE)[3000:], NOW_MS + 700)
     script.node(produced(1), NOW_MS + 705)
@@ -202,7 +204,7 @@ def test_a_throttle_for_another_request_does_not_stop_one_that_is_half_way(make_
 
 def test_an_answer_that_is_delayed_goes_out_in_time_though_a_longer_throttle_begins_meanwhile(make_relay):
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1.0, QuotaType.PRODUCE: 100.0}})
-    ledger = Ledger(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
+    ledger = ClientQuotaManager(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
     script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()
     data = produce(2, size=SIZE, acks=0)
     script.client(heartbeat(1) + data[:3000])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from proxy.relay.actions import RelayLimits, Verdict
+from proxy.relay.actions import Decision, RelayLimits
 from proxy.side import Side
 from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
@@ -34,7 +34,7 @@ def answer_all(script, most=100):
             return answered
         ask = script.asks.pop()
         answer = (len(ANSWER)).to_bytes(4, "big") + ask.frame[8:12] + ANSWER[4:]
-        script.do(script.relay.on_verdict(ask.ticket, Verdict(answer=answer), NOW_US))
+        script.do(script.relay.on_verdict(ask.ticket, Decision(answer=answer), NOW_US))
     return most
 
 

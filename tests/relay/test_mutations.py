@@ -18,7 +18,7 @@ from proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopic
 from proxy.decisions.steps import finish
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -47,8 +47,8 @@ def mutation_table(rate: float | None, client_id: str = "etl") -> QuotaTable:
     return QuotaTable({} if rate is None else {Entity(client_id=client_id): {MUTATION: rate}})
 
 
-def mutation_ledger(rate: float | None = 1.0, shadow: float | None = None) -> Ledger:
-    return Ledger(Sensors(64), mutation_table(rate), mutation_table(shadow))
+def mutation_ledger(rate: float | None = 1.0, shadow: float | None = None) -> ClientQuotaManager:
+    return ClientQuotaManager(Sensors(64), mutation_table(rate), mutation_table(shadow))
 
 
 def connected(make_relay, rate: float | None = 1.0, shadow: float | None = None, **how) -> Script:
@@ -105,7 +105,7 @@ def test_without_a_mutation_quota_nothing_changes(make_relay, version):
 
 
 def test_clients_without_a_quota_pass_untouched_where_others_have_one_and_their_bucket_is_looked_at(make_relay):
-    script = Script(make_relay, Ledger(Sensors(64), mutation_table(1.0, "other"))).connected()
+    script = Script(make_relay, ClientQuotaManager(Sensors(64), mutation_table(1.0, "other"))).connected()
     request = create((b"t", 1000))
     assert script.client(request) == request
     assert script.node(made(created(7, b"t"))) == made(created(7, b"t"))

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.relay.patience import Awaited, Patience, TimeOuts
+from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, WaitingFor
 from proxy.side import Side
 from tests.relay.frames import (
     API_VERSIONS,
@@ -32,7 +32,7 @@ class Waiter:
     def __init__(self, make_relay, time_outs=TIME_OUTS, **settings):
         self.script = Script(make_relay, **settings)
         self.time_outs = time_outs
-        self.patience = Patience()
+        self.patience = ConnectionTimeouts()
         self.now_ms = NOW_MS
         self.look()
 
@@ -102,9 +102,9 @@ def test_while_an_answer_is_due_nothing_is_awaited(make_relay):
     waiter = Waiter(make_relay)
     waiter.script.connected()
     waiter.client(fetch(1))
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.node(fetched(1)[:20])
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.node(fetched(1)[20:])
     assert waiter.until(3600) == (31, CloseReason.IDLE_TIMEOUT)
 
@@ -141,11 +141,11 @@ def test_a_muted_client_has_time(make_relay):
     waiter.script.connected()
     waiter.client(produce(1, size=10_000))
     waiter.node(produced(1))
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.client(produce(2)[:20])
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.script.time(waiter.script.wake_at)
-    assert waiter.awaited is Awaited.REQUEST
+    assert waiter.awaited is WaitingFor.REQUEST
     assert waiter.until(3600) == (11, CloseReason.REQUEST_TIMEOUT)
 
 
@@ -171,23 +171,23 @@ def test_a_muted_client_that_is_amid_what_passes_the_mute_has_to_send_the_rest(m
     """A frame of SASL is read in a mute, too: with it the clocks of sessions run."""
     waiter = Waiter(make_relay)
     throttled(waiter)
-    assert (waiter.awaited, waiter.until(100)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(100)) == (WaitingFor.NOTHING, None)
     waiter.client(authenticate(bytes(10_000))[:cut])
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.REQUEST, (11, CloseReason.REQUEST_TIMEOUT))
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.REQUEST, (11, CloseReason.REQUEST_TIMEOUT))
 
 
 def test_a_muted_client_that_has_sent_what_passes_the_mute_has_time(make_relay):
     waiter = Waiter(make_relay)
     throttled(waiter)
     waiter.client(authenticate(bytes(10_000)))
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
 
 
 def test_a_client_that_may_send_no_more_requests_has_time(make_relay):
     waiter = Waiter(make_relay, limits=RelayLimits(max_in_flight=2))
     waiter.script.connected()
     waiter.client(heartbeat(1) + heartbeat(2) + heartbeat(3)[:5])
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
 
 
 def test_time_in_which_the_node_takes_nothing_does_not_count(make_relay):
@@ -196,7 +196,7 @@ def test_time_in_which_the_node_takes_nothing_does_not_count(make_relay):
     waiter.client(produce(size=1000)[:500])
     assert waiter.until(9) is None
     waiter.script.do(waiter.script.relay.on_blocked(Side.NODE))
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.script.do(waiter.script.relay.on_writable(Side.NODE, 1000 * waiter.now_ms))
     assert waiter.until(3600) == (2, CloseReason.REQUEST_TIMEOUT)
 
@@ -215,7 +215,7 @@ def test_a_client_that_has_ended_while_it_is_muted_is_not_waited_for(make_relay)
     waiter.script.connected()
     waiter.client(produce(1, size=10_000) + heartbeat(2))
     waiter.script.do(waiter.script.relay.on_eof(Side.CLIENT, 1000 * waiter.now_ms))
-    assert (waiter.awaited, waiter.until(3600)) == (Awaited.NOTHING, None)
+    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
 
 
 def test_zero_is_for_ever(make_relay):
@@ -228,7 +228,7 @@ def test_zero_is_for_ever(make_relay):
 
 
 def test_a_client_that_reads_nothing():
-    patience, seconds = Patience(), 0
+    patience, seconds = ConnectionTimeouts(), 0
     assert patience.for_reading(5000, 0, STEP_MS, TIME_OUTS) is None
     while not (reason := patience.for_reading(5000, 100, STEP_MS, TIME_OUTS)):
         seconds += 1
@@ -236,7 +236,7 @@ def test_a_client_that_reads_nothing():
 
 
 def test_a_client_that_reads_a_byte_now_and_then_reads():
-    patience = Patience()
+    patience = ConnectionTimeouts()
     for second in range(1000):
         assert patience.for_reading(5000, second // 15, STEP_MS, TIME_OUTS) is None
     for _ in range(1000):

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config.settings import ListenerConfig
-from proxy.relay.actions import CloseReason, RelayLimits, Verdict
-from proxy.relay.likeness import Likeness
+from proxy.relay.actions import CloseReason, Decision, RelayLimits
+from proxy.relay.repeat_pattern import RepeatPattern
 from proxy.side import Side
 from proxy.upstream.topology import ListenerPorts, NodeDirectory
 from quotas.entities import Entity, QuotaType
@@ -181,7 +181,7 @@ def test_a_verdict_with_a_stale_ticket_is_dropped(make_relay):
     script = Script(make_relay).connected()
     script.hold_verdicts = True
     script.client(describe_request([]) + heartbeat(2))
-    assert script.relay.on_verdict(99, Verdict(), NOW_US) == []
+    assert script.relay.on_verdict(99, Decision(), NOW_US) == []
     script.answer_asks()
     assert script.sent[Side.NODE] == heartbeat(2)
 
@@ -590,8 +590,10 @@ def test_a_fetch_under_another_name_pays_nothing_for_the_first(make_relay):
 def test_a_train_at_the_edge_of_its_quota_is_looked_at_once_per_request(make_relay, monkeypatch):
     """What costs is scanning: of a thousand frames that may be throttled, each is read a few times at most."""
     scanned = []
-    run = Likeness.run
-    monkeypatch.setattr(Likeness, "run", lambda self, *args: (found := run(self, *args), scanned.append(found[1]))[0])
+    run = RepeatPattern.run
+    monkeypatch.setattr(
+        RepeatPattern, "run", lambda self, *args: (found := run(self, *args), scanned.append(found[1]))[0]
+    )
     script = Script(make_relay, ledger_with(produce=1000, max_throttle_ms=1)).connected()
     for number in range(100):
         script.client(produce(number, size=101))

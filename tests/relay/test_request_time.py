@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import BUSY_SHARE, NETWORK_US, PAUSE_US, SAMPLES, Cost, RequestCosts
@@ -42,7 +42,7 @@ def timed(make_relay, percent=HUGE, *, pinned=True, **others):
     """A connected relay whose client has a request quota, and its ledger."""
     limits = {QuotaType.REQUEST: float(percent)} | {QuotaType[name]: float(rate) for name, rate in others.items()}
     costs = RequestCosts({} if pinned else MODEL, MODEL if pinned else {})
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
     return Script(make_relay, ledger).connected()
 
 
@@ -133,7 +133,7 @@ def test_however_it_is_cut_a_train_is_never_charged_more_than_its_time_or_its_mo
 
 
 def test_without_a_request_quota_nothing_is_timed(make_relay):
-    script = Script(make_relay, Ledger(Sensors(64), QuotaTable())).connected()
+    script = Script(make_relay, ClientQuotaManager(Sensors(64), QuotaTable())).connected()
     exchange = Exchanges(script)
     exchange(took_us=1000)
     assert script.ledger.costs.by_node() == {}
@@ -228,7 +228,7 @@ def test_an_answer_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
 
 @pytest.mark.parametrize(("ask", "answer"), [(heartbeat, heartbeaten), (fetch, fetched), (produce, produced)])
 def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(make_relay, ask, answer):
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
     script = Script(make_relay, ledger).connected()
     exchange = Exchanges(script)
     exchange(took_us=100, ask=ask, answer=answer)
@@ -242,7 +242,9 @@ def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(mak
 @pytest.mark.parametrize("ends", [False, True])
 def test_an_answer_that_is_held_is_charged_once_whatever_ends_its_hold(make_relay, ends):
     limits = {QuotaType.REQUEST: 50.0, QuotaType.PRODUCE: 100.0}
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=RequestCosts({}, MODEL))
+    ledger = ClientQuotaManager(
+        Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=RequestCosts({}, MODEL)
+    )
     script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()
     script.client(produce(1, size=1500))
     script.node(produced(1), NOW_MS + 1)
@@ -273,7 +275,7 @@ def test_produce_without_acks_is_exempt(make_relay, train):
 
 def test_a_shadow_quota_is_charged_and_never_felt(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 0.001}})
-    ledger = Ledger(Sensors(64), QuotaTable(), shadow, costs=RequestCosts({}, MODEL))
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable(), shadow, costs=RequestCosts({}, MODEL))
     script = Script(make_relay, ledger).connected()
     exchange = Exchanges(script)
     for corr in range(1, 4):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
@@ -37,7 +37,7 @@ UNKNOWN = request(API_VERSIONS, 99, b"\1\1\0", tags=True)
 def ledger_of(percent=0.05, shadow=False, entity=None):
     table = QuotaTable({entity or Entity(client_id="etl"): {QuotaType.REQUEST: percent}})
     tables = (QuotaTable(), table) if shadow else (table, None)
-    return Ledger(Sensors(64), *tables, costs=RequestCosts({}, MODEL))
+    return ClientQuotaManager(Sensors(64), *tables, costs=RequestCosts({}, MODEL))
 
 
 def client_of(make_relay, ledger, limits=None):
@@ -207,7 +207,7 @@ def test_far_from_the_quota_a_thousand_are_in_flight(make_relay, percent):
 
 
 def test_without_a_quota_and_under_a_shadow_quota_a_thousand_are(make_relay):
-    for ledger in (Ledger(Sensors(64), QuotaTable()), ledger_of(shadow=True)):
+    for ledger in (ClientQuotaManager(Sensors(64), QuotaTable()), ledger_of(shadow=True)):
         script = client_of(make_relay, ledger)
         assert taken(script.client(heartbeats(0, 2000))) == 1000
         assert ledger.time_in_flight == {}

@@ -13,7 +13,7 @@ from proxy.decisions.sasl import SaslRules
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.relay import Relay
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -54,7 +54,7 @@ def offered(corr=1):
 
 def ledger_of(*users, client_id=None):
     """A byte rate of 100 for producers that are one of these users."""
-    return Ledger(
+    return ClientQuotaManager(
         Sensors(64), QuotaTable({Entity(user=user, client_id=client_id): {QuotaType.PRODUCE: 100.0} for user in users})
     )
 
@@ -195,7 +195,7 @@ def test_all_eight_levels_hold_for_the_user_that_has_logged_in(make_relay):
     for level in levels:
         others = [Entity(user="bob"), Entity(user="ANONYMOUS"), Entity(user="bob", client_id="etl")]
         table = QuotaTable({level: {QuotaType.PRODUCE: 100.0}} | {o: {QuotaType.PRODUCE: 1.0} for o in others})
-        script = client_of(make_relay, ledger=Ledger(Sensors(64), table))
+        script = client_of(make_relay, ledger=ClientQuotaManager(Sensors(64), table))
         logs_in(script)
         assert throttled_user(script) == "alice", level
         assert script.throttles[0].throttle_time_ms == 5000, level
@@ -349,7 +349,7 @@ def test_nothing_else_passes_before(make_relay, early):
 
 def test_api_versions_before_an_authentication_is_not_charged_and_behind_it_is(make_relay):
     table = QuotaTable({Entity(user=DEFAULT): {QuotaType.REQUEST: 0.001}})
-    script = client_of(make_relay, ledger=Ledger(Sensors(64), table))
+    script = client_of(make_relay, ledger=ClientQuotaManager(Sensors(64), table))
     for corr in range(5):
         passes(script, (versions(corr), offered(corr)))
     logs_in(script)
@@ -417,7 +417,7 @@ def test_re_authentication_as_another_is_for_the_node_to_refuse(make_relay):
 
 def test_what_was_in_flight_is_charged_to_whom_it_was_sent_for(make_relay):
     table = QuotaTable({Entity(user="alice"): {QuotaType.FETCH: 1000.0}, Entity(user="bob"): {QuotaType.FETCH: 1000.0}})
-    script = client_of(make_relay, ledger=Ledger(Sensors(64), table))
+    script = client_of(make_relay, ledger=ClientQuotaManager(Sensors(64), table))
     logs_in(script)
     small = fetch(1, max_bytes=5000)
     script.client(small + handshake(corr=2))
@@ -475,7 +475,7 @@ def test_sasl_out_of_place_is_no_way_around_a_mute(make_relay):
 
 def ledger_of_time(*users):
     """All request time is too much for these users."""
-    return Ledger(Sensors(64), QuotaTable({Entity(user=user): {QuotaType.REQUEST: 1e-4} for user in users}))
+    return ClientQuotaManager(Sensors(64), QuotaTable({Entity(user=user): {QuotaType.REQUEST: 1e-4} for user in users}))
 
 
 OUT_OF_PLACE = {

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.side import Side
-from quotas.client_quotas import Ledger, SensorKey
+from quotas.client_quotas import ClientQuotaManager, SensorKey
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -19,7 +19,7 @@ CAPS = {"max_throttle_ms": 20_000, "max_debt_ms": 60_000}
 
 
 @dataclass(frozen=True)
-class Ask:
+class DecisionRequest:
     """One request, and how large its answer is where that matters."""
 
     kind: str
@@ -111,14 +111,14 @@ class Conversation:
 
 def ledger(enforced, shadow):
     tables = [QuotaTable({entity: dict(limits) for entity, limits in quotas}) for quotas in (enforced, shadow)]
-    return Ledger(Sensors(64, **CAPS), tables[0], tables[1])
+    return ClientQuotaManager(Sensors(64, **CAPS), tables[0], tables[1])
 
 
 client_ids = st.sampled_from([b"etl", b"web", b""])
 asks = st.one_of(
-    st.builds(Ask, st.just("produce"), client_ids, st.integers(60, 3000), st.sampled_from([0, 1, 1, 1])),
-    st.builds(Ask, st.just("fetch"), client_ids, st.integers(30, 3000)),
-    st.builds(Ask, st.just("heartbeat"), client_ids),
+    st.builds(DecisionRequest, st.just("produce"), client_ids, st.integers(60, 3000), st.sampled_from([0, 1, 1, 1])),
+    st.builds(DecisionRequest, st.just("fetch"), client_ids, st.integers(30, 3000)),
+    st.builds(DecisionRequest, st.just("heartbeat"), client_ids),
 )
 alike = st.tuples(asks, st.integers(1, 12)).map(lambda drawn: [drawn[0]] * drawn[1])
 conversations = st.lists(alike, max_size=12).map(lambda runs: [ask for run in runs for ask in run])

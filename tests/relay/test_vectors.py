@@ -19,7 +19,7 @@ from protocol.messages.api_versions import UNSUPPORTED_VERSION
 from protocol.primitives import Reader
 from proxy.relay.plans import ASKED_REQUESTS
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -63,7 +63,9 @@ def requests_by_api(kafka_version: str) -> dict[tuple[int, int], bytes]:
     }
 
 
-def awaiting(make_relay, vector: Vector, nodes, ledger: Ledger | None = None, before: bytes = b"") -> Script:
+def awaiting(
+    make_relay, vector: Vector, nodes, ledger: ClientQuotaManager | None = None, before: bytes = b""
+) -> Script:
     """A relay that has sent on `before`, and the request that the vector answers."""
     script = Script(make_relay, ledger or UNLIMITED, nodes=nodes, checks_usage=False).connected()
     script.facts.listener.offer = lambda api_key: (-(2**15), 2**15 - 1)
@@ -90,7 +92,7 @@ def cuts(frame: bytes, seed: int, exhaustive: bool) -> Iterator[list[bytes]]:
             yield [frame[:i], frame[i:]]
 
 
-def check_request(make_relay, vector: Vector, expected: bytes, ledger: Ledger, exhaustive: bool) -> None:
+def check_request(make_relay, vector: Vector, expected: bytes, ledger: ClientQuotaManager, exhaustive: bool) -> None:
     for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
         script = Script(make_relay, ledger, checks_usage=False).connected()
         for piece in pieces:
@@ -211,7 +213,7 @@ def test_a_fetch_is_clamped_in_every_version(make_relay, kafka_version):
             continue
         limit = {QuotaType.FETCH: CEILING_BYTES / 2}
         everybody = QuotaTable({Entity(client_id=name): limit for name in {vector.client_id} - {None, ""}})
-        ledger = Ledger(Sensors(64, SAMPLES), everybody)
+        ledger = ClientQuotaManager(Sensors(64, SAMPLES), everybody)
         if not everybody:
             continue
         check_request(make_relay, vector, vector.clamped, ledger, exhaustive=len(vector.frame) < 300)
@@ -226,7 +228,7 @@ def test_a_fetch_is_charged_as_a_broker_charges_it(make_relay, kafka_version):
         if vector.charged_bytes is None or re.search("unknown|mixed", vector.variant):
             continue  # a broker sends no tags that it does not know
         sensors = Sensors(64)
-        ledger = Ledger(sensors, QuotaTable({Entity(user="ANONYMOUS"): {QuotaType.FETCH: 1e12}}))
+        ledger = ClientQuotaManager(sensors, QuotaTable({Entity(user="ANONYMOUS"): {QuotaType.FETCH: 1e12}}))
         script = awaiting(make_relay, vector, NodesAtHome(vector), ledger)
         script.node(vector.frame)
         (_, reading), *others = ledger.readings(NOW_MS)

@@ -6,7 +6,7 @@ from protocol.frames import MAX_ASKED_BYTES
 from proxy.relay import request_side
 from proxy.relay.actions import CloseReason
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
@@ -99,7 +99,9 @@ def test_something_that_happens_meanwhile_loses_nothing(make_relay):
 
 @pytest.mark.parametrize("cut", [1, 1000])
 def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks, cut):
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}))
+    ledger = ClientQuotaManager(
+        Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}})
+    )
     script = Script(make_relay, ledger).connected()
     frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
     in_pieces(script, frame[:3000], 500)
@@ -114,7 +116,7 @@ def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks
 
 def test_a_change_of_the_quotas_of_others_has_it_looked_at_once_more(make_relay, looks):
     quotas = {Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}
-    ledger = Ledger(Sensors(64), QuotaTable(quotas))
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable(quotas))
     script = Script(make_relay, ledger).connected()
     frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
     in_pieces(script, frame[:3000], 500)

@@ -8,7 +8,7 @@ from kafka.protocol.consumer import FetchResponse
 from proxy.relay.actions import CloseReason, RelayLimits, Throttled
 from proxy.relay.answer_side import AnswerSide
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import PERCENT_PER_US, Cost, RequestCosts
@@ -196,7 +196,7 @@ def test_no_debt_is_left_where_none_is_kept(make_relay):
 
 def test_only_what_is_delivered_counts_for_a_shadow_quota(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.FETCH: 10.0}})
-    ledger = Ledger(Sensors(64), table_with(fetch=100), shadow)
+    ledger = ClientQuotaManager(Sensors(64), table_with(fetch=100), shadow)
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     script.client(fetch(1))
     script.node(fetched(1, size=1500))
@@ -205,7 +205,7 @@ def test_only_what_is_delivered_counts_for_a_shadow_quota(make_relay):
 
 
 def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged(make_relay):
-    ledger = Ledger(Sensors(64), table_with(fetch=2**62))
+    ledger = ClientQuotaManager(Sensors(64), table_with(fetch=2**62))
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     script.client(versioned_fetch(12, 4, SESSION, 1) + versioned_fetch(12, 0, 0, 2))
     ledger.replace(table_with(fetch=100), NOW_MS)
@@ -254,7 +254,7 @@ def test_fetches_within_their_quota_are_counted_at_a_glance(make_relay, monkeypa
 
 def test_the_time_of_a_fetch_that_is_looked_at_twice_is_charged_once(make_relay):
     limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 100.0}
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     for corr, size in ((1, 900), (2, 600)):
         script.client(fetch(corr))
@@ -282,7 +282,7 @@ def test_a_fetch_too_short_for_its_session_ends_the_connection(make_relay):
 def test_whoever_is_over_the_quota_of_request_time_gets_no_data_and_is_charged_none(make_relay, fetch_quota):
     limits = {QuotaType.REQUEST: 1e-4} | ({} if fetch_quota is None else {QuotaType.FETCH: float(fetch_quota)})
     costs = RequestCosts({}, {FETCH: Cost(50.0)})
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     assert script.client(fetch(1))
     assert script.node(fetched(1, size=900), NOW_MS + 0.05) == empty(11, throttle_ms=1000)
@@ -295,7 +295,7 @@ def test_whoever_is_over_the_quota_of_request_time_gets_no_data_and_is_charged_n
 
 def test_who_is_within_both_quotas_gets_the_data(make_relay):
     limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 10_000.0}
-    ledger = Ledger(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     for corr in (1, 2):
         script.client(fetch(corr))

@@ -1,6 +1,6 @@
-"""The way in of a simulated proxy: proxy.server.listener on fake time, the Door, its Admission and Crowds as they are.
+"""The way in of a simulated proxy: `proxy.server.listener` on fake time, with the real gate, admission and fair pools.
 
-A visit is what an Arrival is there. Storms are visits without a relay.
+A visit is what an IncomingConnection is there. Storms are visits without a relay.
 """
 
 from collections import deque
@@ -9,9 +9,9 @@ from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
-from proxy.gate.admission import ANONYMOUS, Admission, ClusterRules, Next, Place, Refused, Step
-from proxy.gate.crowd import Crowd
-from proxy.gate.door import Door
+from proxy.gate.admission import ANONYMOUS, Admission, ClusterRules, ConnectionSlot, Next, Refused, Step
+from proxy.gate.connection_gate import ConnectionGate
+from proxy.gate.fair_pool import FairPool
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
 from quotas.entities import plain_ip
@@ -49,7 +49,7 @@ class Visit:
         peer: str,
         header_ms: int,
         handshake_ms: int,
-        opened: Callable[[Place], None],
+        opened: Callable[[ConnectionSlot], None],
         refused: Callable[[CloseReason], None],
     ) -> None:
         self.whose = whose
@@ -59,7 +59,7 @@ class Visit:
         self.opened = opened
         self.refused = refused
         self.address = ""
-        self.place: Place | None = None
+        self.place: ConnectionSlot | None = None
         self.of_balancer = False
 
 
@@ -88,7 +88,9 @@ class _Timer:
 class _Stage:
     """A SlowStage without a loop: whoever is here goes on when it is ready."""
 
-    def __init__(self, events: Events, make_crowd: Callable[[], "Crowd[Visit]"], late: CloseReason, full: CloseReason):
+    def __init__(
+        self, events: Events, make_crowd: Callable[[], "FairPool[Visit]"], late: CloseReason, full: CloseReason
+    ):
         self.most = 0
         self.timeout_ms = 0
         self._events = events
@@ -203,12 +205,12 @@ class _Listener:
 
     def _admit(self, visit: Visit) -> None:
         match self._door.admit(self.key, visit):
-            case Place() as place:
+            case ConnectionSlot() as place:
                 self._secure(visit, place)
             case Refused(reason):
                 self._refuse(visit, reason)
 
-    def _secure(self, visit: Visit, place: Place) -> None:
+    def _secure(self, visit: Visit, place: ConnectionSlot) -> None:
         visit.place = place
         if self.handshake is None:
             self._open(visit)
@@ -250,7 +252,7 @@ class _Listener:
 
 
 class Acceptor:
-    """Two listeners and their door; `parts` may have others in the place of Door, Admission and Crowd."""
+    """Two listeners and their door; `parts` may have others in the place of ConnectionGate, Admission and FairPool."""
 
     def __init__(
         self,
@@ -275,8 +277,8 @@ class Acceptor:
         admission.add_virtual_cluster(VIRTUAL_CLUSTER, samples, WINDOW_MS)
         self.judge = DoorJudge(admission, lambda: events.now_ms, samples, max_addresses >= AMPLE_ADDRESSES)
         judge: Any = self.judge
-        self.make_crowd = getattr(parts, "crowd", Crowd)
-        self.door: Door = getattr(parts, "door", Door)(judge, _Clock(events), self._call_later)
+        self.make_crowd = getattr(parts, "crowd", FairPool)
+        self.door: ConnectionGate = getattr(parts, "door", ConnectionGate)(judge, _Clock(events), self._call_later)
         vars(self.door)["_log"] = _NoLog()
         self.listeners = [_Listener(self, name) for name in NAMES]
         self.set(door)
@@ -378,7 +380,7 @@ class Storm:
     def _again(self, number: int, tries: int) -> None:
         self._events.at(self._events.now_ms + self._plan.gap_ms, partial(self._connect, number, tries))
 
-    def _stay(self, again: Callable[[], None], place: Place) -> None:
+    def _stay(self, again: Callable[[], None], place: ConnectionSlot) -> None:
         plan, acceptor = self._plan, self._acceptor
 
         def leave() -> None:

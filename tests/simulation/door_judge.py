@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from typing import Any
 
-from proxy.gate.admission import Admission, Held, LimitReached, Next, Place, Refused, Step
+from proxy.gate.admission import Admission, ConnectionSlot, LimitReached, Next, OnHold, Refused, Step
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressKey, ConnectionQuotas, ListenerKey
 from tests.quotas.windowed_rate import WindowedRate
@@ -62,10 +62,10 @@ class DoorJudge:
         self._overtaken: Counter[ListenerKey] = Counter()
         self._overtaken_ms: dict[ListenerKey, int] = {}
         self._on_the_way: Counter[ListenerKey] = Counter()
-        self._open: dict[Place, tuple[ListenerKey, str]] = {}
+        self._open: dict[ConnectionSlot, tuple[ListenerKey, str]] = {}
         self._here: Counter[ListenerKey] = Counter()
         self._from: Counter[str] = Counter()
-        self._users: dict[Place, str] = {}
+        self._users: dict[ConnectionSlot, str] = {}
         self._held: dict[Any, _Held] = {}
         self._held_of: Counter[str] = Counter()
         self._queues: dict[str, deque[_Held]] = {}
@@ -143,7 +143,7 @@ class DoorJudge:
 
     def admit(
         self, key: ListenerKey, ticket: Any, address: str, now_ms: int, measured: bool = True
-    ) -> Place | Held | Refused:
+    ) -> ConnectionSlot | OnHold | Refused:
         require(measured, "no balancer comes for itself here")
         self._on_the_way[key] -= 1
         told = self.sound.admit(key, ticket, address, now_ms)
@@ -158,7 +158,7 @@ class DoorJudge:
             right = CloseReason.TOO_MANY_HELD.value
         self._require_told(told, right, f"one from {origin}")
         self.counts[right] += 1
-        if isinstance(told, Place):
+        if isinstance(told, ConnectionSlot):
             self._admitted(told, key, origin)
         elif right == "held":
             self._hold(_Held(ticket, key, origin, now_ms, due_ms, self._door.waits))
@@ -178,7 +178,7 @@ class DoorJudge:
             wrong = self._try_head(now_ms)
             require(wrong is None, f"the head of a queue is {wrong} and is not told so")
 
-    def left(self, place: Place) -> None:
+    def left(self, place: ConnectionSlot) -> None:
         self.sound.left(place)
         require(place in self._open, "one has left twice")
         key, origin = self._open.pop(place)
@@ -187,7 +187,7 @@ class DoorJudge:
         self._users.pop(place, None)
         self._note_slots(self._now_ms())
 
-    def user_became(self, place: Place, user: str) -> bool:
+    def user_became(self, place: ConnectionSlot, user: str) -> bool:
         told = self.sound.user_became(place, user)
         most = dict(self._door.user_counts).get(user, NO_LIMIT if user == "ANONYMOUS" else self._door.user_count)
         right = self._users.get(place) == user or list(self._users.values()).count(user) < most
@@ -263,7 +263,7 @@ class DoorJudge:
         rate = dict(door.rates).get(origin, door.rate)
         if rate < NO_LIMIT:
             if not self._exact:
-                too_fast = told is Held.HELD or told == Refused(CloseReason.TOO_MANY_HELD, reset=True)
+                too_fast = told is OnHold.HELD or told == Refused(CloseReason.TOO_MANY_HELD, reset=True)
                 delay_ms = WINDOW_MS if too_fast else 0
             else:
                 sensor = self._addresses.setdefault(origin, self._new_rate(rate))
@@ -282,7 +282,7 @@ class DoorJudge:
         return len(self._held) >= self._door.max_held or self._held_of[origin] >= self._door.max_held_of_ip
 
     def _require_told(self, told: object, right: str, who: str) -> None:
-        found = "admitted" if isinstance(told, Place) else "held"
+        found = "admitted" if isinstance(told, ConnectionSlot) else "held"
         if isinstance(told, Refused):
             found = told.reason.value
         require(found == right, f"{who} is {found}, {right} is right")
@@ -297,7 +297,7 @@ class DoorJudge:
         if held.queues:
             self._queues.setdefault(held.origin, deque()).append(held)
 
-    def _admitted(self, place: Place, key: ListenerKey, origin: str) -> None:
+    def _admitted(self, place: ConnectionSlot, key: ListenerKey, origin: str) -> None:
         found = (place.listener, place.origin)
         require(found == (key, origin), f"one from {origin} at {key.listener} counts as {found}")
         self._open[place] = key, origin
@@ -347,7 +347,7 @@ class DoorJudge:
     def _try_head_of(self, head: _Held, now_ms: int, what: Next[Any] | None) -> str | None:
         self._charge_arrival(head.listener, now_ms)
         if self._has_slot(head.listener):
-            told = Held.HELD if what is not None and what.reason is CloseReason.IP_RATE_EXCEEDED else None
+            told = OnHold.HELD if what is not None and what.reason is CloseReason.IP_RATE_EXCEEDED else None
             outcome, delay_ms = self._try(head.listener, head.origin, now_ms, told)
         else:
             self._take_back(head.listener, now_ms)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from struct import pack
 
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 from quotas.quota_table import UNLIMITED
 from tests.simulation import topics, wire
@@ -71,7 +71,7 @@ class Decided:
 class Judge:
     """One for all connections of a world, as the token buckets are."""
 
-    def __init__(self, plan: WorldPlan, ledger: Ledger, exact_keys: bool) -> None:
+    def __init__(self, plan: WorldPlan, ledger: ClientQuotaManager, exact_keys: bool) -> None:
         self.refused = 0
         """Topics refused in all."""
         self.enquiries = 0
@@ -163,7 +163,7 @@ class Judge:
             found.settlement = Settlement(call, passed, refusals, bucket, shadow_bucket, told_ms)
         return found
 
-    def _bind(self, user: str, client_id: str, now_ms: int) -> Binding | None:
+    def _bind(self, user: str, client_id: str, now_ms: int) -> ClientSensors | None:
         if not self._exact:
             return None
         return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, user, client_id, now_ms)

@@ -12,23 +12,23 @@ from typing import NamedTuple
 
 from proxy.relay.actions import (
     Action,
-    Ask,
-    AskKind,
     Close,
     CloseReason,
-    Errand,
+    Decision,
+    DecisionKind,
+    DecisionRequest,
     HangUp,
     OpenUpstream,
     Pause,
+    QuotaAlteration,
     Resume,
     Send,
     Throttled,
-    Verdict,
     WakeAt,
 )
 from proxy.relay.relay import Relay
 from proxy.side import Side
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 from quotas.quota_table import UNLIMITED
 from tests.simulation import quota_calls, wire
@@ -62,7 +62,7 @@ INT32_MAX = 2**31 - 1
 MOST_ASKED_BYTES = 1024 * 1024
 """A larger request is not asked about whole."""
 
-_MAY_ENQUIRE = {AskKind.MUTATION, AskKind.SCRAM_CREDENTIALS}
+_MAY_ENQUIRE = {DecisionKind.MUTATION, DecisionKind.SCRAM_CREDENTIALS}
 """Requests that the proxy asks the node about before it decides."""
 
 _BAD_ANSWERS = {
@@ -108,7 +108,7 @@ class Model:
         plan: WorldPlan,
         connection: ConnectionPlan,
         relay: Relay,
-        ledger: Ledger,
+        ledger: ClientQuotaManager,
         around: wire.Surroundings,
         counts: Counts,
         judge: Judge,
@@ -191,7 +191,7 @@ class Model:
         self._paused = {CLIENT: False, NODE: False}
         self._eof = {CLIENT: False, NODE: False}
         self._lost_reason = ""
-        self._asks: dict[int, Ask] = {}
+        self._asks: dict[int, DecisionRequest] = {}
         self._asks_in_a_row = 0
         self._wake_at: int | None = None
 
@@ -242,38 +242,38 @@ class Model:
 
     # ------------------------------------------------------------- what is decided
 
-    def decided(self, ask: Ask, decision: Verdict | Errand, now_ms: int) -> None:
+    def decided(self, ask: DecisionRequest, decision: Decision | QuotaAlteration, now_ms: int) -> None:
         """What is to become of a request or an answer that was asked about has just been found."""
-        if ask.kind is AskKind.MUTATION and ask.side is CLIENT:
+        if ask.kind is DecisionKind.MUTATION and ask.side is CLIENT:
             self._judge_request(ask, now_ms)
-        elif ask.kind is AskKind.MUTATION:
+        elif ask.kind is DecisionKind.MUTATION:
             self._settle(ask, now_ms)
-        elif ask.kind is AskKind.QUOTA_API and self.closed is None:
+        elif ask.kind is DecisionKind.QUOTA_API and self.closed is None:
             self._look_at_quota_call(ask, decision, written=False)
         self._judge.require_all_accounted()
 
-    def begin_to_decide(self, ask: Ask) -> None:
+    def begin_to_decide(self, ask: DecisionRequest) -> None:
         """Somebody decides from now on, by what is known now."""
         self._known_then = self._book.known
 
-    def verdict_comes(self, ask: Ask, verdict: Verdict, now_ms: int) -> None:
+    def verdict_comes(self, ask: DecisionRequest, verdict: Decision, now_ms: int) -> None:
         """What was found out reaches the relay."""
-        if ask.kind is AskKind.QUOTA_API and verdict.answer is not None:
+        if ask.kind is DecisionKind.QUOTA_API and verdict.answer is not None:
             self._decided = Decided(now_ms, answer=verdict.answer)
-        elif ask.kind is AskKind.SCRAM_CREDENTIALS:
+        elif ask.kind is DecisionKind.SCRAM_CREDENTIALS:
             self._judge_credentials(ask, now_ms)
-        elif ask.kind is AskKind.SASL and ask.side is NODE:
+        elif ask.kind is DecisionKind.SASL and ask.side is NODE:
             self._note_exchange(ask)
-        elif ask.kind is AskKind.SASL and not ask.frame:
+        elif ask.kind is DecisionKind.SASL and not ask.frame:
             self._note_proof(ask)
-        elif ask.kind is AskKind.SASL:
+        elif ask.kind is DecisionKind.SASL:
             require(self._requests.startswith(ask.frame), f"asks about {ask.frame[:30]!r}, which is not next")
             self._decided = Decided(now_ms, frame=ask.frame)
         elif self._decided is not None:
             self._decided.at_ms = now_ms
         self._asks.pop(ask.ticket, None)
 
-    def _note_exchange(self, ask: Ask) -> None:
+    def _note_exchange(self, ask: DecisionRequest) -> None:
         """The node has answered a frame of an authentication: what it means is as planned."""
         plan = self._plan_at(self._in_flight[0].at)
         require(ask.frame == self._answers[0].answer.frame, "asks about another answer than the one that is here")
@@ -314,7 +314,7 @@ class Model:
         self._bound.clear()
         self._counts.logins += 1
 
-    def _note_proof(self, ask: Ask) -> None:
+    def _note_proof(self, ask: DecisionRequest) -> None:
         """A request comes behind an exchange that may be over: a request of our own shows whether it is."""
         require(self._may_be_over and not self._has_logged_in, "asks for a proof though nothing is to be proven")
         if not ask.enquired:
@@ -327,12 +327,12 @@ class Model:
             self._login_failed = True
             self._counts.logins_failed += 1
 
-    def errand_done(self, ask: Ask, verdict: Verdict) -> None:
+    def errand_done(self, ask: DecisionRequest, verdict: Decision) -> None:
         """What was to be written for a request is written, or not."""
         if self.closed is None:
             self._look_at_quota_call(ask, verdict, written=True)
 
-    def _judge_request(self, ask: Ask, now_ms: int) -> None:
+    def _judge_request(self, ask: DecisionRequest, now_ms: int) -> None:
         head = self._next()
         assert isinstance(head, wire.Head)
         frame = bytes(self._requests[: head.frame_bytes])
@@ -351,7 +351,7 @@ class Model:
         else:
             self._decided = found
 
-    def _judge_credentials(self, ask: Ask, now_ms: int) -> None:
+    def _judge_credentials(self, ask: DecisionRequest, now_ms: int) -> None:
         """A node that does not offer this has no users; one that does not say what it offers decides by itself.
 
         Of a client that may not describe quotas it is read whether it asks for itself only.
@@ -369,7 +369,7 @@ class Model:
         else:
             self._decided = Decided(now_ms, frame=ask.frame)
 
-    def _settle(self, ask: Ask, now_ms: int) -> None:
+    def _settle(self, ask: DecisionRequest, now_ms: int) -> None:
         if not ask.frame:
             decided, self._decided = self._decided, None
             require(self.closed is not None and decided is not None, "gives back what nobody has decided")
@@ -387,17 +387,17 @@ class Model:
         self._judge.settle(settlement, written.answer.results, now_ms)
         written.merged = merged(settlement, written.answer)
 
-    def _look_at_quota_call(self, ask: Ask, decision: Verdict | Errand, written: bool) -> None:
+    def _look_at_quota_call(self, ask: DecisionRequest, decision: Decision | QuotaAlteration, written: bool) -> None:
         head = self._next()
         assert isinstance(head, wire.Head)
         plan = self._plan_at(self.next_at)
         if plan is None or plan.flipped_bit >= 0 or plan.api_key != head.api_key:
-            if isinstance(decision, Verdict) and decision.close is not None:
+            if isinstance(decision, Decision) and decision.close is not None:
                 self._verdict_reason = decision.close.reason.value
             return
         writes = plan.api_key == quota_calls.ALTER and quota_calls.writes(plan, self._connection.may_alter)
-        require(isinstance(decision, Errand) == (writes and not written), f"{decision} for {plan}")
-        if isinstance(decision, Errand):
+        require(isinstance(decision, QuotaAlteration) == (writes and not written), f"{decision} for {plan}")
+        if isinstance(decision, QuotaAlteration):
             return
         require(decision.answer is not None, f"{decision} for {plan}")
         assert decision.answer is not None
@@ -434,7 +434,7 @@ class Model:
         """Look at what the relay does about what it was given last."""
         if self.closed is not None:
             for action in actions:
-                corrects = isinstance(action, HangUp) or (isinstance(action, Ask) and action.settles)
+                corrects = isinstance(action, HangUp) or (isinstance(action, DecisionRequest) and action.settles)
                 require(corrects, f"{action} after {self.closed}")
             return
         self._check_time_charges(now_ms)
@@ -476,7 +476,7 @@ class Model:
             case OpenUpstream():
                 require(not self._opened, "a second upstream connection")
                 self._opened = True
-            case Ask():
+            case DecisionRequest():
                 self._asked(action, now_ms)
             case Close():
                 self._close(action, now_ms)
@@ -491,11 +491,11 @@ class Model:
         else:
             self._sent_to_client(data, now_ms)
 
-    def _asked(self, ask: Ask, now_ms: int) -> None:
+    def _asked(self, ask: DecisionRequest, now_ms: int) -> None:
         self._take_own(now_ms)
         self._take_enquired()
-        proof = ask.kind is AskKind.SASL and not ask.frame
-        if ask.side is CLIENT and ask.kind is not AskKind.SASL:
+        proof = ask.kind is DecisionKind.SASL and not ask.frame
+        if ask.side is CLIENT and ask.kind is not DecisionKind.SASL:
             self._may_be_over = self._may_authenticate = False
             self._look_up(ask.client_id)
         if (ask.kind in _MAY_ENQUIRE or proof) and ask.side is CLIENT:
@@ -1094,7 +1094,7 @@ class Model:
         require(found == right, f"{head} is measured by {found} instead of {right}")
         return found
 
-    def told_binding(self, client_id: bytes, binding: Binding) -> None:
+    def told_binding(self, client_id: bytes, binding: ClientSensors) -> None:
         """The relay was told which sensors measure a client-id: with the next request of that."""
         sensors = [(Of.OWED, binding.produce), (Of.OWED, binding.fetch), (Of.OWED_TIME, binding.request)]
         looks = {(of, handle) for of, handle in (*sensors, (Of.OWED_TOKENS, binding.mutation)) if handle is not None}

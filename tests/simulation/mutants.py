@@ -12,30 +12,30 @@ from typing import Any
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.sasl import Identity
-from proxy.gate.admission import Admission, ClusterRules, Held, Place, Refused
-from proxy.gate.crowd import Crowd
-from proxy.gate.door import Door
+from proxy.gate.admission import Admission, ClusterRules, ConnectionSlot, OnHold, Refused
+from proxy.gate.connection_gate import ConnectionGate
+from proxy.gate.fair_pool import FairPool
 from proxy.relay.actions import (
     Action,
-    Ask,
-    AskKind,
     Close,
     CloseReason,
-    Errand,
+    Decision,
+    DecisionKind,
+    DecisionRequest,
     Exchange,
     Pause,
+    QuotaAlteration,
     RelayLimits,
     Resume,
     Send,
-    Verdict,
     WakeAt,
 )
 from proxy.relay.carriage import Bind
-from proxy.relay.patience import Awaited, Patience, TimeOuts, Waiting
+from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, Waiting, WaitingFor
 from proxy.relay.relay import Relay
-from proxy.relay.tally import Tally
+from proxy.relay.relay_counters import RelayCounters
 from proxy.side import Side
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ConnectionQuotas, ListenerKey
 from quotas.sensors.windowed_rate import Sensors
 from tests.simulation.plan import WorldPlan
@@ -88,13 +88,13 @@ class Mutant:
 
     shows_in: Callable[[WorldPlan], bool] = staticmethod(_anywhere)
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
         self.sound = Relay(self.seen_ledger(ledger), tally, limits, bind)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sound, name)
 
-    def seen_ledger(self, ledger: Ledger) -> Any:
+    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
         return ledger
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
@@ -103,7 +103,7 @@ class Mutant:
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         return self.changed(self.sound.on_bytes(side, data, now_us), now_us)
 
-    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
         return self.changed(self.sound.on_verdict(ticket, verdict, now_us), now_us)
 
     def on_time(self, now_us: int) -> list[Action]:
@@ -178,7 +178,7 @@ def _of_listener(facts: ConnectionFacts, **changes: Any) -> Any:
 class UnchargedFrameOfATrain(Mutant):
     """Of several like frames that are charged together one is left out."""
 
-    def seen_ledger(self, ledger: Ledger) -> Any:
+    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
         sensors: Sensors = ledger.sensors
 
         def charge_unthrottled(handle: int, value: float, charges: int, now_ms: int) -> bool:
@@ -193,7 +193,7 @@ class AbandonedRequestsAreFree(Mutant):
 
     _ends = False
 
-    def seen_ledger(self, ledger: Ledger) -> Any:
+    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
         sensors: Sensors = ledger.sensors
 
         def charge(handle: int, value: float, now_ms: int) -> int:
@@ -209,7 +209,7 @@ class AbandonedRequestsAreFree(Mutant):
 class StaleQuota(Mutant):
     """A quota change is not noticed by clients that are bound already."""
 
-    def seen_ledger(self, ledger: Ledger) -> Any:
+    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
         return _Changed(ledger, renews=lambda binding: True)
 
 
@@ -218,7 +218,7 @@ class DelayForgotten(Mutant):
 
     shows_in = staticmethod(_delaying)
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
         super().__init__(ledger, tally, replace(limits, delays=False), bind)
 
 
@@ -237,7 +237,7 @@ class WithheldAndCharged(Mutant):
 
     shows_in = staticmethod(_withholding)
 
-    def seen_ledger(self, ledger: Ledger) -> Any:
+    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
         return _Changed(ledger, sensors=_Changed(ledger.sensors, charge_if_within=ledger.sensors.charge))
 
 
@@ -287,7 +287,7 @@ class OwnAnswerTooEarly(Mutant):
 class OneByteShort(Mutant):
     """A train ends one byte too early; that byte goes out with the next one."""
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
         super().__init__(ledger, tally, limits, bind)
         self._kept = b""
 
@@ -327,7 +327,7 @@ class EnquiryToldToTheClient(Mutant):
     """What the proxy has enquired goes to the client, too."""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
-        enquired = [frame for action in actions if isinstance(action, Ask) for frame in action.enquired]
+        enquired = [frame for action in actions if isinstance(action, DecisionRequest) for frame in action.enquired]
         return [*actions, Send(CLIENT, enquired)] if enquired else actions
 
 
@@ -336,7 +336,7 @@ class RefusalsLast(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
         note: Any = ask.note
         if note is not None:
             order = [*note.charges, *note.refusals]
@@ -352,7 +352,7 @@ class TokensNotGivenBack(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
         real = facts.listener.ledger
         ledger: Any = _Changed(real, buckets=_Changed(real.buckets, give_back=lambda *_: None))
         return decide(ask, _of_listener(facts, ledger=ledger), now_ms)
@@ -370,7 +370,7 @@ class RefusalWithoutMute(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
         told = replace(verdict, throttle_time_ms=0) if verdict.answer is not None else verdict
         return super().on_verdict(ticket, told, now_us)
 
@@ -380,7 +380,7 @@ class RefusedTopicsSentOn(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
         told = replace(verdict, splices=()) if verdict.refused else verdict
         return super().on_verdict(ticket, told, now_us)
 
@@ -390,8 +390,8 @@ class StrictTooEarly(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
-        early = ask.kind is AskKind.MUTATION and (ask.api_key, ask.api_version) == (19, 5)
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
+        early = ask.kind is DecisionKind.MUTATION and (ask.api_key, ask.api_version) == (19, 5)
         return decide(replace(ask, api_version=6) if early else ask, facts, now_ms)
 
 
@@ -400,16 +400,16 @@ class ValidationCharged(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
         return decide(ask, _of_listener(facts, charge_validate_only=True), now_ms)
 
 
 class FailedAlterationToldAsDone(Mutant):
     """Alterations are reported as written before that is sure."""
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
         decision = decide(ask, facts, now_ms)
-        if not isinstance(decision, Errand):
+        if not isinstance(decision, QuotaAlteration):
             return decision
         return replace(decision, reply=lambda results: decision.reply([None] * len(results)))
 
@@ -417,9 +417,9 @@ class FailedAlterationToldAsDone(Mutant):
 class AlterationLost(Mutant):
     """Of an alteration with several entities the last one is not written."""
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Verdict | Errand:
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
         decision = decide(ask, facts, now_ms)
-        if not isinstance(decision, Errand):
+        if not isinstance(decision, QuotaAlteration):
             return decision
         *others, last = decision.alterations
         return replace(decision, alterations=(*others, replace(last, limits={})))
@@ -457,7 +457,7 @@ class NewcomerOvertakes(Mutant):
     class admission(Admission[Any]):
         def admit(
             self, key: ListenerKey, ticket: Any, address: str, now_ms: int, measured: bool = True
-        ) -> Place | Held | Refused:
+        ) -> ConnectionSlot | OnHold | Refused:
             rules = self._rules[key.virtual_cluster]
             self.set_rules(key.virtual_cluster, replace(rules, waits=False))
             told = super().admit(key, ticket, address, now_ms)
@@ -489,7 +489,7 @@ class SlotNeverFree(Mutant):
 
         def admit(
             self, key: ListenerKey, ticket: Any, address: str, now_ms: int, measured: bool = True
-        ) -> Place | Held | Refused:
+        ) -> ConnectionSlot | OnHold | Refused:
             self._admits = True
             told = super().admit(key, ticket, address, now_ms)
             self._admits = False
@@ -502,7 +502,7 @@ class UserCountedForEver(Mutant):
     shows_in = staticmethod(_with_storms)
 
     class admission(Admission[Any]):
-        def left(self, place: Place) -> None:
+        def left(self, place: ConnectionSlot) -> None:
             place.user = None
             super().left(place)
 
@@ -512,7 +512,7 @@ class DoorAsleep(Mutant):
 
     shows_in = staticmethod(_with_storms)
 
-    class door(Door):
+    class door(ConnectionGate):
         def _slot_is_free(self) -> None:
             pass
 
@@ -522,7 +522,7 @@ class AnybodyIsCrowdedOut(Mutant):
 
     shows_in = staticmethod(_with_storms)
 
-    class crowd(Crowd[Any]):
+    class crowd(FairPool[Any]):
         def who_leaves_for(self, origin: str) -> Any:
             return next(iter(self), None)
 
@@ -533,9 +533,9 @@ class AnybodyIsCrowdedOut(Mutant):
 class ClaimIsEnough(Mutant):
     """Whoever names a user is that user before the node has said so."""
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Any:
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Any:
         decision = decide(ask, facts, now_ms)
-        if ask.kind is AskKind.SASL and ask.side is CLIENT and facts.login._claimed:
+        if ask.kind is DecisionKind.SASL and ask.side is CLIENT and facts.login._claimed:
             facts.become(Identity(facts.login._claimed, "", visible=True))
         return decision
 
@@ -543,9 +543,9 @@ class ClaimIsEnough(Mutant):
 class FailureIsForgotten(Mutant):
     """A client that fails to log in anew is nobody."""
 
-    def decide(self, ask: Ask, facts: ConnectionFacts, now_ms: int) -> Any:
+    def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Any:
         decision = decide(ask, facts, now_ms)
-        if isinstance(decision, Verdict) and decision.exchange is Exchange.FAILED:
+        if isinstance(decision, Decision) and decision.exchange is Exchange.FAILED:
             facts.become(Identity("ANONYMOUS", "", visible=True))
         return decision
 
@@ -553,7 +553,7 @@ class FailureIsForgotten(Mutant):
 class NobodyMustLogIn(Mutant):
     """Requests pass before a login has succeeded."""
 
-    def __init__(self, ledger: Ledger, tally: Tally, limits: RelayLimits, bind: Bind) -> None:
+    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
         super().__init__(ledger, tally, replace(limits, authenticates=False), bind)
 
 
@@ -565,7 +565,7 @@ class _OtherRoom(Mutant):
 
     room: float
 
-    def seen_ledger(self, ledger: Ledger) -> Any:
+    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
         return _Changed(ledger, request_sensors=_Changed(ledger.request_sensors, room=lambda *_: self.room))
 
 
@@ -580,7 +580,7 @@ class RoomForNobody(_OtherRoom):
 class RoomNeverBack(Mutant):
     """What was reserved for a request of an authentication stays so."""
 
-    def on_verdict(self, ticket: int, verdict: Verdict, now_us: int) -> list[Action]:
+    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
         kept = self._time_in_flight
         before = dict(kept) if verdict.exchange is not None else {}
         actions = super().on_verdict(ticket, verdict, now_us)
@@ -588,7 +588,7 @@ class RoomNeverBack(Mutant):
             kept[sensor] = max(percent, kept.get(sensor, 0.0))
         return actions
 
-    def seen_ledger(self, ledger: Ledger) -> Any:
+    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
         self._time_in_flight = ledger.time_in_flight
         return ledger
 
@@ -598,7 +598,7 @@ class BlameForOurWaits(Mutant):
 
     shows_in = staticmethod(_with_time_outs)
 
-    class make_patience(Patience):
+    class make_patience(ConnectionTimeouts):
         def note_held_up(self) -> None:
             pass
 
@@ -608,7 +608,7 @@ class DribblingIsProgress(Mutant):
 
     shows_in = staticmethod(_with_time_outs)
 
-    class make_patience(Patience):
+    class make_patience(ConnectionTimeouts):
         def look(
             self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
         ) -> CloseReason | None:
@@ -620,11 +620,11 @@ class SlowAnswersAreIdle(Mutant):
 
     shows_in = staticmethod(_with_time_outs)
 
-    class make_patience(Patience):
+    class make_patience(ConnectionTimeouts):
         def look(
             self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
         ) -> CloseReason | None:
-            awaited = Awaited.USE if relay.awaited is Awaited.NOTHING else relay.awaited
+            awaited = WaitingFor.USE if relay.awaited is WaitingFor.NOTHING else relay.awaited
             seen: Any = _Changed(relay, awaited=awaited)
             return super().look(seen, unsent_bytes, written_bytes, step_ms, time_outs)
 

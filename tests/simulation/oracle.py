@@ -7,7 +7,7 @@ from enum import Enum
 from math import ceil, inf
 
 from protocol.api_table import APIS
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.request_costs import Cost, RequestCosts
@@ -288,11 +288,11 @@ class WatchedBuckets(TokenBuckets):
         return spent.told_ms
 
 
-def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> Ledger:
+def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> ClientQuotaManager:
     """A ledger whose token buckets and request times are watched, too; every request costs the same."""
     costs = RequestCosts(pinned=dict.fromkeys(APIS, Cost(cost_us)))
     buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)
-    ledger = Ledger(sensors, table, shadow, buckets, costs)
+    ledger = ClientQuotaManager(sensors, table, shadow, buckets, costs)
     times = WatchedSensors(sensors.capacity, sensors.window_ms, 0, Of.TIME, sensors.journal)
     ledger.request_sensors = ledger._rows[QuotaType.REQUEST, False] = times
     shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from struct import pack
 
-from proxy.relay.actions import Errand
+from proxy.relay.actions import QuotaAlteration
 from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType
 from tests import quota_frames
 from tests.simulation.oracle import Violation
@@ -87,7 +87,9 @@ class Book:
         self.quotas = quotas
         self.known = _described_of(quotas)
 
-    def write(self, errand: Errand, plan: RequestPlan | None, ledger: Ledger, now_ms: int) -> list[Exception | None]:
+    def write(
+        self, errand: QuotaAlteration, plan: RequestPlan | None, ledger: ClientQuotaManager, now_ms: int
+    ) -> list[Exception | None]:
         """Do an errand, but for what its plan has fail; what became of each alteration."""
         self.errands_done += 1
         fails = plan.errand_fails if plan is not None else ()

@@ -10,22 +10,22 @@ from proxy.decisions.facts import ConnectionFacts, NoPortForNode
 from proxy.decisions.steps import finish
 from proxy.relay.actions import (
     Action,
-    Ask,
-    AskKind,
     Close,
     CloseReason,
-    Errand,
+    Decision,
+    DecisionKind,
+    DecisionRequest,
     HangUp,
     OpenUpstream,
     Pause,
+    QuotaAlteration,
     Resume,
     Send,
+    SlowDecision,
     Throttled,
-    Verdict,
     WakeAt,
-    Work,
 )
-from proxy.relay.patience import Patience, TimeOuts
+from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts
 from proxy.relay.relay import Relay
 from proxy.server.connection import LINGER_S
 from proxy.side import Side
@@ -34,7 +34,7 @@ from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation
 from tests.simulation.wire import Surroundings
 
-RunErrand = Callable[["Shell", Ask, Errand], None]
+RunErrand = Callable[["Shell", DecisionRequest, QuotaAlteration], None]
 """Has the alterations of an errand written, and tells the shell when it is done, whether its client is still there."""
 
 READ_AHEAD_BYTES = 512
@@ -142,7 +142,7 @@ class Shell:
         self._open_upstream = open_upstream
         self._on_closed = on_closed
         self._trace = trace
-        self._patience = getattr(relay, "make_patience", Patience)()
+        self._patience = getattr(relay, "make_patience", ConnectionTimeouts)()
         self._client: Stream | None = Stream(events, client_link, write_buffer_bytes, _Observer(self, CLIENT))
         self._node: Stream | None = None
         self._timer: list[Callable[[], None] | None] | None = None
@@ -264,42 +264,42 @@ class Shell:
         for action in actions:
             self._do_one(action)
 
-    def _decide_later(self, ask: Ask) -> None:
+    def _decide_later(self, ask: DecisionRequest) -> None:
         """Decide now and tell later, or decide later; what is charged by deciding is told at once."""
         later_ms = self._events.now_ms + self._verdict_ms
-        if self._early_verdicts and ask.kind not in (AskKind.MUTATION, AskKind.SASL):
+        if self._early_verdicts and ask.kind not in (DecisionKind.MUTATION, DecisionKind.SASL):
             verdict = self._decision(ask, self._events.now_ms)
             if verdict is not None:
                 self._events.at(later_ms, lambda: self._give(ask, verdict))
         else:
             self._events.at(later_ms, lambda: self._do("verdict", self._verdict_on(ask)))
 
-    def _verdict_on(self, ask: Ask) -> Callable[[int], list[Action]]:
+    def _verdict_on(self, ask: DecisionRequest) -> Callable[[int], list[Action]]:
         def step(now_ms: int) -> list[Action]:
             verdict = None if self.closing and not ask.settles else self._decision(ask, now_ms)
             return [] if verdict is None else self._told(ask, verdict, now_ms)
 
         return step
 
-    def _decision(self, ask: Ask, now_ms: int) -> Verdict | None:
+    def _decision(self, ask: DecisionRequest, now_ms: int) -> Decision | None:
         """The verdict, None if something must be done first."""
         self._model.begin_to_decide(ask)
         decision = self._decide(ask, self._facts, now_ms)
-        if isinstance(decision, Work) and ask.kind is AskKind.MUTATION:
+        if isinstance(decision, SlowDecision) and ask.kind is DecisionKind.MUTATION:
             decision = finish(decision.steps)  # at once: what is spent in between would belong to nobody
-        if isinstance(decision, Work):
+        if isinstance(decision, SlowDecision):
             self._finish(decision.steps, lambda found: self._worked_out(ask, found))
             return None
         self._model.decided(ask, decision, now_ms)
-        if isinstance(decision, Verdict):
+        if isinstance(decision, Decision):
             return decision
         self._run_errand(self, ask, decision)
         return None
 
-    def _worked_out(self, ask: Ask, decision: Verdict | Errand) -> None:
+    def _worked_out(self, ask: DecisionRequest, decision: Decision | QuotaAlteration) -> None:
         """What took long to be decided is decided; nobody may be there any more."""
         self._model.decided(ask, decision, self._events.now_ms)
-        if isinstance(decision, Errand):
+        if isinstance(decision, QuotaAlteration):
             self._run_errand(self, ask, decision)
         else:
             self._give(ask, decision)
@@ -313,19 +313,19 @@ class Shell:
         else:
             self._events.at(self._events.now_ms + 1, lambda: self._finish(steps, then))
 
-    def errand_done(self, ask: Ask, reply: Generator[None, None, Verdict]) -> None:
+    def errand_done(self, ask: DecisionRequest, reply: Generator[None, None, Decision]) -> None:
         """What was to be written is written; whoever waits for it, if anybody does, is told."""
         self._finish(reply, lambda verdict: self._tell_of_errand(ask, verdict))
 
-    def _tell_of_errand(self, ask: Ask, verdict: Verdict) -> None:
+    def _tell_of_errand(self, ask: DecisionRequest, verdict: Decision) -> None:
         self._model.errand_done(ask, verdict)
         self._give(ask, verdict)
 
-    def _give(self, ask: Ask, verdict: Verdict) -> None:
+    def _give(self, ask: DecisionRequest, verdict: Decision) -> None:
         """A verdict comes, perhaps after the end."""
         self._do("verdict", lambda now_ms: self._told(ask, verdict, now_ms))
 
-    def _told(self, ask: Ask, verdict: Verdict, now_ms: int) -> list[Action]:
+    def _told(self, ask: DecisionRequest, verdict: Decision, now_ms: int) -> list[Action]:
         self._model.verdict_comes(ask, verdict, now_ms)
         return self.relay.on_verdict(ask.ticket, verdict, 1000 * now_ms)
 
@@ -339,7 +339,7 @@ class Shell:
                     stream.write(data)
                     self._most_sent = max(self._most_sent, len(data))
                     self._note_kept(stream.kept_bytes)
-            case Ask():
+            case DecisionRequest():
                 if self._verdict_ms:
                     self._decide_later(action)
                 else:
@@ -422,7 +422,7 @@ class Shell:
         done += [relay.on_writable(side, 1000 * now_ms) + relay.on_eof(side, 1000 * now_ms) for side in Side]
         done += [
             relay.on_time(1000 * now_ms),
-            relay.on_verdict(10**9, Verdict(), 1000 * now_ms),
+            relay.on_verdict(10**9, Decision(), 1000 * now_ms),
             relay.on_lost(CloseReason.SHUTDOWN),
         ]
         if any(done):

@@ -10,14 +10,14 @@ from protocol.messages.api_versions import carried
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.decisions.recent_topics import RecentTopics
 from proxy.decisions.sasl import Identity
-from proxy.gate.admission import Place
-from proxy.relay.actions import Ask, CloseReason, Errand, RelayLimits
+from proxy.gate.admission import ConnectionSlot
+from proxy.relay.actions import CloseReason, DecisionRequest, QuotaAlteration, RelayLimits
 from proxy.relay.carriage import Bind
-from proxy.relay.patience import TimeOuts
+from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.relay import Relay
-from proxy.relay.tally import Tally
+from proxy.relay.relay_counters import RelayCounters
 from quotas.changes import tables_of
-from quotas.client_quotas import Binding, Ledger
+from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from tests.simulation import wire
 from tests.simulation.acceptor import Acceptor, Storm, Visit
 from tests.simulation.actors import Client, Node
@@ -31,7 +31,7 @@ from tests.simulation.quota_calls import Book, quotas_of
 from tests.simulation.shell import Shell, SimulatedNodes, Trace
 from tests.simulation.topics import Cluster
 
-MakeRelay = Callable[[Ledger, Tally, RelayLimits, Bind], Relay]
+MakeRelay = Callable[[ClientQuotaManager, RelayCounters, RelayLimits, Bind], Relay]
 
 BEGIN_MS = 1_000_000
 MOST_EVENTS = 2_000_000
@@ -167,7 +167,7 @@ class _Party:
         self.refused = reason
         self._client_link.refuse()
 
-    def _open(self, place: Place) -> None:
+    def _open(self, place: ConnectionSlot) -> None:
         """The client is let in: a relay has it."""
         world, plan = self._world, self.plan
         limits = RelayLimits(
@@ -213,7 +213,7 @@ class _Party:
         )
         self.client.model = self.model
 
-    def _facts(self, place: Place) -> ConnectionFacts:
+    def _facts(self, place: ConnectionSlot) -> ConnectionFacts:
         world = self._world
         listener = ListenerFacts(
             VIRTUAL_CLUSTER,
@@ -229,12 +229,12 @@ class _Party:
         told = partial(self._note_identity, place)
         return ConnectionFacts(listener, NODE_ID, user, self.plan.may_alter, self.plan.may_describe, told)
 
-    def _bind(self, facts: ConnectionFacts, raw_client_id: bytes, now_ms: int) -> Binding:
+    def _bind(self, facts: ConnectionFacts, raw_client_id: bytes, now_ms: int) -> ClientSensors:
         binding = facts.bind(raw_client_id, now_ms)
         self.model.told_binding(raw_client_id, binding)
         return binding
 
-    def _note_identity(self, place: Place, identity: Identity) -> None:
+    def _note_identity(self, place: ConnectionSlot, identity: Identity) -> None:
         """Somebody has logged in, and may be one too many."""
         if not self._world.acceptor.door.admission.user_became(place, identity.user):
             self.shell.give_up(CloseReason.TOO_MANY_OF_USER)
@@ -242,7 +242,7 @@ class _Party:
     def _plan_at(self, at: int) -> RequestPlan | None:
         return self.client.plans_by_place.get(at)
 
-    def _run_errand(self, shell: Shell, ask: Ask, errand: Errand) -> None:
+    def _run_errand(self, shell: Shell, ask: DecisionRequest, errand: QuotaAlteration) -> None:
         """Have alterations written in their time, whether the client stays or not."""
         world, request = self._world, self.client.plans_by_place.get(self.model.next_at)
         if request is not None and request.flipped_bit >= 0:
@@ -378,7 +378,7 @@ class _World:
         self.judge = Judge(plan, self.ledger, self.exact_keys)
         self.recent_topics = RecentTopics()
         self.cluster = Cluster(plan.topics, plan.metadata_lag_ms, plan.default_partitions, lambda: self.events.now_ms)
-        self.tally = Tally()
+        self.tally = RelayCounters()
         self.counts = Counts()
         host = (b"proxy.example" + b"h" * 200)[: plan.advertised_host_bytes]
         self.around = wire.Surroundings(host, plan.portless, plan.max_answer_bytes, plan.max_frame_bytes)

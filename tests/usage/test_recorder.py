@@ -10,7 +10,7 @@ from proxy.usage.page import usage_page
 from proxy.usage.recorder import Metered, Recorder, own_name
 from proxy.usage.spool import Spool, SpoolRules
 from proxy.usage.tracer import TOO_FAST, Tracer
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.connection_quotas import ADMITTED, Admission, Outcome
 from quotas.entities import DEFAULT, Entity, QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
@@ -48,7 +48,7 @@ class Put:
 
 
 def recorder_of(clock, spool, tracer=None):
-    ledger = Ledger(Sensors(8), QUOTAS)
+    ledger = ClientQuotaManager(Sensors(8), QUOTAS)
     meter = Meter("main", 10, 100, RequestCosts())
     return Recorder([Metered(meter, ledger)], spool, 10, clock, tracer), meter
 

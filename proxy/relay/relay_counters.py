@@ -8,7 +8,7 @@ MAX_API_KEYS = 128
 
 
 @dataclass(slots=True)
-class Tally:
+class RelayCounters:
     """Sums over the relays of one (virtual cluster, listener, node), living and gone.
 
     `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger

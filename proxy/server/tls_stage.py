@@ -10,13 +10,13 @@ from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import not_after, subject_of
 from protocol.identity.principal_rules import NoPrincipalRule, PrincipalRules
 from proxy.clock import Clock
-from proxy.gate.stages import Arrival, Refused, SlowStage
+from proxy.gate.stages import IncomingConnection, Refused, SlowStage
 from proxy.net.handshake import beside_the_loop, shake_hands
 from proxy.net.poller import Poller
 from proxy.net.tls_socket import TlsSocket, why_tls_failed
 from proxy.relay.actions import CloseReason
 from proxy.relay.recognise import looks_like
-from proxy.server.certificates import Certified
+from proxy.server.tls_material import TlsMaterial
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, plain_host
 
 _HANDSHAKE = 0x16
@@ -46,14 +46,14 @@ class _NamedObject(ssl.SSLObject):
     node_id: int | None = None
 
 
-def secure_stage(secure: "Secure") -> SlowStage:
+def secure_stage(secure: "TlsStage") -> SlowStage:
     """The stage of a listener that speaks TLS."""
     overdue, crowded = CloseReason.TLS_HANDSHAKE_TIMEOUT, CloseReason.TOO_MANY_HANDSHAKES
     return SlowStage(secure.come_in, 10_000, 1_000, overdue, crowded)
 
 
 @dataclass(slots=True)
-class Secure:
+class TlsStage:
     """What a listener shows its clients and wants of them; `certified` may be changed at any time, for those to come.
 
     `names` are of a listener whose nodes have a host name each; `find_node` waits until the cluster has named a node,
@@ -65,11 +65,11 @@ class Secure:
     clock: Clock
     names: ListenerNames | None
     find_node: Callable[[int], Awaitable[object]]
-    note_unnamed: Callable[[Arrival], None]
+    note_unnamed: Callable[[IncomingConnection], None]
     demands_name: bool = False
-    certified: Certified | None = None
+    certified: TlsMaterial | None = None
 
-    def certify(self, certified: Certified) -> None:
+    def certify(self, certified: TlsMaterial) -> None:
         """Show this certificate to those that come from now on."""
         if self.names is not None:
             certified.context.sslobject_class = _NamedObject
@@ -92,7 +92,7 @@ class Secure:
         node_id = self.names.node_named(name)
         return BOOTSTRAP_NODE_ID if node_id is None and plain_host(name) in hosts else node_id
 
-    async def come_in(self, arrival: Arrival) -> None:
+    async def come_in(self, arrival: IncomingConnection) -> None:
         """Note what the client proves to be, and have its socket speak TLS. Raises Refused."""
         certified = self.certified
         assert certified is not None
@@ -110,7 +110,7 @@ class Secure:
 
     # ------------------------------------------------------------- what is proved
 
-    async def _note_user(self, arrival: Arrival, tls: TlsSocket, rules: PrincipalRules) -> None:
+    async def _note_user(self, arrival: IncomingConnection, tls: TlsSocket, rules: PrincipalRules) -> None:
         certificate = tls.tls.getpeercert(binary_form=True)
         if certificate is None:
             return
@@ -125,7 +125,7 @@ class Secure:
         except NoPrincipalRule as error:
             raise Refused(CloseReason.NO_PRINCIPAL_RULE, str(error)) from error
 
-    async def _note_node(self, arrival: Arrival, tls: TlsSocket) -> None:
+    async def _note_node(self, arrival: IncomingConnection, tls: TlsSocket) -> None:
         if not isinstance(tls.tls, _NamedObject):
             return
         node_id = tls.tls.node_id

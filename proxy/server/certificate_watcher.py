@@ -8,17 +8,17 @@ import structlog
 from proxy.clock import Clock
 from proxy.config.problems import ConfigErrors
 from proxy.observe.metrics import Metrics
-from proxy.server.certificates import Certified, Section, TlsPlace, certify
+from proxy.server.tls_material import Section, TlsMaterial, TlsPlace, certify
 
 _LOOK_S = 1.0
 _SOON_S = 30 * 86_400
 _TELL_AGAIN_S = 86_400
 
-Show = Callable[[TlsPlace, Certified | None], None]
+Show = Callable[[TlsPlace, TlsMaterial | None], None]
 """Has what stands at a place use this; None: it is plain from now on."""
 
 
-class CertificateKeeper:
+class CertificateWatcher:
     """Has changed files taken up; with anything wrong in them what was there stays. Tells of those that end soon."""
 
     def __init__(self, show: Show, clock: Clock, metrics: Metrics) -> None:
@@ -60,7 +60,7 @@ class CertificateKeeper:
             self._log.info("certificate_renewed", virtual_cluster=labels[0], listener=labels[1])
             self._use(place, context)
 
-    def _use(self, place: TlsPlace, context: Certified) -> None:
+    def _use(self, place: TlsPlace, context: TlsMaterial) -> None:
         self._show(place, context)
         self._told_s.pop(place, None)
         self._ends_s.pop(place, None)

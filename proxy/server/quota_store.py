@@ -9,9 +9,9 @@ import structlog
 
 from common.printable import shown
 from proxy.clock import Clock
-from proxy.relay.actions import Errand
+from proxy.relay.actions import QuotaAlteration
 from quotas.changes import NO_QUOTAS, Alteration, Changes, Limit, Quotas, Tables, changes_between, tables_of
-from quotas.client_quotas import Ledger
+from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaKey
 from quotas.shared_map import SharedMap
 from quotas.sources.source import Source
@@ -26,7 +26,7 @@ _THREADS = 4
 _AUDITED_PER_STEP = 50
 
 
-class QuotaBook:
+class QuotaStore:
     """What quotas are in force, as of when they were last taken up. Lives on the event loop.
 
     `note_problem` is called with the source's name once for each problem that the source comes to have.
@@ -36,7 +36,7 @@ class QuotaBook:
         self,
         virtual_cluster: str,
         source: Source,
-        ledger: Ledger,
+        ledger: ClientQuotaManager,
         clock: Clock,
         note_problem: Callable[[str], None],
     ) -> None:
@@ -131,11 +131,11 @@ class QuotaBook:
             self._log.info("quota_problem_ended", place=shown(place))
         self.problems = dict(problems)
 
-    async def run_errand(self, errand: Errand, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
+    async def run_errand(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
         """Have the source write alterations, and put them in force; what became of each. Each is audited in `log`."""
         return await asyncio.shield(self._spawn(self._alter(errand, log)))
 
-    async def _alter(self, errand: Errand, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
+    async def _alter(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
         before = self.source.quotas
         results = await self._in_thread(self.source.alter, errand.alterations)
         await self.take_up()

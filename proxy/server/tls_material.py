@@ -38,7 +38,7 @@ class TlsPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Certified:
+class TlsMaterial:
     """What a section `tls` comes to: its context, and when the first of its own certificates ends (epoch, s).
 
     `rules` name the users of clients that show a certificate. `hosts` are the names that its own one is for.
@@ -56,7 +56,7 @@ class Section:
 
     path: str
     files: "CertificateFiles"
-    certified: Certified
+    certified: TlsMaterial
 
 
 def tls_sections(config: Config) -> dict[TlsPlace, Section]:
@@ -84,7 +84,7 @@ def _sections(config: Config) -> Iterator[tuple[TlsPlace, str, TlsConfig]]:
                 yield TlsPlace(cluster.name, listener.name), f"{path}.listeners[{k}].tls", listener.tls
 
 
-def certify(path: str, tls: TlsConfig) -> Certified:
+def certify(path: str, tls: TlsConfig) -> TlsMaterial:
     """What one section comes to; `path` is its place in the configuration. ConfigErrors. Reads files."""
     if isinstance(tls, ListenerTlsConfig):
         context = _new_context(path, ssl.PROTOCOL_TLS_SERVER, tls)
@@ -94,12 +94,12 @@ def certify(path: str, tls: TlsConfig) -> Certified:
             # has the certificate it began with: its end is looked at anew, and changed files end all sessions.
             context.num_tickets = 0
         rules = principal_rules(tls.principal_mapping_rules)
-        return Certified(context, _load_own(path, context, tls), rules, _hosts_of(path, tls.certificate_file))
+        return TlsMaterial(context, _load_own(path, context, tls), rules, _hosts_of(path, tls.certificate_file))
     context = _new_context(path, ssl.PROTOCOL_TLS_CLIENT, tls)
     context.check_hostname = tls.endpoint_identification
     if tls.ca_file is None:
         context.load_default_certs()
-    return Certified(context, _load_own(path, context, tls), principal_rules("DEFAULT"))
+    return TlsMaterial(context, _load_own(path, context, tls), principal_rules("DEFAULT"))
 
 
 _VERIFY_MODES = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}

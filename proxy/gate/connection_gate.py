@@ -11,10 +11,10 @@ import structlog
 from common.printable import shown
 from proxy.clock import Clock
 from proxy.config.settings import ConnectionLimitsConfig
-from proxy.gate.admission import AddressStanding, Admission, Held, Next, Place, Refused
-from proxy.gate.gate_metrics import AddressUse, ClusterDoor, InstanceDoor, ListenerDoor
+from proxy.gate.admission import AddressStanding, Admission, ConnectionSlot, Next, OnHold, Refused
+from proxy.gate.gate_metrics import AddressUse, ClusterGate, InstanceGate, ListenerGate
 from proxy.gate.refusals import Refusals
-from proxy.gate.stages import Arrival
+from proxy.gate.stages import IncomingConnection
 from proxy.relay.actions import CloseReason
 from quotas.client_quotas import ShadowThrottles
 from quotas.connection_quotas import NO_LIMIT, ConnectionLimits, ListenerKey
@@ -51,12 +51,12 @@ def on_the_loop(delay_s: float, callback: Callable[[], None]) -> Timer:
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
-class Door:
+class ConnectionGate:
     """One for all listeners of this process; `admission` decides. `call_later` is what wakes it, never at once."""
 
     def __init__(
         self,
-        admission: Admission[Arrival],
+        admission: Admission[IncomingConnection],
         clock: Clock,
         call_later: Callable[[float, Callable[[], None]], Timer] = on_the_loop,
     ) -> None:
@@ -68,17 +68,17 @@ class Door:
         self._faults = Refusals(_FAULTS_OVER_AFTER_MS, tells_each=True)
         self._unnamed = Refusals(_FAULTS_OVER_AFTER_MS)
         self._shared: set[tuple[str, str]] = set()
-        self._carry_on: dict[ListenerKey, Callable[[Next[Arrival]], None]] = {}
+        self._carry_on: dict[ListenerKey, Callable[[Next[IncomingConnection]], None]] = {}
         self._timer: Timer | None = None
         self._timer_ms = 0
         self._log = structlog.get_logger()
 
-    def add_listener(self, key: ListenerKey, carry_on: Callable[[Next[Arrival]], None]) -> None:
+    def add_listener(self, key: ListenerKey, carry_on: Callable[[Next[IncomingConnection]], None]) -> None:
         """`carry_on` is told what becomes of those that have waited."""
         self.admission.add_listener(key, self._clock.now_ms())
         self._carry_on[key] = carry_on
 
-    def arrive(self, key: ListenerKey, arrival: Arrival) -> bool:
+    def arrive(self, key: ListenerKey, arrival: IncomingConnection) -> bool:
         """Whether a connection may go on; else its listener is to accept no other before `carry_on` says so."""
         may_go_on = self.admission.arrive(key, arrival, self._clock.now_ms())
         if not may_go_on:
@@ -101,13 +101,13 @@ class Door:
         if self._limits.note("", "", _FULL, self._clock.now_ms()):
             self._log.warning("connection_limit_reached", setting=_FULL, limit=limit, others="are closed at once")
 
-    def admit(self, key: ListenerKey, arrival: Arrival) -> Place | Held | Refused:
+    def admit(self, key: ListenerKey, arrival: IncomingConnection) -> ConnectionSlot | OnHold | Refused:
         """What becomes of it, now that its address is known."""
         measured = not arrival.of_balancer
         outcome = self.admission.admit(key, arrival, arrival.address, self._clock.now_ms(), measured)
-        if isinstance(outcome, Held):
+        if isinstance(outcome, OnHold):
             self._plan()
-        if not isinstance(outcome, Place):
+        if not isinstance(outcome, ConnectionSlot):
             self._slot_is_free()
         return outcome
 
@@ -118,7 +118,7 @@ class Door:
             self.admission.quotas.take_back(key, self._clock.now_ms())
         self._slot_is_free()
 
-    def left(self, place: Place) -> None:
+    def left(self, place: ConnectionSlot) -> None:
         """An admitted connection has ended."""
         self.admission.left(place)
         self._slot_is_free()
@@ -169,7 +169,7 @@ class Door:
 
     # ------------------------------------------------------------------ refusals
 
-    def note_refused(self, key: ListenerKey, arrival: Arrival, reason: CloseReason, detail: str) -> None:
+    def note_refused(self, key: ListenerKey, arrival: IncomingConnection, reason: CloseReason, detail: str) -> None:
         """Log the first refusal of an address, and count the others."""
         name = key.virtual_cluster
         origin = self.admission.origin_of(name, arrival.address)
@@ -241,11 +241,11 @@ class Door:
         """What is known of an address now."""
         return self.admission.standing_of(virtual_cluster, address, self._clock.now_ms(), shadow)
 
-    def instance_totals(self, sockets: int, max_sockets: int) -> InstanceDoor:
+    def instance_totals(self, sockets: int, max_sockets: int) -> InstanceGate:
         """The whole process, with so many sockets of clients."""
         admission, quotas = self.admission, self.admission.quotas
         limits = quotas.instance_limits
-        return InstanceDoor(
+        return InstanceGate(
             quotas.instance_reading(self._clock.now_ms()).rate,
             _limit(limits.creation_rate),
             quotas.connections,
@@ -256,12 +256,12 @@ class Door:
             max_sockets,
         )
 
-    def listener_totals(self) -> Iterator[ListenerDoor]:
+    def listener_totals(self) -> Iterator[ListenerGate]:
         """Each listener."""
         now_ms, quotas = self._clock.now_ms(), self.admission.quotas
         for key, counts in self.admission.counts.items():
             limits = quotas.listener_limits(key)
-            yield ListenerDoor(
+            yield ListenerGate(
                 *key,
                 quotas.listener_reading(key, now_ms).rate,
                 _limit(limits.creation_rate),
@@ -269,11 +269,11 @@ class Door:
                 *astuple(counts),
             )
 
-    def cluster_totals(self) -> Iterator[ClusterDoor]:
+    def cluster_totals(self) -> Iterator[ClusterGate]:
         """Each virtual cluster."""
         for name in self.admission.virtual_clusters:
             rates = self.admission.quotas.rates(name)
-            yield ClusterDoor(name, self.admission.held_of(name), rates.used, rates.capacity, rates.overflowed)
+            yield ClusterGate(name, self.admission.held_of(name), rates.used, rates.capacity, rates.overflowed)
 
     def shadow_totals(self, virtual_cluster: str) -> ShadowThrottles:
         """How many connections shadow quotas would have held, and for how many ms in all."""

@@ -5,7 +5,7 @@ from struct import Struct
 
 from proxy.relay.plans import PRODUCE, AnswerKind, plan_key
 from proxy.relay.request import Request
-from quotas.client_quotas import Binding
+from quotas.client_quotas import ClientSensors
 
 _HEAD = Struct(">iIi")
 """size, api_key and api_version as one number, correlation_id"""
@@ -16,7 +16,7 @@ _NO_ID = 1 << 40
 
 
 @dataclass(slots=True)
-class Likeness:
+class RepeatPattern:
     """What the next requests have in common with `request`, so that they need not be read field by field.
 
     `api` is key and version; `same` are the bytes behind the correlation id up to `end`, an offset from the frame's
@@ -25,7 +25,7 @@ class Likeness:
     """
 
     request: Request
-    binding: Binding
+    binding: ClientSensors
     api: int
     same: bytes
     end: int
@@ -61,14 +61,14 @@ class Likeness:
 
 
 @dataclass(slots=True)
-class LimitedLikeness(Likeness):
+class LimitedLikeness(RepeatPattern):
     """The same where a quota of request time may hold them back: only so many are `allowed` until that is told anew."""
 
     allowed: int = 0
 
     def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
         """As of any, but for what is not allowed."""
-        first_id, count, end = Likeness.run(self, buf, at, min(most, self.allowed), max_frame_bytes)
+        first_id, count, end = RepeatPattern.run(self, buf, at, min(most, self.allowed), max_frame_bytes)
         self.allowed -= count
         return first_id, count, end
 
@@ -76,7 +76,7 @@ class LimitedLikeness(Likeness):
 _LOOKED_AT_EACH_TIME = -1
 
 
-def likeness_of(request: Request, binding: Binding, buf: bytes, at: int) -> Likeness | None:
+def likeness_of(request: Request, binding: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
     """What further requests may have in common with the one that begins at `at`; None if that is too long.
 
     Requests whose answers are asked about do not come in rows.
@@ -89,4 +89,4 @@ def likeness_of(request: Request, binding: Binding, buf: bytes, at: int) -> Like
     same = buf[at + _HEAD.size : at + end]
     if binding.limits_requests and request.answered:
         return LimitedLikeness(request, binding, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
-    return Likeness(request, binding, api, same, end, shadow, binding.version)
+    return RepeatPattern(request, binding, api, same, end, shadow, binding.version)

@@ -10,7 +10,7 @@ from typing import Protocol
 from proxy.relay.actions import CloseReason
 
 
-class Awaited(Enum):
+class WaitingFor(Enum):
     """What a client is waited for. NOTHING: it is our turn, or the node's, or it has to wait."""
 
     NOTHING = "nothing"
@@ -29,17 +29,17 @@ class TimeOuts:
     idle_ms: int = 0
     unread_ms: int = 0
 
-    def of(self, awaited: Awaited) -> int:
+    def of(self, awaited: WaitingFor) -> int:
         """How long that may take."""
-        if awaited is Awaited.REQUEST:
+        if awaited is WaitingFor.REQUEST:
             return self.request_ms
-        return self.idle_ms if awaited is Awaited.USE else self.first_byte_ms
+        return self.idle_ms if awaited is WaitingFor.USE else self.first_byte_ms
 
 
 _REASONS = {
-    Awaited.FIRST_BYTE: CloseReason.FIRST_BYTE_TIMEOUT,
-    Awaited.REQUEST: CloseReason.REQUEST_TIMEOUT,
-    Awaited.USE: CloseReason.IDLE_TIMEOUT,
+    WaitingFor.FIRST_BYTE: CloseReason.FIRST_BYTE_TIMEOUT,
+    WaitingFor.REQUEST: CloseReason.REQUEST_TIMEOUT,
+    WaitingFor.USE: CloseReason.IDLE_TIMEOUT,
 }
 
 
@@ -47,7 +47,7 @@ class Waiting(Protocol):
     """A relay, as far as its client is waited for."""
 
     @property
-    def awaited(self) -> Awaited:
+    def awaited(self) -> WaitingFor:
         """What the client is waited for."""
 
     @property
@@ -55,13 +55,13 @@ class Waiting(Protocol):
         """How many requests have come to their end."""
 
 
-class Patience:
+class ConnectionTimeouts:
     """The waits of one connection. Each counts from the first look that finds it, so that none ends early."""
 
     __slots__ = ("_awaited", "_held_up", "_requests", "_unread_ms", "_waited_ms", "_written_bytes")
 
     def __init__(self) -> None:
-        self._awaited = Awaited.NOTHING
+        self._awaited = WaitingFor.NOTHING
         self._requests = 0
         self._waited_ms = 0
         self._written_bytes = -1
@@ -81,7 +81,7 @@ class Patience:
         return reason or self.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
 
     def for_bytes(
-        self, awaited: Awaited, requests: int, held_up: bool, step_ms: int, time_outs: TimeOuts
+        self, awaited: WaitingFor, requests: int, held_up: bool, step_ms: int, time_outs: TimeOuts
     ) -> CloseReason | None:
         """Why the connection ends, if a time is over. `step_ms` have passed since the last look.
 
@@ -89,7 +89,7 @@ class Patience:
         """
         if requests != self._requests:
             self._awaited, self._requests, self._waited_ms = awaited, requests, 0
-        elif awaited is Awaited.NOTHING or held_up:
+        elif awaited is WaitingFor.NOTHING or held_up:
             return None
         elif awaited is not self._awaited:
             self._awaited, self._waited_ms = awaited, 0

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 Ticket = TypeVar("Ticket")
 
 
-class Crowd(Generic[Ticket]):
+class FairPool(Generic[Ticket]):
     """Those who are here; each has a ticket, anything hashable, and comes from an origin.
 
     When the place is full, who has fewer here than the origin that has most takes the place of that one's oldest: an
