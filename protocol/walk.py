@@ -143,7 +143,7 @@ class Walk:
         """Whether the walk is done and ended where the frame does (or earlier, where nothing of interest followed)."""
         return self.done and (self.offset == frame_bytes or (self._early and self.offset < frame_bytes))
 
-    def _step_op(self, level: _Level, reader: Reader, data_at: int) -> None:
+    def _step_op(self, level: _Level, reader: Reader, data_at: int) -> None:  # noqa: C901 one case for each op of a shape
         """Take the next op whole: on TruncatedMessage nothing has changed."""
         op = level.ops[level.index]
         code = op[0]

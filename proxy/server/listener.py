@@ -102,7 +102,7 @@ _connection_ids = itertools.count(1)
 class Listener:
     """Accepts clients of one virtual cluster and gives each a relay."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 what a listener holds
         self,
         virtual_cluster: str,
         config: ListenerConfig,
