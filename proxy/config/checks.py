@@ -12,21 +12,16 @@ from pydantic import BaseModel, ValidationError
 
 from proxy.config.kinds import MAX_PORT, is_advertisable, show_range
 from proxy.config.problems import ConfigError, either, show
+from proxy.config.sections import found_at, sections
 from proxy.config.settings import (
     AdminConfig,
-    ClusterConnectionsConfig,
-    CredentialsConfig,
+    Config,
     ListenerConfig,
-    ListenerTlsConfig,
     MetricsConfig,
     QuotaEntry,
-    SaslConfig,
     Settings,
     ThrottleConfig,
     UpstreamConfig,
-    UpstreamTlsConfig,
-    UsageConfig,
-    ZooKeeperConfig,
 )
 from quotas.entities import Entity
 
@@ -160,9 +155,7 @@ def _entry_problems(data: Any) -> Iterator[ConfigError]:
         for k, raw in enumerate(_items(quotas, "entries")):
             path = f"virtual_clusters[{i}].quotas.entries[{k}]"
             if entry := _valid(QuotaEntry, raw):
-                found = entry.problems()
-                yield from (ConfigError(path, problem) for problem in found)
-                first = path if found else seen.setdefault(entry.entity(), path)
+                first = path if entry.problems() else seen.setdefault(entry.entity(), path)
                 if first != path:
                     yield ConfigError(path, f"expected one entry for each entity, got the entity of {first}")
 
@@ -184,7 +177,7 @@ def _loop_problems(data: Any) -> Iterator[ConfigError]:
 
 
 def _source_problems(data: Any) -> Iterator[ConfigError]:
-    """Settings of one source beside another, and sections that are wrong as a whole."""
+    """Settings of one source beside another."""
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
         if not isinstance(cluster, Mapping):
             continue
@@ -192,28 +185,14 @@ def _source_problems(data: Any) -> Iterator[ConfigError]:
         quotas = cluster.get("quotas")
         if isinstance(quotas, Mapping):
             yield from _settings_of_other_sources(f"{path}.quotas", quotas)
-        sections: tuple[tuple[Any, str, type[Settings]], ...] = (
-            (quotas, "quotas.zookeeper", ZooKeeperConfig),
-            (cluster.get("upstream"), "upstream.admin", CredentialsConfig),
-        )
-        for section, where, model in sections:
-            raw = section.get(where.partition(".")[2]) if isinstance(section, Mapping) else None
-            settings = _valid(model, raw) if raw is not None else None
-            for problem in settings.problems() if settings else ():
-                yield ConfigError(f"{path}.{where}", problem)
 
 
 def _request_cost_problems(data: Any) -> Iterator[ConfigError]:
     return _repetitions(data, "quotas", "request_costs", "api", "one cost for each API")
 
 
-def _sasl_problems(data: Any) -> Iterator[ConfigError]:
-    yield from _repetitions(data, "sasl", "principals", "mechanism", "one user for each mechanism")
-    for i, cluster in enumerate(_items(data, "virtual_clusters")):
-        raw = cluster.get("sasl") if isinstance(cluster, Mapping) else None
-        settings = _valid(SaslConfig, raw) if raw is not None else None
-        for problem in settings.problems() if settings else ():
-            yield ConfigError(f"virtual_clusters[{i}].sasl", problem)
+def _principal_problems(data: Any) -> Iterator[ConfigError]:
+    return _repetitions(data, "sasl", "principals", "mechanism", "one user for each mechanism")
 
 
 def _repetitions(data: Any, section: str, entries: str, key: str, expected: str) -> Iterator[ConfigError]:
@@ -252,32 +231,19 @@ def _admin_listener_problems(data: Any) -> Iterator[ConfigError]:
 def _throttle_problems(data: Any) -> Iterator[ConfigError]:
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
         throttle = _valid(ThrottleConfig, cluster.get("throttle")) if isinstance(cluster, Mapping) else None
-        for problem in throttle.problems() if throttle else ():
-            yield ConfigError(f"virtual_clusters[{i}].throttle", problem)
         if throttle and 0 < throttle.max_debt_ms < throttle.max_throttle_ms:
             expected = f"0 or at least max_throttle_ms, {throttle.max_throttle_ms}"
             problem = f"expected {expected}, got {throttle.max_debt_ms}"
             yield ConfigError(f"virtual_clusters[{i}].throttle.max_debt_ms", problem)
 
 
-def _tls_problems(data: Any) -> Iterator[ConfigError]:
+def _node_name_problems(data: Any) -> Iterator[ConfigError]:
     for i, cluster in enumerate(_items(data, "virtual_clusters")):
         for k, listener in enumerate(_items(cluster, "listeners")):
             path = f"virtual_clusters[{i}].listeners[{k}]"
-            yield from _section_problems(path, listener, "tls", ListenerTlsConfig)
             if isinstance(listener, Mapping) and listener.get("advertised_node_host") and not listener.get("tls"):
                 problem = "expected tls beside it, as only its clients say which name they want, got nothing"
                 yield ConfigError(f"{path}.advertised_node_host", problem)
-        upstream = cluster.get("upstream") if isinstance(cluster, Mapping) else None
-        yield from _section_problems(f"virtual_clusters[{i}].upstream", upstream, "tls", UpstreamTlsConfig)
-
-
-def _section_problems(path: str, around: Any, name: str, model: type[Settings]) -> Iterator[ConfigError]:
-    """What is wrong with the settings of a section together."""
-    raw = around.get(name) if isinstance(around, Mapping) else None
-    settings = _valid(model, raw) if raw is not None else None
-    for problem in settings.problems() if settings else ():
-        yield ConfigError(f"{path}.{name}", problem)
 
 
 def _proxy_protocol_problems(data: Any) -> Iterator[ConfigError]:
@@ -291,46 +257,29 @@ def _proxy_protocol_problems(data: Any) -> Iterator[ConfigError]:
                 yield ConfigError(path, problem)
 
 
-def _connection_problems(data: Any) -> Iterator[ConfigError]:
-    for i, cluster in enumerate(_items(data, "virtual_clusters")):
-        raw = cluster.get("connections") if isinstance(cluster, Mapping) else None
-        settings = _valid(ClusterConnectionsConfig, raw) if raw is not None else None
-        for problem in settings.problems() if settings else ():
-            yield ConfigError(f"virtual_clusters[{i}].connections", problem)
-
-
-def _admin_problems(data: Any) -> Iterator[ConfigError]:
-    admin = _valid(AdminConfig, data.get("admin", {})) if isinstance(data, Mapping) else None
-    for problem in admin.problems() if admin else ():
-        yield ConfigError("admin", problem)
-
-
-def _usage_problems(data: Any) -> Iterator[ConfigError]:
-    raw = data.get("usage") if isinstance(data, Mapping) else None
-    usage = _valid(UsageConfig, raw) if raw is not None else None
-    for problem in usage.problems() if usage else ():
-        yield ConfigError("usage", problem)
-    for problem in usage.kafka.problems() if usage and usage.kafka else ():
-        yield ConfigError("usage.kafka", problem)
-    for i, entity in enumerate(usage.trace.entities if usage else ()):
-        for problem in entity.problems():
-            yield ConfigError(f"usage.trace.entities[{i}]", problem)
+def _section_problems(data: Any) -> Iterator[ConfigError]:
+    """What is wrong with the settings of each section together, as its model says."""
+    for pattern, model in sections("", Config):
+        if model.problems is Settings.problems:
+            continue
+        for path, raw in found_at(data, pattern) if pattern else ():
+            settings = _valid(model, raw)
+            for problem in settings.problems() if settings else ():
+                yield ConfigError(path, problem)
 
 
 CHECKS = (
     _name_problems,
     _request_cost_problems,
-    _sasl_problems,
+    _principal_problems,
     _node_id_problems,
     _port_problems,
+    _section_problems,
     _entry_problems,
     _loop_problems,
     _source_problems,
     _admin_listener_problems,
     _throttle_problems,
     _proxy_protocol_problems,
-    _connection_problems,
-    _tls_problems,
-    _admin_problems,
-    _usage_problems,
+    _node_name_problems,
 )

@@ -1,7 +1,7 @@
 """Loading the configuration file, with everything that is wrong with it told in one run."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import SequenceMatcher
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,7 @@ from proxy.config.checks import CHECKS
 from proxy.config.kinds import Kind
 from proxy.config.places import with_places
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable, either, show
+from proxy.config.sections import found_at, sections, without_none
 from proxy.config.settings import Config, Settings
 
 _PERHAPS = 0.6
@@ -71,33 +72,16 @@ def valid_sections(data: Any, folder: Path, kinds: tuple[type[Settings], ...]) -
 
     `data` is what a file holds, or a Config. Paths of files count from `folder`.
     """
-    for pattern, model in _sections("", Config):
+    for pattern, model in sections("", Config):
         if not issubclass(model, kinds):
             continue
-        for path, raw in _found(data, pattern):
+        for path, raw in found_at(data, pattern):
             try:
                 section = model.model_validate(raw, context={"folder": folder})
             except ValidationError:
                 continue
             if not section.problems():
                 yield path, section
-
-
-def _found(data: Any, pattern: str, above: str = "") -> Iterator[tuple[str, Any]]:
-    """What stands at a place like "virtual_clusters[].upstream", in each element of the lists, with its path."""
-    step, _, rest = pattern.partition(".")
-    key = step.removesuffix("[]")
-    value = data.get(key) if isinstance(data, Mapping) else getattr(data, key) if isinstance(data, Settings) else None
-    path = f"{above}.{key}" if above else key
-    if key == step:
-        found = [(path, value)]
-    else:
-        found = [(f"{path}[{i}]", item) for i, item in enumerate(value if isinstance(value, list | tuple) else ())]
-    for at, item in found:
-        if rest:
-            yield from _found(item, rest, at)
-        elif item is not None:
-            yield at, item
 
 
 def _problem(details: ErrorDetails) -> ConfigError:
@@ -143,21 +127,10 @@ def _alike(key: str, names: Iterable[str], least: float) -> dict[str, float]:
 def sections_by_setting() -> dict[str, list[str]]:
     """Where settings stand that only few sections have, by name; each section as "virtual_clusters[].quotas"."""
     found: dict[str, list[str]] = {}
-    for path, model in _sections("", Config):
+    for path, model in sections("", Config):
         for name in model.model_fields:
             found.setdefault(name, []).append(path or "the file itself")
     return {name: paths for name, paths in found.items() if len(paths) <= _FEW_SECTIONS}
-
-
-def _sections(path: str, model: type[Settings]) -> Iterator[tuple[str, type[Settings]]]:
-    yield path, model
-    for name, field in model.model_fields.items():
-        annotation = without_none(field.annotation)
-        several = get_args(annotation) and get_args(annotation)[-1] is Ellipsis
-        inner = get_args(annotation)[0] if several else annotation
-        if isinstance(inner, type) and issubclass(inner, Settings):
-            dot = "." if path else ""
-            yield from _sections(f"{path}{dot}{name}{'[]' if several else ''}", inner)
 
 
 def _path(loc: Sequence[int | str]) -> str:
@@ -182,12 +155,6 @@ def _model_at(loc: Sequence[int | str]) -> type[Settings]:
         annotation = without_none(annotation)
     model: type[Settings] = annotation
     return model
-
-
-def without_none(annotation: Any) -> Any:
-    """The annotation of a section, of one that may be left out as well."""
-    parts = get_args(annotation)
-    return parts[0] if len(parts) == 2 and parts[1] is NoneType else annotation
 
 
 def expected_at(loc: Sequence[int | str]) -> str:

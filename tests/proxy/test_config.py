@@ -7,12 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.identity.sasl_names import Claim
+from proxy.config import checks
 from proxy.config.kinds import HostPort
 from proxy.config.load import config_of, load_config, parse_config
 from proxy.config.page import configuration_page
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.settings import API_KEYS, Config, pinned_costs, quota_entries
+from proxy.config.sections import sections
+from proxy.config.settings import API_KEYS, Config, Settings, pinned_costs, quota_entries
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.relay.costs import SHIPPED, cost_kind
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
@@ -1003,3 +1005,16 @@ def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expect
         each for each in told_warnings(data) if each.startswith("virtual_clusters[0].sasl.principals[0].mechanism")
     ]
     assert [expected in each for each in found] == ([True] if expected else [])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "model"),
+    [(pattern, model) for pattern, model in sections("", Config) if model.problems is not Settings.problems],
+)
+def test_what_a_section_finds_wrong_with_itself_is_said_wherever_the_section_stands(monkeypatch, pattern, model):
+    monkeypatch.setattr(model, "problems", lambda settings: ["is wrong as a whole"])
+    monkeypatch.setattr(checks, "_valid", lambda kind, data: kind.model_construct())
+    data = {}
+    for step in reversed(pattern.split(".")):
+        data = {step.removesuffix("[]"): [data] if step.endswith("[]") else data}
+    assert f"{pattern.replace('[]', '[0]')}: is wrong as a whole" in map(str, checks._section_problems(data))
