@@ -1,7 +1,7 @@
 # The service: no JVM, no compiler, not root. Its packages are those of requirements.lock, checked by hash.
 FROM python:3.11-slim-bookworm AS build
 WORKDIR /build
-COPY requirements.lock pyproject.toml README.md ./
+COPY requirements.lock pyproject.toml README.md LICENSE ./
 COPY common common
 COPY protocol protocol
 COPY quotas quotas
