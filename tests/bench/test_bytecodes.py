@@ -50,7 +50,7 @@ def test_a_table_begins_with_all_and_shows_the_dearest():
 
 
 def test_a_function_is_named_by_where_it_stands_in_the_project():
-    assert place(str(ROOT / "proxy" / "cli.py"), 3, "main") == "proxy/cli/main.py:3 main"
+    assert place(str(ROOT / "proxy" / "cli" / "main.py"), 3, "main") == "proxy/cli/main.py:3 main"
     assert place("/usr/lib/python3/json/decoder.py", 7, "decode") == "json/decoder.py:7 decode"
 
 
