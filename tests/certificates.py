@@ -12,6 +12,18 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 _DAY = datetime.timedelta(days=1)
+_SIGNS = x509.KeyUsage(
+    digital_signature=True,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+"""What an authority's key may be used for."""
 
 
 def _name(parts: Sequence[tuple[x509.ObjectIdentifier, str]]) -> x509.Name:
@@ -59,7 +71,12 @@ class Authority:
         self.folder = folder
         self._subject = _name([(NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
-        builder = self._builder(self._subject, self._key, _DAY).add_extension(x509.BasicConstraints(True, None), True)
+        builder = (
+            self._builder(self._subject, self._key, _DAY)
+            .add_extension(x509.BasicConstraints(True, None), True)
+            .add_extension(_SIGNS, True)
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(self._key.public_key()), False)
+        )
         self.file = folder / f"{name}.pem"
         self.file.write_bytes(builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
 
@@ -90,6 +107,8 @@ class Authority:
             .serial_number(x509.random_serial_number())
             .not_valid_before(now - 3 * _DAY)
             .not_valid_after(now + valid)
+            # From Python 3.13 on a default context demands it.
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), False)
         )
 
 

@@ -62,7 +62,7 @@ class HttpListener:
         section = self._section
         if error.errno == errno.EADDRINUSE:
             return ConfigError(f"{section}.port", f"expected a free port of {bind}, got {port}, which is in use")
-        if error.errno == errno.EADDRNOTAVAIL:
+        if error.errno in (errno.EADDRNOTAVAIL, None):  # from Python 3.13 on asyncio tells it without a number
             return ConfigError(f"{section}.bind", f"expected an address of this machine, got {bind!r}")
         expected = f"expected a port of {bind} to listen on, got {port}"
         return ConfigError(f"{section}.port", f"{expected}: {error.strerror}")

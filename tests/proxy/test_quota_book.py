@@ -12,6 +12,7 @@ from quotas.client_quotas import KEYS_PER_STEP, ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
+from quotas.sources import file
 from quotas.sources.file import FileSource
 from tests.fakes.clock import FakeClock
 
@@ -69,6 +70,39 @@ async def test_a_file_that_has_changed_is_taken_up_whoever_tells(state):
         await bound.book.take_up()
         assert bound.ledger.table == tables_of(bound.source.quotas).enforced
         assert bound.ledger.sensors.limit(bound.bind(0).produce) == 11.0
+
+
+@pytest.mark.parametrize("way", ["the API", "the configuration", "the state file"])
+async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state, way):
+    """Its source tells of it, and whoever has made it has it taken up, too; the state file is looked at again."""
+    monkeypatch.setattr(file, "_POLL_S", 0.01)
+    async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
+        in_force, told = counted(bound.ledger, "replacing"), []
+        bound.book.when_changed = told.append
+        version = bound.ledger.version
+        if way == "the API":
+            await bound.alter(Entity(client_id="c0"), 7.0)
+        elif way == "the configuration":
+            await asyncio.to_thread(bound.source.replace, {EVERYBODY: {PRODUCE: 7.0}})
+            await bound.book.take_up()
+        else:
+            other = FileSource({EVERYBODY: {PRODUCE: 10.0}}, "proxy.yaml", state)
+            await asyncio.to_thread(other.alter, [Alteration(Entity(client_id="c0"), {PRODUCE: 7.0})])
+        await asyncio.sleep(0.2)
+        assert bound.ledger.sensors.limit(bound.bind(0).produce) == 7.0
+        assert (len(in_force), len(told), bound.ledger.version) == (1, 1, version + 1)
+
+
+def counted(thing, name):
+    """The calls of a method from now on."""
+    calls, method = [], getattr(thing, name)
+
+    def counting(*args):
+        calls.append(args)
+        return method(*args)
+
+    setattr(thing, name, counting)
+    return calls
 
 
 async def test_the_entities_of_a_user_are_known(state):
