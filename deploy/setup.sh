@@ -7,6 +7,7 @@
 # named for the lock's content and the interpreter. Both it and the Kafka jars live in
 # ${KAFKA_THROTTLE_CACHE:-~/.cache/kafka-throttle}. The distribution's own Python comes first: it is built with
 # profile-guided optimisation, as that of the image is, and what is in the PATH often is not (a fifth slower).
+# KAFKA_THROTTLE_PYTHON names another one, of 3.11 to 3.14.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=$1
@@ -18,9 +19,9 @@ say() { echo "setup: $*" >&2; }
 
 find_python() {
     local candidate
-    for candidate in /usr/bin/python3.11 python3.11 python3; do
+    for candidate in ${KAFKA_THROTTLE_PYTHON:-/usr/bin/python3.11 python3.11 python3.12 python3.13 python3.14 python3}; do
         if command -v "$candidate" >/dev/null &&
-            "$candidate" -c 'import ensurepip, sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
+            "$candidate" -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
@@ -57,7 +58,7 @@ if [ ${#missing[@]} -gt 0 ]; then
     python=$(find_python)
 fi
 if [ -z "$python" ]; then
-    say "no Python 3.11 with ensurepip and venv is here, nor in what apt has: install one, in the PATH"
+    say "no Python 3.11 to 3.14 with ensurepip and venv is here, nor in what apt has: install one, in the PATH"
     exit 1
 fi
 
