@@ -29,6 +29,9 @@ check: nightly
 durations:  ## keep what the last run of all shards took in tests/durations.json, which balances the next
 	@python=$$(deploy/setup.sh dev) && exec "$$python" -m tests.shards
 
+pythons:  ## the fast tests of the proxy on each Python from 3.11 to 3.14 that is found
+	@deploy/pythons.sh $(ARGS)
+
 explore:  ## what Hypothesis draws in tests, drawn anew each time; a failure is kept in .hypothesis (ARGS="tests/relay")
 	@python=$$(deploy/setup.sh dev) && \
 	exec "$$python" -m pytest -m hypothesis --hypothesis-profile exploring -n logical $(ARGS)
@@ -78,4 +81,4 @@ lock:  ## pin the dependencies of pyproject.toml anew (needs uv)
 	  uv pip compile pyproject.toml $${extra:+--extra $$extra} --generate-hashes --python-version 3.11 \
 	    --no-emit-index-url --no-header -q -o requirements$${extra:+-$$extra}.lock; done
 
-.PHONY: help run usage lint test nightly check durations explore simulate conntest conformance bench fuzz profile table format lock
+.PHONY: help run usage lint test pythons nightly check durations explore simulate conntest conformance bench fuzz profile table format lock

@@ -55,9 +55,11 @@ def configure(level: str, form: Literal["json", "console"]) -> None:
 def _tell_unraisable(what: "sys.UnraisableHookArgs") -> None:
     """Errors that Python can raise nowhere are log lines, too; but for one that the handshake tells in its own words.
 
-    That is a server name that is not ASCII: ssl decodes it before it calls anybody.
+    That is a server name that is not ASCII: ssl decodes it before it calls anybody. Up to Python 3.13 the name is the
+    object, from 3.14 on it stands in the message.
     """
-    if isinstance(what.exc_value, UnicodeDecodeError) and isinstance(what.object, bytes):
+    is_name = isinstance(what.object, bytes) or "ssl servername callback" in (what.err_msg or "")
+    if isinstance(what.exc_value, UnicodeDecodeError) and is_name:
         return
     log = structlog.get_logger()
     log.error("unraisable_error", place=repr(what.object), problem=what.err_msg, exc_info=what.exc_value)
