@@ -12,10 +12,9 @@ from pydantic import BaseModel, ValidationError
 
 from proxy.config.kinds import MAX_PORT, is_advertisable, show_range
 from proxy.config.problems import ConfigError, either, show
-from proxy.config.sections import found_at, sections
+from proxy.config.sections import valid_settings
 from proxy.config.settings import (
     AdminConfig,
-    Config,
     ListenerConfig,
     MetricsConfig,
     QuotaEntry,
@@ -259,13 +258,9 @@ def _proxy_protocol_problems(data: Any) -> Iterator[ConfigError]:
 
 def _section_problems(data: Any) -> Iterator[ConfigError]:
     """What is wrong with the settings of each section together, as its model says."""
-    for pattern, model in sections("", Config):
-        if model.problems is Settings.problems:
-            continue
-        for path, raw in found_at(data, pattern) if pattern else ():
-            settings = _valid(model, raw)
-            for problem in settings.problems() if settings else ():
-                yield ConfigError(path, problem)
+    for path, settings in valid_settings(data, lambda model: model.problems is not Settings.problems):
+        for problem in settings.problems():
+            yield ConfigError(path, problem)
 
 
 CHECKS = (

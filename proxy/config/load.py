@@ -17,7 +17,7 @@ from proxy.config.checks import CHECKS
 from proxy.config.kinds import Kind
 from proxy.config.places import with_places
 from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable, either, show
-from proxy.config.sections import found_at, sections, without_none
+from proxy.config.sections import sections, valid_settings, without_none
 from proxy.config.settings import Config, Settings
 
 _PERHAPS = 0.6
@@ -72,16 +72,9 @@ def valid_sections(data: Any, folder: Path, kinds: tuple[type[Settings], ...]) -
 
     `data` is what a file holds, or a Config. Paths of files count from `folder`.
     """
-    for pattern, model in sections("", Config):
-        if not issubclass(model, kinds):
-            continue
-        for path, raw in found_at(data, pattern):
-            try:
-                section = model.model_validate(raw, context={"folder": folder})
-            except ValidationError:
-                continue
-            if not section.problems():
-                yield path, section
+    for path, section in valid_settings(data, lambda model: issubclass(model, kinds), folder):
+        if not section.problems():
+            yield path, section
 
 
 def _problem(details: ErrorDetails) -> ConfigError:

@@ -1,10 +1,13 @@
 """The sections that a configuration has, by the models, and where they stand in what a file holds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from proxy.config.settings import Settings
+from pydantic import ValidationError
+
+from proxy.config.settings import Config, Settings
 
 
 def sections(path: str, model: type[Settings]) -> Iterator[tuple[str, type[Settings]]]:
@@ -17,6 +20,23 @@ def sections(path: str, model: type[Settings]) -> Iterator[tuple[str, type[Setti
         if isinstance(inner, type) and issubclass(inner, Settings):
             dot = "." if path else ""
             yield from sections(f"{path}{dot}{name}{'[]' if several else ''}", inner)
+
+
+def valid_settings(
+    data: Any, wanted: Callable[[type[Settings]], bool], folder: Path | str = ""
+) -> Iterator[tuple[str, Settings]]:
+    """Each section of a wanted model whose settings are valid one by one, with its path, whatever is wrong with others.
+
+    `data` is what a file holds, or a Config. Paths of files count from `folder`.
+    """
+    for pattern, model in sections("", Config):
+        if not pattern or not wanted(model):
+            continue
+        for path, raw in found_at(data, pattern):
+            try:
+                yield path, model.model_validate(raw, context={"folder": folder})
+            except ValidationError:
+                continue
 
 
 def found_at(data: Any, pattern: str, above: str = "") -> Iterator[tuple[str, Any]]:

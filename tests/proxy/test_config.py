@@ -1015,7 +1015,7 @@ def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expect
 )
 def test_what_a_section_finds_wrong_with_itself_is_said_wherever_the_section_stands(monkeypatch, pattern, model):
     monkeypatch.setattr(model, "problems", lambda settings: ["is wrong as a whole"])
-    monkeypatch.setattr(checks, "_valid", lambda kind, data: kind.model_construct())
+    monkeypatch.setattr(model, "model_validate", classmethod(lambda kind, data, context: kind.model_construct()))
     data = {}
     for step in reversed(pattern.split(".")):
         data = {step.removesuffix("[]"): [data] if step.endswith("[]") else data}
