@@ -57,7 +57,8 @@ def pytest_collection_modifyitems(config, items):
         chosen = [item for item in chosen if shards.unit_of(item) in units]
     if asked := config.option.exclusive:
         chosen = [item for item in chosen if bool(item.get_closest_marker("exclusive")) == (asked == "yes")]
-    config.hook.pytest_deselected(items=[item for item in items if item not in set(chosen)])
+    kept = set(chosen)
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = shards.longest_first(chosen, durations)
     if workerinput := getattr(config, "workerinput", None):
         shards.write_groups(workerinput, items)
