@@ -1,1 +1,1 @@
-"""What a relay may not decide alone: one function per kind of ask."""
+"""What a relay may not decide alone: one function per kind of DecisionRequest."""

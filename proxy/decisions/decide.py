@@ -1,4 +1,4 @@
-"""The ask list: which function decides which kind of ask."""
+"""Which function decides which kind of DecisionRequest."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -178,7 +178,7 @@ def _decide_quota_api(
 def _in_steps(
     ask: DecisionRequest, steps: Steps[Decision | QuotaAlteration]
 ) -> Decision | QuotaAlteration | SlowDecision:
-    """What is decided, at once if it takes one step; what takes more is Work."""
+    """What is decided, at once if it takes one step; what takes more is a SlowDecision."""
     try:
         next(steps)
     except StopIteration as end:

@@ -10,8 +10,8 @@ what happened               what is told
 ==========================  =============================================================================
 `arrive`                    whether the connection may go on; if not, its listener accepts no more until
                             `due` says GO_ON
-`admit`                     a Place, or HELD, or Refused
-`due`, when `wake_at` says  GO_ON, ADMITTED (with a Place) or CLOSE (with a reason) for those that waited
+`admit`                     a ConnectionSlot, or HELD, or Refused
+`due`, when `wake_at` says  GO_ON, ADMITTED (with a ConnectionSlot) or CLOSE (with a reason) for those that waited
 `left`                      nothing; then somebody may be due who waits for a slot
 ==========================  =============================================================================
 """

@@ -1,1 +1,1 @@
-"""What operators look at: metrics and health."""
+"""What operators look at: logs, metrics, health and the JSON API."""

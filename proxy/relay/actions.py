@@ -207,14 +207,15 @@ Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | Throt
 
 @dataclass(slots=True)
 class Decision:
-    """The answer to an Ask: forward (with splices in the frame's own offsets), answer, or close.
+    """The response to a DecisionRequest: forward (with splices in the frame's own offsets), answer, or close.
 
     `throttle_at` is where the throttle time stands in the answer that was asked about, -1 if it has none. `answer` is
     the whole frame that answers the request that was asked about; it goes out when its turn comes.
 
-    `enquiries` are requests of the proxy's own, to be sent to the node first; their answers come with the same Ask
-    again. With a `note` the answer to the request is asked about, too. `throttle_time_ms` is for how long from now the
-    client is muted for its controller mutations, `refused` how many of them were. `exchange` is about SASL.
+    `enquiries` are requests of the proxy's own, to be sent to the node first; their answers come with the same
+    DecisionRequest again. With a `note` the answer to the request is asked about, too. `throttle_time_ms` is for how
+    long from now the client is muted for its controller mutations, `refused` how many of them were. `exchange` is about
+    SASL.
     `rest` walks on through what follows in an answer, and finds what is led by nodes that clients are not told of.
     `more`: so many bytes of the answer must be here, then it is asked about again.
     """
@@ -234,7 +235,7 @@ class Decision:
 
 @dataclass(slots=True, frozen=True)
 class QuotaAlteration:
-    """What must be written before an Ask can be answered; `reply` makes the verdict of what came of it."""
+    """What must be written before a DecisionRequest is answered; `reply` makes the Decision of what came of it."""
 
     alterations: tuple[Alteration, ...]
     client_id: str
@@ -243,7 +244,7 @@ class QuotaAlteration:
 
 @dataclass(slots=True, frozen=True)
 class SlowDecision:
-    """An Ask that takes long to answer: steps of a few ms, that yield in between and return what is decided."""
+    """A decision that takes long: steps of a few ms, that yield in between and return what is decided."""
 
     steps: Generator[None, None, Decision | QuotaAlteration]
 

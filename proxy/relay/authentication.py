@@ -24,7 +24,7 @@ _MOST_BEFORE_LOGIN: Final = 100
 """So many requests may come before a login is through: nobody pays for them."""
 
 BEHIND_AN_EXCHANGE: Final = b""
-"""The frame of an Ask: a request comes behind an exchange whose end the node did not tell."""
+"""The frame of a DecisionRequest: a request comes behind an exchange whose end the node did not tell."""
 
 
 class Authentication(AnswerSide):

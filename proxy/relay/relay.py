@@ -50,7 +50,7 @@ class Relay(RequestSide):
     """One client connection with its upstream connection. Does no I/O and reads no clock.
 
     Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order; after a
-    Close it only corrects what was charged for mutations: Asks about their answers, and a HangUp in the end.
+    Close it only corrects what was charged for mutations: by DecisionRequests, and a HangUp in the end.
     Requests and answers keep their order, and a frame that is not understood is not sent on.
     """
 
@@ -195,7 +195,7 @@ class Relay(RequestSide):
         return actions
 
     def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
-        """The answer to an Ask; one that is no longer waited for is dropped."""
+        """The Decision on a DecisionRequest; one that is no longer waited for is dropped."""
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
         if self._closed:

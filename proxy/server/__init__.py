@@ -1,1 +1,1 @@
-"""Listening sockets: bound all together before the first client is served."""
+"""The running service: listeners, connections, TLS, reload, drain, and where quotas come from."""
