@@ -123,15 +123,15 @@ def _jars(wanted: _Wanted, say: Say) -> Path:
 
 def _lock(file: int, tell: Callable[[], None]) -> None:
     """Take the lock, and tell every now and then that somebody else has it."""
-    told_at = time.monotonic()
+    reported_at = time.monotonic()
     while True:
         try:
             return fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             time.sleep(0.1)
-        if time.monotonic() - told_at > _PROGRESS_S:
+        if time.monotonic() - reported_at > _PROGRESS_S:
             tell()
-            told_at = time.monotonic()
+            reported_at = time.monotonic()
 
 
 def _fetch(wanted: _Wanted, folder: Path, say: Say) -> None:

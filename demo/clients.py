@@ -5,8 +5,8 @@ It prints JSON lines: {"ready": true}, then several times a second what happened
 
     {"at": MONOTONIC S, "bytes": N, "records": N, "failed": N, "latency_us": [...], "throttle_ms": [...]}
 
-Bytes are those of record values that were acknowledged or read. A throttle time is one that this client has seen in an
-answer: librdkafka's throttle_cb, or the warning that kafka-python logs for each throttled answer.
+Bytes are those of record values that were acknowledged or read. A throttle time is one that this client has seen in a
+response: librdkafka's throttle_cb, or the warning that kafka-python logs for each throttled response.
 """
 
 import json
@@ -32,7 +32,7 @@ _STAMP = struct.Struct(">qq")
 """What a good record begins with: its number, and the monotonic nanosecond at which it was due."""
 
 
-class Tally:
+class Counters:
     """What a client has seen since its last report; several threads add to it."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Tally:
             self._failed += 1
 
     def throttle(self, throttle_time_ms: int) -> None:
-        """An answer with a throttle time; zero is none."""
+        """A response with a throttle time; zero is none."""
         if throttle_time_ms > 0:
             with self._lock:
                 self._throttle_ms.append(throttle_time_ms)
@@ -92,34 +92,34 @@ class Tally:
 
 
 class ThrottleWarnings(logging.Handler):
-    """Takes the throttle times out of kafka-python's log, which has a warning for each throttled answer."""
+    """Takes the throttle times out of kafka-python's log, which has a warning for each throttled response."""
 
-    def __init__(self, tally: Tally) -> None:
+    def __init__(self, counters: Counters) -> None:
         super().__init__(logging.WARNING)
-        self._tally = tally
+        self._counters = counters
 
     def emit(self, record: logging.LogRecord) -> None:
         """A log record of kafka-python."""
         if "throttled by broker" in record.msg and isinstance(record.args, tuple):
             throttle_time_ms = record.args[-1]
             assert isinstance(throttle_time_ms, int)
-            self._tally.throttle(throttle_time_ms)
+            self._counters.throttle(throttle_time_ms)
         else:
             print(record.getMessage(), file=sys.stderr, flush=True)
 
 
-def _watch_throttles_of_kafka_python(tally: Tally) -> None:
+def _watch_throttles_of_kafka_python(counters: Counters) -> None:
     logger = logging.getLogger("kafka")
-    logger.addHandler(ThrottleWarnings(tally))
+    logger.addHandler(ThrottleWarnings(counters))
     logger.propagate = False
 
 
-def _watch_throttles_of_librdkafka(tally: Tally) -> Callable[[Any], None]:
-    return lambda event: tally.throttle(round(event.throttle_time * 1000))
+def _watch_throttles_of_librdkafka(counters: Counters) -> Callable[[Any], None]:
+    return lambda event: counters.throttle(round(event.throttle_time * 1000))
 
 
-def good_producer(bootstrap: str, topic: str, tally: Tally) -> None:
-    """200 KB/s at an even pace that no slow answer slows down; the latency runs from when a record was due."""
+def good_producer(bootstrap: str, topic: str, counters: Counters) -> None:
+    """200 KB/s at an even pace that no slow response slows down; the latency runs from when a record was due."""
     from confluent_kafka import Producer
 
     producer = Producer(
@@ -128,7 +128,7 @@ def good_producer(bootstrap: str, topic: str, tally: Tally) -> None:
             "client.id": "good-producer",
             "acks": "all",
             "linger.ms": 0,
-            "throttle_cb": _watch_throttles_of_librdkafka(tally),
+            "throttle_cb": _watch_throttles_of_librdkafka(counters),
         }
     )
     producer.list_topics(topic, timeout=20)
@@ -136,15 +136,15 @@ def good_producer(bootstrap: str, topic: str, tally: Tally) -> None:
 
     def delivered(due_s: float, error: Any, message: Any) -> None:
         if error is None:
-            tally.add(GOOD_RECORD_BYTES, since_s=due_s)
+            counters.add(GOOD_RECORD_BYTES, since_s=due_s)
         else:
             print(f"not delivered: {error}", file=sys.stderr, flush=True)
-            tally.fail()
+            counters.fail()
 
-    tally.await_start()
+    counters.await_start()
     begin_s = time.monotonic()
     number = 0
-    while not tally.stop.is_set():
+    while not counters.stop.is_set():
         due_s = begin_s + number / GOOD_RECORDS_PER_SECOND
         if (ahead_s := due_s - time.monotonic()) > 0:
             producer.poll(ahead_s)
@@ -157,10 +157,10 @@ def good_producer(bootstrap: str, topic: str, tally: Tally) -> None:
         number += 1
     producer.flush(20)
     for _ in range(len(producer)):
-        tally.fail()
+        counters.fail()
 
 
-def good_consumer(bootstrap: str, topic: str, tally: Tally) -> None:
+def good_consumer(bootstrap: str, topic: str, counters: Counters) -> None:
     """Reads the records of the good producer, in a group; each counts once, and its latency since it was due."""
     from kafka import KafkaConsumer
 
@@ -174,17 +174,17 @@ def good_consumer(bootstrap: str, topic: str, tally: Tally) -> None:
     while len(consumer.assignment()) < GOOD_PARTITIONS:
         consumer.poll(timeout_ms=100)
     seen: set[int] = set()
-    tally.await_start()
-    while not tally.stop.is_set():
+    counters.await_start()
+    while not counters.stop.is_set():
         for records in consumer.poll(timeout_ms=100).values():
             for record in records:
                 number, due_ns = _STAMP.unpack_from(record.value)
                 if number not in seen:
                     seen.add(number)
-                    tally.add(len(record.value), since_s=due_ns / 1e9)
+                    counters.add(len(record.value), since_s=due_ns / 1e9)
 
 
-def noisy_producer(bootstrap: str, topic: str, tally: Tally) -> None:
+def noisy_producer(bootstrap: str, topic: str, counters: Counters) -> None:
     """Sends as fast as it can; kafka-python holds as many records as it is given, so this bounds them."""
     from kafka import KafkaProducer
 
@@ -200,23 +200,23 @@ def noisy_producer(bootstrap: str, topic: str, tally: Tally) -> None:
     room = threading.Semaphore(_NOISY_RECORDS_HELD)
 
     def delivered(sent_s: float, metadata: Any) -> None:
-        tally.add(NOISY_RECORD_BYTES, since_s=sent_s)
+        counters.add(NOISY_RECORD_BYTES, since_s=sent_s)
         room.release()
 
     def failed(error: Exception) -> None:
         print(f"not delivered: {error}", file=sys.stderr, flush=True)
-        tally.fail()
+        counters.fail()
         room.release()
 
-    tally.await_start()
-    while not tally.stop.is_set():
+    counters.await_start()
+    while not counters.stop.is_set():
         if room.acquire(timeout=0.2):
             sent = producer.send(topic, payload)
             sent.add_callback(partial(delivered, time.monotonic()))
             sent.add_errback(failed)
 
 
-def noisy_consumer(bootstrap: str, topic: str, tally: Tally) -> None:
+def noisy_consumer(bootstrap: str, topic: str, counters: Counters) -> None:
     """Reads the same records over and over, as fast as it can."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
@@ -227,22 +227,22 @@ def noisy_consumer(bootstrap: str, topic: str, tally: Tally) -> None:
             "group.id": "noisy-consumer",
             "enable.auto.commit": False,
             "enable.partition.eof": True,
-            "throttle_cb": _watch_throttles_of_librdkafka(tally),
+            "throttle_cb": _watch_throttles_of_librdkafka(counters),
         }
     )
     consumer.list_topics(topic, timeout=20)
-    tally.await_start()
+    counters.await_start()
     consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-    while not tally.stop.is_set():
+    while not counters.stop.is_set():
         messages = consumer.consume(256, timeout=0.1)
         values = [message.value() for message in messages if message.error() is None]
-        tally.add(sum(map(len, values)), len(values))
+        counters.add(sum(map(len, values)), len(values))
         errors = [message.error() for message in messages if message.error() is not None]
         if any(error.code() == KafkaError._PARTITION_EOF for error in errors):
             consumer.seek(TopicPartition(topic, 0, 0))
 
 
-CLIENTS: dict[str, Callable[[str, str, Tally], None]] = {
+CLIENTS: dict[str, Callable[[str, str, Counters], None]] = {
     "good-producer": good_producer,
     "good-consumer": good_consumer,
     "noisy-producer": noisy_producer,
@@ -259,13 +259,13 @@ LIBRARIES = {
 def main() -> None:
     """Run one client until SIGTERM."""
     name, bootstrap, topic = sys.argv[1:]
-    tally = Tally()
+    counters = Counters()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    signal.signal(signal.SIGTERM, lambda number, frame: tally.stop.set())
-    _watch_throttles_of_kafka_python(tally)
-    CLIENTS[name](bootstrap, topic, tally)
-    tally.report()
+    signal.signal(signal.SIGTERM, lambda number, frame: counters.stop.set())
+    _watch_throttles_of_kafka_python(counters)
+    CLIENTS[name](bootstrap, topic, counters)
+    counters.report()
     # What a noisy client still holds is not worth waiting for, and closing would wait for it.
     os._exit(0)
 

@@ -171,10 +171,10 @@ def _run(screen: Screen, plan: Split, json_output: bool, record: Path | None) ->
         proxy.check()
         problems = problems_of(plan, direct, proxied)
         _summarize(screen, plan, direct, proxied, metrics, proxy.metrics_url)
-        verdict = "; ".join(problems) or verdict_of(plan, direct, proxied)
-        screen.say(Text(verdict, style="bold red" if problems else "bold green"))
+        decision = "; ".join(problems) or decision_of(plan, direct, proxied)
+        screen.say(Text(decision, style="bold red" if problems else "bold green"))
         if json_output:
-            print(json.dumps(as_json(plan, direct, proxied, metrics, verdict, ok=not problems)), flush=True)
+            print(json.dumps(as_json(plan, direct, proxied, metrics, decision, ok=not problems)), flush=True)
         if record is not None:
             go_on(
                 screen, lambda: Load(processes, RECORDED, proxy.bootstrap, topics_of(RECORDED)), proxy, QUOTAS, record
@@ -253,7 +253,7 @@ def problems_of(plan: Split, direct: Outcome, proxied: Outcome) -> list[str]:
     return problems
 
 
-def verdict_of(plan: Split, direct: Outcome, proxied: Outcome) -> str:
+def decision_of(plan: Split, direct: Outcome, proxied: Outcome) -> str:
     """The end of a run without problems."""
     good = "good-producer"
     latency = (
@@ -314,12 +314,12 @@ def _summarize(
 
 
 def as_json(
-    plan: Split, direct: Outcome, proxied: Outcome, metrics: list[str], verdict: str, *, ok: bool
+    plan: Split, direct: Outcome, proxied: Outcome, metrics: list[str], decision: str, *, ok: bool
 ) -> dict[str, Any]:
     """The same for machines; rates in bytes per second."""
     return {
         "ok": ok,
-        "verdict": verdict,
+        "verdict": decision,
         "rates_judged": plan.judges_rates,
         "seconds": asdict(plan),
         "clients": {

@@ -443,10 +443,10 @@ class KafkaCluster:
         with self._order_lock:
             self._keeper.stdin.write(json.dumps(order) + "\n")
             self._keeper.stdin.flush()
-            answer: dict[str, Any] = json.loads(self._keeper.stdout.readline())
-        if "error" in answer:
-            raise ClusterFailed(f"{self}: {answer['error']}")
-        return answer
+            response: dict[str, Any] = json.loads(self._keeper.stdout.readline())
+        if "error" in response:
+            raise ClusterFailed(f"{self}: {response['error']}")
+        return response
 
     # ---------------------------------------------------------------- tools
 
@@ -581,9 +581,9 @@ def _nodes_named_by(host: str, port: int) -> set[int]:
     Kafka's clients will not do: they may ask another node, and DescribeCluster also names those that are fenced.
     """
     try:
-        with socket.create_connection((host, port), timeout=2) as sock, sock.makefile("rb") as answer:
+        with socket.create_connection((host, port), timeout=2) as sock, sock.makefile("rb") as response:
             sock.sendall(int32(len(_METADATA_REQUEST)) + _METADATA_REQUEST)
-            reader = Reader(answer.read(Reader(answer.read(4)).int32()))
+            reader = Reader(response.read(Reader(response.read(4)).int32()))
             reader.int32()  # correlation id
             return {_node_in_metadata(reader) for _ in range(reader.int32())}
     except (OSError, ProtocolError):

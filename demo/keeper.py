@@ -154,8 +154,8 @@ def main() -> None:
     try:
         with contextlib.suppress(ParentGone, BrokenPipeError):
             for order in keeper.orders():
-                answer = {"folder": str(folder)} if "folder" in order else keeper.obey(order)
-                os.write(_STDOUT, json.dumps(answer).encode() + b"\n")
+                response = {"folder": str(folder)} if "folder" in order else keeper.obey(order)
+                os.write(_STDOUT, json.dumps(response).encode() + b"\n")
     finally:
         keeper.end()
         shutil.rmtree(folder, ignore_errors=True)

@@ -39,9 +39,9 @@ class KeptProcesses:
 
     def start(self, name: str, *arguments: str) -> None:
         """Run `python ARGUMENTS`; a name may be used once. Raises RuntimeError if it cannot be started."""
-        answer = self._order(start=name, argv=[sys.executable, *arguments], log=str(self._log(name)))
-        if "error" in answer:
-            raise RuntimeError(f"{name} cannot be started: {answer['error']}")
+        response = self._order(start=name, argv=[sys.executable, *arguments], log=str(self._log(name)))
+        if "error" in response:
+            raise RuntimeError(f"{name} cannot be started: {response['error']}")
 
     def signal(self, name: str, number: Signals, *, wait: bool = False) -> None:
         """Send a signal to a process that may have ended already; `wait` for its end if asked to."""
@@ -76,5 +76,5 @@ class KeptProcesses:
         assert self._keeper.stdout is not None
         self._keeper.stdin.write(json.dumps(order) + "\n")
         self._keeper.stdin.flush()
-        answer: dict[str, Any] = json.loads(self._keeper.stdout.readline())
-        return answer
+        response: dict[str, Any] = json.loads(self._keeper.stdout.readline())
+        return response

@@ -82,8 +82,8 @@ class ProxyProcess:
 
     def scrape(self) -> list[str]:
         """The lines of /metrics."""
-        with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
-            return str(answer.read().decode()).splitlines()
+        with urllib.request.urlopen(self.metrics_url, timeout=10) as response:
+            return str(response.read().decode()).splitlines()
 
     def limits(self) -> dict[tuple[str, str], float]:
         """The limits in force of client-ids that were seen, in bytes/s, by client-id and quota type."""

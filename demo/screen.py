@@ -139,9 +139,9 @@ def plain_line(load: Load, phase: Phase) -> str:
     for name, reports in load.clients.items():
         seen = _recent(load, reports, _PLAIN_S)
         quota = f" of {_mb(phase.quotas[name])}" if name in phase.quotas else ""
-        told = f", throttle {seen.max_throttle_ms} ms" if seen.throttles else ""
+        reported = f", throttle {seen.max_throttle_ms} ms" if seen.throttles else ""
         late = f", p99 {_ms(seen.p99_ms)} ms" if name.startswith("good") else ""
-        parts.append(f"{name} {_mb(seen.bytes_per_second)}{quota} MB/s{late}{told}")
+        parts.append(f"{name} {_mb(seen.bytes_per_second)}{quota} MB/s{late}{reported}")
     return f"  {load.elapsed_s:3.0f} s  " + " | ".join(parts)
 
 

@@ -73,7 +73,7 @@ class Api:
     client_id_since: int = 0
     """First version whose request header has a client id: 1 for ControlledShutdown (v0 has header v0)."""
     tagged_response_header: bool = True
-    """False for ApiVersions: clients read the answer before they know the broker's versions (KIP-511)."""
+    """False for ApiVersions: clients read the response before they know the broker's versions (KIP-511)."""
 
 
 def request_header_version(api: Api, version: int) -> int:

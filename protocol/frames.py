@@ -10,14 +10,14 @@ HEAD = Struct(">ihhih")
 """size, api_key, api_version, correlation_id, client-id length: the fixed part of a frame with header v1 or v2."""
 
 MAX_HEAD_BYTES = 128 * 1024
-"""What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags. Of answers, as
+"""What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags. Of responses, as
 much is held to be decided about, and more only if it lists more addresses."""
 
 MAX_ASKED_BYTES = 1024 * 1024
 """The largest request that is decided about as a whole: tens of thousands of quotas or topics."""
 
 MAX_HELD_BYTES = 32 * 1024 * 1024
-"""The largest answer that is decided about as a whole: what thousands of new topics, or 500,000 partitions, take."""
+"""The largest response that is decided about as a whole: what thousands of new topics, or 500,000 partitions, take."""
 
 INT32_MAX = 2**31 - 1
 
@@ -33,7 +33,7 @@ _FETCH_WITHOUT_REPLICA_ID_SINCE = 15
 
 
 def acks_at(frame: bytes, body_at: int, api_version: int, end: int) -> int:
-    """Where `acks`, an int16, stands in a Produce request whose frame reaches to `end`; 0 means: no answer will come.
+    """Where `acks`, an int16, stands in a Produce request whose frame reaches to `end`; 0 means: no response will come.
 
     Raises TruncatedMessage when the field does not lie before `end`. Source: `ProduceRequest.json`.
     """

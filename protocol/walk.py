@@ -1,6 +1,6 @@
 """Walking a response body by its shape, to find the few fields that a proxy changes.
 
-A walk copies nothing, keeps only positions, and can be continued when more bytes come: an answer of many MiB is
+A walk copies nothing, keeps only positions, and can be continued when more bytes come: a response of many MiB is
 walked while it streams through. Offsets count from the start of the frame, its length prefix included.
 """
 
@@ -32,12 +32,12 @@ from protocol.primitives import Reader
 _INT32 = Struct(">i")
 
 BROKERS = 1
-"""The endpoint_type of a DescribeCluster answer that lists brokers (2: controllers)."""
+"""The endpoint_type of a DescribeCluster response that lists brokers (2: controllers)."""
 
 
 @dataclass(slots=True)
 class Endpoint:
-    """One address in an answer: `host` and `port` stand in [start, end)."""
+    """One address in a response: `host` and `port` stand in [start, end)."""
 
     node_id: int
     host: bytes

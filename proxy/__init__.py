@@ -1,1 +1,1 @@
-"""The service: listeners, relays, verdicts, configuration, metrics and the command line."""
+"""The service: listeners, relays, decisions, configuration, metrics and the command line."""

@@ -232,8 +232,8 @@ class ConnectionQuotas:
         if self.tell is not None:
             limits = self._clusters[key.virtual_cluster].limits
             rate = limits.rate_of(address)
-            told = replace(admission, rate=rate, has_own=address in limits.rates) if rate < NO_LIMIT else admission
-            self.tell(key.virtual_cluster, address, told, now_ms)
+            reported = replace(admission, rate=rate, has_own=address in limits.rates) if rate < NO_LIMIT else admission
+            self.tell(key.virtual_cluster, address, reported, now_ms)
         return admission
 
     def _admit(self, key: ListenerKey, address: str, now_ms: int) -> Admission:

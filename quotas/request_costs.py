@@ -1,7 +1,7 @@
 """What a request costs a node in thread time, as far as that can be told from outside.
 
 A broker measures for how long a handler thread and a network thread were busy with a request (KIP-124). A proxy sees
-only when the answer came, and most of that time may be waiting. So a request is charged the smaller of what was
+only when the response came, and most of that time may be waiting. So a request is charged the smaller of what was
 observed and what requests of its kind and size cost where nothing waits: the model of this module, one for each node.
 A node that stalls thus charges nobody.
 """
@@ -22,14 +22,14 @@ FITS = 12
 """So many of the latest fits are kept; the lowest holds, for load makes answers late and work no cheaper."""
 
 NETWORK_US = 20.0
-"""For each request: a network thread reads it, and writes the answer."""
+"""For each request: a network thread reads it, and writes the response."""
 
 BUSY_SHARE = 0.25
-"""Of the time that a small answer takes where nothing waits: for so much of it a handler thread is busy, unless a kind
+"""Of the time that a small response takes where nothing waits: for so much of it a handler thread is busy, unless a kind
 has another share. The rest is the way from thread to thread (docs/request-time.md says what was measured)."""
 
 BYTES_SHARE = 2.0
-"""Of the time that an answer takes for its size: two threads are busy with the bytes, one of them before that time."""
+"""Of the time that a response takes for its size: two threads are busy with the bytes, one of them before that time."""
 
 PERCENT_PER_US = 1e-4
 """Request time is measured in percent of one thread: 10,000 us in a second are 1 % (KIP-124)."""
@@ -44,13 +44,13 @@ _SPREAD = 4
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Thread time of one request: `base_us`, and `per_kib_us` for each KiB of the request and its answer."""
+    """Thread time of one request: `base_us`, and `per_kib_us` for each KiB of the request and its response."""
 
     base_us: float
     per_kib_us: float = 0.0
 
     def us(self, size_bytes: int, count: int = 1) -> float:
-        """What `count` requests cost, with so many bytes in all and with their answers."""
+        """What `count` requests cost, with so many bytes in all and with their responses."""
         return self.base_us * count + self.per_kib_us / KIB * size_bytes
 
 
@@ -85,10 +85,10 @@ class NodeCosts:
         self._learned: dict[int, int] = {}
         self._round_trips: deque[int] = deque(maxlen=_ROUND_TRIPS)
         self.floor_us = 0
-        """What an answer takes at least: the way to the node and back."""
+        """What a response takes at least: the way to the node and back."""
 
     def us(self, kind: int, size_bytes: int, count: int = 1) -> float:
-        """What `count` requests cost, with so many bytes in all and with their answers, as things stand."""
+        """What `count` requests cost, with so many bytes in all and with their responses, as things stand."""
         return self._costs.get(kind, UNKNOWN).us(size_bytes, count)
 
     def pin(self, pinned: Mapping[int, Cost]) -> None:

@@ -99,8 +99,8 @@ def in_words(raised, root):
         f"{Path(entry.path).relative_to(root)}:{entry.lineno + 1}: {str(entry.statement).strip()}" for entry in ours
     ]
     parts = getattr(raised.value, "exceptions", ())
-    told = [f"{type(error).__name__}: {error}" for error in (*parts, raised.value)]
-    return "\n".join([*under_way[-_STATEMENTS:], *told])
+    reported = [f"{type(error).__name__}: {error}" for error in (*parts, raised.value)]
+    return "\n".join([*under_way[-_STATEMENTS:], *reported])
 
 
 def pytest_runtest_logreport(report):
@@ -137,8 +137,8 @@ def in_short(reports):
 
 def in_full(reports):
     """All that pytest knows of each."""
-    told = [[report.nodeid, str(report.longrepr), *map("\n".join, report.sections)] for report in reports]
-    return "\n\n".join(part for parts in told for part in parts)
+    reported = [[report.nodeid, str(report.longrepr), *map("\n".join, report.sections)] for report in reports]
+    return "\n\n".join(part for parts in reported for part in parts)
 
 
 def _of_one(report, most):

@@ -1,4 +1,4 @@
-"""The programs of tests/java, which tell what Kafka's own classes and the JVM answer."""
+"""The programs of tests/java, which tell what Kafka's own classes and the JVM response."""
 
 from pathlib import Path
 

@@ -75,7 +75,7 @@ class Vector:
     without: bytes | None
     """The request without those."""
     refused_at: tuple[int, ...]
-    """Of answers to these three that may carry error 89: places of further results with it, as `merged` has them.
+    """Of responses to these three that may carry error 89: places of further results with it, as `merged` has them.
 
     Their names say `refused-` and the place; of DeleteTopics from v6 on those at odd places have an id of twice that
     number, each as eight bytes, in place of a name.

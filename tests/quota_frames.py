@@ -1,4 +1,4 @@
-"""Requests to describe and to alter quotas as a client writes them, and their answers as a client reads them."""
+"""Requests to describe and to alter quotas as a client writes them, and their responses as a client reads them."""
 
 from struct import pack
 from typing import NamedTuple
@@ -9,7 +9,7 @@ DESCRIBE, ALTER = 48, 49
 
 
 class Described(NamedTuple):
-    """An answer to a describe request; `entries` maps entities to their values, None where the answer has none."""
+    """A response to a describe request; `entries` maps entities to their values, None where the response has none."""
 
     error_code: int
     error_message: str | None
@@ -17,7 +17,7 @@ class Described(NamedTuple):
 
 
 class Altered(NamedTuple):
-    """One entry of an answer to an alter request."""
+    """One entry of a response to an alter request."""
 
     error_code: int
     error_message: str | None
@@ -65,7 +65,7 @@ def _end(version):
     return b"\0" if version else b""
 
 
-class _Answer:
+class _Response:
     def __init__(self, frame, version):
         self.version = version
         self.reader = Reader(frame, 4)
@@ -104,11 +104,11 @@ class _Answer:
 
 
 def described(frame, version=1):
-    """What the answer to a describe request says. Each entity and each key is in it once."""
-    answer = _Answer(frame, version)
-    error_code, message, entries = answer.reader.int16(), answer.text(), answer.array(answer.described)
-    answer.end()
-    assert answer.reader.offset == len(frame)
+    """What the response to a describe request says. Each entity and each key is in it once."""
+    response = _Response(frame, version)
+    error_code, message, entries = response.reader.int16(), response.text(), response.array(response.described)
+    response.end()
+    assert response.reader.offset == len(frame)
     if entries is None:
         return Described(error_code, message, None)
     found = {frozenset(parts): dict(values) for parts, values in entries}
@@ -118,14 +118,14 @@ def described(frame, version=1):
 
 
 def altered(frame, version=1):
-    """The entries of the answer to an alter request."""
-    answer = _Answer(frame, version)
-    entries = answer.array(answer.altered)
-    answer.end()
-    assert answer.reader.offset == len(frame)
+    """The entries of the response to an alter request."""
+    response = _Response(frame, version)
+    entries = response.array(response.altered)
+    response.end()
+    assert response.reader.offset == len(frame)
     return entries
 
 
 def correlation_id(frame):
-    """Of any answer."""
+    """Of any response."""
     return Reader(frame, 4).int32()

@@ -18,7 +18,7 @@ def handshake(mechanism: str = "PLAIN", version: int = 1, corr: int = 1) -> byte
 
 
 def handshaken(corr: int = 1, error: int = 0, mechanisms: tuple[str, ...] = ("PLAIN",)) -> bytes:
-    """The answer to it."""
+    """The response to it."""
     names = b"".join(pack(">h", len(name)) + name.encode() for name in mechanisms)
     return frame(pack(">ihi", corr, error, len(mechanisms)) + names)
 
@@ -33,7 +33,7 @@ def authenticate(token: bytes, version: int = 1, corr: int = 2) -> bytes:
 def authenticated(
     token: bytes = b"", version: int = 1, corr: int = 2, error: int = 0, session_ms: int = 0, text: bytes | None = None
 ) -> bytes:
-    """The answer to it."""
+    """The response to it."""
     lifetime = pack(">q", session_ms) if version else b""
     if version < 2:
         message = pack(">h", -1) if text is None else pack(">h", len(text)) + text

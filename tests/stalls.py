@@ -97,8 +97,8 @@ def _stop_is_pending(pid: int) -> bool:
 def name_of(process: psutil.Process) -> str:
     """What it runs, in short: a Java process by its main class, a Python one by its module."""
     words = process.cmdline() or [process.name()]
-    told = [word for word in words[1:] if not word.startswith("-") and "/" not in word.strip("/")]
-    return " ".join([Path(words[0]).name, *told[:2]])[:60]
+    reported = [word for word in words[1:] if not word.startswith("-") and "/" not in word.strip("/")]
+    return " ".join([Path(words[0]).name, *reported[:2]])[:60]
 
 
 def run(argv: Sequence[str], stalls: Stalls) -> int:
@@ -139,8 +139,8 @@ def main() -> None:
     stalls = Stalls(given.longest, given.every, random.Random(seed), given.log)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     status = run(given.command, stalls)
-    told = ", ".join(f"{count} of {name}" for name, count in stalls.counts.most_common())
-    print(f"stalls: seed {seed}, stopped {told or 'nobody'}; status {status}", file=sys.stderr)
+    reported = ", ".join(f"{count} of {name}" for name, count in stalls.counts.most_common())
+    print(f"stalls: seed {seed}, stopped {reported or 'nobody'}; status {status}", file=sys.stderr)
     sys.exit(status)
 
 

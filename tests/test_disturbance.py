@@ -12,8 +12,8 @@ import pytest
 
 from tests.disturbance import MOST_CORES, Disturbance, undisturbed
 from tests.integration.proxy_process import ROOT
-from tests.patience import PATIENCE_S
 from tests.stalls import Stalls, go_on
+from tests.timeouts import PATIENCE_S
 
 pytestmark = pytest.mark.exclusive
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 ROOT = Path(__file__).parents[1]
 OURS = {"common", "pipeline", "proxy", "protocol", "quotas"}
@@ -99,8 +99,8 @@ def _body(url: str) -> bytes:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE_S) as answer:
-                return answer.read()
+            with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+                return response.read()
         except OSError:
             if time.monotonic() > deadline:
                 raise

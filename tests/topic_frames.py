@@ -34,7 +34,7 @@ class Wire:
         head = pack(">hhi", self.api_key, self.version, corr) + string(client_id) + self.end
         return _frame(head + self.array(topics) + rest + self.end)
 
-    def answer(self, results: Iterable[bytes], corr: int, throttle_time_ms: int, throttle_since: int) -> bytes:
+    def response(self, results: Iterable[bytes], corr: int, throttle_time_ms: int, throttle_since: int) -> bytes:
         throttle = pack(">i", throttle_time_ms) if self.version >= throttle_since else b""
         return _frame(pack(">i", corr) + self.end + throttle + self.array(results) + self.end)
 
@@ -133,12 +133,12 @@ _THROTTLE_SINCE = {CREATE_TOPICS: 2, DELETE_TOPICS: 1, CREATE_PARTITIONS: 0}
 
 
 def mutated(api_key: int, version: int, results: Iterable[bytes], *, corr: int = 1, throttle_time_ms: int = 0) -> bytes:
-    """An answer of results that `created`, `deleted` or `grown` made."""
-    return Wire(api_key, version).answer(results, corr, throttle_time_ms, _THROTTLE_SINCE[api_key])
+    """A response of results that `created`, `deleted` or `grown` made."""
+    return Wire(api_key, version).response(results, corr, throttle_time_ms, _THROTTLE_SINCE[api_key])
 
 
 def metadata_by_name(corr: int, topics: dict[bytes, int], brokers: int = 3) -> bytes:
-    """The answer to Metadata v4: how many partitions each topic has; -1 where it is not known."""
+    """The response to Metadata v4: how many partitions each topic has; -1 where it is not known."""
     nodes = pack(">i", brokers) + b"".join(
         pack(">i", i) + string(b"node") + pack(">i", 9092) + pack(">h", -1) for i in range(brokers)
     )
@@ -152,7 +152,7 @@ def metadata_by_name(corr: int, topics: dict[bytes, int], brokers: int = 3) -> b
 
 
 def metadata_by_id(corr: int, topics: dict[bytes, int], brokers: int = 3) -> bytes:
-    """The answer to Metadata v12, by id; the name of each topic is its id."""
+    """The response to Metadata v12, by id; the name of each topic is its id."""
     nodes = uvarint(brokers + 1) + b"".join(
         pack(">i", i) + compact_string(b"node") + pack(">i", 9092) + b"\0\0" for i in range(brokers)
     )

@@ -22,7 +22,7 @@ class Run(NamedTuple):
     interval: Interval
 
 
-class Verdict(NamedTuple):
+class Decision(NamedTuple):
     """What of a batch is taken."""
 
     taken: list[Run]
@@ -31,7 +31,7 @@ class Verdict(NamedTuple):
     duplicates: int
 
 
-def judged(runs: Iterable[Run], known: Accounts) -> Verdict:
+def judged(runs: Iterable[Run], known: Accounts) -> Decision:
     """The parts of the runs that are neither in the table nor in another run before."""
     of_writer: Mapping[Writer, list[Run]] = defaultdict(list)
     for run in runs:
@@ -45,7 +45,7 @@ def judged(runs: Iterable[Run], known: Accounts) -> Verdict:
         taken += fresh
         total += size(run.interval for run in its_runs)
     new = size(run.interval for run in taken)
-    return Verdict(taken, accounts, new, total - new)
+    return Decision(taken, accounts, new, total - new)
 
 
 def _fresh(runs: list[Run], present: Intervals) -> list[Run]:

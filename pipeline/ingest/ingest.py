@@ -17,7 +17,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.ingest.duplicates import Run, Verdict, judged
+from pipeline.ingest.duplicates import Decision, Run, judged
 from pipeline.ingest.line_columns import OTHER
 from pipeline.ingest.lines import LINES, parsed, written
 from pipeline.ingest.rejects import Line, Reject, Sorted, in_short
@@ -84,15 +84,15 @@ class Ingest:
         quarantine = staged.quarantine()
         runs = {stream: staged.runs(stream) for stream in ROWS}
         while True:
-            verdicts = {stream: judged(of_stream, state.accounts) for stream, of_stream in runs.items()}
+            decisions = {stream: judged(of_stream, state.accounts) for stream, of_stream in runs.items()}
             attempt = f"{name}-{state.version}"
-            parts = [part for stream in ROWS for part in staged.keep(stream, verdicts[stream], attempt)] + quarantine
+            parts = [part for stream in ROWS for part in staged.keep(stream, decisions[stream], attempt)] + quarantine
             accounts: Accounts = staged.sorted.accounts
-            for verdict in verdicts.values():
-                accounts = added(accounts, verdict.accounts)
+            for decision in decisions.values():
+                accounts = added(accounts, decision.accounts)
             counts = Counter(staged.counts)
-            for stream, verdict in verdicts.items():
-                counts += Counter({f"{stream} records": verdict.new, f"{stream} duplicates": verdict.duplicates})
+            for stream, decision in decisions.items():
+                counts += Counter({f"{stream} records": decision.new, f"{stream} duplicates": decision.duplicates})
             commit = Commit(now_ms(), batch.query, batch.number, tuple(parts), (), accounts, counts)
             try:
                 now = write_commit(self._files, state, commit)
@@ -151,11 +151,11 @@ class _Staged:
         aside = f"{into}/_written"
         shared = Path(self._at(aside).removeprefix("file://"))
         spans = []
-        for answer in written(lines, row, self._batch.latest_ms, shared).collect():
-            if answer["file"] is not None:
-                self._files.move(f"{aside}/{answer['file']}", f"{into}/{answer['folder']}/{answer['file']}")
+        for response in written(lines, row, self._batch.latest_ms, shared).collect():
+            if response["file"] is not None:
+                self._files.move(f"{aside}/{response['file']}", f"{into}/{response['folder']}/{response['file']}")
             else:
-                spans.append(answer)
+                spans.append(response)
         if all(span["instance"] is not None for span in spans):
             self._spans[row.KIND] = spans
 
@@ -216,23 +216,23 @@ class _Staged:
         assert written is not None
         return written
 
-    def keep(self, stream: str, verdict: Verdict, attempt: str) -> list[Part]:
+    def keep(self, stream: str, decision: Decision, attempt: str) -> list[Part]:
         """Bring the rows that are taken to where they are to stay. Costs nothing if that is all."""
-        if not verdict.taken:
+        if not decision.taken:
             return []
         into = f"{stream}/commit={attempt}"
-        if verdict.duplicates:
-            self._write_taken(stream, verdict, into)
+        if decision.duplicates:
+            self._write_taken(stream, decision, into)
         else:
             self._files.move(self._records_in[stream], into)
             self._records_in[stream] = into
         self._files.make_durable(into)
         return [part_at(stream, path, size) for path, size in folders(self._files, into, 2)]
 
-    def _write_taken(self, stream: str, verdict: Verdict, into: str) -> None:
+    def _write_taken(self, stream: str, decision: Decision, into: str) -> None:
         records = self._records(stream)
         assert records is not None
-        rows = [(run.writer.instance, run.writer.epoch, run.offset, *run.interval) for run in verdict.taken]
+        rows = [(run.writer.instance, run.writer.epoch, run.offset, *run.interval) for run in decision.taken]
         keys = self._spark.createDataFrame(
             rows, f"instance string, epoch long, {OFFSET} long, first_taken long, last_taken long"
         )
@@ -275,7 +275,7 @@ class _Staged:
         if self._batch.files:
             known = {file for file, _ in first}
             first |= self._first_numbers({reject.line.file for reject in rejects if reject.line} - known)
-        rows = [_told(reject, first, now_ms()) for reject in rejects]
+        rows = [_reported(reject, first, now_ms()) for reject in rejects]
         self._spark.createDataFrame(rows, QUARANTINE).coalesce(1).write.mode("append").parquet(self._at(into))
 
     def _first_numbers(self, files: set[str]) -> dict[tuple[str, int], int]:
@@ -300,7 +300,7 @@ class _Staged:
 _WRITTEN = {USAGE: "first", TRACE: "second"}
 
 
-def _told(
+def _reported(
     reject: Reject, first: Mapping[tuple[str, int], int], at_ms: int
 ) -> tuple[str, int | None, str, str | None, int]:
     if (line := reject.line) is None:

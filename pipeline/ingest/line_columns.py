@@ -247,8 +247,8 @@ def _is_sound(text: Any, checksums: "np.ndarray[Any, Any]") -> "np.ndarray[Any, 
     if data is not None and sound.any():
         tails = np.frombuffer(data, np.uint8)[ends[1:][sound, None] + np.arange(-_TAIL, 0)]
         digits = _DIGITS[tails[:, 1:]]
-        told = (digits[:, 0::2] << 4 | digits[:, 1::2]).view(">u4")[:, 0]
-        sound[sound] = (tails[:, 0] == _TAB) & (digits.max(axis=1) < 16) & (told == checksums[sound])
+        reported = (digits[:, 0::2] << 4 | digits[:, 1::2]).view(">u4")[:, 0]
+        sound[sound] = (tails[:, 0] == _TAB) & (digits.max(axis=1) < 16) & (reported == checksums[sound])
     return sound
 
 

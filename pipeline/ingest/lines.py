@@ -50,7 +50,7 @@ def written(lines: DataFrame, row: type[Row], latest_ms: int, folder: Path) -> D
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         return task_files.written(batches, folder, row, latest_ms)
 
-    return summed(lines).mapInArrow(write, task_files.ANSWER)
+    return summed(lines).mapInArrow(write, task_files.RESPONSE)
 
 
 def summed(lines: DataFrame) -> DataFrame:

@@ -75,7 +75,7 @@ class Sorted:
             case End():
                 self.ends[plain(line.file)] = row
                 if row.instance:
-                    self._note(Writer(row.stream, row.instance, row.epoch), told=row.next_sequence - 1)
+                    self._note(Writer(row.stream, row.instance, row.epoch), reported=row.next_sequence - 1)
             case Dropped():
                 self._note(Writer(row.stream, row.instance, row.epoch), dropped=(row.first_sequence, row.last_sequence))
             case UsageRecord() | TraceEvent():
@@ -84,8 +84,8 @@ class Sorted:
     def _reject(self, line: Line, reason: str) -> None:
         self.rejects.append(Reject(plain(line.file), line._replace(text=line.text[:MOST_TEXT]), reason))
 
-    def _note(self, writer: Writer, dropped: tuple[int, int] | None = None, told: int = 0) -> None:
-        account = Account((), (dropped,) if dropped and dropped[0] <= dropped[1] else (), told)
+    def _note(self, writer: Writer, dropped: tuple[int, int] | None = None, reported: int = 0) -> None:
+        account = Account((), (dropped,) if dropped and dropped[0] <= dropped[1] else (), reported)
         self.accounts[writer] = self.accounts.get(writer, Account()) + account
 
     def close(self, files: Iterable[str]) -> None:
@@ -95,7 +95,7 @@ class Sorted:
             if problem := _problem_of_frame(header, end):
                 self.rejects.append(Reject(file, None, problem))
             if header and end:
-                self._note(Writer(header.stream, header.instance, header.epoch), told=end.next_sequence - 1)
+                self._note(Writer(header.stream, header.instance, header.epoch), reported=end.next_sequence - 1)
 
 
 def _problem_of_frame(header: Header | None, end: End | None) -> str:

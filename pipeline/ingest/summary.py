@@ -55,16 +55,16 @@ class Totals:
 
 def gap_lines(accounts: Accounts, most: int = _MOST_GAPS) -> Iterator[str]:
     """Who misses which records, and what the proxies had no room for."""
-    told = 0
+    reported = 0
     for writer, account in sorted(accounts.items()):
         who = f"{writer.stream} of {writer.instance}, epoch {writer.epoch}"
         if account.dropped:
             yield f"dropped by the proxy: {who}: {size(account.dropped):,} records"
         for first, last in account.gaps:
-            told += 1
-            if told <= most:
+            reported += 1
+            if reported <= most:
                 yield f"missing: {who}: {last - first + 1:,} records, numbers {first} to {last}"
-    if told > most:
-        yield f"missing: {told - most:,} more stretches; `usage gaps` tells them all"
-    if not told:
+    if reported > most:
+        yield f"missing: {reported - most:,} more stretches; `usage gaps` tells them all"
+    if not reported:
         yield "no record is missing"

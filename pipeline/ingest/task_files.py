@@ -2,7 +2,7 @@
 
 Spark's own writer takes rows, and several times as long as Arrow does for columns. A task does not know whether it is
 the one that counts: another may have been started in its place. So its files have names that nobody else has, in a
-directory that is no part of a table, and whoever has its answer brings those files to where they are to be.
+directory that is no part of a table, and whoever has its response brings those files to where they are to be.
 """
 
 import uuid
@@ -21,7 +21,7 @@ from pipeline.ingest.line_columns import PLACE, Reader
 from pipeline.table.schemas import OFFSET, PARTITION, schema_of
 from quotas.records.usage_record import Row
 
-ANSWER = T.StructType(
+RESPONSE = T.StructType(
     [
         T.StructField("file", T.StringType()),
         T.StructField("folder", T.StringType()),
@@ -69,7 +69,7 @@ class TaskFiles:
         self._waiting: dict[_Where, list[Any]] = defaultdict(list)
         self._rows: Counter[_Where] = Counter()
         self._writers: dict[_Where, tuple[str, Any]] = {}
-        self._answer: list[tuple[Any, ...]] = []
+        self._response: list[tuple[Any, ...]] = []
         self._runs: dict[tuple[str, int, int], tuple[int, int, int]] | None = {}
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -108,7 +108,7 @@ class TaskFiles:
     def _end(self, where: _Where) -> None:
         name, writer = self._writers.pop(where)
         writer.close()
-        self._answer.append((name, where.folder, *[None] * 6))
+        self._response.append((name, where.folder, *[None] * 6))
 
     def _count(self, batch: Any) -> None:
         if self._runs is None:
@@ -130,14 +130,16 @@ class TaskFiles:
             self._write(where)
         for where in list(self._writers):
             self._end(where)
-        answer = self._answer
+        response = self._response
         if self._runs is None:
-            answer.append((None,) * 8)
+            response.append((None,) * 8)
         else:
-            answer += [(None, None, *key, *run) for key, run in self._runs.items()]
+            response += [(None, None, *key, *run) for key, run in self._runs.items()]
         arrow = {T.StringType(): pa.string(), T.LongType(): pa.int64()}
-        schema = pa.schema({of.name: arrow[of.dataType] for of in ANSWER})
-        return pa.RecordBatch.from_pylist([dict(zip(ANSWER.names, row, strict=True)) for row in answer], schema=schema)
+        schema = pa.schema({of.name: arrow[of.dataType] for of in RESPONSE})
+        return pa.RecordBatch.from_pylist(
+            [dict(zip(RESPONSE.names, row, strict=True)) for row in response], schema=schema
+        )
 
 
 def written(batches: Iterable[Any], folder: Path, row: type[Row], latest_ms: int) -> Iterator[Any]:

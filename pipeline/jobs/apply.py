@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from pipeline.rollout.apply import (
     Audited,
-    Fate,
+    ChangeStatus,
     Outcome,
     Said,
     Standing,
@@ -57,7 +57,7 @@ def main(
                 print(f"nothing to do: {counted(len(now_standing.done), 'change')} in force already at {place.name}")
                 return 0
             if dry_run:
-                return _told_only(now_standing.to_do, place, source)
+                return _reported_only(now_standing.to_do, place, source)
             run = _Run(place, found, plan, audit, rollback)
             return run.carry_out(now_standing, source)
     except SourceUnavailable as error:
@@ -102,7 +102,7 @@ def _refused(found: Standing, place: Place, plan: PlanFile, audit: Path | None) 
         _say(line)
     if audit is not None:
         outcomes = [
-            Outcome(change, Fate.NOT_TRIED, limit, "in force is another limit than the plan found")
+            Outcome(change, ChangeStatus.NOT_TRIED, limit, "in force is another limit than the plan found")
             for change, limit in found.drifted
         ]
         with _opened(audit) as log:
@@ -110,23 +110,23 @@ def _refused(found: Standing, place: Place, plan: PlanFile, audit: Path | None) 
     return 1
 
 
-def _told_only(changes: Sequence[Change], place: Place, source: Source) -> int:
+def _reported_only(changes: Sequence[Change], place: Place, source: Source) -> int:
     """What would be done, and what the place says to it."""
     results = place.judged(source, alterations_of(changes))
     said = dict(zip((one.entity for one in alterations_of(changes)), results, strict=True))
     rows = []
     for change in changes:
         problem = said[change.entity]
-        fate = Fate.APPLIED if problem is None else Fate.REFUSED
-        rows.append(Outcome(change, fate, change.after, in_words_of_commands(str(problem or ""))))
-    for line in outcome_rows(rows, words={Fate.APPLIED: "would set", Fate.REFUSED: "would be refused"}):
+        status = ChangeStatus.APPLIED if problem is None else ChangeStatus.REFUSED
+        rows.append(Outcome(change, status, change.after, in_words_of_commands(str(problem or ""))))
+    for line in outcome_rows(rows, words={ChangeStatus.APPLIED: "would set", ChangeStatus.REFUSED: "would be refused"}):
         print(line)
-    refused = sum(row.fate is Fate.REFUSED for row in rows)
+    refused = sum(row.status is ChangeStatus.REFUSED for row in rows)
     if place.asks_whether(source):
-        told = f", of which {place.name} would refuse {refused}"
+        reported = f", of which {place.name} would refuse {refused}"
     else:
-        told = f"; {place.name} was not asked whether it would refuse any: files and ZooKeeper cannot be"
-    print(f"dry run, nothing is changed: {counted(len(rows), 'change')}{told}")
+        reported = f"; {place.name} was not asked whether it would refuse any: files and ZooKeeper cannot be"
+    print(f"dry run, nothing is changed: {counted(len(rows), 'change')}{reported}")
     return int(refused > 0)
 
 
@@ -156,7 +156,7 @@ class _Run:
             outcomes = [one._replace(problem=in_words_of_commands(one.problem)) for one in outcomes]
             is_written = self._write_down(audited, outcomes)
             self._tell(outcomes, len(found.done))
-        return int(not is_written or any(outcome.fate is not Fate.APPLIED for outcome in outcomes))
+        return int(not is_written or any(outcome.status is not ChangeStatus.APPLIED for outcome in outcomes))
 
     def _write_down(self, audited: Audited, outcomes: Sequence[Outcome]) -> bool:
         try:
@@ -191,15 +191,15 @@ class _Run:
             time.sleep(_LOOKS_EVERY_S)
 
     def _tell(self, outcomes: Sequence[Outcome], done: int) -> None:
-        fates = Counter(outcome.fate for outcome in outcomes)
-        summary = ", ".join(f"{fates[fate]} {fate.value}" for fate in Fate if fates[fate])
+        statuses = Counter(outcome.status for outcome in outcomes)
+        summary = ", ".join(f"{statuses[status]} {status.value}" for status in ChangeStatus if statuses[status])
         before = f", {done} in force before" if done else ""
         _print(
             *outcome_rows(outcomes),
             f"{summary} at {self._place.name}{before}, as read back; written down in {self._audit}",
             f"`kafka-throttle usage apply {self._rollback}` with the same place takes it back",
         )
-        if fates.keys() - {Fate.APPLIED}:
+        if statuses.keys() - {ChangeStatus.APPLIED}:
             _say(f"apply {self._path} again for the rest: what is in force already is left alone")
 
 

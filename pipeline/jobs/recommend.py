@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from common.atomic_file import write_whole
 from common.yaml_file import YamlFileError, read_yaml_file
 from pipeline.jobs.report import EMPTY, Steps, missing_of
-from pipeline.jobs.simulate import answer_of
+from pipeline.jobs.simulate import response_of
 from pipeline.recommend import demand
 from pipeline.recommend.advice import Advice, Recommendation, Settings, advise, judged
 from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
@@ -132,7 +132,7 @@ def _simulated(usage: DataFrame, asked: Settings, advice: Advice) -> list[Simula
         return []
     candidate = candidate_of(document(_limits(advice.recommendations)))
     concerned = usage.where(F.col("quota_type").isin(*asked.quota_types))
-    return outcomes(answer_of(concerned, candidate)["sensors"], advice.recommendations)
+    return outcomes(response_of(concerned, candidate)["sensors"], advice.recommendations)
 
 
 def _warnings(rows: Iterable[Mapping[str, Any]], records: int, missing: int) -> Iterable[str]:
@@ -150,9 +150,9 @@ def _limits(
 ) -> Iterable[tuple[str, Entity, QuotaType, float]]:
     """Of a stage, counted from 0; of the last one if none is said."""
     for one in recommendations:
-        whom = one.evidence.whom
-        if (entity := whom.entity) is not None:
-            yield whom.virtual_cluster, entity, whom.quota_type, one.path[stage]
+        subject = one.evidence.subject
+        if (entity := subject.entity) is not None:
+            yield subject.virtual_cluster, entity, subject.quota_type, one.path[stage]
 
 
 # ---------------------------------------------------------------------- writing

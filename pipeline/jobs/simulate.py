@@ -11,9 +11,9 @@ from typing import IO, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.simulate.answer import of_clients, of_sensors, told
 from pipeline.simulate.candidate import Candidate, CandidateErrors, load_candidate
-from pipeline.simulate.page import print_answer
+from pipeline.simulate.page import print_response
+from pipeline.simulate.response import of_clients, of_sensors, reported
 from pipeline.simulate.simulation import (
     in_runs,
     loud_rows,
@@ -47,17 +47,17 @@ def main(
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
 ) -> int:
-    """Print the answer; `output` is table, json or csv. ValueError for input that cannot be used."""
+    """Print the response; `output` is table, json or csv. ValueError for input that cannot be used."""
     try:
         rules = load_candidate(Path(candidate))
     except CandidateErrors as errors:
         raise ValueError("\n".join(f"{candidate}: {problem}" for problem in errors.problems)) from errors
     spark = spark_session(master, memory, "kafka-throttle simulate", settings)
     try:
-        answer = simulate(spark, table, rules, since_ms, until_ms, trace)
+        response = simulate(spark, table, rules, since_ms, until_ms, trace)
     finally:
         spark.stop()
-    write(answer, output, sys.stdout)
+    write(response, output, sys.stdout)
     return 0
 
 
@@ -69,16 +69,16 @@ def simulate(
     until_ms: int | None = None,
     trace: bool = False,
 ) -> dict[str, Any]:
-    """The answer as plain data. ValueError where there is no table, or nothing in it in that time."""
+    """The response as plain data. ValueError where there is no table, or nothing in it in that time."""
     if trace:
-        return _answer_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
+        return _response_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
     state = state_of(spark, table)
     usage = read_usage(spark, table, since_ms, until_ms, state)
-    return answer_of(usage, candidate, summary_of(spark, table, state, since_ms, until_ms))
+    return response_of(usage, candidate, summary_of(spark, table, state, since_ms, until_ms))
 
 
-def answer_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:
-    """The answer from usage records, of which there may be a summary already. ValueError if there are none."""
+def response_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:
+    """The response from usage records, of which there may be a summary already. ValueError if there are none."""
     with Kept() as kept:
         summary = kept.made(placed(summarised(usage) if summary is None else summary, candidate))
         total = summary.agg(
@@ -100,7 +100,7 @@ def answer_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None 
         replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
         # Spark plans these for longer, on one core, than it computes them.
         with ThreadPoolExecutor() as threads:
-            clients, sensors = threads.map(told, (of_clients(summary, outcome), of_sensors(summary, outcome)))
+            clients, sensors = threads.map(reported, (of_clients(summary, outcome), of_sensors(summary, outcome)))
     return {
         "begin_ms": total["begin"],
         "end_ms": total["end"],
@@ -112,7 +112,7 @@ def answer_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None 
     }
 
 
-def _answer_of_trace(trace: DataFrame, candidate: Candidate) -> dict[str, Any]:
+def _response_of_trace(trace: DataFrame, candidate: Candidate) -> dict[str, Any]:
     rows = [row.asDict() for row in simulated_traces(trace, candidate).collect()]
     found = trace.agg(F.count("*").alias("n"), F.min("wall_ms").alias("begin"), F.max("wall_ms").alias("end"))
     total = found.collect()[0]
@@ -135,15 +135,15 @@ def _shares(rows: list[dict[str, Any]], length_ms: int) -> list[dict[str, Any]]:
     return [{**row, "muted_share": min(row["muted_ms"] / max(length_ms, 1), 1.0)} for row in rows]
 
 
-def write(answer: Mapping[str, Any], output: str, to: IO[str]) -> None:
-    """Write the answer as a table for people, as one JSON object, or as CSV with a line for each client."""
+def write(response: Mapping[str, Any], output: str, to: IO[str]) -> None:
+    """Write the response as a table for people, as one JSON object, or as CSV with a line for each client."""
     if output == "json":
-        json.dump(answer, to)
+        json.dump(response, to)
         to.write("\n")
     elif output == "csv":
-        _write_csv(answer["clients"], to)
+        _write_csv(response["clients"], to)
     else:
-        print_answer(answer, to)
+        print_response(response, to)
 
 
 def _write_csv(rows: Sequence[Mapping[str, Any]], to: IO[str]) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from pipeline.recommend.capacity import Capacity
-from pipeline.recommend.evidence import Doubt, Evidence, Simulated, confidence, doubts, too_thin
+from pipeline.recommend.evidence import ConfidencePenalty, Evidence, Simulated, confidence, penalties, too_thin
 from pipeline.recommend.fairness import fair_shares
 from pipeline.recommend.limits import path_to, rounded_down, wanted
 from quotas.entities import QuotaType
@@ -37,7 +37,7 @@ class Recommendation:
     path: tuple[float, ...]
     """The limit in each stage; the last one is `limit`."""
     simulated: Simulated | None = None
-    doubts: tuple[Doubt, ...] = ()
+    penalties: tuple[ConfidencePenalty, ...] = ()
 
     @property
     def cut(self) -> float:
@@ -47,7 +47,7 @@ class Recommendation:
     @property
     def confidence(self) -> str:
         """high, medium or low."""
-        return confidence(self.doubts)
+        return confidence(self.penalties)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +93,8 @@ def advise(evidence: Iterable[Evidence], settings: Settings, capacity: Capacity)
         if reason := too_thin(one, settings.by, settings.least_days, settings.least_windows):
             refusals.append(Refusal(one, reason))
         elif one.node is not None:
-            limit = wanted(one.node.demand, settings.headroom, one.whom.quota_type)
-            asked.setdefault((one.whom.virtual_cluster, one.whom.quota_type), []).append((one, limit))
+            limit = wanted(one.node.demand, settings.headroom, one.subject.quota_type)
+            asked.setdefault((one.subject.virtual_cluster, one.subject.quota_type), []).append((one, limit))
     recommendations: list[Recommendation] = []
     fits: list[Fit] = []
     for (virtual_cluster, quota_type), group in asked.items():
@@ -114,15 +114,15 @@ def advise(evidence: Iterable[Evidence], settings: Settings, capacity: Capacity)
 
 def _fitted(group: Sequence[tuple[Evidence, float]], capacity: Capacity, carried: float) -> list[float]:
     limits = [limit for _, limit in group]
-    shares = fair_shares(limits, [capacity.weight(one.whom) for one, _ in group], carried)
+    shares = fair_shares(limits, [capacity.weight(one.subject) for one, _ in group], carried)
     return [
-        limit if share >= limit else rounded_down(share, one.whom.quota_type)
+        limit if share >= limit else rounded_down(share, one.subject.quota_type)
         for (one, limit), share in zip(group, shares, strict=True)
     ]
 
 
 def _recommended(evidence: Evidence, asked: float, limit: float, settings: Settings) -> Recommendation:
-    quota_type = evidence.whom.quota_type
+    quota_type = evidence.subject.quota_type
     path = path_to(limit, evidence.today, evidence.peak, quota_type, settings.stages, settings.factor)
     return Recommendation(evidence=evidence, asked=asked, limit=limit, path=tuple(path))
 
@@ -141,7 +141,7 @@ def judged(
 ) -> Advice:
     """With the outcome of the replay, one for each recommendation in their order, and all doubts."""
     judged = [
-        replace(one, simulated=outcome, doubts=tuple(doubts(one.evidence, headroom, outcome, weekdays_missing)))
+        replace(one, simulated=outcome, penalties=tuple(penalties(one.evidence, headroom, outcome, weekdays_missing)))
         for one, outcome in zip(advice.recommendations, simulated, strict=True)
     ]
     return replace(advice, recommendations=judged)

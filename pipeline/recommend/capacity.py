@@ -23,7 +23,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from pipeline.recommend.whom import Whom
+from pipeline.recommend.subject import Subject
 from quotas.entities import QuotaType
 from quotas.sources.entries import Problem, shown
 
@@ -86,9 +86,9 @@ class _Weight(_Model):
     virtual_cluster: str | None = None
     weight: Annotated[float, Field(ge=1e-6, le=1e6)]
 
-    def fits(self, whom: Whom) -> bool:
+    def fits(self, subject: Subject) -> bool:
         named = {part: getattr(self, part) for part in ("user", "client_id", "ip", "virtual_cluster")}
-        return all(_matches(pattern, getattr(whom, part)) for part, pattern in named.items() if pattern is not None)
+        return all(_matches(pattern, getattr(subject, part)) for part, pattern in named.items() if pattern is not None)
 
 
 class _Sheet(_Model):
@@ -104,9 +104,9 @@ class Capacity:
     per_node: Mapping[tuple[str, QuotaType], float] = field(default_factory=dict)
     weights: Sequence[_Weight] = ()
 
-    def weight(self, whom: Whom) -> float:
+    def weight(self, subject: Subject) -> float:
         """How much of a shortage's rest they get, in relation to others: 1 unless declared otherwise."""
-        return next((rule.weight for rule in self.weights if rule.fits(whom)), 1.0)
+        return next((rule.weight for rule in self.weights if rule.fits(subject)), 1.0)
 
 
 def capacity_of(data: Any) -> Capacity:

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.recommend.whom import CLIENT_ID, PAIR, USER
+from pipeline.recommend.subject import CLIENT_ID, PAIR, USER
 from pipeline.report.figures import USER_AND_CLIENT_ID
 from pipeline.simulate.simulation import as_charged
 from pipeline.spark.day import DAY_MS
 
-WHOM = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
+SUBJECT = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
 """Whom a quota would be set on; those names are empty that do not count for the kind of entity."""
 
 RANK_ACCURACY = 10_000
@@ -67,7 +67,7 @@ def slots(used: DataFrame, slot_ms: int) -> DataFrame:
     """
     slot = F.floor(F.col("begin_ms") / slot_ms).alias("slot")
     seconds = F.greatest(F.col("end_ms") - F.col("begin_ms"), F.lit(slot_ms)) / 1_000
-    return used.groupBy(*WHOM, "node_id", slot).agg(
+    return used.groupBy(*SUBJECT, "node_id", slot).agg(
         F.sum(F.col("value") / seconds).alias("rate"),
         F.sum("value").alias("value"),
         F.sum("elsewhere").alias("elsewhere"),
@@ -88,7 +88,7 @@ def at_nodes(slots: DataFrame, percentile: float) -> DataFrame:
     most: Column = F.lit(float("inf"))
     wanted = F.percentile_approx(F.when(F.col("throttled"), most).otherwise(F.col("rate")), percentile, RANK_ACCURACY)
     return (
-        slots.groupBy(*WHOM, "node_id")
+        slots.groupBy(*SUBJECT, "node_id")
         .agg(
             F.count(F.lit(1)).alias("windows"),
             F.sum(F.col("throttled").cast("long")).alias("throttled_windows"),
@@ -120,7 +120,7 @@ def demand(nodes: DataFrame, least_windows: int) -> DataFrame:
     """
     enough = F.col("windows") >= least_windows
     at_node = F.struct("node_id", "windows", "demand", "at_least")
-    return nodes.groupBy(*WHOM).agg(
+    return nodes.groupBy(*SUBJECT).agg(
         F.max_by(at_node, F.when(enough, F.col("demand"))).alias("node"),
         F.max_by(at_node, F.when(~enough, F.col("demand"))).alias("thin"),
         F.max_by(F.struct("node_id", F.col("most").alias("rate")), "most").alias("peak"),
@@ -143,8 +143,10 @@ def whole_days(used: DataFrame, begin_ms: int, end_ms: int) -> DataFrame:
     after = (end_ms + _MAY_BE_MISSING_MS) // DAY_MS
     first = max(first, after - TREND_DAYS)
     within = (F.col("begin_ms") >= first * DAY_MS) & (F.col("begin_ms") < after * DAY_MS)
-    by_day = used.where(within).groupBy(*WHOM, _day(F.col("begin_ms")).alias("day")).agg(F.sum("value").alias("value"))
-    return by_day.groupBy(*WHOM).agg(F.sort_array(F.collect_list(F.struct("day", "value"))).alias("by_day"))
+    by_day = (
+        used.where(within).groupBy(*SUBJECT, _day(F.col("begin_ms")).alias("day")).agg(F.sum("value").alias("value"))
+    )
+    return by_day.groupBy(*SUBJECT).agg(F.sort_array(F.collect_list(F.struct("day", "value"))).alias("by_day"))
 
 
 def largest(demands: DataFrame, days: DataFrame, rows: int) -> DataFrame:
@@ -152,9 +154,9 @@ def largest(demands: DataFrame, days: DataFrame, rows: int) -> DataFrame:
     there were.
     """
     types = Window.partitionBy("quota_type")
-    order = types.orderBy(F.col("value").desc(), *WHOM)
+    order = types.orderBy(F.col("value").desc(), *SUBJECT)
     ranked = demands.withColumn("rank", F.row_number().over(order)).withColumn("of", F.count(F.lit(1)).over(types))
-    return ranked.where(F.col("rank") <= rows).drop("rank").join(days, WHOM, "left")
+    return ranked.where(F.col("rank") <= rows).drop("rank").join(days, SUBJECT, "left")
 
 
 def extent(usage: DataFrame) -> DataFrame:

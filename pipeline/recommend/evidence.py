@@ -6,7 +6,7 @@ from datetime import date
 from math import log
 from typing import Any
 
-from pipeline.recommend.whom import Whom
+from pipeline.recommend.subject import Subject
 from pipeline.report.forecast import forecast
 from pipeline.report.words import plural, share
 from pipeline.simulate.meter import type_of
@@ -17,7 +17,7 @@ MANY_DAYS = 14
 GROWTH_PER_WEEK = 0.05
 MUTED_SHARE = 0.01
 MUCH_MUTED_SHARE = 0.05
-_DOUBT_OF_LOW = 3
+_PENALTY_OF_LOW = 3
 _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 
@@ -35,7 +35,7 @@ class AtNode:
 class Evidence:
     """A row of DEMAND. Rates are in units/s of the quota, one window long, at one node."""
 
-    whom: Whom
+    subject: Subject
     node: AtNode | None
     """Where the demand is largest, of nodes with enough windows."""
     thin: AtNode | None
@@ -63,7 +63,7 @@ class Evidence:
     @property
     def today(self) -> float | None:
         """The limit that holds for exactly this entity; None: there is none, or one that others share."""
-        return self.limit if self.limit is not None and self.whom.holds_alone(self.rule) else None
+        return self.limit if self.limit is not None and self.subject.holds_alone(self.rule) else None
 
     @property
     def growth_per_week(self) -> float | None:
@@ -77,7 +77,7 @@ def evidence_of(row: Mapping[str, Any]) -> Evidence:
     names = (row[name] for name in ("user", "client_id", "ip"))
     latest = row["latest"]
     return Evidence(
-        whom=Whom(row["virtual_cluster"], type_of(row["quota_type"]), *names),
+        subject=Subject(row["virtual_cluster"], type_of(row["quota_type"]), *names),
         node=None if row["node"] is None else AtNode(**row["node"]),
         thin=None if row["thin"] is None else AtNode(**row["thin"]),
         peak=row["peak"]["rate"],
@@ -109,7 +109,7 @@ class Simulated:
 
 
 @dataclass(frozen=True, slots=True)
-class Doubt:
+class ConfidencePenalty:
     """Something that speaks against a recommendation, and how much."""
 
     weight: int
@@ -118,7 +118,7 @@ class Doubt:
 
 def too_thin(evidence: Evidence, by: str, least_days: int, least_windows: int) -> str:
     """Why nothing can be recommended; empty: it can."""
-    if nameless := evidence.whom.nameless(by):
+    if nameless := evidence.subject.nameless(by):
         return nameless
     if evidence.peak <= 0:
         return "used nothing"
@@ -130,51 +130,53 @@ def too_thin(evidence: Evidence, by: str, least_days: int, least_windows: int) -
     return ""
 
 
-def doubts(
+def penalties(
     evidence: Evidence, headroom: float, simulated: Simulated | None, weekdays_missing: Sequence[int]
-) -> list[Doubt]:
+) -> list[ConfidencePenalty]:
     """All that lowers the confidence. `weekdays_missing`: of which the table has no records, Monday is 0."""
     return [*_of_time(evidence, headroom, weekdays_missing), *_of_use(evidence), *_of_outcome(simulated)]
 
 
-def _of_time(evidence: Evidence, headroom: float, weekdays_missing: Sequence[int]) -> list[Doubt]:
+def _of_time(evidence: Evidence, headroom: float, weekdays_missing: Sequence[int]) -> list[ConfidencePenalty]:
     found = []
     if evidence.days < MANY_DAYS:
-        found.append(Doubt(1, f"used on {plural(evidence.days, 'day')} only"))
+        found.append(ConfidencePenalty(1, f"used on {plural(evidence.days, 'day')} only"))
     if weekdays_missing:
-        found.append(Doubt(1, f"no records of a {', '.join(_WEEKDAYS[day] for day in weekdays_missing)}"))
+        found.append(ConfidencePenalty(1, f"no records of a {', '.join(_WEEKDAYS[day] for day in weekdays_missing)}"))
     growth = evidence.growth_per_week
     if growth is not None and growth > GROWTH_PER_WEEK:
         weeks = log(headroom) / log(1 + growth)
         gone = f", so the headroom is used up in {plural(round(weeks), 'week')}" if headroom > 1 else ""
-        found.append(Doubt(1, f"grows by {share(growth)} a week{gone}"))
+        found.append(ConfidencePenalty(1, f"grows by {share(growth)} a week{gone}"))
     return found
 
 
-def _of_use(evidence: Evidence) -> list[Doubt]:
+def _of_use(evidence: Evidence) -> list[ConfidencePenalty]:
     found = []
     node, thin = evidence.node, evidence.thin
     if node is not None and node.at_least:
         part = share(evidence.throttled_share)
-        found.append(Doubt(2, f"throttled in {part} of its windows: it wants at least this, nobody knows how much"))
+        found.append(
+            ConfidencePenalty(2, f"throttled in {part} of its windows: it wants at least this, nobody knows how much")
+        )
     if node is not None and thin is not None and thin.demand > node.demand:
         more = thin.demand / node.demand if node.demand else float("inf")
         seen = plural(thin.windows, "window")
-        found.append(Doubt(1, f"{more:.1f} times as much at node {thin.node_id}, in {seen} only"))
+        found.append(ConfidencePenalty(1, f"{more:.1f} times as much at node {thin.node_id}, in {seen} only"))
     if evidence.elsewhere_share > 0.01:
         weight = 2 if evidence.elsewhere_share > 0.5 else 1
-        found.append(Doubt(weight, f"{share(evidence.elsewhere_share)} of it is bound by stronger quotas"))
+        found.append(ConfidencePenalty(weight, f"{share(evidence.elsewhere_share)} of it is bound by stronger quotas"))
     return found
 
 
-def _of_outcome(simulated: Simulated | None) -> list[Doubt]:
+def _of_outcome(simulated: Simulated | None) -> list[ConfidencePenalty]:
     if simulated is None or simulated.muted_share <= MUTED_SHARE:
         return []
     weight = 2 if simulated.muted_share > MUCH_MUTED_SHARE else 1
-    return [Doubt(weight, f"would have been throttled {share(simulated.muted_share)} of the time")]
+    return [ConfidencePenalty(weight, f"would have been throttled {share(simulated.muted_share)} of the time")]
 
 
-def confidence(found: Sequence[Doubt]) -> str:
+def confidence(found: Sequence[ConfidencePenalty]) -> str:
     """Without any doubt high, with little of it medium."""
-    weight = sum(doubt.weight for doubt in found)
-    return HIGH if not weight else LOW if weight >= _DOUBT_OF_LOW else MEDIUM
+    weight = sum(penalty.weight for penalty in found)
+    return HIGH if not weight else LOW if weight >= _PENALTY_OF_LOW else MEDIUM

@@ -9,7 +9,7 @@ from pipeline.simulate.meter import type_of
 
 
 def outcomes(sensors: Iterable[Mapping[str, Any]], recommendations: Sequence[Recommendation]) -> list[Simulated]:
-    """Of the sensors of an answer of `simulate`: what is not among them was not throttled and would not be."""
+    """Of the sensors of a response of `simulate`: what is not among them was not throttled and would not be."""
     found: dict[tuple[str, str, str], Simulated] = {}
     for row in sensors:
         key = (row["virtual_cluster"], type_of(row["quota_type"]).value, row["new_rule"])
@@ -18,8 +18,8 @@ def outcomes(sensors: Iterable[Mapping[str, Any]], recommendations: Sequence[Rec
 
 
 def _key(recommendation: Recommendation) -> tuple[str, str, str]:
-    whom = recommendation.evidence.whom
-    return whom.virtual_cluster, whom.quota_type.value, str(whom)
+    subject = recommendation.evidence.subject
+    return subject.virtual_cluster, subject.quota_type.value, str(subject)
 
 
 def _together(one: Simulated, row: Mapping[str, Any]) -> Simulated:

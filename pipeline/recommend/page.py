@@ -24,8 +24,8 @@ def print_advice(advice: Advice, settings: Settings, known: Mapping[str, Any], t
     if advice.recommendations:
         console.print()
         console.print(_recommended(advice.recommendations, settings, shown))
-        doubted = [one for one in advice.recommendations if one.doubts]
-        for line in _lines(doubted, _doubts, "Why the confidence is not high", shown):
+        uncertain = [one for one in advice.recommendations if one.penalties]
+        for line in _lines(uncertain, _penalties, "Why the confidence is not high", shown):
             console.print(line, markup=False)
     for line in _fits(advice):
         console.print(line, markup=False)
@@ -75,10 +75,10 @@ def _recommended(recommendations: Sequence[Recommendation], settings: Settings, 
 
 def _cells(one: Recommendation) -> Iterator[str | Text]:
     evidence = one.evidence
-    quota_type = evidence.whom.quota_type
+    quota_type = evidence.subject.quota_type
     assert evidence.node is not None
-    yield Text(words.name(evidence.whom.virtual_cluster, 24))
-    yield Text(words.name(str(evidence.whom)))
+    yield Text(words.name(evidence.subject.virtual_cluster, 24))
+    yield Text(words.name(str(evidence.subject)))
     yield quota_type.value
     yield _today(one)
     yield f"{'>= ' if evidence.node.at_least else ''}{amount(evidence.node.demand, quota_type)}"
@@ -96,7 +96,9 @@ def _path(one: Recommendation) -> str:
     """Of stages in which nothing changes, once."""
     limits = list(dict.fromkeys(one.path))
     return (
-        "at once" if len(limits) == 1 else " > ".join(amount(limit, one.evidence.whom.quota_type) for limit in limits)
+        "at once"
+        if len(limits) == 1
+        else " > ".join(amount(limit, one.evidence.subject.quota_type) for limit in limits)
     )
 
 
@@ -105,7 +107,7 @@ def _today(one: Recommendation) -> str:
     if evidence.limit is None:
         return "none"
     shared = "" if evidence.today is not None else " shared"
-    return f"{amount(evidence.limit, evidence.whom.quota_type)}{shared}"
+    return f"{amount(evidence.limit, evidence.subject.quota_type)}{shared}"
 
 
 def _simulated(one: Recommendation) -> str:
@@ -137,16 +139,16 @@ def _lines(found: Sequence[Any], tell: Any, title: str, shown: int) -> Iterator[
 
 
 def _who(one: Recommendation | Refusal) -> str:
-    whom = one.evidence.whom
-    return f"{words.name(whom.virtual_cluster, 24)}: {words.name(str(whom))}, {whom.quota_type.value}"
+    subject = one.evidence.subject
+    return f"{words.name(subject.virtual_cluster, 24)}: {words.name(str(subject))}, {subject.quota_type.value}"
 
 
-def _doubts(one: Recommendation) -> str:
-    return f"{_who(one)}: {words.visible('; '.join(doubt.reason for doubt in one.doubts))}"
+def _penalties(one: Recommendation) -> str:
+    return f"{_who(one)}: {words.visible('; '.join(penalty.reason for penalty in one.penalties))}"
 
 
 def _cut(one: Recommendation) -> str:
-    quota_type = one.evidence.whom.quota_type
+    quota_type = one.evidence.subject.quota_type
     return f"{_who(one)}: {amount(one.limit, quota_type)} of {amount(one.asked, quota_type)}"
 
 

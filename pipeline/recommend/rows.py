@@ -6,7 +6,7 @@ from typing import Any
 
 from pipeline.recommend.advice import Advice, Fit, Recommendation, Refusal, Settings
 from pipeline.recommend.evidence import Evidence
-from pipeline.recommend.whom import Whom
+from pipeline.recommend.subject import Subject
 from pipeline.report.tables import Column, Table
 
 FORMAT = 1
@@ -35,24 +35,24 @@ def _fit(fit: Fit) -> dict[str, Any]:
     return {**asdict(fit), "quota_type": fit.quota_type.value}
 
 
-def _whom(whom: Whom) -> dict[str, Any]:
+def _subject(subject: Subject) -> dict[str, Any]:
     return {
-        "virtual_cluster": whom.virtual_cluster,
-        "entity": {"user": whom.user or None, "client_id": whom.client_id or None, "ip": whom.ip or None},
-        "quota": whom.quota_type.value,
+        "virtual_cluster": subject.virtual_cluster,
+        "entity": {"user": subject.user or None, "client_id": subject.client_id or None, "ip": subject.ip or None},
+        "quota": subject.quota_type.value,
     }
 
 
 def _recommendation(one: Recommendation, settings: Settings) -> dict[str, Any]:
     return {
-        **_whom(one.evidence.whom),
+        **_subject(one.evidence.subject),
         "current": _current(one.evidence),
         "limit": one.limit,
         "asked": one.asked,
         "cut_by_capacity": one.cut,
         "stages": list(one.path),
         "confidence": one.confidence,
-        "doubts": [asdict(doubt) for doubt in one.doubts],
+        "doubts": [asdict(penalty) for penalty in one.penalties],
         "evidence": _evidence(one.evidence),
         "formula": {"percentile": settings.percentile, "headroom": settings.headroom},
         "simulated": None if one.simulated is None else asdict(one.simulated),
@@ -61,7 +61,7 @@ def _recommendation(one: Recommendation, settings: Settings) -> dict[str, Any]:
 
 def _refusal(one: Refusal) -> dict[str, Any]:
     current, evidence = _current(one.evidence), _evidence(one.evidence)
-    return {**_whom(one.evidence.whom), "reason": one.reason, "current": current, "evidence": evidence}
+    return {**_subject(one.evidence.subject), "reason": one.reason, "current": current, "evidence": evidence}
 
 
 def _current(evidence: Evidence) -> dict[str, Any] | None:
@@ -126,13 +126,20 @@ def csv_table(advice: Advice) -> Table:
 
 
 def _row(evidence: Evidence) -> dict[str, Any]:
-    whom = evidence.whom
-    names = {"user": whom.user, "client_id": whom.client_id, "ip": whom.ip}
+    subject = evidence.subject
+    names = {"user": subject.user, "client_id": subject.client_id, "ip": subject.ip}
     current = {"current_limit": evidence.limit, "current_rule": evidence.rule}
     seen = _evidence(evidence)
     at_least = {None: None, True: "yes", False: "no"}[seen["at_least"]]
-    quota = whom.quota_type.value
-    return {"virtual_cluster": whom.virtual_cluster, **names, "quota": quota, **current, **seen, "at_least": at_least}
+    quota = subject.quota_type.value
+    return {
+        "virtual_cluster": subject.virtual_cluster,
+        **names,
+        "quota": quota,
+        **current,
+        **seen,
+        "at_least": at_least,
+    }
 
 
 def _limits(one: Recommendation) -> dict[str, Any]:
@@ -141,7 +148,7 @@ def _limits(one: Recommendation) -> dict[str, Any]:
         "recommended_limit": one.limit,
         "asked_limit": one.asked,
         "confidence": one.confidence,
-        "why": "; ".join(doubt.reason for doubt in one.doubts),
+        "why": "; ".join(penalty.reason for penalty in one.penalties),
         **{f"stage_{i + 1}_limit": limit for i, limit in enumerate(one.path)},
         **{f"simulated_{name}": value for name, value in simulated.items()},
     }

@@ -109,7 +109,7 @@ def course(findings: Findings) -> Course | None:
             for i, value in enumerate(throttled)
             if value
         ),
-        tuple(Bar(i * width, 0, width, HEIGHT, _told(at, row, seconds)) for i, (at, row) in enumerate(steps)),
+        tuple(Bar(i * width, 0, width, HEIGHT, _reported(at, row, seconds)) for i, (at, row) in enumerate(steps)),
         _rows(top / seconds, lambda value: f"{words.size(value)}/s"),
         _times(steps[0][0], steps[-1][0] + findings.width_ms),
         words.duration(max(throttled)),
@@ -123,7 +123,7 @@ def _steps(findings: Findings) -> list[tuple[int, Row]]:
     return [(at, known.get(at, {})) for at in range(min(known), max(known) + 1, findings.width_ms)]
 
 
-def _told(at_ms: int, row: Row, seconds: float) -> str:
+def _reported(at_ms: int, row: Row, seconds: float) -> str:
     if not row:
         return f"{words.moment(at_ms)}: no records"
     return (

@@ -112,7 +112,7 @@ def _outlook(findings: Findings) -> list[tuple[str, str, str]]:
         "requests": words.about,
         "handler_us": lambda us: words.duration(us / 1_000),
     }
-    told = []
+    reported = []
     for measure, found in findings.forecasts.items():
         text = texts[measure]
         growth = f"{100 * found.trend.growth_per_week:+.1f} % a week" if found.trend else ""
@@ -120,8 +120,8 @@ def _outlook(findings: Findings) -> list[tuple[str, str, str]]:
             month = f"{text(found.month.expected)} ({text(found.month.low)} to {text(found.month.high)})"
         else:
             month = f"no forecast: {found.refusal}"
-        told.append((MEASURE_NAMES[measure], month, growth))
-    return told
+        reported.append((MEASURE_NAMES[measure], month, growth))
+    return reported
 
 
 def _shares_of_the_bill(findings: Findings) -> list[tuple[str, float, str, bool]]:

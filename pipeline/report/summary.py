@@ -24,10 +24,10 @@ class Remark:
 def summary(findings: Findings) -> list[Remark]:
     """The most important things first: what cannot be trusted, who suffered, who uses what, where it goes."""
     if not findings.records:
-        return [Remark(_nothing(findings), "warning", ""), *_doubts(findings)]
+        return [Remark(_nothing(findings), "warning", ""), *_penalties(findings)]
     parts = (_use(findings), _throttling(findings), _utilisation(findings), _noise(findings), _shadows(findings),
              _costs(findings), _future(findings))  # fmt: skip
-    return [*_doubts(findings), *(remark for part in parts for remark in part)]
+    return [*_penalties(findings), *(remark for part in parts for remark in part)]
 
 
 def _nothing(findings: Findings) -> str:
@@ -46,7 +46,7 @@ def who(row: Row) -> str:
     return f"“{words.name(user or client_id or '', 40)}”" if user or client_id else "clients without a name"
 
 
-def _doubts(findings: Findings) -> Iterator[Remark]:
+def _penalties(findings: Findings) -> Iterator[Remark]:
     lost = [one for one in findings.missing if not one.dropped]
     dropped = [one for one in findings.missing if one.dropped]
     if lost:

@@ -14,7 +14,7 @@ from quotas.entities import Entity, QuotaKey
 from quotas.sources.source import Source
 
 
-class Fate(Enum):
+class ChangeStatus(Enum):
     """What became of a change; the value is the word for it in audit lines."""
 
     APPLIED = "applied"
@@ -31,7 +31,7 @@ class Outcome(NamedTuple):
     """What became of a change; `found` is the limit that was read afterwards, None for none or not read."""
 
     change: Change
-    fate: Fate
+    status: ChangeStatus
     found: float | None = None
     problem: str = ""
 
@@ -97,7 +97,7 @@ class Audited:
         """What came of changes. Raises OSError."""
         lines = []
         for outcome in outcomes:
-            line = self._line(outcome.change, outcome.fate.value)
+            line = self._line(outcome.change, outcome.status.value)
             if outcome.problem:
                 line |= {"problem": outcome.problem, "found": outcome.found}
             lines.append(line)
@@ -138,22 +138,22 @@ def _batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def outcomes_of(changes: Sequence[Change], said: Said, read_back: Quotas | SourceUnavailable) -> list[Outcome]:
-    """What became of each change, by what is in force now: not by what was said, as an answer can be lost."""
+    """What became of each change, by what is in force now: not by what was said, as a response can be lost."""
     return [_outcome(change, said, read_back) for change in changes]
 
 
 def _outcome(change: Change, said: Said, read_back: Quotas | SourceUnavailable) -> Outcome:
     if change not in said:
-        return Outcome(change, Fate.NOT_TRIED, problem="something before it went wrong")
+        return Outcome(change, ChangeStatus.NOT_TRIED, problem="something before it went wrong")
     problem = str(said[change] or "")
     if isinstance(read_back, SourceUnavailable):
         why = "; ".join(filter(None, (problem, f"cannot be read back: {read_back}")))
-        return Outcome(change, Fate.UNKNOWN, problem=why)
+        return Outcome(change, ChangeStatus.UNKNOWN, problem=why)
     found = limit_in(read_back, change)
     if same(found, change.after):
-        return Outcome(change, Fate.APPLIED, found)
+        return Outcome(change, ChangeStatus.APPLIED, found)
     if same(found, change.before) and problem:
-        return Outcome(change, Fate.REFUSED, found, problem)
+        return Outcome(change, ChangeStatus.REFUSED, found, problem)
     return Outcome(
-        change, Fate.UNKNOWN, found, problem or "it was taken, and is not in force: somebody else changed it"
+        change, ChangeStatus.UNKNOWN, found, problem or "it was taken, and is not in force: somebody else changed it"
     )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from pipeline.rollout.apply import Fate, Outcome, Standing
+from pipeline.rollout.apply import ChangeStatus, Outcome, Standing
 from pipeline.rollout.plan import Change, Planned
 from quotas.entities import Entity, QuotaType
 from quotas.explain import always_beaten_by
@@ -49,9 +49,9 @@ def warnings_of(planned: Planned, in_force: QuotaTable) -> Iterator[str]:
             having[quota_type].add(entity)
     for change in planned.changes:
         if change.after is not None and (first := always_beaten_by(change.entity, having[change.quota_type])):
-            whom = "only clients without a client-id" if first.but_for_empty else "nobody"
-            told = f"{change.quota_type.value} of {change.entity}"
-            yield f"{told}: binds {whom}, as {first.entity} always comes before"
+            subject = "only clients without a client-id" if first.but_for_empty else "nobody"
+            reported = f"{change.quota_type.value} of {change.entity}"
+            yield f"{reported}: binds {subject}, as {first.entity} always comes before"
 
 
 def _after(changes: Sequence[Change], in_force: QuotaTable) -> QuotaTable:
@@ -67,20 +67,22 @@ def drift_page(standing: Standing, place: str) -> Iterator[str]:
     """The lines that tell why nothing is done."""
     yield f"nothing is changed at {place}: other quotas are in force than when the plan was made; plan again"
     for change, found in standing.drifted:
-        told = f"the plan found {shown(change.before)} and sets {shown(change.after)}"
-        yield f"  {change.quota_type.value} of {change.entity}: {told}, in force is {shown(found)}"
+        reported = f"the plan found {shown(change.before)} and sets {shown(change.after)}"
+        yield f"  {change.quota_type.value} of {change.entity}: {reported}, in force is {shown(found)}"
 
 
-def outcome_rows(outcomes: Sequence[Outcome], words: Mapping[Fate, str] = MappingProxyType({})) -> Iterator[str]:
+def outcome_rows(
+    outcomes: Sequence[Outcome], words: Mapping[ChangeStatus, str] = MappingProxyType({})
+) -> Iterator[str]:
     """A line for each outcome; `words` are for fates that are told otherwise."""
     heads = ("", "entity", "quota", "before", "after", "")
     rows = []
     for outcome in outcomes:
         change = outcome.change
-        after = outcome.found if outcome.fate is Fate.APPLIED else change.after
-        told = words.get(outcome.fate, outcome.fate.value)
+        after = outcome.found if outcome.status is ChangeStatus.APPLIED else change.after
+        reported = words.get(outcome.status, outcome.status.value)
         limits = shown(change.before), shown(after)
-        rows.append((told, str(change.entity), change.quota_type.value, *limits, outcome.problem))
+        rows.append((reported, str(change.entity), change.quota_type.value, *limits, outcome.problem))
     return table(heads, rows, right=(3, 4))
 
 

@@ -124,8 +124,8 @@ def parse_plan(data: bytes) -> PlanFile:
     problems = list(unknown_keys(raw, _FIELDS, ""))
     content = {key: value for key, value in raw.items() if key != "checksum"}
     if raw.get("checksum") != (found := _checksum(content)):
-        told = f"expected {found}, got {shown(raw.get('checksum'))}: the file is not as it was written"
-        problems.append(Problem("checksum", told))
+        reported = f"expected {found}, got {shown(raw.get('checksum'))}: the file is not as it was written"
+        problems.append(Problem("checksum", reported))
     made = _made(raw.get("made"), problems)
     changes = _changes(raw.get("changes"), "changes", problems)
     waiting = _changes(raw.get("waiting"), "waiting", problems)
@@ -239,8 +239,8 @@ def _refuse_doubled(changes: Sequence[Change], problems: list[Problem]) -> None:
     seen: set[tuple[Entity, QuotaType]] = set()
     for i, change in enumerate(changes):
         if (change.entity, change.quota_type) in seen:
-            told = f"expected each quota once, got {change.quota_type.value} of {change.entity} again"
-            problems.append(Problem(f"changes[{i}]", told))
+            reported = f"expected each quota once, got {change.quota_type.value} of {change.entity} again"
+            problems.append(Problem(f"changes[{i}]", reported))
         seen.add((change.entity, change.quota_type))
 
 

@@ -73,7 +73,7 @@ class _State(NamedTuple):
     meter: bytes
     events: int
     free_ms: int
-    told_ms: int
+    reported_ms: int
 
 
 def attempts(name: Hashable, windows: Sequence[Window], meter: Meter) -> list[Event]:
@@ -106,14 +106,14 @@ class _Telling:
         self._meter = meter
         self._pace = PACES[0]
         self._free_ms = _LONG_AGO
-        self._told_ms = self._recorded_ms = 0
+        self._reported_ms = self._recorded_ms = 0
         self._tried = 0
 
     def add(self, second: _Second) -> None:
         """One second more, at the pace that explains it best."""
         self._recorded_ms += second.held_ms
         good_ms = _OFF_MS + _GOOD_FIT * second.held_ms
-        before = _State(self._meter.saved(), len(self.events), self._free_ms, self._told_ms)
+        before = _State(self._meter.saved(), len(self.events), self._free_ms, self._reported_ms)
         best = last = self._pace
         best_ms = self._try(second, best)
         self._tried = 0
@@ -157,7 +157,7 @@ class _Telling:
                 left -= 1
                 due_ms = now_ms + step_ms
                 late_ms = max(now_ms - second.begin_ms - 1000, 0)
-        return abs(self._told_ms - self._recorded_ms) + late_ms
+        return abs(self._reported_ms - self._recorded_ms) + late_ms
 
     def _begins_ms(self, second: _Second, pace: Pace) -> float:
         """When the first one comes: before the first that is let in where a hold ends before that."""
@@ -168,7 +168,7 @@ class _Telling:
 
     def _hold(self, throttle_ms: int, now_ms: int) -> int:
         """Until when."""
-        self._told_ms += throttle_ms
+        self._reported_ms += throttle_ms
         self._free_ms = now_ms + throttle_ms
         self.events.append(Event(self._name, self._name, 1, now_ms, 1.0, throttle_ms, 0))
         return self._free_ms
@@ -183,4 +183,4 @@ class _Telling:
     def _restore(self, state: _State) -> None:
         self._meter.restore(state.meter)
         del self.events[state.events :]
-        self._free_ms, self._told_ms = state.free_ms, state.told_ms
+        self._free_ms, self._reported_ms = state.free_ms, state.reported_ms

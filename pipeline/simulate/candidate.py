@@ -150,7 +150,7 @@ def candidate_of(data: Any) -> Candidate:
     else:
         problems += unknown_keys(data, [*_QUOTAS, "throttle", *_OTHER_QUOTAS], "")
         quotas = {key: value for key, value in data.items() if key != "throttle"}
-        candidate = Candidate(all_others=_rules(quotas, data.get("throttle"), "", "", problems, told=True))
+        candidate = Candidate(all_others=_rules(quotas, data.get("throttle"), "", "", problems, reported=True))
     if problems:
         raise CandidateErrors(problems)
     return candidate
@@ -179,12 +179,14 @@ def _clusters(data: Any, problems: list[Problem]) -> dict[str, Rules]:
     return clusters
 
 
-def _rules(quotas: Any, throttle: Any, around: str, path: str, problems: list[Problem], told: bool = False) -> Rules:
-    """`around` is the path of what `throttle` stands in; `told`: unknown keys of `quotas` are known already."""
+def _rules(
+    quotas: Any, throttle: Any, around: str, path: str, problems: list[Problem], reported: bool = False
+) -> Rules:
+    """`around` is the path of what `throttle` stands in; `reported`: unknown keys of `quotas` are known already."""
     quotas = _mapping(quotas, path, problems)
     throttle_path = f"{around}.throttle" if around else "throttle"
     throttle = _mapping(throttle, throttle_path, problems)
-    if not told:
+    if not reported:
         problems += unknown_keys(quotas, [*_QUOTAS, *_OTHER_QUOTAS], path)
     problems += unknown_keys(throttle, [*_THROTTLE, *_OTHER_THROTTLE], throttle_path)
     prefix = f"{path}." if path else ""

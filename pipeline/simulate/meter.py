@@ -121,7 +121,7 @@ class Meter:
         return self._sensors.charge_unthrottled(self._handle, value, count, now_ms)
 
     def _use_each(self, operation: str, uses: Iterator[tuple[int, float]]) -> int:
-        return next((told_ms for now_ms, value in uses if (told_ms := self.use(operation, value, now_ms))), 0)
+        return next((reported_ms for now_ms, value in uses if (reported_ms := self.use(operation, value, now_ms))), 0)
 
     def _charge(self, operation: str, value: float, now_ms: int) -> int:
         sensors, handle = self._sensors, self._handle

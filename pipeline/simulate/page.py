@@ -1,4 +1,4 @@
-"""The answer of a simulation as tables for people."""
+"""The response of a simulation as tables for people."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -37,18 +37,18 @@ _STYLES = {"hurt": "red", "worse": "red", "freed": "green", "eased": "green"}
 _WIDTH = 160
 
 
-def print_answer(answer: Mapping[str, Any], to: IO[str]) -> None:
+def print_response(response: Mapping[str, Any], to: IO[str]) -> None:
     """What these quotas would have done: sensors, then clients, those with most throttle time first."""
     console = Console(file=to, width=None if to.isatty() else _WIDTH, highlight=False)
-    period = f"{_time(answer['begin_ms'])} to {_time(answer['end_ms'])}"
-    what = "trace events" if answer["source"] == "trace" else "usage records"
-    console.print(f"{answer['records']:,} {what}, {period}")
-    clients = answer["clients"]
+    period = f"{_time(response['begin_ms'])} to {_time(response['end_ms'])}"
+    what = "trace events" if response["source"] == "trace" else "usage records"
+    console.print(f"{response['records']:,} {what}, {period}")
+    clients = response["clients"]
     counts = {change: sum(row["change"] == change for row in clients) for change in ("hurt", "worse", "eased", "freed")}
-    told = ", ".join(f"{number:,} {change}" for change, number in counts.items())
-    console.print(f"Clients at nodes, that were throttled or would be: {len(clients):,} ({told})\n")
-    if answer["sensors"]:
-        console.print(_sensors(answer["sensors"]))
+    reported = ", ".join(f"{number:,} {change}" for change, number in counts.items())
+    console.print(f"Clients at nodes, that were throttled or would be: {len(clients):,} ({reported})\n")
+    if response["sensors"]:
+        console.print(_sensors(response["sensors"]))
     if clients:
         console.print(_clients(clients))
     else:

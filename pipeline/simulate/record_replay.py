@@ -75,11 +75,11 @@ def _delivers(clients: Clients, quota_type: str) -> bool:
     """Whether what was fetched over quota was delivered: only then there is any use that was throttled."""
     if quota_type != "fetch":
         return False
-    return any(second.told for windows in clients.values() for window in windows for second in window.seconds())
+    return any(second.reported for windows in clients.values() for window in windows for second in window.seconds())
 
 
-def _off_ms(told: Explained) -> int:
-    return abs(told.model_ms - told.recorded_ms)
+def _off_ms(reported: Explained) -> int:
+    return abs(reported.model_ms - reported.recorded_ms)
 
 
 def _recorded_ms(clients: Clients) -> int:

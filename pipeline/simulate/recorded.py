@@ -49,7 +49,7 @@ REFUSED = {
     "connection": Operation.CONNECT,
     "fetch": Operation.CHARGE_IF_WITHIN,
 }
-"""How what is refused, and not held, is charged; all else is held. A fetch that is refused gets an empty answer."""
+"""How what is refused, and not held, is charged; all else is held. A fetch that is refused gets an empty response."""
 
 OVERDRAWN = {"controller_mutation": Operation.SPEND, "fetch": Operation.CHARGE}
 """How what was let through is charged where it was not refused but throttled after it: mutations of earlier versions,
@@ -97,12 +97,12 @@ class Window(NamedTuple):
 
     def seconds(self) -> list[SecondOfUse]:
         """As the profile has them, in ms since 1970; without one the busiest begins somewhere, the others are even."""
-        told = [self._since_1970(second) for second in read_profile(self.profile)]
-        return sorted(told) if told else self._evenly()
+        reported = [self._since_1970(second) for second in read_profile(self.profile)]
+        return sorted(reported) if reported else self._evenly()
 
     def _since_1970(self, second: SecondOfUse) -> SecondOfUse:
-        told = tuple(ThrottledUse(self.begin_ms + at_ms, used) for at_ms, used in second.told)
-        return second._replace(at_ms=self.begin_ms + second.at_ms, told=told)
+        reported = tuple(ThrottledUse(self.begin_ms + at_ms, used) for at_ms, used in second.reported)
+        return second._replace(at_ms=self.begin_ms + second.at_ms, reported=reported)
 
     def _evenly(self) -> list[SecondOfUse]:
         number = max(self.length_ms // 1000, 1)
@@ -203,7 +203,7 @@ MANNERS = (
 PLAIN_MANNERS = tuple(manner for manner in MANNERS if manner == Manner(manner.haste))
 """For clients that share a sensor: all have the same."""
 
-TOLD_MANNERS = (Manner(by_told=True),)
+REPORTED_MANNERS = (Manner(by_told=True),)
 """For seconds that tell what was throttled, before any others."""
 
 SPREAD = Manner(0.0)
@@ -233,8 +233,8 @@ class _Portion(NamedTuple):
             return []
         rest_ms = min(int(self._unmuted_ms() / number), HELD_MS) if manner.restful else 0
         longest_ms = self.refused_ms // number
-        if manner.by_told and self.second.told:
-            return self._around_told()
+        if manner.by_told and self.second.reported:
+            return self._around_reported()
         times_ms, values = self._uses(manner)
         if rest_ms:
             times_ms = [at_ms + rest_ms for at_ms in times_ms]
@@ -245,15 +245,15 @@ class _Portion(NamedTuple):
             refused_ms = [min(longest_ms, max(gap_ms, 0)) for gap_ms in gaps_ms]
         return list(zip(times_ms, values, repeat(client.name), refused_ms, repeat(max(rest_ms, _LAG_MS)), strict=False))
 
-    def _around_told(self) -> list[_Request]:
+    def _around_reported(self) -> list[_Request]:
         """As `requests`, of a second that tells of those that were throttled."""
-        told = self._told()
-        left = self.value - sum(value for _, value in told)
-        number = max(self.number - len(told), 1) if left > _LEAST_LEFT * self.value else 0
-        stretches = self._stretches(told) or [(self.second.at_ms, self.second.at_ms + 1.0)]
+        reported = self._reported()
+        left = self.value - sum(value for _, value in reported)
+        number = max(self.number - len(reported), 1) if left > _LEAST_LEFT * self.value else 0
+        stretches = self._stretches(reported) or [(self.second.at_ms, self.second.at_ms + 1.0)]
         step_ms = sum(until_ms - from_ms for from_ms, until_ms in stretches) / max(number, 1)
         uses: list[tuple[int, float]] = []
-        waiting, done, passed_ms = deque(told), 0, 0.0
+        waiting, done, passed_ms = deque(reported), 0, 0.0
         for from_ms, until_ms in stretches:
             while waiting and waiting[0][0] <= from_ms:
                 uses.append(waiting.popleft())
@@ -265,27 +265,27 @@ class _Portion(NamedTuple):
         uses += waiting
         return [(at_ms, value, self.client.name, 0, _LAG_MS) for at_ms, value in uses]
 
-    def _told(self) -> list[tuple[int, float]]:
+    def _reported(self) -> list[tuple[int, float]]:
         """When each that is told was charged, and its value: within the second, and what was used in it."""
         second, quota_type = self.second, self.client.quota_type
-        told = [
+        reported = [
             (min(max(at_ms, second.at_ms), self.end_ms), min(value_of(quota_type, used), self.value))
-            for at_ms, used in second.told
+            for at_ms, used in second.reported
         ]
-        in_told = sum(value for _, value in told)
-        if in_told > self.value:
-            told = [(at_ms, value * self.value / in_told) for at_ms, value in told]
-        return sorted(told)
+        in_reported = sum(value for _, value in reported)
+        if in_reported > self.value:
+            reported = [(at_ms, value * self.value / in_reported) for at_ms, value in reported]
+        return sorted(reported)
 
-    def _stretches(self, told: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    def _stretches(self, reported: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
         """From when to when a connection was free, so far as that is known; each ends where one of these begins."""
-        second, in_told = self.second, sum(value for _, value in told) or 1.0
-        paid = max(second.throttles - len(told), 0)
+        second, in_reported = self.second, sum(value for _, value in reported) or 1.0
+        paid = max(second.throttles - len(reported), 0)
         free = max(self.client.lanes - paid, 1)
-        told_ms = second.throttled_ms * len(told) / max(second.throttles, len(told), 1)
+        reported_ms = second.throttled_ms * len(reported) / max(second.throttles, len(reported), 1)
         changes: list[tuple[float, int]] = [(second.at_ms, 0), (self.end_ms, 0)]
-        for at_ms, value in told:
-            changes += [(at_ms, -1), (min(at_ms + told_ms * value / in_told, self.end_ms), 1)]
+        for at_ms, value in reported:
+            changes += [(at_ms, -1), (min(at_ms + reported_ms * value / in_reported, self.end_ms), 1)]
         stretches = []
         for (from_ms, change), (until_ms, _) in pairwise(sorted(changes)):
             free += change
@@ -433,18 +433,18 @@ class _Client:
         if self.quota_type in UNCOUNTED:
             return 0.0, 0.0
         grain = self.per_s * (GRAIN_S if window.throttles else COARSE_GRAIN_S)
-        told = value_of(self.quota_type, sum(second.used for second in seconds if second.requests))
+        reported = value_of(self.quota_type, sum(second.used for second in seconds if second.requests))
         most = MAX_REQUESTS * min(self.lanes, MOST_FOLD)
-        return max(grain, told / most), max(grain, value_of(self.quota_type, window.used) / MAX_REQUESTS)
+        return max(grain, reported / most), max(grain, value_of(self.quota_type, window.used) / MAX_REQUESTS)
 
     def _each(self, window: Window, seconds: Sequence[SecondOfUse]) -> float:
         """What a request is worth where its second does not tell how many they were, as the sensor counts it."""
         if self.quota_type in UNCOUNTED:
             number = min(max(int(window.used), 1), window.throttles or MAX_REQUESTS, MAX_REQUESTS)
             return value_of(self.quota_type, window.used) / number
-        told = [second for second in seconds if second.requests]
-        used = window.used - sum(second.used for second in told)
-        requests = window.requests - sum(second.requests for second in told)
+        reported = [second for second in seconds if second.requests]
+        used = window.used - sum(second.used for second in reported)
+        requests = window.requests - sum(second.requests for second in reported)
         return value_of(self.quota_type, max(used, 0.0)) / max(requests, 1)
 
     def _number(self, value: float, each: float, least: tuple[float, float], second: SecondOfUse) -> int:
@@ -467,7 +467,7 @@ def _end_ms(second: SecondOfUse) -> int:
     return second.at_ms - second.at_ms % 1000 + 1000
 
 
-_Told = tuple[Hashable, Hashable, int, int, float, int, int, bool]
+_Reported = tuple[Hashable, Hashable, int, int, float, int, int, bool]
 
 
 @dataclass(slots=True)
@@ -478,14 +478,14 @@ class _Story:
     """
 
     meter: Meter
-    events: list[_Told] = field(default_factory=list)
+    events: list[_Reported] = field(default_factory=list)
 
 
 _Saved = tuple[list[_Request], list[int], int, int]
 
 
 class _Sender:
-    """Connections that take requests of one queue; `free` is from when on each may send, a heap. `told_ms` is for how
+    """Connections that take requests of one queue; `free` is from when on each may send, a heap. `reported_ms` is for how
     long they were throttled so far, `recorded_ms` for how long that was live.
     """
 
@@ -502,7 +502,7 @@ class _Sender:
         "lane",
         "number",
         "recorded_ms",
-        "told_ms",
+        "reported_ms",
     )
 
     def __init__(self, number: int, clients: Sequence[_Client], story: _Story) -> None:
@@ -511,7 +511,7 @@ class _Sender:
         quota_type = clients[0].quota_type
         self.lane = clients[0].name
         self.free = [_LONG_AGO] * sum(client.lanes for client in clients)
-        self.recorded_ms = self.told_ms = 0
+        self.recorded_ms = self.reported_ms = 0
         self._story = story
         self._queue: deque[_Request] = deque()
         self._use_each = story.meter.using(OVERDRAWN.get(quota_type, Operation.CHARGE))
@@ -523,21 +523,21 @@ class _Sender:
     @property
     def off_ms(self) -> int:
         """By how much the throttle time is off."""
-        return abs(self.told_ms - self.recorded_ms)
+        return abs(self.reported_ms - self.recorded_ms)
 
     @property
     def over_ms(self) -> int:
         """By how much it is too long, which more throttles can only make worse."""
-        return max(self.told_ms - self.recorded_ms, 0)
+        return max(self.reported_ms - self.recorded_ms, 0)
 
     def saved(self) -> _Saved:
         """As things stand."""
-        return list(self._queue), list(self.free), self._last_ms, self.told_ms
+        return list(self._queue), list(self.free), self._last_ms, self.reported_ms
 
     def restore(self, saved: _Saved) -> None:
         """As things stood."""
         self._queue = deque(saved[0])
-        self.free, self._last_ms, self.told_ms = list(saved[1]), saved[2], saved[3]
+        self.free, self._last_ms, self.reported_ms = list(saved[1]), saved[2], saved[3]
 
     def requests(self, portions: Sequence[_Portion], manner: Manner) -> list[_Request]:
         """What was done in one second, as it is sent in this manner."""
@@ -552,14 +552,14 @@ class _Sender:
         if requests:
             self._last_ms = requests[-1][0]
 
-    def is_foretold(self, requests: Sequence[_Request], sent: Sequence[_Told], most_ms: float) -> bool:
+    def is_foretold(self, requests: Sequence[_Request], sent: Sequence[_Reported], most_ms: float) -> bool:
         """Whether these would be sent, to the last one, as others were that came as things stand; or would be until for
         `most_ms`, or longer, more was throttled than should have been.
         """
-        free, most_ms = list(self.free), most_ms + self.recorded_ms - self.told_ms
+        free, most_ms = list(self.free), most_ms + self.recorded_ms - self.reported_ms
         wanted = chain(self._queue, requests)
-        for told, (due_ms, value, _, _, rest_ms) in zip(sent, wanted, strict=False):
-            _, _, _, at_ms, its_value, throttle_ms, _, _ = told
+        for reported, (due_ms, value, _, _, rest_ms) in zip(sent, wanted, strict=False):
+            _, _, _, at_ms, its_value, throttle_ms, _, _ = reported
             if value != its_value or max(due_ms, free[0]) != at_ms:
                 return False
             if throttle_ms:
@@ -587,7 +587,7 @@ class _Sender:
         use_each, most_ms, sends = self._use_each, most_ms + self.recorded_ms, self._sends(until_ms)
         while throttle_ms := use_each(sends):
             self._mute(throttle_ms)
-            if self.told_ms >= most_ms:
+            if self.reported_ms >= most_ms:
                 return until_ms
         return self.next_ms()
 
@@ -610,7 +610,7 @@ class _Sender:
         story = self._story
         client, lane, lanes, at_ms, value, _, refused_ms, lets = story.events[-1]
         story.events[-1] = (client, lane, lanes, at_ms, value, throttle_ms, refused_ms, lets)
-        self.told_ms += throttle_ms
+        self.reported_ms += throttle_ms
         heapreplace(self.free, at_ms + throttle_ms + self._rest_ms)
 
 
@@ -622,7 +622,7 @@ class _State(NamedTuple):
     events: int
 
 
-_Since = tuple[_State, list[_Told]]
+_Since = tuple[_State, list[_Reported]]
 """Where a retelling stands, and what it has told."""
 
 _Second = Mapping[_Sender, Sequence[_Portion]]
@@ -661,12 +661,12 @@ class _Retelling:
         recorded_ms = sum(portion.second.throttled_ms for portions in own.values() for portion in portions)
         in_all_ms = sum(sender.recorded_ms for sender in involved)
         good_ms = _OFF_MS + _GOOD_FIT * recorded_ms + _GOOD_SUM * in_all_ms
-        told_ms = sum(sender.told_ms for sender in involved)
-        is_told = any(portion.second.told for portions in own.values() for portion in portions)
-        manner, manners = self._last[is_told], self._manners[is_told]
+        reported_ms = sum(sender.reported_ms for sender in involved)
+        is_reported = any(portion.second.reported for portions in own.values() for portion in portions)
+        manner, manners = self._last[is_reported], self._manners[is_reported]
         before, requests = self._state(involved), _requests(own, manner)
         off_ms = self._try(own, requests, involved, end_ms)
-        nothing = not recorded_ms and sum(sender.told_ms for sender in involved) == told_ms
+        nothing = not recorded_ms and sum(sender.reported_ms for sender in involved) == reported_ms
         if off_ms > good_ms and not nothing:
             best = self._best(own, manners, manner, requests, before, end_ms, off_ms, good_ms)
             self._last[best.by_told] = best
@@ -687,8 +687,8 @@ class _Retelling:
         to the same, or what they send does.
         """
         involved = [sender for sender, _ in before.senders]
-        told = self._told_since(before)
-        tried, sent = [requests], [told[1]]
+        reported = self._reported_since(before)
+        tried, sent = [requests], [reported[1]]
         self._restore(before)
         least_ms = sum(sender.over_ms for sender in involved)
         for manner in manners:
@@ -704,22 +704,22 @@ class _Retelling:
                 best, best_off_ms = manner, off_ms
                 if off_ms <= good_ms:
                     return best
-                told = self._told_since(before)
+                reported = self._reported_since(before)
             self._restore(before)
-        self._tell_again(told)
+        self._tell_again(reported)
         return best
 
     def _is_foretold(
         self,
         requests: list[list[_Request]],
-        sent: Sequence[Sequence[_Told]],
+        sent: Sequence[Sequence[_Reported]],
         involved: Sequence[_Sender],
         best_off_ms: float,
     ) -> bool:
         """Whether it is known without a try that these come out no better than what was `sent` as things stand."""
         if len(involved) > 1 or not requests:
             return False
-        return any(involved[0].is_foretold(requests[0], told, best_off_ms) for told in sent)
+        return any(involved[0].is_foretold(requests[0], reported, best_off_ms) for reported in sent)
 
     def _try(
         self,
@@ -763,7 +763,7 @@ class _Retelling:
         story, saved = self._story, [(sender, sender.saved()) for sender in senders]
         return _State(saved, story.meter.saved(), len(story.events))
 
-    def _told_since(self, before: _State) -> _Since:
+    def _reported_since(self, before: _State) -> _Since:
         """What has been done since then, to be done again."""
         return self._state([sender for sender, _ in before.senders]), self._story.events[before.events :]
 
@@ -792,8 +792,8 @@ def _requests(own: _Second, manner: Manner) -> list[list[_Request]]:
 def _manners(clients: Sequence[_Client]) -> tuple[Sequence[Manner], Sequence[Manner]]:
     """In which they may have come, the same for all: in seconds that do not tell what was throttled, and in others."""
     if len(clients) > 1:
-        return PLAIN_MANNERS, TOLD_MANNERS + PLAIN_MANNERS
-    return MANNERS, TOLD_MANNERS + MANNERS
+        return PLAIN_MANNERS, REPORTED_MANNERS + PLAIN_MANNERS
+    return MANNERS, REPORTED_MANNERS + MANNERS
 
 
 def _groups(clients: Sequence[_Client]) -> list[list[_Client]]:

@@ -101,15 +101,15 @@ class Throttling:
 class SensorReplay:
     """One sensor and the lanes that use it. Demands may be added while it goes on, never before `now_ms`.
 
-    `told`, if given, gets the throttle time of each demand's use by its order; extra ones of a greedy client have none.
+    `reported`, if given, gets the throttle time of each demand's use by its order; extra ones of a greedy client have none.
     """
 
-    def __init__(self, meter: Meter, told: dict[int, int] | None = None) -> None:
+    def __init__(self, meter: Meter, reported: dict[int, int] | None = None) -> None:
         self.meter = meter
         self.clients: dict[Hashable, Throttling] = {}
         self.all = Throttling()
         self.now_ms = -(2**62)
-        self._told = told
+        self._reported = reported
         self._turns: list[tuple[int, int, int]] = []
         self._lanes: list[Lane] = []
         self._numbers: dict[int, int] = {}
@@ -135,7 +135,12 @@ class SensorReplay:
             lane = lanes[number]
             self.now_ms = now_ms
             demand = lane.demands[0]
-            if demand.operation is _CHARGE and demand.count == 1 and not demand.greedy_until_ms and self._told is None:
+            if (
+                demand.operation is _CHARGE
+                and demand.count == 1
+                and not demand.greedy_until_ms
+                and self._reported is None
+            ):
                 lane.demands.popleft()
                 self._charge(lane, demand, now_ms)
             else:
@@ -183,8 +188,8 @@ class SensorReplay:
         else:
             lane.demands.popleft()
         throttle_ms = self.meter.use(demand.operation, value, now_ms)
-        if self._told is not None and demand.order not in self._told:
-            self._told[demand.order] = throttle_ms
+        if self._reported is not None and demand.order not in self._reported:
+            self._reported[demand.order] = throttle_ms
         refused = demand.operation in _REFUSES and (throttle_ms > 0 or self.meter.refused)
         if demand.operation not in _NO_REQUEST and not refused:
             self._sent(client, value, 1)

@@ -33,14 +33,14 @@ class SensorKey(NamedTuple):
 
 @dataclass
 class TracedSensor:
-    """What one sensor would have done; `told` has the throttle time of each event by its sequence number."""
+    """What one sensor would have done; `reported` has the throttle time of each event by its sequence number."""
 
     key: SensorKey
     limit: float
     rule: str
     live: dict[ClientKey, Throttling] = field(default_factory=dict)
     replayed: dict[Client, SensorReplay] = field(default_factory=dict)
-    told: dict[int, int] = field(default_factory=dict)
+    reported: dict[int, int] = field(default_factory=dict)
 
 
 def simulate_trace(events: Iterable[TraceEvent], candidate: Candidate) -> Iterator[TracedSensor]:
@@ -82,7 +82,7 @@ def _replayed(key: SensorKey, standing: Standing, events: list[TraceEvent], cand
     sensor = TracedSensor(key, standing.limit, standing.rule, _live(events))
     for kind in Client:
         meter = Meter(rules, key.place.quota_type, standing.limit, events[0].at_ms)
-        replay = SensorReplay(meter, sensor.told if kind is Client.PACED else None)
+        replay = SensorReplay(meter, sensor.reported if kind is Client.PACED else None)
         clients: dict[ClientKey, TracedClient] = {}
         for event in events:
             name = _client_of(event)
@@ -120,7 +120,7 @@ def _client_of(event: TraceEvent) -> ClientKey:
 def live_throttle_times(sensor: TracedSensor, events: Iterable[TraceEvent]) -> Mapping[int, tuple[int, int]]:
     """Of each event of the sensor, by its sequence number: the throttle time that it had live, and in the replay."""
     return {
-        event.sequence: (event.throttle_ms, sensor.told[event.sequence])
+        event.sequence: (event.throttle_ms, sensor.reported[event.sequence])
         for event in events
-        if event.sequence in sensor.told
+        if event.sequence in sensor.reported
     }

@@ -53,8 +53,8 @@ def simulated_traces(trace: DataFrame, candidate: Candidate) -> DataFrame:
 
 def _rows(sensor: TracedSensor, events: list[TraceEvent]) -> list[dict[str, Any]]:
     key, none = sensor.key, Throttling()
-    told = sensor.told
-    differing = sum(told[event.sequence] != event.throttle_ms for event in events if event.sequence in told)
+    reported = sensor.reported
+    differing = sum(reported[event.sequence] != event.throttle_ms for event in events if event.sequence in reported)
     same: dict[str, Any] = {
         "instance": key.instance,
         "epoch": key.epoch,

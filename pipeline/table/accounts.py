@@ -23,20 +23,20 @@ class Account:
     """In the table."""
     dropped: Intervals = ()
     """The proxy had no room for them, and has told so."""
-    told: int = 0
+    reported: int = 0
     """The highest number that a file's end tells to exist; what comes later is not known of."""
 
     def __add__(self, other: "Account") -> "Account":
         """What both know."""
         return Account(
-            union(self.present + other.present), union(self.dropped + other.dropped), max(self.told, other.told)
+            union(self.present + other.present), union(self.dropped + other.dropped), max(self.reported, other.reported)
         )
 
     @property
     def gaps(self) -> Intervals:
         """Numbers of records that exist, or did: they are neither here nor told to be dropped."""
         known = union(self.present + self.dropped)
-        top = max(self.told, known[-1][1] if known else 0)
+        top = max(self.reported, known[-1][1] if known else 0)
         return without(((1, top),), known) if top else ()
 
 
@@ -52,7 +52,7 @@ def added(one: Accounts, other: Accounts) -> dict[Writer, Account]:
 def form_of(accounts: Accounts) -> list[dict[str, Any]]:
     """As it is written into the table's log."""
     return [
-        {**writer._asdict(), "present": account.present, "dropped": account.dropped, "told": account.told}
+        {**writer._asdict(), "present": account.present, "dropped": account.dropped, "told": account.reported}
         for writer, account in sorted(accounts.items())
     ]
 

@@ -185,6 +185,6 @@ def _check_tlvs(header: bytes, at: int, crc32c: Callable[[bytes], int]) -> None:
             checksum_at = at
         at += value_bytes
     if checksum_at:
-        told = int.from_bytes(header[checksum_at : checksum_at + 4], "big")
-        if crc32c(header[:checksum_at] + bytes(4) + header[checksum_at + 4 :]) != told:
+        reported = int.from_bytes(header[checksum_at : checksum_at + 4], "big")
+        if crc32c(header[:checksum_at] + bytes(4) + header[checksum_at + 4 :]) != reported:
             raise MalformedProxyHeader("v2: the checksum does not match")

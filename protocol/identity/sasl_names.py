@@ -58,14 +58,14 @@ def claimed_name(mechanism: str, token: bytes | memoryview, claims: Sequence[Cla
     return name if name and _is_text(name) else None
 
 
-def succeeds(mechanism: str, answer: bytes | memoryview) -> bool | None:
+def succeeds(mechanism: str, response: bytes | memoryview) -> bool | None:
     """Whether the token of a node that reports no error ends the exchange well; None: it does not tell.
 
-    A rejected OAUTHBEARER token is first answered without an error: the token of that answer is the reason (RFC 7628).
+    A rejected OAUTHBEARER token is first answered without an error: the token of that response is the reason (RFC 7628).
     """
     if mechanism in SCRAM:
-        return bytes(answer[:2]) == b"v="
-    if not len(answer):
+        return bytes(response[:2]) == b"v="
+    if not len(response):
         return True
     return False if mechanism == OAUTHBEARER else None
 

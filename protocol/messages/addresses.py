@@ -1,4 +1,4 @@
-"""Rewriting node addresses in answers (Metadata, FindCoordinator, DescribeCluster, NodeEndpoints of KIP-951)."""
+"""Rewriting node addresses in responses (Metadata, FindCoordinator, DescribeCluster, NodeEndpoints of KIP-951)."""
 
 from collections.abc import Collection, Sequence
 
@@ -20,7 +20,7 @@ HIDDEN_TAG = 0x7F
 
 
 def rewritable(walk: Walk) -> list[Endpoint]:
-    """The endpoints of an answer that name a node: not those of a failed look-up, nor those of controllers.
+    """The endpoints of a response that name a node: not those of a failed look-up, nor those of controllers.
 
     Raises MalformedMessage for an address that belongs to no node: nobody could stand in for it.
     """
@@ -33,7 +33,7 @@ def rewritable(walk: Walk) -> list[Endpoint]:
 
 
 def hints_bytes(walk: Walk, frame_end: int) -> int:
-    """How many bytes NodeEndpoints take: what a Fetch or ShareFetch answer would be shorter by without them.
+    """How many bytes NodeEndpoints take: what a Fetch or ShareFetch response would be shorter by without them.
 
     The plain array of ShareFetch, in [tail_at, frame_end - 1), leaves the one byte of its length.
     """
@@ -89,7 +89,7 @@ def leaderless_splices(walk: Walk) -> list[Splice]:
 
 
 def coordinators_away(walk: Walk, node_ids: Collection[int], error_at: int | None) -> list[Splice]:
-    """The splices that make each such coordinator one that is not available, in an answer to FindCoordinator.
+    """The splices that make each such coordinator one that is not available, in a response to FindCoordinator.
 
     Its error stands at `error_at`; None: behind each address, as since version 4.
     """
@@ -104,7 +104,7 @@ def coordinators_away(walk: Walk, node_ids: Collection[int], error_at: int | Non
 
 
 def without_hints(walk: Walk, frame_end: int) -> list[Splice]:
-    """The splices that take NodeEndpoints out of an answer that is here whole: clients then ask for Metadata."""
+    """The splices that take NodeEndpoints out of a response that is here whole: clients then ask for Metadata."""
     if walk.endpoint_tag is not None:
         return hiding_splices(walk, frame_end)
     return [Splice(walk.tail_at, frame_end - 1, uvarint(1))]
@@ -113,7 +113,7 @@ def without_hints(walk: Walk, frame_end: int) -> list[Splice]:
 def hiding_splices(walk: Walk, frame_end: int) -> list[Splice]:
     """Splices that hide NodeEndpoints from the client and leave the frame's length as it is.
 
-    For an answer whose length prefix is already on its way: a tagged field only changes its number; the plain array
+    For a response whose length prefix is already on its way: a tagged field only changes its number; the plain array
     of ShareFetch and ShareAcknowledge becomes empty, and its bytes an unknown tagged field at the end. A client
     without the hint asks for Metadata, as it did before KIP-951.
     """

@@ -54,7 +54,7 @@ def carried(api_key: int) -> VersionRange | None:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What becomes of an ApiVersions answer: its splices, and where its throttle time stands (-1: it has none)."""
+    """What becomes of an ApiVersions response: its splices, and where its throttle time stands (-1: it has none)."""
 
     splices: tuple[Splice, ...]
     throttle_at: int
@@ -63,9 +63,9 @@ class Offered:
 def intersect(
     frame: bytes | memoryview, api_version: int, offer: Offer = carried, answered: Answered = ANSWERED
 ) -> Offered:
-    """Intersect the entries of an ApiVersions answer with `offer`; no splice if nothing changes.
+    """Intersect the entries of an ApiVersions response with `offer`; no splice if nothing changes.
 
-    What is `answered` by the proxy is offered in any case, unless the answer is an error. Order and all that stands
+    What is `answered` by the proxy is offered in any case, unless the response is an error. Order and all that stands
     behind the entries stay. Raises ProtocolError.
     """
     refused = is_unsupported_version(frame)
@@ -127,7 +127,7 @@ def versions_request(correlation_id: int) -> bytes:
 
 
 def is_whole_offer(frame: bytes) -> bool:
-    """Whether the answer to that request, a whole frame, is an offer and nothing else."""
+    """Whether the response to that request, a whole frame, is an offer and nothing else."""
     if len(frame) < _ENTRIES_AT:
         return False
     error_code, count = _ERROR_AND_COUNT.unpack_from(frame, _BODY_AT)
@@ -140,11 +140,11 @@ def is_in_offer(frame: bytes, api_key: int) -> bool:
 
 
 def is_unsupported_version(frame: bytes | memoryview) -> bool:
-    """True for an answer with error 35, whose body is version 0 whatever the request asked for."""
+    """True for a response with error 35, whose body is version 0 whatever the request asked for."""
     return Reader(frame, _BODY_AT).int16() == UNSUPPORTED_VERSION
 
 
-def unsupported_version_answer(correlation_id: int) -> bytes:
+def unsupported_version_response(correlation_id: int) -> bytes:
     """The whole frame that answers an ApiVersions request of a version the table does not know (KIP-511)."""
     api = APIS[API_VERSIONS]
     body = Struct(">hihhh").pack(UNSUPPORTED_VERSION, 1, API_VERSIONS, api.min_version, api.max_version)

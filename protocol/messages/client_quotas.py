@@ -1,4 +1,4 @@
-"""DescribeClientQuotas and AlterClientQuotas, versions 0 and 1: reading the requests, writing the answers (KIP-546).
+"""DescribeClientQuotas and AlterClientQuotas, versions 0 and 1: reading the requests, writing the responses (KIP-546).
 
 Version 1 only adds flexible encoding. Text that is not UTF-8 is read as a broker reads it: with U+FFFD in place of
 what is none. Fields that nobody has defined yet are stepped over. Sources: `DescribeClientQuotasRequest.json` and its
@@ -67,7 +67,7 @@ class EntityOperations(NamedTuple):
 
 
 class RequestHead(NamedTuple):
-    """What an answer and an audit need of a request's header."""
+    """What a response and an audit need of a request's header."""
 
     api_version: int
     correlation_id: int
@@ -164,7 +164,7 @@ class AlterReader:
 
     @property
     def head(self) -> RequestHead:
-        """What an answer needs of the request's header."""
+        """What a response needs of the request's header."""
         return self._body.head
 
     def _count(self) -> int:
@@ -254,14 +254,14 @@ class _Body:
         return text
 
 
-def describe_answer(head: RequestHead, entities: Iterable[DescribedEntity]) -> bytes:
+def describe_response(head: RequestHead, entities: Iterable[DescribedEntity]) -> bytes:
     """The whole frame that answers a DescribeClientQuotas request with `entities`. As in KRaft its message is empty."""
     writer, listed = DescribeWriter(head), list(entities)
-    return writer.answer(len(listed), [writer.entities(listed)])
+    return writer.response(len(listed), [writer.entities(listed)])
 
 
 class DescribeWriter:
-    """Writes the answer to a DescribeClientQuotas request entity by entity. As in KRaft its message is empty."""
+    """Writes the response to a DescribeClientQuotas request entity by entity. As in KRaft its message is empty."""
 
     def __init__(self, head: RequestHead) -> None:
         self._writer = _Writer(head)
@@ -270,7 +270,7 @@ class DescribeWriter:
         """The bytes of some of them."""
         return b"".join(map(self._writer.described, entities))
 
-    def answer(self, count: int, entities: Iterable[bytes]) -> bytes:
+    def response(self, count: int, entities: Iterable[bytes]) -> bytes:
         """The whole frame, with so many entities."""
         return self._writer.frame(int16(0), self._writer.text(""), self._writer.count(count), *entities)
 
@@ -281,14 +281,14 @@ def describe_refusal(head: RequestHead, error_code: int, error_message: str | No
     return writer.frame(int16(error_code), writer.text(_cut(error_message)), writer.no_array)
 
 
-def alter_answer(head: RequestHead, entities: Iterable[AlteredEntity]) -> bytes:
+def alter_response(head: RequestHead, entities: Iterable[AlteredEntity]) -> bytes:
     """The whole frame that answers an AlterClientQuotas request. Messages too long are cut."""
     writer = AlterWriter(head)
-    return writer.answer(map(writer.entity, entities))
+    return writer.response(map(writer.entity, entities))
 
 
 class AlterWriter:
-    """Writes the answer to an AlterClientQuotas request entity by entity. Messages too long are cut."""
+    """Writes the response to an AlterClientQuotas request entity by entity. Messages too long are cut."""
 
     def __init__(self, head: RequestHead) -> None:
         self._writer = _Writer(head)
@@ -297,13 +297,13 @@ class AlterWriter:
         """The bytes of one of them."""
         return self._writer.altered(entity)
 
-    def answer(self, entities: Iterable[bytes]) -> bytes:
+    def response(self, entities: Iterable[bytes]) -> bytes:
         """The whole frame."""
         return self._writer.frame(self._writer.array(entities))
 
 
 class _Writer:
-    """Writes the fields of an answer; what it makes are their bytes."""
+    """Writes the fields of a response; what it makes are their bytes."""
 
     def __init__(self, head: RequestHead) -> None:
         self._correlation_id = head.correlation_id

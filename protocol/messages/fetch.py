@@ -1,4 +1,4 @@
-"""The empty answer that a broker gives to a Fetch over quota, and what it depends on.
+"""The empty response that a broker gives to a Fetch over quota, and what it depends on.
 
 A broker does so with a ShareFetch, too, and its records stay acquired until their lock ends: that is not copied.
 Sources: `FetchRequest.json`, `FetchResponse.json`; KIP-227 for sessions.
@@ -30,27 +30,27 @@ def epoch_at(api_version: int) -> int:
 
 
 def decisive_bytes(api_version: int) -> int:
-    """How much of the body of an answer must be seen before the empty one can be made of it."""
+    """How much of the body of a response must be seen before the empty one can be made of it."""
     if api_version >= _SESSIONS_SINCE:
         return _THROTTLE_BYTES + _ERROR_AND_SESSION.size
     return _THROTTLE_BYTES if api_version >= _THROTTLE_SINCE else 0
 
 
-def empty_fetch_answer(
-    answer: bytes | memoryview, body_at: int, api_version: int, incremental: bool, throttle_time_ms: int
+def empty_fetch_response(
+    response: bytes | memoryview, body_at: int, api_version: int, incremental: bool, throttle_time_ms: int
 ) -> bytes:
-    """The frame in place of the `answer` of a node, of which the head is here; its body begins at `body_at`.
+    """The frame in place of the `response` of a node, of which the head is here; its body begins at `body_at`.
 
     A full fetch is told of no session, even where the node has made one, and of no error. An incremental one keeps
     its session; that its epoch does not fit any more (71) is told as long as the session lives, other errors are not.
     """
-    correlation_id = bytes(answer[4:8])
+    correlation_id = bytes(response[4:8])
     throttle = int32(throttle_time_ms)
     if api_version < _SESSIONS_SINCE:
         return _framed(correlation_id + (throttle if api_version >= _THROTTLE_SINCE else b"") + _NO_ARRAY)
     error, session_id = 0, 0
     if incremental:
-        error, session_id = _ERROR_AND_SESSION.unpack_from(answer, body_at + _THROTTLE_BYTES)
+        error, session_id = _ERROR_AND_SESSION.unpack_from(response, body_at + _THROTTLE_BYTES)
         if error != _INVALID_FETCH_SESSION_EPOCH or not session_id:
             error = 0
     head = throttle + _ERROR_AND_SESSION.pack(error, session_id)

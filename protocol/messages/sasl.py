@@ -1,7 +1,7 @@
 """The frames of a SASL authentication: SaslHandshake, SaslAuthenticate, and the bare tokens of handshake v0.
 
 Nothing here keeps a token: what is returned of one is a view into the frame it came in, and is never shown.
-Sources: `SaslHandshakeRequest.json`, `SaslAuthenticateRequest.json` and their answers, KIP-43, KIP-152, KIP-368.
+Sources: `SaslHandshakeRequest.json`, `SaslAuthenticateRequest.json` and their responses, KIP-43, KIP-152, KIP-368.
 """
 
 from dataclasses import dataclass, field
@@ -25,12 +25,12 @@ NONE = 0
 _AUTHENTICATE_FLEXIBLE_SINCE = 2
 _SIZE_BYTES = 4
 _MAX_WORDS_BYTES = 500
-_ANSWER_BODY_AT = 8
+_RESPONSE_BODY_AT = 8
 
 
 @dataclass(slots=True, frozen=True)
 class SaslToken:
-    """What an answer to a token says: an error code, why (if the node says so), and the token of the node."""
+    """What a response to a token says: an error code, why (if the node says so), and the token of the node."""
 
     error_code: int
     token: memoryview = field(repr=False)
@@ -45,9 +45,9 @@ def read_handshake(frame: bytes, body_at: int) -> str:
     return mechanism.decode(errors="replace")
 
 
-def read_handshake_answer(frame: bytes) -> int:
-    """The error code of an answer to SaslHandshake. Raises ProtocolError."""
-    return Reader(frame, _ANSWER_BODY_AT).int16()
+def read_handshake_response(frame: bytes) -> int:
+    """The error code of a response to SaslHandshake. Raises ProtocolError."""
+    return Reader(frame, _RESPONSE_BODY_AT).int16()
 
 
 def read_authenticate(frame: bytes, body_at: int, api_version: int) -> memoryview:
@@ -55,9 +55,9 @@ def read_authenticate(frame: bytes, body_at: int, api_version: int) -> memoryvie
     return _token(Reader(frame, body_at), frame, api_version)
 
 
-def read_authenticate_answer(frame: bytes, api_version: int) -> SaslToken:
-    """What an answer to SaslAuthenticate says. Raises ProtocolError."""
-    reader = Reader(frame, _ANSWER_BODY_AT)
+def read_authenticate_response(frame: bytes, api_version: int) -> SaslToken:
+    """What a response to SaslAuthenticate says. Raises ProtocolError."""
+    reader = Reader(frame, _RESPONSE_BODY_AT)
     if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE:
         reader.tags()
     error_code = reader.int16()

@@ -1,4 +1,4 @@
-"""DescribeUserScramCredentials (KIP-554): whom a request asks for, whether it was refused, and an answer without users.
+"""DescribeUserScramCredentials (KIP-554): whom a request asks for, whether it was refused, and a response without users.
 
 There is only version 0, with compact fields. Sources: `DescribeUserScramCredentialsRequest.json`, `...Response.json`.
 """
@@ -28,20 +28,20 @@ def only_user(frame: bytes, body_at: int) -> bytes | None:
 
 
 def throttle_at(frame: bytes) -> int:
-    """Where the throttle time stands in an answer, a whole frame. Raises ProtocolError."""
+    """Where the throttle time stands in a response, a whole frame. Raises ProtocolError."""
     reader = Reader(frame, _HEADER_BYTES)
     reader.tags()
     return reader.offset
 
 
 def without_refusal(frame: bytes) -> tuple[Splice, ...]:
-    """The splice that makes a refusal, a whole frame, an answer without users; none for other answers."""
+    """The splice that makes a refusal, a whole frame, a response without users; none for other responses."""
     reader = Reader(frame, throttle_at(frame))
     start = reader.skip(_THROTTLE_BYTES) + _THROTTLE_BYTES
     return (Splice(start, len(frame), _NO_USERS),) if reader.int16() else ()
 
 
-def no_users_answer(frame: bytes) -> bytes:
+def no_users_response(frame: bytes) -> bytes:
     """The whole frame that answers a request, a whole frame, if there are no users."""
     rest = frame[8:12] + _NO_TAGS + int32(0) + _NO_USERS
     return int32(len(rest)) + rest

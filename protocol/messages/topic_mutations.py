@@ -99,7 +99,7 @@ class MutationRequest:
 
 
 class TopicResult(NamedTuple):
-    """What became of one topic; it stands in [start, end). `partitions` is -1 where the answer does not say."""
+    """What became of one topic; it stands in [start, end). `partitions` is -1 where the response does not say."""
 
     start: int
     end: int
@@ -110,8 +110,8 @@ class TopicResult(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class MutationAnswer:
-    """What an answer says. `throttle_at` is -1 if it has no throttle time; its results stand in [count_at, end)."""
+class MutationResponse:
+    """What a response says. `throttle_at` is -1 if it has no throttle time; its results stand in [count_at, end)."""
 
     results: tuple[TopicResult, ...]
     throttle_at: int
@@ -237,14 +237,14 @@ class MutationReader:
         return MutationRequest(api_key, api_version, tuple(items), self._count_at, self._first_at, validate_only)
 
 
-def read_mutation_answer(frame: bytes, api_key: int, api_version: int) -> MutationAnswer:
-    """The answer that `frame` is, a whole one. Raises ProtocolError."""
-    reader = MutationAnswerReader(frame, api_key, api_version)
-    return reader.answer(list(reader.results()))
+def read_mutation_response(frame: bytes, api_key: int, api_version: int) -> MutationResponse:
+    """The response that `frame` is, a whole one. Raises ProtocolError."""
+    reader = MutationResponseReader(frame, api_key, api_version)
+    return reader.response(list(reader.results()))
 
 
-class MutationAnswerReader:
-    """Reads an answer result by result: first all `results`, then the rest. Raises ProtocolError."""
+class MutationResponseReader:
+    """Reads a response result by result: first all `results`, then the rest. Raises ProtocolError."""
 
     def __init__(self, frame: bytes, api_key: int, api_version: int) -> None:
         self._fields = _Fields(frame, _BODY_AT, api_key, api_version)
@@ -256,11 +256,11 @@ class MutationAnswerReader:
         """What became of each topic, one by one."""
         return (self._fields.result() for _ in range(self._count))
 
-    def answer(self, results: Sequence[TopicResult]) -> MutationAnswer:
-        """The answer with all its results."""
+    def response(self, results: Sequence[TopicResult]) -> MutationResponse:
+        """The response with all its results."""
         end = self._fields.offset
         self._fields.end_of_message()
-        return MutationAnswer(tuple(results), self._throttle_at, self._count_at, end)
+        return MutationResponse(tuple(results), self._throttle_at, self._count_at, end)
 
 
 class _Fields(Reader):
@@ -417,7 +417,7 @@ def refusal(request: MutationRequest, item: TopicItem, name: bytes | None) -> by
     return text + topic_id + int16(THROTTLING_QUOTA_EXCEEDED) + _NO_MESSAGE + details + b"\0"
 
 
-def refusals_answer(correlation_id: int, refusals: Iterable[bytes]) -> bytes:
+def refusals_response(correlation_id: int, refusals: Iterable[bytes]) -> bytes:
     """The whole frame that answers a request of a strict version all of whose items are refused; throttle time 0."""
     results = list(refusals)
     body = int32(correlation_id) + b"\0" + int32(0) + uvarint(len(results) + 1) + b"".join(results) + b"\0"

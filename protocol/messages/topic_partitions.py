@@ -1,4 +1,4 @@
-"""Metadata requests of the proxy's own, about the partitions of some topics, and what their answers say.
+"""Metadata requests of the proxy's own, about the partitions of some topics, and what their responses say.
 
 By name in version 4, which nodes since Kafka 1.0 serve; by topic id in version 12, since 3.1 (KIP-516). No topic is
 created by asking. Sources: `MetadataRequest.json`, `MetadataResponse.json`.
@@ -50,12 +50,12 @@ def _request(api_version: int, correlation_id: int, body: bytes) -> bytes:
 
 
 def read_topic_partitions(frame: bytes, api_version: int) -> list[TopicPartitions]:
-    """What the answer to one of these requests, a whole frame, says of each topic. Raises ProtocolError."""
+    """What the response to one of these requests, a whole frame, says of each topic. Raises ProtocolError."""
     return list(each_topic_partitions(frame, api_version))
 
 
 def each_topic_partitions(frame: bytes, api_version: int) -> Iterator[TopicPartitions]:
-    """What the answer to one of these requests, a whole frame, says of each topic, one by one. Raises ProtocolError."""
+    """What the response to one of these requests, a whole frame, says of each topic, one by one. Raises ProtocolError."""
     if api_version == BY_NAME_VERSION:
         return _read_by_name(Reader(frame, _HEADER_BYTES), frame)
     return _read_by_id(Reader(frame, _HEADER_BYTES), frame)

@@ -12,7 +12,7 @@ from proxy.config.settings import AdminConfig
 from proxy.observe.token_file import read_token
 
 _TIMEOUT_S = 10
-_MAX_ANSWER_BYTES = 64 * 1024 * 1024
+_MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 
 class NoProxy(Exception):
@@ -31,14 +31,14 @@ def address_of(admin: AdminConfig) -> HostPort:
 
 
 def ask(admin: AdminConfig, config_path: Path, page: str, parameters: dict[str, str]) -> dict[str, Any]:
-    """The answer of a page. Raises NoProxy, ProxyRefuses, or ConfigErrors where the token is not to be had."""
+    """The response of a page. Raises NoProxy, ProxyRefuses, or ConfigErrors where the token is not to be had."""
     address, token = address_of(admin), read_token(admin, config_path)
     connection = HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     try:
         connection.request("GET", f"/api/v1/{page}?{urlencode(parameters, errors='surrogateescape')}", headers=headers)
         response = connection.getresponse()
-        status, body = response.status, response.read(_MAX_ANSWER_BYTES)
+        status, body = response.status, response.read(_MAX_RESPONSE_BYTES)
     except HTTPException as error:
         raise ProxyRefuses(f"{address} answers, but not in HTTP: {type(error).__name__}") from error
     except OSError as error:
@@ -50,11 +50,11 @@ def ask(admin: AdminConfig, config_path: Path, page: str, parameters: dict[str, 
 
 def _understood(address: HostPort, status: int, body: bytes) -> dict[str, Any]:
     try:
-        answer = json.loads(body)
+        content = json.loads(body)
     except ValueError:
-        answer = None
-    if not isinstance(answer, dict):
+        content = None
+    if not isinstance(content, dict):
         raise ProxyRefuses(f"{address} answers, but not as kafka-throttle does: status {status}")
     if status != 200:
-        raise ProxyRefuses(f"{address}: status {status}: {answer.get('error')}")
-    return answer
+        raise ProxyRefuses(f"{address}: status {status}: {content.get('error')}")
+    return content

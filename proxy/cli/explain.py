@@ -76,8 +76,8 @@ def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> F
         client = client._replace(client_id=measured)
         explanations = explain_client(source.quotas, tables, client)
         origin = Origin(cluster.name, source.name, source.problems)
-    told = [(explanation, Observed()) for explanation in explanations]
-    return explained_form(origin, client, told, (), None, _caps(cluster))
+    reported = [(explanation, Observed()) for explanation in explanations]
+    return explained_form(origin, client, reported, (), None, _caps(cluster))
 
 
 def _caps(cluster: VirtualClusterConfig) -> Iterator[Cap]:
@@ -94,9 +94,9 @@ def _lines(form: Form) -> Iterator[str]:
     client = form["client"]
     parts = [f"{part}={shown(repr(client[part]))}" for part in ("user", "client_id", "ip") if client[part] is not None]
     yield f"virtual cluster {form['virtual_cluster']}, source {form['source']}: {', '.join(parts)}"
-    for told in form["quotas"]:
+    for reported in form["quotas"]:
         yield ""
-        yield from _quota_lines(told)
+        yield from _quota_lines(reported)
     if form.get("caps"):
         yield ""
         yield "bytes/s of all clients together, beyond which reading waits and nobody is throttled:"
@@ -106,21 +106,21 @@ def _lines(form: Form) -> Iterator[str]:
         yield f"throttled by node {past['node_id']} itself {_when(past)}"
 
 
-def _quota_lines(told: Form) -> Iterator[str]:
-    rule, unit = told["rule"], told["unit"]
-    yield f"{told['quota']}: {'no limit' if rule is None else _amount(rule['limit'], unit)}"
+def _quota_lines(reported: Form) -> Iterator[str]:
+    rule, unit = reported["rule"], reported["unit"]
+    yield f"{reported['quota']}: {'no limit' if rule is None else _amount(rule['limit'], unit)}"
     if rule is not None:
         yield f"  by {_entity(rule['entity'])}, level {rule['level']}, of {shown(rule['layer'])}"
-    for beaten in told["beaten"]:
+    for beaten in reported["beaten"]:
         which = f"{_entity(beaten['entity'])}, level {beaten['level']}, of {shown(beaten['layer'])}"
         yield f"  not by {which} ({_amount(beaten['limit'], unit)}): {beaten['why']}"
-    if told["shared_by"]:
-        yield f"  measured together: {shown(told['shared_by'], 1_000)}"
-    yield from (f"  {note}" for note in told["notes"])
-    for use in told["use"]:
+    if reported["shared_by"]:
+        yield f"  measured together: {shown(reported['shared_by'], 1_000)}"
+    yield from (f"  {note}" for note in reported["notes"])
+    for use in reported["use"]:
         where = "all nodes" if use["node_id"] is None else f"node {use['node_id']}"
         yield f"  {where}: {_use(use, unit)}"
-    for past in told["throttles"]:
+    for past in reported["throttles"]:
         who = f"user={shown(repr(past['user']))}, client_id={shown(repr(past['client_id']))} from {past['ip']}"
         yield f"  throttled at node {past['node_id']} {_when(past)}: {who}{_measured(past, unit)}"
 

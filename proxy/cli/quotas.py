@@ -53,11 +53,11 @@ def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: 
     forms, away = [], False
     for cluster in clusters:
         with opened_source(cluster, path) as source:
-            told = {entity: source.quotas[entity] for entity in _sorted(source.quotas, parts)}
-            forms.append(quotas_form(Origin(cluster.name, source.name, source.problems), told, 0, len(told)))
+            reported = {entity: source.quotas[entity] for entity in _sorted(source.quotas, parts)}
+            forms.append(quotas_form(Origin(cluster.name, source.name, source.problems), reported, 0, len(reported)))
             away |= warn_of_problems(source, cluster, path)
             if not as_json:
-                click.echo(_listed(cluster.name, source.name, told))
+                click.echo(_listed(cluster.name, source.name, reported))
     if as_json:
         click.echo(json.dumps({"virtual_clusters": forms}, indent=1))
     if away:
@@ -215,5 +215,5 @@ def _warn_if_beaten(entity: Entity, keys: Iterable[QuotaKey], quotas: Quotas) ->
     """Tell if no client, or hardly any, will ever be bound by what was set."""
     for key in keys:
         if first := always_beaten_by(entity, {other for other, limits in quotas.items() if key in limits}):
-            whom = "only clients without a client-id" if first.but_for_empty else "nobody"
-            click.echo(f"warning: {key.text}: binds {whom}, as {first.entity} always comes before", err=True)
+            subject = "only clients without a client-id" if first.but_for_empty else "nobody"
+            click.echo(f"warning: {key.text}: binds {subject}, as {first.entity} always comes before", err=True)

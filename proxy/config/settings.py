@@ -59,7 +59,7 @@ API_KEYS = {api.name: api.key for api in APIS.values()}
 
 
 LONGEST_DELAY_MS = 8_000
-"""Below the 10 s that franz-go waits for an answer, and KafkaJS's 30 s."""
+"""Below the 10 s that franz-go waits for a response, and KafkaJS's 30 s."""
 
 
 class Settings(BaseModel):
@@ -467,7 +467,7 @@ class RequestCost(Settings):
     """Thread time of each request in microseconds."""
 
     per_kib_us: Microseconds = 0.0
-    """Thread time of each KiB of the request and its answer, in microseconds."""
+    """Thread time of each KiB of the request and its response, in microseconds."""
 
 
 class WindowsConfig(Settings):
@@ -584,7 +584,7 @@ class ThrottleConfig(Settings):
     """How a client that is over its quota is slowed down."""
 
     mode: Literal["mute", "delay"] = "mute"
-    """`mute`: answer at once and tell the throttle time, then do not read until it is over. `delay`: hold the answer
+    """`mute`: answer at once and tell the throttle time, then do not read until it is over. `delay`: hold the response
     for that long, as brokers before 2.0; clients that would wait again are told 0. Connections keep what they began
     with."""
 
@@ -597,7 +597,7 @@ class ThrottleConfig(Settings):
     """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
 
     fetch: Literal["deliver", "empty"] = "empty"
-    """What comes of a fetch over quota. `empty`: an answer without data, as from a broker, nothing is charged, and the
+    """What comes of a fetch over quota. `empty`: a response without data, as from a broker, nothing is charged, and the
     client asks again when its mute is over. `deliver`: its data, charged at once and for good, then the client waits;
     with `mode: delay` that is the default, and the only value allowed. Connections keep what they began with."""
 
@@ -736,8 +736,8 @@ class LimitsConfig(Settings):
     max_frame_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = 104_857_600
     """The largest request in bytes, as a node's socket.request.max.bytes; a larger one is refused."""
 
-    max_answer_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = INT32_MAX
-    """The largest answer in bytes. Answers are streamed, so this guards against nonsense, not memory."""
+    max_response_bytes: Annotated[int, Whole(1_024, INT32_MAX)] = INT32_MAX
+    """The largest response in bytes. Answers are streamed, so this guards against nonsense, not memory."""
 
     max_in_flight: Annotated[int, Whole(1, 100_000)] = 1_000
     """Unanswered requests of one connection; at this number no more are taken until one is answered."""
@@ -772,10 +772,10 @@ class LimitsConfig(Settings):
 
     idle_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
     """After how long without a request a connection is closed, in milliseconds, as by a node's connections.max.idle.ms;
-    0: never. Not while an answer is due or the client is throttled."""
+    0: never. Not while a response is due or the client is throttled."""
 
     unread_timeout_ms: Annotated[int, Whole(0, INT32_MAX)] = 600_000
-    """How long a client may read nothing at all while answers wait for it, in milliseconds; 0: for ever. Read is what
+    """How long a client may read nothing at all while responses wait for it, in milliseconds; 0: for ever. Read is what
     its system acknowledges, a segment at a time: 3 bytes/s suffice in a network, some 100 on the same machine."""
 
     proxy_header_timeout_ms: Annotated[int, Whole(100, 300_000)] = 5_000

@@ -181,8 +181,8 @@ def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Config
     for i, entry in enumerate(entries):
         for key in entry.limits():
             if first := always_beaten_by(entry.entity(), places[key]):
-                whom = "more than clients without a client-id" if first.but_for_empty else "somebody"
+                subject = "more than clients without a client-id" if first.but_for_empty else "somebody"
                 other = f"entries[{places[key][first.entity]}], {first.entity}, always comes before"
                 yield ConfigError(
-                    f"{path}[{i}].{key.text}", f"expected a quota that binds {whom}, got one that {other}"
+                    f"{path}[{i}].{key.text}", f"expected a quota that binds {subject}, got one that {other}"
                 )

@@ -39,18 +39,18 @@ from proxy.relay.plans import (
     begin_walk,
     plan_key,
     rest_of_metadata,
-    walk_answer,
+    walk_response,
 )
 from proxy.side import Side
 
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
 _WALKED_AT_ONCE = 8 * 1024
-"""So many bytes of an answer are walked in one step: some two hundred addresses."""
+"""So many bytes of a response are walked in one step: some two hundred addresses."""
 
 
 def decide(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration | SlowDecision:
-    """The verdict on `ask`, or what must be done first. Bytes that cannot be understood close their connection."""
+    """The decision on `ask`, or what must be done first. Bytes that cannot be understood close their connection."""
     try:
         return _DECIDERS[ask.kind](ask, facts, now_ms)
     except ProtocolError as error:
@@ -69,7 +69,7 @@ def _decide_addresses(
     """Put our own address in place of each node's, and learn where the node really is.
 
     A node that no port is left for costs no other node anything: it is left out, and what names it is answered as by a
-    broker that does not know where it is. Nodes stand at the beginning of an answer, as a rule whole in what is asked
+    broker that does not know where it is. Nodes stand at the beginning of a response, as a rule whole in what is asked
     about first; coordinators in all of it.
     """
     plan = PLANS[plan_key(ask.api_key, ask.api_version)]
@@ -78,7 +78,7 @@ def _decide_addresses(
         if len(ask.frame) < frame_bytes:
             return Decision(more=frame_bytes)
         return _in_steps(ask, _put_addresses(ask, plan, facts))
-    walk = walk_answer(plan, ask.frame)
+    walk = walk_response(plan, ask.frame)
     if not walk.done and len(ask.frame) < frame_bytes:
         return Decision(more=4 * len(ask.frame))
     _require_done(walk, plan, ask)
@@ -106,11 +106,11 @@ def _advertised(nodes: Nodes, node_id: int) -> Address | None:
 
 
 def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, splices: list[Splice]) -> Decision:
-    """The verdict on an answer that names nodes for which no port is left; `splices` are for all others."""
+    """The decision on a response that names nodes for which no port is left; `splices` are for all others."""
     rest = None
     if plan.api_key in (METADATA, DESCRIBE_CLUSTER):
         splices += leaving_out(walk, without)
-        splices += leaderless_splices(walk_answer(plan, frame, without))
+        splices += leaderless_splices(walk_response(plan, frame, without))
         rest = rest_of_metadata(plan.api_version, walk, without) if plan.api_key == METADATA else None
     elif plan.api_key == FIND_COORDINATOR:
         splices += coordinators_away(walk, without, _coordinators_error_at(plan, walk))
@@ -121,14 +121,14 @@ def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, sp
 
 
 def _coordinators_error_at(plan: Plan, walk: Walk) -> int | None:
-    """Where the one error of an answer to FindCoordinator stands; None: each coordinator has its own behind it."""
+    """Where the one error of a response to FindCoordinator stands; None: each coordinator has its own behind it."""
     if plan.api_version >= 4:
         return None
     return walk.throttle_at + 4 if walk.throttle_at >= 0 else len(_NO_HEADER)
 
 
 def _put_addresses(ask: DecisionRequest, plan: Plan, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
-    """The same for an answer that is here whole and has addresses in all its length.
+    """The same for a response that is here whole and has addresses in all its length.
 
     It may have a million of them: those of a step become one splice, and are forgotten.
     """
@@ -197,7 +197,7 @@ def _rest(ask: DecisionRequest, steps: Steps[Decision | QuotaAlteration]) -> Ste
 def _steps_of_quota_api(ask: DecisionRequest, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
     if ask.api_key == DESCRIBE_CLIENT_QUOTAS:
         request = read_describe_request(ask.frame, ask.api_version, quota_api.DECISIVE_COMPONENTS)
-        return Decision(answer=(yield from quota_api.describe(request, facts)))
+        return Decision(response=(yield from quota_api.describe(request, facts)))
     reader = AlterReader(ask.frame, ask.api_version)
     if not facts.may_alter:
         return quota_api.refuse(reader)

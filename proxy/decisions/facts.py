@@ -1,4 +1,4 @@
-"""What a verdict may know of the connection it is about."""
+"""What a decision may know of the connection it is about."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -18,13 +18,13 @@ from protocol.messages.topic_mutations import (
     CREATE_TOPICS,
     DELETE_TOPICS,
     NO_TOPIC_ID,
-    MutationAnswerReader,
     MutationReader,
     MutationRequest,
+    MutationResponseReader,
     TopicItem,
     TopicResult,
     refusal,
-    refusals_answer,
+    refusals_response,
 )
 from protocol.messages.topic_partitions import (
     each_topic_partitions,
@@ -39,7 +39,7 @@ from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.sensors.rows import StaleSensor
 from quotas.sensors.token_buckets import TokenBuckets
 
-_ENQUIRY_ID = -0x6B74
+_OWN_REQUEST_ID = -0x6B74
 """The correlation id of the proxy's own requests. It need not differ from a client's: answers keep their order."""
 
 _NO_ERROR = 0
@@ -65,7 +65,7 @@ class _Charge:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """What the answer to a request needs: the topics that went to the node have charges, the others refusals."""
+    """What the response to a request needs: the topics that went to the node have charges, the others refusals."""
 
     items: tuple[TopicItem, ...]
     charges: dict[int, _Charge]
@@ -89,19 +89,19 @@ class _Costs:
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
-    """The verdict on a request. Raises ProtocolError if it cannot be understood."""
+    """The decision on a request. Raises ProtocolError if it cannot be understood."""
     reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
     items = yield from collected(reader.items())
     request = reader.request(items)
     if request.validate_only and not facts.listener.charge_validate_only:
         return Decision()
     wanted = yield from _wanted(items)
-    enquiries = _enquiries(wanted)
-    if enquiries and not ask.enquired:
-        return Decision(enquiries=enquiries)
+    own_requests = _own_requests(wanted)
+    if own_requests and not ask.own_responses:
+        return Decision(own_requests=own_requests)
     known = _Known(facts, now_ms)
     try:
-        yield from known.learn(enquiries, ask.enquired)
+        yield from known.learn(own_requests, ask.own_responses)
     except ProtocolError as error:
         return Decision(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
     costs = yield from _COSTS[ask.api_key](items, known)
@@ -114,7 +114,7 @@ def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[De
         spending.spend(start, facts.listener.ledger, binding, now_ms)
     if spending.shadow_throttles_ms and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, binding.client_id, 0.0, spending.shadow_throttles_ms)
-    return (yield from _verdict(ask, request, spending, known, binding))
+    return (yield from _decision(ask, request, spending, known, binding))
 
 
 class _Spending:
@@ -135,13 +135,13 @@ class _Spending:
         """Charge the topics of one step, which begins with number `start`."""
         costs, refused = self._costs, self.refused
         for i in range(start, min(start + ITEMS_PER_STEP, len(costs.now))):
-            cost, spent, told_ms = costs.now[i], 0.0, None
+            cost, spent, reported_ms = costs.now[i], 0.0, None
             if costs.same_as.get(i) in refused:
                 refused.add(i)
             elif cost and binding.mutation is not None:
-                spent, told_ms = self._spend(ledger.buckets, binding.mutation, cost, now_ms)
-            if told_ms is not None:
-                self.throttle_time_ms = told_ms
+                spent, reported_ms = self._spend(ledger.buckets, binding.mutation, cost, now_ms)
+            if reported_ms is not None:
+                self.throttle_time_ms = reported_ms
                 if self._strict:
                     refused.add(i)
             if i not in refused:
@@ -159,13 +159,13 @@ class _Spending:
         """What the shadow quota is charged for one that passes, and what it costs that if it is done."""
         if bucket is None or not cost:
             return 0, 0
-        spent, told_ms = self._spend(ledger.shadow_buckets, bucket, cost, now_ms)
-        if told_ms:
-            self.shadow_throttles_ms.append(told_ms)
-        return (spent, cost) if told_ms is None or not self._strict else (0, 0)
+        spent, reported_ms = self._spend(ledger.shadow_buckets, bucket, cost, now_ms)
+        if reported_ms:
+            self.shadow_throttles_ms.append(reported_ms)
+        return (spent, cost) if reported_ms is None or not self._strict else (0, 0)
 
 
-def _verdict(
+def _decision(
     ask: DecisionRequest, request: MutationRequest, spending: _Spending, known: "_Known", binding: ClientSensors
 ) -> Steps[Decision]:
     """What becomes of a request of which all is charged."""
@@ -177,8 +177,8 @@ def _verdict(
         if not number % ITEMS_PER_STEP:
             yield
     if refused and len(refused) == len(request.items):
-        answer = refusals_answer(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
-        return Decision(answer=answer, throttle_time_ms=throttle_time_ms, refused=len(refused))
+        response = refusals_response(int.from_bytes(ask.frame[8:12], "big", signed=True), refusals.values())
+        return Decision(response=response, throttle_time_ms=throttle_time_ms, refused=len(refused))
     matters = refused or any(charge.due for charge in spending.charges.values())
     note = _Note(
         request.items,
@@ -197,11 +197,11 @@ def _verdict(
     )
 
 
-# ------------------------------------------------------------------------------ the answer
+# ------------------------------------------------------------------------------ the response
 
 
 def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
-    """The verdict on an answer: refusals are put in, and what failed is given back. Raises ProtocolError.
+    """The decision on a response: refusals are put in, and what failed is given back. Raises ProtocolError.
 
     Without a frame the request never went to the node, and all is given back.
     """
@@ -210,11 +210,11 @@ def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[D
     if not ask.frame:
         _give_all_back(note, ledger, now_ms)
         return Decision()
-    reader = MutationAnswerReader(ask.frame, ask.api_key, ask.api_version)
+    reader = MutationResponseReader(ask.frame, ask.api_key, ask.api_version)
     results = yield from collected(reader.results())
-    answer = reader.answer(results)
+    response = reader.response(results)
     items = [note.items[i] for i in note.charges]
-    matched = yield from answer.matching(items)
+    matched = yield from response.matching(items)
     used = 0.0
     for number, (item, charge, result) in enumerate(zip(items, note.charges.values(), matched, strict=True), 1):
         used += _cost_in_the_end(charge.spent, charge.due, result)
@@ -231,9 +231,9 @@ def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[D
     if used and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, note.client_id, used, ())
     if not note.refusals:
-        return Decision(throttle_at=answer.throttle_at)
-    merged = yield from answer.merging(ask.frame, note.items, note.refusals)
-    return Decision(splices=(merged,), throttle_at=answer.throttle_at)
+        return Decision(throttle_at=response.throttle_at)
+    merged = yield from response.merging(ask.frame, note.items, note.refusals)
+    return Decision(splices=(merged,), throttle_at=response.throttle_at)
 
 
 def _give_all_back(note: _Note, ledger: ClientQuotaManager, now_ms: int) -> None:
@@ -302,11 +302,11 @@ def _is_topic_name(name: bytes) -> bool:
     return 0 < len(name) <= _LONGEST_NAME_BYTES and name not in (b".", b"..") and _NAME_BYTES.issuperset(name)
 
 
-def _enquiries(wanted: Sequence[TopicKey]) -> tuple[bytes, ...]:
+def _own_requests(wanted: Sequence[TopicKey]) -> tuple[bytes, ...]:
     names = [name for name, _ in wanted if name is not None]
     topic_ids = [topic_id for name, topic_id in wanted if name is None]
-    by_name = (partitions_by_name_request(names, _ENQUIRY_ID),) if names else ()
-    by_id = (partitions_by_id_request(topic_ids, _ENQUIRY_ID),) if topic_ids else ()
+    by_name = (partitions_by_name_request(names, _OWN_REQUEST_ID),) if names else ()
+    by_id = (partitions_by_id_request(topic_ids, _OWN_REQUEST_ID),) if topic_ids else ()
     return by_name + by_id
 
 
@@ -319,11 +319,11 @@ class _Known:
         self._found: dict[TopicKey, int] = {}
         self._names: dict[bytes, bytes] = {}
 
-    def learn(self, enquiries: Sequence[bytes], enquired: Sequence[bytes]) -> Steps[None]:
+    def learn(self, own_requests: Sequence[bytes], own_responses: Sequence[bytes]) -> Steps[None]:
         """Take in what a node has answered. Raises ProtocolError where that cannot be understood."""
         looked_at = 0
-        for enquiry, answer in zip(enquiries, enquired, strict=True):
-            for topic in each_topic_partitions(answer, int.from_bytes(enquiry[6:8], "big")):
+        for is_own_request, response in zip(own_requests, own_responses, strict=True):
+            for topic in each_topic_partitions(response, int.from_bytes(is_own_request[6:8], "big")):
                 self._found[topic.name, NO_TOPIC_ID] = self._found[None, topic.topic_id] = topic.partitions
                 if topic.name is not None and topic.topic_id != NO_TOPIC_ID:
                     self._names[topic.topic_id] = topic.name

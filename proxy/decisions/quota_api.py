@@ -26,7 +26,7 @@ from protocol.messages.client_quotas import (
     EntityOperations,
     EntityPart,
     FilterComponent,
-    alter_answer,
+    alter_response,
     describe_refusal,
 )
 from proxy.decisions.facts import ConnectionFacts
@@ -79,7 +79,7 @@ _NAMED_ELEMENTS = 100
 
 
 def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
-    """The answer to a DescribeClientQuotas request.
+    """The response to a DescribeClientQuotas request.
 
     Who may not describe all quotas may describe their own: a filter that names their user.
     """
@@ -97,7 +97,7 @@ def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
         pieces.append(writer.entities(found))
         if len(looked_at) == ITEMS_PER_STEP:
             yield
-    return writer.answer(count, pieces)
+    return writer.response(count, pieces)
 
 
 def _asks_for_user(request: DescribeRequest, user: str) -> bool:
@@ -197,27 +197,27 @@ def _parts(entity: Entity) -> list[EntityPart]:
 
 
 def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
-    """The answer to an AlterClientQuotas request of somebody who may alter quotas, or what must be written first.
+    """The response to an AlterClientQuotas request of somebody who may alter quotas, or what must be written first.
 
     Entities are judged one by one, and each is changed whole or not at all.
     """
     judged = yield from _judge(request.entries)
     wanted = [entry for entry in judged if entry.alteration is not None and entry.alteration.limits]
     if request.validate_only or not wanted:
-        return (yield from _answer(request, (entry.told() for entry in judged)))
+        return (yield from _response(request, (entry.reported() for entry in judged)))
 
     def reply(results: Sequence[Exception | None]) -> Steps[Decision]:
         for entry, result in zip(wanted, results, strict=True):
             if result is not None and entry.problem is _WELL:
                 entry.problem = _problem_of_writing(result)
-        return (yield from _answer(request, (entry.told() for entry in judged)))
+        return (yield from _response(request, (entry.reported() for entry in judged)))
 
     alterations = tuple(entry.alteration for entry in wanted if entry.alteration is not None)
     return QuotaAlteration(alterations, request.head.client_id or "", reply)
 
 
 def refuse(reader: AlterReader) -> Decision:
-    """The answer to somebody who may not alter quotas: each entity is refused as it was asked.
+    """The response to somebody who may not alter quotas: each entity is refused as it was asked.
 
     Of a long request only the first entities are read and named: a refusal costs less than 1 ms. One without any part,
     which nobody can have asked for, stands for all the others: a client fails them, too, as it does not know it.
@@ -226,13 +226,13 @@ def refuse(reader: AlterReader) -> Decision:
     refused = [AlteredEntity(*_NOT_AUTHORISED, parts) for parts in named]
     if not all_of_them:
         refused.append(AlteredEntity(*_OTHERS_NOT_AUTHORISED, ()))
-    return Decision(answer=alter_answer(reader.head, refused))
+    return Decision(response=alter_response(reader.head, refused))
 
 
-def _answer(request: AlterRequest, entities: Iterable[AlteredEntity]) -> Steps[Decision]:
+def _response(request: AlterRequest, entities: Iterable[AlteredEntity]) -> Steps[Decision]:
     writer = AlterWriter(request.head)
     found = yield from collected(map(writer.entity, entities))
-    return Decision(answer=writer.answer(found))
+    return Decision(response=writer.response(found))
 
 
 @dataclass(slots=True)
@@ -243,7 +243,7 @@ class _Judged:
     problem: Problem = _WELL
     alteration: Alteration | None = None
 
-    def told(self) -> AlteredEntity:
+    def reported(self) -> AlteredEntity:
         return AlteredEntity(self.problem.code, self.problem.message, self.parts)
 
 

@@ -41,7 +41,7 @@ _ERROR_NAMES = {
 _MECHANISM = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _INSPECTED = frozenset({PLAIN, OAUTHBEARER, *SCRAM})
 _FORWARD = Decision(note=True)
-_ENQUIRE = Decision(enquiries=(versions_request(-0x6B74),))
+_ASK_FIRST = Decision(own_requests=(versions_request(-0x6B74),))
 
 
 @dataclass(slots=True, frozen=True)
@@ -102,25 +102,25 @@ class Login:
     def judge(self, ask: DecisionRequest, become: Callable[[Identity], None]) -> Decision:
         """What a SASL frame means; `become` is called once the node has accepted somebody."""
         if ask.frame == BEHIND_AN_EXCHANGE:
-            return self._judge_proof(ask.enquired, become) if ask.enquired else _ENQUIRE
+            return self._judge_proof(ask.own_responses, become) if ask.own_responses else _ASK_FIRST
         if ask.side is Side.CLIENT:
             self._note_request(ask)
             return _FORWARD
         try:
             if ask.api_key == sasl.SASL_HANDSHAKE:
-                return self._judge_handshake(sasl.read_handshake_answer(ask.frame), ask.api_version)
+                return self._judge_handshake(sasl.read_handshake_response(ask.frame), ask.api_version)
             if ask.api_version == sasl.BARE:
                 return self._judge_token(sasl.bare_token(ask.frame), become, bare=True)
-            answer = sasl.read_authenticate_answer(ask.frame, ask.api_version)
+            response = sasl.read_authenticate_response(ask.frame, ask.api_version)
         except ProtocolError as error:
             self._failed(error_message=f"the node's answer: {error}")
             return Decision(exchange=Exchange.FAILED)
-        if answer.error_code != sasl.NONE:
-            self._failed(answer.error_code, answer.error_message)
-            if answer.error_code != _ILLEGAL_SASL_STATE:
+        if response.error_code != sasl.NONE:
+            self._failed(response.error_code, response.error_message)
+            if response.error_code != _ILLEGAL_SASL_STATE:
                 self._exchanged = ""
-            return _refusal(answer.error_code)
-        return self._judge_token(answer.token, become)
+            return _refusal(response.error_code)
+        return self._judge_token(response.token, become)
 
     def _note_request(self, ask: DecisionRequest) -> None:
         try:
@@ -168,9 +168,9 @@ class Login:
             return self._succeed(become)
         return Decision(exchange=Exchange.ONGOING if bare or success is False else Exchange.UNPROVEN)
 
-    def _judge_proof(self, enquired: Sequence[bytes], become: Callable[[Identity], None]) -> Decision:
+    def _judge_proof(self, own_responses: Sequence[bytes], become: Callable[[Identity], None]) -> Decision:
         """Whether a node has answered as it answers who is through. In an exchange it answers with error 34."""
-        if is_whole_offer(enquired[0]):
+        if is_whole_offer(own_responses[0]):
             return self._succeed(become)
         self._failed(error_message="the node answers nothing behind it but what belongs to an authentication")
         self._exchanged, self._claimed = "", None

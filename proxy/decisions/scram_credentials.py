@@ -7,7 +7,7 @@ are in force here. So there are no users then, for whoever may describe those qu
 from protocol.messages.api_versions import is_in_offer, is_whole_offer, versions_request
 from protocol.messages.scram_credentials import (
     DESCRIBE_USER_SCRAM_CREDENTIALS,
-    no_users_answer,
+    no_users_response,
     only_user,
     throttle_at,
     without_refusal,
@@ -15,20 +15,20 @@ from protocol.messages.scram_credentials import (
 from proxy.decisions.facts import ConnectionFacts
 from proxy.relay.actions import Decision, DecisionRequest
 
-_ENQUIRY_ID = -0x6B74
+_OWN_REQUEST_ID = -0x6B74
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts) -> Decision:
-    """The verdict on a request: the node is asked first what it offers. Raises ProtocolError."""
-    if not ask.enquired:
-        return Decision(enquiries=(versions_request(_ENQUIRY_ID),))
-    [offer] = ask.enquired
+    """The decision on a request: the node is asked first what it offers. Raises ProtocolError."""
+    if not ask.own_responses:
+        return Decision(own_requests=(versions_request(_OWN_REQUEST_ID),))
+    [offer] = ask.own_responses
     if is_whole_offer(offer) and not is_in_offer(offer, DESCRIBE_USER_SCRAM_CREDENTIALS):
-        return Decision(answer=no_users_answer(ask.frame))
+        return Decision(response=no_users_response(ask.frame))
     may_describe = facts.may_describe or only_user(ask.frame, ask.body_at) == facts.user.encode()
     return Decision(note=True if may_describe else None)
 
 
 def settle(ask: DecisionRequest) -> Decision:
-    """The verdict on an answer to somebody who may describe quotas. Raises ProtocolError."""
+    """The decision on a response to somebody who may describe quotas. Raises ProtocolError."""
     return Decision(splices=without_refusal(ask.frame), throttle_at=throttle_at(ask.frame))

@@ -21,9 +21,9 @@ Number = TypeVar("Number", int, float)
 class AddressQuotas:
     """Rates from ip quotas, host names among them resolved; counts from the configuration."""
 
-    def __init__(self, virtual_cluster: str, door: ConnectionGate, resolve: Resolve = resolve) -> None:
+    def __init__(self, virtual_cluster: str, gate: ConnectionGate, resolve: Resolve = resolve) -> None:
         self._virtual_cluster = virtual_cluster
-        self._door = door
+        self._gate = gate
         self._config = ClusterConnectionsConfig()
         self._rates = ConnectionRates()
         self._shadow = ConnectionRates()
@@ -50,7 +50,7 @@ class AddressQuotas:
         self._hosts.stop()
 
     def _put_in_force(self) -> None:
-        admission, config = self._door.admission, self._config
+        admission, config = self._gate.admission, self._config
         counts = config.max_connections_per_ip_overrides
         limits = AddressLimits(
             _or_no_limit(self._rates.default),

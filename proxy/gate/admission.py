@@ -136,7 +136,7 @@ class AddressStanding:
 
 
 @dataclass(slots=True)
-class DoorCounts:
+class GateCounts:
     """What a listener has had wait, hold and turn away since it began; times are the sums of what was told."""
 
     throttles: int = 0
@@ -175,7 +175,7 @@ class Admission(Generic[Ticket]):
     def __init__(self, quotas: ConnectionQuotas, max_held: int) -> None:
         self.quotas = quotas
         self.max_held = max_held
-        self.counts: dict[ListenerKey, DoorCounts] = {}
+        self.counts: dict[ListenerKey, GateCounts] = {}
         self._rules: dict[str, ClusterRules] = {}
         self._window_ms: dict[str, int] = {}
         self._waiting: dict[ListenerKey, _Waiting[Ticket]] = {}
@@ -199,7 +199,7 @@ class Admission(Generic[Ticket]):
     def add_listener(self, key: ListenerKey, now_ms: int) -> None:
         """One of a virtual cluster that was added; it has no limits yet."""
         self.quotas.add_listener(key, ConnectionLimits(), now_ms)
-        self.counts[key] = DoorCounts()
+        self.counts[key] = GateCounts()
         self._on_the_way[key] = 0
 
     def set_rules(self, virtual_cluster: str, rules: ClusterRules) -> None:
@@ -252,12 +252,12 @@ class Admission(Generic[Ticket]):
         if self._rules[name].waits and (name, origin) in self._queues:
             self.quotas.take_back(key, now_ms)
             return self._hold(key, ticket, origin, now_ms, None)
-        verdict = self.quotas.admit(key, origin, now_ms)
-        if verdict.outcome is Outcome.ADMITTED:
+        decision = self.quotas.admit(key, origin, now_ms)
+        if decision.outcome is Outcome.ADMITTED:
             return ConnectionSlot(key, origin)
-        if verdict.outcome is Outcome.TOO_MANY:
+        if decision.outcome is Outcome.TOO_MANY:
             return Refused(CloseReason.TOO_MANY_FROM_IP)
-        return self._hold(key, ticket, origin, now_ms, verdict.throttle_ms)
+        return self._hold(key, ticket, origin, now_ms, decision.throttle_ms)
 
     def origin_of(self, virtual_cluster: str, address: str) -> str:
         """As whose a connection from this address counts: its own, or that of a prefix."""
@@ -338,9 +338,9 @@ class Admission(Generic[Ticket]):
 
         In the first two cases its turn passes to who is behind it, before anything is told: `due` may be left there.
         """
-        verdict = self._try(head, now_ms)
-        if verdict.outcome is Outcome.TOO_FAST and head.due_ms is None and now_ms < head.until_ms:
-            self._look_at(head, min(now_ms + verdict.throttle_ms, head.until_ms))
+        decision = self._try(head, now_ms)
+        if decision.outcome is Outcome.TOO_FAST and head.due_ms is None and now_ms < head.until_ms:
+            self._look_at(head, min(now_ms + decision.throttle_ms, head.until_ms))
             return
         where = (head.listener.virtual_cluster, head.origin)
         queue = self._queues[where]
@@ -350,7 +350,7 @@ class Admission(Generic[Ticket]):
             heappush(self._due, (due_ms, turn, queue[0]))
         else:
             del self._queues[where]
-        yield self._outcome(head, verdict)
+        yield self._outcome(head, decision)
 
     def _try(self, head: _Holding[Ticket], now_ms: int) -> Decision:
         """Admit one that has been held if all allow it now: as if it had just come, but that it need not wait again."""
@@ -360,12 +360,12 @@ class Admission(Generic[Ticket]):
         self.quotas.take_back(head.listener, now_ms)
         return _NO_SLOT
 
-    def _outcome(self, head: _Holding[Ticket], verdict: Decision) -> Next[Ticket]:
-        if verdict.outcome is Outcome.ADMITTED:
+    def _outcome(self, head: _Holding[Ticket], decision: Decision) -> Next[Ticket]:
+        if decision.outcome is Outcome.ADMITTED:
             return Next(head.listener, head.ticket, Step.ADMITTED, ConnectionSlot(head.listener, head.origin))
-        if verdict is _NO_SLOT:
+        if decision is _NO_SLOT:
             reason = CloseReason.TOO_MANY_CONNECTIONS
-        elif verdict.outcome is Outcome.TOO_MANY:
+        elif decision.outcome is Outcome.TOO_MANY:
             reason = CloseReason.TOO_MANY_FROM_IP
         else:
             reason = CloseReason.IP_RATE_EXCEEDED

@@ -88,7 +88,7 @@ class TopAddresses:
         return nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttles))
 
 
-def instance_families(doors: list[InstanceGate]) -> Iterator[Metric]:
+def instance_families(gates: list[InstanceGate]) -> Iterator[Metric]:
     """The families of the process, each of them even when it is empty."""
     rate = _gauge("instance_connection_accept_rate", "Connections/s that came to this process.")
     limit = _gauge("instance_connection_accept_limit", "The limit of that rate, if there is one.")
@@ -97,20 +97,20 @@ def instance_families(doors: list[InstanceGate]) -> Iterator[Metric]:
     held_limit = _gauge("held_connections_limit", "Of connections that are held; the next one is reset.")
     sockets = _gauge("client_sockets", "Sockets of clients: connected, held, on their way in or out.")
     sockets_limit = _gauge("client_sockets_limit", "Above it the next one is closed at once.")
-    for door in doors:
-        rate.add_metric((), door.accept_rate)
-        connections.add_metric((), door.connections)
-        held_limit.add_metric((), door.held_limit)
-        sockets.add_metric((), door.sockets)
-        sockets_limit.add_metric((), door.sockets_limit)
-        if door.accept_limit is not None:
-            limit.add_metric((), door.accept_limit)
-        if door.connections_limit is not None:
-            connections_limit.add_metric((), door.connections_limit)
+    for gate in gates:
+        rate.add_metric((), gate.accept_rate)
+        connections.add_metric((), gate.connections)
+        held_limit.add_metric((), gate.held_limit)
+        sockets.add_metric((), gate.sockets)
+        sockets_limit.add_metric((), gate.sockets_limit)
+        if gate.accept_limit is not None:
+            limit.add_metric((), gate.accept_limit)
+        if gate.connections_limit is not None:
+            connections_limit.add_metric((), gate.connections_limit)
     yield from (rate, limit, connections, connections_limit, held_limit, sockets, sockets_limit)
 
 
-def listener_families(doors: list[ListenerGate]) -> Iterator[Metric]:
+def listener_families(gates: list[ListenerGate]) -> Iterator[Metric]:
     """The families of listeners."""
     of = ("virtual_cluster", "listener")
     rate = _gauge("connection_accept_rate", "Connections/s that came to a listener.", of)
@@ -120,17 +120,17 @@ def listener_families(doors: list[ListenerGate]) -> Iterator[Metric]:
     throttled = _counter("connection_accept_throttle_seconds", "Sum of how long they were to wait.", of)
     held = _counter("ip_connection_accept_throttles", "Connections that were held as their address was too fast.", of)
     held_for = _counter("ip_connection_accept_throttle_seconds", "Sum of how long they were held.", of)
-    for door in doors:
-        labels = (door.virtual_cluster, door.listener)
-        rate.add_metric(labels, door.accept_rate)
-        throttles.add_metric(labels, door.throttles)
-        throttled.add_metric(labels, door.throttled_ms / 1000)
-        held.add_metric(labels, door.address_throttles)
-        held_for.add_metric(labels, door.address_throttled_ms / 1000)
-        if door.accept_limit is not None:
-            limit.add_metric(labels, door.accept_limit)
-        if door.connections_limit is not None:
-            connections_limit.add_metric(labels, door.connections_limit)
+    for gate in gates:
+        labels = (gate.virtual_cluster, gate.listener)
+        rate.add_metric(labels, gate.accept_rate)
+        throttles.add_metric(labels, gate.throttles)
+        throttled.add_metric(labels, gate.throttled_ms / 1000)
+        held.add_metric(labels, gate.address_throttles)
+        held_for.add_metric(labels, gate.address_throttled_ms / 1000)
+        if gate.accept_limit is not None:
+            limit.add_metric(labels, gate.accept_limit)
+        if gate.connections_limit is not None:
+            connections_limit.add_metric(labels, gate.connections_limit)
     yield from (rate, limit, connections_limit, throttles, throttled, held, held_for)
 
 
@@ -144,19 +144,19 @@ def closed_family(closed: Mapping[tuple[str, str], Mapping[CloseReason, int]]) -
     return family
 
 
-def cluster_families(doors: list[ClusterGate]) -> Iterator[Metric]:
+def cluster_families(gates: list[ClusterGate]) -> Iterator[Metric]:
     """The families of virtual clusters."""
     of = ("virtual_cluster",)
     held = _gauge("held_connections", "Connections that are held, unread, as their address was too fast.", of)
     used = _gauge("ip_sensors", "Addresses whose rate is measured.", of)
     capacity = _gauge("ip_sensors_capacity", "How many may be.", of)
     overflows = _counter("ip_sensor_overflows", "Connections measured together, as there were more.", of)
-    for door in doors:
-        labels = (door.virtual_cluster,)
-        held.add_metric(labels, door.held)
-        used.add_metric(labels, door.addresses)
-        capacity.add_metric(labels, door.addresses_capacity)
-        overflows.add_metric(labels, door.overflows)
+    for gate in gates:
+        labels = (gate.virtual_cluster,)
+        held.add_metric(labels, gate.held)
+        used.add_metric(labels, gate.addresses)
+        capacity.add_metric(labels, gate.addresses_capacity)
+        overflows.add_metric(labels, gate.overflows)
     yield from (held, used, capacity, overflows)
 
 

@@ -28,7 +28,7 @@ async def resolve(host: str) -> tuple[str, ...]:
 
 
 class HostNames:
-    """Has the names resolved at once, and again every 30 s; the last good answer holds while there is no other.
+    """Has the names resolved at once, and again every 30 s; the last good response holds while there is no other.
 
     `changed` is called whenever `addresses` are others.
     """

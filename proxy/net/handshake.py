@@ -13,7 +13,7 @@ from proxy.net.poller import READABLE, WRITABLE, Poller
 from proxy.net.tls_socket import TlsSocket
 
 _threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tls")
-"""The answer to the peer's first words holds a signature, or wants one checked: a third of a millisecond with short
+"""The response to the peer's first words holds a signature, or wants one checked: a third of a millisecond with short
 keys, six with long ones. OpenSSL computes it without Python's lock. All other steps take less than the way to a thread
 and back, and cannot come faster than these."""
 

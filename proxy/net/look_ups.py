@@ -19,9 +19,9 @@ LookUp: TypeAlias = Callable[[str], Awaitable[Sequence[Found]]]
 
 _FRESH_US = 5_000_000
 _KEPT_US = 300_000_000
-"""How long an answer serves while there is no other."""
+"""How long a response serves while there is no other."""
 _LONGEST_WAIT_S = 1.0
-"""So long the next answer is waited for where there is an older one."""
+"""So long the next response is waited for where there is an older one."""
 _MOST_AT_ONCE = 128
 _MOST_KEPT = 10_000
 MOST_TRIED = 8
@@ -83,16 +83,16 @@ def at_port(found: Found, port: int) -> Found:
 
 
 class LookUps:
-    """Looks names up, each once at a time, and remembers the answers for a moment.
+    """Looks names up, each once at a time, and remembers the responses for a moment.
 
-    An answer that is older serves for five minutes where none comes, or none within a second.
+    A response that is older serves for five minutes where none comes, or none within a second.
     """
 
     def __init__(self, now_us: Callable[[], int], look_up: LookUp = look_up) -> None:
         self._now_us = now_us
         self._look_up = look_up
         self._known: dict[str, tuple[Sequence[Found], int]] = {}
-        """The last answers, and when they came."""
+        """The last responses, and when they came."""
         self._asked: dict[str, asyncio.Task[Sequence[Found] | OSError]] = {}
         self._free = asyncio.Semaphore(_MOST_AT_ONCE)
 
@@ -101,7 +101,7 @@ class LookUps:
         found, came_us = self._known.get(host, ((), 0))
         return found if self._now_us() - came_us < _FRESH_US else ()
 
-    def doubt(self, host: str) -> None:
+    def penalty(self, host: str) -> None:
         """What is known of a name did not work: it is looked up again before it serves."""
         if host in self._known:
             found, came_us = self._known[host]
@@ -118,12 +118,12 @@ class LookUps:
         if self._now_us() - came_us > _KEPT_US:
             older = ()
         await asyncio.wait((task,), timeout=_LONGEST_WAIT_S if older else None)
-        answer = task.result() if task.done() else older
-        if isinstance(answer, OSError):
+        response = task.result() if task.done() else older
+        if isinstance(response, OSError):
             if not older:
-                raise answer
+                raise response
             return older
-        return answer
+        return response
 
     async def _ask(self, host: str) -> Sequence[Found] | OSError:
         try:

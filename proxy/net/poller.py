@@ -21,7 +21,7 @@ _SWEEP = 256
 
 
 _BATCH = 32
-"""After so many sockets what is to be written goes out: nobody waits for his answer until a long sweep is over."""
+"""After so many sockets what is to be written goes out: nobody waits for his response until a long sweep is over."""
 
 _MOST_AT_END = 64
 """So many sockets that are to be closed may wait for that: less than there are descriptors to spare."""

@@ -23,7 +23,7 @@ from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
 
 MAX_QUOTAS = 5_000
-"""So many entities are in one answer at most."""
+"""So many entities are in one response at most."""
 
 _SOME_QUOTAS = 1_000
 _MAX_NODES = 1_000
@@ -98,20 +98,20 @@ class AdminApi:
         cluster = self._cluster(parameters)
         offset = _whole(parameters, "offset", 0, 0, 2**31 - 1)
         most = _whole(parameters, "limit", _SOME_QUOTAS, 1, MAX_QUOTAS)
-        return _answer(quotas_form(cluster.origin, cluster.quotas, offset, most))
+        return _response(quotas_form(cluster.origin, cluster.quotas, offset, most))
 
     async def _caps(self, request: web.Request) -> web.Response:
         cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
-        return _answer({"virtual_cluster": cluster.name, "caps": [asdict(cap) for cap in cluster.cap_totals()]})
+        return _response({"virtual_cluster": cluster.name, "caps": [asdict(cap) for cap in cluster.cap_totals()]})
 
     async def _request_costs(self, request: web.Request) -> web.Response:
         cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
-        return _answer(costs_form(cluster.name, cluster.ledger.costs))
+        return _response(costs_form(cluster.name, cluster.ledger.costs))
 
     async def _explain(self, request: web.Request) -> web.Response:
         parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip"})
         cluster = self._cluster(parameters)
-        return _answer(explained_by(cluster, _client(parameters, cluster.ledger), self._clock))
+        return _response(explained_by(cluster, _client(parameters, cluster.ledger), self._clock))
 
     def _cluster(self, parameters: Mapping[str, str]) -> Cluster:
         """The one that is asked about; the only one need not be named."""
@@ -131,7 +131,7 @@ def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
     ledger, now_ms = cluster.ledger, clock.now_ms()
     tables = Tables(ledger.table, ledger.shadow)
     hosts = () if client.ip is None else cluster.standing_of(client.ip, shadow=False).hosts
-    told = [
+    reported = [
         _observed_address(cluster, explanation, client.ip)
         if client.ip is not None and explanation.key.quota_type is QuotaType.CONNECTION
         else (explanation, _observed(cluster, explanation, now_ms))
@@ -143,7 +143,7 @@ def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
         for cap in cluster.cap_totals()
         if cap.limit is not None
     ]
-    return explained_form(cluster.origin, client, told, by_nodes, clock.epoch_ms(), caps)
+    return explained_form(cluster.origin, client, reported, by_nodes, clock.epoch_ms(), caps)
 
 
 def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observed:
@@ -217,7 +217,7 @@ def _names_this_machine(host: str) -> bool:
 # --------------------------------------------------------------------- answers
 
 
-def _answer(form: Form, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def _response(form: Form, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
     text = json.dumps(form)
     return web.Response(
         text=text,
@@ -233,11 +233,11 @@ async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse
     try:
         return await handler(request)
     except BadParameter as error:
-        return _answer({"error": str(error)}, 400)
+        return _response({"error": str(error)}, 400)
     except web.HTTPException as error:
         kept = (hdrs.WWW_AUTHENTICATE, hdrs.ALLOW)
         headers = {str(name): error.headers[name] for name in kept if name in error.headers}
         text = error.text or error.reason
         if error.status == 404 and request.match_info.http_exception is not None:
             text = "no such page; there are /api/v1/caps, /api/v1/explain, /api/v1/quotas and /api/v1/request-costs"
-        return _answer({"error": text}, error.status, headers)
+        return _response({"error": text}, error.status, headers)

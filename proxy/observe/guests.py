@@ -12,7 +12,7 @@ import structlog
 from proxy.gate.fair_pool import FairPool
 from quotas.entities import plain_ip
 
-_TOLD_EVERY_S = 60.0
+_REPORTED_EVERY_S = 60.0
 
 log = structlog.get_logger()
 
@@ -24,15 +24,15 @@ class ToldSeldom:
         self._event = event
         self._about = about
         self._count = 0
-        self._told_s: float | None = None
+        self._reported_s: float | None = None
 
     def note(self, **last: str) -> None:
         """It is so once more; `last` says how."""
         self._count += 1
         now_s = asyncio.get_running_loop().time()
-        if self._told_s is None or now_s - self._told_s >= _TOLD_EVERY_S:
+        if self._reported_s is None or now_s - self._reported_s >= _REPORTED_EVERY_S:
             log.warning(self._event, **self._about, connections=self._count, **last)
-            self._told_s, self._count = now_s, 0
+            self._reported_s, self._count = now_s, 0
 
 
 class Guests:
@@ -46,11 +46,11 @@ class Guests:
         self.new_handler = new_handler
         self.idle_s = idle_s
         self._most = most
-        self._crowd: FairPool[_Guest] = FairPool()
+        self._pool: FairPool[_Guest] = FairPool()
         self._refused = ToldSeldom("http_connections_refused", listener=section, limit=most)
 
     def __len__(self) -> int:
-        return len(self._crowd)
+        return len(self._pool)
 
     def __call__(self) -> asyncio.Protocol:
         """What the event loop gives a new connection to."""
@@ -58,20 +58,20 @@ class Guests:
 
     def enter(self, guest: "_Guest", address: str) -> bool:
         """Whether one more may be here. If it is full, it or one that makes room for it has to go."""
-        if len(self._crowd) >= self._most:
-            leaving = self._crowd.who_leaves_for(address)
+        if len(self._pool) >= self._most:
+            leaving = self._pool.who_leaves_for(address)
             self._refused.note(last_address=address)
             if leaving is None:
                 return False
             leaving.abort()
             self.leave(leaving)
-        self._crowd.enter(guest, address)
+        self._pool.enter(guest, address)
         return True
 
     def leave(self, guest: "_Guest") -> None:
         """It is here no longer."""
-        if guest in self._crowd:
-            self._crowd.leave(guest)
+        if guest in self._pool:
+            self._pool.leave(guest)
 
 
 class _Guest(asyncio.Protocol):

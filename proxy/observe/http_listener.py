@@ -81,12 +81,12 @@ class _NotHttp(logging.Filter):
 
     def __init__(self, section: str) -> None:
         super().__init__()
-        self._told = ToldSeldom("http_requests_malformed", listener=section)
+        self._reported = ToldSeldom("http_requests_malformed", listener=section)
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Whether the record is told as it is."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True
-        self._told.note(problem=shown(str(error)))
+        self._reported.note(problem=shown(str(error)))
         return False

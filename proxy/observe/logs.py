@@ -76,7 +76,7 @@ def set_level(level: str) -> None:
         logging.getLogger(name).setLevel(logging.INFO if _threshold == logging.DEBUG else logging.NOTSET)
 
 
-def is_told(level: str) -> bool:
+def is_reported(level: str) -> bool:
     """Whether the log takes what is no graver than "debug", "info", "warning" or "error"."""
     return structlog.processors.NAME_TO_LEVEL[level] >= _threshold
 

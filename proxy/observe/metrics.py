@@ -267,7 +267,7 @@ class Metrics:
         """Export what `source` returns at each scrape."""
         self._counted.shadows.append(source)
 
-    def add_door(
+    def add_gate(
         self,
         instance: Callable[[], InstanceGate],
         listeners: Callable[[], Iterable[ListenerGate]],
@@ -421,7 +421,9 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
     throttles = _counter("throttles", "Throttles of a client by the proxy.", by_type)
     throttled = _counter("throttled_seconds", "Time for which clients were muted.", by_type)
     by_node = _counter("node_throttles", "Answers whose own throttle time was larger than the proxy's.", _RELAY)
-    withheld = _counter("withheld_bytes", "Bytes of answers to Fetch that were over quota and went to nobody.", _RELAY)
+    as_empty_fetch = _counter(
+        "withheld_bytes", "Bytes of answers to Fetch that were over quota and went to nobody.", _RELAY
+    )
     refused = _counter("mutations_refused", "Topics that were refused creation, deletion or partitions.", _RELAY)
     exempt = _counter("exempt_request_seconds", "Request time of requests that no quota is charged for.", _RELAY)
     logins = _counter("authentications", "Authentications by SASL that the node has decided.", (*_RELAY, "result"))
@@ -436,7 +438,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
         responses.add(labels, row.responses)
         response_bytes.add(labels, row.response_bytes)
         by_node.add(labels, row.node_throttles)
-        withheld.add(labels, row.withheld_bytes)
+        as_empty_fetch.add(labels, row.withheld_bytes)
         refused.add(labels, row.mutations_refused)
         for api, count in row.requests.items():
             requests.add((*labels, api), count)
@@ -446,7 +448,7 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
             throttled.add((*labels, quota_type), duration_ms / 1000)
     for sums in (connections, opened, requests, request_bytes, responses, response_bytes):
         yield sums.done()
-    for sums in (throttles, throttled, by_node, withheld, refused, exempt, logins):
+    for sums in (throttles, throttled, by_node, as_empty_fetch, refused, exempt, logins):
         yield sums.done()
 
 

@@ -71,15 +71,15 @@ class CloseReason(QuickEnum):
 class DecisionKind(QuickEnum):
     """What somebody else must decide.
 
-    ADDRESSES, API_VERSIONS: `frame` is an answer, or the first MAX_HEAD_BYTES of it; the verdict carries splices, or
+    ADDRESSES, API_VERSIONS: `frame` is a response, or the first MAX_HEAD_BYTES of it; the decision carries splices, or
     says how many more bytes it takes.
-    QUOTA_API: `frame` is a whole request to describe or alter quotas; the verdict carries the answer.
-    MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole answer to one;
-    it is empty where a request that was charged never went to the node. The verdict carries what is to be enquired
-    first, or splices or an answer and what that costs the client.
-    SCRAM_CREDENTIALS: `frame` is a whole request to describe SCRAM credentials, or the whole answer to one.
+    QUOTA_API: `frame` is a whole request to describe or alter quotas; the decision carries the response.
+    MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole response to one;
+    it is empty where a request that was charged never went to the node. The decision carries what is to be enquired
+    first, or splices or a response and what that costs the client.
+    SCRAM_CREDENTIALS: `frame` is a whole request to describe SCRAM credentials, or the whole response to one.
     SASL: `frame` is a whole frame of an authentication, or is empty: a request comes behind an exchange whose end the
-    node did not tell. The verdict says where the exchange stands, or what is to be enquired first.
+    node did not tell. The decision says where the exchange stands, or what is to be enquired first.
     """
 
     ADDRESSES = "addresses"
@@ -94,7 +94,7 @@ class Exchange(Enum):
     """Where a SASL exchange stands, as far as it matters to a relay.
 
     BEGUN: requests follow that hold tokens. TOKENS: bare tokens follow, each is answered by one. OPAQUE_TOKENS: so they
-    do, but the last may get no answer. ONGOING: a token was answered. UNPROVEN: it was, and perhaps was the last; as
+    do, but the last may get no response. ONGOING: a token was answered. UNPROVEN: it was, and perhaps was the last; as
     behind opaque tokens, a request of our own that is answered shows that it was. SUCCEEDED: the client is who it is
     said to be by now. FAILED: it is not. OUT_OF_PLACE: the node sees no reason for an authentication now.
     """
@@ -121,9 +121,9 @@ class Send:
 class DecisionRequest:
     """Have somebody decide; that direction waits until `on_verdict(ticket, ...)`, the other goes on.
 
-    The verdict is given after all actions of the same list have been carried out, or later. About a request,
-    `client_id` is the raw one of its header, its body begins at `body_at` in `frame`, and `enquired` are the answers
-    to what an earlier verdict wanted to know. About an answer, `note` is what the verdict on its request noted.
+    The decision is given after all actions of the same list have been carried out, or later. About a request,
+    `client_id` is the raw one of its header, its body begins at `body_at` in `frame`, and `own_responses` are the responses
+    to what an earlier decision wanted to know. About a response, `note` is what the decision on its request noted.
     """
 
     ticket: int
@@ -134,17 +134,17 @@ class DecisionRequest:
     frame: bytes = field(repr=False)
     client_id: bytes = b""
     body_at: int = 0
-    enquired: tuple[bytes, ...] = ()
+    own_responses: tuple[bytes, ...] = ()
     note: object = None
 
     @property
     def settles(self) -> bool:
-        """Whether it corrects what was charged: this is decided although nobody waits for the verdict any more."""
+        """Whether it corrects what was charged: this is decided although nobody waits for the decision any more."""
         return self.kind is DecisionKind.MUTATION and self.side is Side.NODE
 
     @property
     def only_tells(self) -> bool:
-        """Whether nothing comes of it but the verdict: it need not be decided any more where nobody waits for that."""
+        """Whether nothing comes of it but the decision: it need not be decided any more where nobody waits for that."""
         return self.kind is DecisionKind.ADDRESSES or self.api_key == DESCRIBE_CLIENT_QUOTAS
 
 
@@ -209,22 +209,22 @@ Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | Throt
 class Decision:
     """The response to a DecisionRequest: forward (with splices in the frame's own offsets), answer, or close.
 
-    `throttle_at` is where the throttle time stands in the answer that was asked about, -1 if it has none. `answer` is
+    `throttle_at` is where the throttle time stands in the response that was asked about, -1 if it has none. `response` is
     the whole frame that answers the request that was asked about; it goes out when its turn comes.
 
-    `enquiries` are requests of the proxy's own, to be sent to the node first; their answers come with the same
-    DecisionRequest again. With a `note` the answer to the request is asked about, too. `throttle_time_ms` is for how
+    `own_requests` are requests of the proxy's own, to be sent to the node first; their responses come with the same
+    DecisionRequest again. With a `note` the response to the request is asked about, too. `throttle_time_ms` is for how
     long from now the client is muted for its controller mutations, `refused` how many of them were. `exchange` is about
     SASL.
-    `rest` walks on through what follows in an answer, and finds what is led by nodes that clients are not told of.
-    `more`: so many bytes of the answer must be here, then it is asked about again.
+    `rest` walks on through what follows in a response, and finds what is led by nodes that clients are not told of.
+    `more`: so many bytes of the response must be here, then it is asked about again.
     """
 
     splices: tuple[Splice, ...] = ()
     throttle_at: int = -1
-    answer: bytes | None = None
+    response: bytes | None = None
     close: Close | None = None
-    enquiries: tuple[bytes, ...] = ()
+    own_requests: tuple[bytes, ...] = ()
     note: object = None
     throttle_time_ms: int = 0
     refused: int = 0
@@ -251,19 +251,19 @@ class SlowDecision:
 
 @dataclass(slots=True, frozen=True)
 class RelayLimits:
-    """Bounds of one relay: frames in bytes, requests whose answers are still to come; and how it throttles.
+    """Bounds of one relay: frames in bytes, requests whose responses are still to come; and how it throttles.
 
     Where more than `max_kept_bytes` are kept for requests in flight (answers of the proxy's own, long client ids, what
     is noted of mutations), no further one is taken before all of them are answered.
 
-    With `withholds` the answer to a Fetch over quota is replaced by an empty one, as by a broker, unless the Fetch was
+    With `withholds` the response to a Fetch over quota is replaced by an empty one, as by a broker, unless the Fetch was
     sent before there was a quota; else it goes out and is charged for good. With `delays` answers
     are held until the mute is over, as by brokers before 2.0; clients that would wait again hear of no throttle time.
     With `authenticates` the node demands SASL: before a success only what belongs to that may pass, uncharged.
     """
 
     max_frame_bytes: int = 104_857_600
-    max_answer_bytes: int = INT32_MAX
+    max_response_bytes: int = INT32_MAX
     max_in_flight: int = 1000
     max_kept_bytes: int = 262_144
     withholds: bool = False

@@ -7,11 +7,11 @@ from protocol.errors import MalformedMessage
 from protocol.frames import MAX_ASKED_BYTES
 from protocol.messages.sasl import SASL_APIS
 from proxy.relay.actions import Action, CloseReason, DecisionKind, DecisionRequest, Exchange, RelayLimits
-from proxy.relay.answer_side import AnswerSide
-from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Bind, Meet
+from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Bind, UsageOf
 from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, Request, read_request
+from proxy.relay.response_side import ResponseSide
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 
@@ -27,10 +27,10 @@ BEHIND_AN_EXCHANGE: Final = b""
 """The frame of a DecisionRequest: a request comes behind an exchange whose end the node did not tell."""
 
 
-class Authentication(AnswerSide):
+class Authentication(ResponseSide):
     """The part of a request side that knows where the client stands with SASL.
 
-    It stands on the answer side, not beside it: classes with slots make one line, and a relay has sixty of them.
+    It stands on the response side, not beside it: classes with slots make one line, and a relay has sixty of them.
     """
 
     __slots__ = (
@@ -48,12 +48,12 @@ class Authentication(AnswerSide):
     def __init__(
         self,
         ledger: ClientQuotaManager,
-        tally: RelayCounters,
+        counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
-        meet: Meet | None = None,
+        usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, tally, limits, bind, meet)
+        super().__init__(ledger, counters, limits, bind, usage_of)
         self._max_frame_bytes = limits.max_frame_bytes
         self._bindings: dict[bytes, ClientSensors] = {}
         self._request_ticket = NO_TICKET
@@ -97,7 +97,7 @@ class Authentication(AnswerSide):
         return Request(SASL_TOKEN, size, 0, b"", at + 4, at + 4)
 
     def _sent_sasl(self, request: Request) -> None:
-        """A SASL frame is on its way: what follows waits for its answer, but for tokens that may get none."""
+        """A SASL frame is on its way: what follows waits for its response, but for tokens that may get none."""
         if request.plan is not SASL_TOKEN or self._exchange is not Exchange.OPAQUE_TOKENS:
             self._mute |= AUTHENTICATING
 
@@ -129,17 +129,17 @@ class Authentication(AnswerSide):
         ask = DecisionRequest(
             self._request_ticket, DecisionKind.SASL, Side.CLIENT, plan.api_key, plan.api_version, BEHIND_AN_EXCHANGE
         )
-        ask.enquired, self._enquired = tuple(self._enquired), []
+        ask.own_responses, self._own_responses = tuple(self._own_responses), []
         after.append(ask)
 
     def _exempt(self) -> None:
-        """The oldest in flight, whose answer is here, is part of an authentication: it is charged to nobody."""
+        """The oldest in flight, whose response is here, is part of an authentication: it is charged to nobody."""
         request = self._in_flight[0]
         self._times.release(request)
         request.binding = None
 
     def _note_exchange(self, exchange: Exchange) -> None:
-        """What a verdict has said about the exchange."""
+        """What a decision has said about the exchange."""
         if exchange is Exchange.OUT_OF_PLACE and self._exchange in _MAY_BE_OVER and not self._succeeded:
             return  # it may be out of place because the exchange before was over
         if exchange is Exchange.OUT_OF_PLACE and self._unproven:
@@ -149,12 +149,12 @@ class Authentication(AnswerSide):
         if exchange is Exchange.SUCCEEDED:
             self._exchange, self._bare = None, False
             self._unproven, self._succeeded = False, True
-            self._tally.authentications += 1
+            self._counters.authentications += 1
             self._bindings.clear()
             self._forget_clients()
             self._become_unlike()
         elif exchange is Exchange.FAILED:
-            self._tally.authentications_failed += 1
+            self._counters.authentications_failed += 1
             self._exchange = None
         elif exchange is Exchange.OUT_OF_PLACE:
             self._exchange = None

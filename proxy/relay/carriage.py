@@ -17,7 +17,7 @@ Piece = bytes | memoryview
 
 Bind = Callable[[bytes, int], ClientSensors]
 """Says which sensors measure a raw client-id, at a time in ms."""
-Meet = Callable[[bytes], Client]
+UsageOf = Callable[[bytes], Client]
 """Says whose use it is that somebody with this raw client-id makes."""
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
@@ -29,11 +29,11 @@ THROTTLED: Final = 2
 ASKING: Final = 4
 IN_FLIGHT_FULL: Final = 8
 FETCHING: Final = 16
-ENQUIRING: Final = 32
+ASKING_FIRST: Final = 32
 AUTHENTICATING: Final = 64
 NO_ROOM: Final = 128
 
-ENDS_WITH_ANSWERS: Final = IN_FLIGHT_FULL | FETCHING | ENQUIRING | AUTHENTICATING | NO_ROOM
+ENDS_WITH_RESPONSES: Final = IN_FLIGHT_FULL | FETCHING | ASKING_FIRST | AUTHENTICATING | NO_ROOM
 
 NO_TICKET: Final = -1
 
@@ -44,7 +44,7 @@ _NOBODY: dict[bytes, Client] = {}
 
 
 class Carriage:
-    """The state of a relay that its request side and its answer side both work on."""
+    """The state of a relay that its request side and its response side both work on."""
 
     __slots__ = (
         "_bind",
@@ -53,8 +53,8 @@ class Carriage:
         "_client_blocked",
         "_clients",
         "_coming",
+        "_counters",
         "_delays",
-        "_enquired",
         "_going",
         "_in_flight",
         "_kept_bytes",
@@ -66,37 +66,37 @@ class Carriage:
         "_muted_until_ms",
         "_mutes",
         "_now_us",
+        "_own_responses",
         "_shadows",
-        "_tally",
         "_ticket",
         "_timed",
         "_times",
         "_waiting",
         "_withholds",
-        "answer_bytes",
-        "answers",
         "request_bytes",
         "requests",
+        "response_bytes",
+        "responses",
         "throttled_ms",
     )
 
     def __init__(
         self,
         ledger: ClientQuotaManager,
-        tally: RelayCounters,
+        counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
-        meet: Meet | None = None,
+        usage_of: UsageOf | None = None,
     ) -> None:
         self._ledger = ledger
         self._bind = bind
-        self._meet = meet
+        self._meet = usage_of
         """None: use is not metered."""
-        self._clients: dict[bytes, Client] = _NOBODY if meet is None else {}
+        self._clients: dict[bytes, Client] = _NOBODY if usage_of is None else {}
         self._coming: Use | None = None
         """Of the request that is being sent on."""
         self._going: Use | None = None
-        """Of the answer that is being sent on."""
+        """Of the response that is being sent on."""
         self._mutes: tuple[tuple[Use, int], ...] = ()
         """Whose quotas have muted the client for now, and for how many ms."""
         self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
@@ -105,7 +105,7 @@ class Carriage:
         self._times = ServiceTimes(ledger)
         self._timed = False
         """Whether request time is measured of anybody here."""
-        self._tally = tally
+        self._counters = counters
         self._withholds = limits.withholds
         self._delays = limits.delays
         self._max_in_flight = limits.max_in_flight
@@ -120,15 +120,15 @@ class Carriage:
         self._waiting = 0
         self._kept_bytes = 0
         """What is kept for requests in flight, and perhaps for some that are answered since."""
-        self._enquired: list[bytes] = []
+        self._own_responses: list[bytes] = []
 
         self.requests = 0
         self.request_bytes = 0
-        self.answers = 0
-        self.answer_bytes = 0
+        self.responses = 0
+        self.response_bytes = 0
         self.throttled_ms = 0
 
-    def _await_answer(self, request: Request) -> None:
+    def _await_response(self, request: Request) -> None:
         if self._timed:
             if not self._waiting:
                 self._times.sent(self._now_us)
@@ -169,13 +169,13 @@ class Carriage:
     ) -> None:
         """Take no further request for `throttle_time_ms` from now, or longer if that was so already.
 
-        `used` is what the request used that this comes of, if it is on its way, or its answer is.
+        `used` is what the request used that this comes of, if it is on its way, or its response is.
         """
         until_ms = now_ms + throttle_time_ms
         prolonged_ms = until_ms - max(self._muted_until_ms, now_ms)
         if quota_type is not None:
-            self._tally.throttles[quota_type] += 1
-            self._tally.throttled_ms[quota_type] += max(prolonged_ms, 0)
+            self._counters.throttles[quota_type] += 1
+            self._counters.throttled_ms[quota_type] += max(prolonged_ms, 0)
             if self._meet is not None:
                 use = self._client(client_id).of(PLACE[quota_type])
                 use.note_throttle(max(prolonged_ms, 0), self._now_us, used)
@@ -192,8 +192,8 @@ class Carriage:
     def _count_requests(self, request: Request, count: int, frames_bytes: int) -> None:
         self.requests += count
         self.request_bytes += frames_bytes
-        self._tally.requests_by_api[request.plan.api_key] += count
-        self._tally.request_bytes += frames_bytes
+        self._counters.requests_by_api[request.plan.api_key] += count
+        self._counters.request_bytes += frames_bytes
         if self._meet is not None:
             use = request.use
             if use is None:
@@ -202,11 +202,11 @@ class Carriage:
                 use.turn(self._now_us)
             use.requests += count
 
-    def _count_answers(self, count: int, frames_bytes: int) -> None:
-        self.answers += count
-        self.answer_bytes += frames_bytes
-        self._tally.answers += count
-        self._tally.answer_bytes += frames_bytes
+    def _count_responses(self, count: int, frames_bytes: int) -> None:
+        self.responses += count
+        self.response_bytes += frames_bytes
+        self._counters.responses += count
+        self._counters.response_bytes += frames_bytes
 
     # ------------------------------------------------------------------- metered
 
@@ -234,7 +234,7 @@ class Carriage:
             use.in_bytes += read_bytes
 
     def _written(self, use: Use | None, written_bytes: int) -> None:
-        """So many bytes of an answer go out."""
+        """So many bytes of a response go out."""
         if use is not None:
             if self._now_us >= use.until_us:
                 use.turn(self._now_us)
@@ -245,7 +245,7 @@ class Carriage:
         if use is not None:
             use.add(value, self._now_us)
 
-    def _model_time(self, request: Request, count: int, answer_bytes: int) -> None:
+    def _model_time(self, request: Request, count: int, response_bytes: int) -> None:
         """Where request time is not measured: what such requests cost."""
         if (use := request.use) is not None and request.binding is not None:
             waiting = request.waiting
@@ -254,7 +254,7 @@ class Carriage:
             times = client.uses[REQUEST] or client.of(REQUEST)
             if self._now_us >= times.until_us:
                 times.turn(self._now_us)
-            times.used += client.cost_us(request.plan.cost_kind, size_bytes + answer_bytes, count) / 1000
+            times.used += client.cost_us(request.plan.cost_kind, size_bytes + response_bytes, count) / 1000
 
     def _mute_is_over(self, somebody_waits: bool) -> None:
         for use, muted_ms in self._mutes if somebody_waits else ():

@@ -14,7 +14,7 @@ _LIKE: Final = {
 """JoinGroup, LeaveGroup, SyncGroup and the heartbeats of later kinds of groups are taken for a Heartbeat."""
 
 _DATA_BYTES: Final = 1024
-"""An answer to a Fetch with fewer bytes may have waited for data."""
+"""A response to a Fetch with fewer bytes may have waited for data."""
 
 _WAITING: Final = frozenset(
     # ListOffsets of tiered storage, OffsetCommit, JoinGroup, SyncGroup, Create- and DeleteTopics, DeleteRecords
@@ -26,7 +26,7 @@ _WAITING: Final = frozenset(
     # what a node of KRaft hands on to the controller
     | {30, 31, 33, 38, 39, 40, 44, 48, 49, 50, 51, 55, 58}
 )
-"""APIs whose answer may wait for something: the time that it took tells nothing."""
+"""APIs whose response may wait for something: the time that it took tells nothing."""
 
 
 def cost_kind(api_key: int) -> int:
@@ -35,7 +35,7 @@ def cost_kind(api_key: int) -> int:
 
 
 def least_telling_bytes(api_key: int) -> int | None:
-    """From how many bytes on an answer that took long tells what such requests cost; None: it never does."""
+    """From how many bytes on a response that took long tells what such requests cost; None: it never does."""
     if api_key in _WAITING:
         return None
     return _DATA_BYTES if api_key == _FETCH else 0

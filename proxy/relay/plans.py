@@ -26,14 +26,14 @@ DESCRIBE_CLUSTER = 60
 SHARE_FETCH = 78
 
 _HEADER_BYTES = 8
-"""Length prefix and correlation id of an answer."""
+"""Length prefix and correlation id of a response."""
 
 NO_THROTTLE = -1
 WALKED_THROTTLE = -2
 
 
-class AnswerKind(Enum):
-    """What happens to an answer.
+class ResponseKind(Enum):
+    """What happens to a response.
 
     PLAIN: streamed; the throttle time, if any, stands at a fixed place near its start.
     HEAD: its first bytes must be decided about (addresses, API versions), then the rest streams.
@@ -47,8 +47,8 @@ class AnswerKind(Enum):
     TAIL = "tail"
 
 
-HEAD_ANSWERS = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
-"""The ask list for answers: everything else is handled by the relay alone unless its tail names node endpoints."""
+HEAD_RESPONSES = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
+"""The ask list for responses: everything else is handled by the relay alone unless its tail names node endpoints."""
 
 ASKED_REQUESTS = {
     DESCRIBE_CLIENT_QUOTAS: DecisionKind.QUOTA_API,
@@ -64,13 +64,13 @@ ASKED_REQUESTS = {
 class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
-    `asked` says as what the whole request is asked about, if it is. `quick`: a whole small answer without a throttle
-    time is recognised at a glance. `fetches`: the answer is charged to the quota of consumers. `epoch_at`: where in the
+    `asked` says as what the whole request is asked about, if it is. `quick`: a whole small response without a throttle
+    time is recognised at a glance. `fetches`: the response is charged to the quota of consumers. `epoch_at`: where in the
     body of a Fetch the epoch of its session stands, 0 before there are sessions; None: what is over quota is never
     answered without data. `client_waits`: clients hold back for the throttle time that they are told. `cost_kind` is
-    under which kind it stands among the costs of requests. An answer of `telling_bytes` or more tells by its time what
-    such requests cost; None: no answer does. `use` is as what it is metered. `lists_to_the_end`: addresses stand in all
-    of the answer, as many as were asked for.
+    under which kind it stands among the costs of requests. A response of `telling_bytes` or more tells by its time what
+    such requests cost; None: no response does. `use` is as what it is metered. `lists_to_the_end`: addresses stand in all
+    of the response, as many as were asked for.
     """
 
     api_key: int
@@ -78,8 +78,8 @@ class Plan:
     name: str
     has_client_id: bool
     request_tags: bool
-    answer_tags: bool
-    answer: AnswerKind
+    response_tags: bool
+    response: ResponseKind
     throttle_at: int
     shape: Shape | None
     asked: DecisionKind | None = None
@@ -100,25 +100,25 @@ def is_strict(plan: Plan) -> bool:
 
 def _plan(api: Api, api_version: int) -> Plan:
     request_header = request_header_version(api, api_version)
-    answer_tags = response_header_version(api, api_version) == 1
+    response_tags = response_header_version(api, api_version) == 1
     shape = api.shapes[api_version - api.min_version]
     throttle_at = NO_THROTTLE
     if api_version >= api.throttle_since:
         fixed = api.throttle_offset >= 0
-        throttle_at = 8 + answer_tags + api.throttle_offset if fixed else WALKED_THROTTLE
-    answer = AnswerKind.HEAD if api.key in HEAD_ANSWERS else _kind_by_shape(shape)
+        throttle_at = 8 + response_tags + api.throttle_offset if fixed else WALKED_THROTTLE
+    response = ResponseKind.HEAD if api.key in HEAD_RESPONSES else _kind_by_shape(shape)
     return Plan(
         api.key,
         api_version,
         api.name,
         has_client_id=request_header > 0,
         request_tags=request_header > 1,
-        answer_tags=answer_tags,
-        answer=answer,
+        response_tags=response_tags,
+        response=response,
         throttle_at=throttle_at,
         shape=shape,
         asked=ASKED_REQUESTS.get(api.key),
-        quick=_is_quick(api, answer, throttle_at),
+        quick=_is_quick(api, response, throttle_at),
         fetches=api.key in (FETCH, SHARE_FETCH),
         epoch_at=epoch_at(api_version) if api.key == FETCH else None,
         client_waits=client_waits(api.key, api_version),
@@ -139,36 +139,36 @@ def _use(api_key: int) -> int:
     return use.FETCH if api_key in (FETCH, SHARE_FETCH) else use.REQUEST
 
 
-def _is_quick(api: Api, answer: AnswerKind, throttle_at: int) -> bool:
-    if answer is AnswerKind.PLAIN:
+def _is_quick(api: Api, response: ResponseKind, throttle_at: int) -> bool:
+    if response is ResponseKind.PLAIN:
         return throttle_at >= 0
-    return answer is AnswerKind.LAST or (answer is AnswerKind.TAIL and api.key == PRODUCE)
+    return response is ResponseKind.LAST or (response is ResponseKind.TAIL and api.key == PRODUCE)
 
 
-def _kind_by_shape(shape: Shape | None) -> AnswerKind:
+def _kind_by_shape(shape: Shape | None) -> ResponseKind:
     if shape is None:
-        return AnswerKind.PLAIN
-    return AnswerKind.LAST if shape[-1] == (THROTTLE,) else AnswerKind.TAIL
+        return ResponseKind.PLAIN
+    return ResponseKind.LAST if shape[-1] == (THROTTLE,) else ResponseKind.TAIL
 
 
-def walk_answer(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
-    """Walk an answer as far as `head`, its beginning, goes; `leaders` are looked for. Raises ProtocolError."""
+def walk_response(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
+    """Walk a response as far as `head`, its beginning, goes; `leaders` are looked for. Raises ProtocolError."""
     walk = begin_walk(plan, head, leaders)
     walk.advance(head, 0)
     return walk
 
 
 def begin_walk(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
-    """A walk that is to begin where the body of an answer does. Raises ProtocolError."""
+    """A walk that is to begin where the body of a response does. Raises ProtocolError."""
     assert plan.shape is not None
     reader = Reader(head, _HEADER_BYTES)
-    if plan.answer_tags:
+    if plan.response_tags:
         reader.tags()
     return Walk(plan.shape, reader.offset, leaders)
 
 
 def rest_of_metadata(api_version: int, walk: Walk, leaders: frozenset[int]) -> Walk:
-    """What goes on behind the nodes of an answer to Metadata, where `walk` ends, and looks for leaders."""
+    """What goes on behind the nodes of a response to Metadata, where `walk` ends, and looks for leaders."""
     return Walk(APIS[METADATA].rests[api_version], walk.tail_at, leaders)
 
 

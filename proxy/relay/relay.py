@@ -16,7 +16,7 @@ from proxy.relay.actions import (
     Send,
     WakeAt,
 )
-from proxy.relay.carriage import ASKING, ENDS_WITH_ANSWERS, NO_ROOM, NO_TICKET, THROTTLED, UNCONNECTED, Bind, Meet
+from proxy.relay.carriage import ASKING, ENDS_WITH_RESPONSES, NO_ROOM, NO_TICKET, THROTTLED, UNCONNECTED, Bind, UsageOf
 from proxy.relay.connection_timeouts import WaitingFor
 from proxy.relay.recognise import looks_like
 from proxy.relay.relay_counters import RelayCounters
@@ -29,7 +29,7 @@ from quotas.client_quotas import ClientQuotaManager
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE
 _ENDS = frozenset({CloseReason.NODE_CLOSED, CloseReason.NODE_LOST, CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
-_ANSWERS_NO_MORE = frozenset(
+_RESPONSES_NO_MORE = frozenset(
     {
         CloseReason.NODE_CLOSED,
         CloseReason.NODE_LOST,
@@ -42,7 +42,7 @@ _ANSWERS_NO_MORE = frozenset(
         CloseReason.SHUTDOWN,
     }
 )
-"""Behind these ends no answer of the node is waited for."""
+"""Behind these ends no response of the node is waited for."""
 _NOBODY_LISTENS = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
 
 
@@ -66,12 +66,12 @@ class Relay(RequestSide):
     def __init__(
         self,
         ledger: ClientQuotaManager,
-        tally: RelayCounters,
+        counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
-        meet: Meet | None = None,
+        usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, tally, limits, bind, meet)
+        super().__init__(ledger, counters, limits, bind, usage_of)
         self._closed = False
         self._client_eof = False
         self._unsettled = False
@@ -100,9 +100,9 @@ class Relay(RequestSide):
     @property
     def held_bytes(self) -> int:
         """How many bytes the relay keeps by itself."""
-        collected = sum(map(len, (*self._collecting, *self._enquired, *self._gathered_answer)))
+        collected = sum(map(len, (*self._collecting, *self._own_responses, *self._gathered_response)))
         requests = len(self._requests) + len(self._gathered)
-        return requests + len(self._answers) + collected + len(self._held_answer)
+        return requests + len(self._responses) + collected + len(self._held_response)
 
     @property
     def missing_bytes(self) -> int:
@@ -112,8 +112,8 @@ class Relay(RequestSide):
     @property
     def idle(self) -> bool:
         """True between requests: nothing in flight, nothing half-way."""
-        held = self._requests or self._answers or self._collecting or self._enquired or self._held_answer
-        return not (self._in_flight or held or self._request_left or self._amid_answer)
+        held = self._requests or self._responses or self._collecting or self._own_responses or self._held_response
+        return not (self._in_flight or held or self._request_left or self._amid_response)
 
     @property
     def whole_requests(self) -> int:
@@ -121,7 +121,7 @@ class Relay(RequestSide):
         return self.requests
 
     @property
-    def awaited(self) -> WaitingFor:
+    def waiting_for(self) -> WaitingFor:
         """What the client is waited for."""
         if self._request_left:
             return WaitingFor.NOTHING if self._client_paused else WaitingFor.REQUEST
@@ -137,7 +137,7 @@ class Relay(RequestSide):
         return WaitingFor.USE if self.idle else WaitingFor.NOTHING
 
     def on_held_up(self) -> None:
-        """Something but the node has its answers wait: the time that they take tells nothing."""
+        """Something but the node has its responses wait: the time that they take tells nothing."""
         self._times.held_up()
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
@@ -156,7 +156,7 @@ class Relay(RequestSide):
                 return self._gather(data, now_ms)
             self._requests += data
         else:
-            at, _ = self._take_alike(data, 0, now_ms)
+            at, _ = self._take_repeated(data, 0, now_ms)
             if at == len(data):
                 return [Send(_NODE, (data,))]
             self._requests = data
@@ -178,52 +178,57 @@ class Relay(RequestSide):
 
     def _answers_came(self, data: bytes, now_ms: int) -> list[Action]:
         at = 0
-        if self._timed and not self._answers:
+        if self._timed and not self._responses:
             self._times.came(self._now_us)
-        if self._answers or self._amid_answer or self._answer_ticket != NO_TICKET or self._held_since_ms is not None:
-            if self._head_bytes == MAX_HEAD_BYTES or self._answer_ticket != NO_TICKET:
-                self._answers += data
-            elif self._gather_answer(data):
+        if (
+            self._responses
+            or self._amid_response
+            or self._response_ticket != NO_TICKET
+            or self._held_since_ms is not None
+        ):
+            if self._head_bytes == MAX_HEAD_BYTES or self._response_ticket != NO_TICKET:
+                self._responses += data
+            elif self._gather_response(data):
                 return []
         else:
-            at = self._pass_alike(data, 0, now_ms)
-            if at == len(data) and not self._mute and not (self._in_flight and self._in_flight[0].answer):
+            at = self._pass_repeated(data, 0, now_ms)
+            if at == len(data) and not self._mute and not (self._in_flight and self._in_flight[0].response):
                 return [Send(_CLIENT, (data,))]
-            self._answers = data
+            self._responses = data
         actions: list[Action] = []
-        self._go_on_with_answers(actions, now_ms, at=at)
+        self._go_on_with_responses(actions, now_ms, at=at)
         return actions
 
-    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
+    def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
         """The Decision on a DecisionRequest; one that is no longer waited for is dropped."""
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
         if self._closed:
-            return self._unspend(verdict) if ticket == self._request_ticket else actions
-        if ticket not in (self._request_ticket, self._answer_ticket):
+            return self._unspend(decision) if ticket == self._request_ticket else actions
+        if ticket not in (self._request_ticket, self._response_ticket):
             return actions
-        if verdict.close is not None:
-            self._close(actions, verdict.close.reason, verdict.close.detail)
+        if decision.close is not None:
+            self._close(actions, decision.close.reason, decision.close.detail)
         elif ticket == self._request_ticket:
             self._request_ticket = NO_TICKET
-            if verdict.enquiries:
-                self._enquire(verdict.enquiries, actions)
+            if decision.own_requests:
+                self._send_own_requests(decision.own_requests, actions)
                 return actions
             self._mute &= ~ASKING
-            if verdict.exchange is not None:
-                self._note_exchange(verdict.exchange)
+            if decision.exchange is not None:
+                self._note_exchange(decision.exchange)
             else:
-                self._decided, self._decided_ms = verdict, now_ms
+                self._decided, self._decided_ms = decision, now_ms
             self._go_on_with_requests(actions, now_ms)
         else:
-            self._answer_ticket = NO_TICKET
-            if verdict.more:
-                return self._wait_for_more(verdict.more, now_ms)
-            if verdict.exchange is not None:
-                if verdict.exchange is not Exchange.OUT_OF_PLACE:
+            self._response_ticket = NO_TICKET
+            if decision.more:
+                return self._wait_for_more(decision.more, now_ms)
+            if decision.exchange is not None:
+                if decision.exchange is not Exchange.OUT_OF_PLACE:
                     self._exempt()
-                self._note_exchange(verdict.exchange)
-            self._go_on_with_answers(actions, now_ms, verdict)
+                self._note_exchange(decision.exchange)
+            self._go_on_with_responses(actions, now_ms, decision)
         return actions
 
     def on_time(self, now_us: int) -> list[Action]:
@@ -234,7 +239,7 @@ class Relay(RequestSide):
             return actions
         if now_ms < self._muted_until_ms:
             if self._held_since_ms is not None and now_ms >= self._held_until_ms:
-                self._go_on_with_answers(actions, now_ms, self._held_verdict)
+                self._go_on_with_responses(actions, now_ms, self._held_decision)
             if not self._closed:
                 until_ms = self._muted_until_ms
                 actions.append(WakeAt(until_ms if self._held_since_ms is None else min(self._held_until_ms, until_ms)))
@@ -242,7 +247,7 @@ class Relay(RequestSide):
         self._mute &= ~THROTTLED
         self._mute_is_over(bool(self._requests))
         if self._held_since_ms is not None:
-            self._go_on_with_answers(actions, now_ms, self._held_verdict)
+            self._go_on_with_responses(actions, now_ms, self._held_decision)
         if not self._closed:
             self._go_on_with_requests(actions, now_ms)
         return actions
@@ -288,11 +293,11 @@ class Relay(RequestSide):
         if self._closed:
             return self._hang_up() if side is _NODE else actions
         if side is _NODE:
-            name = None if self._amid_answer else looks_like(self._answers[:4])
+            name = None if self._amid_response else looks_like(self._responses[:4])
             if name:
                 self._close(actions, CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
             else:
-                detail = "in the middle of an answer" if self._answers or self._amid_answer else ""
+                detail = "in the middle of an answer" if self._responses or self._amid_response else ""
                 self._close(actions, CloseReason.NODE_CLOSED, detail)
         else:
             self._client_eof = True
@@ -314,11 +319,11 @@ class Relay(RequestSide):
             if self._requests:
                 self._take_requests(actions, now_ms, at)
             if self._in_flight:
-                self._send_own_answers(actions, now_ms)
-            while self._mute & ENDS_WITH_ANSWERS and self._take_up_again():
+                self._send_own_responses(actions, now_ms)
+            while self._mute & ENDS_WITH_RESPONSES and self._take_up_again():
                 self._take_requests(actions, now_ms)
                 if self._in_flight:
-                    self._send_own_answers(actions, now_ms)
+                    self._send_own_responses(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:
@@ -335,42 +340,42 @@ class Relay(RequestSide):
         """Whether what it has sent may yet be taken."""
         return self._client_blocked or bool(self._mute and (self._opening or self._mute != UNCONNECTED))
 
-    def _go_on_with_answers(
-        self, actions: list[Action], now_ms: int, verdict: Decision | None = None, at: int = 0
+    def _go_on_with_responses(
+        self, actions: list[Action], now_ms: int, decision: Decision | None = None, at: int = 0
     ) -> None:
         try:
-            if verdict is not None:
-                self._send_decided_answer(verdict, actions, now_ms)
-            if self._answers or self._in_flight:
-                self._take_answers(actions, now_ms, at)
+            if decision is not None:
+                self._send_decided_response(decision, actions, now_ms)
+            if self._responses or self._in_flight:
+                self._take_responses(actions, now_ms, at)
                 if self._in_flight:
-                    self._send_own_answers(actions, now_ms)
+                    self._send_own_responses(actions, now_ms)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         except ProtocolError as error:
             self._close(actions, CloseReason.ANSWER_MALFORMED, str(error))
         else:
             self._settle_node(actions)
-            if self._mute & ENDS_WITH_ANSWERS and self._take_up_again():
+            if self._mute & ENDS_WITH_RESPONSES and self._take_up_again():
                 self._go_on_with_requests(actions, now_ms)
             elif self._mute:
                 self._settle_client(actions)
 
     def _wait_for_more(self, head_bytes: int, now_ms: int) -> list[Action]:
-        """An answer cannot be decided about yet: so much of it must be here."""
+        """A response cannot be decided about yet: so much of it must be here."""
         actions: list[Action] = []
         try:
             self._want_more(head_bytes)
         except Refusal as refusal:
             self._close(actions, refusal.reason, str(refusal))
         else:
-            self._go_on_with_answers(actions, now_ms)
+            self._go_on_with_responses(actions, now_ms)
         return actions
 
     def _close(self, actions: list[Action], reason: CloseReason, detail: str = "") -> None:
         if self._held_since_ms is not None and reason not in _NOBODY_LISTENS:
             self._let_go(actions)
-        answers_come = reason not in _ANSWERS_NO_MORE
+        answers_come = reason not in _RESPONSES_NO_MORE
         if reason in _ENDS and self._authentication_failed(reason):
             reason = CloseReason.AUTHENTICATION_FAILED
         self.ended_idle = self.idle
@@ -390,7 +395,7 @@ class Relay(RequestSide):
         self._requests = b""
         self._unsettled = answers_come and self._owes_correction
         if not self._unsettled:
-            self._forget_answers()
+            self._forget_responses()
         elif self._node_paused:
             self._node_paused = False
             actions.append(Resume(_NODE))
@@ -399,14 +404,14 @@ class Relay(RequestSide):
     # ----------------------------------------------------------- behind the end
 
     def _settle(self, data: bytes) -> list[Action]:
-        """Bytes of the node's, behind the end: ask about the answer that corrects what was charged."""
+        """Bytes of the node's, behind the end: ask about the response that corrects what was charged."""
         actions: list[Action] = []
-        self._answers += data
+        self._responses += data
         try:
-            at = self._collect(self._in_flight[0], self._answers, 0, actions)
+            at = self._collect(self._in_flight[0], self._responses, 0, actions)
         except ProtocolError:
             return self._hang_up()
-        self._answers = self._answers[at:]
+        self._responses = self._responses[at:]
         return actions + self._hang_up() if actions else []
 
     def _hang_up(self) -> list[Action]:
@@ -414,21 +419,21 @@ class Relay(RequestSide):
         if not self._unsettled:
             return []
         self._unsettled = False
-        self._forget_answers()
+        self._forget_responses()
         return [HangUp()]
 
-    def _forget_answers(self) -> None:
-        self._answers = self._held_answer = b""
-        self._collecting, self._enquired, self._gathered_answer = [], [], []
+    def _forget_responses(self) -> None:
+        self._responses = self._held_response = b""
+        self._collecting, self._own_responses, self._gathered_response = [], [], []
         self._in_flight.clear()
 
-    def _unspend(self, verdict: Decision) -> list[Action]:
+    def _unspend(self, decision: Decision) -> list[Action]:
         """What was decided about a request comes to nothing: what it was charged is given back."""
         self._request_ticket, self._decided = NO_TICKET, None
         plan = self._asked_plan
-        if verdict.note is None or plan is None or plan.asked is not DecisionKind.MUTATION:
+        if decision.note is None or plan is None or plan.asked is not DecisionKind.MUTATION:
             return []
-        return [self._ask_to_settle(plan.api_key, plan.api_version, b"", verdict.note)]
+        return [self._ask_to_settle(plan.api_key, plan.api_version, b"", decision.note)]
 
     def _ask_to_settle(self, api_key: int, api_version: int, frame: bytes, note: object) -> DecisionRequest:
         ask = DecisionRequest(self._next_ticket(), DecisionKind.MUTATION, _NODE, api_key, api_version, frame)
@@ -441,7 +446,7 @@ class Relay(RequestSide):
 
         There is one at most, and nothing before it: what it costs was enquired just before.
         """
-        if not self._in_flight or self._held_answer:
+        if not self._in_flight or self._held_response:
             return False
         first = self._in_flight[0]
         return first.plan.asked is DecisionKind.MUTATION and first.note is not None
@@ -452,6 +457,6 @@ class Relay(RequestSide):
             return True
         by_node = reason in (CloseReason.NODE_CLOSED, CloseReason.NODE_LOST)
         if by_node and self._awaits_proof and self._in_flight:
-            self._tally.authentications_failed += 1
+            self._counters.authentications_failed += 1
             return True
         return False

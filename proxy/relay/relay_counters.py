@@ -12,7 +12,7 @@ class RelayCounters:
     """Sums over the relays of one (virtual cluster, listener, node), living and gone.
 
     `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
-    than ours. `withheld_bytes` are those of answers to Fetch that were over quota, and went to nobody. `throttled_ms`
+    than ours. `withheld_bytes` are those of responses to Fetch that were over quota, and went to nobody. `throttled_ms`
     adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts topics that were not to be
     created, deleted or given partitions. `exempt_us` is the request time, in us, of what no request quota is charged
     for. `authentications` are those by SASL that the node accepted, first ones and later ones.
@@ -22,8 +22,8 @@ class RelayCounters:
     connections_open: int = 0
     requests_by_api: list[int] = field(default_factory=lambda: [0] * MAX_API_KEYS)
     request_bytes: int = 0
-    answers: int = 0
-    answer_bytes: int = 0
+    responses: int = 0
+    response_bytes: int = 0
     throttles: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttled_ms: dict[QuotaType, int] = field(default_factory=lambda: dict.fromkeys(QuotaType, 0))
     throttles_by_node: int = 0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from struct import Struct
 
-from proxy.relay.plans import PRODUCE, AnswerKind, plan_key
+from proxy.relay.plans import PRODUCE, ResponseKind, plan_key
 from proxy.relay.request import Request
 from quotas.client_quotas import ClientSensors
 
@@ -61,7 +61,7 @@ class RepeatPattern:
 
 
 @dataclass(slots=True)
-class LimitedLikeness(RepeatPattern):
+class LimitedPattern(RepeatPattern):
     """The same where a quota of request time may hold them back: only so many are `allowed` until that is told anew."""
 
     allowed: int = 0
@@ -76,17 +76,17 @@ class LimitedLikeness(RepeatPattern):
 _LOOKED_AT_EACH_TIME = -1
 
 
-def likeness_of(request: Request, binding: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
+def pattern_of(request: Request, binding: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
     """What further requests may have in common with the one that begins at `at`; None if that is too long.
 
-    Requests whose answers are asked about do not come in rows.
+    Requests whose responses are asked about do not come in rows.
     """
     end = request.decided_at - at
-    if end > _LONGEST_BYTES or request.plan.answer is AnswerKind.HEAD:
+    if end > _LONGEST_BYTES or request.plan.response is ResponseKind.HEAD:
         return None
     api = plan_key(request.plan.api_key, request.plan.api_version)
     shadow = binding.shadow_produce if request.plan.api_key == PRODUCE else None
     same = buf[at + _HEAD.size : at + end]
     if binding.limits_requests and request.answered:
-        return LimitedLikeness(request, binding, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
+        return LimitedPattern(request, binding, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
     return RepeatPattern(request, binding, api, same, end, shadow, binding.version)

@@ -1,4 +1,4 @@
-"""Reading a request as far as its fate depends on it, and remembering it until its answer has gone out."""
+"""Reading a request as far as its fate depends on it, and remembering it until its response has gone out."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ _NO_ACKS = b"\0\0"
 _ONE_ACK = b"\0\1"
 
 _NOTE_FACTOR = 32
-"""So much more than a request takes what a verdict notes of it: objects for each topic of a few bytes."""
+"""So much more than a request takes what a decision notes of it: objects for each topic of a few bytes."""
 
 _SMALLEST_REQUEST = 10
 """An api key, a version, a correlation id and the length of a client id, without the length prefix.
@@ -42,18 +42,18 @@ class Refusal(ProtocolError):
 
 @dataclass(slots=True)
 class Request:
-    """One request: what was read of it, and from then on what its answer needs.
+    """One request: what was read of it, and from then on what its response needs.
 
     `size_bytes` is the frame without its length prefix, `body_at` and `decided_at` are offsets in the bytes it was
     read from: where its body begins, and where what was read of it ends. `muted_until_ms` is the end of the mute as
-    it stood when the request was taken; the answer reports what is left of it. `answer` is the whole frame where the
-    proxy answers by itself; it goes out when its turn comes. With `held` the node's answer is collected whole: an
-    `enquiry` is the proxy's own, and its answer is for the proxy; others are asked about, with `note`. `incremental`
-    tells whether a Fetch goes on with a session; None where its answer is never withheld. `withheld`: it is.
+    it stood when the request was taken; the response reports what is left of it. `response` is the whole frame where the
+    proxy answers by itself; it goes out when its turn comes. With `held` the node's response is collected whole: an
+    `is_own_request` is the proxy's own, and its response is for the proxy; others are asked about, with `note`. `incremental`
+    tells whether a Fetch goes on with a session; None where its response is never withheld. `as_empty_fetch`: it is.
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
-    be answered; `waiting_bytes` are their sizes together. The next answer is `charged` if the bytes of that fetch were,
-    and `timed` if its request time was. Of what is `learned_from` the time of an answer tells what it cost. `use` is
+    be answered; `waiting_bytes` are their sizes together. The next response is `charged` if the bytes of that fetch were,
+    and `timed` if its request time was. Of what is `learned_from` the time of a response tells what it cost. `use` is
     where it is metered, if it is. `reserved` is what all of them are expected to cost of the quota of request time that
     is measured by the sensor `reserved_at`.
     """
@@ -69,12 +69,12 @@ class Request:
     muted_until_ms: int = 0
     charged: bool = False
     timed: bool = False
-    answer: bytes | None = None
+    response: bytes | None = None
     held: bool = False
-    enquiry: bool = False
+    is_own_request: bool = False
     note: object = None
     incremental: bool | None = None
-    withheld: bool = False
+    as_empty_fetch: bool = False
     waiting: int = 0
     waiting_bytes: int = 0
     learned_from: bool = True
@@ -84,8 +84,8 @@ class Request:
     def kept_bytes(self) -> int:
         """What is kept for it until it is answered, beyond what any request takes."""
         kept = len(self.client_id) if len(self.client_id) > LONG_CLIENT_ID_BYTES else 0
-        if self.answer is not None:
-            kept += len(self.answer)
+        if self.response is not None:
+            kept += len(self.response)
         if self.plan.asked is DecisionKind.MUTATION and self.note is not None:
             kept += _NOTE_FACTOR * self.size_bytes
         return kept

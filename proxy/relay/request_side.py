@@ -6,7 +6,7 @@ from struct import Struct
 
 from protocol.errors import TruncatedMessage
 from protocol.frames import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
-from protocol.messages.api_versions import unsupported_version_answer
+from protocol.messages.api_versions import unsupported_version_response
 from protocol.splices import Splice, splice_frame
 from proxy.relay.actions import (
     Action,
@@ -24,8 +24,8 @@ from proxy.relay.actions import (
 from proxy.relay.authentication import Authentication
 from proxy.relay.carriage import (
     ASKING,
+    ASKING_FIRST,
     AUTHENTICATING,
-    ENQUIRING,
     FETCHING,
     IN_FLIGHT_FULL,
     MAX_CLIENT_IDS,
@@ -33,15 +33,15 @@ from proxy.relay.carriage import (
     THROTTLED,
     UNCONNECTED,
     Bind,
-    Meet,
     Piece,
+    UsageOf,
     add_run,
     forgotten_for,
     send_through,
 )
 from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan, is_strict
 from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.repeat_pattern import LimitedLikeness, RepeatPattern, likeness_of
+from proxy.relay.repeat_pattern import LimitedPattern, RepeatPattern, pattern_of
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request
 from proxy.relay.use import Use
 from proxy.side import Side
@@ -69,14 +69,14 @@ class RequestSide(Authentication):
         "_client_paused",
         "_decided",
         "_decided_ms",
-        "_enquiries",
         "_gathered",
         "_half",
-        "_likeness",
         "_looked_at",
         "_missing",
         "_node_blocked",
         "_opening",
+        "_own_requests",
+        "_pattern",
         "_read_before",
         "_request_left",
         "_requests",
@@ -86,14 +86,14 @@ class RequestSide(Authentication):
     def __init__(
         self,
         ledger: ClientQuotaManager,
-        tally: RelayCounters,
+        counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
-        meet: Meet | None = None,
+        usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, tally, limits, bind, meet)
+        super().__init__(ledger, counters, limits, bind, usage_of)
         self._buckets = ledger.buckets
-        self._likeness: RepeatPattern | None = None
+        self._pattern: RepeatPattern | None = None
         self._requests = b""
         self._gathered: bytes | bytearray = b""
         """What has come behind `_requests` of a request that is wanted whole."""
@@ -109,7 +109,7 @@ class RequestSide(Authentication):
         self._looked_at: set[tuple[QuotaType, int | None]] = set()
         """The sensors whose entity has had its first limited request here: it owed nothing, or has waited for it."""
         self._node_blocked = False
-        self._enquiries = 0
+        self._own_requests = 0
         self._decided: Decision | None = None
         self._decided_ms = 0
         self._read_before: Request | None = None
@@ -135,8 +135,8 @@ class RequestSide(Authentication):
                     at = self._go_on(at, end, now_ms, after)
                 if at == end or (self._mute & ~UNCONNECTED and not self._passes_mute(buf, at)):
                     break
-                if quick and not self._mute and self._likeness is not None:
-                    at, quick = self._take_alike(buf, at, now_ms)
+                if quick and not self._mute and self._pattern is not None:
+                    at, quick = self._take_repeated(buf, at, now_ms)
                     if at == end:
                         break
                 if self._bare:
@@ -173,7 +173,7 @@ class RequestSide(Authentication):
                     if uncharged is None:
                         break
                     if uncharged and plan is not UNKNOWN_API_VERSIONS:
-                        self._await_answer(request)
+                        self._await_response(request)
                         at = self._pass(request, at, end, now_ms, after)
                         continue
                 if plan is UNKNOWN_API_VERSIONS:
@@ -183,7 +183,7 @@ class RequestSide(Authentication):
                         break
                     if not self._unproven and self._holds_back(request, now_ms, after):
                         break
-                    self._decided = Decision(answer=unsupported_version_answer(request.correlation_id))
+                    self._decided = Decision(response=unsupported_version_response(request.correlation_id))
                     continue
                 binding = self._bindings.get(request.client_id)
                 if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
@@ -195,11 +195,11 @@ class RequestSide(Authentication):
                     if _is_asked(request, binding):
                         self._ask_about_request(request, buf, at, after)
                         break
-                    self._enquired = []
+                    self._own_responses = []
                 splice = self._take(request, binding, buf, now_ms)
                 if splice is None:
                     if not self._mute & FETCHING and request.incremental is None:
-                        self._likeness = likeness_of(request, binding, buf, at)
+                        self._pattern = pattern_of(request, binding, buf, at)
                 else:
                     add_run(pieces, buf, run, splice.start)
                     pieces.append(splice.data)
@@ -227,13 +227,13 @@ class RequestSide(Authentication):
         self._read_before = request
 
     def _become_unlike(self) -> None:
-        self._likeness = None
+        self._pattern = None
 
     def _take(self, request: Request, binding: ClientSensors, buf: bytes, now_ms: int) -> Splice | None:
-        """Await the answer of a request that is being sent on; return the splice that clamps a Fetch."""
+        """Await the response of a request that is being sent on; return the splice that clamps a Fetch."""
         plan = request.plan
         if request.answered:
-            self._await_answer(request)
+            self._await_response(request)
         if plan.fetches and binding.limits_fetches:
             if plan.api_key == FETCH:
                 return fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
@@ -284,14 +284,14 @@ class RequestSide(Authentication):
         self._count_requests(request, 1, size_bytes + 4)
         if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charge_produce(request, size_bytes, now_ms)):
             self._mute_until(now_ms, throttle_time_ms, QuotaType.PRODUCE, request.client_id, after, size_bytes)
-            if self._held_since_ms is not None:  # an answer before it waits for the end of a shorter throttle
+            if self._held_since_ms is not None:  # a response before it waits for the end of a shorter throttle
                 after.append(WakeAt(min(self._held_until_ms, self._muted_until_ms)))
         if request.answered:
             request.muted_until_ms = self._muted_until_ms
             if size_bytes > LONG_CLIENT_ID_BYTES and len(request.client_id) > LONG_CLIENT_ID_BYTES:
                 self._keep_for(request)
         elif request.binding is not None and request.binding.costs is not None:
-            self._tally.exempt_us += request.binding.costs.us(request.plan.cost_kind, size_bytes)
+            self._counters.exempt_us += request.binding.costs.us(request.plan.cost_kind, size_bytes)
 
     def _charge_produce(self, request: Request, size_bytes: int, now_ms: int) -> int:
         """Charge so many bytes of a Produce; for how many ms they throttle."""
@@ -299,9 +299,9 @@ class RequestSide(Authentication):
         assert binding is not None
         self._used(request.use, size_bytes)
         if binding.shadow_produce is not None:
-            told_ms = self._shadows.charge(binding.shadow_produce, size_bytes, now_ms)
-            if told_ms and request.use is not None:
-                request.use.note_shadow(told_ms, self._now_us)
+            reported_ms = self._shadows.charge(binding.shadow_produce, size_bytes, now_ms)
+            if reported_ms and request.use is not None:
+                request.use.note_shadow(reported_ms, self._now_us)
         return 0 if binding.produce is None else self._charge(binding.produce, size_bytes, now_ms)
 
     def _abandon_half(self, now_ms: int) -> None:
@@ -321,8 +321,8 @@ class RequestSide(Authentication):
         if self._waits_first(request, binding, now_ms, after):
             return False
         limits_fetches = request.plan.fetches and binding.limits_fetches
-        may_withhold = self._withholds and (limits_fetches or binding.limits_requests)
-        if may_withhold and not _note_session(request, buf, at, end):
+        may_be_emptied = self._withholds and (limits_fetches or binding.limits_requests)
+        if may_be_emptied and not _note_session(request, buf, at, end):
             return False
         if limits_fetches:
             self._mute |= FETCHING
@@ -334,7 +334,7 @@ class RequestSide(Authentication):
         return binding.limits and self._waits_first(request, binding, now_ms, after)
 
     def _waits_first(self, request: Request, binding: ClientSensors, now_ms: int, after: list[Action]) -> bool:
-        """Whether a limited request waits: for what its entity owes, or for answers that make room for it."""
+        """Whether a limited request waits: for what its entity owes, or for responses that make room for it."""
         if self._must_pay_first(request, binding, now_ms, after):
             return True
         if not (self._waiting and binding.limits_requests and request.answered):
@@ -387,44 +387,44 @@ class RequestSide(Authentication):
             self._looked_at.clear()
         self._looked_at.update(looks)
 
-    def _take_alike(self, buf: bytes, at: int, now_ms: int) -> tuple[int, bool]:
+    def _take_repeated(self, buf: bytes, at: int, now_ms: int) -> tuple[int, bool]:
         """Take the whole requests at `at` that are like the one before; return where they end.
 
         Whatever may throttle, fill the queue or need a decision is left to `_take_requests`. The second value is False
         when a throttle is near: to look at the same bytes again would be in vain.
         """
-        likeness = self._likeness
-        if likeness is None:
+        pattern = self._pattern
+        if pattern is None:
             return at, True
-        if likeness.version != self._ledger.version and not self._goes_on(likeness, now_ms):
+        if pattern.version != self._ledger.version and not self._goes_on(pattern, now_ms):
             return at, True
         while True:
             room = self._max_in_flight - self._waiting - 1
-            first_id, count, end = likeness.run(buf, at, room, self._max_frame_bytes)
+            first_id, count, end = pattern.run(buf, at, room, self._max_frame_bytes)
             if not count:
                 return at, True
-            if not self._take_run(likeness, first_id, count, end - at, now_ms):
+            if not self._take_run(pattern, first_id, count, end - at, now_ms):
                 return at, False
-            if likeness.shadow is not None:
-                self._charge_shadow_run(likeness.shadow, likeness.request.use, buf, at, end, count, now_ms)
+            if pattern.shadow is not None:
+                self._charge_shadow_run(pattern.shadow, pattern.request.use, buf, at, end, count, now_ms)
             at = end
             if at == len(buf):
                 return at, True
 
-    def _goes_on(self, likeness: RepeatPattern, now_ms: int) -> bool:
+    def _goes_on(self, pattern: RepeatPattern, now_ms: int) -> bool:
         """Whether requests may be taken as this one was; with a limit of request time, how many."""
-        binding = likeness.binding
+        binding = pattern.binding
         if not self._ledger.renews(binding):
             return False
-        if isinstance(likeness, LimitedLikeness):
-            likeness.allowed = self._times.allowed(likeness.request, binding, now_ms)
-            return likeness.allowed > 0
-        likeness.version = binding.version
+        if isinstance(pattern, LimitedPattern):
+            pattern.allowed = self._times.allowed(pattern.request, binding, now_ms)
+            return pattern.allowed > 0
+        pattern.version = binding.version
         return True
 
-    def _take_run(self, likeness: RepeatPattern, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
+    def _take_run(self, pattern: RepeatPattern, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
         """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
-        request, binding = likeness.request, likeness.binding
+        request, binding = pattern.request, pattern.binding
         api_key = request.plan.api_key
         sizes = frames_bytes - 4 * count
         sensor = binding.produce if api_key == PRODUCE else None
@@ -437,7 +437,7 @@ class RequestSide(Authentication):
                 use.used += sizes
         if not request.answered:
             if binding.costs is not None:
-                self._tally.exempt_us += binding.costs.us(request.plan.cost_kind, sizes, count)
+                self._counters.exempt_us += binding.costs.us(request.plan.cost_kind, sizes, count)
             return True
         if self._timed and not self._waiting:
             self._times.sent(self._now_us)
@@ -457,7 +457,7 @@ class RequestSide(Authentication):
             request.waiting += count
             request.waiting_bytes += sizes
         else:
-            likeness.request = replace(
+            pattern.request = replace(
                 request,
                 correlation_id=first_id,
                 muted_until_ms=self._muted_until_ms,
@@ -467,9 +467,9 @@ class RequestSide(Authentication):
                 waiting_bytes=sizes,
                 reserved=0.0,
             )
-            self._in_flight.append(likeness.request)
+            self._in_flight.append(pattern.request)
         if self._timed:
-            self._times.reserve(likeness.request, count, sizes)
+            self._times.reserve(pattern.request, count, sizes)
         return True
 
     def _charge_shadow_run(
@@ -480,9 +480,9 @@ class RequestSide(Authentication):
             return
         while at < end:
             size_bytes = _INT32.unpack_from(buf, at)[0]
-            told_ms = self._shadows.charge(sensor, size_bytes, now_ms)
-            if told_ms and use is not None:
-                use.note_shadow(told_ms, self._now_us)
+            reported_ms = self._shadows.charge(sensor, size_bytes, now_ms)
+            if reported_ms and use is not None:
+                use.note_shadow(reported_ms, self._now_us)
             at += 4 + size_bytes
 
     def _open_upstream(self, after: list[Action]) -> None:
@@ -522,7 +522,7 @@ class RequestSide(Authentication):
 
     def _take_up_again(self) -> bool:
         """True, once, when what is in flight no longer keeps further requests from being taken."""
-        over = ENQUIRING if len(self._enquired) == self._enquiries else 0
+        over = ASKING_FIRST if len(self._own_responses) == self._own_requests else 0
         if not self._waiting:
             self._kept_bytes = 0
             over |= _ALL_ANSWERED
@@ -549,67 +549,67 @@ class RequestSide(Authentication):
                 self._request_ticket, plan.asked, _CLIENT, plan.api_key, plan.api_version, buf[at:end]
             )
             ask.client_id, ask.body_at = request.client_id, request.body_at - at
-            ask.enquired, self._enquired = tuple(self._enquired), []
+            ask.own_responses, self._own_responses = tuple(self._own_responses), []
             after.append(ask)
 
-    def _enquire(self, frames: Sequence[bytes], actions: list[Action]) -> None:
-        """Send requests of our own; with their answers the same is asked again, and no request is taken before.
+    def _send_own_requests(self, frames: Sequence[bytes], actions: list[Action]) -> None:
+        """Send requests of our own; with their responses the same is asked again, and no request is taken before.
 
         It is asked when it can be carried out, too: what a decision costs is not for a client that may go meanwhile.
         """
-        self._mute = self._mute & ~ASKING | ENQUIRING
+        self._mute = self._mute & ~ASKING | ASKING_FIRST
         for frame in frames:
             request = read_request(frame, 0, len(frame), INT32_MAX)
             assert request is not None
-            request.held = request.enquiry = True
-            self._await_answer(request)
-        self._enquiries = len(frames)
+            request.held = request.is_own_request = True
+            self._await_response(request)
+        self._own_requests = len(frames)
         actions.append(Send(_NODE, frames))
 
     def _carry_out(
-        self, verdict: Decision, request: Request, frame: memoryview, now_ms: int, after: list[Action]
+        self, decision: Decision, request: Request, frame: memoryview, now_ms: int, after: list[Action]
     ) -> Sequence[Piece]:
         """Do with a request as was decided; what goes to the node of its frame."""
         self._decided = None
-        self._tally.mutations_refused += verdict.refused
-        throttle_time_ms = self._decided_ms + verdict.throttle_time_ms - now_ms
+        self._counters.mutations_refused += decision.refused
+        throttle_time_ms = self._decided_ms + decision.throttle_time_ms - now_ms
         if throttle_time_ms > 0:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.CONTROLLER_MUTATION, request.client_id, after)
-        if verdict.answer is not None:
-            self._answer(request, verdict.answer)
+        if decision.response is not None:
+            self._response(request, decision.response)
             return ()
         self._count_requests(request, 1, request.size_bytes + 4)
-        request.note, request.held = verdict.note, verdict.note is not None
+        request.note, request.held = decision.note, decision.note is not None
         if request.plan.asked is DecisionKind.SASL:
             self._sent_sasl(request)
             if not self._unproven and request.plan is not SASL_TOKEN:
                 request.binding = self._binding(request.client_id, now_ms)
-            self._await_answer(request)
+            self._await_response(request)
         else:
             request.binding = self._bindings.get(request.client_id)
             request.muted_until_ms = self._muted_until_ms
-            self._await_answer(request)
+            self._await_response(request)
             self._keep_for(request)
-        return splice_frame(frame, request.size_bytes, verdict.splices)
+        return splice_frame(frame, request.size_bytes, decision.splices)
 
-    def _answer(self, request: Request, answer: bytes) -> None:
+    def _response(self, request: Request, response: bytes) -> None:
         """Answer a request by ourselves, when its turn comes."""
         self._count_requests(request, 1, request.size_bytes + 4)
         request.binding = self._bindings.get(request.client_id)
-        request.answer = answer
+        request.response = response
         request.muted_until_ms = self._muted_until_ms
-        self._await_answer(request)
+        self._await_response(request)
         self._keep_for(request)
 
     def _settle_client(self, actions: list[Action]) -> None:
         """Read the client or not, as things stand now.
 
-        A verdict is quick: while it is due reading goes on. It must go on, too, until a whole head has had the upstream
+        A decision is quick: while it is due reading goes on. It must go on, too, until a whole head has had the upstream
         connection opened: nothing else would ever end that wait.
         """
         mute, pause = self._mute, self._node_blocked
         if (mute or self._client_blocked) and not (pause or self._request_left):
-            waits = mute & ~(ASKING | ENQUIRING) and (self._opening or mute != UNCONNECTED)
+            waits = mute & ~(ASKING | ASKING_FIRST) and (self._opening or mute != UNCONNECTED)
             enough_bytes = HEAD.size if waits or self._client_blocked else MAX_HEAD_BYTES
             if waits and mute == THROTTLED and self._passes_mute(self._requests, 0) and not self._client_blocked:
                 enough_bytes = 4 + MAX_ASKED_BYTES

@@ -26,9 +26,9 @@ def _meter(request: Request, cost_us: float, now_us: int) -> None:
 
 
 class ServiceTimes:
-    """Charges each answer with the smaller of the time that it took and of what such requests cost the node.
+    """Charges each response with the smaller of the time that it took and of what such requests cost the node.
 
-    The time of a request begins when it is sent, or, where another one is in flight, when that one's answer is here: a
+    The time of a request begins when it is sent, or, where another one is in flight, when that one's response is here: a
     node has one request of a connection at a time. Answers that come in one piece share the time before it.
     """
 
@@ -50,7 +50,7 @@ class ServiceTimes:
         self._shadows = ledger.shadow_request_sensors
         self._in_flight = ledger.time_in_flight
         self._last_us = 0.0
-        """What the latest answer cost that came by itself: those to come may cost as much."""
+        """What the latest response cost that came by itself: those to come may cost as much."""
         self._since_us = 0
         self._came_us = 0
         self._charged_us = 0
@@ -62,7 +62,7 @@ class ServiceTimes:
         self._alone = True
 
     def came(self, now_us: int) -> None:
-        """The node's bytes begin with a new answer, or go on with one that is charged already."""
+        """The node's bytes begin with a new response, or go on with one that is charged already."""
         self._came_us = now_us
         if self._charged_us > self._since_us:
             self._since_us = self._charged_us
@@ -96,7 +96,7 @@ class ServiceTimes:
             self._in_flight[request.reserved_at] = self._in_flight.get(request.reserved_at, 0.0) + percent
 
     def _expected(self, request: Request, binding: ClientSensors, count: int, size_bytes: int) -> float:
-        """What requests are expected to cost: at least as much as the latest, as the size of an answer is not known."""
+        """What requests are expected to cost: at least as much as the latest, as the size of a response is not known."""
         assert binding.costs is not None
         cost_us = binding.costs.us(request.plan.cost_kind, size_bytes, count)
         return max(cost_us, count * self._last_us) * PERCENT_PER_US
@@ -136,7 +136,7 @@ class ServiceTimes:
 
     def _charge_unanswered(self, request: Request, now_ms: int, now_us: int) -> None:
         binding = request.binding
-        if binding is None or binding.costs is None or request.timed or request.answer is not None:
+        if binding is None or binding.costs is None or request.timed or request.response is not None:
             return
         self._came_us = now_us
         cost_us = self._cost_us(request, binding, 1, 0)
@@ -146,10 +146,10 @@ class ServiceTimes:
     # ---------------------------------------------------------------- charge
 
     def charge_unthrottled(
-        self, request: Request, binding: ClientSensors, count: int, answer_bytes: int, now_ms: int, now_us: int
+        self, request: Request, binding: ClientSensors, count: int, response_bytes: int, now_ms: int, now_us: int
     ) -> bool:
-        """Charge `count` answers of `answer_bytes` in all if it is plain that none is throttled; else do nothing."""
-        cost_us = self._cost_us(request, binding, count, answer_bytes)
+        """Charge `count` answers of `response_bytes` in all if it is plain that none is throttled; else do nothing."""
+        cost_us = self._cost_us(request, binding, count, response_bytes)
         percent = cost_us * PERCENT_PER_US
         sensor = binding.request
         try:
@@ -162,23 +162,25 @@ class ServiceTimes:
         _meter(request, cost_us, now_us)
         self._free(request, count)
         self._last_us = cost_us / count
-        self._settle(request, binding, count, answer_bytes, cost_us, now_us)
+        self._settle(request, binding, count, response_bytes, cost_us, now_us)
         return True
 
-    def charge(self, request: Request, binding: ClientSensors, answer_bytes: int, now_ms: int, now_us: int) -> int:
-        """Charge one answer; the throttle time in ms."""
-        cost_us = self._cost_us(request, binding, 1, answer_bytes)
+    def charge(self, request: Request, binding: ClientSensors, response_bytes: int, now_ms: int, now_us: int) -> int:
+        """Charge one response; the throttle time in ms."""
+        cost_us = self._cost_us(request, binding, 1, response_bytes)
         throttle_ms = self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
         _meter(request, cost_us, now_us)
         self._free(request, 1)
         self._last_us = cost_us
-        self._settle(request, binding, 1, answer_bytes, cost_us, now_us)
+        self._settle(request, binding, 1, response_bytes, cost_us, now_us)
         return throttle_ms
 
-    def charge_own(self, request: Request, binding: ClientSensors, answer_bytes: int, now_ms: int, now_us: int) -> int:
-        """Charge an answer of the proxy's own what it would cost the node; the throttle time in ms."""
+    def charge_own(
+        self, request: Request, binding: ClientSensors, response_bytes: int, now_ms: int, now_us: int
+    ) -> int:
+        """Charge a response of the proxy's own what it would cost the node; the throttle time in ms."""
         assert binding.costs is not None
-        cost_us = binding.costs.us(request.plan.cost_kind, request.size_bytes + answer_bytes)
+        cost_us = binding.costs.us(request.plan.cost_kind, request.size_bytes + response_bytes)
         _meter(request, cost_us, now_us)
         self._free(request, 1)
         return self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
@@ -193,16 +195,16 @@ class ServiceTimes:
 
     def _charge_shadow(self, sensor: int, request: Request, percent: float, now_ms: int, now_us: int) -> None:
         with suppress(StaleSensor):
-            told_ms = self._shadows.charge(sensor, percent, now_ms)
-            if told_ms and request.use is not None:
-                request.use.client.of(REQUEST).note_shadow(told_ms, now_us)
+            reported_ms = self._shadows.charge(sensor, percent, now_ms)
+            if reported_ms and request.use is not None:
+                request.use.client.of(REQUEST).note_shadow(reported_ms, now_us)
 
-    def _cost_us(self, request: Request, binding: ClientSensors, count: int, answer_bytes: int) -> float:
+    def _cost_us(self, request: Request, binding: ClientSensors, count: int, response_bytes: int) -> float:
         costs = binding.costs
         assert costs is not None
         waiting = request.waiting
         size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
-        modelled_us = costs.us(request.plan.cost_kind, size_bytes + answer_bytes, count)
+        modelled_us = costs.us(request.plan.cost_kind, size_bytes + response_bytes, count)
         observed_us: float = self._came_us - self._since_us
         if self._alone:
             observed_us -= costs.floor_us
@@ -211,17 +213,17 @@ class ServiceTimes:
         return observed_us if observed_us > 0 else 0.0
 
     def _settle(
-        self, request: Request, binding: ClientSensors, count: int, answer_bytes: int, cost_us: float, now_us: int
+        self, request: Request, binding: ClientSensors, count: int, response_bytes: int, cost_us: float, now_us: int
     ) -> None:
-        """The answers are charged; further ones that came with them have the time that these did not take."""
+        """The responses are charged; further ones that came with them have the time that these did not take."""
         costs = binding.costs
         assert costs is not None
         since_us = self._since_us
         if self._alone:
             least_bytes = request.plan.telling_bytes
-            telling = least_bytes is not None and answer_bytes >= least_bytes and request.learned_from
+            telling = least_bytes is not None and response_bytes >= least_bytes and request.learned_from
             if telling and request.waiting == 1:
-                size_bytes = request.waiting_bytes + answer_bytes
+                size_bytes = request.waiting_bytes + response_bytes
                 costs.learn(request.plan.cost_kind, size_bytes, self._came_us - since_us - costs.floor_us, now_us)
             self._alone = False
             cost_us += costs.floor_us

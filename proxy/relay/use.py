@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.entities import QuotaType
-from quotas.records.usage_record import LONGEST_PROFILE_S, MOST_TOLD, SecondOfUse, ThrottledUse, is_even
+from quotas.records.usage_record import LONGEST_PROFILE_S, MOST_REPORTED, SecondOfUse, ThrottledUse, is_even
 from quotas.request_costs import NodeCosts, RequestCosts
 
 PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
@@ -34,7 +34,7 @@ NO_WINDOW = -1
 _SECOND_US = 1_000_000
 
 
-class Counts(NamedTuple):
+class WindowUsage(NamedTuple):
     """What one client used of one quota type at one node in one window, which began at `begin_ms` since 1970."""
 
     client: "Client"
@@ -117,6 +117,7 @@ class Use:
         "out_bytes",
         "peak",
         "place",
+        "reported",
         "requests",
         "requests_mark",
         "seconds",
@@ -126,7 +127,6 @@ class Use:
         "throttled_ms",
         "throttles",
         "throttles_mark",
-        "told",
         "unsent_bytes",
         "until_us",
         "used",
@@ -150,7 +150,7 @@ class Use:
         self.shadow_throttles = self.shadow_throttled_ms = 0
         self.muted_ms = self.throttled_mark = self.requests_mark = self.throttles_mark = 0
         self.used = self.mark = self.peak = 0.0
-        self.told: list[ThrottledUse] = []
+        self.reported: list[ThrottledUse] = []
         self.seconds: list[SecondOfUse] = []
 
     def turn(self, now_us: int) -> None:
@@ -173,12 +173,14 @@ class Use:
             self.peak = in_second
         if self.is_profiled and (in_second > 0 or throttled_ms):
             requests, throttles = self.requests - self.requests_mark, self.throttles - self.throttles_mark
-            told = tuple(self.told) if len(self.told) <= MOST_TOLD else ()
-            self.seconds.append(SecondOfUse(self.began_us // 1000, in_second, throttled_ms, requests, throttles, told))
+            reported = tuple(self.reported) if len(self.reported) <= MOST_REPORTED else ()
+            self.seconds.append(
+                SecondOfUse(self.began_us // 1000, in_second, throttled_ms, requests, throttles, reported)
+            )
             self.requests_mark, self.throttles_mark = self.requests, self.throttles
         self.mark, self.throttled_mark = self.used, self.throttled_ms
-        if self.told:
-            self.told = []
+        if self.reported:
+            self.reported = []
 
     def close(self) -> None:
         """Hand on what was counted in the window, if there is one."""
@@ -201,7 +203,7 @@ class Use:
             self.muted_ms,
         )
         begin_ms = self.window * meter.window_s * 1000
-        meter.closed.append(Counts(self.client, TYPES[self.place], begin_ms, *counts, self._profile(begin_ms)))
+        meter.closed.append(WindowUsage(self.client, TYPES[self.place], begin_ms, *counts, self._profile(begin_ms)))
         self._begin()
         self.window, self.until_us = NO_WINDOW, -1
         self.client.open -= 1
@@ -219,7 +221,7 @@ class Use:
         return tuple(
             second._replace(
                 at_ms=in_window(second.at_ms),
-                told=tuple(ThrottledUse(in_window(at_ms), used) for at_ms, used in second.told),
+                reported=tuple(ThrottledUse(in_window(at_ms), used) for at_ms, used in second.reported),
             )
             for second in self.seconds
         )
@@ -232,8 +234,8 @@ class Use:
         """
         if now_us >= self.until_us:
             self.turn(now_us)
-        if used and len(self.told) <= MOST_TOLD:
-            self.told.append(ThrottledUse((now_us + self.client.meter.offset_us) // 1000, used))
+        if used and len(self.reported) <= MOST_REPORTED:
+            self.reported.append(ThrottledUse((now_us + self.client.meter.offset_us) // 1000, used))
         self.throttles += 1
         self.throttled_ms += prolonged_ms
         now_ms = now_us // 1000
@@ -266,7 +268,7 @@ class Use:
         if now_us >= self.until_us:
             self.turn(now_us)
         elif self.used == self.mark:
-            # What has come so far in this second was not used yet, as a Fetch before its answer.
+            # What has come so far in this second was not used yet, as a Fetch before its response.
             self.began_us = now_us + self.client.meter.offset_us
         self.used += value
 
@@ -284,7 +286,7 @@ class Meter:
         self.max_clients = max_clients
         self.offset_us = 0
         """What the wall clock is ahead of the monotonic one."""
-        self.closed: deque[Counts] = deque()
+        self.closed: deque[WindowUsage] = deque()
         self.overflowed = 0
         """How often a client got no place of its own."""
         self.costs = costs

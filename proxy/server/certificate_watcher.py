@@ -28,7 +28,7 @@ class CertificateWatcher:
         self._log = structlog.get_logger()
         self._kept: dict[TlsPlace, Section] = {}
         self._ends_s: dict[TlsPlace, int] = {}
-        self._told_s: dict[TlsPlace, float] = {}
+        self._reported_s: dict[TlsPlace, float] = {}
 
     def take_up(self, sections: Mapping[TlsPlace, Section]) -> None:
         """Use what the sections of a configuration have come to."""
@@ -62,7 +62,7 @@ class CertificateWatcher:
 
     def _use(self, place: TlsPlace, context: TlsMaterial) -> None:
         self._show(place, context)
-        self._told_s.pop(place, None)
+        self._reported_s.pop(place, None)
         self._ends_s.pop(place, None)
         if context.ends_s is not None:
             self._ends_s[place] = context.ends_s
@@ -78,8 +78,8 @@ class CertificateWatcher:
         """Once a day, of each certificate that ends within 30 days."""
         now_s = self._clock.epoch_ms() / 1000
         for place, ends_s in self._ends_s.items():
-            if ends_s - now_s < _SOON_S and now_s - self._told_s.get(place, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:
-                self._told_s[place] = now_s
+            if ends_s - now_s < _SOON_S and now_s - self._reported_s.get(place, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:
+                self._reported_s[place] = now_s
                 self._log.warning(
                     "certificate_expired" if ends_s < now_s else "certificate_expires_soon",
                     virtual_cluster=place.virtual_cluster,

@@ -15,7 +15,7 @@ from proxy.decisions.sasl import LoginFailure
 from proxy.net.stream import READ_BYTES, Stream, StreamListener
 from proxy.net.tls_socket import AnySocket
 from proxy.net.turns import finish_in_turns
-from proxy.observe.logs import is_told
+from proxy.observe.logs import is_reported
 from proxy.relay.actions import (
     Action,
     Close,
@@ -55,7 +55,9 @@ class ConnectionHost(Protocol):
     def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
         """A stream over a socket of one side."""
 
-    def run_errand(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
+    def alter_quotas(
+        self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
+    ) -> Awaitable[Sequence[Exception | None]]:
         """Have alterations written; what became of each. It is carried on when the client is gone."""
 
     def note_throttle(self, connection: "Connection", throttled: Throttled, now_ms: int) -> None:
@@ -104,7 +106,7 @@ class Connection:
         self._work: tuple[tuple[DecisionRequest, asyncio.Task[None]], ...] = ()
         """What is being decided, at most of each direction one; nobody else keeps these tasks."""
         self._timer: asyncio.TimerHandle | None = None
-        self._patience = ConnectionTimeouts()
+        self._timeouts = ConnectionTimeouts()
         self._busy = False
         self._ended = False
         self._lingers = False
@@ -169,7 +171,7 @@ class Connection:
 
     def reading_waits(self, side: Side) -> None:
         """A cap has what one side has sent wait."""
-        self._patience.note_held_up()
+        self._timeouts.note_held_up()
         self.relay.on_held_up()
 
     # ------------------------------------------------------------ carrying out
@@ -204,7 +206,7 @@ class Connection:
 
     def _pause(self, pause: Pause, now_us: int) -> None:
         if pause.side is Side.CLIENT:
-            self._patience.note_held_up()
+            self._timeouts.note_held_up()
         self._stream(pause.side).pause_reading()
 
     def _resume(self, resume: Resume, now_us: int) -> None:
@@ -215,25 +217,25 @@ class Connection:
             return []
         decision = decide(ask, self.facts, now_us // 1000)
         if isinstance(decision, Decision):
-            return self.relay.on_verdict(ask.ticket, decision, now_us)
+            return self.relay.on_decision(ask.ticket, decision, now_us)
         task = asyncio.get_running_loop().create_task(self._work_out(ask.ticket, decision))
         self._work = (*(other for other in self._work if not other[1].done()), (ask, task))
         return []
 
     async def _work_out(self, ticket: int, decision: QuotaAlteration | SlowDecision) -> None:
-        """Decide in turns with others, have written what must be, then give the verdict.
+        """Decide in turns with others, have written what must be, then give the decision.
 
         A relay that is closed by then only has given back what was charged.
         """
         try:
-            verdict = await finish_in_turns(decision.steps) if isinstance(decision, SlowDecision) else decision
-            if isinstance(verdict, QuotaAlteration):
-                results = await self._home.run_errand(verdict, self._log.bind(user=shown(self.facts.user)))
-                verdict = await finish_in_turns(verdict.reply(results))
+            outcome = await finish_in_turns(decision.steps) if isinstance(decision, SlowDecision) else decision
+            if isinstance(outcome, QuotaAlteration):
+                results = await self._home.alter_quotas(outcome, self._log.bind(user=shown(self.facts.user)))
+                outcome = await finish_in_turns(outcome.reply(results))
         except Exception:
             self._fail()
         else:
-            self._do(partial(self.relay.on_verdict, ticket, verdict))
+            self._do(partial(self.relay.on_decision, ticket, outcome))
 
     def _send(self, send: Send, now_us: int) -> None:
         stream = self._node if send.side is Side.NODE else self._client
@@ -287,7 +289,7 @@ class Connection:
         client = self._client
         unsent_bytes = client.unsent_bytes if client is not None else 0
         taken_bytes = client.taken_bytes if client is not None and unsent_bytes else 0
-        reason = self._patience.look(self.relay, unsent_bytes, taken_bytes, step_ms, time_outs)
+        reason = self._timeouts.look(self.relay, unsent_bytes, taken_bytes, step_ms, time_outs)
         if reason is not None:
             self.give_up(reason)
 
@@ -337,7 +339,7 @@ class Connection:
         self._log_episode()
         if self.relay.ended_unheard and close.reason in _CLIENT_IS_GONE:
             close = Close(CloseReason.CLIENT_SENT_NOTHING)
-        if close.reason not in ORDINARY or is_told("info"):
+        if close.reason not in ORDINARY or is_reported("info"):
             self._tell_end(close)
         self._end(close.reason)
 
@@ -380,8 +382,8 @@ class Connection:
             **({"mechanism": login.mechanism} if login.mechanism else {}) | failed_login,
             requests=relay.requests,
             request_bytes=relay.request_bytes,
-            answers=relay.answers,
-            answer_bytes=relay.answer_bytes,
+            responses=relay.responses,
+            response_bytes=relay.response_bytes,
             throttled_ms=relay.throttled_ms,
             duration_ms=self._now_ms() - self.opened_ms,
         )

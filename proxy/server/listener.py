@@ -115,7 +115,7 @@ class Listener:
         may_open: Callable[[], bool],
         closed: dict[CloseReason, int],
         caps_of_cluster: Caps,
-        door: ConnectionGate,
+        gate: ConnectionGate,
         meter: Meter | None = None,
     ) -> None:
         self._meter = meter
@@ -135,13 +135,13 @@ class Listener:
         self._secure_stage = secure_stage(self._tls)
         self.secure: SlowStage | None = None
         """Stage 4."""
-        self._door = door
-        door.add_listener(self.key, self._carry_on)
+        self._gate = gate
+        gate.add_listener(self.key, self._carry_on)
         self._on_the_way: set[IncomingConnection] = set()
         """Those that wait, or are held, or are in a stage that waits for the client."""
         self._at_once = 0
         """So many more may go on as soon as they are admitted."""
-        self._crowd: FairQueue[IncomingConnection] = FairQueue()
+        self._pool: FairQueue[IncomingConnection] = FairQueue()
         """Admitted ones that come behind these: addresses take turns, so that a good one overtakes a storm."""
         self._arrivals: dict[Connection, IncomingConnection] = {}
         """How those came in that are open."""
@@ -158,7 +158,7 @@ class Listener:
         self._throttle = ThrottleConfig()
         self._demands_sasl = False
         self._sasl = SaslRules()
-        self._told_of_sasl = False
+        self._reported_of_sasl = False
         self._poller = poller
         self._clock = clock
         self._may_open = may_open
@@ -224,7 +224,7 @@ class Listener:
 
     def set_connection_limits(self, limits: ConnectionLimitsConfig) -> None:
         """How fast connections may come from now on, and how many."""
-        self._door.set_listener_limits(self.key, limits_of(limits))
+        self._gate.set_listener_limits(self.key, limits_of(limits))
 
     def serve(self, sockets: dict[int, socket]) -> None:
         """Accept on the bound sockets, by port."""
@@ -244,7 +244,7 @@ class Listener:
         self._left_alone.clear()
         for stage in (self._origin_stage, self._secure_stage):
             stage.stop()
-        for arrival in self._crowd.take_all():
+        for arrival in self._pool.take_all():
             self._turn_away(arrival, CloseReason.SHUTDOWN)
 
     @property
@@ -254,8 +254,8 @@ class Listener:
 
     def _accept_all(self, port: int, sock: socket, _events: int) -> None:
         """Take in who waits, but not all of a storm at once."""
-        self._at_once = 0 if self._crowd else _OPENED_AT_ONCE
-        for _ in range(min(_ACCEPTS_AT_ONCE, _MOST_IN_TURN - len(self._crowd))):
+        self._at_once = 0 if self._pool else _OPENED_AT_ONCE
+        for _ in range(min(_ACCEPTS_AT_ONCE, _MOST_IN_TURN - len(self._pool))):
             if self._waits:
                 self._poller.remove(sock.fileno())
                 self._left_alone.append((port, sock))
@@ -293,7 +293,7 @@ class Listener:
         known = BOOTSTRAP_NODE_ID if node_id is None else node_id
         arrival = IncomingConnection(client, port, known, address, ANONYMOUS, log, peer[1])
         if not self._may_open():
-            self._door.note_full(self._limits.max_connections)
+            self._gate.note_full(self._limits.max_connections)
             self._refuse(arrival, CloseReason.TOO_MANY_CONNECTIONS)
         elif node_id is None:
             self._refuse(arrival, CloseReason.NODE_UNKNOWN, detail=f"no node has the spare port {port}")
@@ -307,7 +307,7 @@ class Listener:
 
     def _arrive(self, arrival: IncomingConnection) -> None:
         """Stage 1: the rates and slots of listener and instance, for which one connection waits at a time."""
-        if self._door.arrive(self.key, arrival):
+        if self._gate.arrive(self.key, arrival):
             self._admit(arrival) if self.origin is None else self._find_origin(arrival)
         else:
             self._waits = True
@@ -322,7 +322,7 @@ class Listener:
 
     def _admit(self, arrival: IncomingConnection) -> None:
         """Stage 3: whether its address may have it."""
-        match self._door.admit(self.key, arrival):
+        match self._gate.admit(self.key, arrival):
             case ConnectionSlot() as place:
                 arrival.place = place
                 self._go_on_in_turn(arrival)
@@ -337,18 +337,18 @@ class Listener:
             self._at_once -= 1
             self._go_on(arrival)
             return
-        if not self._crowd:
+        if not self._pool:
             asyncio.get_running_loop().call_soon(self._take_turns)
         assert arrival.place is not None
         self._on_the_way.add(arrival)
-        self._crowd.put(arrival.place.origin, arrival)
+        self._pool.put(arrival.place.origin, arrival)
 
     def _take_turns(self) -> None:
-        for _ in range(min(_OPENED_AT_ONCE, len(self._crowd))):
-            arrival = self._crowd.take()
+        for _ in range(min(_OPENED_AT_ONCE, len(self._pool))):
+            arrival = self._pool.take()
             self._on_the_way.discard(arrival)
             self._go_on(arrival)
-        if self._crowd:
+        if self._pool:
             asyncio.get_running_loop().call_soon(self._take_turns)
 
     def _go_on(self, arrival: IncomingConnection) -> None:
@@ -369,21 +369,21 @@ class Listener:
     def _open(self, arrival: IncomingConnection) -> None:
         """Stage 5: a relay has it, if its user may have one more."""
         place, node_id = _place_of(arrival), arrival.node_id
-        if not self._demands_sasl and not self._door.admission.user_became(place, arrival.user):
+        if not self._demands_sasl and not self._gate.admission.user_became(place, arrival.user):
             self._refuse(arrival, CloseReason.TOO_MANY_OF_USER)
             return
-        tally = self.tallies.get(node_id)
-        if tally is None:
-            tally = self.tallies[node_id] = RelayCounters()
+        counters = self.tallies.get(node_id)
+        if counters is None:
+            counters = self.tallies[node_id] = RelayCounters()
         user = NOBODY if self._demands_sasl else arrival.user
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
-        meet = None if self._meter is None else partial(self._meet, facts)
-        relay = Relay(self._ledger, tally, self._relay_limits, facts.bind, meet)
+        usage_of = None if self._meter is None else partial(self._meet, facts)
+        relay = Relay(self._ledger, counters, self._relay_limits, facts.bind, usage_of)
         connection = Connection(relay, facts, self, self._clock, arrival.log)
         facts.note_identity = partial(self._note_identity, connection, arrival.log)
         connection.client_connected(arrival.tls or arrival.socket)
-        tally.connections_opened += 1
-        tally.connections_open += 1
+        counters.connections_opened += 1
+        counters.connections_open += 1
         self.connections.add(connection)
         self._arrivals[connection] = arrival
 
@@ -404,7 +404,7 @@ class Listener:
     def user_became(self, connection: Connection, user: str) -> bool:
         """Whether a connection may stay now that its user is known, or is another; then it counts for that user."""
         arrival = self._arrivals.get(connection)
-        return arrival is None or self._door.admission.user_became(_place_of(arrival), user)
+        return arrival is None or self._gate.admission.user_became(_place_of(arrival), user)
 
     # ------------------------------------------------- the home of connections
 
@@ -419,9 +419,11 @@ class Listener:
         settings = self._streams[side]
         return TlsStream(settings, sock, owner) if isinstance(sock, TlsSocket) else Stream(settings, sock, owner)
 
-    def run_errand(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Awaitable[Sequence[Exception | None]]:
+    def alter_quotas(
+        self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
+    ) -> Awaitable[Sequence[Exception | None]]:
         """Have alterations written to where the quotas come from."""
-        return self._book.run_errand(errand, log)
+        return self._book.alter_quotas(alteration_request, log)
 
     def note_throttle(self, connection: Connection, throttled: Throttled, now_ms: int) -> None:
         """Remember it for whoever asks why."""
@@ -437,7 +439,7 @@ class Listener:
         self.connections.discard(connection)
         self.tallies[arrival.node_id].connections_open -= 1
         connection.facts.tell_nobody()
-        self._door.left(_place_of(arrival))
+        self._gate.left(_place_of(arrival))
         self._note_closed(reason)
 
     def lingers(self, connection: Connection) -> None:
@@ -494,7 +496,7 @@ class Listener:
         limits = self._limits
         return RelayLimits(
             limits.max_frame_bytes,
-            limits.max_answer_bytes,
+            limits.max_response_bytes,
             limits.max_in_flight,
             limits.write_buffer_bytes,
             withholds=self._throttle.fetch == "empty",
@@ -546,15 +548,15 @@ class Listener:
         """Somebody has logged in, and may be one too many; tell what an operator should know of it."""
         if not self.user_became(connection, identity.user):
             connection.give_up(CloseReason.TOO_MANY_OF_USER, identity.user)
-        if not identity.visible and self._door.note_shared(self.key, identity.user):
+        if not identity.visible and self._gate.note_shared(self.key, identity.user):
             log.warning("user_not_visible", user=identity.user, mechanism=identity.mechanism)
-        if not self._demands_sasl and not self._told_of_sasl:
-            self._told_of_sasl = True
+        if not self._demands_sasl and not self._reported_of_sasl:
+            self._reported_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
     def _note_unnamed(self, arrival: IncomingConnection) -> None:
         """A client of a listener with names has asked for none: it is served as if it would bootstrap."""
-        if self._door.note_unnamed(self.key, arrival.address):
+        if self._gate.note_unnamed(self.key, arrival.address):
             arrival.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")
 
     def _let_go_of_port(self, port: int) -> None:
@@ -571,7 +573,7 @@ class Listener:
 
         A load balancer that only looks whether somebody is here spends no rate.
         """
-        self._door.give_up(self.key, measured=reason is not CloseReason.CLIENT_SENT_NOTHING)
+        self._gate.give_up(self.key, measured=reason is not CloseReason.CLIENT_SENT_NOTHING)
         self._turn_away(arrival, reason, detail)
 
     def _turn_away(self, arrival: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
@@ -593,7 +595,7 @@ class Listener:
         return arrival.log.info if reason in _HUNG_UP else arrival.log.warning
 
     def _is_news(self, arrival: IncomingConnection, reason: CloseReason, detail: str) -> bool:
-        return self._door.note_fault(
+        return self._gate.note_fault(
             self.key, arrival.address, shown(f"{reason.value}: {detail}" if detail else reason.value)
         )
 
@@ -603,11 +605,11 @@ class Listener:
         if reset:
             arrival.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
         arrival.socket.close()
-        self._door.note_refused(self.key, arrival, reason, detail)
+        self._gate.note_refused(self.key, arrival, reason, detail)
         self._note_closed(reason)
 
     def _let_go(self, arrival: IncomingConnection) -> None:
         self._on_the_way.discard(arrival)
         if arrival.place is not None:
-            self._door.left(arrival.place)
+            self._gate.left(arrival.place)
             arrival.place = None

@@ -56,7 +56,7 @@ class QuotaStore:
         """Apart from the threads that may wait for a source."""
         self._taking_up = asyncio.Lock()
         self._stopping = False
-        self._errands: set[asyncio.Task[object]] = set()
+        self._alterations_under_way: set[asyncio.Task[object]] = set()
 
     async def start(self) -> None:
         """Read the quotas and put them in force; from now on they follow their source."""
@@ -67,8 +67,8 @@ class QuotaStore:
     async def stop(self) -> None:
         """Let what is being written be written, then let go of the source."""
         self._stopping = True
-        if self._errands:
-            await asyncio.wait(self._errands)
+        if self._alterations_under_way:
+            await asyncio.wait(self._alterations_under_way)
         await self._in_thread(self.source.stop)
         self._threads.shutdown(wait=False)
         self._preparing.shutdown(wait=False)
@@ -84,8 +84,8 @@ class QuotaStore:
 
     def _spawn(self, work: Coroutine[Any, Any, Result]) -> "asyncio.Task[Result]":
         task = asyncio.get_running_loop().create_task(work)
-        self._errands.add(task)
-        task.add_done_callback(self._errands.discard)
+        self._alterations_under_way.add(task)
+        task.add_done_callback(self._alterations_under_way.discard)
         return task
 
     def _tell_failure(self, task: "asyncio.Task[None]") -> None:
@@ -131,18 +131,22 @@ class QuotaStore:
             self._log.info("quota_problem_ended", place=shown(place))
         self.problems = dict(problems)
 
-    async def run_errand(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
+    async def alter_quotas(
+        self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
+    ) -> Sequence[Exception | None]:
         """Have the source write alterations, and put them in force; what became of each. Each is audited in `log`."""
-        return await asyncio.shield(self._spawn(self._alter(errand, log)))
+        return await asyncio.shield(self._spawn(self._alter(alteration_request, log)))
 
-    async def _alter(self, errand: QuotaAlteration, log: "FilteringBoundLogger") -> Sequence[Exception | None]:
+    async def _alter(
+        self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
+    ) -> Sequence[Exception | None]:
         before = self.source.quotas
-        results = await self._in_thread(self.source.alter, errand.alterations)
+        results = await self._in_thread(self.source.alter, alteration_request.alterations)
         await self.take_up()
-        for number, (alteration, result) in enumerate(zip(errand.alterations, results, strict=True), 1):
+        for number, (alteration, result) in enumerate(zip(alteration_request.alterations, results, strict=True), 1):
             if not number % _AUDITED_PER_STEP:
                 await asyncio.sleep(0)
-            _audit(alteration, result, before.get(alteration.entity, {}), errand.client_id, log)
+            _audit(alteration, result, before.get(alteration.entity, {}), alteration_request.client_id, log)
         return results
 
 
@@ -176,11 +180,11 @@ def _audit(
     """One line for each quota: who, old, new."""
     log = log.bind(entity=shown(str(alteration.entity)), client_id=shown(client_id))
     for key, new in alteration.limits.items():
-        told = {"quota": key.text, "old": before[key].value if key in before else None, "new": new}
+        reported = {"quota": key.text, "old": before[key].value if key in before else None, "new": new}
         if result is None:
-            log.info("quota_altered", **told)
+            log.info("quota_altered", **reported)
         else:
-            log.warning("quota_alteration_refused", problem=shown(str(result)), **told)
+            log.warning("quota_alteration_refused", problem=shown(str(result)), **reported)
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:

@@ -104,7 +104,7 @@ class VirtualCluster:
         clock: Clock,
         metrics: Metrics,
         may_open: Callable[[], bool],
-        door: ConnectionGate,
+        gate: ConnectionGate,
         usage: UsageConfig | None = None,
         tracer: Tracer | None = None,
     ) -> None:
@@ -112,7 +112,7 @@ class VirtualCluster:
         throttle = config.throttle
         windows = config.quotas.windows
         window_ms = windows.quota_window_size_seconds * 1000
-        door.admission.add_virtual_cluster(config.name, windows.quota_window_num, window_ms)
+        gate.admission.add_virtual_cluster(config.name, windows.quota_window_num, window_ms)
         caps = (throttle.max_throttle_ms, throttle.max_debt_ms)
         of_rates = (max_sensors, windows.quota_window_num, window_ms, *caps)
         of_buckets = (
@@ -124,7 +124,7 @@ class VirtualCluster:
         sensors = Sensors(*of_rates) if tracer is None else TracedSensors(tracer.note, *of_rates)
         buckets = TokenBuckets(*of_buckets) if tracer is None else TracedBuckets(tracer.note, *of_buckets)
         self.name = config.name
-        self.door = door
+        self.gate = gate
         costs = RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
         traces = None if tracer is None else tracer.chooses
         self.ledger = ClientQuotaManager(sensors, QuotaTable(), buckets=buckets, costs=costs, traces=traces)
@@ -166,12 +166,12 @@ class VirtualCluster:
                 may_open,
                 metrics.connections_closed(config.name, listener.name),
                 self.caps,
-                door,
+                gate,
                 self.meter,
             )
             for listener in config.listeners
         ]
-        self.address_quotas = AddressQuotas(config.name, door)
+        self.address_quotas = AddressQuotas(config.name, gate)
         self.book.when_changed = self.address_quotas.take_up
         self.set_rules(config)
 
@@ -202,7 +202,7 @@ class VirtualCluster:
 
     def standing_of(self, address: str, shadow: bool) -> AddressStanding:
         """What is known of an address at the door."""
-        standing = self.door.standing_of(self.name, address, shadow)
+        standing = self.gate.standing_of(self.name, address, shadow)
         return replace(standing, hosts=self.address_quotas.hosts_at(plain_ip(address)))
 
     @property
@@ -244,7 +244,7 @@ class VirtualCluster:
         """What its shadow quotas would have throttled."""
         for (_, node_id, quota_type), (throttles, throttled_ms) in self.ledger.shadow_throttles().items():
             yield ShadowTotals(self.name, _one_node(node_id), quota_type.name.lower(), throttles, throttled_ms)
-        of_connections = self.door.shadow_totals(self.name)
+        of_connections = self.gate.shadow_totals(self.name)
         if of_connections.throttles:
             yield ShadowTotals(self.name, None, "connection", *of_connections)
 
@@ -285,7 +285,7 @@ class Service:
         self._metrics = Metrics(CollectorRegistry(), config.metrics.top_entities)
         poller = Poller()
         quotas = ConnectionQuotas(ConnectionLimits(), clock.now_ms())
-        self.door = ConnectionGate(Admission(quotas, config.limits.max_held_connections), clock)
+        self.gate = ConnectionGate(Admission(quotas, config.limits.max_held_connections), clock)
         trace = config.usage.trace
         chosen = [entity.entity() for entity in trace.entities]
         self._tracer = Tracer(chosen, trace.events_per_second, clock) if chosen else None
@@ -298,7 +298,7 @@ class Service:
                 clock,
                 self._metrics,
                 self.may_open,
-                self.door,
+                self.gate,
                 config.usage,
                 self._tracer,
             )
@@ -329,8 +329,8 @@ class Service:
             self._metrics.add_shadows(cluster.shadow_totals)
             self._metrics.add_caps(cluster.cap_totals)
             self._metrics.add_entities(partial(cluster.entity_uses, clock))
-        self._metrics.add_door(
-            self._instance_totals, self.door.listener_totals, self.door.cluster_totals, self.door.address_uses
+        self._metrics.add_gate(
+            self._instance_totals, self.gate.listener_totals, self.gate.cluster_totals, self.gate.address_uses
         )
 
     def _recorder_of(self, usage: UsageConfig) -> Recorder | None:
@@ -340,7 +340,7 @@ class Service:
         instance = usage.instance or own_name()
         spool = Spool(Path(usage.directory), instance, self.clock.epoch_ms(), rules_of(usage))
         recorder = Recorder(metered, spool, usage.window_s, self.clock, self._tracer)
-        self.door.admission.quotas.tell = recorder.note_connection
+        self.gate.admission.quotas.tell = recorder.note_connection
         self._metrics.add_usage(recorder.totals)
         return recorder
 
@@ -387,7 +387,7 @@ class Service:
         return sum(listener.open_sockets for listener in self._listeners())
 
     def _instance_totals(self) -> InstanceGate:
-        return self.door.instance_totals(self._open_sockets(), self._max_sockets)
+        return self.gate.instance_totals(self._open_sockets(), self._max_sockets)
 
     def not_ready(self) -> list[str]:
         """Why clients cannot be served, one line a reason; empty when they can."""
@@ -468,8 +468,8 @@ class Service:
         self._stopping = True
         for listener in self._listeners():
             listener.stop_accepting()
-        self.door.empty()
-        self.door.tell_ended_refusals()
+        self.gate.empty()
+        self.gate.tell_ended_refusals()
         log.info("stopping", connections=sum(len(listener.connections) for listener in self._listeners()))
         await self._drain(self.config.limits.drain_s)
         for connection in [one for listener in self._listeners() for one in listener.lingering]:
@@ -516,24 +516,24 @@ class Service:
 
     def _relay_totals(self) -> Iterator[RelayTotals]:
         for listener in self._listeners():
-            for node_id, tally in listener.tallies.items():
+            for node_id, counters in listener.tallies.items():
                 yield RelayTotals(
                     listener.virtual_cluster,
                     listener.name,
                     node_id,
-                    tally.connections_open,
-                    tally.connections_opened,
-                    {APIS[key].name: count for key, count in enumerate(tally.requests_by_api) if count},
-                    tally.request_bytes,
-                    tally.answers,
-                    tally.answer_bytes,
-                    {quota_type.name.lower(): count for quota_type, count in tally.throttles.items()},
-                    {quota_type.name.lower(): count for quota_type, count in tally.throttled_ms.items()},
-                    node_throttles=tally.throttles_by_node,
-                    withheld_bytes=tally.withheld_bytes,
-                    mutations_refused=tally.mutations_refused,
-                    authentications={"success": tally.authentications, "failure": tally.authentications_failed},
-                    exempt_us=tally.exempt_us,
+                    counters.connections_open,
+                    counters.connections_opened,
+                    {APIS[key].name: count for key, count in enumerate(counters.requests_by_api) if count},
+                    counters.request_bytes,
+                    counters.responses,
+                    counters.response_bytes,
+                    {quota_type.name.lower(): count for quota_type, count in counters.throttles.items()},
+                    {quota_type.name.lower(): count for quota_type, count in counters.throttled_ms.items()},
+                    node_throttles=counters.throttles_by_node,
+                    withheld_bytes=counters.withheld_bytes,
+                    mutations_refused=counters.mutations_refused,
+                    authentications={"success": counters.authentications, "failure": counters.authentications_failed},
+                    exempt_us=counters.exempt_us,
                 )
 
     # ------------------------------------------------------------------ upkeep
@@ -554,7 +554,7 @@ class Service:
                 connection.look_after(now_ms, step_ms, time_outs)
                 if not number % _LOOKS_AT_ONCE:
                     await asyncio.sleep(0)
-            self.door.tell_ended_refusals()
+            self.gate.tell_ended_refusals()
 
     async def _watch_config(self) -> None:
         """Reload when the file has changed or SIGHUP came."""
@@ -624,7 +624,7 @@ class Service:
         others = ports + _HTTP_LISTENERS * (self.config.limits.max_http_connections + 1)
         self._max_sockets = clients_within_descriptors(wanted, others)
         self._room = 0
-        self.door.set_limits(limits_of(self.config.connections), self.config.limits.max_held_connections)
+        self.gate.set_limits(limits_of(self.config.connections), self.config.limits.max_held_connections)
         for listener in self._listeners():
             listener.set_limits(self.config.limits)
 

@@ -36,12 +36,12 @@ def _user(rules: PrincipalRules, subject: str) -> str:
 
 
 class _NamedObject(ssl.SSLObject):
-    """Keeps the server name that the client wants, and the node that it stands for; `told`: it has said what it wants.
+    """Keeps the server name that the client wants, and the node that it stands for; `reported`: it has said what it wants.
 
     Who wants no name wants to bootstrap.
     """
 
-    told: bool = False
+    reported: bool = False
     wanted: str | None = None
     node_id: int | None = None
 
@@ -80,7 +80,7 @@ class TlsStage:
         self, hosts: frozenset[str], tls: ssl.SSLObject, name: str | None, _context: ssl.SSLContext
     ) -> int | None:
         assert isinstance(tls, _NamedObject)
-        tls.told, tls.wanted = True, name
+        tls.reported, tls.wanted = True, name
         tls.node_id = self._node_named(name, hosts)
         return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME if tls.node_id is None else None
 
@@ -155,7 +155,7 @@ class TlsStage:
             return Refused(CloseReason.CLIENT_SENT_NOTHING)
         if isinstance(error, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             return Refused(CloseReason.CLIENT_CLOSED, "during the TLS handshake")
-        if isinstance(tls.tls, _NamedObject) and tls.tls.told and tls.tls.node_id is None:
+        if isinstance(tls.tls, _NamedObject) and tls.tls.reported and tls.tls.node_id is None:
             wanted = tls.tls.wanted
             if wanted is None:
                 return Refused(CloseReason.SERVER_NAME_MISSING, f"expected one of {self.names}")
@@ -164,5 +164,5 @@ class TlsStage:
             return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"a name that is not ASCII is none of {self.names}")
         if text == "peer did not return a certificate":
             return Refused(CloseReason.CLIENT_CERTIFICATE_MISSING)
-        told = " alert " in text  # the client's own word, why it does not go on
-        return Refused(CloseReason.TLS_REFUSED_BY_CLIENT if told else CloseReason.TLS_FAILED, text)
+        reported = " alert " in text  # the client's own word, why it does not go on
+        return Refused(CloseReason.TLS_REFUSED_BY_CLIENT if reported else CloseReason.TLS_FAILED, text)

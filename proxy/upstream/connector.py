@@ -85,7 +85,7 @@ class Upstream:
         directory.look = self._asked.set
         self._answered = asyncio.Condition()
         self._failing = False
-        self._told_reason = ""
+        self._reported_reason = ""
         self._nodes: list[int] = []
         self._look_ups = LookUps(now_us)
         self._slow = Slow(now_us)
@@ -93,7 +93,7 @@ class Upstream:
         self._default_partitions: int | None = None
         self._asking: asyncio.Task[int | None] | None = None
         """For it."""
-        self._told_no_default = False
+        self._reported_no_default = False
 
     # ---------------------------------------------------------------- connecting
 
@@ -124,7 +124,7 @@ class Upstream:
         return HostPort(known[0], address.port) if alone else None
 
     def _dial(self, node_id: int, address: HostPort, place: HostPort, first: bytes, reached: Reached) -> Cancellable:
-        def told(outcome: socket.SocketType | OSError) -> None:
+        def reported(outcome: socket.SocketType | OSError) -> None:
             if isinstance(outcome, OSError):
                 reached(self._unreachable(node_id, address, outcome.strerror or str(outcome)))
                 return
@@ -135,7 +135,7 @@ class Upstream:
             self._dials = Deadlines(self.config.connect_timeout_ms / 1000, self._give_up_dialling)
         family = family_of(place.host)
         assert family is not None
-        return Dial(self._poller, self._dials, family, place, first, told)
+        return Dial(self._poller, self._dials, family, place, first, reported)
 
     def _give_up_dialling(self, dial: Dial) -> None:
         dial.fail(TimeoutError(None, f"no connection within {self.config.connect_timeout_ms} ms"))
@@ -223,7 +223,7 @@ class Upstream:
     ) -> NodeUnreachable:
         """Count it, and have the cluster looked at: perhaps the node has moved."""
         self._note_connect_failure(node_id)
-        self._look_ups.doubt(address.host)
+        self._look_ups.penalty(address.host)
         self._slow.note((address,))
         self._asked.set()
         return NodeUnreachable(f"{address}: {problem}", reason)
@@ -358,9 +358,9 @@ class Upstream:
         looks = (in_daemon_thread(partial(_fault_at, server, self.config)) for server in servers[:_SERVERS_LOOKED_AT])
         faults = [fault for fault in await asyncio.gather(*looks) if fault is not None]
         reason = next((fault.reason for _, fault in faults if fault.reason != "unreachable"), "unreachable")
-        if self._failing and reason == self._told_reason:
+        if self._failing and reason == self._reported_reason:
             return
-        self._told_reason = reason
+        self._reported_reason = reason
         self._log.warning(
             "cluster_unreachable",
             bootstrap_servers=servers,
@@ -385,8 +385,8 @@ class Upstream:
     def default_partitions(self) -> int:
         """How many partitions a topic gets that is created without a number; 1 while nobody has said so."""
         known = self.config.default_partitions or self._default_partitions
-        if known is None and not self._told_no_default:
-            self._told_no_default = True
+        if known is None and not self._reported_no_default:
+            self._reported_no_default = True
             self._log.warning("default_partitions_unknown", taken=1, setting="upstream.default_partitions")
         return known or 1
 

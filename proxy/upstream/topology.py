@@ -14,13 +14,13 @@ BOOTSTRAP_NODE_ID = -1
 """Stands for a node that was reached by a bootstrap address which no node calls its own."""
 
 MAX_LEARNED_NODES = 10_000
-_TOLD_EVERY_US = 60_000_000
+_REPORTED_EVERY_US = 60_000_000
 _LOOK_EVERY_US = 5_000_000
-"""A look at the cluster is a connection: not each answer that a node is left out of is worth one."""
+"""A look at the cluster is a connection: not each response that a node is left out of is worth one."""
 
 
 class NodeDirectory:
-    """Upstream addresses of a cluster's nodes, as its own answers name them."""
+    """Upstream addresses of a cluster's nodes, as its own responses name them."""
 
     def __init__(
         self,
@@ -30,13 +30,13 @@ class NodeDirectory:
     ) -> None:
         self.now_us = now_us
         self.note_left_out = note_left_out
-        """Is told, with the name of a listener, each time that a node is left out of an answer there."""
+        """Is told, with the name of a listener, each time that a node is left out of a response there."""
         self.look: Callable[[], None] = lambda: None
         """Has the cluster asked for its nodes soon."""
         self._addresses: dict[int, HostPort] = {}
         self._gone_us: dict[int, int] = {}
         """Since when nodes are not among those of the cluster, the longest first."""
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self.virtual_cluster = virtual_cluster
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster)
 
@@ -61,11 +61,11 @@ class NodeDirectory:
             self._refuse(node_id, host, port)
         elif len(self._addresses) < MAX_LEARNED_NODES or node_id in self._addresses:
             self._addresses[node_id] = HostPort(host, port)
-            self._told.discard(node_id)
+            self._reported.discard(node_id)
 
     def _refuse(self, node_id: int, host: str, port: int) -> None:
-        if node_id not in self._told and len(self._told) < MAX_LEARNED_NODES:
-            self._told.add(node_id)
+        if node_id not in self._reported and len(self._reported) < MAX_LEARNED_NODES:
+            self._reported.add(node_id)
             problem = f"expected a port from 1 to {MAX_PORT}, got {port}: it is not connected to there"
             self._log.warning("node_address_refused", node_id=node_id, host=host, port=port, problem=problem)
 
@@ -120,7 +120,7 @@ class ListenerPorts:
         self._node_of = {port: node_id for node_id, port in self._port_of.items()}
         self._node_of[config.port] = BOOTSTRAP_NODE_ID
         self._log = structlog.get_logger().bind(virtual_cluster=directory.virtual_cluster, listener=config.name)
-        self._told_us = self._looked_us = -inf
+        self._reported_us = self._looked_us = -inf
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Note the upstream address of a node."""
@@ -168,8 +168,8 @@ class ListenerPorts:
         if now_us - self._looked_us >= _LOOK_EVERY_US:
             self._looked_us = now_us
             self._directory.look()
-        if now_us - self._told_us >= _TOLD_EVERY_US:
-            self._told_us = now_us
+        if now_us - self._reported_us >= _REPORTED_EVERY_US:
+            self._reported_us = now_us
             spares = "all spare ports stand for other nodes" if self._spares else "no spare port is left for it"
             problem = f"it is not in node_ids, and {spares}: clients are not told of it"
             self._log.warning("node_left_out", node_id=node_id, problem=problem, settings=["node_ids", "spare_ports"])

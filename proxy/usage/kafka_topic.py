@@ -17,7 +17,7 @@ from proxy.upstream.own_connections import PLAIN
 from proxy.usage.shipper import TopicUnavailable
 from quotas.sources.cluster_faults import plain_words
 
-_ANSWER_MS = 10_000
+_RESPONSE_MS = 10_000
 _DELIVERY_MS = 30_000
 _FLUSH_S = 40.0
 """Longer than any delivery may take: what is not there by then has failed already."""
@@ -25,9 +25,9 @@ _FLUSH_S = 40.0
 _ALWAYS: Mapping[str, Any] = {
     "client_id": "kafka-throttle-usage",
     "acks": "all",
-    "bootstrap_timeout_ms": _ANSWER_MS,
-    "max_block_ms": _ANSWER_MS,
-    "request_timeout_ms": _ANSWER_MS,
+    "bootstrap_timeout_ms": _RESPONSE_MS,
+    "max_block_ms": _RESPONSE_MS,
+    "request_timeout_ms": _RESPONSE_MS,
     "delivery_timeout_ms": _DELIVERY_MS,
     "linger_ms": 20,
     "batch_size": 256 << 10,
@@ -62,12 +62,12 @@ class KafkaTopic:
         try:
             if self._producer is None:
                 self._producer = KafkaProducer(**self._settings, kafka_client=self._client)
-            answers = [self._producer.send(self.name, line, key=key) for line in lines]
+            responses = [self._producer.send(self.name, line, key=key) for line in lines]
             self._producer.flush(timeout=_FLUSH_S)
-            for answer in answers:
-                answer.get(timeout=0)
+            for response in responses:
+                response.get(timeout=0)
         except Exception as error:  # a library that stumbles over a cluster is a topic that takes nothing
-            problem = self._told(error)
+            problem = self._reported(error)
         else:
             return
         self.close()
@@ -80,7 +80,7 @@ class KafkaTopic:
         self._connections = _Connections(net, **settings)
         return KafkaNetClient(net, self._connections)
 
-    def _told(self, error: Exception) -> str:
+    def _reported(self, error: Exception) -> str:
         text = plain_words(error)
         if self._producer is None and self._connections is not None and self._connections.problem:
             return f"{text}: {self._connections.problem}"
@@ -113,7 +113,7 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         self._bounded: WeakSet[KafkaConnection] = WeakSet()
 
     def get_connection(self, node_id: Any, timeout_ms: float | None = None, **settings: Any) -> KafkaConnection:
-        """As the library's; a new one has `timeout_ms` at most, and no longer than an answer may take."""
+        """As the library's; a new one has `timeout_ms` at most, and no longer than a response may take."""
         connection = super().get_connection(node_id, timeout_ms=timeout_ms, **settings)
         if connection not in self._bounded:
             self._bounded.add(connection)

@@ -149,8 +149,8 @@ gives every throttle time to the millisecond.
 def usage_page() -> str:
     """The page as Markdown."""
     tables = "".join(map(_table, (UsageRecord, TraceEvent, Header, End, Dropped)))
-    told = "\n".join(line.removeprefix("    ") for line in (Operation.__doc__ or "").splitlines())
-    return f"{_INTRODUCTION}{tables}{_TRACE}{told.strip()}\n"
+    reported = "\n".join(line.removeprefix("    ") for line in (Operation.__doc__ or "").splitlines())
+    return f"{_INTRODUCTION}{tables}{_TRACE}{reported.strip()}\n"
 
 
 def _table(row: type[Row]) -> str:

@@ -1,6 +1,6 @@
 """Usage records from what relays have counted, and from what quotas say now."""
 
-from proxy.relay.use import Counts
+from proxy.relay.use import WindowUsage
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import UNLIMITED, QuotaTable
@@ -8,7 +8,7 @@ from quotas.records.usage_record import UsageRecord, profile_text
 
 
 def record_of(
-    counts: Counts,
+    counts: WindowUsage,
     ledger: ClientQuotaManager,
     instance: str,
     epoch: int,
@@ -52,7 +52,7 @@ def record_of(
     )
 
 
-def _standing(table: QuotaTable, counts: Counts) -> tuple[float | None, str]:
+def _standing(table: QuotaTable, counts: WindowUsage) -> tuple[float | None, str]:
     """The bound in force for a client, and the entity that it is set on; None and "" where there is none."""
     client, quota_type = counts.client, counts.quota_type
     entity: Entity | None

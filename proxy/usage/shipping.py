@@ -87,14 +87,14 @@ def main() -> None:
     threading.Thread(target=_end_with_stdin, args=(stopping,), daemon=True).start()
     said = _Saying()
     shipper = Shipper(Path(order.directory), order.topic_there(), said)
-    told = ""
+    reported = ""
     while not stopping.is_set():
         try:
             with alone_at(Path(order.directory)):
                 keep_shipping(shipper, stopping, LOOK_S, said.now)
         except (SpoolBusy, OSError) as error:
-            if told != (told := str(error)):
-                log.warning("usage_shipping_waits", problem=told)
+            if reported != (reported := str(error)):
+                log.warning("usage_shipping_waits", problem=reported)
             if isinstance(error, OSError):
                 shipper.totals.failures += 1
                 said.now(shipper.totals)
@@ -112,15 +112,15 @@ class _Saying:
     """Tells totals, not too often."""
 
     def __init__(self) -> None:
-        self._told_s = -_TELL_S
+        self._reported_s = -_TELL_S
 
     def __call__(self, totals: Shipped) -> None:
-        if time.monotonic() - self._told_s >= _TELL_S:
+        if time.monotonic() - self._reported_s >= _TELL_S:
             self.now(totals)
 
     def now(self, totals: Shipped) -> None:
         """Tell them at once. Nobody who listens is no reason to stop: then standard input ends, too."""
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
         with contextlib.suppress(OSError):
             print(json.dumps(asdict(totals)), flush=True)
 
@@ -200,8 +200,8 @@ class Shipping:
             return await process.wait()
         finally:
             self._process = None
-            self._before, told = self.totals(), self._now
-            self._now = Shipped(waiting_files=told.waiting_files, waiting_bytes=told.waiting_bytes)
+            self._before, reported = self.totals(), self._now
+            self._now = Shipped(waiting_files=reported.waiting_files, waiting_bytes=reported.waiting_bytes)
 
 
 _COUNTS = [one for one in fields(Shipped) if not one.name.startswith("waiting_")]

@@ -103,7 +103,7 @@ class TracedSensors(_Telling, Sensors):
 
     def charge_each(self, handle: int, uses: Iterable[tuple[int, float]]) -> int:
         """As of any sensor."""
-        return next((told_ms for now_ms, value in uses if (told_ms := self.charge(handle, value, now_ms))), 0)
+        return next((reported_ms for now_ms, value in uses if (reported_ms := self.charge(handle, value, now_ms))), 0)
 
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
         """As of any sensor."""
@@ -145,17 +145,17 @@ class TracedBuckets(_Telling, TokenBuckets):
 
     def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
         """As of any bucket."""
-        told_ms = super().spend_permissively(handle, value, now_ms)
+        reported_ms = super().spend_permissively(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.SPEND, handle, value, now_ms, told_ms)
-        return told_ms
+            self._tell(Operation.SPEND, handle, value, now_ms, reported_ms)
+        return reported_ms
 
     def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
         """As of any bucket."""
-        told_ms = super().spend_strictly(handle, value, now_ms)
+        reported_ms = super().spend_strictly(handle, value, now_ms)
         if isinstance(handle, TracedHandle):
-            self._tell(Operation.SPEND_STRICTLY, handle, value, now_ms, told_ms)
-        return told_ms
+            self._tell(Operation.SPEND_STRICTLY, handle, value, now_ms, reported_ms)
+        return reported_ms
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         """As of any bucket."""

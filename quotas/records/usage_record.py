@@ -153,7 +153,7 @@ def is_even(seconds: int, window_s: int, peak: float, used: float) -> bool:
     return seconds == window_s and peak * window_s <= _EVEN * used
 
 
-MOST_TOLD = 16
+MOST_REPORTED = 16
 """Of a second in which more requests than that were throttled no single one is told."""
 
 
@@ -167,7 +167,7 @@ class ThrottledUse(NamedTuple):
 class SecondOfUse(NamedTuple):
     """What a profile tells of one second. `requests` are known only if it was throttled; 0 also if they are not.
 
-    `told` are those that were throttled, all of them, in their order; none if that is not known. What was throttled
+    `reported` are those that were throttled, all of them, in their order; none if that is not known. What was throttled
     again when it was paid for is told once.
     """
 
@@ -176,7 +176,7 @@ class SecondOfUse(NamedTuple):
     throttled_ms: int = 0
     requests: int = 0
     throttles: int = 0
-    told: tuple[ThrottledUse, ...] = ()
+    reported: tuple[ThrottledUse, ...] = ()
 
 
 def profile_text(seconds: Iterable[SecondOfUse]) -> str:
@@ -189,8 +189,8 @@ def _second_text(second: SecondOfUse) -> str:
     if not second.throttled_ms:
         return text
     text += f":{second.throttled_ms}:{second.requests}:{second.throttles}"
-    told = ",".join([f"{at_ms}={used:.12g}" for at_ms, used in second.told])
-    return f"{text}:{told}" if told else text
+    reported = ",".join([f"{at_ms}={used:.12g}" for at_ms, used in second.reported])
+    return f"{text}:{reported}" if reported else text
 
 
 def read_profile(text: str) -> list[SecondOfUse]:
@@ -214,10 +214,10 @@ def _read_second(
     throttled_ms: str = "0",
     requests: str = "0",
     throttles: str = "0",
-    told: str = "",
+    reported: str = "",
     *_later: str,
 ) -> SecondOfUse:
-    each = tuple(_read_use(*one.split("=")) for one in told.split(",")) if told else ()
+    each = tuple(_read_use(*one.split("=")) for one in reported.split(",")) if reported else ()
     second = SecondOfUse(int(at_ms), float(used), int(throttled_ms), int(requests), int(throttles), each)
     whole = (second.at_ms, *second[2:-1], *(one.at_ms for one in each))
     if not math.isfinite(second.used) or not all(0 <= number < _TOO_MUCH for number in whole):

@@ -104,7 +104,7 @@ class TokenBuckets(Rows):
         row = self._row(handle)
         self._refill(row, now_ms)
         self._spend(row, value, now_ms)
-        return self._told_ms(row) if self._floats[row + _TOKENS] < 0 else None
+        return self._reported_ms(row) if self._floats[row + _TOKENS] < 0 else None
 
     def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
         """Charge all of `value`, however much, unless the bucket is overdrawn already: then charge nothing.
@@ -116,7 +116,7 @@ class TokenBuckets(Rows):
         self._refill(row, now_ms)
         if self._floats[row + _TOKENS] < 0:
             self._ints[row + _REFUSALS] += 1
-            return self._told_ms(row)
+            return self._reported_ms(row)
         self._spend(row, value, now_ms)
         return None
 
@@ -157,7 +157,7 @@ class TokenBuckets(Rows):
         floats[row + _TOTAL] -= value
         self._ints[row + _USED] = now_ms
 
-    def _told_ms(self, row: int) -> int:
+    def _reported_ms(self, row: int) -> int:
         """The throttle time of an overdrawn bucket, cut to the cap and counted."""
         ints, floats = self._ints, self._floats
         wanted_ms = overdraft_ms(floats[row + _TOKENS], floats[row + LIMIT])

@@ -23,7 +23,7 @@ EntityName = Mapping[str, str | None]
 """An entity as messages have it: its types, each with a name, or None for the default."""
 
 
-class Told(NamedTuple):
+class Reported(NamedTuple):
     """What a cluster has told: its quotas, what is wrong with them by entity, and how it spells addresses.
 
     An address may have many spellings, of which the cluster knows it only by its own.
@@ -34,27 +34,27 @@ class Told(NamedTuple):
     ip_spellings: Mapping[Entity, str]
 
 
-NOTHING_TOLD: Final = Told(NO_QUOTAS, {}, {})
+NOTHING_REPORTED: Final = Reported(NO_QUOTAS, {}, {})
 
 
 class Verbatim(NamedTuple):
-    """An answer to DescribeClientQuotas as it came: to see that nothing has changed takes no decoding."""
+    """A response to DescribeClientQuotas as it came: to see that nothing has changed takes no decoding."""
 
     version: int
     body: bytes
 
 
 class _Describe(DescribeClientQuotasRequest, init=False):  # type: ignore[misc,call-arg]
-    """The request of this name, but that its answer comes as Verbatim."""
+    """The request of this name, but that its response comes as Verbatim."""
 
     @property
     def header(self) -> Any:
-        """What kafka-python asks for the class of the answer."""
+        """What kafka-python asks for the class of the response."""
         return _VerbatimHeader(self._header)
 
 
 class _VerbatimHeader:
-    """A request's header, and in the place of a class for its answer."""
+    """A request's header, and in the place of a class for its response."""
 
     def __init__(self, header: Any) -> None:
         self.correlation_id = header.correlation_id
@@ -71,26 +71,26 @@ class _VerbatimHeader:
 
 
 def describe_request() -> Any:
-    """Asks for all quotas there are; the answer is Verbatim."""
+    """Asks for all quotas there are; the response is Verbatim."""
     return _Describe(components=[], strict=False)
 
 
-def told(verbatim: Verbatim, last_good: Quotas) -> Told:
-    """What a DescribeClientQuotas answer says; an entity that it tells nonsense about keeps its last good quotas.
+def reported(verbatim: Verbatim, last_good: Quotas) -> Reported:
+    """What a DescribeClientQuotas response says; an entity that it tells nonsense about keeps its last good quotas.
 
     Raises SourceUnavailable when it says nothing but an error, or nothing at all.
     """
     try:
-        answer = DescribeClientQuotasResponse.decode(verbatim.body, version=verbatim.version)
+        response = DescribeClientQuotasResponse.decode(verbatim.body, version=verbatim.version)
     except (ValueError, LookupError, struct.error) as error:
         raise SourceUnavailable(f"its answer is no list of quotas: {error}") from error
-    if answer.error_code:
-        raise SourceUnavailable(_error(answer, "DescribeConfigs"))
+    if response.error_code:
+        raise SourceUnavailable(_error(response, "DescribeConfigs"))
     quotas: dict[Entity, Mapping[QuotaKey, Limit]] = {}
     bad: dict[Entity, str] = {}
     problems: dict[str, str] = {}
     spellings: dict[Entity, str] = {}
-    for entry in answer.entries or ():
+    for entry in response.entries or ():
         try:
             entity = _entity(entry.entity)
         except InvalidQuota as error:
@@ -107,7 +107,7 @@ def told(verbatim: Verbatim, last_good: Quotas) -> Told:
     kept = {entity: last_good.get(entity, {}) for entity in bad}
     problems |= {str(entity): problem for entity, problem in bad.items()}
     in_force = {entity: limits for entity, limits in (quotas | kept).items() if limits}
-    return Told(following(last_good, in_force), MappingProxyType(problems), MappingProxyType(spellings))
+    return Reported(following(last_good, in_force), MappingProxyType(problems), MappingProxyType(spellings))
 
 
 def _entity(parts: Sequence[Any]) -> Entity:
@@ -124,11 +124,11 @@ def _entity(parts: Sequence[Any]) -> Entity:
 
 def _limits(entity: Entity, values: Iterable[Any]) -> Mapping[QuotaKey, Limit]:
     limits: dict[QuotaKey, Limit] = {}
-    for told_value in values:
-        key = QuotaKey.parse(told_value.key)
+    for reported_value in values:
+        key = QuotaKey.parse(reported_value.key)
         if key.shadow:
-            raise InvalidQuota(f"unknown quota {told_value.key!r}")
-        limits[key] = Limit(valid_limit(entity, key.quota_type, told_value.value), LAYER)
+            raise InvalidQuota(f"unknown quota {reported_value.key!r}")
+        limits[key] = Limit(valid_limit(entity, key.quota_type, reported_value.value), LAYER)
     return MappingProxyType(limits)
 
 
@@ -162,11 +162,13 @@ def alter_request(
     return AlterClientQuotasRequest(entries=entries, validate_only=validate_only)
 
 
-def altered(answer: Any, alterations: Sequence[Alteration], spellings: Mapping[Entity, str]) -> list[Exception | None]:
-    """What an AlterClientQuotas answer says about each alteration: None, AlterationRefused or SourceUnavailable."""
+def altered(
+    response: Any, alterations: Sequence[Alteration], spellings: Mapping[Entity, str]
+) -> list[Exception | None]:
+    """What an AlterClientQuotas response says about each alteration: None, AlterationRefused or SourceUnavailable."""
     results = {
         frozenset((part.entity_type, part.entity_name) for part in entry.entity): _result(entry)
-        for entry in answer.entries
+        for entry in response.entries
     }
     silent = SourceUnavailable("the cluster has not said what came of it")
     return [results.get(frozenset(_name(one.entity, spellings).items()), silent) for one in alterations]
@@ -184,10 +186,10 @@ def _result(entry: Any) -> Exception | None:
     return SourceUnavailable(text) if for_code(entry.error_code).retriable else AlterationRefused(text)
 
 
-def _error(answer: Any, permission: str) -> str:
-    if answer.error_code in _UNAUTHORISED:
-        return f"the proxy's own credentials need {permission} on the Cluster resource (error {answer.error_code})"
-    return answer.error_message or f"the cluster answers with error {answer.error_code}"
+def _error(response: Any, permission: str) -> str:
+    if response.error_code in _UNAUTHORISED:
+        return f"the proxy's own credentials need {permission} on the Cluster resource (error {response.error_code})"
+    return response.error_message or f"the cluster answers with error {response.error_code}"
 
 
 def shows(quotas: Quotas, alteration: Alteration) -> bool:

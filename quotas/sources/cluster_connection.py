@@ -29,7 +29,7 @@ from quotas.sources.cluster_faults import (
 )
 
 CLIENT_ID: Final = "kafka-throttle"
-MAX_ANSWER_BYTES: Final = 256 << 20
+MAX_RESPONSE_BYTES: Final = 256 << 20
 
 _SINCE: Final = dict.fromkeys(("DescribeClientQuotas", "AlterClientQuotas"), ": Kafka 2.6 and later do")
 """Which nodes offer an API that older ones do not."""
@@ -78,7 +78,7 @@ class ClusterConnection:
             self._net,
             bootstrap_servers=[server],
             client_id=CLIENT_ID,
-            receive_message_max_bytes=MAX_ANSWER_BYTES,
+            receive_message_max_bytes=MAX_RESPONSE_BYTES,
             request_timeout_ms=round(timeout_s * 1000),
             socket_connection_setup_timeout_ms=round(timeout_s * 1000),
             **asdict(credentials),
@@ -87,7 +87,7 @@ class ClusterConnection:
         self._connection = self._manager.get_connection(node.node_id, refresh_metadata_on_err=False)
 
     def ask(self, request: Any) -> Any:
-        """The answer to a request, of kafka-python's message classes, in the newest version that both sides know.
+        """The response to a request, of kafka-python's message classes, in the newest version that both sides know.
 
         Raises SourceUnavailable, also when connection, TLS, SASL and answer together take longer than the time-out.
         """
@@ -98,7 +98,7 @@ class ClusterConnection:
         except Exception as error:  # a library that stumbles over a cluster is a cluster that cannot be read
             raise SourceUnavailable(f"{self._server}: {request.name}: {plain_words(error)}") from error
         if not future.is_done:
-            fault = Fault("no_answer", self._told(KafkaTimeoutError()), f"{ADDRESSES}, upstream.connect_timeout_ms")
+            fault = Fault("no_answer", self._reported(KafkaTimeoutError()), f"{ADDRESSES}, upstream.connect_timeout_ms")
             raise ConnectionFault(self._server, fault)
         if future.exception is not None:
             _let_go_of_sockets(future.exception)
@@ -118,19 +118,21 @@ class ClusterConnection:
         if unreadable and (secured or look() is not Spoken.TLS):  # whose alert may come before its end
             return Fault("answer_malformed", f"its answer to {_named(request)} cannot be read", ADDRESSES)
         if isinstance(error, KafkaTimeoutError | RequestTimedOutError) or self._interrupted:
-            return Fault("no_answer", self._told(error), ADDRESSES)
+            return Fault("no_answer", self._reported(error), ADDRESSES)
         if isinstance(error, OSError) and who.files:
             files = ", ".join(f"upstream.admin.{name}" for name in ("ca_file", "certificate_file", "key_file"))
-            return Fault("files_unusable", self._told(error), files)
+            return Fault("files_unusable", self._reported(error), files)
         logged_in = logs_in and self._connection.init_future.succeeded()
-        return fault_of(error, self._told(error), Who(secured, who.ssl_certfile is not None, logs_in, logged_in), look)
+        return fault_of(
+            error, self._reported(error), Who(secured, who.ssl_certfile is not None, logs_in, logged_in), look
+        )
 
     def _wait_out_throttle(self) -> None:
-        """A cluster with quotas may have throttled this connection at its last answer."""
+        """A cluster with quotas may have throttled this connection at its last response."""
         while self._connection.connected and self._connection.paused:
             self._net.poll(timeout_ms=100)
 
-    def _told(self, error: BaseException) -> str:
+    def _reported(self, error: BaseException) -> str:
         if isinstance(error, KafkaTimeoutError | RequestTimedOutError):
             return f"no answer within {self._timeout_s:g} s"
         text = plain_words(error)

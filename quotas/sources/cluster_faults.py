@@ -62,7 +62,7 @@ class Fault(NamedTuple):
 
 
 class ConnectionFault(SourceUnavailable):
-    """No connection to a node, or no answer over it."""
+    """No connection to a node, or no response over it."""
 
     def __init__(self, server: str, fault: Fault) -> None:
         super().__init__(f"{server}: {fault.problem} (setting: {fault.setting})")
@@ -195,20 +195,20 @@ def _refuses_us(tls: ssl.SSLSocket) -> bool:
 
 def _answers_kafka(sock: socket.socket) -> bool:
     sock.sendall(_API_VERSIONS)
-    answer = _answer(sock)
-    return answer[:4] == pack(">i", 7)
+    response = _response(sock)
+    return response[:4] == pack(">i", 7)
 
 
 def _wants_sasl(sock: socket.socket) -> bool:
     """Whether a mechanism that is none is refused as such; who wants no SASL refuses it as out of place."""
-    answer = b""
+    response = b""
     with suppress(OSError, ValueError):  # some only close
         sock.sendall(_SASL_HANDSHAKE)
-        answer = _answer(sock)
-    return len(answer) >= 6 and unpack(">h", answer[4:6])[0] == _UNSUPPORTED_SASL_MECHANISM
+        response = _response(sock)
+    return len(response) >= 6 and unpack(">h", response[4:6])[0] == _UNSUPPORTED_SASL_MECHANISM
 
 
-def _answer(sock: socket.socket) -> bytes:
+def _response(sock: socket.socket) -> bytes:
     """The first bytes of a frame, enough to know it by; the rest is read and dropped."""
     size = int.from_bytes(_exactly(sock, 4), "big")
     if not 6 <= size <= 100_000:

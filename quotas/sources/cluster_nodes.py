@@ -28,10 +28,12 @@ def metadata_request() -> Any:
 def nodes_named_by(server: str, credentials: Credentials, timeout_s: float) -> list[dict[str, Any]]:
     """The nodes that a server (host:port) names: broker_id, host, port. Blocks. Raises SourceUnavailable."""
     with closing(ClusterConnection(server, credentials, timeout_s)) as connection:
-        answer = connection.ask(metadata_request())
-    nodes = [{"broker_id": node.node_id, "host": node.host, "port": node.port} for node in answer.brokers if node.host]
+        response = connection.ask(metadata_request())
+    nodes = [
+        {"broker_id": node.node_id, "host": node.host, "port": node.port} for node in response.brokers if node.host
+    ]
     if not nodes:
-        raise SourceUnavailable(f"{server}: its answer to Metadata names no node (error {answer.error_code or 0})")
+        raise SourceUnavailable(f"{server}: its answer to Metadata names no node (error {response.error_code or 0})")
     return nodes
 
 
@@ -56,9 +58,9 @@ def _configuration_request(node_id: int) -> Any:
     return DescribeConfigsRequest(resources=[resource])
 
 
-def _num_partitions(answer: Any) -> int:
-    """Raises ValueError or TypeError where the answer does not tell it."""
-    for result in answer.results:
+def _num_partitions(response: Any) -> int:
+    """Raises ValueError or TypeError where the response does not tell it."""
+    for result in response.results:
         for config in result.configs or ():
             if config.name == _NUM_PARTITIONS:
                 return int(config.value)

@@ -11,14 +11,14 @@ from typing import Any, Final, Protocol
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity
 from quotas.sources.client_quotas import (
-    NOTHING_TOLD,
-    Told,
+    NOTHING_REPORTED,
+    Reported,
     Verbatim,
     alter_request,
     altered,
     describe_request,
+    reported,
     shows,
-    told,
 )
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
 
@@ -36,7 +36,7 @@ _PAUSE_PER_BUSY_S = 4
 class UpstreamSettings:
     """Where the cluster is, who the proxy is to it, and how often it is read.
 
-    `timeout_s` bounds the way to one server and its answer; `shown_within_s`, how long a quota that was written may
+    `timeout_s` bounds the way to one server and its response; `shown_within_s`, how long a quota that was written may
     take to be told by the cluster.
     """
 
@@ -51,7 +51,7 @@ class Connection(Protocol):
     """What is needed of a ClusterConnection."""
 
     def ask(self, request: Any) -> Any:
-        """The answer. Raises SourceUnavailable."""
+        """The response. Raises SourceUnavailable."""
 
     def interrupt(self) -> None:
         """Let asking fail, from any thread."""
@@ -98,8 +98,8 @@ class UpstreamSource:
     ) -> None:
         self._settings = settings
         self._connect = connect
-        self._told = NOTHING_TOLD
-        self._answer: Verbatim | None = None
+        self._reported = NOTHING_REPORTED
+        self._response: Verbatim | None = None
         self._trouble: str | None = "not read yet"
         self._changed: Callable[[], None] = lambda: None
         self._asking = threading.Lock()
@@ -113,13 +113,13 @@ class UpstreamSource:
     @property
     def quotas(self) -> Quotas:
         """What the cluster told last, but for the nonsense in it."""
-        return self._told.quotas
+        return self._reported.quotas
 
     @property
     def problems(self) -> Mapping[str, str]:
         """By entity, and for THE_CLUSTER."""
         of_cluster = {} if (trouble := self._trouble) is None else {THE_CLUSTER: trouble}
-        return MappingProxyType(of_cluster | dict(self._told.problems))
+        return MappingProxyType(of_cluster | dict(self._reported.problems))
 
     @property
     def was_tried(self) -> bool:
@@ -128,7 +128,7 @@ class UpstreamSource:
 
     def start(self, changed: Callable[[], None], last_good: Quotas = NO_QUOTAS) -> None:
         """Read the quotas, and go on reading; returns after the first attempt, at the latest after the time-out."""
-        self._told = self._told._replace(quotas=last_good)
+        self._reported = self._reported._replace(quotas=last_good)
         self._changed = changed
         self._thread.start()
         self._attempted.wait(self._settings.timeout_s)
@@ -164,7 +164,7 @@ class UpstreamSource:
             return False
         except Exception as error:  # our own bug: told once a time, but no end of reading
             logging.getLogger(__name__).exception("quotas not read")
-            self._take_up(self._told, f"cannot be read: {error!r}")
+            self._take_up(self._reported, f"cannot be read: {error!r}")
             return False
         return True
 
@@ -173,31 +173,31 @@ class UpstreamSource:
         try:
             new = self._describe()
         except SourceUnavailable as error:
-            self._take_up(self._told, str(error))
+            self._take_up(self._reported, str(error))
             raise
         self._take_up(new, None)
 
-    def _describe(self) -> Told:
-        answer: Verbatim = self._ask_anybody(describe_request)
-        if answer == self._answer:
-            return self._told
+    def _describe(self) -> Reported:
+        response: Verbatim = self._ask_anybody(describe_request)
+        if response == self._response:
+            return self._reported
         try:
-            new = told(answer, self._told.quotas)
+            new = reported(response, self._reported.quotas)
         except SourceUnavailable as error:
             raise SourceUnavailable(f"{self._server}: {error}") from error
-        self._answer = answer
+        self._response = response
         return new
 
-    def _take_up(self, new: Told, trouble: str | None) -> None:
-        before = self._told, self._trouble
-        same_quotas = new.quotas == self._told.quotas
-        self._told = new._replace(quotas=self._told.quotas) if same_quotas else new
+    def _take_up(self, new: Reported, trouble: str | None) -> None:
+        before = self._reported, self._trouble
+        same_quotas = new.quotas == self._reported.quotas
+        self._reported = new._replace(quotas=self._reported.quotas) if same_quotas else new
         self._trouble = trouble
-        if (self._told, trouble) != before and not self._stopped.is_set():
+        if (self._reported, trouble) != before and not self._stopped.is_set():
             self._changed()
 
     def _ask_anybody(self, request: Callable[[], Any]) -> Any:
-        """An answer over the open connection, or from the first server, in turn, that gives one."""
+        """A response over the open connection, or from the first server, in turn, that gives one."""
         if self._connection:
             try:
                 return self._connection.ask(request())
@@ -255,12 +255,13 @@ class UpstreamSource:
             try:
                 self._read()
                 assert self._connection
-                spellings = self._told.ip_spellings
-                answer = self._connection.ask(alter_request(alterations, spellings, validate_only=True))
+                spellings = self._reported.ip_spellings
+                response = self._connection.ask(alter_request(alterations, spellings, validate_only=True))
             except SourceUnavailable as error:
                 return [error] * len(alterations)
         return [
-            _shadow(one) or said for one, said in zip(alterations, altered(answer, alterations, spellings), strict=True)
+            _shadow(one) or said
+            for one, said in zip(alterations, altered(response, alterations, spellings), strict=True)
         ]
 
     def _write(self, alterations: Sequence[Alteration]) -> list[Exception | None]:
@@ -268,11 +269,11 @@ class UpstreamSource:
         try:
             self._read()
             assert self._connection
-            spellings = self._told.ip_spellings
-            answer = self._connection.ask(alter_request(alterations, spellings))
+            spellings = self._reported.ip_spellings
+            response = self._connection.ask(alter_request(alterations, spellings))
         except SourceUnavailable as error:
             return [error] * len(alterations)
-        results = altered(answer, alterations, spellings)
+        results = altered(response, alterations, spellings)
         taken = [one for one, result in zip(alterations, results, strict=True) if result is None]
         hidden = self._wait_until_shown(taken)
         return [result or hidden.get(one.entity) for one, result in zip(alterations, results, strict=True)]
@@ -290,7 +291,7 @@ class UpstreamSource:
                 return {one.entity: self._still_hidden(one.entity) for one in hidden}
 
     def _still_hidden(self, entity: Entity) -> SourceUnavailable:
-        why = self._told.problems.get(str(entity), "another client may have changed them since")
+        why = self._reported.problems.get(str(entity), "another client may have changed them since")
         waited = f"{self._settings.shown_within_s:g} s"
         return SourceUnavailable(f"written, but after {waited} the cluster tells other quotas of {entity}: {why}")
 

@@ -100,7 +100,7 @@ class Follower:
         self._nodes = nodes
         self._epoch_ms = epoch_ms
         self._wake = wake
-        self._was_told = False
+        self._was_reported = False
         self._load: Iterator[None] = iter(())
         self._load_at = -inf
         self._roots_at = inf
@@ -117,7 +117,7 @@ class Follower:
         """Read what is due: notified changes, and a batch of the load under way. Returns s until more is due."""
         if self._highest is None:
             self._begin()
-        if self._was_told:
+        if self._was_reported:
             self._take_changes()
         if time.monotonic() >= self._roots_at:
             self._look_for_roots()
@@ -177,7 +177,7 @@ class Follower:
 
     def _take_changes(self) -> None:
         """Read the entities that notifications since the last time are about, and purge old notifications."""
-        self._was_told = False
+        self._was_reported = False
         notifications = self._notifications()
         new = [name for number, name in notifications if self._highest is None or number > self._highest]
         for batch in _batches(new):
@@ -256,7 +256,7 @@ class Follower:
         return sorted((number, name) for name in names if (number := change_number(name)) is not None)
 
     def _on_watch(self, event: object) -> None:
-        self._was_told = True
+        self._was_reported = True
         self._wake()
 
     def _paths_in(self, names: Sequence[str]) -> list[str]:
@@ -303,7 +303,7 @@ class Follower:
             failure = next(failures) if plan.steps else None
             if failure is None:
                 self._nodes.take(plan.path, plan.data)
-            results.append(failure and _told(failure, self._nodes.full(plan.path)))
+            results.append(failure and _reported(failure, self._nodes.full(plan.path)))
         return results
 
     def _plans(self, alterations: Sequence[Alteration]) -> list["_Plan | Exception"]:
@@ -331,7 +331,7 @@ class Follower:
         near: dict[str, Seen | None] = {}
         for each in (*parents, path):
             if isinstance(found := seen[each], Failure):
-                return _told(found, self._nodes.full(each))
+                return _reported(found, self._nodes.full(each))
             near[each] = found
         if near[root] is None:
             return SourceUnavailable(f"{self._nodes.full(root)} is gone; make it again first")
@@ -343,8 +343,8 @@ class Follower:
         node = near[path]
         data = self._nodes.changes_to(path, node.data if node else b"", alteration.limits)
         steps = steps_to(path, data, near)
-        told = [Create(f"{CHANGES}/{CHANGE_PREFIX}", notification(path))] if steps else []
-        return _Plan(path, data, [self._placed(step) for step in (*steps, *told)])
+        reported = [Create(f"{CHANGES}/{CHANGE_PREFIX}", notification(path))] if steps else []
+        return _Plan(path, data, [self._placed(step) for step in (*steps, *reported)])
 
     def _placed(self, step: Step) -> Step:
         return replace(step, path=self._nodes.full(step.path))
@@ -358,7 +358,7 @@ class _Plan(NamedTuple):
     steps: Sequence[Step]
 
 
-def _told(failure: Failure, path: str) -> Exception:
+def _reported(failure: Failure, path: str) -> Exception:
     """A failure as the caller is told it; a conflict, of which he is not told, as it is."""
     if isinstance(failure, Conflict):
         return failure

@@ -29,12 +29,12 @@ _LONGEST_CONNECT_S = 3.5
 _GIVEN_UP_S = 1.0
 """After that long kazoo's thread has begun to connect, unless it has ended already."""
 _REQUEST_S = 5.0
-"""How long an answer may take; then the connection is given up."""
+"""How long a response may take; then the connection is given up."""
 _ALTER_S = 10.0
 _START_S = 5.0
 _PUBLISH_S = 0.5
 """How often a first load that takes long is published before it is done."""
-_TOLD_TROUBLES = 15
+_REPORTED_TROUBLES = 15
 _STOP_S = 3.0
 _CLOSE_S = 1.0
 
@@ -209,44 +209,46 @@ class _Connection:
 
     def sync(self, path: str) -> None:
         """Have this server catch up with the leader."""
-        self._answers([self._client.sync_async(path)])
+        self._responses([self._client.sync_async(path)])
 
     def read(self, paths: Iterable[str]) -> list[Seen | Failure | None]:
         """Each node, None if it is not there. Data are null where a broker has made a node between."""
-        answers = self._answers([self._client.get_async(path) for path in paths])
+        responses = self._responses([self._client.get_async(path) for path in paths])
         return [
-            _or_none(answer) if isinstance(answer, Failure)
-            else Seen(answer[0] or b"", answer[1].version, answer[1].numChildren)
-            for answer in answers
+            _or_none(response) if isinstance(response, Failure)
+            else Seen(response[0] or b"", response[1].version, response[1].numChildren)
+            for response in responses
         ]  # fmt: skip
 
     def made_ms(self, paths: Iterable[str]) -> list[int | None]:
         """When each node was made, in ms since 1970; None if it is not there."""
-        answers = self._answers([self._client.exists_async(path) for path in paths])
-        return [None if stat is None or isinstance(stat, Failure) else stat.ctime for stat in answers]
+        responses = self._responses([self._client.exists_async(path) for path in paths])
+        return [None if stat is None or isinstance(stat, Failure) else stat.ctime for stat in responses]
 
     def children(
         self, paths: Iterable[str], watch: Callable[[Any], None] | None = None
     ) -> list[list[str] | Failure | None]:
         """The names below each node, None if it is not there; `watch` is called once when they change."""
-        answers = self._answers([self._client.get_children_async(path, watch=watch) for path in paths])
-        return [_or_none(answer) if isinstance(answer, Failure) else answer for answer in answers]
+        responses = self._responses([self._client.get_children_async(path, watch=watch) for path in paths])
+        return [_or_none(response) if isinstance(response, Failure) else response for response in responses]
 
     def make(self, paths: Sequence[str]) -> dict[str, Failure]:
         """Make empty nodes, in this order, where there are none; those that could not be made."""
         missing = [path for path, made in zip(paths, self.made_ms(paths), strict=True) if made is None]
-        answers = self._answers([self._client.create_async(path, b"", acl=self._acl(path)) for path in missing])
-        failures = {path: answer for path, answer in zip(missing, answers, strict=True) if isinstance(answer, Failure)}
+        responses = self._responses([self._client.create_async(path, b"", acl=self._acl(path)) for path in missing])
+        failures = {
+            path: response for path, response in zip(missing, responses, strict=True) if isinstance(response, Failure)
+        }
         return {path: failure for path, failure in failures.items() if not isinstance(failure, _Exists)}
 
     def delete(self, paths: Iterable[str]) -> None:
         """Delete nodes as far as they are there and we may."""
-        self._answers([self._client.delete_async(path) for path in paths])
+        self._responses([self._client.delete_async(path) for path in paths])
 
     def commit(self, transactions: Iterable[Sequence[Step]]) -> list[Failure | None]:
         """Carry out each list of steps, whole or not at all; the Create of a notification has its number appended."""
-        answers = self._answers([self._transaction(steps).commit_async() for steps in transactions])
-        return [answer if isinstance(answer, Failure) else _cause(answer) for answer in answers]
+        responses = self._responses([self._transaction(steps).commit_async() for steps in transactions])
+        return [response if isinstance(response, Failure) else _cause(response) for response in responses]
 
     def _transaction(self, steps: Sequence[Step]) -> Any:
         transaction = self._client.transaction()
@@ -267,19 +269,19 @@ class _Connection:
         is_secret = f"{path}/".startswith(f"{self._settings.place}/users/")
         return [*security.CREATOR_ALL_ACL, *([] if is_secret else security.READ_ACL_UNSAFE)]
 
-    def _answers(self, pending: Sequence[Any]) -> list[Any]:
+    def _responses(self, pending: Sequence[Any]) -> list[Any]:
         """What came of each request: its result or a Failure."""
-        answers: list[Any] = []
+        responses: list[Any] = []
         if pending:
             pending[-1].wait(_REQUEST_S)  # answers come in order, so that one wait does for all
         for request in pending:
             try:
-                answers.append(request.get(timeout=0))
+                responses.append(request.get(timeout=0))
             except _LOST as error:
                 raise ConnectionLost(self.trouble or _words_for(error)) from None
             except exceptions.KazooException as error:
-                answers.append(_failure(error))
-        return answers
+                responses.append(_failure(error))
+        return responses
 
 
 class _Missing(Conflict):
@@ -325,14 +327,14 @@ def _cause(results: Sequence[Any]) -> Failure | None:
 
 def _credentials(settings: ZooKeeperSettings) -> dict[str, Any]:
     """What kazoo is told of who we are and whom we trust."""
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     if settings.digest:
-        told["auth_data"] = [("digest", f"{settings.digest.user}:{settings.digest.password}")]
+        reported["auth_data"] = [("digest", f"{settings.digest.user}:{settings.digest.password}")]
     if settings.sasl:
         login = settings.sasl
-        told["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": login.user, "password": login.password}
+        reported["sasl_options"] = {"mechanism": "DIGEST-MD5", "username": login.user, "password": login.password}
     if tls := settings.tls:
-        told.update(
+        reported.update(
             use_ssl=True,
             ca=tls.ca,
             certfile=tls.certificate,
@@ -340,7 +342,7 @@ def _credentials(settings: ZooKeeperSettings) -> dict[str, Any]:
             keyfile_password=tls.key_password,
             check_hostname=tls.verify_host_name,
         )
-    return told
+    return reported
 
 
 # ------------------------------------------------------------------- source
@@ -405,7 +407,7 @@ class ZooKeeperSource:
     def alter(self, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
         """Write each, on the condition that nobody else changes its node meanwhile (then it is tried again).
 
-        Takes 10 s at most. Without an answer by then it may have been written all the same, which the text says.
+        Takes 10 s at most. Without a response by then it may have been written all the same, which the text says.
         """
         deadline = time.monotonic() + _ALTER_S
         outcomes: list[Exception | None] = []
@@ -504,7 +506,7 @@ class ZooKeeperSource:
     def _note(self, trouble: str) -> None:
         """Tell why nothing can be read; what has been told since the last success is not told again."""
         if trouble not in self._outage:
-            self._outage = [*self._outage[-_TOLD_TROUBLES:], trouble]
+            self._outage = [*self._outage[-_REPORTED_TROUBLES:], trouble]
         self._publish()
         self._tried.set()
 

@@ -19,8 +19,8 @@ def main() -> None:
         for case in CASES:
             counts = results(case, sides)
             good = good and all(case.agrees(of_side) for of_side in counts.values())
-            told = " | ".join(", ".join(map(str, of_side)) for of_side in (case.expected, *counts.values()))
-            print(f"| {case.name} | {told} |", flush=True)
+            reported = " | ".join(", ".join(map(str, of_side)) for of_side in (case.expected, *counts.values()))
+            print(f"| {case.name} | {reported} |", flush=True)
     sys.exit(not good)
 
 

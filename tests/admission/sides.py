@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from demo.kafka_cluster import KafkaCluster
-from tests.admission.sockets import Target, all_are_told, connect
+from tests.admission.sockets import Target, all_are_reported, connect
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 MARKER = "127.0.4.250"
 """Banned or not, and nothing else: it tells when what was set before is in force."""
@@ -133,7 +133,7 @@ def _until_marked(target: Target, banned: bool) -> None:
     """Wait until the marker is turned away, or is not."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
-        batch = connect(target, MARKER, 1).wait(all_are_told)
+        batch = connect(target, MARKER, 1).wait(all_are_reported)
         closed = batch.closed
         batch.leave()
         if bool(closed) == banned:

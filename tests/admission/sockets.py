@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 API_VERSIONS = bytes.fromhex("0000000d00120000000000010003676f64")
 """Version 0, as any client may ask it first."""
@@ -40,10 +40,10 @@ class Batch:
     def _hear(self, sock: socket.socket) -> None:
         self.waiting.remove(sock)
         try:
-            answer = sock.recv(4)
+            response = sock.recv(4)
         except OSError:
-            answer = b""
-        if answer:
+            response = b""
+        if response:
             self.answered.append(sock)
         else:
             self.closed += 1
@@ -78,6 +78,6 @@ def connect(target: Target, address: str, count: int) -> Batch:
     return batch
 
 
-def all_are_told(batch: Batch) -> bool:
+def all_are_reported(batch: Batch) -> bool:
     """Nobody waits any more."""
     return not batch.waiting

@@ -167,7 +167,7 @@ def summary_table(columns: Sequence[Column], summaries: Summaries) -> str:
     for comparison, ratio, limited in comparisons(columns, summaries, OURS.name):
         met = comparison.is_met(ratio["median"])
         goal = f"{comparison.goal:g} or {'less' if comparison.less_is_better else 'more'}" if comparison.goal else ""
-        verdict = "" if met is None else "yes" if met else "**no**"
+        decision = "" if met is None else "yes" if met else "**no**"
         star = " *" if limited else ""
-        lines.append(f"| {comparison.title} | {cell(ratio, 2)}{star} | {goal} | {verdict} |")
+        lines.append(f"| {comparison.title} | {cell(ratio, 2)}{star} | {goal} | {decision} |")
     return "\n".join(lines)

@@ -141,9 +141,9 @@ class Proxy:
         if isinstance(decision, SlowDecision):
             decision = await finish_in_turns(decision.steps)
         if isinstance(decision, QuotaAlteration):
-            decision = await finish_in_turns(decision.reply(await self.book.run_errand(decision, LOG)))
+            decision = await finish_in_turns(decision.reply(await self.book.alter_quotas(decision, LOG)))
         assert isinstance(decision, Decision)
-        assert decision.answer
+        assert decision.response
 
     # ---- what is done, one after the other
 
@@ -169,7 +169,7 @@ class Proxy:
         await self.book.take_up()
 
     async def describe_all(self) -> None:
-        """Everything, in one answer."""
+        """Everything, in one response."""
         await self.ask(DESCRIBE, describe_request([]))
 
     async def describe_one_user(self) -> None:
@@ -229,8 +229,8 @@ async def measure(count: int) -> dict[str, dict[str, float]]:
 
 def table(found: dict[str, dict[str, float]], count: int) -> str:
     """The figures as Markdown."""
-    figures_told = "longest step, ms of CPU | garbage collection, ms | at most late, ms | took, ms"
-    head = f"| {count:,} entities, as many clients with sensors | {figures_told} |"
+    figures_reported = "longest step, ms of CPU | garbage collection, ms | at most late, ms | took, ms"
+    head = f"| {count:,} entities, as many clients with sensors | {figures_reported} |"
     lines = [head, "|---|---|---|---|---|"]
     for title, figures in found.items():
         cells = " | ".join(f"{seconds * 1000:.1f}" for seconds in figures.values())

@@ -4,7 +4,7 @@
 
 Each figure comes from a process of its own, warmed up by one small exchange, and is the resident memory (of
 it and of what it started) above what it had then. Peaks are the kernel's own (VmHWM, reset before each part),
-so nothing falls between two samples. Every answer is read and checked: order, size, error code. Prints a
+so nothing falls between two samples. Every response is read and checked: order, size, error code. Prints a
 Markdown table.
 """
 
@@ -36,9 +36,9 @@ LARGEST_REQUEST_BYTES = 104_857_600
 """Kafka's default for socket.request.max.bytes; the length prefix is not counted."""
 PATIENCE_S = 60
 REQUEST_HEADER = struct.Struct(">hhih3s")
-ANSWER_HEADER = struct.Struct(">ii")
-FETCH_ANSWER = struct.Struct(f">ihiih{len(TOPIC)}siihqqqiii")
-PRODUCE_ANSWER = struct.Struct(f">ih{len(TOPIC)}siihqqqi")
+RESPONSE_HEADER = struct.Struct(">ii")
+FETCH_RESPONSE = struct.Struct(f">ihiih{len(TOPIC)}siihqqqiii")
+PRODUCE_RESPONSE = struct.Struct(f">ih{len(TOPIC)}siihqqqi")
 
 Result = dict[str, float]
 
@@ -125,10 +125,10 @@ class Client:
                 raise RuntimeError("the connection was closed in the middle of an answer")
             size -= count
 
-    def begin_fetch_answer(self, correlation_id: int) -> int:
-        """Read a Fetch answer up to its records; their length."""
-        size, answered = ANSWER_HEADER.unpack(self.read(ANSWER_HEADER.size))
-        fields = FETCH_ANSWER.unpack(self.read(FETCH_ANSWER.size))
+    def begin_fetch_response(self, correlation_id: int) -> int:
+        """Read a Fetch response up to its records; their length."""
+        size, answered = RESPONSE_HEADER.unpack(self.read(RESPONSE_HEADER.size))
+        fields = FETCH_RESPONSE.unpack(self.read(FETCH_RESPONSE.size))
         throttle_time_ms, error_code, partition_error, records_bytes = (
             fields[0],
             fields[1],
@@ -137,24 +137,24 @@ class Client:
         )
         assert answered == correlation_id, f"answer {answered} where {correlation_id} was due"
         assert (throttle_time_ms, error_code, partition_error) == (0, 0, 0), fields
-        assert size == 4 + FETCH_ANSWER.size + records_bytes, f"{size} bytes with {records_bytes} of records"
+        assert size == 4 + FETCH_RESPONSE.size + records_bytes, f"{size} bytes with {records_bytes} of records"
         return int(records_bytes)
 
     def fetch(self, correlation_id: int, max_bytes: int) -> None:
         """One Fetch, read in full."""
         self.socket.sendall(fetch_request(correlation_id, max_bytes))
-        records_bytes = self.begin_fetch_answer(correlation_id)
+        records_bytes = self.begin_fetch_response(correlation_id)
         assert records_bytes == max_bytes, f"{records_bytes} bytes where {max_bytes} were asked for"
         self.skip(records_bytes)
 
     def produce(self, correlation_id: int, frame_bytes: int) -> None:
-        """One Produce whose length prefix says `frame_bytes`, and its answer."""
+        """One Produce whose length prefix says `frame_bytes`, and its response."""
         records_bytes = frame_bytes - (len(produce_head(0, 0)) - 4)
         self.socket.sendall(produce_head(correlation_id, records_bytes))
         for offset in range(0, records_bytes, MIB):
             self.socket.sendall(bytes(min(MIB, records_bytes - offset)))
-        size, answered = ANSWER_HEADER.unpack(self.read(ANSWER_HEADER.size))
-        fields = PRODUCE_ANSWER.unpack(self.read(size - 4))
+        size, answered = RESPONSE_HEADER.unpack(self.read(RESPONSE_HEADER.size))
+        fields = PRODUCE_RESPONSE.unpack(self.read(size - 4))
         assert (answered, fields[5], fields[-1]) == (correlation_id, 0, 0), fields
 
 
@@ -174,24 +174,24 @@ def warm_client(served: Served) -> Iterator[Client]:
 
 def stalled_reader(served: Served, amounts: Amounts) -> Result:
     """1 GiB in pipelined fetches of 1 MiB: the reader takes one, stalls, then takes the rest."""
-    answers = amounts.stalled_mib
+    responses = amounts.stalled_mib
     with warm_client(served) as client:
         baseline = served.resident_bytes()
         served.reset_peak()
-        requests = b"".join(fetch_request(10 + i, MIB) for i in range(answers))
+        requests = b"".join(fetch_request(10 + i, MIB) for i in range(responses))
         # A proxy may stop taking requests while nothing is read: that must not stop us from reading.
         sender = threading.Thread(target=client.socket.sendall, args=(requests,))
         sender.start()
-        received = client.begin_fetch_answer(10)
+        received = client.begin_fetch_response(10)
         client.skip(received)
         time.sleep(amounts.stall_seconds)
         stalled = served.resident_bytes("VmHWM") - baseline
-        for i in range(1, answers):
-            records_bytes = client.begin_fetch_answer(10 + i)
+        for i in range(1, responses):
+            records_bytes = client.begin_fetch_response(10 + i)
             client.skip(records_bytes)
             received += records_bytes
         sender.join()
-        assert received == answers * MIB, f"{received} bytes came, {answers * MIB} were asked for"
+        assert received == responses * MIB, f"{received} bytes came, {responses * MIB} were asked for"
         peak = served.resident_bytes("VmHWM") - baseline
     return {"stalled_bytes": stalled, "stalled_then_read_bytes": peak, "received_bytes": received}
 
@@ -217,7 +217,7 @@ def idle_connections(served: Served, amounts: Amounts) -> Result:
 
 
 def large_frames(served: Served, amounts: Amounts) -> Result:
-    """The largest Produce that a broker takes, then a Fetch answer with as many bytes of records."""
+    """The largest Produce that a broker takes, then a Fetch response with as many bytes of records."""
     with warm_client(served) as client:
         baseline = served.resident_bytes()
         served.reset_peak()

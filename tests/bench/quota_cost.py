@@ -87,13 +87,13 @@ def proxy_with(quotas: str, count: int) -> Command:
 def come_and_go(target: str, clients: int) -> None:
     """Have so many clients, each of its own client-id, produce once."""
     host, port = target.split(":")
-    with socket.create_connection((host, int(port)), timeout=60) as connection, connection.makefile("rb") as answers:
+    with socket.create_connection((host, int(port)), timeout=60) as connection, connection.makefile("rb") as responses:
         for first in range(0, clients, 500):
             numbers = range(first, min(first + 500, clients))
             connection.sendall(b"".join(quota_relays.one_produce(number) for number in numbers))
             for _ in numbers:
-                (size,) = struct.unpack(">i", answers.read(4))
-                answers.read(size)
+                (size,) = struct.unpack(">i", responses.read(4))
+                responses.read(size)
 
 
 def measure_live(options: argparse.Namespace) -> dict[str, Any]:

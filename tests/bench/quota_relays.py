@@ -23,7 +23,7 @@ from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
-from tests.bench.memory import ANSWER_HEADER, FETCH_ANSWER, PRODUCE_ANSWER, TOPIC
+from tests.bench.memory import FETCH_RESPONSE, PRODUCE_RESPONSE, RESPONSE_HEADER, TOPIC
 
 CONNECTIONS = 64
 _TURNS_PER_BLOCK = 4
@@ -111,24 +111,24 @@ class Client:
         self._facts = ConnectionFacts(ListenerFacts("bench", _Nodes(), ledger, carried), 1, self.user)
         self._relay = Relay(ledger, RelayCounters(), RelayLimits(), self._facts.bind)
         self._requests = bytearray(b"".join(_request(load, self.client_id) for _ in range(load.depth)))
-        self._answers = bytearray(b"".join(_answer(load) for _ in range(load.depth)))
+        self._responses = bytearray(b"".join(_response(load) for _ in range(load.depth)))
         self._request_bytes = len(self._requests) // load.depth
-        self._answer_bytes = len(self._answers) // load.depth
+        self._response_bytes = len(self._responses) // load.depth
         self._depth = load.depth
         self._correlation_id = 0
         self._carry_out(self._relay.on_writable(Side.NODE, now_us), now_us)
 
     def frames(self) -> tuple[bytes, bytes]:
-        """The next requests and the answers to them."""
+        """The next requests and the responses to them."""
         for i in range(self._depth):
             struct.pack_into(">i", self._requests, i * self._request_bytes + 8, self._correlation_id)
-            struct.pack_into(">i", self._answers, i * self._answer_bytes + 4, self._correlation_id)
+            struct.pack_into(">i", self._responses, i * self._response_bytes + 4, self._correlation_id)
             self._correlation_id = (self._correlation_id + 1) & 0x7FFFFFFF
-        return bytes(self._requests), bytes(self._answers)
+        return bytes(self._requests), bytes(self._responses)
 
-    def exchange(self, requests: bytes, answers: bytes, now_us: int) -> None:
+    def exchange(self, requests: bytes, responses: bytes, now_us: int) -> None:
         """One turn, from the client to the node and back."""
-        for side, data in ((Side.CLIENT, requests), (Side.NODE, answers)):
+        for side, data in ((Side.CLIENT, requests), (Side.NODE, responses)):
             actions = self._relay.on_bytes(side, data, now_us)
             if len(actions) != 1 or type(actions[0]) is not Send:
                 self._carry_out(actions, now_us)
@@ -136,15 +136,15 @@ class Client:
     def check(self) -> None:
         """Raise AssertionError if anything is not answered."""
         assert self._relay.idle
-        assert self._relay.requests == self._relay.answers == self._correlation_id
+        assert self._relay.requests == self._relay.responses == self._correlation_id
 
     def _carry_out(self, actions: list[Action], now_us: int) -> None:
         for action in actions:
             assert not isinstance(action, Close | Throttled), action
             if isinstance(action, DecisionRequest):
-                verdict = decide(action, self._facts, now_us // 1000)
-                assert isinstance(verdict, Decision)
-                self._carry_out(self._relay.on_verdict(action.ticket, verdict, now_us), now_us)
+                decision = decide(action, self._facts, now_us // 1000)
+                assert isinstance(decision, Decision)
+                self._carry_out(self._relay.on_decision(action.ticket, decision, now_us), now_us)
 
 
 def _frame(head: bytes, *rest: bytes) -> bytes:
@@ -168,13 +168,13 @@ def one_produce(number: int) -> bytes:
     return _request(LOADS["produce-1"], client_name(number)[1])
 
 
-def _answer(load: Load) -> bytes:
+def _response(load: Load) -> bytes:
     if load.api == "produce":
-        body = PRODUCE_ANSWER.pack(1, len(TOPIC), TOPIC, 1, 0, 0, 0, -1, 0, 0)
-        return ANSWER_HEADER.pack(4 + len(body), 0) + body
+        body = PRODUCE_RESPONSE.pack(1, len(TOPIC), TOPIC, 1, 0, 0, 0, -1, 0, 0)
+        return RESPONSE_HEADER.pack(4 + len(body), 0) + body
     size = load.records_bytes
-    body = FETCH_ANSWER.pack(0, 0, 0, 1, len(TOPIC), TOPIC, 1, 0, 0, 0, 0, 0, 0, -1, size)
-    return ANSWER_HEADER.pack(4 + len(body) + size, 0) + body + bytes(size)
+    body = FETCH_RESPONSE.pack(0, 0, 0, 1, len(TOPIC), TOPIC, 1, 0, 0, 0, 0, 0, 0, -1, size)
+    return RESPONSE_HEADER.pack(4 + len(body) + size, 0) + body + bytes(size)
 
 
 # ---- measuring -----------------------------------------------------------------------------------
@@ -211,15 +211,15 @@ class Bench:
         return self._clients[load]
 
     def ns_per_request(self, load: str, turns: int) -> float:
-        """CPU time of one request and its answer, in the mean of so many turns of all connections."""
+        """CPU time of one request and its response, in the mean of so many turns of all connections."""
         clients, depth = self.clients(load), LOADS[load].depth
         spent_ns = 0
         for _ in range(turns):
             work = [(client, *client.frames()) for client in clients]
             began_ns = time.thread_time_ns()
-            for client, requests, answers in work:
+            for client, requests, responses in work:
                 self.now_us += MICROSECONDS_PER_REQUEST * depth
-                client.exchange(requests, answers, self.now_us)
+                client.exchange(requests, responses, self.now_us)
             spent_ns += time.thread_time_ns() - began_ns
         for client in clients:
             client.check()
@@ -252,8 +252,8 @@ class Bench:
         gc.disable()  # who listens to the collector is called, too: Hypothesis does
         sys.setprofile(note)
         try:
-            for client, requests, answers in work:
-                client.exchange(requests, answers, self.now_us)
+            for client, requests, responses in work:
+                client.exchange(requests, responses, self.now_us)
         finally:
             sys.setprofile(None)
             gc.enable()

@@ -42,8 +42,8 @@ class Kind(NamedTuple):
     def replay(self) -> None:
         """Once."""
         end_ms = max(windows[-1].end_ms for windows in self.clients.values())
-        told = explained(self.clients, RULES, self.quota_type, self.live, self.limit)
-        replay_run([told], RULES, self.quota_type, self.limit, end_ms)
+        reported = explained(self.clients, RULES, self.quota_type, self.live, self.limit)
+        replay_run([reported], RULES, self.quota_type, self.limit, end_ms)
 
 
 def throttled(quota_type: str, factor: float) -> Kind:

@@ -103,18 +103,18 @@ def test_memory_is_measured_of_every_proxy():
 
 
 def test_the_profile_counts_what_a_request_costs():
-    """One request and its answer are read and sent on: two of each, or fewer where several travel together."""
+    """One request and its response are read and sent on: two of each, or fewer where several travel together."""
 
-    def told(printed):
+    def reported(printed):
         return dict(re.findall(r"^\| (?:- )?([^|]+) \| ([\d.,]+) \|$", printed, re.M))
 
     def is_plausible(printed):
-        cells = told(printed)
+        cells = reported(printed)
         return float(cells["CPU, us/request"]) > 0 and 2 < float(cells["system calls/request"]) < 100
 
     arguments = ("--column", "latency", "--seconds", "0.5", "--candidates", OURS.name)
     printed = run("cpu_profile.py", *arguments, measured=is_plausible)
-    assert is_plausible(printed), told(printed)
+    assert is_plausible(printed), reported(printed)
 
 
 @pytest.mark.kafka

@@ -33,9 +33,9 @@ def test_all_clients_are_measured_and_none_is_throttled(load):
 def test_the_report_has_every_load_at_every_count(tmp_path, capsys):
     file = tmp_path / "cost.json"
     quota_cost.main(["--counts", "1,20", "--rounds", "2", "--blocks", "1", "--live-rounds", "0", "--json", str(file)])
-    told = json.loads(file.read_text())
-    assert set(told["in_process"]) == {*LOADS, "bind"}
-    for rows in told["in_process"].values():
+    reported = json.loads(file.read_text())
+    assert set(reported["in_process"]) == {*LOADS, "bind"}
+    for rows in reported["in_process"].values():
         assert [(row["quotas"], row["entities"]) for row in rows] == [
             (NONE, 1),
             (PRODUCE_ONLY, 1),

@@ -4,7 +4,7 @@
 
 TLS from the clients, plain to the node, one certificate with a P-256 key, no session resumed. The proxy has one core,
 node and clients share another. Figures are processor time of the proxy, so that how fast the clients are does not
-matter: handshakes per second of it (each with one request and its answer, as both connect to the node then), and
+matter: handshakes per second of it (each with one request and its response, as both connect to the node then), and
 megabytes per second of it that come from clients (Produce of 1 MiB) and go to them (Fetch answers of 1 MiB). *Plain*
 is the same without TLS. All take turns within a round; medians over the rounds, ratios of one round. Needs haproxy.
 """
@@ -97,18 +97,18 @@ def _read_frame(sock: socket.socket | ssl.SSLSocket, buffer: bytearray) -> memor
 
 def serve(server: socket.socket) -> None:
     """A node: answers Produce, Fetch and Heartbeat, nothing else."""
-    answers = {0: produced(1), 1: fetched(1, size=FRAME_BYTES), 12: heartbeaten(1)}
+    responses = {0: produced(1), 1: fetched(1, size=FRAME_BYTES), 12: heartbeaten(1)}
 
-    def answer(sock: socket.socket) -> None:
+    def response(sock: socket.socket) -> None:
         buffer = bytearray(FRAME_BYTES + 1000)
         with sock, contextlib.suppress(OSError, EOFError):
             while True:
-                if reply := answers.get(_read_frame(sock, buffer)[5]):
+                if reply := responses.get(_read_frame(sock, buffer)[5]):
                     sock.sendall(reply)
 
     with contextlib.suppress(OSError):  # until the server is closed
         while True:
-            threading.Thread(target=answer, args=(server.accept()[0],), daemon=True).start()
+            threading.Thread(target=response, args=(server.accept()[0],), daemon=True).start()
 
 
 def connect(port: int, context: ssl.SSLContext | None) -> socket.socket:

@@ -43,7 +43,7 @@ from tests.pipeline.spark_cluster import ON_CLUSTER, spark_cluster
 
 CLUSTER = "cluster"
 PARALLEL_GC = {"spark.driver.extraJavaOptions": "-XX:+UseParallelGC"}
-"""Nobody waits for an answer within a pause: the collector that takes the least in all."""
+"""Nobody waits for a response within a pause: the collector that takes the least in all."""
 WARM_UP_ROWS = 1_000_000
 Figures = dict[str, float]
 
@@ -149,16 +149,16 @@ def simulated_first(task: Task, rows: int) -> Figures:
 
 
 def simulated(task: Task, rows: int) -> Figures:
-    answer: dict[str, Any] = {}
+    response: dict[str, Any] = {}
     candidate = candidate_of(task.candidate)
     figures = measured(
-        lambda: answer.update(simulate(task.spark, task.table, candidate, until_ms=until_ms(rows))), rows
+        lambda: response.update(simulate(task.spark, task.table, candidate, until_ms=until_ms(rows))), rows
     )
-    assert abs(answer["records"] - rows) < 600, answer["records"]
+    assert abs(response["records"] - rows) < 600, response["records"]
     return figures | {
-        "replayed_windows": answer["replayed_windows"],
-        "clients": len(answer["clients"]),
-        "throttled_s": sum(of["throttled_ms"] for of in answer["sensors"]) / 1000,
+        "replayed_windows": response["replayed_windows"],
+        "clients": len(response["clients"]),
+        "throttled_s": sum(of["throttled_ms"] for of in response["sensors"]) / 1000,
     }
 
 

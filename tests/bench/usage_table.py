@@ -24,7 +24,7 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.trace import Operation
 from quotas.records.usage_record import USAGE, UsageRecord
-from tests.pipeline.live_runs import TOLD, LiveWindow
+from tests.pipeline.live_runs import REPORTED, LiveWindow
 from tests.pipeline.spools import MONDAY_MS, Fleet, records
 
 PER_WINDOW = 600
@@ -92,7 +92,7 @@ def _throttled(kind: str, size_s: float) -> list[UsageRecord]:
     while now_ms < _BURST * WINDOW_MS:
         throttle_ms = meter.use(operation, size, now_ms)
         used = 0.0 if throttle_ms and kind == "fetch" else size
-        windows[now_ms // WINDOW_MS].add(now_ms, used * PER_LIMIT[kind], throttle_ms, 1, kind in TOLD)
+        windows[now_ms // WINDOW_MS].add(now_ms, used * PER_LIMIT[kind], throttle_ms, 1, kind in REPORTED)
         now_ms += throttle_ms + 4
     return [_record(kind, windows[number]) for number in range(_BURST)]
 

@@ -1,4 +1,4 @@
-"""Random scripts for the quotas of clients, and how our own classes answer them."""
+"""Random scripts for the quotas of clients, and how our own classes response them."""
 
 import random
 from collections import Counter
@@ -144,7 +144,7 @@ class ClientScript:
         self._kinds = kinds
 
     def steps(self, seed: int, events: int, anchored: bool) -> Iterator[Step]:
-        """The script with our answers."""
+        """The script with our responses."""
         rng, now_ms = random.Random(seed), BEGIN_MS
         quotas = RandomQuotas(rng, self._random_limit, anchored)
         for change in quotas.first():

@@ -40,7 +40,7 @@ class ConnectionScript:
     _of_addresses: AddressLimits = field(default_factory=AddressLimits)
 
     def steps(self, events: int) -> Iterator[Step]:
-        """The script with our answers."""
+        """The script with our responses."""
         for listener in LISTENERS:
             yield self._add_or_remove(listener)
         for i in range(events):
@@ -62,20 +62,20 @@ class ConnectionScript:
     def _connect(self) -> Step:
         rng, arrived_ms = self.rng, self._now_ms
         listener, address = rng.choice(sorted(self._limits)), self._address()
-        told_ms = self.ours.arrive(_key(listener), arrived_ms)
+        reported_ms = self.ours.arrive(_key(listener), arrived_ms)
         gone = self._free_a_slot(listener)
-        waits = told_ms > 0 or bool(gone)
+        waits = reported_ms > 0 or bool(gone)
         if waits:
-            self._now_ms += told_ms + (rng.choice((0, 0, 1, 300)) if gone or rng.random() < 0.3 else 0)
+            self._now_ms += reported_ms + (rng.choice((0, 0, 1, 300)) if gone or rng.random() < 0.3 else 0)
         admission = self.ours.admit(_key(listener), address, self._now_ms)
         if admission.outcome is Outcome.ADMITTED:
             self._open.append((listener, address))
         rates = "" if waits else self._rates(listener)
-        line = f"C\t{arrived_ms}\t{listener}\t{address}\t{told_ms}\t{self._now_ms}\t{','.join(map('/'.join, gone))}"
+        line = f"C\t{arrived_ms}\t{listener}\t{address}\t{reported_ms}\t{self._now_ms}\t{','.join(map('/'.join, gone))}"
         # Kafka looks at its clock once too early, once when a slot is missing, and once for each that is gone.
-        looks = (told_ms > 0) + bool(gone) + max(len(gone), 1) if waits else 0
-        answer = f"{self._now_ms}\t{looks} of {looks}\t{_told(admission)}\t{self._address_rate(address)}{rates}"
-        return Step(line, answer, waits or admission.outcome is not Outcome.ADMITTED)
+        looks = (reported_ms > 0) + bool(gone) + max(len(gone), 1) if waits else 0
+        response = f"{self._now_ms}\t{looks} of {looks}\t{_reported(admission)}\t{self._address_rate(address)}{rates}"
+        return Step(line, response, waits or admission.outcome is not Outcome.ADMITTED)
 
     def _free_a_slot(self, listener: str) -> list[tuple[str, str]]:
         """End connections until there is a slot; those that had to."""
@@ -176,11 +176,11 @@ def _limits(limits: ConnectionLimits) -> str:
     return f"{limits.creation_rate}\t{limits.connections}"
 
 
-def _told(admission: Admission) -> str:
+def _reported(admission: Admission) -> str:
     if admission.outcome is Outcome.ADMITTED:
         return "admitted"
-    told = admission.throttle_ms if admission.outcome is Outcome.TOO_FAST else admission.limit
-    return f"{admission.outcome.value} {told}"
+    reported = admission.throttle_ms if admission.outcome is Outcome.TOO_FAST else admission.limit
+    return f"{admission.outcome.value} {reported}"
 
 
 def connection_script(seed: int, samples: int = 11, window_s: int = 1) -> ConnectionScript:

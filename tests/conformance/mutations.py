@@ -1,4 +1,4 @@
-"""Random scripts for controller mutations, and how our own classes answer them."""
+"""Random scripts for controller mutations, and how our own classes response them."""
 
 import random
 from collections.abc import Iterator
@@ -23,8 +23,8 @@ class Request:
     handle: int | None
     tags: SensorTags
     strict: bool
-    told_ms: int = 0
-    told_at_ms: int = 0
+    reported_ms: int = 0
+    reported_at_ms: int = 0
 
 
 def mutation_limit(rng: random.Random) -> float:
@@ -50,7 +50,7 @@ class MutationScript:
     _last_id: int = 0
 
     def steps(self, events: int, anchored: bool) -> Iterator[Step]:
-        """The script with our answers."""
+        """The script with our responses."""
         quotas = RandomQuotas(self.rng, mutation_limit, anchored)
         for change in quotas.first():
             yield quota_step(self.side, change, self._now_ms)
@@ -74,7 +74,7 @@ class MutationScript:
         number = rng.choice(list(self._requests))
         if chance < 0.75:
             return self._mutate(number, self._partitions(number))
-        return self._give_back(number, random_partitions(rng)) if chance < 0.8 else self._answer(number)
+        return self._give_back(number, random_partitions(rng)) if chance < 0.8 else self._response(number)
 
     def _begin(self, user: str, client_id: str) -> Step:
         self._last_id += 1
@@ -94,11 +94,11 @@ class MutationScript:
         if request.handle is None:
             return Step(line, "ok\toff")
         spend = self.buckets.spend_strictly if request.strict else self.buckets.spend_permissively
-        told_ms = spend(request.handle, value, self._now_ms)
-        if told_ms is not None:
-            request.told_ms, request.told_at_ms = told_ms, self._now_ms
-        verdict = f"refused {told_ms}" if request.strict and told_ms is not None else "ok"
-        return Step(line, f"{verdict}\t{self._state(request)}", told_ms is not None)
+        reported_ms = spend(request.handle, value, self._now_ms)
+        if reported_ms is not None:
+            request.reported_ms, request.reported_at_ms = reported_ms, self._now_ms
+        decision = f"refused {reported_ms}" if request.strict and reported_ms is not None else "ok"
+        return Step(line, f"{decision}\t{self._state(request)}", reported_ms is not None)
 
     def _give_back(self, number: int, value: float) -> Step:
         line, request = f"B\t{self._now_ms}\t{number}\t{value!r}", self._requests[number]
@@ -107,9 +107,9 @@ class MutationScript:
         self.buckets.give_back(request.handle, value, self._now_ms)
         return Step(line, f"ok\t{self._state(request)}")
 
-    def _answer(self, number: int) -> Step:
+    def _response(self, number: int) -> Step:
         request = self._requests.pop(number)
-        left_ms = remaining_ms(request.told_ms, request.told_at_ms, self._now_ms)
+        left_ms = remaining_ms(request.reported_ms, request.reported_at_ms, self._now_ms)
         return Step(f"T\t{self._now_ms}\t{number}", str(left_ms), left_ms > 0)
 
     def _state(self, request: Request) -> str:

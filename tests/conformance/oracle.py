@@ -10,20 +10,20 @@ from typing import NamedTuple, TextIO
 
 from tests.java_program import java_program
 
-_TOLD = 5
+_REPORTED = 5
 """So many differences are told in words."""
 
 
 class Step(NamedTuple):
-    """One line of a script, our answer to it, and whether that throttles, refuses, or makes somebody wait."""
+    """One line of a script, our response to it, and whether that throttles, refuses, or makes somebody wait."""
 
     line: str
-    answer: str
+    response: str
     throttles: bool = False
 
 
 class Reply(NamedTuple):
-    """One line of a script, and both answers."""
+    """One line of a script, and both responses."""
 
     line: str
     ours: str
@@ -34,16 +34,16 @@ class Reply(NamedTuple):
 class Comparison:
     """How many events were compared, how many of them throttled, and how many were answered differently.
 
-    `told` says the first of these in words.
+    `reported` says the first of these in words.
     """
 
     events: int
     throttles: int
     differences: int
-    told: tuple[str, ...]
+    reported: tuple[str, ...]
 
     def __str__(self) -> str:
-        return "\n  ".join((f"{self.differences} of {self.events} events differ", *self.told))
+        return "\n  ".join((f"{self.differences} of {self.events} events differ", *self.reported))
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +64,14 @@ class Run:
 
     def comparison(self) -> Comparison:
         """How far they agree."""
-        events, differences, told = 0, 0, []
+        events, differences, reported = 0, 0, []
         for line, ours, kafkas in self.replies():
             events += 1
             if ours != kafkas:
                 differences += 1
-                if differences <= _TOLD:
-                    told.append(f"line {events}, {line!r}: Kafka {kafkas!r}, we {ours!r}")
-        return Comparison(events, self.throttles, differences, tuple(told))
+                if differences <= _REPORTED:
+                    reported.append(f"line {events}, {line!r}: Kafka {kafkas!r}, we {ours!r}")
+        return Comparison(events, self.throttles, differences, tuple(reported))
 
 
 def run(program: str, version: str, steps: Iterable[Step], folder: Path, *arguments: object) -> Run:
@@ -80,7 +80,7 @@ def run(program: str, version: str, steps: Iterable[Step], folder: Path, *argume
     throttles = 0
     with (
         (folder / "script").open("w") as lines,
-        (folder / "ours").open("w") as answers,
+        (folder / "ours").open("w") as responses,
         (folder / "errors").open("w") as errors,
         subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, text=True) as kafka,
     ):
@@ -90,7 +90,7 @@ def run(program: str, version: str, steps: Iterable[Step], folder: Path, *argume
                 line = step.line + "\n"
                 lines.write(line)
                 kafka.stdin.write(line)
-                answers.write(step.answer + "\n")
+                responses.write(step.response + "\n")
                 throttles += step.throttles
         kafka.communicate(timeout=900)
     assert kafka.returncode == 0, (folder / "errors").read_text()[-3000:]

@@ -31,7 +31,7 @@ class Proof:
     forgetting: bool = False
 
     def compare(self, seed: int, events: int, folder: Path) -> Comparison:
-        """Both sides answer `events` random events, and all the changes of quotas between them."""
+        """Both sides response `events` random events, and all the changes of quotas between them."""
         arguments: list[object] = [self.samples, self.window_s]
         program = "ConnectionOracle"
         if self.quota_type is not QuotaType.CONNECTION:

@@ -19,7 +19,7 @@ _CORRUPT = (1 << 64) - 1
 """Stands in a log where no record could be recognised."""
 
 
-class Fate(IntEnum):
+class ChangeStatus(IntEnum):
     """What a producer has been told of a record."""
 
     NOTHING = 0
@@ -32,34 +32,34 @@ class Sent:
 
     def __init__(self, producer: int, partitions: int) -> None:
         self.producer = producer
-        self.fates = [bytearray() for _ in range(partitions)]
+        self.statuses = [bytearray() for _ in range(partitions)]
 
     def next_sequence(self, partition: int) -> int:
         """The sequence of the next record."""
-        return len(self.fates[partition])
+        return len(self.statuses[partition])
 
     def add(self, partition: int) -> None:
         """The next record has been given to the client."""
-        self.fates[partition].append(Fate.NOTHING)
+        self.statuses[partition].append(ChangeStatus.NOTHING)
 
     def settle(self, partition: int, sequence: int, error: object) -> None:
         """The client has told a record's fate."""
-        self.fates[partition][sequence] = Fate.ACKNOWLEDGED if error is None else Fate.FAILED
+        self.statuses[partition][sequence] = ChangeStatus.ACKNOWLEDGED if error is None else ChangeStatus.FAILED
 
-    def count(self, fate: Fate) -> int:
+    def count(self, status: ChangeStatus) -> int:
         """How many records have this fate."""
-        return sum(fates.count(fate) for fates in self.fates)
+        return sum(statuses.count(status) for statuses in self.statuses)
 
     def save(self, folder: Path) -> None:
         """Write one file for each partition."""
-        for partition, fates in enumerate(self.fates):
-            (folder / f"sent-{self.producer}-{partition}").write_bytes(fates)
+        for partition, statuses in enumerate(self.statuses):
+            (folder / f"sent-{self.producer}-{partition}").write_bytes(statuses)
 
     @classmethod
     def load(cls, folder: Path, producer: int, partitions: int) -> "Sent":
         """Read what `save` has written."""
         sent = cls(producer, partitions)
-        sent.fates = [
+        sent.statuses = [
             bytearray((folder / f"sent-{producer}-{partition}").read_bytes()) for partition in range(partitions)
         ]
         return sent
@@ -156,14 +156,14 @@ def compare(log: Log, sent: Mapping[int, Sent]) -> Findings:
             continue
         producer, sequence = identity >> _SEQUENCE_BITS, identity & ((1 << _SEQUENCE_BITS) - 1)
         name = f"{log.place}, offset {offset}: record {sequence} of producer {producer}"
-        if producer not in sent or sequence >= len(sent[producer].fates[log.partition]):
+        if producer not in sent or sequence >= len(sent[producer].statuses[log.partition]):
             findings.violation("never sent", name)
             continue
         before, offsets[identity] = offsets.get(identity), offset
         if before is not None:
             findings.doubles.append(Double(producer, sequence, before, offset))
             continue
-        if sent[producer].fates[log.partition][sequence] != Fate.ACKNOWLEDGED:
+        if sent[producer].statuses[log.partition][sequence] != ChangeStatus.ACKNOWLEDGED:
             continue
         if sequence < last[producer]:
             findings.violation("out of order", f"{name} comes after {last[producer]}")
@@ -174,12 +174,12 @@ def compare(log: Log, sent: Mapping[int, Sent]) -> Findings:
 
 
 def _compare_absent(log: Log, sent: Sent, offsets: Mapping[int, int], findings: Findings) -> None:
-    for sequence, fate in enumerate(sent.fates[log.partition]):
+    for sequence, status in enumerate(sent.statuses[log.partition]):
         present = sent.producer << _SEQUENCE_BITS | sequence in offsets
         name = f"{log.place}: record {sequence} of producer {sent.producer}"
-        if fate == Fate.NOTHING:
+        if status == ChangeStatus.NOTHING:
             findings.violation("unanswered", name)
-        elif fate == Fate.ACKNOWLEDGED and not present:
+        elif status == ChangeStatus.ACKNOWLEDGED and not present:
             findings.violation("lost", name)
-        elif fate == Fate.FAILED and present:
+        elif status == ChangeStatus.FAILED and present:
             findings.counts["failed but present"] += 1

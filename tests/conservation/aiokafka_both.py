@@ -21,7 +21,7 @@ class AioProducer:
         self._bootstrap = bootstrap
 
     async def run(self, orders: Orders) -> None:
-        """Send until there is nothing more to send, and wait for all answers."""
+        """Send until there is nothing more to send, and wait for all responses."""
         producer = await self._make()
         while not self.sender.finished:
             self.sender.stopped = orders.stop.is_set()

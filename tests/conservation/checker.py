@@ -14,7 +14,7 @@ from typing import Any
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster, Mode
-from tests.conservation.accounts import Double, Fate, Log, Sent, compare
+from tests.conservation.accounts import ChangeStatus, Double, Log, Sent, compare
 from tests.conservation.batches import read_batches
 from tests.conservation.clients import Child
 from tests.conservation.confluent_reader import ends_of, scan
@@ -270,14 +270,14 @@ class Round:
 
     def _wait_for_producers(self, producers: list[Child], faults: list[Faults]) -> None:
         """Until they have sent all that they should, or have been stopped."""
-        began = told = time.monotonic()
+        began = reported = time.monotonic()
         stopped = False
         while not all(child.has_news() for child in producers):
             time.sleep(0.2)
             now = time.monotonic()
             self._look_after(faults)
-            if now - told > 10:
-                told = now
+            if now - reported > 10:
+                reported = now
                 self._tell_progress(now - began, faults)
             overdue = now - began - self._seconds
             if self._seconds and not stopped and overdue > (_EXTRA_S if any(one.missing for one in faults) else 0):
@@ -352,8 +352,8 @@ class Round:
         }
         for producers in sent.values():
             for one in producers.values():
-                self.report.records["acknowledged"] += one.count(Fate.ACKNOWLEDGED)
-                self.report.records["failed"] += one.count(Fate.FAILED)
+                self.report.records["acknowledged"] += one.count(ChangeStatus.ACKNOWLEDGED)
+                self.report.records["failed"] += one.count(ChangeStatus.FAILED)
         self.report.records += self._compare(scanned, sent)
         for view, partitions in views.items():
             logs = Logs(view, partitions)

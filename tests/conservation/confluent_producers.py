@@ -31,7 +31,7 @@ class ConfluentProducer:
         self.made = 0
         self._fatal = False
         self._waiting: dict[tuple[int, int], float] = {}
-        """When each record without an answer was sent, the oldest first."""
+        """When each record without a response was sent, the oldest first."""
         self._settings = {
             "bootstrap.servers": bootstrap,
             "client.id": plan.client_id,
@@ -75,7 +75,7 @@ class ConfluentProducer:
         self._hear(partial(self._producer.poll, 0))
 
     def flush(self, timeout_s: float) -> None:
-        """Wait for the rest; what has no answer then has none in the account either."""
+        """Wait for the rest; what has no response then has none in the account either."""
         self._hear(partial(self._producer.flush, timeout_s))
 
     def _hear(self, hear: Callable[[], object]) -> None:

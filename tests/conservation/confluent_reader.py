@@ -48,7 +48,7 @@ def ends_of(bootstrap: str, partitions: Mapping[str, int]) -> dict[str, list[int
 
 
 def _end_of(consumer: Consumer, partition: TopicPartition) -> int:
-    """Asked again while the answer is that another node leads by now, or that none can be reached; for 60 s."""
+    """Asked again while the response is that another node leads by now, or that none can be reached; for 60 s."""
     deadline = time.monotonic() + _IDLE_S
     while True:
         try:

@@ -2,8 +2,8 @@
 
 A violation, with one exception that has to be proved. Of several batches of librdkafka that are under way to a node,
 the node may refuse the first (it lacks copies, it does not lead yet) and be ready by the second, which is "out of
-order" then. librdkafka goes on under a new epoch, in all partitions, and gives new numbers to all that has no answer
-yet. What of that was written under the old epoch, in whatever partition, and only its answer was lost, no node can
+order" then. librdkafka goes on under a new epoch, in all partitions, and gives new numbers to all that has no response
+yet. What of that was written under the old epoch, in whatever partition, and only its response was lost, no node can
 know again: it is written twice (librdkafka issue 4953, open, seen in 2.16.0; without a proxy, too). Each step leaves
 its proof: what was refused and why, in the client's log; how both copies are numbered, in the batches.
 """

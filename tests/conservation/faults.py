@@ -20,7 +20,7 @@ from kafka.errors import KafkaError
 
 from demo.kafka_cluster import KafkaCluster
 from tests.conservation.clients import Child
-from tests.conservation.wire import ANSWERS, REQUESTS
+from tests.conservation.wire import REQUESTS, RESPONSES
 from tests.integration.proxy_process import ProxyProcess
 
 FRONT, BACK = "front", "back"
@@ -101,12 +101,12 @@ class WireFaults(Faults):
                 fault="reset", link=link, way=way, api=key, fraction=None
             )
             for link in links
-            for way in (REQUESTS, ANSWERS)
+            for way in (REQUESTS, RESPONSES)
             for api, key in APIS.items()
         }
         for link in links:
             kinds[f"all connections reset ({link})"] = self._order_of(fault="reset_all", link=link)
-            for way in (REQUESTS, ANSWERS):
+            for way in (REQUESTS, RESPONSES):
                 for fault in ("half_broken", "half_closed", "stalled"):
                     name = f"{way[:-1]} side {fault.replace('_', ' ')} ({link})"
                     kinds[name] = self._order_of(fault=fault, link=link, way=way, seconds=None)

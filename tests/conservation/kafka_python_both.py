@@ -22,7 +22,7 @@ class PythonProducer:
         self._bootstrap = bootstrap
 
     def run(self, orders: Orders) -> None:
-        """Send until there is nothing more to send, and wait for all answers."""
+        """Send until there is nothing more to send, and wait for all responses."""
         producer = self._make()
         while not self.sender.finished:
             self.sender.stopped = orders.stop.is_set()
@@ -56,7 +56,7 @@ class PythonProducer:
         return True
 
     def _close(self, producer: KafkaProducer) -> None:
-        """Wait for what is under way, then end it; what has no answer by then has none in the account either."""
+        """Wait for what is under way, then end it; what has no response by then has none in the account either."""
         for end in (partial(producer.flush, FLUSH_S), partial(producer.close, timeout=FLUSH_S)):
             try:
                 end()

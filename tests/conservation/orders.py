@@ -23,14 +23,14 @@ class Orders:
         self.give_up = threading.Event()
         self.read_to: dict[str, list[int]] | None = None
         """By topic, for each partition the offset that its log ends before."""
-        self._told_at: dict[str, float] = {}
+        self._reported_at: dict[str, float] = {}
         threading.Thread(target=self._read, daemon=True).start()
 
     def tell_progress(self, **count: int) -> None:
         """How many records were "sent" or "read", but neither more than once a second."""
         [what] = count
-        if time.monotonic() - self._told_at.get(what, 0) > 1:
-            self._told_at[what] = time.monotonic()
+        if time.monotonic() - self._reported_at.get(what, 0) > 1:
+            self._reported_at[what] = time.monotonic()
             tell(**count)
 
     def _read(self) -> None:

@@ -23,7 +23,7 @@ class Plan:
     seed: int
     compression: str = "none"
     patience_s: float = 1000.0
-    """When a record has no answer after so long, a producer of librdkafka gives up all that is under way."""
+    """When a record has no response after so long, a producer of librdkafka gives up all that is under way."""
 
 
 class Sender:

@@ -8,7 +8,7 @@ from tests.conservation.records import LARGE_BYTES
 
 FLUSH_S = 180.0
 
-_PATIENCE = {"request_timeout_ms": 15_000, "metadata_max_age_ms": 5000}
+_TIMEOUTS = {"request_timeout_ms": 15_000, "metadata_max_age_ms": 5000}
 
 
 def producer_settings(plan: Plan, bootstrap: str) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def producer_settings(plan: Plan, bootstrap: str) -> dict[str, Any]:
         "linger_ms": 20,
         "compression_type": None if plan.compression == "none" else plan.compression,
         "max_request_size": 2 * LARGE_BYTES,
-        **_PATIENCE,
+        **_TIMEOUTS,
     }
 
 
@@ -33,5 +33,5 @@ def consumer_settings(orders: Orders) -> dict[str, Any]:
         "group_id": None,
         "auto_offset_reset": "earliest",
         "max_partition_fetch_bytes": 2 * LARGE_BYTES,
-        **_PATIENCE,
+        **_TIMEOUTS,
     }

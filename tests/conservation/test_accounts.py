@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from tests.conservation.accounts import Fate, Log, Sent, compare
+from tests.conservation.accounts import ChangeStatus, Log, Sent, compare
 from tests.conservation.logs import Logs
 from tests.conservation.pace import Plan, Sender
 from tests.conservation.records import LARGE_BYTES, LARGE_EVERY, Values, identify
@@ -110,7 +110,7 @@ def test_a_record_that_nobody_has_sent_is_found(sent, written, producer, sequenc
 
 
 def test_a_record_whose_producer_was_told_nothing_is_found(sent, written):
-    sent[3].fates[1][20] = Fate.NOTHING
+    sent[3].statuses[1][20] = ChangeStatus.NOTHING
     assert found(read(written), sent)[0] == {"unanswered": 1}
 
 
@@ -155,7 +155,7 @@ def test_accounts_and_logs_are_the_same_after_they_went_through_files(sent, writ
     assert not again.have({"topic": [0, len(written) + 1]})
     assert not again.have(None)
     sent[3].save(tmp_path)
-    assert Sent.load(tmp_path, 3, 2).fates == sent[3].fates
+    assert Sent.load(tmp_path, 3, 2).statuses == sent[3].statuses
 
 
 def test_one_record_in_two_thousand_is_large_and_the_others_are_around_300_bytes():
@@ -176,4 +176,4 @@ def test_a_sender_offers_the_same_record_until_it_is_taken_and_ends_with_its_pla
         assert identify(value) == (2, partition, sequence)
         sender.accepted()
         sender.sent.settle(partition, sequence, None)
-    assert sender.sent.count(Fate.ACKNOWLEDGED) == sender.count == sum(sender.sizes.values()) == 3
+    assert sender.sent.count(ChangeStatus.ACKNOWLEDGED) == sender.count == sum(sender.sizes.values()) == 3

@@ -107,7 +107,7 @@ def test_the_installed_librdkafka_says_it_in_these_words(words):
 
 
 @pytest.mark.parametrize("left_out", [Double(2, 5, 5, 9), Double(2, 8, 8, 12)])
-def test_doubles_that_are_not_all_that_had_no_answer_are_a_violation(left_out):
+def test_doubles_that_are_not_all_that_had_no_response_are_a_violation(left_out):
     assert judged(doubles=[one for one in DOUBLES if one != left_out]).counts == {"doubled": 3}
 
 

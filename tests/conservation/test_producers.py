@@ -5,7 +5,7 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka.errors import KafkaTimeoutError
 
 from tests.conservation import confluent_producers, kafka_python_both
-from tests.conservation.accounts import Fate
+from tests.conservation.accounts import ChangeStatus
 from tests.conservation.confluent_producers import ConfluentProducer
 from tests.conservation.kafka_python_both import PythonProducer
 from tests.conservation.pace import Plan
@@ -17,7 +17,7 @@ PLAN = Plan(0, "client", "topic", 2, records=RECORDS, per_second=1e9, seed=7)
 class ScriptedProducer:
     """Stands in for librdkafka's producer: each call of `produce` takes the next step of a script for all of them.
 
-    A step is an error to raise, or None: then the record is taken, and answered when `answer` is called.
+    A step is an error to raise, or None: then the record is taken, and answered when `response` is called.
     """
 
     script: list[Exception | None]
@@ -27,11 +27,11 @@ class ScriptedProducer:
         self.tell_error = settings["error_cb"]
         self.values = []
         self.under_way = []
-        self.to_be_told = []
+        self.to_be_reported = []
         self.made.append(self)
 
     def __len__(self):
-        return len(self.under_way) + len(self.to_be_told)
+        return len(self.under_way) + len(self.to_be_reported)
 
     def produce(self, topic, value, *, partition, on_delivery):
         if error := self.script.pop(0) if self.script else None:
@@ -40,13 +40,13 @@ class ScriptedProducer:
         self.under_way.append(on_delivery)
 
     def poll(self, timeout):
-        while self.to_be_told:
-            error = self.to_be_told.pop()
+        while self.to_be_reported:
+            error = self.to_be_reported.pop()
             if error.fatal():
                 raise KafkaException(error)
             self.tell_error(error)
 
-    def answer(self, error=None):
+    def response(self, error=None):
         for on_delivery in self.under_way:
             on_delivery(error, None)
         self.under_way.clear()
@@ -85,23 +85,26 @@ def test_a_client_that_is_fatal_before_it_has_told_so_is_replaced_and_its_record
     assert one.made == 2
     assert second.values[0] == refused[2]
     assert (one.sender.count, len(second.values)) == (RECORDS, RECORDS)
-    second.answer()
-    assert one.sender.sent.count(Fate.ACKNOWLEDGED) == RECORDS
+    second.response()
+    assert one.sender.sent.count(ChangeStatus.ACKNOWLEDGED) == RECORDS
 
 
 def test_what_a_fatal_client_has_under_way_is_answered_before_it_is_replaced(producer, capsys):
     one = producer(None, refusal(KafkaError._FATAL))
     [first] = ScriptedProducer.made
-    first.to_be_told.append(fatal())
+    first.to_be_reported.append(fatal())
     one.work()
     assert "out of order sequence number" in capsys.readouterr().out
     one.work()
     assert ScriptedProducer.made == [first]
-    first.answer(fatal())
+    first.response(fatal())
     one.work()
     assert len(ScriptedProducer.made) == 2
-    ScriptedProducer.made[1].answer()
-    assert (one.sender.sent.count(Fate.FAILED), one.sender.sent.count(Fate.ACKNOWLEDGED)) == (1, RECORDS - 1)
+    ScriptedProducer.made[1].response()
+    assert (one.sender.sent.count(ChangeStatus.FAILED), one.sender.sent.count(ChangeStatus.ACKNOWLEDGED)) == (
+        1,
+        RECORDS - 1,
+    )
 
 
 def test_a_client_that_turns_fatal_while_nothing_is_sent_is_replaced_when_its_records_are_answered(producer, capsys):
@@ -109,13 +112,13 @@ def test_a_client_that_turns_fatal_while_nothing_is_sent_is_replaced_when_its_re
     one = producer()
     [first] = ScriptedProducer.made
     one.work()
-    first.to_be_told.append(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "out of order", True))
+    first.to_be_reported.append(KafkaError(KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, "out of order", True))
     one.work()
     assert "out of order" in capsys.readouterr().out
-    first.answer(fatal())
+    first.response(fatal())
     one.work()
     assert one.made == 2
-    assert one.sender.sent.count(Fate.FAILED) == RECORDS
+    assert one.sender.sent.count(ChangeStatus.FAILED) == RECORDS
 
 
 @pytest.mark.parametrize("code", [KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION])
@@ -146,7 +149,7 @@ def test_any_other_refusal_ends_the_checker(producer):
 
 
 class ScriptedKafkaPython:
-    """Its `send` raises what it is given; flushing and closing find something that never gets an answer."""
+    """Its `send` raises what it is given; flushing and closing find something that never gets a response."""
 
     def __init__(self, error):
         self.error = error

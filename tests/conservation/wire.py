@@ -5,7 +5,7 @@ come as JSON lines on stdin, each is answered by one on stdout: {"hit": N, ...},
 
     {"fault": "reset", "link": L, "way": W, "api": A, "fraction": F}
         Both ends get an RST when F (0 to below 1) of the next request with API key A has passed ("way": "requests"),
-        or of the next answer on a connection whose last request was such a one ("way": "answers").
+        or of the next response on a connection whose last request was such a one ("way": "answers").
     {"fault": "reset_all", "link": L}
         Both ends of all connections get an RST, wherever they are.
     {"fault": "half_broken", "link": L, "way": W, "seconds": S}
@@ -27,8 +27,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-REQUESTS, ANSWERS = "requests", "answers"
-OPPOSITE = {REQUESTS: ANSWERS, ANSWERS: REQUESTS}
+REQUESTS, RESPONSES = "requests", "answers"
+OPPOSITE = {REQUESTS: RESPONSES, RESPONSES: REQUESTS}
 
 _ARMED_S = 5.0
 _LINGER_S = 0.02
@@ -144,8 +144,8 @@ class Connection:
         self.link = link
         self.api = -1
         self.cut: Cut | None = None
-        self.ends = {way: End(self, way) for way in (REQUESTS, ANSWERS)}
-        self._frames = {way: Frames() for way in (REQUESTS, ANSWERS)}
+        self.ends = {way: End(self, way) for way in (REQUESTS, RESPONSES)}
+        self._frames = {way: Frames() for way in (REQUESTS, RESPONSES)}
         self._before_cut: int | None = None
         self._silent = False
         self._ended: set[str] = set()
@@ -155,7 +155,7 @@ class Connection:
         """Connect to the other side and let the bytes flow; reset the client if that cannot be."""
         loop = asyncio.get_running_loop()
         try:
-            await loop.create_connection(lambda: self.ends[ANSWERS], host, port)
+            await loop.create_connection(lambda: self.ends[RESPONSES], host, port)
         except OSError:
             self.reset()
             return

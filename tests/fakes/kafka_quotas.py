@@ -16,7 +16,7 @@ _VERSION = 1
 class FakeCluster:
     """`quotas` has, for each entity (a tuple of pairs of type and name), its values by key.
 
-    `lag` is for how many answers a change stays hidden; `refusals` has an error code and message for entities;
+    `lag` is for how many responses a change stays hidden; `refusals` has an error code and message for entities;
     `down` names servers that cannot be had; `error` is what every Describe is answered with.
     """
 
@@ -39,12 +39,12 @@ class FakeCluster:
     def open_connections(self):
         return [connection for connection in self.connections if not connection.closed]
 
-    def answer(self, request):
+    def response(self, request):
         sent = type(request).decode(request.encode(version=_VERSION), version=_VERSION)
         if isinstance(sent, DescribeClientQuotasRequest):
             return Verbatim(_VERSION, bytes(self._describe().encode(version=_VERSION)))
-        answer = self._alter(sent).encode(version=_VERSION)
-        return AlterClientQuotasResponse.decode(answer, version=_VERSION)
+        response = self._alter(sent).encode(version=_VERSION)
+        return AlterClientQuotasResponse.decode(response, version=_VERSION)
 
     def _describe(self):
         shown = self._shown.pop(0) if self._shown else self.quotas
@@ -102,7 +102,7 @@ class FakeConnection:
         assert not self.closed
         if self._interrupted or self.server in self._cluster.down:
             raise SourceUnavailable(f"{self.server}: down")
-        return self._cluster.answer(request)
+        return self._cluster.response(request)
 
     def interrupt(self):
         self._interrupted = True

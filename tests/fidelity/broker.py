@@ -14,8 +14,8 @@ from tests.fidelity import frames, sensors
 from tests.fidelity.clients import Connection
 from tests.fidelity.frames import Call
 from tests.fidelity.loads import EMPTY, KIB, PARTITIONS, READ, REPLICATED, SIZES, WRITTEN
-from tests.patience import PATIENCE_S
 from tests.quota_frames import Altered, alter_request, altered
+from tests.timeouts import PATIENCE_S
 
 LIMIT_PERCENT = 100_000.0
 """So high that it throttles nobody: the sensors exist only where there is a quota."""
@@ -73,7 +73,7 @@ def set_request_quotas(address: tuple[str, int], percents: Mapping[Any, float | 
     ]
     deadline = time.monotonic() + PATIENCE_S
     with Connection(address) as connection:
-        while refused := [answer for answer in _altered(connection, entries) if answer.error_code]:
+        while refused := [response for response in _altered(connection, entries) if response.error_code]:
             assert time.monotonic() < deadline, refused
             time.sleep(0.1)
 

@@ -1,4 +1,4 @@
-"""Connections that send requests at a pace or as fast as they are answered, and when the answers began."""
+"""Connections that send requests at a pace or as fast as they are answered, and when the responses began."""
 
 import select
 import socket
@@ -23,8 +23,8 @@ WARM_UP = "warm-up"
 """The client-id of what is not measured."""
 
 
-class AnswerRefused(AssertionError):
-    """An answer had an error code, or none came."""
+class ResponseRefused(AssertionError):
+    """A response had an error code, or none came."""
 
 
 class Connection:
@@ -39,7 +39,7 @@ class Connection:
         self._head = bytearray()
         self._left = 0
         self._answered_ns = 0
-        self.answer = bytearray()
+        self.response = bytearray()
         self.exchange(api_versions())
 
     @property
@@ -58,7 +58,7 @@ class Connection:
         self.close()
 
     def exchange(self, call: Call, client_id: str = WARM_UP) -> bytes:
-        """Send one request and wait for its answer, which comes without its length prefix."""
+        """Send one request and wait for its response, which comes without its length prefix."""
         return self.exchange_again(Frames(call, client_id))
 
     def exchange_again(self, frames: Frames) -> bytes:
@@ -76,10 +76,10 @@ class Connection:
         seen = Seen()
         while self.outstanding:
             self.receive(seen)
-        return bytes(self.answer)
+        return bytes(self.response)
 
     def send(self, frames: Frames, sent: "array[int]") -> None:
-        """Send the next request; it is timed before its end is sent: afterwards the answer may long have been there."""
+        """Send the next request; it is timed before its end is sent: afterwards the response may long have been there."""
         self._correlation_id += 1
         frame = memoryview(frames.frame(self._correlation_id))
         if len(frame) > _END_BYTES:
@@ -91,11 +91,11 @@ class Connection:
             self.under_way.append(now_ns)
 
     def receive(self, seen: "Seen") -> None:
-        """Take what there is; the answers that begin in it are noted with the time it took until then."""
+        """Take what there is; the responses that begin in it are noted with the time it took until then."""
         data = memoryview(self.socket.recv(_READ_BYTES))
         now_ns = time.perf_counter_ns()
         if not data:
-            raise AnswerRefused("the connection was closed")
+            raise ResponseRefused("the connection was closed")
         while data:
             data = data[self._take(data, now_ns, seen) :]
 
@@ -103,7 +103,7 @@ class Connection:
         if self._left:
             taken = min(self._left, len(data))
             self._left -= taken
-            self.answer += data[: min(taken, max(_KEPT_BYTES - len(self.answer), 0))]
+            self.response += data[: min(taken, max(_KEPT_BYTES - len(self.response), 0))]
             return taken
         if not self._head:
             self._begun(now_ns, seen)
@@ -112,7 +112,7 @@ class Connection:
         if len(self._head) == 4:
             self._left = int.from_bytes(self._head, "big")
             self._head.clear()
-            self.answer.clear()
+            self.response.clear()
         return taken
 
     def _begun(self, now_ns: int, seen: "Seen") -> None:
@@ -124,7 +124,7 @@ class Connection:
 
     @property
     def outstanding(self) -> int:
-        """How many requests are under way, counting one whose answer is half read."""
+        """How many requests are under way, counting one whose response is half read."""
         return len(self.under_way) + (self._left > 0 or len(self._head) > 0)
 
     def close(self) -> None:
@@ -212,18 +212,18 @@ class Client:
         return self.due_ns if self._free() is not None else end_ns
 
     def settle(self) -> None:
-        """Wait for all answers; AnswerRefused if the last of a connection has an error code."""
+        """Wait for all responses; AnswerRefused if the last of a connection has an error code."""
         for connection, frames in zip(self.connections, self._frames, strict=True):
             while connection.outstanding:
                 connection.receive(self.seen)
             if not frames.call.answered:
                 connection.exchange(api_versions())
-            elif error := frames.call.error_code(bytes(connection.answer)):
-                raise AnswerRefused(f"{self.client_id}: error {error}")
+            elif error := frames.call.error_code(bytes(connection.response)):
+                raise ResponseRefused(f"{self.client_id}: error {error}")
 
 
 def drive(clients: Sequence[Client], seconds: float) -> None:
-    """Run all for so long, and wait for their last answers."""
+    """Run all for so long, and wait for their last responses."""
     began_ns = time.perf_counter_ns()
     end_ns = began_ns + int(seconds * 1e9)
     for number, client in enumerate(clients):

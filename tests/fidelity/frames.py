@@ -1,4 +1,4 @@
-"""The requests of the loads, made by hand: each with all it takes to send it time and again and to judge its answer."""
+"""The requests of the loads, made by hand: each with all it takes to send it time and again and to judge its response."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request without header. `error_code` finds it in an answer without length prefix; `throttle_at` is where the
+    """One request without header. `error_code` finds it in a response without length prefix; `throttle_at` is where the
     throttle time stands in it, negative from its end.
 
     With `number_at` each request has a number of twelve digits written over its body there.
@@ -55,8 +55,8 @@ class Frames:
 
 
 def _error_at(offset: int) -> Callable[[bytes], int]:
-    def error_code(answer: bytes) -> int:
-        found: int = unpack_from(">h", answer, offset)[0]
+    def error_code(response: bytes) -> int:
+        found: int = unpack_from(">h", response, offset)[0]
         return found
 
     return error_code
@@ -90,8 +90,8 @@ def metadata(topic: str) -> Call:
     return Call(METADATA, 8, body, _error_in_metadata)
 
 
-def _error_in_metadata(answer: bytes) -> int:
-    reader = Reader(memoryview(answer), 8)
+def _error_in_metadata(response: bytes) -> int:
+    reader = Reader(memoryview(response), 8)
     for _ in range(reader.int32()):
         reader.int32()  # node id
         reader.string()  # host
@@ -115,25 +115,25 @@ def find_coordinator(group: str) -> Call:
     return Call(FIND_COORDINATOR, 2, string(group.encode()) + b"\0", _error_at(8))
 
 
-def coordinator(answer: bytes) -> int:
-    """The node that the answer to a FindCoordinator of version 2 names, -1 if there is none."""
-    reader = Reader(memoryview(answer), 8)
+def coordinator(response: bytes) -> int:
+    """The node that the response to a FindCoordinator of version 2 names, -1 if there is none."""
+    reader = Reader(memoryview(response), 8)
     reader.int16()  # error code
     reader.string()  # its message
     return reader.int32()
 
 
 def join_group(group: str, member_id: bytes) -> Call:
-    """Version 5, by a consumer that supports one protocol. Without a member id the answer is error 79 and the id."""
+    """Version 5, by a consumer that supports one protocol. Without a member id the response is error 79 and the id."""
     session = pack(">ii", _SESSION_MS, _SESSION_MS)
     protocols = string(b"consumer") + _ONE + string(b"range") + pack(">i", 0)
     body = string(group.encode()) + session + string(member_id) + pack(">h", -1) + protocols
     return Call(JOIN_GROUP, 5, body, _error_at(8))
 
 
-def generation_and_member(answer: bytes) -> tuple[int, bytes]:
-    """What the answer to a JoinGroup of version 5 gives: the generation, and the id of the member that asked."""
-    reader = Reader(memoryview(answer), 10)
+def generation_and_member(response: bytes) -> tuple[int, bytes]:
+    """What the response to a JoinGroup of version 5 gives: the generation, and the id of the member that asked."""
+    reader = Reader(memoryview(response), 10)
     generation = reader.int32()
     reader.string()  # protocol
     reader.string()  # leader

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from itertools import count
 
 from tests.fidelity import frames
-from tests.fidelity.clients import AnswerRefused, Connection
+from tests.fidelity.clients import Connection, ResponseRefused
 from tests.fidelity.frames import Call
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 KIB = 1024
 SIZES = (100, KIB, 16 * KIB, 256 * KIB)
-"""Of a Produce's batch, and of a Fetch's answer."""
+"""Of a Produce's batch, and of a Fetch's response."""
 WRITTEN, REPLICATED, READ, EMPTY = "fidelity-written", "fidelity-replicated", "fidelity-read", "fidelity-empty"
 PARTITIONS = 8
 _MEMBER_ID_REQUIRED = 79
@@ -45,7 +45,7 @@ class Load:
     """`connections` have at most `depth` requests under way each; `most_rate` bounds the half load, in requests/s.
 
     The rate of a load that `waits` is by the number of its connections: at half load there are `connections`. Requests
-    of an `exempt` one have no answer, and count for nobody.
+    of an `exempt` one have no response, and count for nobody.
     """
 
     name: str
@@ -87,7 +87,7 @@ def _with_a_group(prepare: Callable[[Connection, str], Call]) -> Prepare:
         while True:
             try:
                 return prepare(connection, place.new_group(connection))
-            except AnswerRefused:
+            except ResponseRefused:
                 if time.monotonic() > deadline:
                     raise
 
@@ -107,23 +107,23 @@ def _join_group(connection: Connection, group: str) -> Call:
 @_with_a_group
 def _heartbeat(connection: Connection, group: str) -> Call:
     generation, member_id = _joined(connection, group)
-    _answer(connection, frames.sync_group(group, generation, member_id))
+    _response(connection, frames.sync_group(group, generation, member_id))
     return frames.heartbeat(group, generation, member_id)
 
 
 def _joined(connection: Connection, group: str) -> tuple[int, bytes]:
     """Make a connection's member the only one of its group: generation and member id."""
-    first = _answer(connection, frames.join_group(group, b""), _MEMBER_ID_REQUIRED)
+    first = _response(connection, frames.join_group(group, b""), _MEMBER_ID_REQUIRED)
     second = frames.join_group(group, frames.generation_and_member(first)[1])
-    return frames.generation_and_member(_answer(connection, second))
+    return frames.generation_and_member(_response(connection, second))
 
 
-def _answer(connection: Connection, call: Call, expected: int = 0) -> bytes:
+def _response(connection: Connection, call: Call, expected: int = 0) -> bytes:
     """AnswerRefused if it has another error code."""
-    answer = connection.exchange(call)
-    if (found := call.error_code(answer)) != expected:
-        raise AnswerRefused(f"API {call.api_key}: error {found} in place of {expected}")
-    return answer
+    response = connection.exchange(call)
+    if (found := call.error_code(response)) != expected:
+        raise ResponseRefused(f"API {call.api_key}: error {found} in place of {expected}")
+    return response
 
 
 def _label(size_bytes: int) -> str:

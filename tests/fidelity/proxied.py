@@ -31,6 +31,6 @@ class FidelityProxy(ProxyProcess):
 
     def costs(self, node_id: int) -> dict[str, Any]:
         """The model of what requests cost a node, by API, as the admin API shows it."""
-        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/request-costs", timeout=10) as answer:
-            nodes = json.load(answer)["nodes"]
+        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/request-costs", timeout=10) as response:
+            nodes = json.load(response)["nodes"]
         return next((node for node in nodes if node["node_id"] == node_id), {})

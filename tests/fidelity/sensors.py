@@ -24,7 +24,7 @@ _PART = re.compile(r'"(totalTime|requestQueueTime|localTime|remoteTime|responseQ
 
 
 def jvm_options(port: int) -> tuple[str, ...]:
-    """What has a JVM answer JMX on a loopback port, to everybody there."""
+    """What has a JVM response JMX on a loopback port, to everybody there."""
     remote = "-Dcom.sun.management.jmxremote"
     return (
         f"{remote}.port={port}",
@@ -71,10 +71,10 @@ class BrokerSensors:
         assert self._process.stdout is not None
         self._process.stdin.write(f"{name}\t{attribute}\n")
         self._process.stdin.flush()
-        answer = self._process.stdout.readline().strip()
-        if not answer:
+        response = self._process.stdout.readline().strip()
+        if not response:
             raise RuntimeError("the reader of JMX has ended")
-        return None if answer == "-" else float(answer)
+        return None if response == "-" else float(response)
 
     def request_rate(self, client_id: str) -> float | None:
         """Thread time of a client-id now, in per cent of one thread."""

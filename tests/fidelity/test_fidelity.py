@@ -93,7 +93,7 @@ def test_each_request_has_the_next_number_in_place_of_the_last():
     assert first[8:12] == b"\0\0\0\1"
 
 
-def test_a_request_counts_from_its_first_answer():
+def test_a_request_counts_from_its_first_response():
     assert Seen(array("q", [5, 9]), array("q", [8, 12])).began_ns == 8
     assert Seen(array("q", [5, 9])).began_ns == 5
 

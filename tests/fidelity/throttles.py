@@ -1,7 +1,7 @@
 """The same frames under a request quota, at a broker that enforces it and at the proxy before one that does not.
 
-Every API that has a throttle time in its answer must get one, of one window at most, and be mute for as long; requests
-without an answer are exempt; and as many requests get through in the long run, as far as both measure alike.
+Every API that has a throttle time in its response must get one, of one window at most, and be mute for as long; requests
+without a response are exempt; and as many requests get through in the long run, as far as both measure alike.
 """
 
 import time
@@ -26,7 +26,7 @@ WINDOW_MS = 1000
 """The longest throttle for request time; a broker's quota.window.size.seconds."""
 WITHIN_MS = 25
 EARLY_MS = 3
-"""A mute may be seen to last so much less than was said: that is in whole ms, and the answer was under way."""
+"""A mute may be seen to last so much less than was said: that is in whole ms, and the response was under way."""
 ROUNDED_MS = 2
 """What the proxy's clock of whole ms may make of a time that is measured in ns."""
 LATEST_S = 30.0
@@ -64,9 +64,9 @@ ANSWERED = (*(load for load in LOADS if load.name in _ASKED), _FIND_COORDINATOR)
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """What an answer said, and when the next one came: after it, and after its request was begun to be sent.
+    """What a response said, and when the next one came: after it, and after its request was begun to be sent.
 
-    From its answer on a client that hears late has seen less of the mute than there was; from before its request on,
+    From its response on a client that hears late has seen less of the mute than there was; from before its request on,
     no client has.
     """
 
@@ -78,7 +78,7 @@ class Throttle:
 @dataclass(slots=True)
 class Side:
     """A broker with quotas, or the proxy; and what was seen there: throttles by API, requests/s, and the time that
-    requests without an answer took. Client-ids begin with its name: no quota holds for them on the other side.
+    requests without a response took. Client-ids begin with its name: no quota holds for them on the other side.
     """
 
     name: str
@@ -134,7 +134,7 @@ def compare(both: Sequence[Side], loads: Sequence[Load]) -> None:
 
 
 def _throttles(side: Side, load: Load) -> list[Throttle]:
-    """Send as fast as answers come, until some were throttled and the request after each has told for how long."""
+    """Send as fast as responses come, until some were throttled and the request after each has told for how long."""
     answered = []
     with Connection(side.place.address) as connection:
         asking = Frames(load.prepare(connection, side.place, 0), side.client_id(load.name))
@@ -151,14 +151,14 @@ def _throttles(side: Side, load: Load) -> list[Throttle]:
 
 
 def _throttle_time_ms(connection: Connection, asking: Frames) -> int:
-    answer = connection.exchange_again(asking)
+    response = connection.exchange_again(asking)
     assert asking.call.throttle_at is not None
-    found: int = unpack_from(">i", answer, asking.call.throttle_at % len(answer))[0]
+    found: int = unpack_from(">i", response, asking.call.throttle_at % len(response))[0]
     return found
 
 
 def _exempt_s(side: Side) -> float:
-    """How long requests without an answer take by a client-id that is over its quota, as another connection knows."""
+    """How long requests without a response take by a client-id that is over its quota, as another connection knows."""
     client_id, address = side.client_id(_EXEMPT_ID), side.place.address
     asking = Frames(frames.metadata(WRITTEN), client_id)
     unanswered = Frames(frames.produce(WRITTEN, 0, 0, KIB), client_id)
@@ -193,8 +193,10 @@ def table(both: tuple[Side, Side]) -> str:
         "|---|---|---|",
     ]
     for api in both[0].throttles:
-        told = [", ".join(f"{one.throttle_time_ms}: {one.mute_ms:.0f}" for one in side.throttles[api]) for side in both]
-        lines.append(f"| {api} | {told[0]} | {told[1]} |")
+        reported = [
+            ", ".join(f"{one.throttle_time_ms}: {one.mute_ms:.0f}" for one in side.throttles[api]) for side in both
+        ]
+        lines.append(f"| {api} | {reported[0]} | {reported[1]} |")
     of_broker, of_proxy = both
     lines.append(f"| Produce at {_STEADY_PERCENT} %, requests/s | {of_broker.admitted:.0f} | {of_proxy.admitted:.0f} |")
     exempt = [f"{side.exempt_s * 1000:.0f}" for side in both]
@@ -205,7 +207,7 @@ def table(both: tuple[Side, Side]) -> str:
 def problems(both: tuple[Side, Side], late_ms: float, ratio: tuple[float, float]) -> list[str]:
     """What is not as it should be on either side; mutes of the proxy may be longer than what was said by `late_ms`.
 
-    A broker's are not judged: it counts from when it has the answer, which is on its way for a while.
+    A broker's are not judged: it counts from when it has the response, which is on its way for a while.
     """
     found = problems_of_throttles(both)
     for api, one in ((api, one) for api, throttles in both[1].throttles.items() for one in throttles):

@@ -55,8 +55,8 @@ def fuzz(name: str, seconds: int, seed: int) -> bool:
         [*command, str(found), str(seeds)], cwd=ROOT, capture_output=True, text=True, errors="replace"
     )
     (folder / "log").write_text(done.stdout + done.stderr)
-    told = _DONE.findall(done.stderr)
-    runs = int(told[-1][0]) if told else 0
+    reported = _DONE.findall(done.stderr)
+    runs = int(reported[-1][0]) if reported else 0
     covered = _COVERED.findall(done.stderr)
     well = done.returncode == 0 and runs > 0
     result = "nothing found" if well else f"FAILED, see {folder}/log"

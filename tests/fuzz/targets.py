@@ -25,9 +25,9 @@ from protocol.identity.sasl_names import OAUTHBEARER, PLAIN, SCRAM, claimed_name
 from protocol.messages.sasl import (
     bare_token,
     read_authenticate,
-    read_authenticate_answer,
+    read_authenticate_response,
     read_handshake,
-    read_handshake_answer,
+    read_handshake_response,
 )
 from proxy.decisions.sasl import Identity
 from proxy.relay.actions import RelayLimits
@@ -105,11 +105,11 @@ def _sasl(data: bytes) -> None:
     ):
         with suppress(ProtocolError):
             read(data, 0)
-    for answer in (read_handshake_answer, lambda frame: read_authenticate_answer(frame, 1), bare_token):
+    for response in (read_handshake_response, lambda frame: read_authenticate_response(frame, 1), bare_token):
         with suppress(ProtocolError):
-            answer(data)
+            response(data)
     with suppress(ProtocolError):
-        read_authenticate_answer(data, 2)
+        read_authenticate_response(data, 2)
     for mechanism in (PLAIN, *SCRAM, OAUTHBEARER, "GSSAPI"):
         name = claimed_name(mechanism, data)
         assert name is None or name.encode()

@@ -12,7 +12,7 @@ from tests.integration import certified, logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_client import QuotaClient
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 CLUSTERS = {
     "3.9.2-zookeeper": ("3.9.2", "zookeeper"),
@@ -148,8 +148,8 @@ def pytest_runtest_makereport(item, call):
     report = yield
     if report.failed:
         folder = item.config.rootpath / item.config.getini("log_folder") / re.sub(r"[^\w.-]+", "-", item.nodeid)[-150:]
-        if told := keep_logs(folder):
-            report.sections.append(("logs", told))
+        if reported := keep_logs(folder):
+            report.sections.append(("logs", reported))
     return report
 
 
@@ -157,10 +157,10 @@ def keep_logs(folder):
     """Write all logs into the folder; where they are, and the last words in each of what went wrong."""
     logs = {f"{cluster}: {name}": tail for cluster in _running for name, tail in cluster.log_tails(5_000).items()}
     logs |= {f"proxy at {process.bootstrap}": process.tail(5_000) for process in _proxies}
-    told = []
+    reported = []
     for name, text in logs.items():
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{re.sub(r'[^a-zA-Z0-9.]+', '-', name)}.log").write_text(text)
         alarms = [line[:_LINE] for line in text.splitlines() if _ALARMS.search(line)][-_MOST_ALARMS:]
-        told += [f"{name}: {line}" for line in alarms]
-    return "\n".join([f"whole logs are in {folder}", *told]) if logs else ""
+        reported += [f"{name}: {line}" for line in alarms]
+    return "\n".join([f"whole logs are in {folder}", *reported]) if logs else ""

@@ -27,15 +27,15 @@ def main() -> None:
     """See above."""
     library, settings, topic = sys.argv[1:]
     producer = _LIBRARIES[library](topic, **json.loads(settings))
-    told: set[int] = set()
+    reported: set[int] = set()
     ended = threading.Event()
 
     def tell() -> None:
         while True:
             last = ended.is_set()
             for one in list(producer.acknowledged()):
-                if one.number not in told:
-                    told.add(one.number)
+                if one.number not in reported:
+                    reported.add(one.number)
                     print(*one, flush=True)
             if last:
                 return

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from common.child_process import die_with_parent
 from demo.proxy_process import free_port_run
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
@@ -194,8 +194,8 @@ class ProxyProcess:
     def get(self, page: str) -> tuple[int, str]:
         """HTTP status and body of a page, (0, "") while nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=PATIENCE_S) as answer:
-                return answer.status, answer.read().decode()
+            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=PATIENCE_S) as response:
+                return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
                 return error.code, error.read().decode()
@@ -213,8 +213,8 @@ class ProxyProcess:
 
     def admin(self, page: str) -> Any:
         """What the admin API says."""
-        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=PATIENCE_S) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=PATIENCE_S) as response:
+            return json.load(response)
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the series of `name` (without kafka_throttle_) that have these labels."""

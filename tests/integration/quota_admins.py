@@ -1,4 +1,4 @@
-"""Admin clients that describe and alter quotas: the same requests through each, their answers in one form.
+"""Admin clients that describe and alter quotas: the same requests through each, their responses in one form.
 
 A request is {"alter": [{"entity": {type: name}, "ops": {key: value}}], "validate_only": bool} or {"describe": [{"type":
 type, "match": "exact"|"default"|"any", "name": name}], "strict": bool}; a name None is the default entity, a value None
@@ -41,9 +41,9 @@ class Described(NamedTuple):
     entries: dict[Entity, dict[str, float]]
 
 
-Answer = Altered | Described
-DecisionRequest = Callable[[str, Sequence[Request]], list[Answer]]
-"""(bootstrap server, requests) -> their answers."""
+Response = Altered | Described
+DecisionRequest = Callable[[str, Sequence[Request]], list[Response]]
+"""(bootstrap server, requests) -> their responses."""
 
 
 def altering(entries: Mapping[Entity, Mapping[str, float | None]], validate_only: bool = False) -> Request:
@@ -60,7 +60,7 @@ def describing(*components: tuple[str, str, str | None], strict: bool = False) -
 # ------------------------------------------------------------------ the clients
 
 
-def ask_with_kafka_python(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
+def ask_with_kafka_python(bootstrap: str, requests: Sequence[Request]) -> list[Response]:
     """Message by message, in kafka-python's own classes."""
     connection = ClusterConnection(bootstrap, Credentials(), _TIMEOUT_S)
     try:
@@ -72,28 +72,28 @@ def ask_with_kafka_python(bootstrap: str, requests: Sequence[Request]) -> list[A
 def ask_with_java(kafka_version: str) -> DecisionRequest:
     """Kafka's Admin client of that version."""
 
-    def ask(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
+    def ask(bootstrap: str, requests: Sequence[Request]) -> list[Response]:
         return _ask_program([*java_program("QuotaAdmin", kafka_version), bootstrap], requests)
 
     return ask
 
 
-def ask_with_kadm(bootstrap: str, requests: Sequence[Request]) -> list[Answer]:
+def ask_with_kadm(bootstrap: str, requests: Sequence[Request]) -> list[Response]:
     """franz-go's kadm."""
     return _ask_program([str(go_program("quotas")), bootstrap], requests)
 
 
-def _ask_program(command: Sequence[str], requests: Sequence[Request]) -> list[Answer]:
+def _ask_program(command: Sequence[str], requests: Sequence[Request]) -> list[Response]:
     lines = "".join(json.dumps(request) + "\n" for request in requests)
     run = subprocess.run(command, input=lines, capture_output=True, encoding="utf-8", timeout=_TIMEOUT_S)
     assert run.returncode == 0, run.stdout + run.stderr
-    return [_answer(json.loads(line)) for line in run.stdout.splitlines()]
+    return [_response(json.loads(line)) for line in run.stdout.splitlines()]
 
 
-def _answer(told: Any) -> Answer:
-    if isinstance(told, list):
-        return Altered({_entity(one["entity"]): (one["code"], one["message"]) for one in told})
-    return Described(told["code"], {_entity(one["entity"]): one["values"] for one in told["entries"]})
+def _response(reported: Any) -> Response:
+    if isinstance(reported, list):
+        return Altered({_entity(one["entity"]): (one["code"], one["message"]) for one in reported})
+    return Described(reported["code"], {_entity(one["entity"]): one["values"] for one in reported["entries"]})
 
 
 def _entity(names: Mapping[str, str | None]) -> Entity:
@@ -123,14 +123,14 @@ def _go() -> str:
     return go
 
 
-def ask_in_messages(connection: ClusterConnection, request: Request) -> Answer:
+def ask_in_messages(connection: ClusterConnection, request: Request) -> Response:
     """One request over a connection."""
     if "alter" in request:
-        answer = connection.ask(_alter_message(request))
-        return Altered({_parts(e.entity): (e.error_code, e.error_message) for e in answer.entries})
-    answer = connection.ask(_describe_message(request))
-    entries = {_parts(e.entity): {value.key: value.value for value in e.values} for e in answer.entries or ()}
-    return Described(answer.error_code, entries)
+        response = connection.ask(_alter_message(request))
+        return Altered({_parts(e.entity): (e.error_code, e.error_message) for e in response.entries})
+    response = connection.ask(_describe_message(request))
+    entries = {_parts(e.entity): {value.key: value.value for value in e.values} for e in response.entries or ()}
+    return Described(response.error_code, entries)
 
 
 def _parts(entity: Any) -> Entity:

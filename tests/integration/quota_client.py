@@ -9,7 +9,7 @@ _TIMEOUT_S = 60.0
 
 
 class QuotaClient:
-    """Asks one address; use it as a context manager. ConnectionError when it is closed in place of an answer."""
+    """Asks one address; use it as a context manager. ConnectionError when it is closed in place of a response."""
 
     def __init__(self, address: tuple[str, int], client_id: str = "quota-client") -> None:
         self._client_id = client_id.encode()
@@ -34,13 +34,13 @@ class QuotaClient:
         return altered(self.exchange(frame), version)
 
     def exchange(self, frame: bytes) -> bytes:
-        """The answer to a frame, each with its length prefix."""
+        """The response to a frame, each with its length prefix."""
         self._socket.sendall(frame)
         head = self._stream.read(4)
-        answer = head + self._stream.read(int.from_bytes(head, "big"))
-        if len(answer) < 8:
+        response = head + self._stream.read(int.from_bytes(head, "big"))
+        if len(response) < 8:
             raise ConnectionError("closed in place of an answer")
-        return answer
+        return response
 
     def clear(self) -> None:
         """Remove every quota that there is."""

@@ -1,4 +1,4 @@
-"""A client of single frames: what it sends, when it was answered, and the throttle time in the answer."""
+"""A client of single frames: what it sends, when it was answered, and the throttle time in the response."""
 
 import socket
 import ssl
@@ -81,12 +81,12 @@ class RawClient:
         return before + pack(">i", len(batch)) + batch
 
     def exchange(self, request: bytes, throttle_at: int) -> Answered:
-        """Send a request and read its answer, whose throttle time stands at an offset behind its length prefix."""
+        """Send a request and read its response, whose throttle time stands at an offset behind its length prefix."""
         self._send(request)
         return self.receive(throttle_at)
 
     def send(self, api_key: int, api_version: int, body: bytes) -> None:
-        """Send a request whose answer nobody reads."""
+        """Send a request whose response nobody reads."""
         self._send(pack(">hhi", api_key, api_version, 0) + _string(self._client_id) + body)
 
     def _send(self, request: bytes) -> None:
@@ -94,15 +94,15 @@ class RawClient:
         self._socket.sendall(pack(">i", len(request)) + request)
 
     def receive(self, throttle_at: int) -> Answered:
-        """Read the answer to what was sent."""
+        """Read the response to what was sent."""
         size = int.from_bytes(self._stream.read(4), "big")
-        answer = self._stream.read(size)
+        response = self._stream.read(size)
         answered_s = time.monotonic()
         assert size >= 4, "the connection was closed"
-        assert int.from_bytes(answer[:4], "big") == self._correlation_id
+        assert int.from_bytes(response[:4], "big") == self._correlation_id
         self._correlation_id += 1
         begin = throttle_at % size
-        return Answered(self._sent_s, answered_s, unpack(">i", answer[begin : begin + 4])[0])
+        return Answered(self._sent_s, answered_s, unpack(">i", response[begin : begin + 4])[0])
 
 
 @lru_cache(maxsize=1000)

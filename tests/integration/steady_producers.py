@@ -23,7 +23,7 @@ from common.jars import ToolMissing
 from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import ROOT
 from tests.integration.quota_admins import go_program
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 PARTITIONS = 3
 _JAVA = Path(__file__).parents[1] / "java" / "PipedProducer.java"
@@ -105,7 +105,7 @@ class WithAiokafka:
     def acknowledged(self) -> Sequence[Acknowledged]:
         """As above."""
         done = [(number, future.result()) for number, future in enumerate(self._futures) if future.done()]
-        return [Acknowledged(told.partition, told.offset, number) for number, told in done]
+        return [Acknowledged(reported.partition, reported.offset, number) for number, reported in done]
 
     def close(self) -> None:
         """As above."""
@@ -299,8 +299,8 @@ class Load:
         self.arrive()
         found = read_all(cluster, topic, self.count)
         assert {partition: list(values) for partition, values in found.items()} == dict(self._sent)
-        for told in self._producer.acknowledged():
-            assert found[told.partition][str(told.number)] == told.offset
+        for reported in self._producer.acknowledged():
+            assert found[reported.partition][str(reported.number)] == reported.offset
 
 
 def read_all(cluster: KafkaCluster, topic: str, count: int) -> dict[int, dict[str, int]]:

@@ -20,7 +20,7 @@ from quotas.sources.cluster_faults import ConnectionFault
 from quotas.sources.cluster_nodes import default_partitions_of
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 pytestmark = pytest.mark.kafka
 

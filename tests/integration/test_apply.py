@@ -43,13 +43,13 @@ def quotas(tmp_path):
     return write
 
 
-def told(address):
+def reported(address):
     """Entities with their quotas, as Kafka's API tells them."""
     with QuotaClient(address) as client:
         return {frozenset(entity): values for entity, values in client.describe().entries.items()}
 
 
-def as_told(entries):
+def as_reported(entries):
     expected = {}
     for entry in entries:
         names = {"user": entry.get("user"), "client-id": entry.get("client_id"), "ip": entry.get("ip")}
@@ -63,22 +63,22 @@ def as_told(entries):
 def plan_apply_and_take_back(place, address, path, folder, before=None):
     """All of it, with what is in force after each step told by who enforces it."""
     before = before or {}
-    wanted = as_told(ENTRIES)
+    wanted = as_reported(ENTRIES)
     plan = folder / "plan.json"
     status, out = usage("plan", "--quotas", path, *place, "--out", plan)
     assert status == 0, out
     status, out = usage("apply", plan, *place, "--dry-run")
     assert status == 0, out
-    assert told(address) == before
+    assert reported(address) == before
     status, out = usage("apply", plan, *place)
     assert status == 0, out
     assert "10 applied" in out
-    eventually(lambda: told(address) == before | wanted)
+    eventually(lambda: reported(address) == before | wanted)
     status, out = usage("apply", plan, *place)
     assert (status, out.partition(":")[0]) == (0, "nothing to do")
     status, out = usage("apply", folder / "plan.rollback.json", *place)
     assert status == 0, out
-    eventually(lambda: told(address) == before)
+    eventually(lambda: reported(address) == before)
     lines = [json.loads(line) for line in (folder / "quota-audit.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == (["intended"] * 10 + ["applied"] * 10) * 2
 
@@ -88,12 +88,12 @@ def test_a_proxy_is_asked_by_kafkas_api(start_proxy, quotas, tmp_path):
     source = {"state_file": str(tmp_path / "state.json"), "admin_users": ["ANONYMOUS"]}
     proxy = start_proxy(kept, source=source)
     place = "--bootstrap-server", proxy.bootstrap
-    plan_apply_and_take_back(place, (HOST, proxy.port), quotas(ENTRIES), tmp_path, as_told(kept))
+    plan_apply_and_take_back(place, (HOST, proxy.port), quotas(ENTRIES), tmp_path, as_reported(kept))
     plan = tmp_path / "prune.json"
     status, out = usage("plan", "--quotas", quotas(ENTRIES[:1]), *place, "--prune", "--out", plan)
     assert status == 0, out
     assert usage("apply", plan, *place)[0] == 0
-    assert told((HOST, proxy.port)) == as_told(ENTRIES[:1])
+    assert reported((HOST, proxy.port)) == as_reported(ENTRIES[:1])
 
 
 def test_a_proxy_that_does_not_let_us_says_so(start_proxy, quotas, tmp_path):
@@ -110,7 +110,7 @@ def test_a_proxy_that_does_not_let_us_says_so(start_proxy, quotas, tmp_path):
         status, out = usage("apply", tmp_path / "plan.json", *place, *further)
         assert status == 1
         assert "CLUSTER_AUTHORIZATION_FAILED (error 31): AlterConfigs" in out
-    assert told((HOST, reader.port)) == {}
+    assert reported((HOST, reader.port)) == {}
 
 
 def test_a_cluster_is_asked_by_its_own_api(kafka, quotas, tmp_path):

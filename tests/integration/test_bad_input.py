@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.integration.proxy_process import HOST, ProxyProcess
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 _METADATA, _PRODUCE = 3, 0
 
@@ -71,7 +71,7 @@ def bystander(proxy):
 
 class Bystander:
     def __init__(self, port):
-        self.answers = 0
+        self.responses = 0
         self.error = None
         self._done = threading.Event()
         self._socket = socket.create_connection((HOST, port))
@@ -90,24 +90,24 @@ class Bystander:
     def _run(self):
         try:
             while not self._done.is_set():
-                ask(self._socket, self.answers + 1)
-                self.answers += 1
+                ask(self._socket, self.responses + 1)
+                self.responses += 1
                 time.sleep(0.005)
         except BaseException as error:
             self.error = error
 
     def assert_well(self):
         """It has no error and is answered now."""
-        seen = self.answers
+        seen = self.responses
         deadline = time.monotonic() + PATIENCE_S
-        while self.answers < seen + 3 and self.error is None and time.monotonic() < deadline:
+        while self.responses < seen + 3 and self.error is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert self.error is None, self.error
-        assert self.answers >= seen + 3, "it is not answered any more"
+        assert self.responses >= seen + 3, "it is not answered any more"
 
 
 def ask(sock, correlation_id):
-    """One Metadata request for no topic; its answer has to bear the correlation id."""
+    """One Metadata request for no topic; its response has to bear the correlation id."""
     sock.sendall(request(_METADATA, 1, struct.pack(">i", 0), b"bystander", correlation_id=correlation_id))
     size, found = struct.unpack(">ii", read_exactly(sock, 8))
     assert found == correlation_id

@@ -9,7 +9,7 @@ import pytest
 from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 RATE = 3_000_000
 REQUEST_BYTES = 30_000

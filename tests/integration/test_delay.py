@@ -20,9 +20,9 @@ def record(number):
     return b"%06d" % number + bytes(RECORD_BYTES - 6)
 
 
-def produce_with_librdkafka(bootstrap, topic, told):
+def produce_with_librdkafka(bootstrap, topic, reported):
     def note(event):
-        told.append(event.throttle_time)
+        reported.append(event.throttle_time)
 
     settings = {"bootstrap.servers": bootstrap, "client.id": "slow", "linger.ms": 0, "batch.size": 20_000}
     producer = Producer({**settings, "throttle_cb": note})
@@ -31,16 +31,16 @@ def produce_with_librdkafka(bootstrap, topic, told):
     assert producer.flush(PATIENCE_S) == 0
 
 
-def produce_with_kafka_python(bootstrap, topic, told):
+def produce_with_kafka_python(bootstrap, topic, reported):
     producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="slow-python", batch_size=20_000, retries=0)
     sent = [producer.send(topic, record(number), partition=0) for number in range(RECORDS)]
     assert [future.get(PATIENCE_S).offset for future in sent] == list(range(RECORDS))
     producer.close()
 
 
-def consume_with_librdkafka(bootstrap, topic, told):
+def consume_with_librdkafka(bootstrap, topic, reported):
     def note(event):
-        told.append(event.throttle_time)
+        reported.append(event.throttle_time)
 
     settings = {"bootstrap.servers": bootstrap, "client.id": "slow", "group.id": "g", "fetch.max.bytes": 50_000}
     limits = {"message.max.bytes": 50_000, "max.partition.fetch.bytes": 50_000, "auto.offset.reset": "earliest"}
@@ -55,7 +55,7 @@ def consume_with_librdkafka(bootstrap, topic, told):
     assert numbers == list(range(RECORDS))
 
 
-def consume_with_kafka_python(bootstrap, topic, told):
+def consume_with_kafka_python(bootstrap, topic, reported):
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap,
         client_id="slow-python",
@@ -93,18 +93,18 @@ def take_s(*works):
     return took
 
 
-def test_clients_whose_answers_are_held_lose_nothing(newest_kafka, start_proxy):
+def test_clients_whose_responses_are_held_lose_nothing(newest_kafka, start_proxy):
     quota = {"producer_byte_rate": RATE, "consumer_byte_rate": RATE}
     quotas = [{"client_id": client_id, **quota} for client_id in ("slow", "slow-python")]
     proxy = start_proxy(quotas, throttle={"mode": "delay", "max_throttle_ms": 3000})
     make_topic(newest_kafka.bootstrap_servers, "delayed-1")
     make_topic(newest_kafka.bootstrap_servers, "delayed-2")
-    told = []
-    first, second = (proxy.bootstrap, "delayed-1", told), (proxy.bootstrap, "delayed-2", told)
+    reported = []
+    first, second = (proxy.bootstrap, "delayed-1", reported), (proxy.bootstrap, "delayed-2", reported)
     took = take_s((produce_with_librdkafka, *first), (produce_with_kafka_python, *second))
     took += take_s((consume_with_librdkafka, *first), (consume_with_kafka_python, *second))
-    print(f"took {', '.join(f'{s:.1f}' for s in took)} s, at least {LEAST_S} s is right; told {told}")
+    print(f"took {', '.join(f'{s:.1f}' for s in took)} s, at least {LEAST_S} s is right; told {reported}")
     assert min(took) > LEAST_S
-    assert not any(told)
+    assert not any(reported)
     for quota_type in ("produce", "fetch"):
         assert proxy.metric("throttles_total", quota_type=quota_type) > 0

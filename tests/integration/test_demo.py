@@ -12,12 +12,12 @@ import psutil
 import pytest
 from rich.console import Console
 
-from demo.demo import QUOTAS, Outcome, problems_of, split, telling, verdict_of
+from demo.demo import QUOTAS, Outcome, decision_of, problems_of, split, telling
 from demo.load import ClientReports, Report, Seen
 from demo.screen import summary_table
 from tests.disturbance import Disturbance
 from tests.integration.proxy_process import ROOT
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 
 def start_demo(folder, *arguments):
@@ -121,7 +121,7 @@ def test_a_run_that_is_too_short_to_judge_rates_says_so():
     assert not plan.judges_rates
     burst = outcome(noisy_producer=3.0)
     assert problems_of(plan, outcome(), burst) == []
-    assert "too short to judge the rates" in verdict_of(plan, outcome(), burst)
+    assert "too short to judge the rates" in decision_of(plan, outcome(), burst)
 
 
 def outcome(*, noisy_producer=1.0, throttles=9, sent=100, failed=0, read=100):
@@ -138,7 +138,7 @@ def outcome(*, noisy_producer=1.0, throttles=9, sent=100, failed=0, read=100):
 
 def test_a_good_run_has_no_problems():
     assert problems_of(split(40), outcome(), outcome()) == []
-    assert verdict_of(split(40), outcome(), outcome()).startswith("noisy-producer held to 1.00 MB/s (quota 1.00)")
+    assert decision_of(split(40), outcome(), outcome()).startswith("noisy-producer held to 1.00 MB/s (quota 1.00)")
 
 
 @pytest.mark.parametrize(

@@ -22,13 +22,13 @@ def kafka_throttle(*arguments):
 
 def write_all(bootstrap, topic, client_id):
     """Produce 2.5 MB as fast as may be; the longest throttle in ms that the client was told."""
-    told = [0.0]
+    reported = [0.0]
     producer = Producer(
         {
             "bootstrap.servers": bootstrap,
             "client.id": client_id,
             "batch.num.messages": 20,
-            "throttle_cb": lambda event: told.append(event.throttle_time * 1000),
+            "throttle_cb": lambda event: reported.append(event.throttle_time * 1000),
         }
     )
     errors = []
@@ -36,13 +36,13 @@ def write_all(bootstrap, topic, client_id):
         producer.produce(topic, MESSAGE, partition=0, on_delivery=lambda error, _: error and errors.append(error))
     assert producer.flush(120) == 0
     assert errors == []
-    return max(told)
+    return max(reported)
 
 
 def explained(proxy, client_id, quota):
     form = json.loads(kafka_throttle("explain", "-c", proxy.config_path, "--client-id", client_id, "--json"))
     assert form["live"] is True
-    return next(told for told in form["quotas"] if told["quota"] == quota)
+    return next(reported for reported in form["quotas"] if reported["quota"] == quota)
 
 
 def test_a_shadow_quota_is_measured_and_not_felt_until_it_is_put_in_force(newest_kafka):
@@ -52,9 +52,9 @@ def test_a_shadow_quota_is_measured_and_not_felt_until_it_is_put_in_force(newest
     with ProxyProcess(newest_kafka, [shadow], source={"state_file": "state.json"}) as proxy:
         config = ("-c", proxy.config_path)
         assert write_all(proxy.bootstrap, topic, "loader") == 0
-        told = explained(proxy, "loader", "shadow_producer_byte_rate")
-        assert (told["rule"]["entity"], told["rule"]["layer"]) == ({"client-id": "loader"}, "proxy.yaml")
-        [use] = [use for use in told["use"] if use["throttles"]]
+        reported = explained(proxy, "loader", "shadow_producer_byte_rate")
+        assert (reported["rule"]["entity"], reported["rule"]["layer"]) == ({"client-id": "loader"}, "proxy.yaml")
+        [use] = [use for use in reported["use"] if use["throttles"]]
         labels = {"quota_type": "produce", "node_id": str(use["node_id"])}
         assert proxy.metric("shadow_throttles_total", **labels) == use["throttles"]
         assert proxy.metric("shadow_throttled_seconds_total", **labels) == use["throttled_ms"] / 1000
@@ -64,9 +64,9 @@ def test_a_shadow_quota_is_measured_and_not_felt_until_it_is_put_in_force(newest
         kafka_throttle("quotas", "set", *config, "--client-id", "loader", f"producer_byte_rate={RATE}")
         proxy.wait_for(lambda: explained(proxy, "loader", "producer_byte_rate")["rule"] is not None, 5, "the quota")
         assert write_all(proxy.bootstrap, topic, "loader") > 1000
-        told = explained(proxy, "loader", "producer_byte_rate")
-        assert (told["rule"]["limit"], told["rule"]["layer"]) == (RATE, "state.json")
-        past = told["throttles"][0]
+        reported = explained(proxy, "loader", "producer_byte_rate")
+        assert (reported["rule"]["limit"], reported["rule"]["layer"]) == (RATE, "state.json")
+        past = reported["throttles"][0]
         assert (past["client_id"], past["ip"], past["limit"]) == ("loader", "127.0.0.1", RATE)
         assert past["rate"] > RATE
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from common.jars import ToolMissing, kafka_jars, spark_kafka_jars
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 FETCH = "import sys; from common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from demo import kafka_cluster
 from demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 pytestmark = pytest.mark.kafka
 
@@ -173,9 +173,9 @@ def test_a_wrapper_gets_the_command_and_a_missing_one_hurts_nobody(newest_kafka)
 def test_a_failed_test_keeps_every_log_and_says_where(newest_kafka, request, tmp_path):
     here = str(Path(__file__).with_name("conftest.py"))
     [conftest] = [made for made in request.config.pluginmanager.get_plugins() if getattr(made, "__file__", "") == here]
-    told = conftest.keep_logs(tmp_path)
-    assert str(tmp_path) in told.splitlines()[0]
-    assert len(told) < 20 * 300
+    reported = conftest.keep_logs(tmp_path)
+    assert str(tmp_path) in reported.splitlines()[0]
+    assert len(reported) < 20 * 300
     for node_id in (1, 2, 3):
         [log] = tmp_path.glob(f"*{newest_kafka.version}*node-{node_id}.log")
         assert "INFO" in log.read_text()

@@ -18,7 +18,7 @@ from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import read_all
 from tests.integration.workloads.with_kafka_python import KafkaPython
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 SOON_BELIEVED_DEAD = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
 """The next life of a killed node waits for that of the last one to be over."""
@@ -46,7 +46,7 @@ def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
             proxy.wait_for(lambda: proxy.status("readyz") == 200, 30, "being ready")
             assert proxy.events("cluster_reached")
             assert proxy.metric("metadata_refresh_failures_total") >= 1
-            brokers_are_told(proxy)
+            brokers_are_reported(proxy)
             the_cluster_goes_and_comes_back(cluster, proxy)
 
 
@@ -63,11 +63,11 @@ def the_cluster_goes_and_comes_back(cluster, proxy):
     assert proxy.closing_line(client)["reason"] in ("node_closed", "node_lost")
     assert proxy.status("livez") == 200
     cluster.restart(1)
-    brokers_are_told(proxy)
+    brokers_are_reported(proxy)
     assert not proxy.events("internal_error")
 
 
-def brokers_are_told(proxy):
+def brokers_are_reported(proxy):
     """Soon: a cluster of one node may take that for dead for a moment, when it has stood still."""
     deadline = time.monotonic() + PATIENCE_S
     while True:

@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from tests.disturbance import undisturbed
 from tests.integration.topics import make_topic
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 RATE = 500_000
 _WINDOW_S = 11.0
@@ -167,8 +167,8 @@ def test_the_old_limit_holds_while_the_file_is_bad_or_needs_a_restart(start_prox
         proxy.wait_for(lambda: proxy.events("config_rejected"), 10, "word of the change")
         [problem] = proxy.events("config_rejected")[0]["problems"]
         assert problem == "virtual_clusters[0].listeners[0].port (needs a restart)"
-        told = len(noisy.throttles_ms)
-        proxy.wait_for(lambda: len(noisy.throttles_ms) > told, 22, "a further throttle")
+        reported = len(noisy.throttles_ms)
+        proxy.wait_for(lambda: len(noisy.throttles_ms) > reported, 22, "a further throttle")
 
 
 def test_others_are_not_held_with_the_noisy_one(start_proxy):

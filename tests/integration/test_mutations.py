@@ -14,13 +14,13 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
-from protocol.messages.topic_mutations import STRICT_SINCE, read_mutation_answer
+from protocol.messages.topic_mutations import STRICT_SINCE, read_mutation_response
 from protocol.messages.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
 from tests.disturbance import Disturbance
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.topics import make_topic
-from tests.patience import PATIENCE_S
 from tests.quota_frames import alter_request, altered
+from tests.timeouts import PATIENCE_S
 from tests.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
 
 RATE = 2.0
@@ -96,15 +96,15 @@ class Side:
             sent_s = time.monotonic()
             frame = connection.exchange(frame)
             answered_s = time.monotonic()
-        answer = read_mutation_answer(frame, key, version)
-        told_ms = unpack(">i", frame[answer.throttle_at :][:4])[0]
-        codes = {(r.name or r.topic_id).removeprefix(self.prefix + b"-"): r.error_code for r in answer.results}
+        response = read_mutation_response(frame, key, version)
+        reported_ms = unpack(">i", frame[response.throttle_at :][:4])[0]
+        codes = {(r.name or r.topic_id).removeprefix(self.prefix + b"-"): r.error_code for r in response.results}
         self.bucket.refill(sent_s, answered_s)
         self.bucket.spend(spends)
         refused, tells = REFUSED in codes.values(), version < STRICT_SINCE[key]
-        if told_ms:
-            assert refused or (tells and self.bucket.low < 0), (codes, told_ms, self.bucket)
-            assert self.bucket.may_tell(told_ms, answered_s - sent_s), (codes, told_ms, self.bucket)
+        if reported_ms:
+            assert refused or (tells and self.bucket.low < 0), (codes, reported_ms, self.bucket)
+            assert self.bucket.may_tell(reported_ms, answered_s - sent_s), (codes, reported_ms, self.bucket)
         else:
             assert not refused, codes
             assert not tells or self.bucket.high >= 0, (codes, self.bucket)
@@ -161,8 +161,8 @@ def script(side: Side, validate_only: bool) -> list[dict[bytes, int]]:
 def set_broker_quota(address: tuple[str, int], client_id: str, rate: float) -> None:
     operation = ("controller_mutation_rate", rate, False)
     with Connection(address) as connection:
-        answer = connection.exchange(alter_request([([("client-id", client_id)], [operation])]))
-    assert [entry.error_code for entry in altered(answer)] == [0]
+        response = connection.exchange(alter_request([([("client-id", client_id)], [operation])]))
+    assert [entry.error_code for entry in altered(response)] == [0]
 
 
 def controller_of(cluster: KafkaCluster) -> int:

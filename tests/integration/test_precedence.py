@@ -10,7 +10,7 @@ from tests.integration.logins import PASSWORDS, SHA_256
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import Load, WithConfluentKafka
 from tests.integration.topics import make_topic
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 CLIENT_ID = "eight"
 RECORD_BYTES = 40_000
@@ -94,27 +94,27 @@ def freeze(entity):
 
 
 def alter(connection, entries):
-    told = quota_admins.ask_in_messages(connection, quota_admins.altering(entries))
-    assert {entity: code for entity, (code, _) in told.results.items()} == dict.fromkeys(entries, 0)
+    reported = quota_admins.ask_in_messages(connection, quota_admins.altering(entries))
+    assert {entity: code for entity, (code, _) in reported.results.items()} == dict.fromkeys(entries, 0)
 
 
 def explained(proxy, user):
-    told = proxy.admin(f"explain?user={user}&client_id={CLIENT_ID}")
-    return next(quota for quota in told["quotas"] if quota["quota"] == "producer_byte_rate")
+    reported = proxy.admin(f"explain?user={user}&client_id={CLIENT_ID}")
+    return next(quota for quota in reported["quotas"] if quota["quota"] == "producer_byte_rate")
 
 
 def await_rule(proxy, user, level):
     """What is explained once this level rules."""
 
     def found():
-        told = explained(proxy, user)
-        return told if (told["rule"] or {}).get("level") == level else None
+        reported = explained(proxy, user)
+        return reported if (reported["rule"] or {}).get("level") == level else None
 
     return proxy.wait_for(found, PATIENCE_S, f"level {level}")
 
 
-def rule(told):
-    return told["rule"]["level"], told["rule"]["entity"], told["rule"]["limit"]
+def rule(reported):
+    return reported["rule"]["level"], reported["rule"]["entity"], reported["rule"]["limit"]
 
 
 def throttles(proxy):

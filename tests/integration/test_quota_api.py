@@ -1,4 +1,4 @@
-"""Quotas described and altered through the proxy, and a broker's own answers to the same requests."""
+"""Quotas described and altered through the proxy, and a broker's own responses to the same requests."""
 
 import contextlib
 import time
@@ -128,8 +128,8 @@ BAD = frozenset({("client-id", "bad")})
 ANONYMOUS = frozenset({("user", "ANONYMOUS")})
 
 
-def is_well(answer):
-    return set(answer.results.values()) == {(0, None)}
+def is_well(response):
+    return set(response.results.values()) == {(0, None)}
 
 
 def work_as_admin(ask, bootstrap):
@@ -254,11 +254,11 @@ class KafkaConfigs:
         printed = self.run("--describe", *self._options(kind)).strip()
         if not printed:
             return {}
-        whom = ", ".join(
+        subject = ", ".join(
             f"the default {LABELS[part]}" if name is None else f"{LABELS[part]} '{name}'" for part, name in kind.items()
         )
         start, _, limits = printed.rpartition(" are ")
-        assert start == f"Quota configs for {whom}"
+        assert start == f"Quota configs for {subject}"
         return {key: float(value) for key, value in (limit.split("=") for limit in limits.split(", "))}
 
     def run(self, *options):

@@ -10,7 +10,7 @@ from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
 from tests.parity.sides import alter_client_quotas
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 pytestmark = pytest.mark.exclusive
 

@@ -12,7 +12,7 @@ from tests.fidelity.loads import chosen
 from tests.fidelity.runs import HALF
 from tests.fidelity.sensors import TooLate
 from tests.integration.topics import leaders_of
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 _GROUPS = "__consumer_offsets"
 _PREFERRED = 0

@@ -4,7 +4,7 @@ import time
 
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 _LONGEST_MS = 1000
 """One window: Kafka cuts throttle times for request time to it."""
@@ -61,7 +61,7 @@ def test_a_node_that_stands_still_charges_nobody(newest_kafka, start_proxy):
             newest_kafka.thaw(1)
         answered = client.receive(throttle_at=-4)
         assert answered.answered_s - answered.sent_s >= 0.5
-        [node] = [told for told in proxy.admin("request-costs")["nodes"] if told["node_id"] == 1]
+        [node] = [reported for reported in proxy.admin("request-costs")["nodes"] if reported["node_id"] == 1]
         cost_us = node["apis"]["Produce"]["base_us"] + node["apis"]["Produce"]["per_kib_us"]
         # A use is a sum by 10 to 11 s, as the windows stand: so much has been charged meanwhile at least.
         grown_us = (use_of(proxy, "waiting") * 10 - before * 11) * 10_000

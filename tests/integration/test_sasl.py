@@ -13,8 +13,8 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
 from tests.integration.steady_producers import Load, with_franz_go
 from tests.integration.topics import make_topic
-from tests.patience import PATIENCE_S
 from tests.sasl_frames import authenticate, handshake, plain
+from tests.timeouts import PATIENCE_S
 
 RATE = 10_000
 A_SECOND_OVER = bytes(11 * RATE)
@@ -290,10 +290,10 @@ def logged_in(proxy, user, password):
     """A connection whose login the node has accepted. ConnectionError if it has not."""
     sock = socket.create_connection((HOST, proxy.node_ports[1]), PATIENCE_S)
     answered(sock, handshake(PLAIN))
-    answer = answered(sock, authenticate(plain(user.encode(), password.encode())))
-    if answer[4:6] != b"\0\0":
+    response = answered(sock, authenticate(plain(user.encode(), password.encode())))
+    if response[4:6] != b"\0\0":
         sock.close()
-        raise ConnectionError(answer)
+        raise ConnectionError(response)
     return sock
 
 
@@ -303,7 +303,7 @@ def comes_in(proxy, user):
 
 
 def answered(sock, request):
-    """The answer to a request, without its length."""
+    """The response to a request, without its length."""
     sock.sendall(request)
     size = int.from_bytes(exactly(sock, 4), "big")
     return exactly(sock, size)

@@ -2,8 +2,8 @@
 
 import time
 
-from tests.patience import PATIENCE_S
 from tests.storm.storm import bad, blow
+from tests.timeouts import PATIENCE_S
 
 RATE, SECONDS = 4, 6.0
 
@@ -13,15 +13,15 @@ def test_bad_addresses_get_their_rate_and_good_ones_do_not_feel_it(start_proxy):
     began = time.monotonic()
     seen = blow(("127.0.0.1", proxy.port), bad(4), SECONDS, proxy.pid, calm_s=1.0)
     most = RATE * (time.monotonic() - began + 15)
-    for address, told in seen.storm.items():
-        assert told["given_up"] == 0
-        assert len(told["attempts"]) > len(told["admitted"]) >= 10 * RATE, address
-        assert len(told["admitted"]) <= most, address
-        assert len(told["admitted"]) + told["closed"] == len(told["attempts"])
-    for told in (*seen.calm.values(), *seen.good.values()):
-        assert len(told["admitted"]) == len(told["attempts"]) > 0
+    for address, reported in seen.storm.items():
+        assert reported["given_up"] == 0
+        assert len(reported["attempts"]) > len(reported["admitted"]) >= 10 * RATE, address
+        assert len(reported["admitted"]) <= most, address
+        assert len(reported["admitted"]) + reported["closed"] == len(reported["attempts"])
+    for reported in (*seen.calm.values(), *seen.good.values()):
+        assert len(reported["admitted"]) == len(reported["attempts"]) > 0
     proxy.wait_for(lambda: proxy.metric("client_sockets") == 0, PATIENCE_S, "the end of all connections")
     assert proxy.metric("held_connections") == 0
     closed = proxy.closed()
-    assert closed["ip_rate_exceeded"] == sum(told["closed"] for told in seen.storm.values())
+    assert closed["ip_rate_exceeded"] == sum(reported["closed"] for reported in seen.storm.values())
     assert closed.keys() <= {"ip_rate_exceeded", "client_lost", "client_closed", "client_sent_nothing"}

@@ -22,7 +22,7 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import Load
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import leaders_of, make_topic
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 RECORDS, RECORD_BYTES = 6, 40_000
 QUOTA = {"user": USER, "producer_byte_rate": 1_000}

@@ -25,7 +25,7 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.integration.steady_producers import PARTITIONS, Load
 from tests.integration.topics import make_topic
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 BALANCER, BALANCER_HOST = "127.0.0.9", "127.0.0.2"
 """Where it connects from, and where it listens: at the proxy's own ports."""
@@ -67,10 +67,10 @@ listen port{port}
     proxies += "".join(
         f"""
 listen from{source}port{port}
-  bind {door}:{port}
+  bind {gate}:{port}
   server balancer {BALANCER_HOST}:{port} source {source}
 """
-        for source, door in (routes or {}).items()
+        for source, gate in (routes or {}).items()
         for port in sorted(proxy.ports)
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -141,10 +141,10 @@ def test_behind_haproxy_the_client_is_the_client(newest_kafka, tmp_path, version
             assert raw.produce(20 * RATE).throttle_time_ms > 0
             [started] = proxy.wait_for(lambda: proxy.events("throttle_started"), PATIENCE_S, "word of the throttle")
             assert started["client"].startswith(f"{CLIENT}:")
-            told = explained(proxy, client_id="raw")
+            reported = explained(proxy, client_id="raw")
             only_so_many_connect_from_its_address(proxy, tls)
             write_and_read(library, topic)
-        ips = {past["ip"] for quota in told["quotas"] for past in quota["throttles"]}
+        ips = {past["ip"] for quota in reported["quotas"] for past in quota["throttles"]}
         assert ips == {CLIENT}
 
         with socket.create_connection((HOST, proxy.port), PATIENCE_S, (CLIENT, 0)) as around:
@@ -204,10 +204,10 @@ def test_java_python_and_go_behind_haproxy_are_known_by_their_own_addresses(newe
             load.arrive()
 
 
-def start_behind(library, proxy, door, topic, cluster, certificates, folder):
+def start_behind(library, proxy, gate, topic, cluster, certificates, folder):
     """A producer to which the balancer's name is the address of its own way there."""
     hosts = folder / f"hosts-{library}"
-    hosts.write_text(f"127.0.0.1 localhost\n{door} {NAME}\n")
+    hosts.write_text(f"127.0.0.1 localhost\n{gate} {NAME}\n")
     servers = f"{NAME}:{proxy.port}"
     match library:
         case "Java":
@@ -228,8 +228,8 @@ def is_known_by_its_address(proxy, library, address):
         "word of a throttle",
     )
     assert {(line["user"], line["client"].split(":")[0]) for line in lines} == {(certified.USER, address)}
-    told = explained(proxy, user=certified.USER, client_id=library)
-    throttles = [past for quota in told["quotas"] for past in quota["throttles"] if past["client_id"] == library]
+    reported = explained(proxy, user=certified.USER, client_id=library)
+    throttles = [past for quota in reported["quotas"] for past in quota["throttles"] if past["client_id"] == library]
     assert {past["ip"] for past in throttles} == {address}
     assert rate_of(proxy, address)["limit"] == OFTEN
     of_address = [note for quota in explained(proxy, ip=address)["quotas"] for note in quota["notes"]]
@@ -238,8 +238,8 @@ def is_known_by_its_address(proxy, library, address):
 
 def rate_of(proxy, address):
     """The rule for connections from an address."""
-    told = explained(proxy, ip=address)
-    [rule] = [quota["rule"] for quota in told["quotas"] if quota["quota"] == "connection_creation_rate"]
+    reported = explained(proxy, ip=address)
+    [rule] = [quota["rule"] for quota in reported["quotas"] if quota["quota"] == "connection_creation_rate"]
     return rule
 
 

@@ -9,7 +9,7 @@ from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.cluster_faults import CA_FILE, LOGIN, OWN_CERTIFICATE, PROTOCOL, ConnectionFault
 from tests.certificates import Authority
 from tests.integration import certified, logins
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 REFUSED_TLS = f"{OWN_CERTIFICATE}, {PROTOCOL}"
 WRONG = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "wrong"}

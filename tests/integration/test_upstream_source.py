@@ -19,7 +19,7 @@ from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.last_good import LastGood
 from quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
 from tests.integration.test_kafka_cluster import eventually, healed
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 PRODUCE, FETCH, REQUEST, MUTATIONS, CONNECTIONS = (
     QuotaKey(quota_type)
@@ -134,17 +134,17 @@ def test_what_the_cluster_refuses_it_says_and_takes_the_rest(kafka):
         assert list(source.quotas) == [Entity("taken")]
 
 
-def test_an_unchanged_answer_is_byte_for_byte_the_same(kafka):
+def test_an_unchanged_response_is_byte_for_byte_the_same(kafka):
     """Else each read would cost what the first one does."""
     entities = [Entity(f"user-{n}", f"client-{n}") for n in range(200)]
     with source_of(servers_of(kafka)[:1]) as source, cleaned(source):
         assert not any(source.alter([Alteration(entity, {PRODUCE: HUGE, FETCH: HUGE}) for entity in entities]))
         connection = ClusterConnection(servers_of(kafka)[0], Credentials(), 10.0)
         with contextlib.closing(connection):
-            answers = [connection.ask(describe_request()) for _ in range(5)]
-    assert isinstance(answers[0], Verbatim)
-    assert len(answers[0].body) > 200 * 20
-    assert answers[1:] == answers[:-1]
+            responses = [connection.ask(describe_request()) for _ in range(5)]
+    assert isinstance(responses[0], Verbatim)
+    assert len(responses[0].body) > 200 * 20
+    assert responses[1:] == responses[:-1]
 
 
 def test_a_node_that_answers_no_more_is_left_for_the_next(newest_kafka):

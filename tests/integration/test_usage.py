@@ -18,7 +18,7 @@ from quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageR
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 OBSERVER = "127.0.0.3"
 RECORDS = 60
@@ -219,11 +219,11 @@ def test_the_table_has_what_crossed_the_wire_and_the_same_quotas_would_do_the_sa
             if isinstance(row, TraceEvent) and row.operation != "owe":
                 live[row.node_id, row.quota_type] += row.throttle_ms
     candidate.write_text(json.dumps({"entries": QUOTAS}))
-    answer = json.loads(
+    response = json.loads(
         kafka_throttle_usage("simulate", "--table", table, "--candidate", candidate, "--trace", "--json")
     )
-    told = {(row["node_id"], row["quota_type"]): row for row in answer["clients"]}
-    assert {place for place, throttled_ms in live.items() if throttled_ms} == told.keys()
-    for place, row in told.items():
+    reported = {(row["node_id"], row["quota_type"]): row for row in response["clients"]}
+    assert {place for place, throttled_ms in live.items() if throttled_ms} == reported.keys()
+    for place, row in reported.items():
         assert row["throttled_ms"] == row["live_throttled_ms"] == live[place]
         assert row["throttles"] == row["live_throttles"]

@@ -21,7 +21,7 @@ from tests.deaf import deaf_address
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic
 from tests.integration.zookeeper_process import ZooKeeper, client_of
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 pytestmark = pytest.mark.kafka
 
@@ -81,15 +81,15 @@ def source_at(address, chroot, last_good=NO_QUOTAS, epoch_ms=None, **settings):
     """
     settings = ZooKeeperSettings([address], chroot, **{"resync_ms": 3_600_000, **settings})
     source = ZooKeeperSource(settings, epoch_ms) if epoch_ms else ZooKeeperSource(settings)
-    told = []
-    source.start(lambda: told.append((source.quotas, source.problems)), last_good)
+    reported = []
+    source.start(lambda: reported.append((source.quotas, source.problems)), last_good)
     try:
         yield source
     finally:
         source.stop()
     source._thread.join(PATIENCE_S)
     assert not source._thread.is_alive()
-    assert not [text for _, problems in told for text in problems.values() if "Error:" in text], told
+    assert not [text for _, problems in reported for text in problems.values() if "Error:" in text], reported
 
 
 def values(source):
@@ -134,8 +134,8 @@ def test_every_kind_of_entity_and_key_is_written_where_kafka_has_it_and_read_bac
         for entity, path in EVERY_KIND.items():
             assert {limit.layer for limit in source.quotas[entity].values()} == {f"{chroot}/config/{path}"}
             assert kazoo.exists(f"{chroot}/config/{path}")
-        told = [kazoo.get(f"{chroot}/config/changes/{name}")[0] for name in changes(kazoo, chroot)]
-        assert told == [notification(path) for path in EVERY_KIND.values()]
+        reported = [kazoo.get(f"{chroot}/config/changes/{name}")[0] for name in changes(kazoo, chroot)]
+        assert reported == [notification(path) for path in EVERY_KIND.values()]
         with source_at(zookeeper.address, chroot) as another:
             assert values(another) == limits
         assert source.alter([Alteration(entity, dict.fromkeys(of_it)) for entity, of_it in limits.items()]) == [

@@ -8,7 +8,7 @@ from kafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlready
 
 from demo.kafka_cluster import KafkaCluster
 from protocol.messages.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 
 def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> dict[int, int]:
@@ -52,8 +52,8 @@ def wait_until_known(cluster: KafkaCluster, topic: str, partitions: int) -> None
             while True:
                 sock.sendall(request)
                 prefix = stream.read(4)
-                answer = prefix + stream.read(int.from_bytes(prefix, "big"))
-                [found] = read_topic_partitions(answer, BY_NAME_VERSION)
+                response = prefix + stream.read(int.from_bytes(prefix, "big"))
+                [found] = read_topic_partitions(response, BY_NAME_VERSION)
                 if found.partitions == partitions:
                     break
                 assert time.monotonic() < deadline, f"node {node_id} knows {found}"

@@ -9,9 +9,9 @@
 Every cell (see cells.py) has an entity of its own with a quota of `--rate` bytes/s and clients that always want more.
 The clients of a cell start together on both sides, the cells one after the other within 11 s; bytes count as the
 clients see them acknowledged or read, from their start to `--seconds` after it, so that the burst at the beginning
-counts on both sides. Prints a Markdown table and a verdict; the exit status is 1 if a cell's rate by its rate at the
+counts on both sides. Prints a Markdown table and a decision; the exit status is 1 if a cell's rate by its rate at the
 broker lies outside 0.95 - 1.05. `--tiny` is the other end: a quota far below one request, at the proxy alone (tiny.py).
-`--frames` compares single answers: the same frames at the same times at both (frames.py, fetch_frames.py).
+`--frames` compares single responses: the same frames at the same times at both (frames.py, fetch_frames.py).
 `--groups` has three members each of four clients read over a fetch quota at both (groups.py).
 `--pipelined` compares answers per second under request quotas, with 1 to 1,000 requests in flight (pipelined.py).
 """
@@ -99,7 +99,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 def judge_cells(options: argparse.Namespace) -> bool:
     """Run, print and write what was asked for; whether all cells prove parity."""
     run = compare(options.cells, options.rate, options.seconds or 132, options.fetch_bytes)
-    print(f"{report.table(run)}\n\n{report.verdict(run)}")
+    print(f"{report.table(run)}\n\n{report.decision(run)}")
     figures = report.as_json(run)
     if options.json:
         options.json.write_text(json.dumps(figures) + "\n")
@@ -120,7 +120,7 @@ def judge_tiny(options: argparse.Namespace) -> bool:
 
 
 def judge_frames(options: argparse.Namespace) -> bool:
-    """The same for single answers."""
+    """The same for single responses."""
     pairs, fetches = frames.measure(), fetch_frames.measure()
     found = frames.problems(pairs) + fetch_frames.problems(fetches)
     words = "\n".join(found) or _FRAMES_AGREE

@@ -1,6 +1,6 @@
 """Always backlogged clients, each a librdkafka instance of its own, all driven by one thread.
 
-librdkafka tells the throttle time of every answer and otherwise ignores it: what holds it back is the mute. Measured
+librdkafka tells the throttle time of every response and otherwise ignores it: what holds it back is the mute. Measured
 before it was chosen: 156 of its instances at 14 MB/s take 8 % of one core, so all cells fit into one process.
 """
 
@@ -17,7 +17,7 @@ from tests.parity.cells import Cell
 
 WRITTEN = "parity-written"
 READ = "parity-read"
-"""Names of fewer letters would not do: librdkafka 2.16 finds no room for a short answer to Metadata v0."""
+"""Names of fewer letters would not do: librdkafka 2.16 finds no room for a short response to Metadata v0."""
 
 RECORD_BYTES = 16_000
 RECORDS_PER_REQUEST = 4

@@ -1,8 +1,8 @@
 """The same Fetch frames at a broker with quotas and at the proxy, which withholds as a broker does, before one without.
 
 Each client follows a script on one connection to each side, at the same times: single fetches, some sent into the
-mute, or several written at once. It asks for one batch of a known size at a time, in a session or without. Whatever an
-answer says is compared: throttle time, error, session, and how much data it holds; and how long the mute was.
+mute, or several written at once. It asks for one batch of a known size at a time, in a session or without. Whatever a
+response says is compared: throttle time, error, session, and how much data it holds; and how long the mute was.
 """
 
 import random
@@ -115,8 +115,8 @@ class Pair:
     @property
     def differences(self) -> list[str]:
         """What is not as it is at the broker."""
-        told = ("error", "session", "record_bytes")
-        found = [name for name in told if getattr(self.broker, name) != getattr(self.proxy, name)]
+        reported = ("error", "session", "record_bytes")
+        found = [name for name in reported if getattr(self.broker, name) != getattr(self.proxy, name)]
         if not agree(self.broker.throttle_time_ms, self.proxy.throttle_time_ms):
             found.append("throttle_time_ms")
         theirs, ours = self.broker.mute_ms, self.proxy.mute_ms
@@ -186,7 +186,7 @@ def _clear_delay_ms(model: WindowedRate, size: int, now_ms: int) -> int | None:
 
 
 def plans() -> list[Plan]:
-    """All clients. Two have a quota that no answer fits: what is told of errors then is seen."""
+    """All clients. Two have a quota that no response fits: what is told of errors then is seen."""
     found = [
         Plan(f"fetch-{number}-{rate}", kind, rate, script(100 * number + rate, kind, rate))
         for number, kind in enumerate(KINDS)
@@ -235,7 +235,7 @@ class Fetcher:
 
     def run(self, ready: threading.Barrier) -> list[Exchange]:
         """Carry the plan out from when all are ready."""
-        answers: list[tuple[bytes, str, float]] = []
+        all_responses: list[tuple[bytes, str, float]] = []
         ready.wait()
         start_s = time.monotonic() + 0.1
         for group in _written_at_once(self.plan.steps):
@@ -243,8 +243,8 @@ class Fetcher:
             first_id = self._correlation_id - len(group)
             time.sleep(max(start_s + group[0].at_ms / 1000 - time.monotonic(), 0.0))
             self._socket.sendall(requests)
-            answers += [self._answer(first_id + number) for number in range(len(group))]
-        exchanges = [self._exchange(*answer) for answer in answers]
+            all_responses += [self._response(first_id + number) for number in range(len(group))]
+        exchanges = [self._exchange(*response) for response in all_responses]
         for (sooner, later), step in zip(pairwise(exchanges), self.plan.steps[1:], strict=True):
             if step.waits and sooner.throttle_time_ms:
                 later.mute_ms = (later.answered_s - sooner.answered_s) * 1000
@@ -273,15 +273,15 @@ class Fetcher:
         encoded: bytes = request.encode(version=version, header=True, framed=True)
         return encoded
 
-    def _answer(self, correlation_id: int) -> tuple[bytes, str, float]:
-        """The next answer, what became of the session by it, and when it was here; to decode it has time."""
+    def _response(self, correlation_id: int) -> tuple[bytes, str, float]:
+        """The next response, what became of the session by it, and when it was here; to decode it has time."""
         frame = self._stream.read(int.from_bytes(self._stream.read(4), "big"))
         answered_s = time.monotonic()
         assert frame[:4] == pack(">i", correlation_id), "another answer was due"
         return frame, self._go_on(frame), answered_s
 
     def _go_on(self, frame: bytes) -> str:
-        """Keep the session that an answer names, as a client does; what became of it."""
+        """Keep the session that a response names, as a client does; what became of it."""
         version = self.plan.kind.version
         if version < 7:
             return "none"
@@ -294,9 +294,11 @@ class Fetcher:
 
     def _exchange(self, frame: bytes, session: str, answered_s: float) -> Exchange:
         version = self.plan.kind.version
-        answer = FetchResponse.decode(frame, version=version, header=True)
-        records = sum(len(partition.records or b"") for topic in answer.responses for partition in topic.partitions)
-        return Exchange(answer.throttle_time_ms, answer.error_code if version >= 7 else 0, session, records, answered_s)
+        response = FetchResponse.decode(frame, version=version, header=True)
+        records = sum(len(partition.records or b"") for topic in response.responses for partition in topic.partitions)
+        return Exchange(
+            response.throttle_time_ms, response.error_code if version >= 7 else 0, session, records, answered_s
+        )
 
 
 def _written_at_once(steps: Sequence[Step]) -> list[list[Step]]:
@@ -386,7 +388,7 @@ def table(pairs: Sequence[Pair]) -> str:
 
 
 def problems(pairs: Sequence[Pair]) -> list[str]:
-    """Every answer that is not the broker's, in words."""
+    """Every response that is not the broker's, in words."""
     return [
         f"{pair.plan.client_id}, {pair.step}, {', '.join(pair.differences)}: broker {pair.broker}, proxy {pair.proxy}"
         for pair in pairs

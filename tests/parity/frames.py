@@ -1,8 +1,8 @@
 """The same frames at a broker with quotas and at the proxy before a broker without: every throttle time and mute.
 
 Each client follows a script of Produce requests, on one connection to each side at the same times. What is compared is
-the throttle time in each answer, and for how long the connection then was mute: where the next request is sent into the
-mute, its answer tells.
+the throttle time in each response, and for how long the connection then was mute: where the next request is sent into the
+mute, its response tells.
 """
 
 import random
@@ -108,18 +108,18 @@ def run_script(
 ) -> list[Exchange]:
     """Carry a script out from when all are ready."""
     with RawClient(address, client_id) as client:
-        answers: list[Answered] = []
+        responses: list[Answered] = []
         client.prepare(step.size_bytes for step in steps)
         ready.wait()
         start_s = time.monotonic() + 0.1
         for step in steps:
             time.sleep(max(start_s + step.at_ms / 1000 - time.monotonic(), 0.0))
-            answers.append(client.produce(step.size_bytes))
+            responses.append(client.produce(step.size_bytes))
     mutes = [
         (later.answered_s - sooner.answered_s) * 1000 if step.early else None
-        for (sooner, later), step in zip(pairwise(answers), steps[1:], strict=True)
+        for (sooner, later), step in zip(pairwise(responses), steps[1:], strict=True)
     ]
-    return [Exchange(a.throttle_time_ms, mute) for a, mute in zip(answers, [*mutes, None], strict=True)]
+    return [Exchange(a.throttle_time_ms, mute) for a, mute in zip(responses, [*mutes, None], strict=True)]
 
 
 def measure() -> list[Pair]:
@@ -169,7 +169,7 @@ def table(pairs: Sequence[Pair]) -> str:
 
 
 def problems(pairs: Sequence[Pair]) -> list[str]:
-    """Every answer that is further from the broker's than is asked, in words."""
+    """Every response that is further from the broker's than is asked, in words."""
     return [
         f"{pair.client_id}, {pair.step}: broker {pair.broker}, proxy {pair.proxy}"
         for pair in pairs

@@ -1,6 +1,6 @@
 """Consumer groups over a fetch quota: three members each of four clients, at a broker and at the proxy, side by side.
 
-A broker that is over a fetch quota answers without data, and soon asks to be asked again; so a client that has one
+A broker that is over a fetch quota responses without data, and soon asks to be asked again; so a client that has one
 connection to a node for fetches and group calls (Sarama, KafkaJS) keeps its place in its group. The same groups read
 the same records at both sides. Compared is what a user feels: records that came twice, rebalances after the group had
 formed, and distinct records. Beside it stands what the node has to send for each byte that is delivered.

@@ -15,7 +15,7 @@ _PAUSE_S = 0.25
 class Pulse:
     """Asks for API versions four times a second, on a connection and a thread of its own; use it as a context manager.
 
-    `took_ms` are the times until the answers, as the client sees them.
+    `took_ms` are the times until the responses, as the client sees them.
     """
 
     def __init__(self, bootstrap: str) -> None:
@@ -36,11 +36,11 @@ class Pulse:
         self._thread.join(10)
 
     def _run(self) -> None:
-        with socket.create_connection(self._address, timeout=30) as sock, sock.makefile("rb") as answers:
+        with socket.create_connection(self._address, timeout=30) as sock, sock.makefile("rb") as responses:
             while not self._stop.wait(_PAUSE_S):
                 began_s = time.monotonic()
                 sock.sendall(_API_VERSIONS)
-                answers.read(int.from_bytes(answers.read(4), "big"))
+                responses.read(int.from_bytes(responses.read(4), "big"))
                 self.took_ms.append((time.monotonic() - began_s) * 1000)
 
 

@@ -51,7 +51,7 @@ class SideOfCell:
 
     @property
     def mean_throttle_s(self) -> float:
-        """Of the answers that had a throttle time; 0 without any."""
+        """Of the responses that had a throttle time; 0 without any."""
         return sum(length for _, length in self.throttles) / max(len(self.throttles), 1)
 
     @property
@@ -129,7 +129,7 @@ def table(run: Run) -> str:
     return "\n".join(lines)
 
 
-def verdict(run: Run) -> str:
+def decision(run: Run) -> str:
     """How many cells prove parity, and one line for each that does not."""
     ratios = [found.ratio for found in run.comparisons]
     outside = [f"{found.cell}: {'; '.join(found.problems)}" for found in run.comparisons if found.problems]

@@ -56,8 +56,8 @@ def alter_client_quotas(address: tuple[str, int], quotas: Sequence[Entry]) -> No
     request.with_header(correlation_id=1, client_id="parity")
     with socket.create_connection(address, timeout=30) as sock, sock.makefile("rb") as stream:
         sock.sendall(request.encode(version=_ALTER_VERSION, header=True, framed=True))
-        answer = stream.read(int.from_bytes(stream.read(4), "big"))
-    for entry in AlterClientQuotasResponse.decode(answer, version=_ALTER_VERSION, header=True).entries:
+        response = stream.read(int.from_bytes(stream.read(4), "big"))
+    for entry in AlterClientQuotasResponse.decode(response, version=_ALTER_VERSION, header=True).entries:
         if entry.error_code:
             raise RuntimeError(f"quotas refused with error {entry.error_code}: {entry.error_message}")
 

@@ -18,8 +18,8 @@ from tests.parity.cells import ALL_CELLS, CONNECTIONS, QUOTAS, ROLES, USERS, VER
 from tests.parity.clients import Seen, Throttle
 from tests.parity.report import Comparison, Run, SideOfCell
 from tests.parity.tiny import EntityMoved, Moved
-from tests.patience import PATIENCE_S
 from tests.quotas.windowed_rate import WindowedRate
+from tests.timeouts import PATIENCE_S
 
 CELL = Cell("producer", "user", 2, "old")
 
@@ -112,14 +112,14 @@ def test_a_ratio_is_good_within_five_percent(ours, good):
 def test_a_cell_without_throttles_or_with_errors_proves_nothing(broker, proxy, problem):
     mixed = run(Comparison(CELL, broker, proxy), Comparison(CELL, side(), side()))
     assert not mixed.good
-    first, second = report.verdict(mixed).splitlines()
+    first, second = report.decision(mixed).splitlines()
     assert first.startswith("1 of 2 cells within")
     assert problem in second
 
 
 def test_a_machine_that_was_busy_is_told():
     comparison = Comparison(CELL, side(), side())
-    _, broker, proxy = report.verdict(
+    _, broker, proxy = report.decision(
         run(comparison, took_ms={"a": [10.0] * 40, "b": [10.0] * 30 + [60.0] * 10})
     ).split("\n")
     assert broker == "A request that no quota holds took 10.0 ms (95 %: 10.0) at a."

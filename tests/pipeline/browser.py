@@ -29,14 +29,14 @@ class Page:
         number = next(self._numbers)
         await self._socket.send_json({"id": number, "method": method, "params": parameters})
         while True:
-            told = await self._next()
-            if told.get("id") == number:
-                assert "error" not in told, (method, told["error"])
-                return told["result"]
+            reported = await self._next()
+            if reported.get("id") == number:
+                assert "error" not in reported, (method, reported["error"])
+                return reported["result"]
 
     async def _next(self) -> dict[str, Any]:
-        told = json.loads((await self._socket.receive(timeout=PATIENCE_S)).data)
-        method, parameters = told.get("method"), told.get("params", {})
+        reported = json.loads((await self._socket.receive(timeout=PATIENCE_S)).data)
+        method, parameters = reported.get("method"), reported.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
         elif method == "Log.entryAdded":
@@ -47,7 +47,7 @@ class Page:
             self.complaints.append(str(parameters["exceptionDetails"]))
         elif method == "Page.loadEventFired":
             self._loaded = True
-        return told
+        return reported
 
     async def open(self, url: str, width: int, dark: bool = False) -> None:
         for domain in ("Page", "Network", "Log", "Runtime"):
@@ -67,8 +67,8 @@ class Page:
             await self._next()
 
     async def value(self, expression: str) -> Any:
-        told = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        return told["result"].get("value")
+        reported = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        return reported["result"].get("value")
 
     async def picture(self, height: int | None = None, top: int = 0) -> bytes:
         """WebP of the page, from `top`, all of it or so much."""
@@ -94,8 +94,8 @@ async def chromium() -> AsyncIterator[Page]:
             async with asyncio.timeout(PATIENCE_S):
                 port = await _port(Path(profile) / "DevToolsActivePort")
                 async with aiohttp.ClientSession() as session:
-                    async with session.get(f"http://127.0.0.1:{port}/json/list") as answer:
-                        tabs = [tab for tab in await answer.json() if tab["type"] == "page"]
+                    async with session.get(f"http://127.0.0.1:{port}/json/list") as response:
+                        tabs = [tab for tab in await response.json() if tab["type"] == "page"]
                     async with session.ws_connect(tabs[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
                         yield Page(socket)
         finally:

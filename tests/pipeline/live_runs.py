@@ -13,7 +13,7 @@ from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, type_of
 from quotas.client_quotas import ClientQuotaManager
 from quotas.quota_table import UNLIMITED, QuotaTable
 from quotas.records.usage_record import (
-    MOST_TOLD,
+    MOST_REPORTED,
     SecondOfUse,
     ThrottledUse,
     TraceEvent,
@@ -30,7 +30,7 @@ WINDOW_MS = 10_000
 NODE_ID = 1
 CLUSTER = "main"
 PRODUCE, FETCH, REQUEST, CONNECTION = "produce", "fetch", "request", "connection"
-TOLD = (PRODUCE, FETCH)
+REPORTED = (PRODUCE, FETCH)
 """Types of which profiles tell what was throttled, one by one."""
 
 
@@ -100,9 +100,9 @@ class LiveWindow:
     throttled_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     requests_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
     throttles_in: dict[int, int] = field(default_factory=lambda: defaultdict(int))
-    told_in: dict[int, list[ThrottledUse]] = field(default_factory=lambda: defaultdict(list))
+    reported_in: dict[int, list[ThrottledUse]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, at_ms: int, value: float, throttle_ms: int, requests: int = 1, is_told: bool = False) -> None:
+    def add(self, at_ms: int, value: float, throttle_ms: int, requests: int = 1, is_reported: bool = False) -> None:
         """A request at so many ms of the run; without a value it is refused, or paid for."""
         second = at_ms // 1000
         if not self.seconds[second]:
@@ -111,8 +111,8 @@ class LiveWindow:
         self.throttled_in[second] += throttle_ms
         self.requests_in[second] += requests
         self.throttles_in[second] += throttle_ms > 0
-        if is_told and throttle_ms and value:
-            self.told_in[second].append(ThrottledUse(at_ms % WINDOW_MS, value))
+        if is_reported and throttle_ms and value:
+            self.reported_in[second].append(ThrottledUse(at_ms % WINDOW_MS, value))
         self.requests += requests
         self.throttles += throttle_ms > 0
         self.throttled_ms += throttle_ms
@@ -124,12 +124,13 @@ class LiveWindow:
             return ""
         counts = (self.seconds, self.throttled_in, self.requests_in, self.throttles_in)
         return profile_text(
-            SecondOfUse(self.firsts_ms[s], *(count[s] for count in counts), self._told(s)) for s in sorted(self.seconds)
+            SecondOfUse(self.firsts_ms[s], *(count[s] for count in counts), self._reported(s))
+            for s in sorted(self.seconds)
         )
 
-    def _told(self, second: int) -> tuple[ThrottledUse, ...]:
-        told = self.told_in[second]
-        return tuple(told) if len(told) <= MOST_TOLD else ()
+    def _reported(self, second: int) -> tuple[ThrottledUse, ...]:
+        reported = self.reported_in[second]
+        return tuple(reported) if len(reported) <= MOST_REPORTED else ()
 
 
 @dataclass
@@ -185,7 +186,7 @@ def live_run(
         events.append(_event(len(events) + 1, now_ms, connection, value, throttle_ms, quota_type, operation))
         window = windows[user, client_id, at_ms // WINDOW_MS]
         got = 0 if refused else value
-        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, 1, quota_type in TOLD)
+        window.add(at_ms, got / PERCENT_SECONDS_PER_MS if is_time else got, throttle_ms, 1, quota_type in REPORTED)
         if throttle_ms:
             until_ms = muted_until[user, client_id]
             window.muted_ms += max(0, at_ms + throttle_ms - max(at_ms, until_ms))

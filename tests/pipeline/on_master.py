@@ -2,7 +2,7 @@
 
 python -m tests.pipeline.on_master MASTER SPOOL FOLDER CANDIDATE
 
-FOLDER gets `table`, `report` and `answer.json`.
+FOLDER gets `table`, `report` and `response.json`.
 """
 
 import contextlib

@@ -37,7 +37,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import ProxyProcess
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 TOPIC = "real-runs"
 FILL_BYTES = 48_000_000
@@ -276,15 +276,17 @@ def of_records(run: Run, key: Key, in_force: Candidate, with_quotas: Candidate) 
         nodes[record.node_id].append(Window.of(record))
     found = []
     for windows in nodes.values():
-        told = explained({key: windows}, rules, key[1], live_limit, limit)
-        found.append(replay_run([told], rules, key[1], limit, windows[-1].end_ms))
+        reported = explained({key: windows}, rules, key[1], live_limit, limit)
+        found.append(replay_run([reported], rules, key[1], limit, windows[-1].end_ms))
     return found
 
 
 def differing(run: Run, sensors: Iterable[TracedSensor]) -> int:
     """How many throttle times the replay of the trace has otherwise than they were live."""
     live_ms = {event.sequence: event.throttle_ms for event in run.events}
-    return sum(live_ms[sequence] != told_ms for sensor in sensors for sequence, told_ms in sensor.told.items())
+    return sum(
+        live_ms[sequence] != reported_ms for sensor in sensors for sequence, reported_ms in sensor.reported.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -205,10 +205,10 @@ class Found(NamedTuple):
 def live_and_replayed_ms(kind: Kind, seconds: int, seed: int = 1) -> tuple[int, int]:
     """Throttle times in all, live and replayed with the quota in force."""
     clients = windows_of(_live(kind, 1, seconds, seed))
-    told = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
+    reported = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
     end_ms = max(windows[-1].end_ms for windows in clients.values())
-    replay = replay_run([told], RULES, kind.quota_type, kind.quota, end_ms)
-    return told.recorded_ms, replay.sensor.throttled_ms
+    replay = replay_run([reported], RULES, kind.quota_type, kind.quota, end_ms)
+    return reported.recorded_ms, replay.sensor.throttled_ms
 
 
 def found(kind: Kind, seconds: int, seed: int = 1) -> Found:
@@ -216,10 +216,10 @@ def found(kind: Kind, seconds: int, seed: int = 1) -> Found:
     live, doubled = (_live(kind, factor, seconds, seed) for factor in (1, 2))
     clients = windows_of(live)
     end_ms = max(windows[-1].end_ms for windows in clients.values())
-    told = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
-    same = replay_run([told], RULES, kind.quota_type, kind.quota, end_ms)
-    told = explained(clients, RULES, kind.quota_type, kind.quota, 2 * kind.quota)
-    more = replay_run([told], RULES, kind.quota_type, 2 * kind.quota, end_ms)
+    reported = explained(clients, RULES, kind.quota_type, kind.quota, kind.quota)
+    same = replay_run([reported], RULES, kind.quota_type, kind.quota, end_ms)
+    reported = explained(clients, RULES, kind.quota_type, kind.quota, 2 * kind.quota)
+    more = replay_run([reported], RULES, kind.quota_type, 2 * kind.quota, end_ms)
     live_ms = {client: sum(w.throttled_ms for w in windows) for client, windows in clients.items()}
     worst = max((same.paced[client].throttled_ms / ms - 1 for client, ms in live_ms.items() if ms), key=abs, default=0)
     used = value_of(kind.quota_type, sum(record.used for record in doubled.records))

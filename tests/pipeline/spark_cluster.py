@@ -38,14 +38,14 @@ def spark_cluster(folder: Path, workers: int = 2, memory: str = "1g") -> Iterato
     with contextlib.ExitStack() as stack:
         log = folder / "master.log"
         stack.enter_context(_running(log, "master.Master", "--host", "127.0.0.1", "--port", "0", "--webui-port", "0"))
-        [url] = _told(log, r"Starting Spark master at (spark://\S+)", 1)
+        [url] = _reported(log, r"Starting Spark master at (spark://\S+)", 1)
         for number in range(1, workers + 1):
             own = ["--host", "127.0.0.1", "--cores", "1", "--memory", memory, "--webui-port", "0"]
             work = folder / f"worker-{number}"
             stack.enter_context(
                 _running(folder / f"worker-{number}.log", "worker.Worker", *own, "--work-dir", str(work), url)
             )
-        _told(log, r"Registering worker (\S+) with", workers)
+        _reported(log, r"Registering worker (\S+) with", workers)
         yield url
 
 
@@ -70,7 +70,7 @@ def _running(log: Path, program: str, *arguments: str) -> Iterator[None]:
         end_group(process, 20)
 
 
-def _told(log: Path, pattern: str, times: int) -> list[str]:
+def _reported(log: Path, pattern: str, times: int) -> list[str]:
     """What the log says so many times; RuntimeError with the log if it does not."""
     until = time.monotonic() + _PATIENCE_S
     while time.monotonic() < until:

@@ -55,8 +55,8 @@ def records(days: int = DAYS) -> pd.DataFrame:
         for node in range(3)
         for kind in ("produce", "fetch", "request")
     ]
-    told = [one.dropna(axis="columns", how="all") for one in frames if one is not None]
-    frame = pd.concat(told, ignore_index=True)
+    reported = [one.dropna(axis="columns", how="all") for one in frames if one is not None]
+    frame = pd.concat(reported, ignore_index=True)
     frame = frame.sort_values(["begin_ms", "user", "node_id", "quota_type"], ignore_index=True)
     frame["sequence"] = np.arange(1, len(frame) + 1)
     return frame[schema_of(UsageRecord).names]

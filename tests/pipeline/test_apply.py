@@ -157,10 +157,10 @@ def test_what_is_refused_is_told_and_the_rest_can_be_applied_again_or_taken_back
     cluster = cluster_with_alice()
     cluster.refusals[BOB] = (44, "too much for bob")
     assert job.main(plan, place_of(cluster)) == 1
-    told = capsys.readouterr()
-    assert "2 applied, 1 refused at a:9092" in told.out
-    assert "too much for bob" in told.out
-    assert "again for the rest" in told.err
+    reported = capsys.readouterr()
+    assert "2 applied, 1 refused at a:9092" in reported.out
+    assert "too much for bob" in reported.out
+    assert "again for the rest" in reported.err
     assert [line[0] for line in audited(plan)[3:]] == ["applied", "applied", "refused"]
     assert job.main(plan.with_name("plan.rollback.json"), place_of(cluster)) == 0
     assert cluster.quotas[ALICE]["producer_byte_rate"] == 80.0
@@ -194,8 +194,8 @@ class Lossy(FakeCluster):
         super().__init__(quotas)
         self.gone = gone
 
-    def answer(self, request):
-        found = super().answer(request)
+    def response(self, request):
+        found = super().response(request)
         if self.alterations and (self.gone or len(self.alterations) == 1):
             if not self.gone:
                 self.alterations.append("lost")
@@ -203,7 +203,7 @@ class Lossy(FakeCluster):
         return found
 
 
-def test_an_answer_that_is_lost_is_looked_up(plan, capsys):
+def test_a_response_that_is_lost_is_looked_up(plan, capsys):
     cluster = Lossy(cluster_with_alice().quotas, gone=False)
     assert job.main(plan, place_of(cluster)) == 0
     assert "3 applied" in capsys.readouterr().out
@@ -247,15 +247,15 @@ def test_a_full_disk_stops_it_before_it_changes_anything(plan, capsys):
     full.symlink_to("/dev/full")
     assert job.main(plan, place_of(cluster), audit=full) == 1
     assert cluster.alterations == []
-    told = capsys.readouterr()
-    assert "3 not tried" in told.out
-    assert "No space left" in told.err
+    reported = capsys.readouterr()
+    assert "3 not tried" in reported.out
+    assert "No space left" in reported.err
 
 
 def test_an_interruption_is_told_like_a_loss(plan, capsys):
     class Interrupting(FakeCluster):
-        def answer(self, request):
-            found = super().answer(request)
+        def response(self, request):
+            found = super().response(request)
             if len(self.alterations) == 1:
                 self.alterations.append("once")
                 raise KeyboardInterrupt
@@ -263,9 +263,9 @@ def test_an_interruption_is_told_like_a_loss(plan, capsys):
 
     cluster = Interrupting(cluster_with_alice().quotas)
     assert job.main(plan, place_of(cluster)) == 0
-    told = capsys.readouterr()
-    assert "interrupted" in told.err
-    assert "3 applied" in told.out
+    reported = capsys.readouterr()
+    assert "interrupted" in reported.err
+    assert "3 applied" in reported.out
 
 
 # ----------------------------------------------------------------- commands
@@ -513,15 +513,15 @@ def test_a_zookeeper_that_is_not_there_is_told_as_who_runs_a_command_needs_it(fo
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("said", "reported"),
     [
         ("is gone; the last good quotas below it stay in force until it is made again", "is gone"),
         ("cannot be read: not allowed; the last good quotas below it stay in force", "cannot be read: not allowed"),
         ("no JSON; nothing is in force", "no JSON; nothing is in force"),
     ],
 )
-def test_what_a_proxy_goes_on_with_is_not_told_to_who_runs_a_command(said, told):
-    assert in_words_of_commands(said) == told
+def test_what_a_proxy_goes_on_with_is_not_told_to_who_runs_a_command(said, reported):
+    assert in_words_of_commands(said) == reported
 
 
 def test_defaults_of_everything_are_planned(folder):

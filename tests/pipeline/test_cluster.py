@@ -29,11 +29,11 @@ entries:
 class Made:
     """What the three commands have made in a folder."""
 
-    def __init__(self, spark, folder, answer):
+    def __init__(self, spark, folder, response):
         usage = read_usage(spark, str(folder / "table"))
         self.records = sorted(usage.collect(), key=lambda row: row["sequence"])
         self.tables = {path.name: path.read_text() for path in sorted((folder / "report" / "tables").glob("*.csv"))}
-        self.answer = answer
+        self.response = response
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +87,19 @@ def test_the_report_has_the_same_figures(here, there):
     assert there.tables == here.tables
 
 
-def test_the_answer_is_the_same(here, there):
-    assert here.answer["clients"], "somebody is concerned"
-    assert rows_of(there.answer, "clients") == pytest.approx(rows_of(here.answer, "clients"))
-    assert rows_of(there.answer, "sensors") == pytest.approx(rows_of(here.answer, "sensors"))
-    assert {**there.answer, "clients": 0, "sensors": 0} == {**here.answer, "clients": 0, "sensors": 0}
+def test_the_response_is_the_same(here, there):
+    assert here.response["clients"], "somebody is concerned"
+    assert rows_of(there.response, "clients") == pytest.approx(rows_of(here.response, "clients"))
+    assert rows_of(there.response, "sensors") == pytest.approx(rows_of(here.response, "sensors"))
+    assert {**there.response, "clients": 0, "sensors": 0} == {**here.response, "clients": 0, "sensors": 0}
 
 
-def rows_of(answer, kind):
+def rows_of(response, kind):
     """Each number by whose it is: sums of doubles depend, in their last digits, on the order in which rows came."""
     names = ("virtual_cluster", "node_id", "quota_type", "place_user", "place_client_id", "user", "client_id")
     return {
         (*(row.get(name) for name in names), key): value
-        for row in answer[kind]
+        for row in response[kind]
         for key, value in row.items()
         if isinstance(value, int | float)
     }
@@ -107,6 +107,6 @@ def rows_of(answer, kind):
 
 def test_both_workers_had_executors_that_ran_python(there, cluster):
     for number in (1, 2):
-        told = "".join(log.read_text() for log in (cluster / f"worker-{number}").glob("app-*/*/stderr"))
-        assert len(re.findall(r"Finished task", told)) > 10
-        assert "Starting Python task execution" in told
+        reported = "".join(log.read_text() for log in (cluster / f"worker-{number}").glob("app-*/*/stderr"))
+        assert len(re.findall(r"Finished task", reported)) > 10
+        assert "Starting Python task execution" in reported

@@ -64,8 +64,8 @@ def test_every_problem_is_told_with_its_place_and_no_secret(read):
             "security.protocol=SASL_SSL\nsasl.mechanism=GSSAPI\nsasl.pasword=hunter2\nssl.ca.location=@none\n"
             "ssl.truststore.location=@ca.pem\n"
         )
-    told = [line.partition("client.properties: ")[2] for line in str(refused.value).splitlines()]
-    assert told == [
+    reported = [line.partition("client.properties: ")[2] for line in str(refused.value).splitlines()]
+    assert reported == [
         "line 3: unknown key 'sasl.pasword', did you mean 'sasl.password'?",
         "ssl.truststore.type: expected PEM, beside ssl.truststore.location, got nothing",
         "sasl.mechanism: expected one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, got GSSAPI",
@@ -78,8 +78,10 @@ def test_every_problem_is_told_with_its_place_and_no_secret(read):
 def test_of_a_private_key_nothing_is_told(read):
     with pytest.raises(CommandConfigErrors) as refused:
         read("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\nabcdefgh==\nhunter.Two\n-----END PRIVATE KEY-----\n")
-    told = [line.partition("client.properties: ")[2] for line in str(refused.value).splitlines()]
-    assert [line.partition(", expected one of")[0] for line in told] == [f"line {i}: unknown key" for i in range(1, 6)]
+    reported = [line.partition("client.properties: ")[2] for line in str(refused.value).splitlines()]
+    assert [line.partition(", expected one of")[0] for line in reported] == [
+        f"line {i}: unknown key" for i in range(1, 6)
+    ]
 
 
 def test_a_file_that_is_not_there_is_told(read):

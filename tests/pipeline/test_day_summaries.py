@@ -109,20 +109,20 @@ def session_setting(spark):
     ],
 )
 def test_a_summary_that_was_kept_is_the_one_of_the_records(days, times):
-    told = days.read(**times)
-    assert days.kept(**times) == told, "made"
-    assert days.kept(**times) == told, "kept"
+    reported = days.read(**times)
+    assert days.kept(**times) == reported, "made"
+    assert days.kept(**times) == reported, "kept"
     days.kept()
-    assert days.kept(**times) == told, "cut from what was kept of whole days"
+    assert days.kept(**times) == reported, "cut from what was kept of whole days"
 
 
 def test_what_was_summarised_is_not_read_again(days):
-    told = days.kept()
+    reported = days.kept()
     state = days.state
     for file in Path(days.table).glob("usage/*/*/*/*.parquet"):
         file.unlink()
-    assert rows_of(summary_of(days.spark, days.table, state)) == told
-    assert len(told) > 36, "three days of twelve buckets, and several clients"
+    assert rows_of(summary_of(days.spark, days.table, state)) == reported
+    assert len(reported) > 36, "three days of twelve buckets, and several clients"
 
 
 def test_days_that_are_over_are_summarised_before_anybody_asks(days):
@@ -165,13 +165,13 @@ def test_only_a_day_that_has_changed_is_summarised_anew(days):
 
 
 def test_what_has_no_use_any_more_is_removed_when_nobody_reads_it(days):
-    told = days.kept()
+    reported = days.kept()
     reader = summary_of(days.spark, days.table, days.state)
     for day in range(3):
         days.ingest(day, 5)
     assert len(days.names) == 3, "marked by the ingest itself"
     forget_stale(days.files, days.state, NEVER, NEVER)
-    assert rows_of(reader) == told
+    assert rows_of(reader) == reported
     forget_stale(days.files, days.state, EVER, EVER)
     assert days.names == []
     assert days.kept() == days.read()
@@ -193,14 +193,14 @@ def test_what_somebody_left_who_was_killed_counts_for_nothing(days):
     days.kept()
     [manifest] = Path(days.table).glob("_summaries/*.json")
     manifest.unlink()
-    told = days.kept()
-    assert told == days.read()
+    reported = days.kept()
+    assert reported == days.read()
     assert len(days.stored_days) == 6
     forget_stale(days.files, days.state, EVER, NEVER)
     assert len(days.stored_days) == 6, "it may be under way"
     forget_stale(days.files, days.state, EVER, EVER)
     assert len(days.stored_days) == 3
-    assert days.kept() == told
+    assert days.kept() == reported
 
 
 @pytest.mark.parametrize(
@@ -224,19 +224,19 @@ def test_a_manifest_of_another_version_or_that_is_none_counts_for_nothing(days, 
 
 @pytest.mark.parametrize("remove", [shutil.rmtree, lambda folder: next(folder.glob("*.parquet")).unlink()])
 def test_a_summary_of_which_somebody_has_removed_something_is_made_anew(days, remove):
-    told = days.kept()
+    reported = days.kept()
     [monday] = Path(days.table).glob("_summaries/*/day=2026-10-26")
     remove(monday)
-    assert days.kept() == told
+    assert days.kept() == reported
     assert days.stored_days.count("day=2026-10-26") == 2 - (remove is shutil.rmtree)
 
 
 @pytest.mark.parametrize("zone", ["America/New_York", "Asia/Tokyo"])
 def test_days_are_those_of_utc_whatever_the_sessions_time_zone(days, session_setting, zone):
-    told = days.read()
+    reported = days.read()
     session_setting("spark.sql.session.timeZone", zone)
-    assert days.kept() == told, "made"
-    assert days.kept() == told, "kept"
+    assert days.kept() == reported, "made"
+    assert days.kept() == reported, "kept"
     assert days.stored_days == ["day=2026-10-26", "day=2026-10-27", "day=2026-10-28"]
 
 
@@ -248,7 +248,7 @@ def test_a_table_where_nothing_can_be_written_is_read_each_time(days, capsys):
 
 @pytest.mark.parametrize("fails", ["listed", "read", "put_new"])
 def test_summaries_that_belong_to_somebody_else_harm_neither_simulations_nor_ingests(days, monkeypatch, capsys, fails):
-    told = days.kept()
+    reported = days.kept()
     do = getattr(LocalFiles, fails)
 
     def refuse(self, path, *arguments):
@@ -257,7 +257,7 @@ def test_summaries_that_belong_to_somebody_else_harm_neither_simulations_nor_ing
         return do(self, path, *arguments)
 
     monkeypatch.setattr(LocalFiles, fails, refuse)
-    assert days.kept() == told
+    assert days.kept() == reported
     for day in range(3):
         days.ingest(day, 5)
     said = capsys.readouterr().err

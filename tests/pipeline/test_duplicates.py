@@ -21,17 +21,20 @@ def rows(runs):
 @given(RUNS, st.lists(INTERVAL))
 def test_each_new_row_is_taken_once_from_a_run_that_has_it(runs, present):
     known = {WRITERS[0]: Account(union(present))}
-    verdict = judged(runs, known)
+    decision = judged(runs, known)
     before = {(WRITERS[0], n) for first, last in present for n in range(first, last + 1)}
-    assert sorted(rows(verdict.taken)) == sorted(set(rows(runs)) - before)
-    assert verdict.new == len(rows(verdict.taken))
-    assert verdict.new + verdict.duplicates == len(rows(runs))
+    assert sorted(rows(decision.taken)) == sorted(set(rows(runs)) - before)
+    assert decision.new == len(rows(decision.taken))
+    assert decision.new + decision.duplicates == len(rows(runs))
     of_offset = {run.offset: run for run in runs}
-    for run in verdict.taken:
+    for run in decision.taken:
         whole = of_offset[run.offset]
         assert whole.writer == run.writer
         assert whole.interval[0] <= run.interval[0] <= run.interval[1] <= whole.interval[1]
     now = {
-        (writer, n) for writer, account in verdict.accounts.items() for a, b in account.present for n in range(a, b + 1)
+        (writer, n)
+        for writer, account in decision.accounts.items()
+        for a, b in account.present
+        for n in range(a, b + 1)
     }
-    assert now == set(rows(verdict.taken))
+    assert now == set(rows(decision.taken))

@@ -165,10 +165,10 @@ def framed(batch, number):
 def test_what_the_proxy_dropped_is_no_gap_and_what_an_end_tells_of_is(place):
     mine = records(FLEET, 40)
     rows = framed(mine[:10] + mine[15:20], 1)
-    told = Dropped(
+    reported = Dropped(
         instance=WRITER.instance, epoch=WRITER.epoch, stream="usage", first_sequence=11, last_sequence=15, reason="full"
     )
-    rows.insert(11, told)
+    rows.insert(11, reported)
     rows[-1] = End(records=15, next_sequence=26)
     other = [replace(row, epoch=row.epoch + 1) for row in mine[2:4]]
     for name, content in (("a", rows), ("b", framed(other, 1))):

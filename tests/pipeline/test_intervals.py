@@ -31,10 +31,10 @@ def test_what_is_taken_away_is_gone_and_nothing_else(intervals, taken):
 
 
 @given(INTERVALS, INTERVALS, st.integers(0, 40))
-def test_gaps_are_what_exists_and_is_neither_here_nor_dropped(present, dropped, told):
-    account = Account(union(present), union(dropped), told)
+def test_gaps_are_what_exists_and_is_neither_here_nor_dropped(present, dropped, reported):
+    account = Account(union(present), union(dropped), reported)
     known = numbers(present) | numbers(dropped)
-    assert numbers(account.gaps) == set(range(1, max(known | {told}) + 1)) - known
+    assert numbers(account.gaps) == set(range(1, max(known | {reported}) + 1)) - known
 
 
 def test_accounts_add_up_and_are_written_as_they_are():

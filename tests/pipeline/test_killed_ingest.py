@@ -18,10 +18,10 @@ import pytest
 
 from pipeline.table.table import state_of
 from quotas.records.usage_record import UsageRecord, columns
-from tests.patience import PATIENCE_S
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_file
 from tests.pipeline.stopped_ingest import STEPS
+from tests.timeouts import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 FLEET = Fleet(entities=50, per_window=20, virtual_clusters=("one", "two"))

@@ -74,9 +74,9 @@ def test_a_run_of_too_many_requests_is_cut_and_each_part_is_told_by_buckets(monk
     windows = {"sensor_id": np.full(10, 7), "begin_ms": begin_ms, "requests": np.full(10, 30)}
     found = simulation._as_runs(windows, np.array([0, 0, 0, 0, 0, 0, 3, 3, 3, 3]))
     cut = simulation._PARTS
-    told = [(bucket, run, begin_ms.tolist().index(first), begin_ms.tolist().index(last))
+    reported = [(bucket, run, begin_ms.tolist().index(first), begin_ms.tolist().index(last))
             for _, bucket, run, first, last in found]  # fmt: skip
-    assert told == [(0, 0, 0, 2), (1, 0, 3, 3), (1, 1, 4, 5), (1, 3 * cut, 6, 6), (2, 3 * cut, 7, 9)]
+    assert reported == [(0, 0, 0, 2), (1, 0, 3, 3), (1, 1, 4, 5), (1, 3 * cut, 6, 6), (2, 3 * cut, 7, 9)]
 
 
 def test_a_window_in_two_records_is_one():

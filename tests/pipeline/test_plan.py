@@ -207,9 +207,9 @@ def edited(change):
 
 
 def test_a_plan_that_was_edited_is_refused():
-    told = problems_of(edited(lambda raw: raw["changes"][0].update(after=6.0)))
-    assert told.startswith("checksum: expected sha256:")
-    assert told.endswith("the file is not as it was written")
+    reported = problems_of(edited(lambda raw: raw["changes"][0].update(after=6.0)))
+    assert reported.startswith("checksum: expected sha256:")
+    assert reported.endswith("the file is not as it was written")
 
 
 def test_everything_that_is_wrong_with_a_plan_is_told_with_its_place():
@@ -220,8 +220,8 @@ def test_everything_that_is_wrong_with_a_plan_is_told_with_its_place():
         raw["made"].pop("by")
         raw["more"] = 1
 
-    told = problems_of(edited(spoil)).splitlines()
-    places = [line.partition(": ")[0] for line in told]
+    reported = problems_of(edited(spoil)).splitlines()
+    places = [line.partition(": ")[0] for line in reported]
     assert places == [
         "more", "checksum", "made.by", "changes[0].entity.group", "changes[0].entity.user", "changes[1].quota",
         "changes[2].when", "changes[2].before",

@@ -18,11 +18,11 @@ MEMORY = memory_of(Rules(), "produce")
 BEGIN_MS = 1_795_000_000_000
 
 
-def window(begin_ms: int, length_ms: int, seconds: dict[int, float], first_ms: int, told: bool) -> Window:
-    """One with so much in these of its seconds; `told`: as the profile says."""
+def window(begin_ms: int, length_ms: int, seconds: dict[int, float], first_ms: int, reported: bool) -> Window:
+    """One with so much in these of its seconds; `reported`: as the profile says."""
     used, peak = sum(seconds.values()), max(seconds.values())
     profile = profile_text(SecondOfUse(second * 1000 + first_ms, amount) for second, amount in sorted(seconds.items()))
-    return Window(begin_ms, begin_ms + length_ms, used, peak, 40, 0, 0, 0, profile if told else "")
+    return Window(begin_ms, begin_ms + length_ms, used, peak, 40, 0, 0, 0, profile if reported else "")
 
 
 AMOUNTS = st.sampled_from([0.0, 500.0, 830.0, 900.0, 1_000.0, 3_300.0, 4_900.0, 9_900.0]) | st.floats(0, 4_000)
@@ -88,9 +88,9 @@ def test_a_sensor_without_a_loud_window_never_throttles(quota_type, drawn):
         middle = (low + high) / 2
         loud = loud_windows(begin_ms, end_ms, most, middle, memory).any()
         low, high = (middle, high) if loud else (low, middle)
-    told = explained(clients, Rules(), quota_type, None, high / factor)
+    reported = explained(clients, Rules(), quota_type, None, high / factor)
     last_ms = max(windows[-1].end_ms for windows in clients.values())
-    assert replay_run([told], Rules(), quota_type, high / factor, last_ms).sensor.throttles == 0
+    assert replay_run([reported], Rules(), quota_type, high / factor, last_ms).sensor.throttles == 0
 
 
 def test_two_peaks_with_an_even_window_between_them_are_loud():
@@ -100,8 +100,8 @@ def test_two_peaks_with_an_even_window_between_them_are_loud():
     last = window(BEGIN_MS + 20_000, 10_000, {0: 2_300.0}, 0, True)
     begin_ms, end_ms, most = summed({"a": [first, even, last]})
     assert loud_windows(begin_ms, end_ms, most, LIMIT, MEMORY).tolist() == [False, False, True]
-    told = explained({"a": [first, even, last]}, Rules(), "produce", None, LIMIT)
-    assert replay_run([told], Rules(), "produce", LIMIT, BEGIN_MS + 30_000).sensor.throttles > 0
+    reported = explained({"a": [first, even, last]}, Rules(), "produce", None, LIMIT)
+    assert replay_run([reported], Rules(), "produce", LIMIT, BEGIN_MS + 30_000).sensor.throttles > 0
 
 
 def test_an_even_load_is_quiet_up_to_five_sixths_of_its_limit():

@@ -74,7 +74,7 @@ def found(usage):
 
 
 def by_user(advice):
-    return {(one.evidence.whom.user, one.evidence.whom.quota_type): one for one in advice.recommendations}
+    return {(one.evidence.subject.user, one.evidence.subject.quota_type): one for one in advice.recommendations}
 
 
 def test_use_is_added_up_over_proxies(found):
@@ -96,7 +96,7 @@ def test_what_was_throttled_often_is_only_known_to_want_at_least_that(found):
     assert one.evidence.node.demand == pytest.approx(MB)
     assert one.evidence.throttled_share == 0.1
     assert one.evidence.today == MB
-    assert any("at least this" in doubt.reason for doubt in one.doubts)
+    assert any("at least this" in penalty.reason for penalty in one.penalties)
 
 
 def test_what_was_throttled_for_once_is_known_all_the_same(found):
@@ -125,7 +125,7 @@ def test_limits_fit_the_capacity_of_a_node(found):
 
 
 def test_who_is_not_known_well_enough_is_refused(found):
-    refused = {one.evidence.whom.user: one.reason for one in found[0].refusals}
+    refused = {one.evidence.subject.user: one.reason for one in found[0].refusals}
     assert set(refused) == {"", "new"}
     assert refused["new"] == "used on 1 day, and at least 7 are asked for"
     assert any("3 usage records are missing" in warning for warning in found[1]["warnings"])
@@ -150,14 +150,14 @@ def test_the_files_are_what_plan_and_simulate_take(found, tmp_path):
     assert final[Entity(user="steady")] == {PRODUCE: 0.95 * MB}
     assert load_candidate(tmp_path / stages[0]).clusters["main"].table[Entity(user="steady")] == {PRODUCE: 2.0 * MB}
     assert load_candidate(tmp_path / stages[-1]).clusters["main"].table == final
-    told = json.loads((tmp_path / "recommendation.json").read_text())
-    assert told["records"] == 9 * DAYS * A_DAY + A_DAY
-    assert told["stages"] == stages
+    reported = json.loads((tmp_path / "recommendation.json").read_text())
+    assert reported["records"] == 9 * DAYS * A_DAY + A_DAY
+    assert reported["stages"] == stages
 
 
 def test_client_ids_are_recommended_for_over_all_users(usage):
     advice, _ = recommended(usage, replace(SETTINGS, by="client-id"), capacity_of(CLUSTER), Steps(5), simulate=False)
-    found = {(one.evidence.whom.client_id, one.evidence.whom.quota_type): one for one in advice.recommendations}
+    found = {(one.evidence.subject.client_id, one.evidence.subject.quota_type): one for one in advice.recommendations}
     assert {name for name, _ in found} == {"app", "other"}
     assert 0 < found["app", PRODUCE].evidence.elsewhere_share < 1
     assert found["app", PRODUCE].evidence.today is None

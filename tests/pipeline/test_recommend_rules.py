@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from pipeline.jobs.recommend import write
 from pipeline.recommend.advice import Settings, advise, judged
 from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
-from pipeline.recommend.evidence import AtNode, Doubt, Evidence, Simulated, confidence, doubts, too_thin
+from pipeline.recommend.evidence import AtNode, ConfidencePenalty, Evidence, Simulated, confidence, penalties, too_thin
 from pipeline.recommend.fairness import fair_shares
 from pipeline.recommend.limits import path_to, rounded_down, rounded_up, wanted
 from pipeline.recommend.outcome import outcomes
 from pipeline.recommend.page import print_advice
 from pipeline.recommend.quota_file import document, yaml_of
 from pipeline.recommend.rows import csv_table, plain
-from pipeline.recommend.whom import Whom
+from pipeline.recommend.subject import Subject
 from pipeline.report.tables import csv_of
 from pipeline.simulate.candidate import candidate_of, load_candidate, parse_candidate
 from quotas.entities import Entity, QuotaType
@@ -31,7 +31,7 @@ PRODUCE, FETCH, REQUEST, CONNECTION = QuotaType.PRODUCE, QuotaType.FETCH, QuotaT
 
 def evidence(user="etl", quota_type=PRODUCE, demand=5.0 * MB, *, windows=10_000, **values):
     known = {
-        "whom": Whom("main", quota_type, user), "node": AtNode(1, windows, demand, at_least=False), "thin": None,
+        "subject": Subject("main", quota_type, user), "node": AtNode(1, windows, demand, at_least=False), "thin": None,
         "peak": 2 * demand, "peak_node_id": 1, "nodes": 3, "windows": 3 * windows, "days": 28,
         "throttled_windows": 0, "throttled_ms": 0, "elsewhere_share": 0.0, "limit": None, "rule": "",
     }  # fmt: skip
@@ -203,21 +203,21 @@ def test_capacity_is_of_a_node_less_the_reserve():
 def test_the_first_weight_that_matches_counts():
     weights = [{"user": "pay-*", "weight": 3}, {"user": "pay-?", "virtual_cluster": "other", "weight": 9}]
     capacity = capacity_of({"virtual_clusters": [{"name": "main"}], "weights": weights})
-    assert [capacity.weight(Whom("main", PRODUCE, user)) for user in ("pay-x", "paying", "pay-")] == [3, 1, 3]
+    assert [capacity.weight(Subject("main", PRODUCE, user)) for user in ("pay-x", "paying", "pay-")] == [3, 1, 3]
 
 
 # -------------------------------------------------------------------------- whom
 
 
 def test_a_quota_of_ones_own_or_a_default_for_each_holds_alone():
-    etl, pair = Whom("main", PRODUCE, "etl"), Whom("main", PRODUCE, "etl", "app")
+    etl, pair = Subject("main", PRODUCE, "etl"), Subject("main", PRODUCE, "etl", "app")
     assert etl.holds_alone("user=etl")
     assert etl.holds_alone("user=<default>")
     assert not etl.holds_alone("user=etl, client-id=app")
     assert not etl.holds_alone("client-id=app")
     assert pair.holds_alone("user=<default>, client-id=<default>")
     assert not pair.holds_alone("user=etl")
-    assert Whom("main", CONNECTION, ip="10.0.0.1").holds_alone("ip=<default>")
+    assert Subject("main", CONNECTION, ip="10.0.0.1").holds_alone("ip=<default>")
 
 
 def test_a_shared_limit_is_not_where_a_roll_out_begins():
@@ -243,10 +243,10 @@ def test_what_is_too_thin_is_refused_with_its_reason():
 
 
 def test_without_doubts_the_confidence_is_high():
-    assert doubts(evidence(), 1.3, Simulated(), []) == []
+    assert penalties(evidence(), 1.3, Simulated(), []) == []
     assert confidence([]) == "high"
-    assert confidence([Doubt(1, "")]) == "medium"
-    assert confidence([Doubt(2, ""), Doubt(1, "")]) == "low"
+    assert confidence([ConfidencePenalty(1, "")]) == "medium"
+    assert confidence([ConfidencePenalty(2, ""), ConfidencePenalty(1, "")]) == "low"
 
 
 def test_each_doubt_says_why():
@@ -259,7 +259,7 @@ def test_each_doubt_says_why():
         elsewhere_share=0.6,
         by_day=growing,
     )
-    found = [doubt.reason for doubt in doubts(one, 1.3, Simulated(muted_share=0.2), [5, 6])]
+    found = [penalty.reason for penalty in penalties(one, 1.3, Simulated(muted_share=0.2), [5, 6])]
     assert found == [
         "used on 10 days only",
         "no records of a Saturday, Sunday",
@@ -313,8 +313,8 @@ def test_all_have_as_many_stages_as_the_longest_roll_out():
 
 def limits(advice, stage=-1):
     for one in advice.recommendations:
-        whom = one.evidence.whom
-        yield whom.virtual_cluster, whom.entity, whom.quota_type, one.path[stage]
+        subject = one.evidence.subject
+        yield subject.virtual_cluster, subject.entity, subject.quota_type, one.path[stage]
 
 
 # ----------------------------------------------------------------------- what is written
@@ -386,11 +386,11 @@ def test_the_page_tells_limits_doubts_cuts_and_refusals():
 
 def test_json_and_csv_have_everything():
     advice = full_advice()
-    told = json.loads(json.dumps(plain(advice, Settings(), KNOWN)))
-    assert len(told["recommendations"]) == len(advice.recommendations)
-    assert told["refused"][0]["reason"].startswith("used on 1 day")
-    assert told["stages"] == [f"stage-{i + 1}.yaml" for i in range(advice.stages)]
-    one = told["recommendations"][0]
+    reported = json.loads(json.dumps(plain(advice, Settings(), KNOWN)))
+    assert len(reported["recommendations"]) == len(advice.recommendations)
+    assert reported["refused"][0]["reason"].startswith("used on 1 day")
+    assert reported["stages"] == [f"stage-{i + 1}.yaml" for i in range(advice.stages)]
+    one = reported["recommendations"][0]
     assert one["evidence"]["percentile_value"] == 1 * MB
     assert one["simulated"]["muted_share"] == 0.1
     table = csv_of(csv_table(advice))

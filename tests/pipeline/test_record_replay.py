@@ -79,15 +79,15 @@ def test_records_without_profiles_do_for_what_is_steady():
     run = live_run(one_user(MB), [Connection("a", "x", greedy(100_000))], 600)
     run.records[:] = [replace(record, profile="", muted_ms=0) for record in run.records]
     clients = windows_of(run)
-    told = explained(clients, RULES, "produce", MB, MB)
-    assert told.model_ms == pytest.approx(told.recorded_ms, rel=0.1)
+    reported = explained(clients, RULES, "produce", MB, MB)
+    assert reported.model_ms == pytest.approx(reported.recorded_ms, rel=0.1)
 
 
 def test_another_limit_than_the_one_in_force_takes_the_recorded_throttling_out():
     run = live_run(one_user(MB), [Connection("a", "x", steady(1.3 * MB, 20_000))], 300)
     clients = windows_of(run)
-    told = explained(clients, RULES, "produce", MB, 4.0 * MB)
-    freed = replay_run([told], RULES, "produce", 4.0 * MB, clients["a", "x"][-1].end_ms)
+    reported = explained(clients, RULES, "produce", MB, 4.0 * MB)
+    freed = replay_run([reported], RULES, "produce", 4.0 * MB, clients["a", "x"][-1].end_ms)
     assert freed.sensor.throttled_ms == 0
     assert freed.sensor.used == pytest.approx(sum(record.used for record in run.records), rel=1e-3)
 
@@ -108,8 +108,8 @@ def test_a_client_that_comes_after_the_last_throttle_of_its_sensor_is_replayed_t
     windows = windows_of(run)["a", "x"]
     late = windows[-1]._replace(begin_ms=windows[-1].end_ms, end_ms=windows[-1].end_ms + 10_000, used=1_000.0)
     late = late._replace(peak=1_000.0, requests=1, throttles=0, throttled_ms=0, muted_ms=0, profile="0:1000")
-    told = explained({"x": windows, "y": [late]}, RULES, "produce", MB, MB)
-    assert replay_run([told], RULES, "produce", MB, late.end_ms).paced["y"].used == 1_000.0
+    reported = explained({"x": windows, "y": [late]}, RULES, "produce", MB, MB)
+    assert replay_run([reported], RULES, "produce", MB, late.end_ms).paced["y"].used == 1_000.0
 
 
 @pytest.mark.parametrize("quota_type", ["produce", "fetch", "request", "controller_mutation"])
@@ -130,8 +130,8 @@ def test_what_nothing_held_is_spread_in_a_short_way_as_in_the_long_one(quota_typ
 
 
 def _alone(windows: list[Window], limit: float, end_ms: int, quota_type: str = "produce"):
-    told = explained({"a": windows}, RULES, quota_type, None, limit)
-    return replay_run([told], RULES, quota_type, limit, end_ms).sensor
+    reported = explained({"a": windows}, RULES, quota_type, None, limit)
+    return replay_run([reported], RULES, quota_type, limit, end_ms).sensor
 
 
 _WINDOWS = st.lists(
@@ -216,8 +216,8 @@ def test_as_many_connections_as_were_muted_at_the_same_time():
 def test_a_refused_mutation_comes_again():
     rules = Rules(bucket_samples=2)
     windows = [Window(0, 10_000, 40.0, 40.0, 40, 0, 0), Window(60_000, 70_000, 1.0, 1.0, 1, 0, 0)]
-    told = explained({"a": windows}, rules, "controller_mutation", None, 2.0)
-    replay = replay_run([told], rules, "controller_mutation", 2.0, 70_000)
+    reported = explained({"a": windows}, rules, "controller_mutation", None, 2.0)
+    replay = replay_run([reported], rules, "controller_mutation", 2.0, 70_000)
     assert replay.sensor.used == 41.0
     assert replay.sensor.throttles > 0
 
@@ -253,8 +253,8 @@ class _Recorded:
 
 def _again(recorded: _Recorded, quota_type: str, limit: float) -> tuple[int, Throttling]:
     windows = recorded.windows()
-    told = explained({"a": windows}, RULES, quota_type, limit, limit)
-    return told.recorded_ms, replay_run([told], RULES, quota_type, limit, windows[-1].end_ms).sensor
+    reported = explained({"a": windows}, RULES, quota_type, limit, limit)
+    return reported.recorded_ms, replay_run([reported], RULES, quota_type, limit, windows[-1].end_ms).sensor
 
 
 def test_mutations_that_were_refused_and_came_again_are_refused_again():
@@ -295,8 +295,8 @@ def test_connections_of_a_record_that_contradicts_itself_are_told_in_few_attempt
 
 def test_a_hold_that_its_record_does_not_count_is_told_as_one():
     windows = [Window(0, 10_000, 5, 1, 5, 3, 0, 0, "0:5:1000"), Window(10_000, 20_000, 5, 1, 5, 1, 500, 500, "")]
-    told = explained({"a": windows}, RULES, "connection", 1.0, 1.0)
-    assert sum(event.value for event in told.events if not event.throttle_ms) == pytest.approx(10)
+    reported = explained({"a": windows}, RULES, "connection", 1.0, 1.0)
+    assert sum(event.value for event in reported.events if not event.throttle_ms) == pytest.approx(10)
 
 
 def test_a_limit_far_below_what_was_let_in_is_given_up_on_soon():
@@ -319,7 +319,7 @@ def test_mutations_that_were_let_through_and_throttled_after_it_are_so_again():
 
 
 @pytest.mark.parametrize("size", [50_000, 164_000, 1_000_000])
-def test_answers_that_were_delivered_over_quota_are_throttled_in_the_replay_too(size):
+def test_responses_that_were_delivered_over_quota_are_throttled_in_the_replay_too(size):
     recorded, meter, now_ms = _Recorded(), Meter(RULES, "fetch", 200_000.0, 0), 0
     while now_ms < 300_000:
         throttle_ms = meter.use("charge", size, now_ms)
@@ -359,7 +359,7 @@ _SECONDS = st.lists(
 )
 
 
-def _told(at_ms, used, parts):
+def _reported(at_ms, used, parts):
     """So many that were throttled, each as large as all the others and what was not."""
     return tuple(
         ThrottledUse(min(at_ms + 90 * i, at_ms // 1000 * 1000 + 999), used / (parts + 1)) for i in range(parts)
@@ -367,17 +367,17 @@ def _told(at_ms, used, parts):
 
 
 def _throttled_window(number: int, seconds) -> Window:
-    told = [
+    reported = [
         SecondOfUse(
-            i * 1000 + at_ms, used, ms, n, min(n, ms // 100), _told(i * 1000 + at_ms, used, parts) if ms else ()
+            i * 1000 + at_ms, used, ms, n, min(n, ms // 100), _reported(i * 1000 + at_ms, used, parts) if ms else ()
         )
         for i, (at_ms, used, ms, n, parts) in enumerate(seconds)
     ]
-    used, throttled_ms = sum(one[1] for one in told), sum(one[2] for one in told)
-    begin_ms, throttles, muted_ms = number * 10_000, sum(one[4] for one in told), min(throttled_ms, 10_000)
-    requests, peak = sum(one[3] for one in told), max(one[1] for one in told)
+    used, throttled_ms = sum(one[1] for one in reported), sum(one[2] for one in reported)
+    begin_ms, throttles, muted_ms = number * 10_000, sum(one[4] for one in reported), min(throttled_ms, 10_000)
+    requests, peak = sum(one[3] for one in reported), max(one[1] for one in reported)
     return Window(
-        begin_ms, begin_ms + 10_000, used, peak, requests, throttles, throttled_ms, muted_ms, profile_text(told)
+        begin_ms, begin_ms + 10_000, used, peak, requests, throttles, throttled_ms, muted_ms, profile_text(reported)
     )
 
 
@@ -390,16 +390,16 @@ def test_what_cannot_be_best_is_not_tried_to_its_end(quota_type, drawn):
         for name, its in zip("abc", drawn, strict=False)
     }
 
-    def told(how):
+    def reported(how):
         its = [recorded._Client.of(name, windows, RULES, quota_type, MB, MB) for name, windows in clients.items()]
         return how(its, Meter(RULES, quota_type, MB, 0)).run()
 
-    assert told(recorded._Retelling) == told(_TriesAll)
+    assert reported(recorded._Retelling) == reported(_TriesAll)
 
 
 @pytest.mark.parametrize("quota_type", ["produce", "fetch"])
 @pytest.mark.parametrize(
-    "told",
+    "reported",
     [
         "4000=0",
         "4000=1",
@@ -415,9 +415,11 @@ def test_what_cannot_be_best_is_not_tried_to_its_end(quota_type, drawn):
     ],
 )
 @pytest.mark.parametrize("counts", ["900:3:1", "900:0:1", "900:1:1", "60000:3:1", "900:9007199254740991:1", "900:3:99"])
-def test_what_is_told_of_throttled_requests_and_contradicts_their_second_is_told_within_it(quota_type, counts, told):
+def test_what_is_told_of_throttled_requests_and_contradicts_their_second_is_told_within_it(
+    quota_type, counts, reported
+):
     windows = [
-        Window(0, 10_000, 7_000.0, 5_000.0, 4, 1, 900, 900, f"100:2000 4100:5000:{counts}:{told}"),
+        Window(0, 10_000, 7_000.0, 5_000.0, 4, 1, 900, 900, f"100:2000 4100:5000:{counts}:{reported}"),
         Window(10_000, 20_000, 500.0, 500.0, 1, 0, 0, 0, "300:500"),
     ]
     events = retold({"a": windows}, RULES, quota_type, 500.0, 500.0)

@@ -136,8 +136,8 @@ def test_the_files_are_written(found, tmp_path):
 
 def test_gaps_come_from_the_log_of_the_table():
     accounts = {
-        Writer("usage", "a", 7): Account(present=((1, 99), (121, 200)), dropped=((110, 112),), told=200),
-        Writer("trace", "a", 7): Account(present=((5, 6),), told=9),
+        Writer("usage", "a", 7): Account(present=((1, 99), (121, 200)), dropped=((110, 112),), reported=200),
+        Writer("trace", "a", 7): Account(present=((5, 6),), reported=9),
     }
     missing = report.missing_of(accounts)
     assert [(one.first, one.last, one.dropped) for one in missing] == [

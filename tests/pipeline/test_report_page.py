@@ -168,7 +168,7 @@ def test_every_table_has_its_types_in_parquet():
 
 
 @pytest.mark.parametrize(
-    ("told", "expected"),
+    ("reported", "expected"),
     [
         (words.size(999), "999 B"),
         (words.size(999_999), "1.00 MB"),
@@ -190,8 +190,8 @@ def test_every_table_has_its_types_in_parquet():
         (words.name("x" * 100, 10), "xxxxxx…xxx"),
     ],
 )
-def test_words(told, expected):
-    assert told == expected
+def test_words(reported, expected):
+    assert reported == expected
 
 
 def test_days_that_are_there_in_part_are_no_whole_days():

@@ -1,4 +1,4 @@
-"""`usage simulate` on Spark: the answer from records and from a trace."""
+"""`usage simulate` on Spark: the response from records and from a trace."""
 
 import io
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 
 from pipeline.jobs import simulate as job
-from pipeline.jobs.simulate import answer_of, write
+from pipeline.jobs.simulate import response_of, write
 from pipeline.simulate.trace_simulation import simulated_traces
 from pipeline.table.schemas import schema_of
 from quotas.entities import DEFAULT, Entity, QuotaType
@@ -40,20 +40,20 @@ def usage(spark, run):
     return spark.createDataFrame(rows, schema_of(UsageRecord))
 
 
-def clients_of(answer) -> dict[tuple[str, str], dict[str, object]]:
-    return {(row["user"], row["client_id"]): row for row in answer["clients"]}
+def clients_of(response) -> dict[tuple[str, str], dict[str, object]]:
+    return {(row["user"], row["client_id"]): row for row in response["clients"]}
 
 
 @pytest.fixture(scope="module")
 def unchanged(usage):
-    return answer_of(usage, candidate_with(LIVE))
+    return response_of(usage, candidate_with(LIVE))
 
 
 @pytest.fixture(scope="module")
 def changed(usage):
     lower, wide = {QuotaType.PRODUCE: MB}, {QuotaType.PRODUCE: 9 * MB}
     quotas = {Entity(user="big"): lower, Entity(user="calm"): wide}
-    return answer_of(usage, candidate_with(QuotaTable(quotas)))
+    return response_of(usage, candidate_with(QuotaTable(quotas)))
 
 
 def test_the_quotas_in_force_give_what_was_recorded(unchanged, run):
@@ -83,30 +83,30 @@ def test_what_is_quiet_is_not_replayed(changed, run):
     assert changed["replayed_windows"] == len(windows)
 
 
-def test_rows_that_are_kept_and_rows_that_are_read_again_give_one_answer(usage, unchanged, monkeypatch):
-    def told(answer):
+def test_rows_that_are_kept_and_rows_that_are_read_again_give_one_response(usage, unchanged, monkeypatch):
+    def reported(response):
         rows = {
-            name: (row["throttles"], row["throttled_ms"], row["change"]) for name, row in clients_of(answer).items()
+            name: (row["throttles"], row["throttled_ms"], row["change"]) for name, row in clients_of(response).items()
         }
-        return answer["records"], answer["replayed_windows"], rows
+        return response["records"], response["replayed_windows"], rows
 
     for share, few in ((0, job.FEW), (0, 0), (10**9, job.FEW)):
         monkeypatch.setattr(job, "KEPT_SHARE", share)
         monkeypatch.setattr(job, "FEW", few)
-        assert told(answer_of(usage, candidate_with(LIVE))) == told(unchanged)
+        assert reported(response_of(usage, candidate_with(LIVE))) == reported(unchanged)
 
 
 def test_what_was_asked_before_in_a_session_is_not_compiled_anew(spark, usage):
     compiled = spark._jvm.org.apache.spark.metrics.source.CodegenMetrics.METRIC_COMPILATION_TIME()
     counts = []
     for _ in range(2):
-        answer_of(usage, candidate_with(LIVE))
+        response_of(usage, candidate_with(LIVE))
         counts.append(compiled.getCount())
     assert counts[1] - counts[0] < 20, "classes; an answer has more than 150"
 
 
 @pytest.mark.parametrize("output", ["table", "json", "csv"])
-def test_the_answer_can_be_read(unchanged, output):
+def test_the_response_can_be_read(unchanged, output):
     to = io.StringIO()
     write(unchanged, output, to)
     assert "greedy" in to.getvalue()

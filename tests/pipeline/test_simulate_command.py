@@ -1,4 +1,4 @@
-"""`kafka-throttle usage simulate`: what is refused before Spark is started, and the answer as people see it."""
+"""`kafka-throttle usage simulate`: what is refused before Spark is started, and the response as people see it."""
 
 import io
 import re
@@ -30,7 +30,7 @@ ROW = {
     "greedy_used": None,
 }
 CLIENT = {**ROW, "user": "[bold]", "client_id": "app", "ip": "", "change": "hurt"}
-ANSWER = {
+RESPONSE = {
     "begin_ms": 1_795_000_000_000,
     "end_ms": 1_795_000_010_000,
     "source": "usage",
@@ -77,7 +77,7 @@ def test_a_period_that_ends_before_it_begins_is_refused():
 
 def test_the_table_says_who_is_hurt_and_takes_no_name_for_markup():
     to = io.StringIO()
-    write(ANSWER, "table", to)
+    write(RESPONSE, "table", to)
     text = to.getvalue()
     assert "12,345 usage records" in text
     assert "1 hurt" in text
@@ -89,7 +89,7 @@ def test_the_table_says_who_is_hurt_and_takes_no_name_for_markup():
 
 def test_csv_has_a_line_for_each_client():
     to = io.StringIO()
-    write(ANSWER, "csv", to)
+    write(RESPONSE, "csv", to)
     header, line = to.getvalue().splitlines()
     assert header.split(",") == CSV_COLUMNS
     assert line.startswith("main,1,produce,[bold],app,,user=[bold],1000000.0,hurt,")

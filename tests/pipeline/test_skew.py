@@ -3,7 +3,7 @@
 import pytest
 from pyspark.sql import functions as F
 
-from pipeline.jobs.simulate import answer_of
+from pipeline.jobs.simulate import response_of
 from pipeline.simulate.simulation import in_runs, loud_rows, loud_stretches, placed, rows_of, runs_of, summarised
 from pipeline.table.schemas import schema_of
 from quotas.entities import DEFAULT, Entity, QuotaType
@@ -75,8 +75,8 @@ def test_no_task_of_the_first_pass_sends_more_rows_than_there_are_clients_and_bu
     assert of_hot * tasks < usage.where("user = 'hot'").count() / 50
 
 
-def test_the_answer_says_how_much_was_replayed(usage):
-    answer = answer_of(usage, CANDIDATE)
-    assert answer["records"] == 2 * SHARERS * WINDOWS
-    assert {row["user"] for row in answer["clients"]} == {"hot"}
-    assert answer["replayed_windows"] < WINDOWS / 2
+def test_the_response_says_how_much_was_replayed(usage):
+    response = response_of(usage, CANDIDATE)
+    assert response["records"] == 2 * SHARERS * WINDOWS
+    assert {row["user"] for row in response["clients"]} == {"hot"}
+    assert response["replayed_windows"] < WINDOWS / 2

@@ -15,10 +15,10 @@ from tests.pipeline.test_line_columns import LATEST_MS, arriving
 FLEET = Fleet(entities=9, per_window=9)
 
 
-def answers(folder, *batches):
+def responses(folder, *batches):
     lines = [arriving([line_of(row).rstrip("\n").encode() for row in batch]) for batch in batches]
-    [answer] = written(lines, folder, UsageRecord, LATEST_MS)
-    rows = answer.to_pylist()
+    [response] = written(lines, folder, UsageRecord, LATEST_MS)
+    rows = response.to_pylist()
     files = {row["folder"]: pq.read_table(folder / row["file"]).to_pylist() for row in rows if row["file"]}
     assert len(files) == len(list(folder.iterdir()))
     return files, [tuple(row.values())[2:] for row in rows if not row["file"]]
@@ -29,7 +29,7 @@ def test_rows_are_parted_by_day_and_virtual_cluster_and_keep_their_order(tmp_pat
         replace(row, virtual_cluster=("", "one", "a/b=c")[number % 3], begin_ms=MONDAY_MS - DAY_MS * (number % 2))
         for number, row in enumerate(records(FLEET, 120))
     ]
-    files, _ = answers(tmp_path, mine[:70], mine[70:])
+    files, _ = responses(tmp_path, mine[:70], mine[70:])
     wanted = defaultdict(list)
     for row in mine:
         day = "2026-10-26" if row.begin_ms == MONDAY_MS else "2026-10-25"
@@ -46,7 +46,7 @@ def test_rows_are_parted_by_day_and_virtual_cluster_and_keep_their_order(tmp_pat
 def test_few_rows_are_kept_in_memory_and_none_is_lost(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.ingest.task_files._ROWS_AT_ONCE", 16)
     mine = [replace(row, virtual_cluster=f"cluster {row.sequence % 7}") for row in records(FLEET, 200)]
-    files, _ = answers(tmp_path, *(mine[at : at + 11] for at in range(0, 200, 11)))
+    files, _ = responses(tmp_path, *(mine[at : at + 11] for at in range(0, 200, 11)))
     assert sorted(row["sequence"] for rows in files.values() for row in rows) == list(range(1, 201))
     assert all([row["sequence"] for row in rows] == sorted(row["sequence"] for row in rows) for rows in files.values())
     groups = [pq.ParquetFile(path).num_row_groups for path in Path(tmp_path).iterdir()]
@@ -56,7 +56,7 @@ def test_few_rows_are_kept_in_memory_and_none_is_lost(tmp_path, monkeypatch):
 def test_runs_are_told_with_their_holes(tmp_path):
     mine = records(FLEET, 60)
     other = [replace(row, epoch=5) for row in mine[:4]]
-    _, runs = answers(tmp_path, [*mine[:20], *mine[30:40]], [*mine[10:12], *other])
+    _, runs = responses(tmp_path, [*mine[:20], *mine[30:40]], [*mine[10:12], *other])
     # Lines are numbered from 100 in each of these batches.
     assert sorted(runs) == [
         ("proxy-1", 5, -101, 1, 4, 4),
@@ -67,7 +67,7 @@ def test_runs_are_told_with_their_holes(tmp_path):
 
 def test_runs_that_are_too_many_are_not_told(tmp_path, monkeypatch):
     monkeypatch.setattr("pipeline.ingest.task_files._MOST_RUNS", 5)
-    files, runs = answers(tmp_path, records(FLEET, 12)[::-1])
+    files, runs = responses(tmp_path, records(FLEET, 12)[::-1])
     assert runs == [(None,) * 6]
     assert sum(map(len, files.values())) == 12
 
@@ -98,8 +98,8 @@ def test_a_task_has_not_more_files_open_than_it_may(tmp_path, monkeypatch):
         return opened[-1]
 
     monkeypatch.setattr(pq, "ParquetWriter", noted)
-    [answer] = written(lines, tmp_path, UsageRecord, LATEST_MS)
-    told = [(row["folder"], row["file"]) for row in answer.to_pylist() if row["file"]]
-    assert len(told) == len(opened) == len(list(tmp_path.iterdir())) > 11
-    found = [row["sequence"] for _, file in told for row in pq.read_table(tmp_path / file).to_pylist()]
+    [response] = written(lines, tmp_path, UsageRecord, LATEST_MS)
+    reported = [(row["folder"], row["file"]) for row in response.to_pylist() if row["file"]]
+    assert len(reported) == len(opened) == len(list(tmp_path.iterdir())) > 11
+    found = [row["sequence"] for _, file in reported for row in pq.read_table(tmp_path / file).to_pylist()]
     assert sorted(found) == list(range(1, 221))

@@ -28,8 +28,8 @@ from quotas.records.usage_record import Dropped, End, UsageRecord, line_of
 from tests.integration import logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess
-from tests.patience import PATIENCE_S
 from tests.pipeline.spools import Fleet, records, write_spool
+from tests.timeouts import PATIENCE_S
 
 PARTITIONS = 3
 WRITER = Writer("usage", "proxy-1", Fleet().epoch)
@@ -358,8 +358,10 @@ def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_
     rows = read_quarantine(spark, str(table)).collect()
     wrong = ["the checksum is wrong"] * len(values)
     wrong[2] = "the message has no value"
-    told = sorted((int(row.file.rpartition("@")[2]), row.file.rpartition("@")[0], row.line, row.reason) for row in rows)
-    assert told == [(offset, f"{name}-2", None, reason) for offset, reason in zip(at, wrong, strict=True)]
+    reported = sorted(
+        (int(row.file.rpartition("@")[2]), row.file.rpartition("@")[0], row.line, row.reason) for row in rows
+    )
+    assert reported == [(offset, f"{name}-2", None, reason) for offset, reason in zip(at, wrong, strict=True)]
     assert max(len(row.text or "") for row in rows) == 1_000
     assert in_table(spark, topic, table)[0] == {}
 

@@ -45,17 +45,17 @@ _CONNECTIONS = st.lists(
 def test_with_the_same_quotas_every_throttle_time_is_the_live_one(how, connections, rate, seed):
     quotas = table(float(rate), a=rate * 2.0)
     run = live_run(quotas, connections, 40, seed, *how)
-    told: dict[int, int] = {}
+    reported: dict[int, int] = {}
     for sensor in simulate_trace(run.events, candidate_with(quotas)):
-        told |= sensor.told
-    assert told == {event.sequence: event.throttle_ms for event in run.events}
+        reported |= sensor.reported
+    assert reported == {event.sequence: event.throttle_ms for event in run.events}
 
 
 def test_events_may_come_doubled_and_in_any_order():
     quotas = table(1.0 * MB)
     run = live_run(quotas, [Connection("a", "x", greedy(100_000))], 20)
     [sensor] = simulate_trace([*reversed(run.events), *run.events[5:]], candidate_with(quotas))
-    assert sensor.told == {event.sequence: event.throttle_ms for event in run.events}
+    assert sensor.reported == {event.sequence: event.throttle_ms for event in run.events}
 
 
 def test_without_a_quota_there_is_nothing_to_throttle():
@@ -127,7 +127,7 @@ def test_who_always_wants_one_more_meets_his_greedy_bound_also_where_he_is_refus
         rules = candidate_with(QuotaTable({entity: {type_of(quota_type): limit}}))
         [sensor] = simulate_trace(before, rules)
         if limit == 2.0:
-            assert sensor.told == {event.sequence: event.throttle_ms for event in before}
+            assert sensor.reported == {event.sequence: event.throttle_ms for event in before}
         assert sensor.replayed[Client.PACED].all.used <= wanted * 1.02
         assert sensor.replayed[Client.GREEDY].all.used == pytest.approx(wanted, rel=0.1)
 

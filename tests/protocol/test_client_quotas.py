@@ -1,4 +1,4 @@
-"""Reading requests about quotas and writing their answers, against frames of Kafka's own message classes."""
+"""Reading requests about quotas and writing their responses, against frames of Kafka's own message classes."""
 
 import math
 import random
@@ -16,9 +16,9 @@ from protocol.messages.client_quotas import (
     DescribedEntity,
     EntityPart,
     RequestHead,
-    alter_answer,
-    describe_answer,
+    alter_response,
     describe_refusal,
+    describe_response,
     read_alter_request,
     read_describe_request,
 )
@@ -65,31 +65,31 @@ def test_requests_of_kafka_are_read_whole(kafka_version, api_key, read):
 
 
 @every_kafka
-def test_answers_to_describe_are_written_as_kafka_does(kafka_version):
+def test_responses_to_describe_are_written_as_kafka_does(kafka_version):
     for vector in vectors(kafka_version, DESCRIBE_CLIENT_QUOTAS, is_response=True):
         if not is_bare(vector):
             continue
-        answer = _described_in_order(vector.frame, vector.version)
+        response = _described_in_order(vector.frame, vector.version)
         head = RequestHead(vector.version, vector.correlation_id, None)
-        error_code, message, entries = answer
+        error_code, message, entries = response
         if entries is None:
             again = describe_refusal(head, error_code, message)
         else:
-            again = describe_answer(head, [DescribedEntity([EntityPart(*p) for p in e], v) for e, v in entries])
-        assert _like(again, answer, vector) == vector.frame, vector
+            again = describe_response(head, [DescribedEntity([EntityPart(*p) for p in e], v) for e, v in entries])
+        assert _like(again, response, vector) == vector.frame, vector
 
 
 def _described_in_order(frame, version):
-    from tests.quota_frames import _Answer
+    from tests.quota_frames import _Response
 
-    answer = _Answer(frame, version)
-    return answer.reader.int16(), answer.text(), answer.array(answer.described)
+    response = _Response(frame, version)
+    return response.reader.int16(), response.text(), response.array(response.described)
 
 
-def _like(frame, answer, vector):
-    """`frame` with what our answers never have: a throttle time, and an error together with entries."""
+def _like(frame, response, vector):
+    """`frame` with what our responses never have: a throttle time, and an error together with entries."""
     at = 9 if vector.version else 8
-    error_code, message, entries = answer
+    error_code, message, entries = response
     if entries is None:
         return frame[:at] + vector.frame[at : at + 4] + frame[at + 4 :]
     no_error = pack(">h", 0) + text(vector.version, "")
@@ -100,7 +100,7 @@ def _like(frame, answer, vector):
 
 
 @every_kafka
-def test_answers_to_alter_are_written_as_kafka_does(kafka_version):
+def test_responses_to_alter_are_written_as_kafka_does(kafka_version):
     for vector in vectors(kafka_version, ALTER_CLIENT_QUOTAS, is_response=True):
         if not is_bare(vector):
             continue
@@ -108,7 +108,7 @@ def test_answers_to_alter_are_written_as_kafka_does(kafka_version):
             AlteredEntity(code, message, [EntityPart(*part) for part in entity])
             for code, message, entity in altered(vector.frame, vector.version)
         ]
-        again = alter_answer(RequestHead(vector.version, vector.correlation_id, None), entries)
+        again = alter_response(RequestHead(vector.version, vector.correlation_id, None), entries)
         at = 9 if vector.version else 8
         assert again[:at] + vector.frame[at : at + 4] + again[at + 4 :] == vector.frame, vector
 
@@ -184,7 +184,7 @@ def test_a_message_that_is_too_long_is_cut(version):
     head = RequestHead(version, 7, None)
     refused = described(describe_refusal(head, 42, "ä" * 20_000), version)
     assert refused == (42, "ä" * 16_383, None)
-    [entry] = altered(alter_answer(head, [AlteredEntity(42, "x" * 40_000, [EntityPart("user", None)])]), version)
+    [entry] = altered(alter_response(head, [AlteredEntity(42, "x" * 40_000, [EntityPart("user", None)])]), version)
     assert entry == (42, "x" * 32_767, (("user", None),))
 
 

@@ -28,9 +28,9 @@ def java_says(folder, questions):
     (folder / "questions").write_text("".join("\t".join(fields) + "\n" for fields in questions))
     command = java_program("PrincipalNames", "4.3.1")
     subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=600)
-    answers = (folder / "answers").read_text().splitlines()
-    assert len(answers) == len(questions)
-    return [None if answer == "-" else bytes.fromhex(answer).decode("utf-16-be") for answer in answers]
+    responses = (folder / "answers").read_text().splitlines()
+    assert len(responses) == len(questions)
+    return [None if response == "-" else bytes.fromhex(response).decode("utf-16-be") for response in responses]
 
 
 def der(tag, content):
@@ -285,10 +285,10 @@ def ours(rules, subject):
 def compare(folder, cases):
     """(refused by us, answered by both, answered differently)."""
     kafkas = java_says(folder, [texts(*case) for case in cases])
-    answers = [(case, ours(*case), kafka) for case, kafka in zip(cases, kafkas, strict=True)]
-    refused = [answer for answer in answers if answer[1] is InvalidPrincipalRules]
-    taken = [answer for answer in answers if answer[1] is not InvalidPrincipalRules]
-    return refused, taken, [answer for answer in taken if answer[1] != answer[2]]
+    responses = [(case, ours(*case), kafka) for case, kafka in zip(cases, kafkas, strict=True)]
+    refused = [response for response in responses if response[1] is InvalidPrincipalRules]
+    taken = [response for response in responses if response[1] is not InvalidPrincipalRules]
+    return refused, taken, [response for response in taken if response[1] != response[2]]
 
 
 def test_users_are_named_as_kafka_names_them(tmp_path):

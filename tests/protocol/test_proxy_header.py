@@ -145,11 +145,11 @@ def test_what_is_written_is_read(source, destination):
     data = proxy_header_v2(source, destination)
     header = read(data + b"\0\0\0\x05")
     assert header.length_bytes == len(data) in (28, 52)
-    for told, meant in ((header.source, source), (header.destination, destination)):
-        ip, wanted = ip_address(told.ip), ip_address(meant.ip)
+    for reported, meant in ((header.source, source), (header.destination, destination)):
+        ip, wanted = ip_address(reported.ip), ip_address(meant.ip)
         if isinstance(ip, IPv6Address) and isinstance(wanted, IPv4Address):
             ip = ip.ipv4_mapped
-        assert (ip, told.port) == (wanted, meant.port)
+        assert (ip, reported.port) == (wanted, meant.port)
 
 
 def outcome(data):

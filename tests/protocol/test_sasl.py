@@ -17,9 +17,9 @@ from protocol.messages.sasl import (
     SASL_HANDSHAKE,
     bare_token,
     read_authenticate,
-    read_authenticate_answer,
+    read_authenticate_response,
     read_handshake,
-    read_handshake_answer,
+    read_handshake_response,
 )
 from proxy.relay.request import read_request
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
@@ -48,7 +48,7 @@ def body_at(frame):
 def test_a_handshake_names_its_mechanism(version):
     frame = handshake("SCRAM-SHA-512", version)
     assert read_handshake(frame, body_at(frame)) == "SCRAM-SHA-512"
-    assert read_handshake_answer(handshaken(error=33)) == 33
+    assert read_handshake_response(handshaken(error=33)) == 33
 
 
 @every_version
@@ -56,9 +56,9 @@ def test_a_handshake_names_its_mechanism(version):
 def test_a_token_is_found_in_its_frame(version, token):
     frame = authenticate(token, version)
     assert bytes(read_authenticate(frame, body_at(frame), version)) == token
-    answer = read_authenticate_answer(authenticated(token, version, error=58, text=b"no"), version)
-    assert (answer.error_code, bytes(answer.token)) == (58, token)
-    assert b"secret" not in repr(answer).encode()
+    response = read_authenticate_response(authenticated(token, version, error=58, text=b"no"), version)
+    assert (response.error_code, bytes(response.token)) == (58, token)
+    assert b"secret" not in repr(response).encode()
 
 
 @pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
@@ -67,9 +67,9 @@ def test_frames_of_kafka_itself_are_read(kafka_version):
     assert found
     for vector in found:
         if vector.is_response and vector.key == SASL_HANDSHAKE:
-            read_handshake_answer(vector.frame)
+            read_handshake_response(vector.frame)
         elif vector.is_response:
-            read_authenticate_answer(vector.frame, vector.version)
+            read_authenticate_response(vector.frame, vector.version)
         elif vector.key == SASL_HANDSHAKE:
             read_handshake(vector.frame, body_at(vector.frame))
         else:
@@ -263,8 +263,8 @@ def test_what_clients_send_is_read(mechanism, client):
         ("GSSAPI", b"\x60token", None),
     ],
 )
-def test_which_answers_end_an_exchange_well(mechanism, answer, ends_well):
-    assert succeeds(mechanism, answer) is ends_well
+def test_which_responses_end_an_exchange_well(mechanism, response, ends_well):
+    assert succeeds(mechanism, response) is ends_well
 
 
 # ------------------------------------------------------------------- fuzz
@@ -313,9 +313,9 @@ def test_any_frame_is_read_or_refused(version, data):
     frame = len(data).to_bytes(4, "big") + data
     for read in (
         lambda: read_handshake(frame, 8),
-        lambda: read_handshake_answer(frame),
+        lambda: read_handshake_response(frame),
         lambda: read_authenticate(frame, 8, version),
-        lambda: read_authenticate_answer(frame, version),
+        lambda: read_authenticate_response(frame, version),
     ):
         try:
             read()

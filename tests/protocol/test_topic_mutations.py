@@ -17,10 +17,10 @@ from protocol.messages.topic_mutations import (
     MutationReader,
     MutationRequest,
     TopicItem,
-    read_mutation_answer,
     read_mutation_request,
+    read_mutation_response,
     refusal,
-    refusals_answer,
+    refusals_response,
 )
 from protocol.splices import Splice, splice_frame
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
@@ -64,23 +64,23 @@ def test_any_topics_are_taken_out_of_a_request_as_kafka_does_it(kafka_version):
 
 
 @every_kafka
-def test_results_of_ours_are_put_into_an_answer_as_kafka_does_it(kafka_version):
+def test_results_of_ours_are_put_into_a_response_as_kafka_does_it(kafka_version):
     checked = 0
     for vector in vectors(kafka_version, is_response=True):
-        answer = read_mutation_answer(vector.frame, vector.key, vector.version)
-        assert (answer.throttle_at < 0) == (vector.throttle is None), vector
+        response = read_mutation_response(vector.frame, vector.key, vector.version)
+        assert (response.throttle_at < 0) == (vector.throttle is None), vector
         if vector.throttle is not None:
-            assert vector.frame[answer.throttle_at :][:4] == pack(">i", vector.throttle), vector
+            assert vector.frame[response.throttle_at :][:4] == pack(">i", vector.throttle), vector
         if vector.merged is None:
             continue
-        items = [TopicItem(0, 0, result.name, result.topic_id) for result in answer.results]
+        items = [TopicItem(0, 0, result.name, result.topic_id) for result in response.results]
         for place in vector.refused_at:
             by_id = vector.key == DELETE_TOPICS and vector.version >= 6 and place % 2
             item = TopicItem(0, 0, None, pack(">qq", place, place)) if by_id else TopicItem(0, 0, b"refused-%d" % place)
             items.insert(place, item)
         request = MutationRequest(vector.key, vector.version, tuple(items), 0, 0, False)
         refusals = {place: refusal(request, items[place], items[place].name) for place in vector.refused_at}
-        assert spliced(vector.frame, [answer.merged(vector.frame, items, refusals)]) == vector.merged, vector
+        assert spliced(vector.frame, [response.merged(vector.frame, items, refusals)]) == vector.merged, vector
         checked += 1
     assert checked > 50
 
@@ -97,7 +97,7 @@ def test_results_come_in_the_order_of_the_request_in_whichever_order_the_node_ga
     random.Random(key).shuffle(kept)
     frame = mutated(key, version, kept, corr=9)
     refusals = {i: refusal(request, request.items[i], request.items[i].name) for i in refused}
-    splice = read_mutation_answer(frame, key, version).merged(frame, request.items, refusals)
+    splice = read_mutation_response(frame, key, version).merged(frame, request.items, refusals)
     expected = [refusals.get(i, results[name]) for i, name in enumerate(names)]
     assert spliced(frame, [splice]) == mutated(key, version, expected, corr=9)
 
@@ -106,29 +106,29 @@ def test_what_was_named_twice_and_what_nobody_asked_for_comes_last():
     request = read_mutation_request(delete_topics(6, [b"a", b"b", b"a", b"c"]), DELETE_TOPICS, 6)
     results = [deleted(6, b"x", 1), deleted(6, b"c"), deleted(6, b"a", 42)]
     frame = mutated(DELETE_TOPICS, 6, results)
-    answer = read_mutation_answer(frame, DELETE_TOPICS, 6)
+    response = read_mutation_response(frame, DELETE_TOPICS, 6)
     refusals = {1: refusal(request, request.items[1], b"b")}
     expected = [results[2], refusals[1], results[1], results[0]]
-    assert spliced(frame, [answer.merged(frame, request.items, refusals)]) == mutated(DELETE_TOPICS, 6, expected)
+    assert spliced(frame, [response.merged(frame, request.items, refusals)]) == mutated(DELETE_TOPICS, 6, expected)
 
 
 def test_results_that_say_name_and_id_are_found_by_either():
     topic_id = b"id-of-the-topic."
     results = [deleted(6, b"b", 3), b"\x02a" + topic_id + b"\0\0\0\0", b"\0" + NO_TOPIC_ID + b"\0\x2a\0\0"]
-    answer = read_mutation_answer(mutated(DELETE_TOPICS, 6, results), DELETE_TOPICS, 6)
+    response = read_mutation_response(mutated(DELETE_TOPICS, 6, results), DELETE_TOPICS, 6)
     items = [TopicItem(0, 0, None, topic_id), TopicItem(0, 0, b"b"), TopicItem(0, 0, None), TopicItem(0, 0, b"c")]
-    errors = [None if result is None else result.error_code for result in answer.matched(items)]
+    errors = [None if result is None else result.error_code for result in response.matched(items)]
     assert errors == [0, 3, 42, None]
-    assert [result.error_code for result in answer.matched([TopicItem(0, 0, b"a", topic_id)])] == [0]
+    assert [result.error_code for result in response.matched([TopicItem(0, 0, b"a", topic_id)])] == [0]
 
 
 @pytest.mark.parametrize(("key", "version"), STRICT)
-def test_an_answer_of_refusals_only_is_one_that_kafka_would_give(key, version):
+def test_a_response_of_refusals_only_is_one_that_kafka_would_give(key, version):
     request = read_mutation_request(REQUESTS[key](version, [TOPICS[key](version, b"t")] * 200), key, version)
     refusals = [refusal(request, item, item.name) for item in request.items]
-    answer = refusals_answer(-7, refusals)
-    assert answer == mutated(key, version, [RESULTS[key](version, b"t", 89)] * 200, corr=-7)
-    assert all(result.error_code == 89 for result in read_mutation_answer(answer, key, version).results)
+    response = refusals_response(-7, refusals)
+    assert response == mutated(key, version, [RESULTS[key](version, b"t", 89)] * 200, corr=-7)
+    assert all(result.error_code == 89 for result in read_mutation_response(response, key, version).results)
 
 
 def test_what_a_charge_depends_on_is_read():
@@ -181,7 +181,7 @@ def test_nulls_that_kafka_does_not_take_are_malformed(key, since):
 @every_kafka
 def test_bytes_too_few_or_too_many_are_malformed(kafka_version):
     rng = random.Random(1)
-    for is_response, read in ((False, read_mutation_request), (True, read_mutation_answer)):
+    for is_response, read in ((False, read_mutation_request), (True, read_mutation_response)):
         for vector in vectors(kafka_version, is_response):
             for cut in {rng.randrange(8, len(vector.frame)) for _ in range(5)}:
                 with pytest.raises(ProtocolError):
@@ -198,7 +198,7 @@ def test_changed_bytes_raise_nothing_but_protocol_errors(data):
     frame = bytearray(vector.frame)
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))
-    read = read_mutation_answer if is_response else read_mutation_request
+    read = read_mutation_response if is_response else read_mutation_request
     try:
         found = read(bytes(frame), vector.key, vector.version)
     except ProtocolError:

@@ -22,7 +22,7 @@ every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
 VERSIONS = (BY_NAME_VERSION, BY_ID_VERSION)
 
 
-def answers(kafka_version):
+def responses(kafka_version):
     found = [v for v in message_vectors(kafka_version) if v.key == METADATA and v.is_response]
     return [v for v in found if v.version in VERSIONS]
 
@@ -45,7 +45,7 @@ def test_requests_by_id_ask_for_these_topics_and_create_none():
     assert request.include_topic_authorized_operations is False
 
 
-def test_answers_say_how_many_partitions_there_are():
+def test_responses_say_how_many_partitions_there_are():
     frame = metadata_by_name(1, {b"a": 3, b"unknown": -1, b"b": 0})
     expected = [TopicPartitions(name, bytes(16), n) for name, n in ((b"a", 3), (b"unknown", 0), (b"b", 0))]
     assert read_topic_partitions(frame, BY_NAME_VERSION) == expected
@@ -56,8 +56,8 @@ def test_answers_say_how_many_partitions_there_are():
 
 
 @every_kafka
-def test_answers_of_kafka_are_read_whole(kafka_version):
-    found = answers(kafka_version)
+def test_responses_of_kafka_are_read_whole(kafka_version):
+    found = responses(kafka_version)
     assert {v.version for v in found} == set(VERSIONS)
     for vector in found:
         read_topic_partitions(vector.frame, vector.version)
@@ -70,7 +70,7 @@ def test_answers_of_kafka_are_read_whole(kafka_version):
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_changed_bytes_raise_nothing_but_protocol_errors(data):
-    vector = data.draw(st.sampled_from([v for v in answers("4.3.1") if len(v.frame) < 500]))
+    vector = data.draw(st.sampled_from([v for v in responses("4.3.1") if len(v.frame) < 500]))
     frame = bytearray(vector.frame)
     for _ in range(data.draw(st.integers(1, 4))):
         frame[data.draw(st.integers(0, len(frame) - 1))] = data.draw(st.integers(0, 255))

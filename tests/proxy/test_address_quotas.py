@@ -16,7 +16,7 @@ from tests.fakes.clock import FakeClock
 RATE, SHADOW = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONNECTION, shadow=True)
 
 
-def door():
+def gate():
     clock = FakeClock()
     made = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
     made.admission.add_virtual_cluster("main", 11, 1_000)
@@ -29,7 +29,7 @@ def tables(**limits):
 
 
 def test_rates_come_from_quotas_and_counts_from_settings():
-    at = door()
+    at = gate()
     quotas = AddressQuotas("main", at)
     quotas.set_rules(
         ClusterConnectionsConfig(
@@ -51,13 +51,13 @@ def test_rates_come_from_quotas_and_counts_from_settings():
 
 
 async def test_host_names_are_resolved_and_keep_their_last_good_addresses():
-    at, answers, asked = door(), {"a.example": ("10.0.0.1", "10.0.0.2"), "b.example": ("10.0.0.2",)}, []
+    at, responses, asked = gate(), {"a.example": ("10.0.0.1", "10.0.0.2"), "b.example": ("10.0.0.2",)}, []
 
     async def resolve(host):
         asked.append(host)
-        if host not in answers:
+        if host not in responses:
             raise OSError(f"{host} has no address")
-        return answers[host]
+        return responses[host]
 
     quotas = AddressQuotas("main", at, resolve)
     quotas.take_up(tables(**{"a.example": 5.0, "b.example": 3.0, "c.example": 1.0, "default": 9.0}))
@@ -72,7 +72,7 @@ async def test_host_names_are_resolved_and_keep_their_last_good_addresses():
             await asyncio.sleep(0)
     assert rates() == [5.0, 3.0, 9.0]
     assert quotas.hosts_at("10.0.0.2") == ("a.example", "b.example")
-    answers.clear()
+    responses.clear()
     quotas.take_up(tables(**{"a.example": 4.0, "default": 9.0}))
     async with asyncio.timeout(60):
         while len(asked) < 4:  # noqa: ASYNC110
@@ -82,7 +82,7 @@ async def test_host_names_are_resolved_and_keep_their_last_good_addresses():
 
 
 async def test_a_host_name_that_takes_long_delays_no_other():
-    at = door()
+    at = gate()
 
     async def resolve(host):
         await asyncio.sleep(3_600 if host == "slow.example" else 0)

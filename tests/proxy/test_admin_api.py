@@ -75,9 +75,9 @@ async def api(clusters, clock):
     port = await listener.start("127.0.0.1", 0)
 
     async def get(path, method="GET", **headers):
-        async with session.request(method, f"http://127.0.0.1:{port}/api/v1/{path}", headers=headers) as answer:
-            assert answer.content_type == "application/json"
-            return answer.status, json.loads(await answer.read()), answer.headers
+        async with session.request(method, f"http://127.0.0.1:{port}/api/v1/{path}", headers=headers) as response:
+            assert response.content_type == "application/json"
+            return response.status, json.loads(await response.read()), response.headers
 
     async with aiohttp.ClientSession() as session:
         yield SimpleNamespace(get=get, server=api, port=port)
@@ -96,12 +96,12 @@ def use_and_be_throttled(cluster, clock, user="alice", client_id=b"etl", node_id
 async def quota(api, name, query):
     status, body, _ = await api.get(f"explain?{query}")
     assert status == 200
-    return next(told for told in body["quotas"] if told["quota"] == name)
+    return next(reported for reported in body["quotas"] if reported["quota"] == name)
 
 
 async def test_a_client_is_told_its_rule_what_it_beats_and_who_shares(api):
-    told = await quota(api, "producer_byte_rate", "user=alice&client_id=etl")
-    assert told == {
+    reported = await quota(api, "producer_byte_rate", "user=alice&client_id=etl")
+    assert reported == {
         "quota": "producer_byte_rate",
         "unit": "bytes/s",
         "enforced": True,
@@ -127,11 +127,11 @@ async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told
     use_and_be_throttled(clusters[0], clock)
     use_and_be_throttled(clusters[0], clock, client_id=b"web", value=100)
     clock.advance(1000)
-    told = await quota(api, "producer_byte_rate", "user=alice&client_id=other")
-    [use] = told["use"]
+    reported = await quota(api, "producer_byte_rate", "user=alice&client_id=other")
+    [use] = reported["use"]
     assert (use["node_id"], use["limit"], use["throttles"], use["throttled_ms"]) == (2, 100, 2, 11_000)
     assert use["rate"] == 160.0
-    web, etl = told["throttles"]
+    web, etl = reported["throttles"]
     assert (web["client_id"], etl["client_id"]) == ("web", "etl")
     assert etl["at"].endswith("Z")
     del etl["at"]
@@ -153,20 +153,20 @@ async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told
 async def test_a_shadow_is_told_with_what_it_measures(api, clusters, clock):
     binding = clusters[0].ledger.bind("main", 1, "alice", "etl", clock.now_ms())
     clusters[0].ledger.shadow_sensors.charge(binding.shadow_fetch, 500, clock.now_ms())
-    told = await quota(api, "shadow_consumer_byte_rate", "user=alice&client_id=etl")
-    assert told["enforced"] is False
-    assert told["rule"]["limit"] == 50
-    assert told["rule"]["layer"] == "state.json"
-    assert [(use["node_id"], use["rate"]) for use in told["use"]] == [(1, 50.0)]
+    reported = await quota(api, "shadow_consumer_byte_rate", "user=alice&client_id=etl")
+    assert reported["enforced"] is False
+    assert reported["rule"]["limit"] == 50
+    assert reported["rule"]["layer"] == "state.json"
+    assert [(use["node_id"], use["rate"]) for use in reported["use"]] == [(1, 50.0)]
 
 
 async def test_an_address_is_told_with_its_use_and_as_whose_it_counts(api, clusters):
     clusters[0].quotas = {Entity(ip=DEFAULT): {QuotaKey(QuotaType.CONNECTION): Limit(5.0, "proxy.yaml")}}
-    told = await quota(api, "connection_creation_rate", "ip=10.0.0.1")
-    assert (told["enforced"], told["rule"]["limit"]) == (True, 5)
-    assert told["shared_by"] == "all connections from 10.0.0.0/8, at all listeners"
-    assert told["notes"] == ["open connections from 10.0.0.0/8: 3, 4 at a time are allowed"]
-    [use] = told["use"]
+    reported = await quota(api, "connection_creation_rate", "ip=10.0.0.1")
+    assert (reported["enforced"], reported["rule"]["limit"]) == (True, 5)
+    assert reported["shared_by"] == "all connections from 10.0.0.0/8, at all listeners"
+    assert reported["notes"] == ["open connections from 10.0.0.0/8: 3, 4 at a time are allowed"]
+    [use] = reported["use"]
     assert (use["node_id"], use["rate"], use["limit"]) == (None, 3.0, 5)
 
 
@@ -180,10 +180,10 @@ async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, c
     facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), 1, "alice")
     throttled = Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl")
     clusters[0].last_throttles.note("10.0.0.1", throttled, facts, clock.now_ms())
-    told = await quota(api, "controller_mutation_rate", "user=alice&client_id=etl")
-    [use] = told["use"]
+    reported = await quota(api, "controller_mutation_rate", "user=alice&client_id=etl")
+    [use] = reported["use"]
     assert (use["node_id"], use["bucket"], use["limit"]) == (None, {"tokens": -8.0, "burst": 22.0}, 2)
-    [past] = told["throttles"]
+    [past] = reported["throttles"]
     assert (past["node_id"], past["rate"], past["tokens"]) == (1, None, -8.0)
     unbound = await quota(api, "controller_mutation_rate", "user=bob")
     assert (unbound["rule"], unbound["use"]) == (None, [])
@@ -204,8 +204,8 @@ async def test_who_shares_the_sensor_of_newcomers_is_told_that(api, clock, clust
     for number in range(80):
         binding = ledger.bind("main", 1, "bob", f"c{number}", clock.now_ms())
         ledger.sensors.charge(binding.produce, 1, clock.now_ms())
-    told = await quota(api, "producer_byte_rate", "user=bob&client_id=c79")
-    assert [(use["node_id"], use["shared_by"]) for use in told["use"]] == [(1, {"client-id": None})]
+    reported = await quota(api, "producer_byte_rate", "user=bob&client_id=c79")
+    assert [(use["node_id"], use["shared_by"]) for use in reported["use"]] == [(1, {"client-id": None})]
 
 
 async def test_a_client_that_says_nothing_about_itself_is_anonymous_and_has_no_client_id(api):
@@ -214,8 +214,8 @@ async def test_a_client_that_says_nothing_about_itself_is_anonymous_and_has_no_c
     assert body["live"] is True
     assert body["problems"] == {"state.json": "cannot be read"}
     assert headers["Cache-Control"] == "no-store"
-    [told] = [told for told in body["quotas"] if told["quota"] == "producer_byte_rate"]
-    assert told["beaten"][0]["why"] == "an empty client-id is covered by no default for client-ids"
+    [reported] = [reported for reported in body["quotas"] if reported["quota"] == "producer_byte_rate"]
+    assert reported["beaten"][0]["why"] == "an empty client-id is covered by no default for client-ids"
 
 
 async def test_hostile_names_are_carried_and_never_believed(api):
@@ -272,16 +272,23 @@ async def test_what_requests_are_taken_to_cost_is_told(api, clusters):
     node = costs.of_node(7)
     for _ in range(SAMPLES):
         node.learn(0, 1024, 88.0, 0)
-    [told] = (await api.get("request-costs?virtual_cluster=main"))[1]["nodes"]
-    assert told["node_id"] == 7
-    assert told["apis"]["Metadata"] == {"base_us": 40.0, "per_kib_us": 0.25, "origin": "pinned", "samples": 0}
-    assert told["apis"]["Produce"]["origin"] == "learned"
-    assert told["apis"]["Produce"]["samples"] == SAMPLES
+    [reported] = (await api.get("request-costs?virtual_cluster=main"))[1]["nodes"]
+    assert reported["node_id"] == 7
+    assert reported["apis"]["Metadata"] == {"base_us": 40.0, "per_kib_us": 0.25, "origin": "pinned", "samples": 0}
+    assert reported["apis"]["Produce"]["origin"] == "learned"
+    assert reported["apis"]["Produce"]["samples"] == SAMPLES
 
 
 async def test_byte_caps_are_told(api):
-    told = {"listener": "plain", "direction": "ingress", "limit": 1000, "read_bytes": 5, "waits": 2, "waited_ms": 30}
-    cap = {"virtual_cluster": "main", **told, "waiting": 1}
+    reported = {
+        "listener": "plain",
+        "direction": "ingress",
+        "limit": 1000,
+        "read_bytes": 5,
+        "waits": 2,
+        "waited_ms": 30,
+    }
+    cap = {"virtual_cluster": "main", **reported, "waiting": 1}
     assert (await api.get("caps"))[1] == {"virtual_cluster": "main", "caps": [cap]}
 
 
@@ -318,7 +325,7 @@ async def test_a_token_that_is_no_text_is_refused(api):
     writer.close()
 
 
-async def test_with_a_token_only_who_bears_it_gets_an_answer(api):
+async def test_with_a_token_only_who_bears_it_gets_a_response(api):
     api.server.token = TOKEN
     refused = {"error": "Authorization: expected 'Bearer' and the token of admin.token_file"}
     for headers in ({}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": TOKEN}, {"Authorization": "é"}):

@@ -15,14 +15,14 @@ from quotas.connection_quotas import (
     ConnectionQuotas,
     ListenerKey,
 )
-from tests.proxy.naive_door import MANY, WINDOW_MS, Limits, NaiveDoor
+from tests.proxy.naive_gate import MANY, WINDOW_MS, Limits, NaiveGate
 
 FRONT, BACK = ListenerKey("main", "front"), ListenerKey("main", "back")
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 TOO_FAST, TOO_MANY_HELD = CloseReason.IP_RATE_EXCEEDED, Refused(CloseReason.TOO_MANY_HELD, reset=True)
 
 
-def door(max_held=1_000, samples=11, **rules):
+def gate(max_held=1_000, samples=11, **rules):
     admission = Admission(ConnectionQuotas(ConnectionLimits(), 0, samples, 1_000), max_held)
     admission.add_virtual_cluster("main", samples, 1_000)
     for key in (FRONT, BACK):
@@ -53,7 +53,7 @@ def due(admission, now_ms):
 
 
 def test_who_comes_too_fast_is_held_for_its_delay_and_then_closed():
-    admission = door()
+    admission = gate()
     limit(admission, creation_rate=2.0)
     places = [connect(admission) for _ in range(20)]
     assert all(isinstance(place, ConnectionSlot) for place in places)
@@ -66,7 +66,7 @@ def test_who_comes_too_fast_is_held_for_its_delay_and_then_closed():
 
 
 def test_what_is_not_measured_spends_no_rate_and_waits_for_none_but_counts():
-    admission = door()
+    admission = gate()
     limit(admission, creation_rate=1.0, counts={HERE: 15})
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=2.0), 0)
     admission.quotas.set_instance_limits(ConnectionLimits(creation_rate=2.0), 0)
@@ -86,7 +86,7 @@ def test_what_is_not_measured_spends_no_rate_and_waits_for_none_but_counts():
 
 
 def test_each_that_is_held_ends_at_its_own_time():
-    admission = door()
+    admission = gate()
     limit(admission, rates={HERE: 1.0, THERE: 4.0})
     for address, count in ((HERE, 10), (THERE, 40)):
         for _ in range(count):
@@ -100,7 +100,7 @@ def test_each_that_is_held_ends_at_its_own_time():
 
 
 def test_a_refused_one_delays_nobody():
-    admission = door()
+    admission = gate()
     limit(admission, rates={HERE: 0.0})
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=1.0), 0)
     for _ in range(100):
@@ -109,7 +109,7 @@ def test_a_refused_one_delays_nobody():
 
 
 def test_more_than_may_be_held_of_one_address_or_in_all_are_reset_at_once():
-    admission = door(max_held=3)
+    admission = gate(max_held=3)
     admission.set_rules("main", ClusterRules(max_held=2))
     limit(admission, creation_rate=0.0)
     assert [connect(admission, HERE) for _ in range(3)] == [HELD, HELD, TOO_MANY_HELD]
@@ -119,7 +119,7 @@ def test_more_than_may_be_held_of_one_address_or_in_all_are_reset_at_once():
 
 
 def test_fifty_thousand_of_one_address_do_not_touch_another():
-    admission = door()
+    admission = gate()
     limit(admission, creation_rate=5.0)
     for _ in range(50_000):
         connect(admission, HERE)
@@ -129,7 +129,7 @@ def test_fifty_thousand_of_one_address_do_not_touch_another():
 
 
 def test_a_hundred_thousand_addresses_take_a_bounded_number_of_rows():
-    admission = door()
+    admission = gate()
     limit(admission, creation_rate=1.0)
     outcomes = [connect(admission, f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}") for i in range(100_000)]
     rates = admission.quotas.rates("main")
@@ -139,7 +139,7 @@ def test_a_hundred_thousand_addresses_take_a_bounded_number_of_rows():
 
 
 def test_addresses_of_one_prefix_are_one_unless_something_is_said_about_one():
-    admission = door(ipv6_prefix=64, ipv4_prefix=24)
+    admission = gate(ipv6_prefix=64, ipv4_prefix=24)
     limit(admission, creation_rate=0.1, rates={"2001:db8::9": NO_LIMIT}, counts={"10.0.0.9": 5})
     assert connect(admission, "2001:db8::1").origin == "2001:db8::/64"
     assert connect(admission, "2001:db8::ffff") is HELD
@@ -151,7 +151,7 @@ def test_addresses_of_one_prefix_are_one_unless_something_is_said_about_one():
 
 
 def test_a_shadow_sees_every_attempt_and_holds_nobody():
-    admission = door(waits=True)
+    admission = gate(waits=True)
     limit(admission, creation_rate=2.0, shadow_rate=1.0)
     for _ in range(25):
         connect(admission)
@@ -163,7 +163,7 @@ def test_a_shadow_sees_every_attempt_and_holds_nobody():
 
 
 def test_with_wait_the_head_comes_in_when_the_rate_allows_and_newcomers_stand_behind_it():
-    admission = door(waits=True)
+    admission = gate(waits=True)
     limit(admission, creation_rate=2.0)
     for _ in range(20):
         connect(admission, now_ms=0)
@@ -171,18 +171,18 @@ def test_with_wait_the_head_comes_in_when_the_rate_allows_and_newcomers_stand_be
     assert isinstance(outcomes[0], ConnectionSlot) or outcomes[0] is HELD
     first = admission.wake_at()
     assert first is not None
-    told = []
+    reported = []
     for now_ms in range(first, 11_101):
-        told += due(admission, now_ms)
-    assert [name for name, _ in told] == [
+        reported += due(admission, now_ms)
+    assert [name for name, _ in reported] == [
         name for name, outcome in zip("abc", outcomes, strict=True) if outcome is HELD
     ]
-    assert set(dict(told).values()) <= {Step.ADMITTED, TOO_FAST}
+    assert set(dict(reported).values()) <= {Step.ADMITTED, TOO_FAST}
     assert admission.held == 0
 
 
 def test_with_wait_nobody_overtakes_and_nobody_is_held_longer_than_a_window():
-    admission = door(waits=True)
+    admission = gate(waits=True)
     limit(admission, creation_rate=1.0)
     for _ in range(10):
         connect(admission, now_ms=0)
@@ -194,24 +194,24 @@ def test_with_wait_nobody_overtakes_and_nobody_is_held_longer_than_a_window():
     assert due(admission, at_ms) == [("a", Step.ADMITTED), ("b", Step.ADMITTED)]
 
 
-def test_with_wait_nobody_is_left_behind_by_a_door_that_takes_one_thing_at_a_time():
-    admission = door(waits=True)
+def test_with_wait_nobody_is_left_behind_by_a_gate_that_takes_one_thing_at_a_time():
+    admission = gate(waits=True)
     limit(admission, creation_rate=1.0)
     for address in (HERE, THERE):
         for _ in range(10):
             connect(admission, address)
         assert [connect(admission, address, ticket=(address, n)) for n in range(3)] == [HELD] * 3
-    told = []
+    reported = []
     while (now_ms := admission.wake_at()) is not None:
         for what in itertools.islice(admission.due(now_ms), 1):
-            told.append(what.ticket)
-    assert told == [(address, n) for address in (HERE, THERE) for n in range(3)]
+            reported.append(what.ticket)
+    assert reported == [(address, n) for address in (HERE, THERE) for n in range(3)]
     assert admission.held == 0
     assert connect(admission, HERE, 60_000).origin == HERE
 
 
 def test_with_wait_one_that_is_admitted_takes_a_slot_or_is_closed_for_want_of_one():
-    admission = door(waits=True)
+    admission = gate(waits=True)
     limit(admission, creation_rate=1.0)
     place = connect(admission)
     for _ in range(9):
@@ -226,7 +226,7 @@ def test_with_wait_one_that_is_admitted_takes_a_slot_or_is_closed_for_want_of_on
 
 
 def test_a_queue_that_is_left_over_when_it_is_to_be_closed_ends_too():
-    admission = door(waits=True)
+    admission = gate(waits=True)
     limit(admission, creation_rate=0.0)
     assert [connect(admission, ticket=name) for name in "ab"] == [HELD, HELD]
     admission.set_rules("main", ClusterRules())
@@ -239,7 +239,7 @@ def test_a_queue_that_is_left_over_when_it_is_to_be_closed_ends_too():
 
 
 def test_a_listener_over_its_rate_has_one_wait_and_the_other_goes_on():
-    admission = door()
+    admission = gate()
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(creation_rate=2.0), 0)
     for _ in range(20):
         connect(admission)
@@ -254,7 +254,7 @@ def test_a_listener_over_its_rate_has_one_wait_and_the_other_goes_on():
 
 
 def test_one_without_a_slot_waits_until_somebody_leaves():
-    admission = door()
+    admission = gate()
     admission.quotas.set_instance_limits(ConnectionLimits(connections=1), 0)
     place = connect(admission)
     assert not admission.arrive(FRONT, "front", 0)
@@ -267,7 +267,7 @@ def test_one_without_a_slot_waits_until_somebody_leaves():
 
 
 def test_who_is_on_the_way_takes_a_slot_until_it_is_given_up():
-    admission = door()
+    admission = gate()
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(connections=1), 0)
     assert admission.arrive(FRONT, "reads its header", 0)
     assert not admission.arrive(FRONT, "waits", 0)
@@ -276,15 +276,15 @@ def test_who_is_on_the_way_takes_a_slot_until_it_is_given_up():
 
 
 def test_at_the_end_all_that_wait_or_are_held_are_closed():
-    admission = door(waits=True)
+    admission = gate(waits=True)
     limit(admission, creation_rate=0.0)
     connect(admission, ticket="held")
     connect(admission, ticket="behind it")
     admission.quotas.set_listener_limits(FRONT, ConnectionLimits(connections=0), 0)
     assert not admission.arrive(FRONT, "waits", 0)
-    told = [(what.ticket, what.reason, what.listener) for what in admission.empty(0)]
+    reported = [(what.ticket, what.reason, what.listener) for what in admission.empty(0)]
     names = ["waits", "held", "behind it"]
-    assert told == [(name, CloseReason.SHUTDOWN, FRONT) for name in names]
+    assert reported == [(name, CloseReason.SHUTDOWN, FRONT) for name in names]
     assert (admission.held, admission.wake_at(), due(admission, 60_000)) == (0, None, [])
 
 
@@ -292,7 +292,7 @@ def test_at_the_end_all_that_wait_or_are_held_are_closed():
 
 
 def test_an_address_and_a_user_have_as_many_as_they_may():
-    admission = door(per_user=1, counts_of_users={"bob": 2, ANONYMOUS: 3})
+    admission = gate(per_user=1, counts_of_users={"bob": 2, ANONYMOUS: 3})
     limit(admission, connections=9, counts={THERE: 1})
     places = [connect(admission) for _ in range(9)]
     assert connect(admission) == Refused(CloseReason.TOO_MANY_FROM_IP)
@@ -313,14 +313,14 @@ def test_an_address_and_a_user_have_as_many_as_they_may():
 
 
 def test_without_a_count_of_its_own_nobody_anonymous_is_counted_out():
-    admission = door(per_user=0)
+    admission = gate(per_user=0)
     places = [connect(admission) for _ in range(5)]
     assert all(admission.user_became(place, ANONYMOUS) for place in places)
     assert not admission.user_became(places[0], "alice")
 
 
 def test_what_is_known_of_an_address_is_told():
-    admission = door(ipv4_prefix=24)
+    admission = gate(ipv4_prefix=24)
     limit(admission, creation_rate=5.0, connections=7)
     connect(admission)
     connect(admission, THERE)
@@ -413,7 +413,7 @@ def limited(number):
 @settings(max_examples=400, deadline=None)
 @given(some_limits, events)
 def test_what_becomes_of_each_connection_is_what_the_model_says(limits, events):
-    real, model, now = Driven(limits), NaiveDoor(limits, ("front", "back")), 1_000
+    real, model, now = Driven(limits), NaiveGate(limits, ("front", "back")), 1_000
     for number, (gap, what, listener, address) in enumerate(events):
         now += gap
         for side in (real, model):
@@ -450,4 +450,4 @@ def test_no_address_is_hurt_by_another(limits, events):
     for side in (among_others, alone):
         side.advance(now + 10 * WINDOW_MS)
     there = {number for number, (_, _, _, address) in enumerate(events) if address == THERE}
-    assert [told for told in among_others.log if told[0] in there] == alone.log
+    assert [reported for reported in among_others.log if reported[0] in there] == alone.log

@@ -612,12 +612,12 @@ def test_connections_that_would_be_closed_before_they_wait_are_warned_about():
 def test_a_state_file_of_several_instances_is_warned_about():
     data = changed(cluster("quotas", "instances"), 2)
     data["virtual_clusters"][0]["quotas"]["state_file"] = "state.json"
-    told = [str(warning) for warning in warnings_of(config_of(data), range(60_000, 60_001))]
+    reported = [str(warning) for warning in warnings_of(config_of(data), range(60_000, 60_001))]
     problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
-    assert f"virtual_clusters[0].quotas.state_file: {problem}" in told
+    assert f"virtual_clusters[0].quotas.state_file: {problem}" in reported
 
 
-def test_an_empty_answer_is_not_delayed():
+def test_an_empty_response_is_not_delayed():
     assert problems(changed(cluster("throttle"), {"mode": "delay", "fetch": "empty"})) == [
         "virtual_clusters[0].throttle: "
         "expected fetch: deliver with mode: delay, got 'empty': an empty answer is never late"
@@ -665,13 +665,13 @@ SCALARS = (
     st.sampled_from([(), ("log",), ("metrics",), ("virtual_clusters",), cluster(), cluster("quotas"), listener()]),
 )
 def test_whatever_is_in_the_file_becomes_a_configuration_or_problems_of_one_line(value, path):
-    told = "a configuration"
+    reported = "a configuration"
     try:
         config_of(changed(path, value) if path else value)
     except ConfigErrors as errors:
-        told = "; ".join(str(problem) for problem in errors.problems)
-    assert told
-    assert told.isprintable()
+        reported = "; ".join(str(problem) for problem in errors.problems)
+    assert reported
+    assert reported.isprintable()
 
 
 @settings(max_examples=300, deadline=None)
@@ -683,20 +683,20 @@ def test_any_text_becomes_problems_of_one_line(text):
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path):
-    def told(path):
+    def reported(path):
         with pytest.raises(ConfigErrors) as caught:
             load_config(path)
         return str(caught.value)
 
     missing = tmp_path / "missing.yaml"
-    assert told(missing) == f"{missing}: cannot be read: No such file or directory"
-    assert told(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
+    assert reported(missing) == f"{missing}: cannot be read: No such file or directory"
+    assert reported(tmp_path) == f"{tmp_path}: cannot be read: Is a directory"
     huge = tmp_path / "huge.yaml"
     huge.write_bytes(b"#" * 4_194_305)
-    assert told(huge) == f"{huge}: expected at most 4194304 bytes, got more"
+    assert reported(huge) == f"{huge}: expected at most 4194304 bytes, got more"
     latin = tmp_path / "latin.yaml"
     latin.write_bytes("a: 1\nb: é\n".encode("latin-1"))
-    assert told(latin) == "line 2: expected UTF-8, got the byte 0xe9"
+    assert reported(latin) == "line 2: expected UTF-8, got the byte 0xe9"
 
 
 def test_ports_in_the_ephemeral_range_and_missing_quotas_are_warned_about():
@@ -969,7 +969,7 @@ def test_the_claims_that_name_users_come_in_an_order_and_one_may_stand_under_its
     assert sasl(oauth_claims=claims).claims() == (Claim("preferred_username"), Claim("client_id", "service-account-"))
     assert sasl(subject_claim="email").claims() == (Claim("email"),)
     path = "virtual_clusters[0].sasl"
-    assert f"{path}.subject_claim: is old, expected oauth_claims: [email]" in told_warnings(
+    assert f"{path}.subject_claim: is old, expected oauth_claims: [email]" in reported_warnings(
         changed(cluster("sasl"), {"subject_claim": "email"})
     )
     assert problems(changed(cluster("sasl"), {"subject_claim": "email", "oauth_claims": claims})) == [
@@ -977,7 +977,7 @@ def test_the_claims_that_name_users_come_in_an_order_and_one_may_stand_under_its
     ]
 
 
-def told_warnings(data):
+def reported_warnings(data):
     return [str(warning) for warning in warnings_of(config_of(data), range(0))]
 
 
@@ -985,9 +985,9 @@ def test_networks_that_nobody_is_asked_to_trust_are_warned_about():
     data = copy.deepcopy(MINIMAL)
     [cluster] = data["virtual_clusters"]
     cluster["listeners"][0] |= {"trusted_networks": ["10.0.0.0/8"]}
-    assert any(f"{LISTENER}.trusted_networks: is without effect while" in each for each in told_warnings(data))
+    assert any(f"{LISTENER}.trusted_networks: is without effect while" in each for each in reported_warnings(data))
     cluster["listeners"][0] |= {"proxy_protocol": "required"}
-    assert not any("trusted_networks" in each for each in told_warnings(data))
+    assert not any("trusted_networks" in each for each in reported_warnings(data))
 
 
 @pytest.mark.parametrize(
@@ -1004,7 +1004,7 @@ def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expect
     data = copy.deepcopy(MINIMAL)
     data["virtual_clusters"][0]["sasl"] = {"principals": [{"mechanism": mechanism, "user": "u"}]}
     found = [
-        each for each in told_warnings(data) if each.startswith("virtual_clusters[0].sasl.principals[0].mechanism")
+        each for each in reported_warnings(data) if each.startswith("virtual_clusters[0].sasl.principals[0].mechanism")
     ]
     assert [expected in each for each in found] == ([True] if expected else [])
 

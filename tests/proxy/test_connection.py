@@ -23,11 +23,11 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
-from tests.patience import PATIENCE_S
 from tests.quota_frames import alter_request, altered
 from tests.relay.frames import frame, heartbeat, heartbeaten, produce, request
 from tests.relay.script import FixedNodes, ledger_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
+from tests.timeouts import PATIENCE_S
 from tests.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
 
 MALFORMED = b"\xff" * 4 + bytes(12)
@@ -59,10 +59,10 @@ class Shell:
     def open_stream(self, sock, side, owner):
         return self.client if side is Side.CLIENT else self.node
 
-    async def run_errand(self, errand, log):
+    async def alter_quotas(self, alteration_request, log):
         await self.written.wait()
-        self.altered += len(errand.alterations)
-        return [None for _ in errand.alterations]
+        self.altered += len(alteration_request.alterations)
+        return [None for _ in alteration_request.alterations]
 
     def note_throttle(self, connection, throttled, now_ms):
         self.throttles.append((throttled.client_id, connection.facts.user, now_ms))
@@ -138,12 +138,12 @@ async def test_an_alteration_is_written_though_its_client_is_gone():
     assert CloseReason.INTERNAL_ERROR not in shell.ended
 
 
-async def test_the_addresses_of_an_answer_are_put_in_for_nobody_who_is_gone():
+async def test_the_addresses_of_a_response_are_put_in_for_nobody_who_is_gone():
     coordinators = b"".join(b"\1" + pack(">i", i) + b"\2h" + pack(">ih", 9092, 0) + b"\1\0" for i in range(10_000))
-    answer = frame(pack(">i", 1) + b"\0" + pack(">i", 0) + uvarint(10_001) + coordinators + b"\0")
+    response = frame(pack(">i", 1) + b"\0" + pack(">i", 0) + uvarint(10_001) + coordinators + b"\0")
     shell = Shell()
     await shell.client_sends(request(FIND_COORDINATOR, 4, b"\0\2\1\0", corr=1, tags=True))
-    shell.connection.bytes_came(Side.NODE, answer)
+    shell.connection.bytes_came(Side.NODE, response)
     learned = shell.connection.facts.listener.nodes.learned
     await until(lambda: len(learned) > 1_000)
     shell.connection.lost(Side.CLIENT, None)
@@ -155,7 +155,7 @@ async def test_the_addresses_of_an_answer_are_put_in_for_nobody_who_is_gone():
 
 
 async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_before():
-    """Its answer cannot be written, and behind that in the same read stands what was enquired for its next request."""
+    """Its response cannot be written, and behind that in the same read stands what was enquired for its next request."""
     shell = Shell()
     ledger = shell.connection.facts.listener.ledger
     ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
@@ -179,10 +179,10 @@ async def test_a_node_is_read_until_it_has_answered_what_its_client_was_charged_
     [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
     assert bucket.tokens == -60
     if kept:
-        answer = mutated(CREATE_TOPICS, 7, [created(7, b"t", 37)])
-        shell.connection.bytes_came(Side.NODE, answer[:20])
+        response = mutated(CREATE_TOPICS, 7, [created(7, b"t", 37)])
+        shell.connection.bytes_came(Side.NODE, response[:20])
         assert not shell.node.closed
-        shell.connection.bytes_came(Side.NODE, answer[20:])
+        shell.connection.bytes_came(Side.NODE, response[20:])
     else:
         shell.connection.eof_came(Side.NODE)
     assert shell.node.closed
@@ -295,7 +295,7 @@ async def test_a_bug_amid_telling_an_end_leaves_nothing_open():
     assert (shell.client.closed, shell.node.closed) == (True, True)
 
 
-async def test_answers_reach_the_client():
+async def test_responses_reach_the_client():
     shell = Shell()
     await shell.client_sends(heartbeat(1))
     shell.connection.bytes_came(Side.NODE, heartbeaten(1))
@@ -360,7 +360,7 @@ async def test_time_in_which_a_cap_keeps_the_client_from_being_read_is_not_its_o
     assert shell.ended == [CloseReason.REQUEST_TIMEOUT]
 
 
-async def test_a_client_that_reads_none_of_its_answers_is_closed():
+async def test_a_client_that_reads_none_of_its_responses_is_closed():
     shell = Shell()
     await shell.client_sends(heartbeat(1))
     shell.client.unsent_bytes = 1000
@@ -386,9 +386,9 @@ async def test_the_end_of_a_connection_names_the_user_that_logged_in_and_how():
     with capture_logs() as logs:
         shell = Shell(limits=RelayLimits(authenticates=True))
         shell.connection.facts.user = ""
-        for ask, answer in ((handshake(), handshaken()), (authenticate(plain(b"ali\nce")), authenticated())):
+        for ask, response in ((handshake(), handshaken()), (authenticate(plain(b"ali\nce")), authenticated())):
             await shell.client_sends(ask)
-            shell.connection.bytes_came(Side.NODE, answer)
+            shell.connection.bytes_came(Side.NODE, response)
         shell.connection.eof_came(Side.CLIENT)
     [line] = [line for line in logs if line["event"] == "connection_closed"]
     assert (line["user"], line["mechanism"], line["reason"]) == ("ali\\nce", "PLAIN", "client_closed")
@@ -397,18 +397,18 @@ async def test_the_end_of_a_connection_names_the_user_that_logged_in_and_how():
 
 async def logs_in_and_ends(*steps, news=True):
     """The log line of a connection whose node ends it, and what was said to be worth a line."""
-    told = []
+    reported = []
     with capture_logs() as logs:
         shell = Shell(limits=RelayLimits(authenticates=True))
         shell.connection.facts.user = ""
-        shell.is_worth_a_line = lambda connection, reason, detail: told.append((reason, detail)) or news
-        for ask, answer in steps:
+        shell.is_worth_a_line = lambda connection, reason, detail: reported.append((reason, detail)) or news
+        for ask, response in steps:
             await shell.client_sends(ask)
-            shell.connection.bytes_came(Side.NODE, answer)
+            shell.connection.bytes_came(Side.NODE, response)
         shell.connection.eof_came(Side.NODE)
     assert "secret" not in repr(logs)
     [line] = [line for line in logs if line["event"] == "connection_closed"]
-    return line, told
+    return line, reported
 
 
 ASKED = (handshake(), handshaken())
@@ -416,12 +416,12 @@ ASKED = (handshake(), handshaken())
 
 async def test_a_login_that_failed_names_the_mechanism_who_was_claimed_and_what_the_node_said():
     refused = authenticated(error=58, text=b"Authentication failed: Invalid\nusername or password")
-    line, told = await logs_in_and_ends(ASKED, (authenticate(plain(b"ali\nce")), refused))
+    line, reported = await logs_in_and_ends(ASKED, (authenticate(plain(b"ali\nce")), refused))
     assert (line["user"], line["reason"], line["log_level"]) == (None, "authentication_failed", "warning")
     assert (line["mechanism"], line["claimed_user"]) == ("PLAIN", "ali\\nce")
     assert line["error"] == "SASL_AUTHENTICATION_FAILED"
     assert line["error_message"] == "Authentication failed: Invalid\\nusername or password"
-    [(reason, detail)] = told
+    [(reason, detail)] = reported
     assert reason is CloseReason.AUTHENTICATION_FAILED
     assert detail.startswith("PLAIN, ali\\nce, SASL_AUTHENTICATION_FAILED, ")
 

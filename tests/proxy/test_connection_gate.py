@@ -16,22 +16,22 @@ KEY, OTHER = ListenerKey("main", "plain"), ListenerKey("main", "tls")
 
 
 @pytest.fixture
-async def at_the_door():
+async def at_the_gate():
     clock = FakeClock()
-    door = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
-    door.admission.add_virtual_cluster("main", 11, 1000)
+    gate = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+    gate.admission.add_virtual_cluster("main", 11, 1000)
     for key in (KEY, OTHER):
-        door.add_listener(key, lambda what: None)
+        gate.add_listener(key, lambda what: None)
     with capture_logs() as logs:
-        yield door, clock, logs
-        door.empty()
+        yield gate, clock, logs
+        gate.empty()
 
 
 def arrival():
     return IncomingConnection(socket.socket(), 9092, 1, "192.0.2.1", ANONYMOUS, structlog.get_logger())
 
 
-def told(logs):
+def reported(logs):
     return [
         {k: v for k, v in line.items() if k not in ("event", "log_level", "virtual_cluster")}
         for line in logs
@@ -39,51 +39,51 @@ def told(logs):
     ]
 
 
-async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_has_for_long(at_the_door):
-    door, clock, logs = at_the_door
-    door.set_listener_limits(KEY, ConnectionLimits(connections=1))
-    assert door.arrive(KEY, arrival())
-    place = door.admit(KEY, arrival())
+async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_has_for_long(at_the_gate):
+    gate, clock, logs = at_the_gate
+    gate.set_listener_limits(KEY, ConnectionLimits(connections=1))
+    assert gate.arrive(KEY, arrival())
+    place = gate.admit(KEY, arrival())
     assert isinstance(place, ConnectionSlot)
-    assert told(logs) == []
+    assert reported(logs) == []
     for _ in range(3):  # each waits until one has left, and is then the one that is there
-        assert not door.arrive(KEY, arrival())
-        door.admission.left(place)
-        [what] = door.admission.due(clock.now_ms())
-        place = door.admit(KEY, what.ticket)
+        assert not gate.arrive(KEY, arrival())
+        gate.admission.left(place)
+        [what] = gate.admission.due(clock.now_ms())
+        place = gate.admit(KEY, what.ticket)
         clock.advance(3_000)
     setting = {"listener": "plain", "setting": "listeners[].connections.max_connections"}
-    assert told(logs) == [{**setting, "limit": 1, "others": "wait"}]
+    assert reported(logs) == [{**setting, "limit": 1, "others": "wait"}]
     clock.advance(6_999)
-    door.tell_ended_refusals()
-    assert len(told(logs)) == 1
+    gate.tell_ended_refusals()
+    assert len(reported(logs)) == 1
     clock.advance(1)
-    door.tell_ended_refusals()
-    assert told(logs)[1:] == [{**setting, "duration_ms": 6_000, "waited": 3}]
+    gate.tell_ended_refusals()
+    assert reported(logs)[1:] == [{**setting, "duration_ms": 6_000, "waited": 3}]
 
 
-async def test_the_limit_that_has_somebody_wait_is_named(at_the_door):
-    door, _, logs = at_the_door
-    door.set_limits(ConnectionLimits(creation_rate=1), 10)
+async def test_the_limit_that_has_somebody_wait_is_named(at_the_gate):
+    gate, _, logs = at_the_gate
+    gate.set_limits(ConnectionLimits(creation_rate=1), 10)
     for _ in range(11):
-        if not door.arrive(KEY, arrival()):
+        if not gate.arrive(KEY, arrival()):
             break
-        door.admit(KEY, arrival())
-    [line] = told(logs)
+        gate.admit(KEY, arrival())
+    [line] = reported(logs)
     assert line == {"setting": "connections.max_connection_creation_rate", "limit": 1, "others": "wait"}
-    door.set_limits(ConnectionLimits(connections=0), 10)
-    assert not door.arrive(OTHER, arrival())
-    assert [line["setting"] for line in told(logs)][1:] == ["connections.max_connections"]
+    gate.set_limits(ConnectionLimits(connections=0), 10)
+    assert not gate.arrive(OTHER, arrival())
+    assert [line["setting"] for line in reported(logs)][1:] == ["connections.max_connections"]
 
 
-async def test_a_full_process_tells_how_many_it_has_turned_away(at_the_door):
-    door, clock, logs = at_the_door
+async def test_a_full_process_tells_how_many_it_has_turned_away(at_the_gate):
+    gate, clock, logs = at_the_gate
     for _ in range(500):
-        door.note_full(10_000)
+        gate.note_full(10_000)
     clock.advance(10_000)
-    door.tell_ended_refusals()
+    gate.tell_ended_refusals()
     setting = {"setting": "limits.max_connections"}
-    assert told(logs) == [
+    assert reported(logs) == [
         {**setting, "limit": 10_000, "others": "are closed at once"},
         {**setting, "duration_ms": 0, "refused": 500},
     ]

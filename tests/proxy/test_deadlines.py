@@ -3,7 +3,7 @@
 import asyncio
 
 from proxy.net.deadlines import Deadlines
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 
 async def test_who_waits_for_too_long_is_told_in_turn_and_who_was_called_off_is_not():
@@ -22,12 +22,12 @@ async def test_who_waits_for_too_long_is_told_in_turn_and_who_was_called_off_is_
 
 
 async def test_it_begins_again_after_all_are_over():
-    told = asyncio.Event()
-    deadlines = Deadlines(0.001, lambda _: told.set())
+    reported = asyncio.Event()
+    deadlines = Deadlines(0.001, lambda _: reported.set())
     for name in ("first", "second"):
         deadlines.add(name)
-        await asyncio.wait_for(told.wait(), PATIENCE_S)
-        told.clear()
+        await asyncio.wait_for(reported.wait(), PATIENCE_S)
+        reported.clear()
 
 
 async def test_one_timer_does_for_all():

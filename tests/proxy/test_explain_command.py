@@ -99,8 +99,8 @@ def test_caps_are_told_though_they_are_nobodys_quota(path):
     cluster["caps"] = {"egress_bytes_per_s": 5_000}
     cluster["listeners"][0]["caps"] = {"ingress_bytes_per_s": 700}
     path.write_text(json.dumps(config))
-    told = "  all listeners, egress: 5000 bytes/s\n  listener plain, ingress: 700 bytes/s\n"
-    assert explain(path)[1].endswith(f"beyond which reading waits and nobody is throttled:\n{told}")
+    reported = "  all listeners, egress: 5000 bytes/s\n  listener plain, ingress: 700 bytes/s\n"
+    assert explain(path)[1].endswith(f"beyond which reading waits and nobody is throttled:\n{reported}")
     unknown = {"waits": None, "waited_ms": None, "waiting": None}
     assert json.loads(explain(path, "--json")[1])["caps"] == [
         {"listener": "", "direction": "egress", "limit": 5_000, **unknown},
@@ -248,11 +248,11 @@ async def test_something_else_at_the_port_is_told(path):
 
 
 async def test_something_that_speaks_no_http_is_told(path):
-    async def answer(reader, writer):
+    async def response(reader, writer):
         writer.write(b"\0\0\0\x08nonsense\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", json.loads(path.read_text())["admin"]["port"])
+    server = await asyncio.start_server(response, "127.0.0.1", json.loads(path.read_text())["admin"]["port"])
     status, _, err = await asyncio.to_thread(explain, path)
     server.close()
     assert status == 1

@@ -8,7 +8,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from proxy.observe.http_listener import HttpListener
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 REQUEST = b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -19,7 +19,7 @@ async def serve():
 
     async def serve(handler=None, **bounds):
         application = web.Application()
-        application.router.add_get("/page", handler or answer)
+        application.router.add_get("/page", handler or content)
         listeners.append(HttpListener(application, "metrics", **bounds))
         return await listeners[-1].start("127.0.0.1", 0)
 
@@ -28,7 +28,7 @@ async def serve():
         await listener.stop()
 
 
-async def answer(request):
+async def content(request):
     return web.Response(text="well")
 
 
@@ -65,8 +65,10 @@ async def test_an_address_that_fills_it_makes_room_for_others_and_not_for_itself
         assert await other.ask() == b"well"
         assert await idle[0].is_closed()
         assert [await one.ask() for one in (*idle[1:], other)] == [b"well"] * 3
-    told = [line for line in logs if line["event"] == "http_connections_refused"]
-    assert [(line["listener"], line["limit"], line["last_address"]) for line in told] == [("metrics", 3, "127.0.0.1")]
+    reported = [line for line in logs if line["event"] == "http_connections_refused"]
+    assert [(line["listener"], line["limit"], line["last_address"]) for line in reported] == [
+        ("metrics", 3, "127.0.0.1")
+    ]
 
 
 async def test_who_has_left_makes_room(serve):
@@ -100,7 +102,7 @@ async def test_a_request_that_never_ends_is_closed_however_often_something_comes
     dripping.cancel()
 
 
-async def test_who_does_not_read_the_answer_is_closed(serve):
+async def test_who_does_not_read_the_response_is_closed(serve):
     gone = asyncio.Event()
 
     async def large(request):

@@ -50,8 +50,8 @@ def test_each_address_node_and_quota_type_stands_by_itself_the_latest_first(ledg
     note(throttles, ledger, ip="10.0.0.2")
     note(throttles, ledger, node_id=2)
     note(throttles, ledger, quota_type=None)
-    told = throttles.of_sensor(PRODUCE, SensorTags("", "etl"), 2)
-    assert [(past.ip, past.node_id) for past in told] == [("10.0.0.1", 2), ("10.0.0.2", 1)]
+    reported = throttles.of_sensor(PRODUCE, SensorTags("", "etl"), 2)
+    assert [(past.ip, past.node_id) for past in reported] == [("10.0.0.1", 2), ("10.0.0.2", 1)]
     assert [past.quota_type for past in throttles.by_nodes("alice", "etl", 10)] == [None]
     assert throttles.by_nodes("bob", "etl", 10) == []
 

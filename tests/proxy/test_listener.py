@@ -23,8 +23,8 @@ from proxy.server.sockets import PortsTaken, accept, bind_all
 from proxy.upstream.topology import NodeDirectory
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
-from tests.patience import PATIENCE_S
 from tests.relay.script import ledger_with
+from tests.timeouts import PATIENCE_S
 
 STORM, GOOD = "127.0.1.1", "127.0.1.2"
 
@@ -36,8 +36,8 @@ class House:
         self.stack, self.opened, self.closed, self.logged = stack, [], {}, []
         [self.port] = free_port_run(1)
         clock = self.clock = FakeClock()
-        self.door = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
-        self.door.admission.add_virtual_cluster("main", 11, 1000)
+        self.gate = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), max_held=10), clock)
+        self.gate.admission.add_virtual_cluster("main", 11, 1000)
         upstream = SimpleNamespace(
             directory=NodeDirectory(),
             config=SimpleNamespace(send_proxy_protocol=False),
@@ -49,7 +49,7 @@ class House:
         config = ListenerConfig.model_validate(
             {"name": "plain", "bind": bind, "advertised_host": "127.0.0.1", "port": self.port, "node_ids": []}
         )
-        book = SimpleNamespace(quotas={}, entities_of=None, run_errand=print)
+        book = SimpleNamespace(quotas={}, entities_of=None, alter_quotas=print)
         last_throttles = SimpleNamespace(note=print)
         self.listener = Listener(
             "main",
@@ -63,7 +63,7 @@ class House:
             lambda: True,
             self.closed,
             Caps(clock),
-            self.door,
+            self.gate,
         )
         opens = self.listener._open
 
@@ -100,7 +100,7 @@ async def test_behind_a_crowd_addresses_take_turns(house):
     house.listener.serve({house.port: house.socket})
     await house.until_opened(42)
     assert house.opened == [STORM] * 8 + [STORM, GOOD, STORM, GOOD] + [STORM] * 30
-    assert (house.listener.open_sockets, house.door.admission.quotas.connections) == (42, 42)
+    assert (house.listener.open_sockets, house.gate.admission.quotas.connections) == (42, 42)
 
 
 async def test_when_a_port_is_given_to_another_node_nobody_goes_on_with_the_one_that_is_gone(house):
@@ -138,7 +138,7 @@ async def test_a_bug_behind_admission_ends_one_connection_that_then_counts_no_mo
     house.listener._accept_all(house.port, house.socket, 0)
     assert client.recv(1) == b""
     assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
-    assert house.door.admission.quotas.connections == 0
+    assert house.gate.admission.quotas.connections == 0
 
 
 async def test_a_connection_that_cannot_be_watched_ends_and_then_counts_no_more(house):
@@ -147,8 +147,8 @@ async def test_a_connection_that_cannot_be_watched_ends_and_then_counts_no_more(
     house.listener._accept_all(house.port, house.socket, 0)
     assert client.recv(1) == b""
     assert (house.closed, house.listener.open_sockets) == ({CloseReason.INTERNAL_ERROR: 1}, 0)
-    assert house.door.admission.quotas.connections == 0
-    assert [tally.connections_open for tally in house.listener.tallies.values()] == [0]
+    assert house.gate.admission.quotas.connections == 0
+    assert [counters.connections_open for counters in house.listener.tallies.values()] == [0]
 
 
 async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(house):
@@ -156,7 +156,7 @@ async def test_who_waits_for_a_turn_is_closed_when_nobody_is_accepted_any_more(h
     house.listener._accept_all(house.port, house.socket, 0)
     assert (len(house.opened), house.listener.open_sockets) == (8, 20)
     house.listener.stop_accepting()
-    assert (house.closed, house.door.admission.quotas.connections) == ({CloseReason.SHUTDOWN: 12}, 8)
+    assert (house.closed, house.gate.admission.quotas.connections) == ({CloseReason.SHUTDOWN: 12}, 8)
     assert [client.recv(1) for client in clients[8:]] == [b""] * 12
     await asyncio.sleep(0)
     assert (len(house.opened), house.listener.open_sockets) == (8, 8)
@@ -167,7 +167,7 @@ async def test_no_more_are_accepted_while_too_many_wait_for_a_turn(house, monkey
     house.come(*[STORM] * 40)
     for _ in range(5):
         house.listener._accept_all(house.port, house.socket, 0)
-    assert (len(house.opened), len(house.listener._crowd)) == (8, 10)
+    assert (len(house.opened), len(house.listener._pool)) == (8, 10)
     house.listener.serve({house.port: house.socket})
     await house.until_opened(40)
     assert house.listener.open_sockets == 40
@@ -212,7 +212,7 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
             while sum(house.closed.values()) < 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         house.clock.advance(61_000)
-        house.door.tell_ended_refusals()
+        house.gate.tell_ended_refusals()
     assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason] * 2 * (reason is not None)
     summed = {line["counts_as"]: line["connections"] for line in lines(logs, "connections_closed")}
     assert summed == ({} if reason is None else {STORM: 10, GOOD: 10})
@@ -220,22 +220,24 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
 
 
 @pytest.mark.parametrize(
-    ("reason", "told"), [(CloseReason.NODE_UNREACHABLE, 1), (CloseReason.INTERNAL_ERROR, 5)], ids=lambda value: value
+    ("reason", "reported"),
+    [(CloseReason.NODE_UNREACHABLE, 1), (CloseReason.INTERNAL_ERROR, 5)],
+    ids=lambda value: value,
 )
-async def test_a_node_that_is_away_is_told_once_of_each_address_and_a_bug_each_time(house, reason, told):
+async def test_a_node_that_is_away_is_told_once_of_each_address_and_a_bug_each_time(house, reason, reported):
     house.come(*[GOOD] * 5)
     house.listener._accept_all(house.port, house.socket, 0)
     with capture_logs() as logs:
         for connection in list(house.listener.connections):
             connection.give_up(reason, "10.0.0.1:9092: Connection refused")
-    assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason.value] * told
+    assert [line["reason"] for line in lines(logs, "connection_closed")] == [reason.value] * reported
 
 
 async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_either(house):
     trusts = {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"], "node_ids": []}
     config = {"name": "plain", "bind": "127.0.0.1", "port": house.port} | trusts
     house.listener.set_origin(ListenerConfig.model_validate(config))
-    quotas = house.door.admission.quotas
+    quotas = house.gate.admission.quotas
     quotas.set_address_limits("main", AddressLimits(creation_rate=0))
     house.listener.serve({house.port: house.socket})
     for client in house.come(*[GOOD] * 5):
@@ -250,5 +252,5 @@ async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_eith
     [client] = house.come(GOOD)
     client.sendall(b"PROXY TCP4 192.0.2.7 192.0.2.1 40000 9092\r\n")
     async with asyncio.timeout(PATIENCE_S):
-        while not house.door.admission.held:  # noqa: ASYNC110
+        while not house.gate.admission.held:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

@@ -49,8 +49,8 @@ def test_a_logger_that_is_bound_later_is_made_once_and_only_when_something_is_to
     assert made == []
     log.info("first")
     log.bind(node_id=3).info("second")
-    told = [(line["event"], line["client"], line.get("node_id")) for line in lines(capsys)]
-    assert (told, made) == ([("first", "127.0.0.1:9", None), ("second", "127.0.0.1:9", 3)], [1])
+    reported = [(line["event"], line["client"], line.get("node_id")) for line in lines(capsys)]
+    assert (reported, made) == ([("first", "127.0.0.1:9", None), ("second", "127.0.0.1:9", 3)], [1])
 
 
 def test_strings_are_cut_to_128_characters():

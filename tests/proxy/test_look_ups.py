@@ -8,7 +8,7 @@ import pytest
 
 from proxy.net.look_ups import LookUps, _in_turn, at_port, look_up
 from tests.fakes.clock import FakeClock
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 A, B = ((socket.AF_INET, (address, 0)) for address in ("10.0.0.1", "10.0.0.2"))
 SIX = (socket.AF_INET6, ("2001:db8::1", 0, 0, 0))
@@ -18,18 +18,18 @@ class Resolver:
     """Answers when it is told to."""
 
     def __init__(self):
-        self.asked, self.answers = [], {}
+        self.asked, self.responses = [], {}
 
     async def __call__(self, host):
         self.asked.append(host)
-        return await self.answers.setdefault(host, asyncio.get_running_loop().create_future())
+        return await self.responses.setdefault(host, asyncio.get_running_loop().create_future())
 
-    async def answer(self, host, answer):
+    async def response(self, host, response):
         async with asyncio.timeout(PATIENCE_S):
-            while host not in self.answers:  # noqa: ASYNC110
+            while host not in self.responses:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-        future = self.answers.pop(host)
-        future.set_exception(answer) if isinstance(answer, OSError) else future.set_result(answer)
+        future = self.responses.pop(host)
+        future.set_exception(response) if isinstance(response, OSError) else future.set_result(response)
 
 
 @pytest.fixture
@@ -47,15 +47,15 @@ def look_ups(clock, resolver):
     return LookUps(clock.now_us, resolver)
 
 
-async def learn(look_ups, resolver, host, answer):
+async def learn(look_ups, resolver, host, response):
     task = asyncio.create_task(look_ups.of(host))
-    await resolver.answer(host, answer)
+    await resolver.response(host, response)
     return await task
 
 
-async def test_a_name_is_asked_for_once_by_many_and_again_when_the_answer_is_old(look_ups, resolver, clock):
+async def test_a_name_is_asked_for_once_by_many_and_again_when_the_response_is_old(look_ups, resolver, clock):
     tasks = [asyncio.create_task(look_ups.of("a")) for _ in range(3)]
-    await resolver.answer("a", [A])
+    await resolver.response("a", [A])
     assert await asyncio.gather(*tasks) == [[A]] * 3
     clock.advance(4_999)
     assert await look_ups.of("a") == [A]
@@ -69,18 +69,18 @@ async def test_a_name_that_takes_long_delays_no_other(look_ups, resolver):
     slow = asyncio.create_task(look_ups.of("slow"))
     assert await learn(look_ups, resolver, "a", [A]) == [A]
     assert not slow.done()
-    await resolver.answer("slow", OSError("no answer"))
+    await resolver.response("slow", OSError("no answer"))
     with pytest.raises(OSError, match="no answer"):
         await slow
 
 
-async def test_an_older_answer_serves_where_none_comes_but_not_for_ever(look_ups, resolver, clock, monkeypatch):
+async def test_an_older_response_serves_where_none_comes_but_not_for_ever(look_ups, resolver, clock, monkeypatch):
     await learn(look_ups, resolver, "a", [A])
     clock.advance(299_000)
     assert await learn(look_ups, resolver, "a", OSError("no answer")) == [A]
     monkeypatch.setattr("proxy.net.look_ups._LONGEST_WAIT_S", 0)
     assert await look_ups.of("a") == [A]
-    await resolver.answer("a", OSError("no answer"))
+    await resolver.response("a", OSError("no answer"))
     clock.advance(2_000)
     with pytest.raises(OSError, match="no answer"):
         await learn(look_ups, resolver, "a", OSError("no answer"))
@@ -88,16 +88,16 @@ async def test_an_older_answer_serves_where_none_comes_but_not_for_ever(look_ups
 
 async def test_what_did_not_work_is_asked_for_again(look_ups, resolver):
     await learn(look_ups, resolver, "a", [A])
-    look_ups.doubt("a")
+    look_ups.penalty("a")
     assert await learn(look_ups, resolver, "a", [B]) == [B]
-    look_ups.doubt("never heard of")
+    look_ups.penalty("never heard of")
 
 
-async def test_who_gives_up_leaves_the_answer_to_the_others(look_ups, resolver):
+async def test_who_gives_up_leaves_the_response_to_the_others(look_ups, resolver):
     first, second = (asyncio.create_task(look_ups.of("a")) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
-    await resolver.answer("a", [A])
+    await resolver.response("a", [A])
     assert await second == [A]
 
 

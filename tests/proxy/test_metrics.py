@@ -200,7 +200,7 @@ def test_hostile_names_break_no_scrape(metrics):
     assert metrics.registry.get_sample_value("kafka_throttle_other_entities", RULE) == 1
 
 
-OF_THE_DOOR = """
+OF_THE_GATE = """
     client_sockets client_sockets_limit connection_accept_limit connection_accept_rate
     connection_accept_throttle_seconds
     connection_accept_throttles connections_limit held_connections held_connections_limit
@@ -218,7 +218,7 @@ def test_every_name_tells_whose_it_is_and_every_family_is_there_from_the_start(m
     assert {
         "kafka_throttle_authentications",
         "kafka_throttle_build",
-        *(f"kafka_throttle_{name}" for name in OF_THE_DOOR),
+        *(f"kafka_throttle_{name}" for name in OF_THE_GATE),
         "kafka_throttle_capped",
         "kafka_throttle_cap_bytes",
         "kafka_throttle_cap_bytes_per_second",
@@ -293,7 +293,7 @@ def test_very_many_entities_are_looked_at_in_steps_and_told_as_at_once():
     for metrics in (at_once, in_steps):
         metrics.add_entities(lambda: [*rows, None])
     assert sum(1 for _ in in_steps.gather()) == 10
-    told, expected = (
+    reported, expected = (
         {
             (sample.name, *sample.labels.values()): sample.value
             for family in metrics.registry.collect()
@@ -302,17 +302,17 @@ def test_very_many_entities_are_looked_at_in_steps_and_told_as_at_once():
         }
         for metrics in (in_steps, at_once)
     )
-    assert told == expected
-    names = {labels[-1] for name, *labels in told if name == "kafka_throttle_entity_rate"}
+    assert reported == expected
+    names = {labels[-1] for name, *labels in reported if name == "kafka_throttle_entity_rate"}
     assert names == {row.client_id for row in sorted(rows, key=lambda row: -row.rate)[:7]}
 
 
-def test_the_door_is_told_with_its_limits_and_the_addresses_that_come_fastest(metrics):
+def test_the_gate_is_told_with_its_limits_and_the_addresses_that_come_fastest(metrics):
     metrics.top_entities = 2
     instance = InstanceGate(3.0, None, 7, 9, 1, 2_000, 8, 10_000)
     listeners = [ListenerGate("main", "plain", 2.5, 4.0, None, 3, 1_500, 2, 700)]
     uses = [AddressUse("main", f"10.0.0.{i}", float(i), 5.0, i) for i in range(1, 2_001)]
-    metrics.add_door(
+    metrics.add_gate(
         lambda: instance, lambda: listeners, lambda: [ClusterGate("main", 1, 2_000, 65_536, 4)], lambda: uses
     )
 

@@ -22,8 +22,8 @@ async def get(reasons):
     port = await server.start("127.0.0.1", 0)
 
     async def get(path, method="GET", **headers):
-        async with session.request(method, f"http://127.0.0.1:{port}{path}", headers=headers) as answer:
-            return answer.status, answer.headers["Content-Type"], await answer.read()
+        async with session.request(method, f"http://127.0.0.1:{port}{path}", headers=headers) as response:
+            return response.status, response.headers["Content-Type"], await response.read()
 
     async with aiohttp.ClientSession() as session:
         yield get

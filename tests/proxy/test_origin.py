@@ -70,8 +70,8 @@ async def test_the_client_is_whom_a_trusted_peer_names_and_its_own_bytes_stay(he
     way.begin()
     assert await way.end() == "on"
     assert way.arrival.address == "192.0.2.7"
-    told = structlog.get_context(way.arrival.log)
-    assert (told["client"], told["proxied_by"]) == ("192.0.2.7:40000", "127.0.0.1")
+    reported = structlog.get_context(way.arrival.log)
+    assert (reported["client"], reported["proxied_by"]) == ("192.0.2.7:40000", "127.0.0.1")
     assert way.unread() == REQUEST
 
 
@@ -149,8 +149,8 @@ async def test_a_peer_that_goes_before_its_header_is_whole_is_noticed_at_once(wa
     way.begin()
     await asyncio.sleep(0.02)
     way.peer.close()
-    told = ("client_closed", f"after {len(sent)} bytes of a PROXY header")
-    assert await way.end() == (told if sent else ("client_sent_nothing", ""))
+    reported = ("client_closed", f"after {len(sent)} bytes of a PROXY header")
+    assert await way.end() == (reported if sent else ("client_sent_nothing", ""))
 
 
 async def test_a_peer_that_resets_is_noticed_at_once(way):

@@ -84,8 +84,8 @@ async def test_what_others_have_had_done_is_done_though_one_of_them_fails(socket
 
 
 async def test_what_fails_at_the_end_of_a_batch_is_told_and_what_others_have_had_done_is_done(sockets):
-    told = []
-    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+    reported = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
     failure = RuntimeError("a bug")
 
     def fail():
@@ -103,7 +103,7 @@ async def test_what_fails_at_the_end_of_a_batch_is_told_and_what_others_have_had
     sockets.ready(1)
     sockets.poller._serve()
     assert sockets.happened == ["turn 0", "soon 0", "end 0"]
-    assert told == [failure, failure]
+    assert reported == [failure, failure]
 
 
 async def test_a_descriptor_that_is_handed_on_is_watched_for_what_the_next_owner_wants(sockets):

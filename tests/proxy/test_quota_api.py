@@ -63,10 +63,10 @@ def version(request):
 
 
 def ask(components, strict=False, version=1, **who):
-    verdict = decided(describe_request(components, strict, version=version, corr=70), version, **who)
-    assert isinstance(verdict, Decision)
-    assert correlation_id(verdict.answer) == 70
-    return described(verdict.answer, version)
+    outcome = decided(describe_request(components, strict, version=version, corr=70), version, **who)
+    assert isinstance(outcome, Decision)
+    assert correlation_id(outcome.response) == 70
+    return described(outcome.response, version)
 
 
 def found(components, strict=False, **who):
@@ -201,22 +201,22 @@ def drop(key):
     return key, nan, True
 
 
-def errand(entries, validate_only=False, version=1, **who):
+def alteration_request(entries, validate_only=False, version=1, **who):
     frame = alter_request(entries, validate_only, version=version, corr=71, client_id="käufer".encode())
     return decided(frame, version, **who)
 
 
 def alter(entries, validate_only=False, version=1, results=None, **who):
-    """The entries of the answer, when what had to be written was, or had these results."""
-    decision = errand(entries, validate_only, version, **who)
+    """The entries of the response, when what had to be written was, or had these results."""
+    decision = alteration_request(entries, validate_only, version, **who)
     if isinstance(decision, QuotaAlteration):
         decision = finish(decision.reply(results or [None] * len(decision.alterations)))
-    assert correlation_id(decision.answer) == 71
-    return altered(decision.answer, version)
+    assert correlation_id(decision.response) == 71
+    return altered(decision.response, version)
 
 
 def alterations(entries):
-    decision = errand(entries)
+    decision = alteration_request(entries)
     return list(decision.alterations) if isinstance(decision, QuotaAlteration) else []
 
 
@@ -224,17 +224,17 @@ def refused(entity):
     return NOT_AUTHORISED, "Cluster authorization failed.", entity
 
 
-def test_changes_are_written_before_the_answer(version):
+def test_changes_are_written_before_the_response(version):
     entries = [(ALICE, [put(P, 5), drop(F)]), ((("client-id", None),), [put(P, 1235.0000001)])]
-    decision = errand(entries, version=version)
+    decision = alteration_request(entries, version=version)
     assert isinstance(decision, QuotaAlteration)
     assert decision.alterations == (
         Alteration(Entity("alice"), {PRODUCE: 5.0, FETCH: None}),
         Alteration(Entity(client_id=D), {PRODUCE: 1235.0000001}),
     )
     assert decision.client_id == "käufer"
-    answer = altered(finish(decision.reply([None, None])).answer, version)
-    assert answer == [(0, None, ALICE), (0, None, (("client-id", None),))]
+    response = altered(finish(decision.reply([None, None])).response, version)
+    assert response == [(0, None, ALICE), (0, None, (("client-id", None),))]
 
 
 @pytest.mark.parametrize(
@@ -258,8 +258,8 @@ def test_changes_are_written_before_the_answer(version):
 def test_every_kind_of_entity_is_altered_and_told_as_it_was_asked(parts, entity):
     key = CONNECTION if entity.ip is not None else MUTATION
     assert alterations([(parts, [put(key.text, 3)])]) == [Alteration(entity, {key: 3.0})]
-    [(code, message, told)] = alter([(parts, [put(key.text, 3)])])
-    assert (code, message, dict(told)) == (0, None, dict(parts))
+    [(code, message, reported)] = alter([(parts, [put(key.text, 3)])])
+    assert (code, message, dict(reported)) == (0, None, dict(parts))
 
 
 @pytest.mark.parametrize(
@@ -287,8 +287,8 @@ def test_every_kind_of_entity_is_altered_and_told_as_it_was_asked(parts, entity)
 )
 @pytest.mark.parametrize("operations", [[put(P, 1)], [drop(C)], []])
 def test_what_is_no_entity_is_refused(entity, message, operations):
-    [(code, told, _)] = alter([(entity, operations)])
-    assert (code, told) == (INVALID, message)
+    [(code, reported, _)] = alter([(entity, operations)])
+    assert (code, reported) == (INVALID, message)
     assert alterations([(entity, operations)]) == []
 
 
@@ -372,7 +372,7 @@ def test_an_entity_with_the_same_key_twice_is_not_changed(operations):
     assert alterations([(ALICE, operations)]) == []
 
 
-def test_of_a_repeated_entity_the_first_is_done_and_the_answer_says_otherwise():
+def test_of_a_repeated_entity_the_first_is_done_and_the_response_says_otherwise():
     turned = [(("user", "a"), ("client-id", None)), (("client-id", None), ("user", "a"))]
     entries = [(turned[0], [put(P, 1)]), (turned[1], [put(P, 2)]), (turned[0], [put(F, 3)])]
     assert alterations(entries) == [Alteration(Entity("a", D), {PRODUCE: 1.0})]
@@ -390,9 +390,9 @@ def test_two_spellings_of_an_address_are_one_entity():
 
 def test_validating_only_judges_and_changes_nothing(version):
     entries = [(ALICE, [put(P, 5)]), (APP, [put(P, -5)])]
-    decision = errand(entries, validate_only=True, version=version)
+    decision = alteration_request(entries, validate_only=True, version=version)
     assert isinstance(decision, Decision)
-    assert altered(decision.answer, version) == [
+    assert altered(decision.response, version) == [
         (0, None, ALICE),
         (INVALID, f"Quota {P} must be greater than 0", APP),
     ]
@@ -400,9 +400,9 @@ def test_validating_only_judges_and_changes_nothing(version):
 
 def test_nothing_to_do_is_done_at_once(version):
     for entries in ([], [(ALICE, [])], [(ALICE, [drop("fast")])], [((), [])]):
-        decision = errand(entries, version=version)
+        decision = alteration_request(entries, version=version)
         assert isinstance(decision, Decision)
-        assert len(altered(decision.answer, version)) == len(entries)
+        assert len(altered(decision.response, version)) == len(entries)
 
 
 def test_what_could_not_be_written_is_told():
@@ -421,8 +421,8 @@ def test_who_may_not_alter_is_told_so_for_every_entry_as_it_was_asked(version):
     entries = [(ALICE, [put(P, 5)]), (ALICE, [put("x", nan)]), (twice, []), ((), [])]
     for who in ({"may_alter": False}, {"may_alter": False, "may_describe": False, "user": "alice"}):
         for validate_only in (False, True):
-            answer = alter(entries, validate_only, version, **who)
-            assert answer == [refused(ALICE), refused(ALICE), refused(twice), refused(())]
+            response = alter(entries, validate_only, version, **who)
+            assert response == [refused(ALICE), refused(ALICE), refused(twice), refused(())]
 
 
 MANY = 12_000
@@ -440,11 +440,11 @@ def test_a_refusal_costs_the_same_however_long_the_request_is(entries, named, ve
     read = []
     for name in ("part", "operation", "end"):
         monkeypatch.setattr(_Body, name, counted(getattr(_Body, name), read))
-    answer = alter(entries, version=version, may_alter=False)
+    response = alter(entries, version=version, may_alter=False)
     assert len(read) <= 3 * 100
-    assert answer[:named] == [refused(tuple(parts)) for parts, _ in entries[:named]]
+    assert response[:named] == [refused(tuple(parts)) for parts, _ in entries[:named]]
     others = (NOT_AUTHORISED, "Cluster authorization failed, also for all entities that are not listed.", ())
-    assert answer[named:] == ([others] if named < len(entries) else [])
+    assert response[named:] == ([others] if named < len(entries) else [])
 
 
 def counted(method, calls):
@@ -482,9 +482,9 @@ def test_an_administrator_may_alter_more_than_ten_thousand_at_once(many, version
 
 @pytest.mark.parametrize("frame", [describe_request([("user", 0, "a")]), alter_request([(ALICE, [put(P, 1)])])])
 def test_bytes_that_are_no_request_close_the_connection(frame):
-    verdict = decided(frame[:-3], 1)
-    assert verdict.close.reason is CloseReason.REQUEST_MALFORMED
-    assert verdict.answer is None
+    outcome = decided(frame[:-3], 1)
+    assert outcome.close.reason is CloseReason.REQUEST_MALFORMED
+    assert outcome.response is None
 
 
 def test_requests_are_what_the_frames_of_the_tests_say():
@@ -514,17 +514,17 @@ def steps_of(frame, of_quotas=QUOTAS, version=1):
 
 def test_describing_very_many_is_done_in_steps():
     many = {Entity(f"u{i}"): {PRODUCE: Limit(1.0 + i, "file")} for i in range(5 * ITEMS_PER_STEP)}
-    verdict, steps = steps_of(describe_request([], False, version=1, corr=70), many)
+    outcome, steps = steps_of(describe_request([], False, version=1, corr=70), many)
     assert steps >= 5
-    code, _, entries = described(verdict.answer, 1)
+    code, _, entries = described(outcome.response, 1)
     assert (code, len(entries)) == (0, len(many))
 
 
 def test_of_very_many_one_is_found_in_one_step():
     many = {Entity(f"u{i}"): {PRODUCE: Limit(1.0 + i, "file")} for i in range(5 * ITEMS_PER_STEP)}
-    verdict, steps = steps_of(describe_request([("user", EXACT, "u7")], True, version=1, corr=70), many)
+    outcome, steps = steps_of(describe_request([("user", EXACT, "u7")], True, version=1, corr=70), many)
     assert steps == 1
-    assert len(described(verdict.answer, 1)[2]) == 1
+    assert len(described(outcome.response, 1)[2]) == 1
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -553,5 +553,5 @@ def test_one_entity_with_very_many_operations_is_read_in_steps():
 
 def test_a_long_request_that_ends_badly_closes_its_connection():
     entries = [((("user", f"u{i}"),), [put(P, 5)]) for i in range(2 * ITEMS_PER_STEP)]
-    verdict, steps = steps_of(alter_request(entries, corr=71)[:-4])
-    assert (verdict.close.reason, steps > 1) == (CloseReason.REQUEST_MALFORMED, True)
+    outcome, steps = steps_of(alter_request(entries, corr=71)[:-4])
+    assert (outcome.close.reason, steps > 1) == (CloseReason.REQUEST_MALFORMED, True)

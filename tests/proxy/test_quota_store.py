@@ -44,8 +44,10 @@ class Bound:
         return self.ledger.bind("main", 1, "u", f"c{i}", 0)
 
     async def alter(self, entity, limit):
-        errand = QuotaAlteration((Alteration(entity, {PRODUCE: limit}),), "admin", lambda results: Decision())
-        return await self.book.run_errand(errand, LOG)
+        alteration_request = QuotaAlteration(
+            (Alteration(entity, {PRODUCE: limit}),), "admin", lambda results: Decision()
+        )
+        return await self.book.alter_quotas(alteration_request, LOG)
 
 
 @pytest.fixture
@@ -53,7 +55,7 @@ def state(tmp_path):
     return tmp_path / "state.json"
 
 
-async def test_what_is_altered_is_in_force_when_the_answer_comes(state):
+async def test_what_is_altered_is_in_force_when_the_response_comes(state):
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=3) as bound:
         before = [bound.bind(i) for i in range(3)]
         assert await bound.alter(Entity(client_id="c1"), 7.0) == [None]
@@ -77,8 +79,8 @@ async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state
     """Its source tells of it, and whoever has made it has it taken up, too; the state file is looked at again."""
     monkeypatch.setattr(file, "_POLL_S", 0.01)
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
-        in_force, told = counted(bound.ledger, "replacing"), []
-        bound.book.when_changed = told.append
+        in_force, reported = counted(bound.ledger, "replacing"), []
+        bound.book.when_changed = reported.append
         version = bound.ledger.version
         if way == "the API":
             await bound.alter(Entity(client_id="c0"), 7.0)
@@ -90,7 +92,7 @@ async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state
             await asyncio.to_thread(other.alter, [Alteration(Entity(client_id="c0"), {PRODUCE: 7.0})])
         await asyncio.sleep(0.2)
         assert bound.ledger.sensors.limit(bound.bind(0).produce) == 7.0
-        assert (len(in_force), len(told), bound.ledger.version) == (1, 1, version + 1)
+        assert (len(in_force), len(reported), bound.ledger.version) == (1, 1, version + 1)
 
 
 def counted(thing, name):

@@ -74,7 +74,7 @@ def test_shadow_quotas_and_every_kind_of_entity_can_be_set(path):
         assert quotas(path, "set", *entity, "connection_creation_rate=0")[0] == 0
     _, out, _ = quotas(path, "describe", "--json")
     [cluster] = json.loads(out)["virtual_clusters"]
-    told = [(entry["entity"], entry["limits"]) for entry in cluster["quotas"]]
+    reported = [(entry["entity"], entry["limits"]) for entry in cluster["quotas"]]
     shadow = {"shadow_producer_byte_rate": {"limit": 7, "layer": "state-main.json"}}
     ban = {"connection_creation_rate": {"limit": 0, "layer": "state-main.json"}}
     for expected in [
@@ -85,7 +85,7 @@ def test_shadow_quotas_and_every_kind_of_entity_can_be_set(path):
         ({"ip": "10.0.0.1"}, ban),
         ({"ip": None}, ban),
     ]:
-        assert expected in told
+        assert expected in reported
 
 
 def test_only_those_with_the_parts_given_are_shown(path):

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.upstream.race import AllFailed, Slow, race
 from tests.fakes.clock import FakeClock
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 NEVER_S = 1_000_000
 

@@ -10,7 +10,7 @@ from proxy.net.poller import Poller
 from proxy.net.stream import Stream, StreamSettings
 from proxy.side import Side
 from quotas.byte_caps import ByteCap, Turnstile
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 HIGH_WATER_BYTES = 64 * 1024
 
@@ -32,7 +32,7 @@ class StreamListener:
         self.room = room
         self.data = bytearray()
         self.reads = []
-        self.told = []
+        self.reported = []
         self.waits = 0
         self.on_bytes = self.on_room = lambda: None
 
@@ -42,16 +42,16 @@ class StreamListener:
         self.on_bytes()
 
     def eof_came(self, side):
-        self.told.append("eof")
+        self.reported.append("eof")
 
     def lost(self, side, error):
-        self.told.append("lost" if error is None else type(error).__name__)
+        self.reported.append("lost" if error is None else type(error).__name__)
 
     def writing_paused(self, side):
-        self.told.append("full")
+        self.reported.append("full")
 
     def writing_resumed(self, side):
-        self.told.append("room")
+        self.reported.append("room")
         self.on_room()
 
     def read_bytes(self):
@@ -108,11 +108,11 @@ async def test_what_the_peer_sends_is_read_and_then_its_end_told_once(ends):
     ends.peer.sendall(b"abc")
     await ends.until(lambda: ends.owner.data == b"abc")
     ends.peer.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.told)
+    await ends.until(lambda: ends.owner.reported)
     ends.stream.pause_reading()
     ends.stream.resume_reading()
     await asyncio.sleep(0.02)
-    assert ends.owner.told == ["eof"]
+    assert ends.owner.reported == ["eof"]
 
 
 async def test_no_read_takes_more_than_the_owner_has_room_for():
@@ -131,7 +131,7 @@ async def test_over_a_cap_reading_goes_on_in_turns_until_all_is_there(side):
     began_s = asyncio.get_running_loop().time()
     ends.peer.sendall(bytes(60_000))
     ends.peer.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.told == ["eof"])
+    await ends.until(lambda: ends.owner.reported == ["eof"])
     assert len(ends.owner.data) == 60_000
     assert asyncio.get_running_loop().time() - began_s > 0.15
     assert max(ends.owner.reads) <= of_all.turn_bytes == 4000
@@ -166,8 +166,8 @@ async def test_a_client_that_is_gone_is_noticed_while_it_waits_for_a_cap():
     ends.peer.sendall(b"abc")
     await ends.until(lambda: of_all.waiting == 1)
     ends.reset()
-    await ends.until(lambda: ends.owner.told)
-    assert ends.owner.told == ["ConnectionResetError"]
+    await ends.until(lambda: ends.owner.reported)
+    assert ends.owner.reported == ["ConnectionResetError"]
 
 
 async def test_a_paused_stream_leaves_bytes_in_the_kernel(ends):
@@ -189,10 +189,10 @@ async def test_pieces_arrive_in_order_however_little_the_kernel_takes(ends):
 
 async def test_a_full_buffer_is_told_and_so_is_room(ends):
     piece = bytes(32 * 1024)
-    while "full" not in ends.owner.told:
+    while "full" not in ends.owner.reported:
         ends.stream.write([piece])
     reading = asyncio.create_task(ends.receive_all())
-    await ends.until(lambda: ends.owner.told == ["full", "room"])
+    await ends.until(lambda: ends.owner.reported == ["full", "room"])
     assert ends.stream.written_late_bytes > 0
     ends.stream.close()
     assert len(await reading) % len(piece) == 0
@@ -205,9 +205,9 @@ async def test_closing_writes_out_what_is_buffered_even_to_a_peer_that_still_sen
     ends.peer.sendall(bytes(100_000))
     ends.stream.write([b"after the end"])
     assert await ends.receive_all() == sent
-    assert ends.owner.told == ["full", "room"]
+    assert ends.owner.reported == ["full", "room"]
     ends.peer.close()
-    await ends.until(lambda: ends.owner.told[-1] == "lost")
+    await ends.until(lambda: ends.owner.reported[-1] == "lost")
     assert ends.owner.data == b""
 
 
@@ -216,16 +216,16 @@ async def test_closing_a_paused_stream_whose_peer_has_ended_takes_no_further_wor
     ends.peer.sendall(b"unread")
     ends.peer.shutdown(socket.SHUT_WR)
     ends.stream.close()
-    await ends.until(lambda: ends.owner.told == ["lost"])
+    await ends.until(lambda: ends.owner.reported == ["lost"])
 
 
 async def test_hanging_up_waits_for_nobody_and_the_peer_has_all_that_was_sent(ends):
     ends.stream.write([b"the last"])
     ends.stream.hang_up()
-    assert ends.owner.told == ["lost"]
+    assert ends.owner.reported == ["lost"]
     assert await ends.receive_all() == b"the last"
     ends.stream.hang_up()
-    assert ends.owner.told == ["lost"]
+    assert ends.owner.reported == ["lost"]
 
 
 async def test_hanging_up_with_something_unsent_writes_that_out_first(ends):
@@ -233,21 +233,21 @@ async def test_hanging_up_with_something_unsent_writes_that_out_first(ends):
     ends.stream.write([sent])
     ends.stream.hang_up()
     assert await ends.receive_all() == sent
-    assert ends.owner.told == ["full", "room"]
+    assert ends.owner.reported == ["full", "room"]
     ends.peer.close()
-    await ends.until(lambda: ends.owner.told[-1] == "lost")
+    await ends.until(lambda: ends.owner.reported[-1] == "lost")
 
 
 async def test_an_abort_drops_everything_at_once(ends):
     ends.stream.write([bytes(4_000_000)])
     ends.stream.abort()
-    assert ends.owner.told[-1] == "lost"
+    assert ends.owner.reported[-1] == "lost"
     assert len(await ends.receive_all()) < 4_000_000
 
 
 async def test_a_reset_is_told_with_its_error(ends):
     ends.reset()
-    await ends.until(lambda: ends.owner.told == ["ConnectionResetError"])
+    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
 
 async def test_what_came_before_a_fault_in_writing_is_delivered(ends):
@@ -259,26 +259,26 @@ async def test_what_came_before_a_fault_in_writing_is_delivered(ends):
     await asyncio.sleep(0.01)
     ends.stream.write([b"into the void"])
     ends.stream.write([b"into the void"])
-    await ends.until(lambda: ends.owner.told)
+    await ends.until(lambda: ends.owner.reported)
     assert ends.owner.data == b"last words"
-    assert len(ends.owner.told) == 1
+    assert len(ends.owner.reported) == 1
 
 
 async def test_a_peer_that_goes_while_nobody_reads_and_bytes_wait_is_noticed(ends):
     ends.stream.pause_reading()
-    while "full" not in ends.owner.told:
+    while "full" not in ends.owner.reported:
         ends.stream.write([bytes(32 * 1024)])
     ends.reset()
-    await ends.until(lambda: ends.owner.told[-1].endswith("Error"))
-    assert ends.owner.told[0] == "full"
-    assert len(ends.owner.told) == 2
+    await ends.until(lambda: ends.owner.reported[-1].endswith("Error"))
+    assert ends.owner.reported[0] == "full"
+    assert len(ends.owner.reported) == 2
 
 
 async def test_a_client_that_is_gone_is_noticed_though_nobody_reads_it(ends):
     ends.stream.pause_reading()
     ends.peer.sendall(b"unread")
     ends.reset()
-    await ends.until(lambda: ends.owner.told == ["ConnectionResetError"])
+    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
 
 async def test_what_a_node_sent_before_it_went_is_delivered_though_nobody_reads_it_yet():
@@ -288,9 +288,9 @@ async def test_what_a_node_sent_before_it_went_is_delivered_though_nobody_reads_
     await asyncio.sleep(0.02)
     ends.reset()
     await asyncio.sleep(0.02)
-    assert ends.owner.told == []
+    assert ends.owner.reported == []
     ends.stream.resume_reading()
-    await ends.until(lambda: ends.owner.told == ["ConnectionResetError"])
+    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
     assert ends.owner.data == b"an answer"
 
 
@@ -299,17 +299,17 @@ async def test_an_owner_may_close_from_within_a_read(ends):
     ends.peer.sendall(b"x")
     assert await ends.receive_all() == b""
     ends.peer.close()
-    await ends.until(lambda: ends.owner.told == ["lost"])
+    await ends.until(lambda: ends.owner.reported == ["lost"])
 
 
 async def test_an_owner_may_close_when_there_is_room_again_though_the_peer_has_ended(ends):
     ends.owner.on_room = ends.stream.close
     ends.peer.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.told == ["eof"])
-    while "full" not in ends.owner.told:
+    await ends.until(lambda: ends.owner.reported == ["eof"])
+    while "full" not in ends.owner.reported:
         ends.stream.write([bytes(32 * 1024)])
     await ends.receive_all()
-    await ends.until(lambda: ends.owner.told == ["eof", "full", "room", "lost"])
+    await ends.until(lambda: ends.owner.reported == ["eof", "full", "room", "lost"])
 
 
 class Swept:
@@ -364,9 +364,9 @@ async def test_what_was_written_amid_a_sweep_is_there_before_the_end(ends, end):
 async def test_more_than_the_kernel_takes_amid_a_sweep_is_kept_and_told(ends):
     data = bytes(4 << 20)
     await Swept(ends).does(lambda: ends.stream.write([data]))
-    await ends.until(lambda: ends.owner.told == ["full"])
+    await ends.until(lambda: ends.owner.reported == ["full"])
     reader = asyncio.create_task(ends.receive_all())
-    await ends.until(lambda: ends.owner.told == ["full", "room"])
+    await ends.until(lambda: ends.owner.reported == ["full", "room"])
     ends.stream.close()
     assert len(await reader) == len(data)
 
@@ -378,7 +378,7 @@ async def test_what_was_written_amid_a_sweep_to_a_peer_that_is_gone_counts_as_lo
         ends.stream.write([b"67"])
 
     await Swept(ends).does(write)
-    await ends.until(lambda: ends.owner.told)
+    await ends.until(lambda: ends.owner.reported)
     assert ends.stream.lost_bytes == 7
 
 

@@ -44,7 +44,7 @@ class Run:
         self.poller = Poller()
         self.when_full, self.when_bytes_come = when_full, when_bytes_come
         self.written, self.received, self.sent, self.data = bytearray(), bytearray(), bytearray(), bytearray()
-        self.told = []
+        self.reported = []
         self.peer_left = self.aborted = False
         self.stream = Stream(StreamSettings(self.poller, side, HIGH_WATER_BYTES), ours, self)
 
@@ -55,18 +55,18 @@ class Run:
         self.do(self.when_bytes_come)
 
     def eof_came(self, side):
-        self.told.append("eof")
+        self.reported.append("eof")
 
     def lost(self, side, error):
-        assert "lost" not in self.told
-        self.told.append("lost")
+        assert "lost" not in self.reported
+        self.reported.append("lost")
 
     def writing_paused(self, side):
-        self.told.append("full")
+        self.reported.append("full")
         self.do(self.when_full)
 
     def writing_resumed(self, side):
-        self.told.append("room")
+        self.reported.append("room")
 
     def read_bytes(self):
         return 64 * 1024
@@ -74,7 +74,7 @@ class Run:
     # What is done with it.
 
     def do(self, step):
-        if step is None or "lost" in self.told:
+        if step is None or "lost" in self.reported:
             return
         what, value = step
         if what == "write":
@@ -126,11 +126,11 @@ class Run:
         """Everybody takes what there is for him until nothing moves any more; then the stream is closed."""
         self.do(("resume", None))
         for _ in range(200):
-            before = len(self.received), len(self.data), self.stream.unsent_bytes, list(self.told)
+            before = len(self.received), len(self.data), self.stream.unsent_bytes, list(self.reported)
             self.receive(1 << 20)
             self.poller._serve()
             await asyncio.sleep(0)
-            if before == (len(self.received), len(self.data), self.stream.unsent_bytes, self.told):
+            if before == (len(self.received), len(self.data), self.stream.unsent_bytes, self.reported):
                 break
         self.finished_unsent_bytes = self.stream.unsent_bytes
         self.do(("abort", None))
@@ -160,7 +160,7 @@ async def run(sweeps, side, when_full, when_bytes_come, amid):
         assert made.sent.startswith(made.data)
         accounted = len(made.received) + made.stream.lost_bytes
         assert accounted <= len(made.written) if made.peer_left else accounted == len(made.written)
-        pauses = [what for what in made.told if what in ("full", "room")]
+        pauses = [what for what in made.reported if what in ("full", "room")]
         assert pauses == (["full", "room"] * len(pauses))[: len(pauses)]
         return made
 
@@ -179,7 +179,7 @@ def test_what_is_written_amid_sweeps_comes_as_if_it_were_not(sweeps, side, when_
         amid, outside = (
             runner.run(run([*first, last], side, when_full, when_bytes_come, amid)) for amid in (True, False)
         )
-    assert amid.told.count("lost") == outside.told.count("lost") == 1
+    assert amid.reported.count("lost") == outside.reported.count("lost") == 1
     if when_full is None and not (amid.aborted or outside.aborted or amid.peer_left):
         assert amid.received == outside.received
         # Nothing is written any more where the socket is closed, and that may be a sweep earlier.

@@ -32,8 +32,8 @@ from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, NodeDirect
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.certificates import Authority, client_context, server_context
 from tests.fakes.clock import FakeClock
-from tests.patience import PATIENCE_S
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
+from tests.timeouts import PATIENCE_S
 
 OVER = datetime.timedelta(days=-1)
 ETL = ((NameOID.ORGANIZATION_NAME, "Acme"), (NameOID.COMMON_NAME, "etl"))
@@ -70,11 +70,11 @@ class Node:
         self.connections = 0
 
     async def serve(self, context=None):
-        self.server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=context)
+        self.server = await asyncio.start_server(self._response, "127.0.0.1", 0, ssl=context)
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
-    async def _answer(self, reader, writer):
+    async def _response(self, reader, writer):
         self.connections += 1
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             while True:
@@ -108,8 +108,8 @@ class Proxy:
         clock = clock or SystemClock()
         poller = Poller()
         [settings] = self.config.virtual_clusters
-        door = self.door = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
-        self.cluster = VirtualCluster(settings, Path("x"), 100, poller, clock, self.metrics, lambda: True, door)
+        gate = self.gate = ConnectionGate(Admission(ConnectionQuotas(ConnectionLimits(), clock.now_ms()), 10), clock)
+        self.cluster = VirtualCluster(settings, Path("x"), 100, poller, clock, self.metrics, lambda: True, gate)
         [self.listener] = self.cluster.listeners
         self.listener.set_limits(self.config.limits)
         self.keeper = CertificateWatcher(
@@ -337,10 +337,10 @@ async def test_who_speaks_no_tls_is_told_from_one_who_speaks_it_badly(paper):
                 client.writer.write(data)
                 await until(lambda: sum(line["event"] == "connection_closed" for line in logs) == count)  # noqa: B023
                 client.close()
-    told = [(line["reason"], line["detail"]) for line in logs if line["event"] == "connection_closed"]
-    assert told[0] == ("tls_expected", "got bytes as of a client that speaks Kafka without TLS")
-    assert told[1] == ("tls_expected", "got an HTTP request")
-    assert told[2][0] == "tls_failed"
+    reported = [(line["reason"], line["detail"]) for line in logs if line["event"] == "connection_closed"]
+    assert reported[0] == ("tls_expected", "got bytes as of a client that speaks Kafka without TLS")
+    assert reported[1] == ("tls_expected", "got an HTTP request")
+    assert reported[2][0] == "tls_failed"
 
 
 async def test_tls_on_a_plain_listener_is_told_once(paper):
@@ -350,8 +350,8 @@ async def test_tls_on_a_plain_listener_is_told_once(paper):
                 with pytest.raises(OSError):
                     await proxy.client(client_context(paper.ours))
                 await until(lambda count=count: proxy.closed("tls_unexpected") == count)
-    told = [line["log_level"] for line in logs if line.get("detail") == "looks like a TLS handshake"]
-    assert told == ["warning", "debug", "debug"]
+    reported = [line["log_level"] for line in logs if line.get("detail") == "looks like a TLS handshake"]
+    assert reported == ["warning", "debug", "debug"]
 
 
 async def test_a_client_that_speaks_no_tls_again_and_again_is_told_of_when_it_begins_and_when_it_is_over(paper):
@@ -364,10 +364,10 @@ async def test_a_client_that_speaks_no_tls_again_and_again_is_told_of_when_it_be
                 await until(lambda count=count: proxy.closed("tls_expected") == count)
                 client.close()
                 clock.advance(20_000)
-            proxy.door.tell_ended_refusals()
+            proxy.gate.tell_ended_refusals()
             assert "connections_closed" not in [line["event"] for line in logs]
             clock.advance(40_000)
-            proxy.door.tell_ended_refusals()
+            proxy.gate.tell_ended_refusals()
     closings = [line["log_level"] for line in logs if line["event"] == "connection_closed"]
     assert closings == ["warning", "debug", "debug"]
     [over] = [line for line in logs if line["event"] == "connections_closed"]
@@ -537,7 +537,7 @@ async def test_who_says_no_name_bootstraps_and_that_is_told_once_of_each_address
                 client.close()
             assert set(proxy.listener.tallies) == {BOOTSTRAP_NODE_ID}
             clock.advance(61_000)
-            proxy.door.tell_ended_refusals()
+            proxy.gate.tell_ended_refusals()
     [line] = [line for line in logs if line["event"] == "server_name_missing"]
     assert (line["log_level"], line["served_as"]) == ("warning", "bootstrap")
     [line] = [line for line in logs if line["event"] == "server_names_missing"]
@@ -560,13 +560,13 @@ async def test_each_whole_name_of_the_certificate_bootstraps(paper):
     other = await Node().serve()
     async with proxying(files(issued), **BY_NAME) as proxy:
         proxy.cluster.upstream.directory.learn(5, "127.0.0.1", other.port)
-        for name, tally in (("OTHER.test", BOOTSTRAP_NODE_ID), ("b5.kafka.test", 5)):
+        for name, counters in (("OTHER.test", BOOTSTRAP_NODE_ID), ("b5.kafka.test", 5)):
             before = dict.fromkeys((5, BOOTSTRAP_NODE_ID), 0) | {
-                node_id: tally.connections_opened for node_id, tally in proxy.listener.tallies.items()
+                node_id: counters.connections_opened for node_id, counters in proxy.listener.tallies.items()
             }
             client = await proxy.client(client_context(paper.ours), name)
             assert await client.ask(heartbeat(1)) == heartbeaten(1)
-            assert proxy.listener.tallies[tally].connections_opened == before[tally] + 1
+            assert proxy.listener.tallies[counters].connections_opened == before[counters] + 1
             client.close()
         with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
             await proxy.client(client_context(paper.ours), "typo.kafka.test")
@@ -600,9 +600,9 @@ async def test_a_name_that_is_not_ascii_is_refused_in_our_own_words(paper, monke
             client.writer.write(hello_to("bücher.kafka.test".encode()))
             await until(lambda: proxy.closed("server_name_unknown") == 1)
             client.close()
-    told = [line for line in logs if not line["event"].startswith("certificate_")]
-    assert [line.get("reason") for line in told] == ["server_name_unknown"], told
-    [line] = told
+    reported = [line for line in logs if not line["event"].startswith("certificate_")]
+    assert [line.get("reason") for line in reported] == ["server_name_unknown"], reported
+    [line] = reported
     assert line["detail"].startswith("a name that is not ASCII is none of boot.kafka.test and b{node_id}")
 
 
@@ -673,8 +673,8 @@ async def test_the_end_of_a_certificate_is_a_metric_and_told_before_it_comes_onc
             for days in (0.5, 0.6, 10):
                 clock.advance(int(days * 86_400_000))
                 proxy.keeper._tell_of_ends()
-    told = [(line["event"], line["days_left"]) for line in logs if line["event"].startswith("certificate_")]
-    assert told == [("certificate_expires_soon", 10), ("certificate_expires_soon", 8), ("certificate_expired", -2)]
+    reported = [(line["event"], line["days_left"]) for line in logs if line["event"].startswith("certificate_")]
+    assert reported == [("certificate_expires_soon", 10), ("certificate_expires_soon", 8), ("certificate_expired", -2)]
 
 
 # ---------------------------------------------------------------- bad files

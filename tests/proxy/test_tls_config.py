@@ -23,7 +23,7 @@ def with_tls(upstream=None, **listener):
     return data
 
 
-def told(data):
+def reported(data):
     with pytest.raises(ConfigErrors) as raised:
         config_of(data)
     return [str(problem) for problem in raised.value.problems]
@@ -47,20 +47,20 @@ def told(data):
     ],
 )
 def test_what_is_wrong_with_tls_is_told(tls, expected):
-    problems = told(with_tls(tls=tls))
+    problems = reported(with_tls(tls=tls))
     assert all(problem.startswith(f"{LISTENER}.tls") for problem in problems)
     assert any(expected in problem for problem in problems), problems
 
 
 def test_names_of_nodes_want_tls_and_no_ports():
-    problems = told(with_tls(advertised_node_host="b{node_id}.kafka.test"))
+    problems = reported(with_tls(advertised_node_host="b{node_id}.kafka.test"))
     assert problems == [
         f"{LISTENER}.advertised_node_host: expected neither node_ids nor spare_ports beside it: "
         "every node has a name at the one port",
         f"{LISTENER}.advertised_node_host: expected tls beside it, as only its clients say which name they want, "
         "got nothing",
     ]
-    problem, *_ = told(with_tls(advertised_node_host="b.kafka.test"))
+    problem, *_ = reported(with_tls(advertised_node_host="b.kafka.test"))
     assert problem.startswith(f"{LISTENER}.advertised_node_host: expected a host name with one {{node_id}} in it, got")
 
 
@@ -75,9 +75,9 @@ def test_names_of_nodes_want_tls_and_no_ports():
     ],
 )
 def test_names_for_which_java_sends_no_server_name_are_warned_about(host, why):
-    told = [line for line in named(advertised_node_host=host) if "advertised_node_host" in line]
+    reported = [line for line in named(advertised_node_host=host) if "advertised_node_host" in line]
     problem = f"{host!r} {why}: a Java client sends no server name for it, so it comes to whichever node bootstraps"
-    assert told == ([] if why is None else [f"{LISTENER}.advertised_node_host: {problem}"])
+    assert reported == ([] if why is None else [f"{LISTENER}.advertised_node_host: {problem}"])
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_names_for_which_java_sends_no_server_name_are_warned_about(host, why):
 def test_a_name_to_bootstrap_matters_only_where_one_is_demanded(host, why):
     settings = {"advertised_host": host, "advertised_node_host": "b{node_id}.kafka.test"}
     assert not [line for line in named(**settings) if "advertised_host" in line]
-    told = [line for line in named(**settings, require_server_name=True) if "advertised_host" in line]
+    reported = [line for line in named(**settings, require_server_name=True) if "advertised_host" in line]
     problem = f"{host!r} {why}: a Java client sends no server name for it, so it is closed"
-    assert told == ([] if why is None else [f"{LISTENER}.advertised_host: {problem}"])
+    assert reported == ([] if why is None else [f"{LISTENER}.advertised_host: {problem}"])
 
 
 def test_demanding_a_name_where_nodes_have_none_is_warned_about():
@@ -105,7 +105,7 @@ def named(**listener):
 
 
 def test_a_key_towards_the_nodes_wants_its_certificate():
-    [problem] = told(with_tls({"key_file": "k"}))
+    [problem] = reported(with_tls({"key_file": "k"}))
     assert problem == (
         "virtual_clusters[0].upstream.tls: expected certificate_file with key_file or key_password_file, got nothing"
     )
@@ -165,10 +165,10 @@ def test_check_says_why_a_certificate_cannot_be_used(tmp_path, issued):
             "/nowhere cannot be read: No such file",
         ),
     ):
-        status, told = checked(tmp_path, with_tls(tls=tls))
+        status, reported = checked(tmp_path, with_tls(tls=tls))
         assert status == 2
-        assert told.startswith(f"{LISTENER}.tls.{setting}: "), told
-        assert reason in told
+        assert reported.startswith(f"{LISTENER}.tls.{setting}: "), reported
+        assert reason in reported
 
 
 def test_check_reads_every_file_that_is_named(tmp_path):
@@ -181,23 +181,23 @@ def test_check_reads_every_file_that_is_named(tmp_path):
         "username": "proxy",
         "password_file": "/no/password",
     }
-    status, told = checked(tmp_path, data)
+    status, reported = checked(tmp_path, data)
     assert status == 2
-    assert [line.partition(":")[0] for line in told.splitlines()] == [
+    assert [line.partition(":")[0] for line in reported.splitlines()] == [
         "virtual_clusters[0].upstream.admin.password_file",
         "virtual_clusters[0].upstream.admin.ca_file",
         "admin.token_file",
     ]
     data["log"] = {"levle": "info"}
-    assert checked(tmp_path, data) == (2, f"log.levle: unknown key, did you mean 'level'? (line 1)\n{told}")
+    assert checked(tmp_path, data) == (2, f"log.levle: unknown key, did you mean 'level'? (line 1)\n{reported}")
 
 
 def test_check_tells_of_files_beside_all_else_that_is_wrong_but_not_of_those_of_sections_that_are(tmp_path):
     data = with_tls({"ca_file": "/no/ca", "ciphers": 5}, tls={"certificate_file": "/no/own"})
     data["virtual_clusters"][0]["listeners"].append(5)
     data["virtual_clusters"] += [7, {"listeners": [{"tls": {"certificate_file": "/no/other"}}]}]
-    status, told = checked(tmp_path, data)
+    status, reported = checked(tmp_path, data)
     assert status == 2
-    read = [line.partition(":")[0] for line in told.splitlines() if "cannot be read" in line]
+    read = [line.partition(":")[0] for line in reported.splitlines() if "cannot be read" in line]
     assert read == [f"{LISTENER}.tls.certificate_file", "virtual_clusters[2].listeners[0].tls.certificate_file"]
-    assert "virtual_clusters[0].upstream.tls.ciphers: expected" in told
+    assert "virtual_clusters[0].upstream.tls.ciphers: expected" in reported

@@ -17,8 +17,8 @@ from proxy.net.tls_stream import TlsStream
 from proxy.side import Side
 from quotas.byte_caps import Turnstile
 from tests.certificates import Authority, client_context, server_context
-from tests.patience import PATIENCE_S
 from tests.proxy.test_stream import HIGH_WATER_BYTES, StreamListener, cap, now_ms
+from tests.timeouts import PATIENCE_S
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +134,11 @@ async def test_what_the_peer_sends_is_read_and_then_its_goodbye_told_once(ends):
     ends.send(b"abc")
     await ends.until(lambda: ends.owner.data == b"abc")
     ends.goodbye()  # the socket stays open
-    await ends.until(lambda: ends.owner.told)
+    await ends.until(lambda: ends.owner.reported)
     ends.stream.pause_reading()
     ends.stream.resume_reading()
     await asyncio.sleep(0.02)
-    assert ends.owner.told == ["eof"]
+    assert ends.owner.reported == ["eof"]
 
 
 async def test_bytes_and_a_goodbye_in_one_packet_are_both_told(ends):
@@ -146,14 +146,14 @@ async def test_bytes_and_a_goodbye_in_one_packet_are_both_told(ends):
     with contextlib.suppress(ssl.SSLError):
         ends.peer.unwrap()
     ends.raw.sendall(data + ends.outgoing.read())
-    await ends.until(lambda: ends.owner.told == ["eof"])
+    await ends.until(lambda: ends.owner.reported == ["eof"])
     assert ends.owner.data == b"abc"
 
 
 async def test_an_end_without_a_goodbye_is_an_end(ends):
     ends.raw.sendall(ends.encrypted(b"abc"))
     ends.raw.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: ends.owner.told == ["eof"])
+    await ends.until(lambda: ends.owner.reported == ["eof"])
     assert ends.owner.data == b"abc"
 
 
@@ -161,8 +161,8 @@ async def test_a_record_that_is_damaged_is_told_after_what_came_before_it(ends):
     damaged = bytearray(ends.encrypted(b"second"))
     damaged[-1] ^= 1
     ends.raw.sendall(ends.encrypted(b"third"))  # out of turn, too
-    await ends.until(lambda: ends.owner.told)
-    assert ends.owner.told[0].startswith("SSL")
+    await ends.until(lambda: ends.owner.reported)
+    assert ends.owner.reported[0].startswith("SSL")
     assert ends.owner.data == b""
 
 
@@ -170,8 +170,8 @@ async def test_what_came_before_a_damaged_record_is_delivered(ends):
     good, damaged = ends.encrypted(b"first"), bytearray(ends.encrypted(b"second"))
     damaged[-1] ^= 1
     ends.raw.sendall(good + damaged)
-    await ends.until(lambda: ends.owner.told)
-    assert (ends.owner.told, ends.owner.data) == (["SSLError"], b"first")
+    await ends.until(lambda: ends.owner.reported)
+    assert (ends.owner.reported, ends.owner.data) == (["SSLError"], b"first")
 
 
 async def test_what_is_left_of_a_record_is_read_though_nothing_more_comes(contexts):
@@ -237,7 +237,7 @@ async def test_over_a_cap_reading_goes_on_in_turns_until_all_is_there(contexts, 
     ends = Ends(contexts, side=side, caps=(cap(1_000_000), of_all))
     ends.send(bytes(60_000))
     ends.goodbye()
-    await ends.until(lambda: ends.owner.told == ["eof"])
+    await ends.until(lambda: ends.owner.reported == ["eof"])
     assert len(ends.owner.data) == 60_000
     assert max(ends.owner.reads) <= of_all.turn_bytes
     assert ends.owner.waits > 0
@@ -256,10 +256,10 @@ async def test_pieces_arrive_in_order_however_little_the_kernel_takes(ends):
 
 async def test_a_full_buffer_is_told_and_so_is_room(ends):
     piece = bytes(32 * 1024)
-    while "full" not in ends.owner.told:
+    while "full" not in ends.owner.reported:
         ends.stream.write([piece])
     reading = asyncio.create_task(ends.receive_all())
-    await ends.until(lambda: ends.owner.told == ["full", "room"])
+    await ends.until(lambda: ends.owner.reported == ["full", "room"])
     ends.stream.close()
     data, _ = await reading
     assert len(data) % len(piece) == 0
@@ -282,7 +282,7 @@ async def test_closing_writes_out_what_is_buffered_even_to_a_peer_that_still_sen
     ends.stream.write([b"after the end"])
     assert await ends.receive_all() == (sent, True)
     ends.raw.close()
-    await ends.until(lambda: ends.owner.told[-1] == "lost")
+    await ends.until(lambda: ends.owner.reported[-1] == "lost")
     assert ends.owner.data == b""
 
 
@@ -294,32 +294,32 @@ async def test_a_peer_that_ended_first_gets_what_is_buffered_and_a_goodbye(ends,
         ends.goodbye()
     else:
         ends.raw.shutdown(socket.SHUT_WR)
-    await ends.until(lambda: "eof" in ends.owner.told)
+    await ends.until(lambda: "eof" in ends.owner.reported)
     ends.stream.close()
     assert await ends.receive_all() == (sent, True)
-    await ends.until(lambda: ends.owner.told[-1] == "lost")
+    await ends.until(lambda: ends.owner.reported[-1] == "lost")
 
 
 async def test_a_client_that_is_gone_is_noticed_though_nobody_reads_it(ends):
     ends.stream.pause_reading()
     ends.send(b"unread")
     ends.reset()
-    await ends.until(lambda: ends.owner.told == ["ConnectionResetError"])
+    await ends.until(lambda: ends.owner.reported == ["ConnectionResetError"])
 
 
 async def test_a_peer_that_goes_while_bytes_wait_is_noticed(ends):
     ends.stream.pause_reading()
-    while "full" not in ends.owner.told:
+    while "full" not in ends.owner.reported:
         ends.stream.write([bytes(32 * 1024)])
     ends.reset()
-    await ends.until(lambda: ends.owner.told[-1].endswith("Error"))
-    assert len(ends.owner.told) == 2
+    await ends.until(lambda: ends.owner.reported[-1].endswith("Error"))
+    assert len(ends.owner.reported) == 2
 
 
 async def test_an_abort_drops_everything_at_once(ends):
     ends.stream.write([bytes(4_000_000)])
     ends.stream.abort()
-    assert ends.owner.told[-1] == "lost"
+    assert ends.owner.reported[-1] == "lost"
     data, goodbye = await ends.receive_all()
     assert len(data) < 4_000_000
     assert not goodbye
@@ -362,7 +362,7 @@ async def test_whoever_takes_a_little_is_seen_to_take_it(contexts):
     """Though the kernel tells of room only when much of its buffer is free, and a record is one piece."""
     ends = Ends(contexts)
     ends.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    while "full" not in ends.owner.told:
+    while "full" not in ends.owner.reported:
         ends.stream.write([bytes(16 * 1024)])
     await asyncio.sleep(0.05)  # what is under way comes to rest
     written, taken = ends.stream.written_late_bytes, ends.stream.taken_bytes
@@ -396,7 +396,7 @@ async def test_a_node_that_is_gone_is_not_tried_again_and_again_while_a_cap_has_
         await asyncio.sleep(0)
         ends.poller._serve()
     assert calls == []
-    told = len(ends.owner.told)
+    reported = len(ends.owner.reported)
     of_all.set_limit(None, now_ms())  # its turn has come
-    await ends.until(lambda: len(ends.owner.told) > told)
+    await ends.until(lambda: len(ends.owner.reported) > reported)
     ends.close()

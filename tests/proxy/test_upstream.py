@@ -22,7 +22,7 @@ from quotas.sources.cluster_connection import ClusterConnection
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 NOT_HERE = "192.0.2.1"
 
@@ -96,9 +96,9 @@ async def test_who_gets_no_turn_to_connect_in_time_is_told_why(node):
     await node.connect()
     node.upstream.reconfigure(node.config(connections_per_second=0.5, connect_timeout_ms=100))
     bounds = "connections_per_second 0.5, connect_timeout_ms 100"
-    told = rf"127.0.0.1:{node.port}: no turn to connect \({bounds}, 0 more wait\)"
+    reported = rf"127.0.0.1:{node.port}: no turn to connect \({bounds}, 0 more wait\)"
     for node_id in (1, BOOTSTRAP_NODE_ID):
-        with pytest.raises(NodePaced, match=told):
+        with pytest.raises(NodePaced, match=reported):
             await node.connect(node_id)
     assert (node.paced, node.failed) == ([], [])
 
@@ -149,11 +149,11 @@ async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reas
         with socket.create_server(("127.0.0.1", node.port)) as server:
             threading.Thread(target=refuse_plain, args=(server, context), daemon=True).start()
             assert not await node.upstream._learn()
-    told = [line for line in logs if line["event"] == "cluster_unreachable"]
-    assert [line["reason"] for line in told] == ["unreachable", "tls_expected"]
-    assert told[0]["settings"] == ["upstream.bootstrap_servers"]
-    assert told[1]["settings"] == ["upstream.admin.security_protocol"]
-    assert told[1]["problems"][0].startswith(f"127.0.0.1:{node.port}: it speaks TLS")
+    reported = [line for line in logs if line["event"] == "cluster_unreachable"]
+    assert [line["reason"] for line in reported] == ["unreachable", "tls_expected"]
+    assert reported[0]["settings"] == ["upstream.bootstrap_servers"]
+    assert reported[1]["settings"] == ["upstream.admin.security_protocol"]
+    assert reported[1]["problems"][0].startswith(f"127.0.0.1:{node.port}: it speaks TLS")
 
 
 def refuse_plain(server, context):
@@ -170,7 +170,7 @@ class Asker:
     def __init__(self):
         self.outcome = asyncio.get_running_loop().create_future()
 
-    async def told(self):
+    async def reported(self):
         return await asyncio.wait_for(self.outcome, PATIENCE_S)
 
 
@@ -184,7 +184,7 @@ def open_(node, node_id=1, first=b""):
 async def test_an_address_by_number_is_connected_to_with_a_task_or_without(node, settings, node_id):
     node.upstream.reconfigure(node.config(**settings))
     asker, _ = open_(node, node_id, first=b"PROXY")
-    connected = await asker.told()
+    connected = await asker.reported()
     accepted, peer = node.server.accept()
     with accepted:
         assert connected.socket.getsockname() == peer
@@ -201,11 +201,11 @@ async def test_a_name_is_connected_to_and_needs_no_task_while_its_one_address_is
     for is_known in (False, True):
         asker, under_way = open_(node, 7)
         assert isinstance(under_way, Dial) == is_known
-        assert (await asker.told()).node_id == 7
+        assert (await asker.reported()).node_id == 7
     assert names.looks == ["one.test"]
     node.server.close()
     asker, _ = open_(node, 7)
-    assert str(await asker.told()) == f"one.test:{node.port}: Connection refused"
+    assert str(await asker.reported()) == f"one.test:{node.port}: Connection refused"
     assert node.upstream._look_ups.fresh("one.test") == ()
 
 
@@ -219,7 +219,7 @@ async def test_a_name_whose_one_address_has_a_zone_is_connected_to_as_any_other(
         await node.upstream._look_ups.of("link.test")
         asker, under_way = open_(node, 7)
         assert not isinstance(under_way, Dial)
-        assert isinstance(await asker.told(), NodeUnreachable)
+        assert isinstance(await asker.reported(), NodeUnreachable)
 
 
 @pytest.mark.parametrize("node_id", [1, BOOTSTRAP_NODE_ID])
@@ -227,7 +227,7 @@ async def test_a_node_that_refuses_is_told_later_and_counted(node, node_id):
     node.server.close()
     asker, _ = open_(node, node_id)
     assert not asker.outcome.done()
-    refused = await asker.told()
+    refused = await asker.reported()
     assert isinstance(refused, NodeUnreachable)
     assert str(refused) == f"127.0.0.1:{node.port}: Connection refused"
     assert node.failed == [node_id]
@@ -238,7 +238,7 @@ async def test_an_address_that_cannot_even_be_tried_is_told_later(node, host, po
     node.upstream.directory.learn(7, host, port)
     asker, _ = open_(node, 7)
     assert not asker.outcome.done()
-    assert isinstance(await asker.told(), NodeUnreachable)
+    assert isinstance(await asker.reported(), NodeUnreachable)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
@@ -252,7 +252,7 @@ async def test_a_node_at_a_port_that_there_cannot_be_is_not_dialled_at_another(n
         ("node_address_refused", 7, node.port + beyond)
     ]
     asker, _ = open_(node, 7)
-    assert isinstance(await asker.told(), NodeUnknown)
+    assert isinstance(await asker.reported(), NodeUnknown)
     node.server.settimeout(0)
     with pytest.raises(BlockingIOError):
         node.server.accept()
@@ -272,7 +272,7 @@ async def test_a_node_that_does_not_answer_is_given_up_in_time_and_who_is_not_wa
         asker, _ = open_(node, 7)
         unwanted, under_way = open_(node, 7)
         under_way.cancel()
-        assert str(await asker.told()) == f"127.0.0.1:{deaf[1]}: no connection within 100 ms"
+        assert str(await asker.reported()) == f"127.0.0.1:{deaf[1]}: no connection within 100 ms"
         assert not unwanted.outcome.done()
         assert (node.failed, len(node.upstream._dials), node.upstream._poller._handlers) == ([7], 0, {})
 
@@ -380,7 +380,7 @@ async def test_the_round_trip_is_asked_for_now_and_then(node):
     asked = []
     for _ in range(3):
         asker, _ = open_(node)
-        asked.append((await asker.told()).round_trip_us is not None)
+        asked.append((await asker.reported()).round_trip_us is not None)
     assert asked == [True, False, False]
 
 
@@ -388,7 +388,7 @@ async def test_who_is_not_wanted_any_more_before_it_began_never_begins(node):
     asker, under_way = open_(node)
     under_way.cancel()
     other, _ = open_(node)
-    (await other.told()).socket.close()
+    (await other.reported()).socket.close()
     assert not asker.outcome.done()
     accepted, _ = node.server.accept()
     accepted.close()

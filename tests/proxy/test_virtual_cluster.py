@@ -29,11 +29,11 @@ class Cluster:
             self.directory.learn(node_id, "node", 9092)
         self.directory.note_all(node_ids)
 
-    def told(self, *node_ids):
-        """The ports that clients are told in one answer; None for a node that is left out."""
-        return [self._told(node_id) for node_id in node_ids]
+    def reported(self, *node_ids):
+        """The ports that clients are told in one response; None for a node that is left out."""
+        return [self._reported(node_id) for node_id in node_ids]
 
-    def _told(self, node_id):
+    def _reported(self, node_id):
         self.directory.learn(node_id, "node", 9092)
         try:
             host, port = self.ports.advertised(node_id)
@@ -49,49 +49,49 @@ def cluster():
 
 
 def test_ports_of_declared_nodes_are_their_own_and_others_take_the_spare_of_their_number(cluster):
-    assert cluster.told(0, 1, 2, 3, 4, 5) == [9001, 9002, 9003, 9100, 9101, 9102]
-    assert Cluster().told(5, 4, 3) == [9102, 9101, 9100]
-    assert Cluster(spares=4).told(8, 4, 5) == [9100, 9101, 9102]
+    assert cluster.reported(0, 1, 2, 3, 4, 5) == [9001, 9002, 9003, 9100, 9101, 9102]
+    assert Cluster().reported(5, 4, 3) == [9102, 9101, 9100]
+    assert Cluster(spares=4).reported(8, 4, 5) == [9100, 9101, 9102]
 
 
 def test_node_ids_may_grow_for_ever(cluster):
     for first in range(100):
         ids = range(first, first + 3)
         cluster.has(*ids)
-        ports = cluster.told(*ids)
+        ports = cluster.reported(*ids)
         assert None not in ports
         assert len(set(ports)) == 3
         cluster.clock.advance(3_000)
     assert cluster.left_out == []
-    assert cluster.told(100, 101) == [SPARES + 100 % 3, SPARES + 101 % 3]
+    assert cluster.reported(100, 101) == [SPARES + 100 % 3, SPARES + 101 % 3]
 
 
 def test_all_nodes_may_be_replaced_at_once(cluster):
     for ids in ([10, 11, 12], [100, 101, 102], [10, 11, 12], [200, 201, 202]):
         cluster.has(*ids)
-        assert None not in cluster.told(*ids)
+        assert None not in cluster.reported(*ids)
 
 
 def test_one_node_without_a_port_is_left_out_counted_and_told_of_once_a_minute(cluster):
     with capture_logs() as logs:
-        assert cluster.told(3, 4, 5, 6) == [9100, 9101, 9102, None]
-        assert cluster.told(6, 3) == [None, 9100]
+        assert cluster.reported(3, 4, 5, 6) == [9100, 9101, 9102, None]
+        assert cluster.reported(6, 3) == [None, 9100]
         assert [(line["event"], line["node_id"], line["settings"]) for line in logs] == [
             ("node_left_out", 6, ["node_ids", "spare_ports"])
         ]
         cluster.clock.advance(60_000)
-        assert cluster.told(6) == [None]
+        assert cluster.reported(6) == [None]
     assert len(logs) == 2
     assert cluster.left_out == ["plain"] * 3
     assert len(cluster.looks) == 2, "perhaps another is gone; but one look does for five seconds"
     cluster.has(3, 4, 6)
-    assert cluster.told(6) == [9102]
+    assert cluster.reported(6) == [9102]
     assert cluster.let_go == [9102]
 
 
 def test_without_spare_ports_nodes_with_other_ids_are_left_out():
     with capture_logs() as logs:
-        assert Cluster(spares=0).told(2, 3) == [9003, None]
+        assert Cluster(spares=0).reported(2, 3) == [9003, None]
     problem = "it is not in node_ids, and no spare port is left for it: clients are not told of it"
     assert [line["problem"] for line in logs] == [problem]
 
@@ -99,41 +99,41 @@ def test_without_spare_ports_nodes_with_other_ids_are_left_out():
 def test_the_port_of_a_node_that_is_gone_stays_its_own_for_a_while_where_others_are_free():
     cluster = Cluster(spares=4)
     cluster.has(4, 5)
-    assert cluster.told(4, 5) == [9100, 9101]
+    assert cluster.reported(4, 5) == [9100, 9101]
     cluster.has(5)
     cluster.clock.advance(299_000)
-    assert cluster.told(8) == [9102], "its own number is that of node 4, which may come back"
-    assert cluster.told(4) == [9100]
+    assert cluster.reported(8) == [9102], "its own number is that of node 4, which may come back"
+    assert cluster.reported(4) == [9100]
     cluster.has(5, 8)
     cluster.clock.advance(300_000)
-    assert cluster.told(12) == [9100]
+    assert cluster.reported(12) == [9100]
     assert cluster.let_go == [9100]
 
 
 def test_of_nodes_that_are_gone_the_one_gone_for_longest_gives_way(cluster):
     cluster.has(3, 4, 5)
-    assert cluster.told(3, 4, 5) == [9100, 9101, 9102]
+    assert cluster.reported(3, 4, 5) == [9100, 9101, 9102]
     for left in ((3, 5), (3,), ()):
         cluster.directory.note_all(left or (0,))
         cluster.clock.advance(1_000)
-    assert cluster.told(6, 7, 8) == [9101, 9102, 9100]
+    assert cluster.reported(6, 7, 8) == [9101, 9102, 9100]
     assert cluster.let_go == [9101, 9102, 9100]
-    assert cluster.told(3) == [None], "its port is another's now, and all of those are there"
+    assert cluster.reported(3) == [None], "its port is another's now, and all of those are there"
 
 
 def test_a_node_that_is_named_again_is_not_gone(cluster):
     cluster.has(3, 4, 5)
-    cluster.told(3, 4, 5)
+    cluster.reported(3, 4, 5)
     cluster.has(4, 5)
-    assert cluster.told(3, 6) == [9100, None]
+    assert cluster.reported(3, 6) == [9100, None]
 
 
 def test_ports_may_be_given_away_as_soon_as_a_node_is_gone():
     cluster = Cluster(spare_ports_kept_s=0)
     cluster.has(3)
-    assert cluster.told(3) == [9100]
+    assert cluster.reported(3) == [9100]
     cluster.has(6)
-    assert cluster.told(6) == [9100]
+    assert cluster.reported(6) == [9100]
 
 
 def test_of_very_many_nodes_the_longest_gone_are_forgotten():

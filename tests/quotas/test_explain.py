@@ -171,17 +171,17 @@ def test_a_host_name_stands_between_its_address_and_the_default():
     key = QuotaKey(QuotaType.CONNECTION)
     quotas = quotas_of(Entity(ip="a.example"), Entity(ip="b.example"), Entity(ip=DEFAULT), key=key)
 
-    def told(quotas):
+    def reported(quotas):
         made = explain(quotas, tables_of(quotas), Client("a", "b", "10.0.0.1"), ("b.example", "a.example"))
         [found] = [one for one in made if one.key == key]
         return found.rule.entity.ip, [(one.rule.entity.ip, one.why) for one in found.beaten]
 
     default = (DEFAULT, "an address of its own comes before the default")
     lowest = ("a.example", "of host names the lowest limit comes first")
-    assert told(quotas) == ("b.example", [lowest, default])
+    assert reported(quotas) == ("b.example", [lowest, default])
     own = {Entity(ip="10.0.0.1"): {key: Limit(9_000.0, "x")}}
     named = [(host, "the address itself comes before host names") for host in ("b.example", "a.example")]
-    assert told({**quotas, **own}) == ("10.0.0.1", [*named, default])
+    assert reported({**quotas, **own}) == ("10.0.0.1", [*named, default])
 
 
 def test_a_shadow_is_looked_up_among_shadows_only():

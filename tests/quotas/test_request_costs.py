@@ -1,4 +1,4 @@
-"""What requests cost a node, learned from how long answers took."""
+"""What requests cost a node, learned from how long responses took."""
 
 import random
 
@@ -45,7 +45,7 @@ def test_what_is_shipped_holds_until_enough_was_seen():
     assert costs.us(max(SHIPPED) + 1, 1024) == UNKNOWN.us(1024)
 
 
-def test_the_undisturbed_answers_count_whatever_else_was_waited_for():
+def test_the_undisturbed_responses_count_whatever_else_was_waited_for():
     costs = node()
     rng = random.Random(5)
     teach(costs, lambda size, n: 100.0 if n % 5 == 0 else 100.0 + rng.expovariate(1 / 3000))
@@ -59,13 +59,13 @@ def test_size_is_told_apart_from_the_rest_where_sizes_differ():
     assert cost_of(costs).base_us == pytest.approx(NETWORK_US + BUSY_SHARE * 80, rel=0.1)
 
 
-def test_an_answer_is_never_the_quicker_for_being_larger():
+def test_a_response_is_never_the_quicker_for_being_larger():
     costs = node()
     teach(costs, lambda size, n: 400.0 if size == 512 else 80.0, sizes=(512, 64 * KIB))
     assert cost_of(costs) == Cost(pytest.approx(NETWORK_US + BUSY_SHARE * 80), 0.0)
 
 
-def test_load_makes_answers_late_and_work_no_dearer_until_it_is_the_rule():
+def test_load_makes_responses_late_and_work_no_dearer_until_it_is_the_rule():
     costs = node()
     teach(costs, lambda size, n: 100.0)
     learned = cost_of(costs)

@@ -61,8 +61,8 @@ def test_every_decision_and_every_token_equals_kafkas(samples, window_ms, limit,
             assert buckets.spend_strictly(handle, value, now) == refused_ms
         elif kind == "permissive":
             model.record(value, now)
-            told_ms = model.delay_ms() if model.look(now) < 0 else None
-            assert buckets.spend_permissively(handle, value, now) == told_ms
+            reported_ms = model.delay_ms() if model.look(now) < 0 else None
+            assert buckets.spend_permissively(handle, value, now) == reported_ms
         elif kind == "give_back":
             model.record(-value, now)
             buckets.give_back(handle, value, now)
@@ -209,10 +209,10 @@ def test_a_cap_longer_than_the_longest_debt_counts_instead():
 
 
 @pytest.mark.parametrize("cap", [0, MAX_THROTTLE_MS + 1])
-def test_a_cap_that_no_answer_could_tell_is_refused(cap):
+def test_a_cap_that_no_response_could_tell_is_refused(cap):
     with pytest.raises(ValueError, match="expected a cap"):
         TokenBuckets(1, max_throttle_ms=cap)
 
 
-def test_what_a_request_is_told_shrinks_while_it_waits_for_its_answer():
+def test_what_a_request_is_told_shrinks_while_it_waits_for_its_response():
     assert [remaining_ms(1000, 50, now) for now in (50, 300, 1050, 9999)] == [1000, 750, 0, 0]

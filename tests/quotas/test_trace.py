@@ -148,7 +148,7 @@ def change(ledger, binding, value, now_ms):
 
 WAYS = (charge, charge, one_of_several, run, fetch, owe, withhold, withhold, give_back, shadow)
 WAYS += (request_time, spend, spend_strictly, put_back, change)
-TOLD_OTHERWISE = {change}
+REPORTED_OTHERWISE = {change}
 
 
 @given(
@@ -169,12 +169,12 @@ def test_a_replay_of_the_lines_gives_every_throttle_time(steps):
         if (throttle_ms := way(ledger, binding, value, now_ms)) is not None and way is not change:
             live.append(throttle_ms)
     replay = Replay(64)
-    told = [(event, replay.apply(event)) for event in lines.events]
-    assert [(event.operation, event.throttle_ms) for event, _ in told] == [
-        (event.operation, throttle_ms) for event, throttle_ms in told
+    reported = [(event, replay.apply(event)) for event in lines.events]
+    assert [(event.operation, event.throttle_ms) for event, _ in reported] == [
+        (event.operation, throttle_ms) for event, throttle_ms in reported
     ]
     of_use = set(Operation) - {*list(Operation)[:7]}
-    assert [throttle_ms for event, throttle_ms in told if event.operation in of_use] == live
+    assert [throttle_ms for event, throttle_ms in reported if event.operation in of_use] == live
 
 
 def test_only_chosen_sensors_are_traced():

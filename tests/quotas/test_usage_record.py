@@ -130,12 +130,12 @@ def test_a_profile_is_read_as_it_was_written(seconds):
     assert read_profile(profile_text(seconds)) == seconds
 
 
-_TOLD = (ThrottledUse(2_500, 8.5), ThrottledUse(2_502, 0.5))
+_REPORTED = (ThrottledUse(2_500, 8.5), ThrottledUse(2_502, 0.5))
 
 
 def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read():
-    told = [SecondOfUse(5, 7, 0, 3), SecondOfUse(1_000, 1.5, 20, 2, 1), SecondOfUse(2_000, 9, 20, 4, 2, _TOLD)]
-    assert profile_text(told) == "5:7 1000:1.5:20:2:1 2000:9:20:4:2:2500=8.5,2502=0.5"
+    reported = [SecondOfUse(5, 7, 0, 3), SecondOfUse(1_000, 1.5, 20, 2, 1), SecondOfUse(2_000, 9, 20, 4, 2, _REPORTED)]
+    assert profile_text(reported) == "5:7 1000:1.5:20:2:1 2000:9:20:4:2:2500=8.5,2502=0.5"
     assert read_profile("5:7 1000:1.5:20 2000:9:20:2:1") == [
         SecondOfUse(5, 7),
         SecondOfUse(1_000, 1.5, 20),
@@ -144,9 +144,9 @@ def test_what_was_not_throttled_is_told_in_short_and_earlier_profiles_are_read()
 
 
 def test_what_later_profiles_tell_of_a_second_beyond_that_is_left_out():
-    told = [SecondOfUse(5, 7), SecondOfUse(1_000, 1.5, 20, 2, 1, ((1_077, 1),))]
-    assert read_profile("5:7 1000:1.5:20:2:1:1077=1:x:9") == told
-    assert read_profile("5:7 1000:1.5:20:2:1::x") == [told[0], told[1]._replace(told=())]
+    reported = [SecondOfUse(5, 7), SecondOfUse(1_000, 1.5, 20, 2, 1, ((1_077, 1),))]
+    assert read_profile("5:7 1000:1.5:20:2:1:1077=1:x:9") == reported
+    assert read_profile("5:7 1000:1.5:20:2:1::x") == [reported[0], reported[1]._replace(reported=())]
 
 
 def test_a_profile_that_cannot_be_read_tells_nothing():

@@ -46,7 +46,7 @@ def node(**config):
     return written(config)
 
 
-# ------------------------------------------------------- Kafka's own answers
+# ------------------------------------------------------- Kafka's own responses
 
 
 def kafka_says(folder, questions):
@@ -55,9 +55,9 @@ def kafka_says(folder, questions):
     (folder / "questions").write_text("".join(lines))
     command = java_program("NodeTexts", "3.9.2")
     subprocess.run([*command, folder / "questions", folder / "answers"], check=True, timeout=600)
-    answers = (folder / "answers").read_text().splitlines()
-    assert len(answers) == len(questions)
-    return [None if answer == "-" else bytes.fromhex(answer).decode("utf-16-be") for answer in answers]
+    responses = (folder / "answers").read_text().splitlines()
+    assert len(responses) == len(questions)
+    return [None if response == "-" else bytes.fromhex(response).decode("utf-16-be") for response in responses]
 
 
 def or_none(ask, *args):
@@ -140,19 +140,19 @@ def test_names_and_numbers_are_kafkas_own(tmp_path):
         + [("double", value) for value in values]
         + [("text", number) for number in doubles]
     )
-    answers = dict(zip(questions, kafka_says(tmp_path, questions), strict=True))
+    responses = dict(zip(questions, kafka_says(tmp_path, questions), strict=True))
     for name in names:
-        assert encoded(name) == answers["encode", name]
+        assert encoded(name) == responses["encode", name]
     for text in escaped:
-        assert or_none(decoded, text) == answers["decode", text]
+        assert or_none(decoded, text) == responses["decode", text]
     for value in values:
-        whole, number = answers["long", value], answers["double", value]
+        whole, number = responses["long", value], responses["double", value]
         whole = None if whole is None or int(whole) < 1 else float(whole)
         assert or_none(limit_in, ALICE, PRODUCE, value) == whole, value
         number = None if number is None or not 0 < double(number) < float("inf") else double(number)
         assert or_none(limit_in, ALICE, REQUEST, value) == number, value
     for number in doubles:
-        assert text_of(QuotaType.REQUEST, double(number)) == answers["text", number], number
+        assert text_of(QuotaType.REQUEST, double(number)) == responses["text", number], number
 
 
 # -------------------------------------------------------------------- names

@@ -31,7 +31,7 @@ def produce(corr: int = 1, *, size: int = 100, acks: int = 1, client_id: bytes |
 
 
 def produced(corr: int = 1, throttle_time_ms: int = 0) -> bytes:
-    """The answer to a Produce v7 request: one topic, one partition."""
+    """The response to a Produce v7 request: one topic, one partition."""
     partition = pack(">ihqqq", 0, 0, 5, -1, 0)
     topics = pack(">i", 1) + pack(">h", 1) + b"t" + pack(">i", 1) + partition
     return frame(pack(">i", corr) + topics + pack(">i", throttle_time_ms))
@@ -44,7 +44,7 @@ def fetch(corr: int = 1, *, max_bytes: int = 52_428_800, min_bytes: int = 1, cli
 
 
 def fetched(corr: int = 1, *, size: int = 1000, throttle_time_ms: int = 0) -> bytes:
-    """The answer to a Fetch v11 request whose frame is `size` bytes long without its length prefix."""
+    """The response to a Fetch v11 request whose frame is `size` bytes long without its length prefix."""
     head = pack(">iihi", corr, throttle_time_ms, 0, 0)
     return frame(head + b"f" * (size - len(head)))
 
@@ -61,5 +61,5 @@ def heartbeat(corr: int = 1, *, client_id: bytes | None = b"etl") -> bytes:
 
 
 def heartbeaten(corr: int = 1, throttle_time_ms: int = 0) -> bytes:
-    """The answer to a Heartbeat v2 request."""
+    """The response to a Heartbeat v2 request."""
     return frame(pack(">iih", corr, throttle_time_ms, 0))

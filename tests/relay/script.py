@@ -24,7 +24,7 @@ from proxy.relay.actions import (
     WakeAt,
 )
 from proxy.relay.relay_counters import RelayCounters
-from proxy.relay.use import Client, Counts, Meter
+from proxy.relay.use import Client, Meter, WindowUsage
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import Entity, QuotaType
@@ -89,7 +89,7 @@ class _Fed:
 
 
 class Script:
-    """One relay with both its sides, for tests: answers its asks at once unless told to `hold_verdicts`.
+    """One relay with both its sides, for tests: answers its asks at once unless told to `hold_decisions`.
 
     What is metered is checked after each step, or only when `check_usage` is called if there are very many.
     """
@@ -105,12 +105,12 @@ class Script:
         self.checks_usage = checks_usage
         self.ledger = ledger if ledger is not None else ledger_with()
         self.nodes = nodes or FixedNodes()
-        self.tally = RelayCounters()
+        self.counters = RelayCounters()
         self.meter = Meter("main", 10, 1000, RequestCosts())
         self.read_bytes = 0
-        self.counted: list[Counts] = []
+        self.counted: list[WindowUsage] = []
         self.metered = [0, 0]
-        self.relay = _Fed(make(self.ledger, self.tally, limits or RelayLimits(), self._bind, self._meet), self)
+        self.relay = _Fed(make(self.ledger, self.counters, limits or RelayLimits(), self._bind, self._meet), self)
         self.facts = ConnectionFacts(ListenerFacts("main", self.nodes, self.ledger, carried), 1, "ANONYMOUS")
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
         self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
@@ -120,7 +120,7 @@ class Script:
         self.closed: Close | None = None
         self.hung_up = 0
         self.asks: list[DecisionRequest] = []
-        self.hold_verdicts = False
+        self.hold_decisions = False
 
     def connected(self) -> "Script":
         """Open the upstream connection as the first request would, and drop that request's traces."""
@@ -134,7 +134,7 @@ class Script:
         facts = self.facts
         return self.meter.hold(facts.node_id, facts.user, measured_client_id(raw_client_id, self.ledger.table))
 
-    def usage(self) -> list[Counts]:
+    def usage(self) -> list[WindowUsage]:
         """What was metered so far: all windows are closed."""
         for window, use in self.meter.take_open():
             self.meter.settle(window, use, None)
@@ -163,15 +163,15 @@ class Script:
         """A wake-up; what went to the node."""
         return self._during(Side.NODE, lambda: self.relay.on_time(us(now_ms)), now_ms)
 
-    def answer_asks(self, now_ms: float = NOW_MS) -> None:
-        """Give the verdicts that were held."""
+    def response_asks(self, now_ms: float = NOW_MS) -> None:
+        """Give the decisions that were held."""
         held, self.asks = self.asks, []
         for ask in held:
             if self.closed is not None and not ask.settles:
                 continue
             decision = decide(ask, self.facts, int(now_ms))
-            verdict = finish(decision.steps) if isinstance(decision, SlowDecision) else decision
-            self.do(self.relay.on_verdict(ask.ticket, verdict, us(now_ms)), now_ms)
+            outcome = finish(decision.steps) if isinstance(decision, SlowDecision) else decision
+            self.do(self.relay.on_decision(ask.ticket, outcome, us(now_ms)), now_ms)
 
     def _during(self, side: Side, step: Callable[[], list[Action]], now_ms: float) -> bytes:
         before = len(self.sent[side])
@@ -207,8 +207,8 @@ class Script:
                     self.closed = action
                 case HangUp():
                     self.hung_up += 1
-        if not self.hold_verdicts:
-            self.answer_asks(now_ms)
+        if not self.hold_decisions:
+            self.response_asks(now_ms)
 
     @property
     def close_reason(self) -> CloseReason | None:

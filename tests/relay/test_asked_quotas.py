@@ -44,13 +44,13 @@ def test_a_request_to_describe_is_answered_and_the_node_hears_nothing_of_it(make
     frame = describe_request([("client-id", 0, "etl")], version=version, corr=9)
     for at in range(0, len(frame), cut):
         assert script.client(frame[at : at + cut]) == b""
-    [answer] = split(script.sent[Side.CLIENT])
-    assert correlation_id(answer) == 9
-    assert described(answer, version).entries == {frozenset(ETL): {"producer_byte_rate": 5.0}}
+    [response] = split(script.sent[Side.CLIENT])
+    assert correlation_id(response) == 9
+    assert described(response, version).entries == {frozenset(ETL): {"producer_byte_rate": 5.0}}
     assert script.relay.idle
 
 
-def test_answers_of_the_proxy_and_of_the_node_keep_the_order_of_their_requests(make_relay):
+def test_responses_of_the_proxy_and_of_the_node_keep_the_order_of_their_requests(make_relay):
     script = asking(make_relay)
     to_node = script.client(heartbeat(1) + describe_request([], corr=2) + heartbeat(3) + describe_request([], corr=4))
     assert to_node == heartbeat(1) + heartbeat(3)
@@ -61,36 +61,38 @@ def test_answers_of_the_proxy_and_of_the_node_keep_the_order_of_their_requests(m
     assert [correlation_id(frame) for frame in split(script.sent[Side.CLIENT])] == [1, 2, 3, 4]
 
 
-def test_what_follows_waits_for_what_has_to_be_written_and_the_nodes_answers_do_not(make_relay):
+def test_what_follows_waits_for_what_has_to_be_written_and_the_nodes_responses_do_not(make_relay):
     script = asking(make_relay)
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.client(heartbeat(1))
-    script.answer_asks()
+    script.response_asks()
     request = alter_request([(ETL, [("producer_byte_rate", 7.0, False)])], corr=2)
     assert script.client(request + heartbeat(3)) == b""
     [ask] = script.asks
     assert (ask.kind, ask.frame) == (DecisionKind.QUOTA_API, request)
-    errand = decide(ask, script.facts, NOW_MS)
-    assert isinstance(errand, QuotaAlteration)
-    assert errand.alterations == (Alteration(Entity(client_id="etl"), {PRODUCE: 7.0}),)
+    alteration_request = decide(ask, script.facts, NOW_MS)
+    assert isinstance(alteration_request, QuotaAlteration)
+    assert alteration_request.alterations == (Alteration(Entity(client_id="etl"), {PRODUCE: 7.0}),)
     assert script.node(heartbeaten(1)) == heartbeaten(1)
     script.asks.clear()
-    script.do(script.relay.on_verdict(ask.ticket, finish(errand.reply([None])), NOW_US + 50_000), NOW_MS + 50)
-    *_, answer = split(script.sent[Side.CLIENT])
-    assert altered(answer) == [(0, None, ETL)]
+    script.do(
+        script.relay.on_decision(ask.ticket, finish(alteration_request.reply([None])), NOW_US + 50_000), NOW_MS + 50
+    )
+    *_, response = split(script.sent[Side.CLIENT])
+    assert altered(response) == [(0, None, ETL)]
     assert script.sent[Side.NODE] == heartbeat(1) + heartbeat(3)
 
 
-def test_an_answer_that_comes_after_the_end_of_its_connection_is_dropped(make_relay):
+def test_a_response_that_comes_after_the_end_of_its_connection_is_dropped(make_relay):
     script = asking(make_relay)
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.client(heartbeat(1))
-    script.answer_asks()
+    script.response_asks()
     script.client(alter_request([(ETL, [("producer_byte_rate", 7.0, False)])]))
     [ask] = script.asks
     script.asks.clear()
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "reset"))
-    assert script.relay.on_verdict(ask.ticket, Decision(answer=b"late"), NOW_US + 50_000) == []
+    assert script.relay.on_decision(ask.ticket, Decision(response=b"late"), NOW_US + 50_000) == []
 
 
 def test_a_throttled_client_waits_and_is_told_how_long(make_relay):

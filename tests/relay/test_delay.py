@@ -1,4 +1,4 @@
-"""With the throttle mode `delay` an answer over quota is held until the mute is over, in its order."""
+"""With the throttle mode `delay` a response over quota is held until the mute is over, in its order."""
 
 from struct import pack
 
@@ -37,7 +37,7 @@ def delaying(make_relay, produce=None, fetch=None, **caps):
     return Script(make_relay, ledger_with(produce=produce, fetch=fetch, **caps), DELAYS).connected()
 
 
-def answers_by(script, now_ms):
+def responses_by(script, now_ms):
     """What goes to the client when time has come; the node gets what waited."""
     before = len(script.sent[Side.CLIENT])
     script.time(now_ms)
@@ -56,19 +56,19 @@ def old_fetched(version, corr=1, *, size, throttle_ms=0):
     return frame(head + b"f" * (size - len(head)))
 
 
-def test_an_answer_over_quota_is_held_and_tells_nothing(make_relay):
+def test_a_response_over_quota_is_held_and_tells_nothing(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     assert script.node(produced(1), NOW_MS + 10) == b""
     assert script.throttles == [Throttled(QuotaType.PRODUCE, 5000, b"etl")]
     assert not script.relay.idle
-    assert answers_by(script, END_MS) == produced(1)
+    assert responses_by(script, END_MS) == produced(1)
     assert script.relay.idle
     assert script.client(heartbeat(2), END_MS) == heartbeat(2)
     assert script.node(heartbeaten(2), END_MS + 1) == heartbeaten(2)
 
 
-def test_an_answer_that_comes_after_the_mute_is_not_late_for_it(make_relay):
+def test_a_response_that_comes_after_the_mute_is_not_late_for_it(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     script.time(END_MS)
@@ -88,56 +88,56 @@ def test_what_was_asked_before_is_answered_at_once(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(heartbeat(1) + produce(2, size=1500))
     assert script.node(heartbeaten(1) + produced(2)) == heartbeaten(1)
-    assert answers_by(script, END_MS) == produced(2)
+    assert responses_by(script, END_MS) == produced(2)
 
 
-@pytest.mark.parametrize(("version", "told_ms"), [(1, 4990), (5, 4990), (6, 0), (7, 0)])
-def test_clients_that_do_not_wait_by_themselves_are_told_how_long_it_was(make_relay, version, told_ms):
+@pytest.mark.parametrize(("version", "reported_ms"), [(1, 4990), (5, 4990), (6, 0), (7, 0)])
+def test_clients_that_do_not_wait_by_themselves_are_told_how_long_it_was(make_relay, version, reported_ms):
     script = delaying(make_relay, produce=100)
     script.client(old_produce(version, size=1500))
-    answer = frame(pack(">ii", 1, 0) + pack(">i", 0))
-    assert script.node(answer, NOW_MS + 10) == b""
-    assert answers_by(script, END_MS) == frame(pack(">ii", 1, 0) + pack(">i", told_ms))
+    response = frame(pack(">ii", 1, 0) + pack(">i", 0))
+    assert script.node(response, NOW_MS + 10) == b""
+    assert responses_by(script, END_MS) == frame(pack(">ii", 1, 0) + pack(">i", reported_ms))
 
 
-@pytest.mark.parametrize(("version", "told_ms"), [(4, 5000), (7, 5000), (8, 0), (11, 0)])
-def test_a_fetch_over_quota_is_held_once_its_size_is_known(make_relay, version, told_ms):
+@pytest.mark.parametrize(("version", "reported_ms"), [(4, 5000), (7, 5000), (8, 0), (11, 0)])
+def test_a_fetch_over_quota_is_held_once_its_size_is_known(make_relay, version, reported_ms):
     script = delaying(make_relay, fetch=100)
     body = pack(">iiiib", -1, 500, 1, 900, 0) + pack(">ii", 0, -1) + bytes(10)
     script.client(request(FETCH, version, body))
     whole = old_fetched(version, size=1500)
     assert script.node(whole[:20]) == b""
     assert not script.reads[Side.NODE]
-    assert answers_by(script, END_MS - 1) == b""
-    assert answers_by(script, END_MS) == old_fetched(version, size=1500, throttle_ms=told_ms)[:20]
+    assert responses_by(script, END_MS - 1) == b""
+    assert responses_by(script, END_MS) == old_fetched(version, size=1500, throttle_ms=reported_ms)[:20]
     assert script.reads[Side.NODE]
     assert script.node(whole[20:], END_MS) == whole[20:]
 
 
-def test_a_large_answer_that_is_held_is_not_read(make_relay):
+def test_a_large_response_that_is_held_is_not_read(make_relay):
     script = delaying(make_relay, fetch=1_000_000)
     script.client(fetch(1) + heartbeat(2))
     whole = fetched(1, size=15_000_000)
     assert script.node(whole[:256_000]) == b""
     assert not script.reads[Side.NODE]
     assert script.relay.held_bytes < 300_000
-    assert answers_by(script, END_MS) == whole[:256_000]
+    assert responses_by(script, END_MS) == whole[:256_000]
     assert script.reads[Side.NODE]
     assert script.node(whole[256_000:] + heartbeaten(2)[:0], END_MS) == whole[256_000:]
     assert script.node(heartbeaten(2), END_MS) == heartbeaten(2)
 
 
-def test_an_answer_that_must_be_asked_about_is_held_too(make_relay):
+def test_a_response_that_must_be_asked_about_is_held_too(make_relay):
     script = Script(make_relay, ledger_with(), DELAYS).connected()
     ledger = script.ledger
     ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.FETCH: 100.0}}), NOW_MS)
     script.client(fetch(1))
     script.node(fetched(1, size=1500))
     script.client(request(METADATA, 1, pack(">i", 0), corr=2))
-    assert answers_by(script, END_MS) == fetched(1, size=1500)
+    assert responses_by(script, END_MS) == fetched(1, size=1500)
     broker = pack(">i", 1) + pack(">ih4sih", 1, 4, b"node", 9092, -1)
-    told = script.node(frame(pack(">i", 2) + broker + pack(">ii", 1, 0)), END_MS)
-    assert b"proxy.example" in told
+    reported = script.node(frame(pack(">i", 2) + broker + pack(">ii", 1, 0)), END_MS)
+    assert b"proxy.example" in reported
 
 
 def test_an_unknown_version_of_api_versions_keeps_its_turn(make_relay):
@@ -145,12 +145,12 @@ def test_an_unknown_version_of_api_versions_keeps_its_turn(make_relay):
     script.client(produce(1, size=1500))
     script.client(request(API_VERSIONS, 99, b"\1\1\0", corr=2, tags=True))
     script.node(produced(1))
-    told = answers_by(script, END_MS)
-    assert told.startswith(produced(1))
-    assert told[len(produced(1)) + 4 :].startswith(pack(">ih", 2, 35))
+    reported = responses_by(script, END_MS)
+    assert reported.startswith(produced(1))
+    assert reported[len(produced(1)) + 4 :].startswith(pack(">ih", 2, 35))
 
 
-def test_acks_0_is_muted_without_an_answer(make_relay):
+def test_acks_0_is_muted_without_a_response(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500, acks=0))
     assert script.client(heartbeat(2), NOW_MS + 1) == b""
@@ -163,11 +163,11 @@ def test_the_cap_and_the_debt_hold_as_in_a_mute(make_relay):
     script = delaying(make_relay, produce=100, max_throttle_ms=1000, max_debt_ms=3000)
     script.client(produce(1, size=10_000))
     script.node(produced(1))
-    assert answers_by(script, NOW_MS + 999) == b""
-    assert answers_by(script, NOW_MS + 1000) == produced(1)
+    assert responses_by(script, NOW_MS + 999) == b""
+    assert responses_by(script, NOW_MS + 1000) == produced(1)
     script.client(produce(2, size=10), NOW_MS + 1000)
     script.node(produced(2), NOW_MS + 1000)
-    assert answers_by(script, NOW_MS + 2000) == produced(2)
+    assert responses_by(script, NOW_MS + 2000) == produced(2)
     assert script.ledger.sensors.capped == 2
 
 
@@ -179,8 +179,8 @@ def test_fetches_of_two_connections_are_each_held_for_what_they_owe_together(mak
     first, held = scripts
     assert first.node(fetched(1, size=1000)) == fetched(1, size=1000)
     assert held.node(fetched(1, size=1000)) == b""
-    assert answers_by(held, NOW_MS + 9_999) == b""
-    assert answers_by(held, NOW_MS + 10_000) == fetched(1, size=1000)
+    assert responses_by(held, NOW_MS + 9_999) == b""
+    assert responses_by(held, NOW_MS + 10_000) == fetched(1, size=1000)
     [(_, reading)] = list(ledger.readings(NOW_MS + 10_000))
     assert reading.total == 2000
 
@@ -189,9 +189,9 @@ def test_the_nodes_own_throttle_is_told_as_far_as_the_hold_was_shorter(make_rela
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     script.node(produced(1, throttle_time_ms=9000))
-    assert answers_by(script, END_MS) == produced(1, throttle_time_ms=4000)
+    assert responses_by(script, END_MS) == produced(1, throttle_time_ms=4000)
     assert script.wake_at == NOW_MS + 9000
-    assert script.tally.throttles_by_node == 1
+    assert script.counters.throttles_by_node == 1
     assert script.client(heartbeat(2), END_MS + 1) == b""
 
 
@@ -199,8 +199,8 @@ def test_the_nodes_own_throttle_is_not_waited_for_twice(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     script.node(produced(1, throttle_time_ms=3000))
-    assert answers_by(script, END_MS) == produced(1)
-    assert script.tally.throttles_by_node == 0
+    assert responses_by(script, END_MS) == produced(1)
+    assert script.counters.throttles_by_node == 0
 
 
 def test_a_throttle_of_the_node_alone_goes_through(make_relay):
@@ -214,8 +214,8 @@ def test_a_shadow_quota_holds_nothing(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.PRODUCE: 1.0, QuotaType.FETCH: 1.0}})
     script = Script(make_relay, ClientQuotaManager(Sensors(64), QuotaTable(), shadow), DELAYS).connected()
     script.client(produce(1, size=1500) + fetch(2))
-    answers = produced(1) + fetched(2, size=1500)
-    assert script.node(answers) == answers
+    responses = produced(1) + fetched(2, size=1500)
+    assert script.node(responses) == responses
 
 
 @pytest.mark.parametrize("reason", [CloseReason.SHUTDOWN, CloseReason.NODE_LOST])
@@ -229,7 +229,7 @@ def test_what_is_held_goes_out_before_the_connection_ends(make_relay, reason):
 
 
 @pytest.mark.parametrize("side", Side)
-def test_who_hangs_up_early_does_not_cost_the_client_its_answer(make_relay, side):
+def test_who_hangs_up_early_does_not_cost_the_client_its_response(make_relay, side):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500))
     script.node(produced(1))
@@ -246,7 +246,7 @@ def test_nothing_is_sent_to_a_client_that_is_gone(make_relay):
     assert not script.sent[Side.CLIENT]
 
 
-def test_bytes_that_come_before_a_late_timer_bring_the_answer_along(make_relay):
+def test_bytes_that_come_before_a_late_timer_bring_the_response_along(make_relay):
     script = delaying(make_relay, produce=100)
     script.client(produce(1, size=1500) + produce(2, size=10))
     script.node(produced(1)[:-2])
@@ -254,7 +254,7 @@ def test_bytes_that_come_before_a_late_timer_bring_the_answer_along(make_relay):
     assert script.time(END_MS + 51) == produce(2, size=10)
 
 
-def test_an_own_answer_that_is_held_for_its_time_goes_out_when_that_is_over(make_relay):
+def test_an_own_response_that_is_held_for_its_time_goes_out_when_that_is_over(make_relay):
     ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}}))
     script = Script(make_relay, ledger, DELAYS).connected()
     script.client(heartbeat(1))
@@ -265,10 +265,10 @@ def test_an_own_answer_that_is_held_for_its_time_goes_out_when_that_is_over(make
     assert script.sent[Side.CLIENT][before:] == b""
     assert [throttled.quota_type for throttled in script.throttles] == [QuotaType.REQUEST]
     assert script.wake_at == NOW_MS + 1 + script.throttles[0].throttle_time_ms
-    assert answers_by(script, script.wake_at)[4:8] == pack(">i", 7)
+    assert responses_by(script, script.wake_at)[4:8] == pack(">i", 7)
 
 
-def test_the_time_of_an_answer_that_is_let_go_is_charged_once(make_relay):
+def test_the_time_of_a_response_that_is_let_go_is_charged_once(make_relay):
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}})
     ledger = ClientQuotaManager(Sensors(64), table, costs=RequestCosts(pinned={cost_kind(HEARTBEAT): Cost(10_000.0)}))
     script = Script(make_relay, ledger, DELAYS).connected()

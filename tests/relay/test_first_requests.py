@@ -42,7 +42,7 @@ def ledger_of(**limits):
 
 def client_of(make_relay, ledger, limits=None):
     script = Script(make_relay, ledger, limits).connected()
-    script.hold_verdicts = True
+    script.hold_decisions = True
     return script
 
 
@@ -118,15 +118,15 @@ def test_a_connection_that_comes_to_be_used_by_somebody_else_is_a_new_one(make_r
 
 
 def test_a_quota_that_is_new_is_felt_at_once_on_a_connection_that_is_not(make_relay):
-    """What was used before there was a quota counts, as at a broker; the request goes on and its answer tells."""
+    """What was used before there was a quota counts, as at a broker; the request goes on and its response tells."""
     ledger = ledger_of(PRODUCE=2**62)
     script = client_of(make_relay, ledger)
     script.client(produce(1, size=20_000), NOW_MS)
     script.node(produced(1), NOW_MS)
     ledger.replace(QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}), NOW_MS + 1)
     assert script.client(produce(2), NOW_MS + 2)
-    told = script.node(produced(2), NOW_MS + 3)
-    assert int.from_bytes(told[-4:], "big") == CAP_MS - 1
+    reported = script.node(produced(2), NOW_MS + 3)
+    assert int.from_bytes(reported[-4:], "big") == CAP_MS - 1
     new = client_of(make_relay, ledger)
     assert new.client(produce(3), NOW_MS + 4) == b""
 

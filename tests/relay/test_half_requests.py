@@ -41,7 +41,7 @@ def test_a_request_that_is_only_announced_charges_and_holds_nobody(make_relay):
     head = produce(1, size=100_000_000)[:40]
     assert stranger.client(head) == head
     assert (charged(stranger), stranger.throttles) == (0, [])
-    assert (stranger.tally.requests_by_api[PRODUCE], stranger.tally.request_bytes) == (0, 0)
+    assert (stranger.counters.requests_by_api[PRODUCE], stranger.counters.request_bytes) == (0, 0)
     assert victim.client(produce(1, size=100)) == produce(1, size=100)
     assert victim.node(produced(1)) == produced(1)
     assert victim.throttles == []
@@ -60,7 +60,7 @@ def test_the_last_byte_charges_the_whole_request_and_begins_the_mute(make_relay,
     assert charged(script) == SIZE
     [throttled] = script.throttles
     assert script.wake_at == NOW_MS + SIZE + throttled.throttle_time_ms
-    assert (script.tally.requests_by_api[PRODUCE], script.tally.request_bytes) == (1, SIZE + 4)
+    assert (script.counters.requests_by_api[PRODUCE], script.counters.request_bytes) == (1, SIZE + 4)
     if acks:
         assert script.node(produced(1), NOW_MS + SIZE + 7) == produced(1, throttled.throttle_time_ms - 7)
     assert script.time(script.wake_at) == heartbeat(2)
@@ -78,7 +78,7 @@ def test_what_is_charged_and_told_does_not_depend_on_how_tcp_cut_it(make_relay, 
             cut.client(stream[start:end])
     assert cut.sent == whole.sent
     assert charged(cut) == charged(whole) == len(stream) - 4 * len(sizes)
-    assert cut.tally == whole.tally
+    assert cut.counters == whole.counters
     assert used(cut) == used(whole) == (len(stream) - 4 * len(sizes), len(sizes), len(stream))
     for corr in range(1, len(sizes) + 1):
         assert cut.node(produced(corr)) == whole.node(produced(corr))
@@ -108,9 +108,9 @@ def test_of_an_abandoned_request_what_came_is_charged_and_nobody_is_throttled_fo
     assert script.close_reason is reason
     assert charged(script) == 3000
     assert used(script) == (3000, 1, 3004)
-    assert (script.tally.requests_by_api[PRODUCE], script.tally.request_bytes) == (1, 3004)
+    assert (script.counters.requests_by_api[PRODUCE], script.counters.request_bytes) == (1, 3004)
     assert (script.relay.requests, script.relay.request_bytes) == (1, 3004)
-    assert (script.throttles, sum(script.tally.throttles.values())) == ([], 0)
+    assert (script.throttles, sum(script.counters.throttles.values())) == ([], 0)
 
 
 def test_a_request_that_came_whole_before_the_end_is_charged_once(make_relay):
@@ -124,9 +124,9 @@ def test_a_request_that_came_whole_before_the_end_is_charged_once(make_relay):
 def test_other_requests_are_counted_with_their_last_byte_too(make_relay):
     script = Script(make_relay).connected()
     script.client(fetch(1)[:40])
-    assert (script.relay.requests, script.tally.request_bytes) == (0, 0)
+    assert (script.relay.requests, script.counters.request_bytes) == (0, 0)
     script.client(fetch(1)[40:])
-    assert (script.relay.requests, script.tally.request_bytes) == (1, len(fetch(1)))
+    assert (script.relay.requests, script.counters.request_bytes) == (1, len(fetch(1)))
 
 
 def test_the_quota_at_the_last_byte_counts(make_relay):
@@ -189,7 +189,7 @@ def test_requests_like_one_that_came_in_parts_go_on_behind_it(make_relay):
     assert bytes(script.sent[Side.NODE]) == b"".join(frames)
     for corr in range(1, 6):
         assert script.node(produced(corr)) == produced(corr)
-    assert (charged(script), script.relay.requests, script.relay.answers) == (1000, 5, 5)
+    assert (charged(script), script.relay.requests, script.relay.responses) == (1000, 5, 5)
 
 
 def test_a_throttle_for_another_request_does_not_stop_one_that_is_half_way(make_relay):
@@ -202,7 +202,7 @@ def test_a_throttle_for_another_request_does_not_stop_one_that_is_half_way(make_
     assert script.client(heartbeat(3)) == b""
 
 
-def test_an_answer_that_is_delayed_goes_out_in_time_though_a_longer_throttle_begins_meanwhile(make_relay):
+def test_a_response_that_is_delayed_goes_out_in_time_though_a_longer_throttle_begins_meanwhile(make_relay):
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1.0, QuotaType.PRODUCE: 100.0}})
     ledger = ClientQuotaManager(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
     script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()

@@ -9,16 +9,16 @@ from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_US, Script, ledger_with
 
 LIMITS = RelayLimits(max_kept_bytes=100_000)
-ANSWER = bytes(30_000)
+RESPONSE = bytes(30_000)
 
 
 def kept(script):
-    return sum(len(one.answer or b"") + len(one.client_id) for one in script.relay._in_flight)
+    return sum(len(one.response or b"") + len(one.client_id) for one in script.relay._in_flight)
 
 
 def behind_one_that_the_node_owes(make_relay, limits=LIMITS):
     script = Script(make_relay, limits=limits).connected()
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.client(heartbeat(1))
     return script
 
@@ -28,39 +28,39 @@ def describes(corr):
 
 
 def answer_all(script, most=100):
-    """Answers each question about quotas with a large answer; how many there were."""
+    """Answers each question about quotas with a large response; how many there were."""
     for answered in range(most):
         if not script.asks:
             return answered
         ask = script.asks.pop()
-        answer = (len(ANSWER)).to_bytes(4, "big") + ask.frame[8:12] + ANSWER[4:]
-        script.do(script.relay.on_verdict(ask.ticket, Decision(answer=answer), NOW_US))
+        response = (len(RESPONSE)).to_bytes(4, "big") + ask.frame[8:12] + RESPONSE[4:]
+        script.do(script.relay.on_decision(ask.ticket, Decision(response=response), NOW_US))
     return most
 
 
-def test_answers_of_the_proxy_that_wait_for_their_turn_are_bounded(make_relay):
+def test_responses_of_the_proxy_that_wait_for_their_turn_are_bounded(make_relay):
     script = behind_one_that_the_node_owes(make_relay)
     script.client(b"".join(describes(corr) for corr in range(2, 22)))
     assert answer_all(script) == 4
-    assert kept(script) < LIMITS.max_kept_bytes + len(ANSWER) + 100
+    assert kept(script) < LIMITS.max_kept_bytes + len(RESPONSE) + 100
     assert not script.reads[Side.CLIENT]
     script.node(heartbeaten(1))
     while answer_all(script):
         pass
-    answers = bytes(script.sent[Side.CLIENT])[len(heartbeaten(1)) :]
-    ids = [answers[at + 4 : at + 8] for at in range(0, len(answers), 4 + len(ANSWER))]
+    responses = bytes(script.sent[Side.CLIENT])[len(heartbeaten(1)) :]
+    ids = [responses[at + 4 : at + 8] for at in range(0, len(responses), 4 + len(RESPONSE))]
     assert ids == [corr.to_bytes(4, "big") for corr in range(2, 22)]
     assert script.relay.idle
     assert script.reads[Side.CLIENT]
 
 
-def test_one_answer_beyond_the_bound_goes_out(make_relay):
+def test_one_response_beyond_the_bound_goes_out(make_relay):
     script = behind_one_that_the_node_owes(make_relay, RelayLimits(max_kept_bytes=5000))
     script.client(describes(2) + heartbeat(3))
     assert answer_all(script) == 1
     assert bytes(script.sent[Side.NODE]) == heartbeat(1)
     script.node(heartbeaten(1))
-    assert len(script.sent[Side.CLIENT]) == len(heartbeaten(1)) + 4 + len(ANSWER)
+    assert len(script.sent[Side.CLIENT]) == len(heartbeaten(1)) + 4 + len(RESPONSE)
     assert bytes(script.sent[Side.NODE]) == heartbeat(1) + heartbeat(3)
 
 
@@ -81,7 +81,7 @@ def test_long_client_ids_in_flight_are_bounded(make_relay, cut):
     assert bytes(script.sent[Side.NODE]) == b"".join(frames[:8])
 
 
-def test_a_client_with_a_long_id_that_waits_for_each_answer_feels_nothing(make_relay):
+def test_a_client_with_a_long_id_that_waits_for_each_response_feels_nothing(make_relay):
     script = Script(make_relay, limits=LIMITS).connected()
     for corr in range(1, 50):
         assert script.client(heartbeat(corr, client_id=b"x" * 32_000)) == heartbeat(corr, client_id=b"x" * 32_000)

@@ -1,4 +1,4 @@
-"""A node that no port is left for is left out of answers, in every version, and no other node with it.
+"""A node that no port is left for is left out of responses, in every version, and no other node with it.
 
 What must come out is made anew by kafka-python's classes, which know nothing of how the proxy changes a frame.
 """
@@ -112,7 +112,7 @@ def find_coordinator(version, is_ours, node_id=GONE):
 
 
 def framed(api_key, message, version):
-    tags = b"\0" if PLANS[plan_key(api_key, version)].answer_tags else b""
+    tags = b"\0" if PLANS[plan_key(api_key, version)].response_tags else b""
     return frame(pack(">i", 1) + tags + message.encode(version=version))
 
 
@@ -143,46 +143,48 @@ CASES = [
 def test_a_node_without_a_port_is_left_out_and_what_names_it_is_answered_as_by_a_broker(
     make_relay, api_key, version, made
 ):
-    answer, told = (framed(api_key, made(version, is_ours), version) for is_ours in (False, True))
-    for pieces in cuts(answer, version):
+    response, reported = (framed(api_key, made(version, is_ours), version) for is_ours in (False, True))
+    for pieces in cuts(response, version):
         script = asked(make_relay, api_key, version)
         sent = b"".join(script.node(piece) for piece in pieces)
-        assert sent == told, script.closed
+        assert sent == reported, script.closed
         assert script.relay.idle
         assert set(script.nodes.learned) == ({GONE} if made is find_coordinator and version < 4 else set(ALL))
 
 
 @pytest.mark.parametrize(("api_key", "made"), [(METADATA, metadata), (DESCRIBE_CLUSTER, describe_cluster)])
 def test_a_controller_that_clients_are_told_of_stays(make_relay, api_key, made):
-    answer, told = (framed(api_key, made(1, is_ours, controller=2), 1) for is_ours in (False, True))
-    assert asked(make_relay, api_key, 1).node(answer) == told
+    response, reported = (framed(api_key, made(1, is_ours, controller=2), 1) for is_ours in (False, True))
+    assert asked(make_relay, api_key, 1).node(response) == reported
 
 
 def test_very_many_partitions_pass_as_they_come(make_relay):
-    answer, told = (framed(METADATA, metadata(12, is_ours, topics=40, partitions=400), 12) for is_ours in (False, True))
-    assert len(answer) > 4 * MAX_HEAD_BYTES
+    response, reported = (
+        framed(METADATA, metadata(12, is_ours, topics=40, partitions=400), 12) for is_ours in (False, True)
+    )
+    assert len(response) > 4 * MAX_HEAD_BYTES
     script = asked(make_relay, METADATA, 12)
     sent = b""
-    for at in range(0, len(answer), 10_000):
-        sent += script.node(answer[at : at + 10_000])
-        assert len(script.relay._answers) <= MAX_HEAD_BYTES + 10_000
-    assert sent == told
+    for at in range(0, len(response), 10_000):
+        sent += script.node(response[at : at + 10_000])
+        assert len(script.relay._responses) <= MAX_HEAD_BYTES + 10_000
+    assert sent == reported
     assert script.relay.idle
 
 
-def test_the_next_answer_follows_at_once(make_relay):
-    answer, told = (framed(METADATA, metadata(9, is_ours), 9) for is_ours in (False, True))
+def test_the_next_response_follows_at_once(make_relay):
+    response, reported = (framed(METADATA, metadata(9, is_ours), 9) for is_ours in (False, True))
     script = asked(make_relay, METADATA, 9)
     script.client(request(METADATA, 9, bytes(20), tags=True))
-    assert script.node(answer + answer) == told + told
+    assert script.node(response + response) == reported + reported
     assert script.relay.idle
 
 
 @pytest.mark.parametrize("cut_bytes", [1, 5])
 def test_partitions_that_do_not_hold_what_they_announce_close_the_connection(make_relay, cut_bytes):
-    answer = framed(METADATA, metadata(9, is_ours=False), 9)
+    response = framed(METADATA, metadata(9, is_ours=False), 9)
     script = asked(make_relay, METADATA, 9)
-    script.node(frame(answer[4:-cut_bytes]))
+    script.node(frame(response[4:-cut_bytes]))
     assert script.close_reason is CloseReason.ANSWER_MALFORMED
 
 

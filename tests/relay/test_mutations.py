@@ -9,7 +9,7 @@ from protocol.messages.topic_mutations import (
     CREATE_TOPICS,
     DELETE_TOPICS,
     NO_TOPIC_ID,
-    read_mutation_answer,
+    read_mutation_response,
 )
 from protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from protocol.primitives import compact_string
@@ -85,11 +85,11 @@ def unknown(*names: bytes) -> dict[bytes, int]:
 
 def run_create(script: Script, *topics: tuple[bytes, int], corr: int = 1, now_ms: int = NOW_MS, version: int = 7):
     """Send a creation of unknown topics through; what went to the node after the enquiry, and to the client."""
-    told = len(script.sent[Side.CLIENT])
+    reported = len(script.sent[Side.CLIENT])
     names = [name for name, _ in topics]
     assert script.client(create(*topics, corr=corr, version=version), now_ms) == ask(names)
     sent = tell(script, unknown(*names), now_ms)
-    return sent, bytes(script.sent[Side.CLIENT][told:])
+    return sent, bytes(script.sent[Side.CLIENT][reported:])
 
 
 # ------------------------------------------------------------------------------ untouched
@@ -99,9 +99,9 @@ def run_create(script: Script, *topics: tuple[bytes, int], corr: int = 1, now_ms
 def test_without_a_mutation_quota_nothing_changes(make_relay, version):
     script = connected(make_relay, None)
     request = create((b"t", 1000), version=version)
-    answer = made(created(version, b"t", 0, partitions=1000), version=version)
+    response = made(created(version, b"t", 0, partitions=1000), version=version)
     assert script.client(request + request) == request + request
-    assert script.node(answer + answer) == answer + answer
+    assert script.node(response + response) == response + response
 
 
 def test_clients_without_a_quota_pass_untouched_where_others_have_one_and_their_bucket_is_looked_at(make_relay):
@@ -139,21 +139,21 @@ def test_a_topic_is_looked_up_first_then_charged_and_sent_on(make_relay):
     assert tokens(script) == 6.0
     assert script.node(made(created(7, b"t"))) == made(created(7, b"t"))
     assert script.relay.idle
-    assert (script.relay.requests, script.relay.answers) == (1, 1)
+    assert (script.relay.requests, script.relay.responses) == (1, 1)
     assert script.wake_at is None
     assert tokens(script) == 6.0
 
 
 def test_the_request_that_overdraws_passes_and_the_next_is_refused_with_the_time_to_wait(make_relay):
     script = connected(make_relay)
-    sent, told = run_create(script, (b"a", 14))
-    assert (sent, told, script.wake_at) == (create((b"a", 14)), b"", None)
+    sent, reported = run_create(script, (b"a", 14))
+    assert (sent, reported, script.wake_at) == (create((b"a", 14)), b"", None)
     script.node(made(created(7, b"a")))
-    sent, told = run_create(script, (b"b", 1), corr=2, now_ms=NOW_MS + 500)
-    assert (sent, told) == (b"", made(created(7, b"b", 89), corr=2, throttle_time_ms=2500))
+    sent, reported = run_create(script, (b"b", 1), corr=2, now_ms=NOW_MS + 500)
+    assert (sent, reported) == (b"", made(created(7, b"b", 89), corr=2, throttle_time_ms=2500))
     assert script.wake_at == NOW_MS + 3000
-    assert script.tally.mutations_refused == 1
-    assert script.tally.throttles[MUTATION] == 1
+    assert script.counters.mutations_refused == 1
+    assert script.counters.throttles[MUTATION] == 1
     assert [(t.quota_type, t.throttle_time_ms) for t in script.throttles] == [(MUTATION, 2500)]
     assert script.client(create((b"b", 1), corr=3), NOW_MS + 600) == b""
     assert script.time(NOW_MS + 3000) == ask([b"b"])
@@ -166,16 +166,16 @@ def test_topics_of_one_request_are_judged_one_by_one_and_answered_in_its_order(m
     script.client(create((b"a", 12), (b"b", 1), (b"c", 0), (b"d", 3)))
     sent = tell(script, unknown(*names))
     assert sent == create((b"a", 12), (b"c", 0))
-    answer = made(created(7, b"c", 37, message=b"no"), created(7, b"a", partitions=12, configs=2))
+    response = made(created(7, b"c", 37, message=b"no"), created(7, b"a", partitions=12, configs=2))
     merged = [
         created(7, b"a", partitions=12, configs=2),
         created(7, b"b", 89),
         created(7, b"c", 37, message=b"no"),
         created(7, b"d", 89),
     ]
-    assert script.node(answer) == made(*merged, throttle_time_ms=1000)
+    assert script.node(response) == made(*merged, throttle_time_ms=1000)
     assert tokens(script) == -1.0
-    assert script.tally.mutations_refused == 2
+    assert script.counters.mutations_refused == 2
     assert script.relay.idle
 
 
@@ -186,8 +186,8 @@ def test_old_versions_pass_whole_are_charged_and_mute_the_client_at_once(make_re
     assert tell(script, unknown(b"a", b"b")) == request
     assert tokens(script) == -4.0
     assert script.wake_at == NOW_MS + 4000
-    answer = made(created(5, b"a"), created(5, b"b"), version=5)
-    assert script.node(answer, NOW_MS + 100) == made(
+    response = made(created(5, b"a"), created(5, b"b"), version=5)
+    assert script.node(response, NOW_MS + 100) == made(
         created(5, b"a"), created(5, b"b"), version=5, throttle_time_ms=3900
     )
     assert script.time(NOW_MS + 4000) == heartbeat(2)
@@ -237,7 +237,7 @@ def test_assignments_and_the_default_of_the_cluster_are_counted(make_relay):
     assert tokens(script) == 11.0 - 3 - 4 - 1
 
 
-def test_the_answer_corrects_a_wrong_idea_of_the_default_and_of_what_exists(make_relay):
+def test_the_response_corrects_a_wrong_idea_of_the_default_and_of_what_exists(make_relay):
     script = connected(make_relay)
     script.client(create((b"a", -1), (b"b", -1), (b"c", 2)))
     tell(script, {**unknown(b"a", b"b"), b"c": 2})
@@ -336,10 +336,10 @@ def test_growth_is_refused_from_version_3_on(make_relay, version, refuses):
     kept = [topics[0], topics[2]] if refuses else topics
     assert tell(script, {b"a": 1, b"b": 1, b"c": 1}) == create_partitions(version, kept)
     results = [grown(version, b"c", 37), grown(version, b"a"), grown(version, b"b", 89)]
-    told = script.node(mutated(CREATE_PARTITIONS, version, results[: 3 - refuses]), NOW_MS + 10)
+    reported = script.node(mutated(CREATE_PARTITIONS, version, results[: 3 - refuses]), NOW_MS + 10)
     order = [results[1], results[2], results[0]] if refuses else results
     expected = mutated(CREATE_PARTITIONS, version, order, throttle_time_ms=990 if refuses else 1990)
-    assert told == expected
+    assert reported == expected
 
 
 # ------------------------------------------------------------------------------ nodes that lag behind
@@ -416,12 +416,12 @@ def test_requests_behind_a_mutation_wait_and_keep_their_order(make_relay):
     assert script.client(stream) == heartbeat(1) + ask([b"a"])
     assert script.client(heartbeat(4)) == b""
     before = len(script.sent[Side.NODE])
-    answers = heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a"))
-    assert script.node(answers) == heartbeaten(1)
+    responses = heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a"))
+    assert script.node(responses) == heartbeaten(1)
     assert script.sent[Side.NODE][before:] == create((b"a", 1), corr=2) + heartbeat(3) + heartbeat(4)
-    answers = made(created(7, b"a"), corr=2) + heartbeaten(3) + heartbeaten(4)
-    assert script.node(answers) == answers
-    assert script.relay.answers == 4
+    responses = made(created(7, b"a"), corr=2) + heartbeaten(3) + heartbeaten(4)
+    assert script.node(responses) == responses
+    assert script.relay.responses == 4
 
 
 @pytest.mark.parametrize("corr", [OWN_ID, 1])
@@ -429,19 +429,19 @@ def test_ids_may_be_those_of_the_proxy_itself(make_relay, corr):
     script = connected(make_relay)
     request = create((b"a", 1), corr=corr)
     assert script.client(heartbeat(corr) + request) == heartbeat(corr) + ask([b"a"])
-    answers = heartbeaten(corr) + metadata_by_name(OWN_ID, unknown(b"a"))
-    assert script.node(answers[:-5]) == heartbeaten(corr)
-    assert script.node(answers[-5:]) == b""
+    responses = heartbeaten(corr) + metadata_by_name(OWN_ID, unknown(b"a"))
+    assert script.node(responses[:-5]) == heartbeaten(corr)
+    assert script.node(responses[-5:]) == b""
     assert script.node(made(created(7, b"a"), corr=corr)) == made(created(7, b"a"), corr=corr)
 
 
-def test_our_own_answer_waits_for_those_before_it(make_relay):
+def test_our_own_response_waits_for_those_before_it(make_relay):
     script = connected(make_relay)
     run_create(script, (b"a", 12))
     script.client(produce(2) + create((b"b", 1), corr=3))
     assert script.node(made(created(7, b"a"))) == made(created(7, b"a"))
-    told = script.node(produced(2) + metadata_by_name(OWN_ID, unknown(b"b")))
-    assert told == produced(2) + made(created(7, b"b", 89), corr=3, throttle_time_ms=1000)
+    reported = script.node(produced(2) + metadata_by_name(OWN_ID, unknown(b"b")))
+    assert reported == produced(2) + made(created(7, b"b", 89), corr=3, throttle_time_ms=1000)
 
 
 def test_connections_share_one_bucket(make_relay):
@@ -468,7 +468,7 @@ def test_a_quota_that_comes_or_goes_while_the_node_is_asked_counts(make_relay):
 
 
 def test_a_decision_made_while_the_client_was_muted_is_carried_out_when_that_is_over(make_relay):
-    """An answer before it brings the node's own throttle time; what is left of ours then is less."""
+    """A response before it brings the node's own throttle time; what is left of ours then is less."""
     script = connected(make_relay)
     run_create(script, (b"a", 13))
     script.node(made(created(7, b"a")))
@@ -516,15 +516,15 @@ def test_what_a_client_asked_before_it_hung_up_waits_until_it_reads_again(make_r
 def test_a_shadow_quota_refuses_nobody_and_counts_what_it_would_have(make_relay):
     script = connected(make_relay, None, 1.0)
     for i, expected in ((1, -1.0), (2, -1.0)):
-        sent, told = run_create(script, (b"t%d" % i, 12), corr=i)
-        assert (sent, told) == (create((b"t%d" % i, 12), corr=i), b"")
+        sent, reported = run_create(script, (b"t%d" % i, 12), corr=i)
+        assert (sent, reported) == (create((b"t%d" % i, 12), corr=i), b"")
         assert tokens(script, shadow=True) == expected
-        answer = made(created(7, b"t", 41 * (i - 1)), corr=i)
-        assert script.node(answer) == answer
+        response = made(created(7, b"t", 41 * (i - 1)), corr=i)
+        assert script.node(response) == response
     [(key, reading)] = list(script.ledger.bucket_readings(NOW_MS))
     assert (key.shadow, reading.refusals, reading.tokens) == (True, 1, -1.0)
     assert script.wake_at is None
-    assert script.tally.mutations_refused == 0
+    assert script.counters.mutations_refused == 0
 
 
 def test_a_shadow_beside_a_quota_is_charged_what_passes_and_given_back_what_fails(make_relay):
@@ -566,8 +566,8 @@ def test_more_than_ten_thousand_topics_are_created_as_without_a_quota(make_relay
     assert script.client(request) == ask(MANY)
     assert tell(script, unknown(*MANY)) == request
     assert tokens(script) == 11e6 - 24_000
-    answer = made(*[created(version, name) for name in reversed(MANY)], version=version)
-    assert script.node(answer) == answer
+    response = made(*[created(version, name) for name in reversed(MANY)], version=version)
+    assert script.node(response) == response
     assert tokens(script) == 11e6 - 24_000
 
 
@@ -579,9 +579,9 @@ def test_of_more_than_ten_thousand_topics_each_is_answered(make_relay, rate):
     script.client(create_partitions(3, [grown_topic(3, name, 2) for name in MANY]))
     sent = tell(script, dict.fromkeys(MANY, 1))
     assert sent == create_partitions(3, [grown_topic(3, name, 2) for name in MANY[:passing]])
-    assert script.tally.mutations_refused == len(MANY) - passing
-    told = script.node(mutated(CREATE_PARTITIONS, 3, [grown(3, name) for name in MANY[:passing]]))
-    errors = [result.error_code for result in read_mutation_answer(told, CREATE_PARTITIONS, 3).results]
+    assert script.counters.mutations_refused == len(MANY) - passing
+    reported = script.node(mutated(CREATE_PARTITIONS, 3, [grown(3, name) for name in MANY[:passing]]))
+    errors = [result.error_code for result in read_mutation_response(reported, CREATE_PARTITIONS, 3).results]
     assert errors == [0] * passing + [89] * (len(MANY) - passing)
 
 
@@ -595,32 +595,32 @@ def test_a_topic_of_more_than_ten_thousand_assignments_is_created(make_relay):
 
 def test_very_many_are_judged_and_settled_in_steps(make_relay):
     script = connected(make_relay, 1e6)
-    script.hold_verdicts = True
-    answers = [metadata_by_name(OWN_ID, unknown(*MANY)), made(*[created(7, name, 37) for name in MANY])]
+    script.hold_decisions = True
+    responses = [metadata_by_name(OWN_ID, unknown(*MANY)), made(*[created(7, name, 37) for name in MANY])]
     script.client(create(*[(name, 2) for name in MANY]))
-    for most_topics_a_step, answer in ((100, b""), (100, answers[0]), (100, answers[1])):
-        if answer:
-            script.node(answer)
+    for most_topics_a_step, response in ((100, b""), (100, responses[0]), (100, responses[1])):
+        if response:
+            script.node(response)
         [one] = script.asks
         script.asks = []
         work = decide(one, script.facts, NOW_MS)
-        verdict, steps = None, 1
-        while verdict is None:
+        decision, steps = None, 1
+        while decision is None:
             try:
                 next(work.steps)
             except StopIteration as end:
-                verdict = end.value
+                decision = end.value
             steps += 1
         assert steps >= len(MANY) // most_topics_a_step
-        script.do(script.relay.on_verdict(one.ticket, verdict, NOW_US))
+        script.do(script.relay.on_decision(one.ticket, decision, NOW_US))
     assert tokens(script) == 11e6
-    assert script.sent[Side.CLIENT] == answers[1]
+    assert script.sent[Side.CLIENT] == responses[1]
 
 
 def test_a_quota_that_goes_while_very_many_are_judged_charges_the_rest_nothing(make_relay):
     script = connected(make_relay, 1e6)
     script.client(create(*[(name, 2) for name in MANY]))
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.node(metadata_by_name(OWN_ID, unknown(*MANY)))
     [one] = script.asks
     script.asks = []
@@ -629,8 +629,8 @@ def test_a_quota_that_goes_while_very_many_are_judged_charges_the_rest_nothing(m
         next(work.steps)
     script.ledger.replace(mutation_table(None), NOW_MS)
     script.ledger.expire(NOW_MS + 4_000_000)
-    verdict = finish(work.steps)
-    script.do(script.relay.on_verdict(one.ticket, verdict, NOW_US))
+    decision = finish(work.steps)
+    script.do(script.relay.on_decision(one.ticket, decision, NOW_US))
     assert script.sent[Side.NODE].endswith(create(*[(name, 2) for name in MANY]))
 
 
@@ -640,13 +640,13 @@ def test_a_topic_refused_by_its_id_is_told_with_its_name(make_relay):
     known = topic_partitions_by_id({ID_A: (b"orders", 12), ID_B: (b"payments", 3)})
     assert b"cluster" not in script.node(known)
     assert script.sent[Side.NODE].endswith(delete_topics(6, [ID_A]))
-    told = script.node(mutated(DELETE_TOPICS, 6, [compact_string(b"orders") + ID_A + b"\0\0\0\0"]))
-    results = read_mutation_answer(told, DELETE_TOPICS, 6).results
+    reported = script.node(mutated(DELETE_TOPICS, 6, [compact_string(b"orders") + ID_A + b"\0\0\0\0"]))
+    results = read_mutation_response(reported, DELETE_TOPICS, 6).results
     assert [(r.name, r.topic_id, r.error_code) for r in results] == [(b"orders", ID_A, 0), (b"payments", ID_B, 89)]
 
 
 def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
-    """The answer to Metadata v12 of an enquiry by id, with the names of the topics."""
+    """The response to Metadata v12 of an enquiry by id, with the names of the topics."""
     frame = metadata_by_id(OWN_ID, {topic_id: count for topic_id, (_, count) in topics.items()})
     for topic_id, (name, _) in topics.items():
         frame = frame.replace(compact_string(topic_id) + topic_id, compact_string(name) + topic_id)
@@ -654,19 +654,19 @@ def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [metadata_by_name(OWN_ID, {b"a": 2})[:-1], made(created(7, b"a"), corr=OWN_ID)],
     ids=["too short", "something else"],
 )
-def test_an_enquiry_whose_answer_is_nonsense_ends_the_connection(make_relay, answer):
+def test_an_enquiry_whose_response_is_nonsense_ends_the_connection(make_relay, response):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
-    script.node(pack(">i", len(answer) - 4) + answer[4:])
+    script.node(pack(">i", len(response) - 4) + response[4:])
     assert script.close_reason is CloseReason.ANSWER_MALFORMED
     assert script.sent[Side.CLIENT] == b""
 
 
-def test_what_came_before_an_answer_that_ends_the_connection_goes_out_once(make_relay):
+def test_what_came_before_a_response_that_ends_the_connection_goes_out_once(make_relay):
     script = connected(make_relay)
     script.client(heartbeat(1) + create((b"a", 1), corr=2))
     script.node(heartbeaten(1) + metadata_by_name(OWN_ID + 1, unknown(b"a")))
@@ -674,7 +674,7 @@ def test_what_came_before_an_answer_that_ends_the_connection_goes_out_once(make_
     assert script.sent[Side.CLIENT] == heartbeaten(1)
 
 
-def test_an_answer_that_is_nonsense_ends_the_connection(make_relay):
+def test_a_response_that_is_nonsense_ends_the_connection(make_relay):
     script = connected(make_relay)
     run_create(script, (b"a", 1))
     script.node(made(created(6, b"a")))
@@ -682,7 +682,7 @@ def test_an_answer_that_is_nonsense_ends_the_connection(make_relay):
     assert script.sent[Side.CLIENT] == b""
 
 
-def test_an_answer_too_large_to_be_held_ends_the_connection(make_relay):
+def test_a_response_too_large_to_be_held_ends_the_connection(make_relay):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
     script.node(pack(">ii", 33 * 1024 * 1024, OWN_ID))
@@ -696,9 +696,9 @@ def test_everything_may_come_in_pieces(make_relay, size):
     expected = heartbeaten(1) + made(created(7, b"a"), created(7, b"b", 89), corr=2, throttle_time_ms=1000)
     for i in range(0, len(requests), size):
         script.client(requests[i : i + size])
-    for answers in (heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a", b"b")), made(created(7, b"a"), corr=2)):
-        for i in range(0, len(answers), size):
-            script.node(answers[i : i + size])
+    for responses in (heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a", b"b")), made(created(7, b"a"), corr=2)):
+        for i in range(0, len(responses), size):
+            script.node(responses[i : i + size])
     script.time(NOW_MS + 1000)
     script.node(heartbeaten(3), NOW_MS + 1000)
     assert script.sent[Side.CLIENT] == expected + heartbeaten(3)
@@ -789,17 +789,17 @@ def test_what_the_node_refuses_is_given_back_when_the_client_has_gone_meanwhile(
 def test_a_client_that_goes_before_its_request_was_sent_gets_its_tokens_back(make_relay):
     script = connected(make_relay, rate=1.0, shadow=1.0)
     script.client(create((b"big", HUGE)))
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.node(metadata_by_name(OWN_ID, unknown(b"big")))
     [ask_of_it] = script.asks
     script.asks = []
-    verdict = decide(ask_of_it, script.facts, NOW_MS)
+    decision = decide(ask_of_it, script.facts, NOW_MS)
     assert tokens(script) == tokens(script, shadow=True) == -MOST_OWED
     lose_client(script)
-    script.hold_verdicts = False
-    script.do(script.relay.on_verdict(ask_of_it.ticket, verdict, NOW_US))
+    script.hold_decisions = False
+    script.do(script.relay.on_decision(ask_of_it.ticket, decision, NOW_US))
     assert tokens(script) == tokens(script, shadow=True) == 11.0
-    assert script.relay.on_verdict(ask_of_it.ticket, verdict, NOW_US) == []
+    assert script.relay.on_decision(ask_of_it.ticket, decision, NOW_US) == []
 
 
 @pytest.mark.parametrize(
@@ -822,7 +822,7 @@ def test_a_node_that_closes_behind_the_end_is_hung_up_on_and_the_charge_stays(ma
 
 
 @pytest.mark.parametrize("reason", [CloseReason.NODE_LOST, CloseReason.SHUTDOWN, CloseReason.INTERNAL_ERROR])
-def test_where_no_answer_can_come_none_is_waited_for(make_relay, reason):
+def test_where_no_response_can_come_none_is_waited_for(make_relay, reason):
     script = huge(make_relay)
     lose_client(script, reason)
     assert not script.relay.unsettled
@@ -848,17 +848,17 @@ def test_a_node_that_was_not_read_is_read_again_behind_the_end(make_relay):
     assert tokens(script) == 11.0
 
 
-def test_an_answer_that_is_being_decided_about_when_the_client_goes_is_settled(make_relay):
+def test_a_response_that_is_being_decided_about_when_the_client_goes_is_settled(make_relay):
     script = huge(make_relay)
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.node(REFUSED)
     lose_client(script)
     assert not script.relay.unsettled
-    script.answer_asks()
+    script.response_asks()
     assert tokens(script) == 11.0
 
 
-def test_an_answer_that_is_held_when_the_client_goes_is_settled_once(make_relay):
+def test_a_response_that_is_held_when_the_client_goes_is_settled_once(make_relay):
     script = connected(make_relay, 1.0, limits=RelayLimits(delays=True))
     run_create(script, (b"a", 5), (b"b", 15), version=5)
     assert script.node(made(created(5, b"a"), created(5, b"b", 37), version=5)) == b""

@@ -32,17 +32,17 @@ class Waiter:
     def __init__(self, make_relay, time_outs=TIME_OUTS, **settings):
         self.script = Script(make_relay, **settings)
         self.time_outs = time_outs
-        self.patience = ConnectionTimeouts()
+        self.timeouts = ConnectionTimeouts()
         self.now_ms = NOW_MS
         self.look()
 
     @property
-    def awaited(self):
-        return self.script.relay.awaited
+    def waiting_for(self):
+        return self.script.relay.waiting_for
 
     def look(self, held_up=False):
         relay = self.script.relay
-        return self.patience.for_bytes(relay.awaited, relay.whole_requests, held_up, STEP_MS, self.time_outs)
+        return self.timeouts.for_bytes(relay.waiting_for, relay.whole_requests, held_up, STEP_MS, self.time_outs)
 
     def until(self, seconds, held_up=False):
         """After how many seconds the connection ends, and why; None if not within so many."""
@@ -98,13 +98,13 @@ def test_requests_that_end_in_time_may_go_on_for_ever(make_relay):
         waiter.node(produced(number))
 
 
-def test_while_an_answer_is_due_nothing_is_awaited(make_relay):
+def test_while_a_response_is_due_nothing_is_awaited(make_relay):
     waiter = Waiter(make_relay)
     waiter.script.connected()
     waiter.client(fetch(1))
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.node(fetched(1)[:20])
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.node(fetched(1)[20:])
     assert waiter.until(3600) == (31, CloseReason.IDLE_TIMEOUT)
 
@@ -141,11 +141,11 @@ def test_a_muted_client_has_time(make_relay):
     waiter.script.connected()
     waiter.client(produce(1, size=10_000))
     waiter.node(produced(1))
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.client(produce(2)[:20])
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.script.time(waiter.script.wake_at)
-    assert waiter.awaited is WaitingFor.REQUEST
+    assert waiter.waiting_for is WaitingFor.REQUEST
     assert waiter.until(3600) == (11, CloseReason.REQUEST_TIMEOUT)
 
 
@@ -171,23 +171,23 @@ def test_a_muted_client_that_is_amid_what_passes_the_mute_has_to_send_the_rest(m
     """A frame of SASL is read in a mute, too: with it the clocks of sessions run."""
     waiter = Waiter(make_relay)
     throttled(waiter)
-    assert (waiter.awaited, waiter.until(100)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(100)) == (WaitingFor.NOTHING, None)
     waiter.client(authenticate(bytes(10_000))[:cut])
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.REQUEST, (11, CloseReason.REQUEST_TIMEOUT))
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.REQUEST, (11, CloseReason.REQUEST_TIMEOUT))
 
 
 def test_a_muted_client_that_has_sent_what_passes_the_mute_has_time(make_relay):
     waiter = Waiter(make_relay)
     throttled(waiter)
     waiter.client(authenticate(bytes(10_000)))
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
 
 
 def test_a_client_that_may_send_no_more_requests_has_time(make_relay):
     waiter = Waiter(make_relay, limits=RelayLimits(max_in_flight=2))
     waiter.script.connected()
     waiter.client(heartbeat(1) + heartbeat(2) + heartbeat(3)[:5])
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
 
 
 def test_time_in_which_the_node_takes_nothing_does_not_count(make_relay):
@@ -196,7 +196,7 @@ def test_time_in_which_the_node_takes_nothing_does_not_count(make_relay):
     waiter.client(produce(size=1000)[:500])
     assert waiter.until(9) is None
     waiter.script.do(waiter.script.relay.on_blocked(Side.NODE))
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
     waiter.script.do(waiter.script.relay.on_writable(Side.NODE, 1000 * waiter.now_ms))
     assert waiter.until(3600) == (2, CloseReason.REQUEST_TIMEOUT)
 
@@ -215,7 +215,7 @@ def test_a_client_that_has_ended_while_it_is_muted_is_not_waited_for(make_relay)
     waiter.script.connected()
     waiter.client(produce(1, size=10_000) + heartbeat(2))
     waiter.script.do(waiter.script.relay.on_eof(Side.CLIENT, 1000 * waiter.now_ms))
-    assert (waiter.awaited, waiter.until(3600)) == (WaitingFor.NOTHING, None)
+    assert (waiter.waiting_for, waiter.until(3600)) == (WaitingFor.NOTHING, None)
 
 
 def test_zero_is_for_ever(make_relay):
@@ -228,24 +228,24 @@ def test_zero_is_for_ever(make_relay):
 
 
 def test_a_client_that_reads_nothing():
-    patience, seconds = ConnectionTimeouts(), 0
-    assert patience.for_reading(5000, 0, STEP_MS, TIME_OUTS) is None
-    while not (reason := patience.for_reading(5000, 100, STEP_MS, TIME_OUTS)):
+    timeouts, seconds = ConnectionTimeouts(), 0
+    assert timeouts.for_reading(5000, 0, STEP_MS, TIME_OUTS) is None
+    while not (reason := timeouts.for_reading(5000, 100, STEP_MS, TIME_OUTS)):
         seconds += 1
     assert (seconds, reason) == (20, CloseReason.CLIENT_READS_NOTHING)
 
 
 def test_a_client_that_reads_a_byte_now_and_then_reads():
-    patience = ConnectionTimeouts()
+    timeouts = ConnectionTimeouts()
     for second in range(1000):
-        assert patience.for_reading(5000, second // 15, STEP_MS, TIME_OUTS) is None
+        assert timeouts.for_reading(5000, second // 15, STEP_MS, TIME_OUTS) is None
     for _ in range(1000):
-        assert patience.for_reading(0, 5000, STEP_MS, TIME_OUTS) is None
-        assert patience.for_reading(5000, 5000, STEP_MS, TimeOuts()) is None
+        assert timeouts.for_reading(0, 5000, STEP_MS, TIME_OUTS) is None
+        assert timeouts.for_reading(5000, 5000, STEP_MS, TimeOuts()) is None
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(["produce", "heartbeat", "answer", "wake"]), max_size=30), st.data())
+@given(st.lists(st.sampled_from(["produce", "heartbeat", "response", "wake"]), max_size=30), st.data())
 def test_who_sends_whole_requests_is_never_closed_for_them(make_relay, moves, data):
     """Whatever is asked, answered and throttled, and however many stand unread behind a mute."""
     waiter = Waiter(make_relay, TimeOuts(5_000, 1_000, 0, 0), ledger=ledger_with(produce=1000))
@@ -255,16 +255,16 @@ def test_who_sends_whole_requests_is_never_closed_for_them(make_relay, moves, da
         if move in ("produce", "heartbeat"):
             corr += 1
             waiter.client(produce(corr, size=1500) if move == "produce" else heartbeat(corr))
-        elif move == "answer" and script.relay.requests > answered:
+        elif move == "response" and script.relay.requests > answered:
             answered += 1
-            waiter.node(_answer_to(script, answered))
+            waiter.node(_response_to(script, answered))
         elif script.wake_at is not None:
             waiter.now_ms = max(script.wake_at, waiter.now_ms)
             script.time(waiter.now_ms)
         assert waiter.until(data.draw(st.integers(0, 9))) is None
 
 
-def _answer_to(script, corr):
+def _response_to(script, corr):
     request_of_it = script.relay._in_flight[0]
     assert request_of_it.correlation_id == corr
     return produced(corr) if request_of_it.plan.name == "Produce" else heartbeaten(corr)

@@ -59,7 +59,7 @@ def test_requests_and_answers_pass_unchanged(make_relay):
     script = Script(make_relay).connected()
     assert script.client(produce(7) + heartbeat(8) + fetch(9)) == produce(7) + heartbeat(8) + fetch(9)
     assert script.node(produced(7) + heartbeaten(8) + fetched(9)) == produced(7) + heartbeaten(8) + fetched(9)
-    assert script.relay.requests == script.relay.answers == 3
+    assert script.relay.requests == script.relay.responses == 3
     assert script.relay.idle
 
 
@@ -101,7 +101,7 @@ def test_a_wake_up_that_comes_too_early_is_asked_for_again(make_relay):
     assert script.time(NOW_MS + 5000) == heartbeat(2)
 
 
-def test_acks_0_is_muted_without_an_answer(make_relay):
+def test_acks_0_is_muted_without_a_response(make_relay):
     script = Script(make_relay, ledger_with(produce=100)).connected()
     script.client(produce(1, size=1500, acks=0) + heartbeat(2))
     assert script.sent[Side.NODE] == produce(1, size=1500, acks=0)
@@ -109,7 +109,7 @@ def test_acks_0_is_muted_without_an_answer(make_relay):
     assert script.node(heartbeaten(2), NOW_MS + 5001) == heartbeaten(2)
 
 
-def test_an_answer_to_an_earlier_request_does_not_report_a_later_ones_throttle(make_relay):
+def test_a_response_to_an_earlier_request_does_not_report_a_later_ones_throttle(make_relay):
     script = Script(make_relay, ledger_with(produce=100)).connected()
     script.client(heartbeat(1) + produce(2, size=1500))
     assert script.node(heartbeaten(1) + produced(2), NOW_MS + 100) == heartbeaten(1) + produced(2, 4900)
@@ -136,7 +136,7 @@ def test_the_larger_throttle_time_is_reported_and_mutes(make_relay):
     script = Script(make_relay, ledger_with(produce=100)).connected()
     script.client(produce(1, size=1500) + heartbeat(2))
     assert script.node(produced(1, throttle_time_ms=9000)) == produced(1, throttle_time_ms=9000)
-    assert script.tally.throttles_by_node == 1
+    assert script.counters.throttles_by_node == 1
     assert script.time(NOW_MS + 5000) == b""
     assert script.time(NOW_MS + 9000) == heartbeat(2)
 
@@ -159,30 +159,30 @@ def test_a_quota_change_is_felt_by_the_next_request(make_relay):
     assert len(script.throttles) == 1
 
 
-def test_a_verdict_that_comes_late_holds_only_its_own_direction(make_relay):
+def test_a_decision_that_comes_late_holds_only_its_own_direction(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1, client_id=b"a"))
-    script.hold_verdicts = True
+    script.hold_decisions = True
     assert script.client(describe_request([], corr=2) + heartbeat(3, client_id=b"a")) == b""
     assert script.node(heartbeaten(1)) == heartbeaten(1)
-    script.answer_asks()
+    script.response_asks()
     assert script.sent[Side.NODE].endswith(heartbeat(3, client_id=b"a"))
 
 
 def test_client_ids_that_are_met_for_the_first_time_hold_nothing_up(make_relay):
     script = Script(make_relay).connected()
-    script.hold_verdicts = True
+    script.hold_decisions = True
     requests = b"".join(heartbeat(i, client_id=b"c%d" % (i % 7)) for i in range(20))
     assert script.client(requests) == requests
     assert script.asks == []
 
 
-def test_a_verdict_with_a_stale_ticket_is_dropped(make_relay):
+def test_a_decision_with_a_stale_ticket_is_dropped(make_relay):
     script = Script(make_relay).connected()
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.client(describe_request([]) + heartbeat(2))
-    assert script.relay.on_verdict(99, Decision(), NOW_US) == []
-    script.answer_asks()
+    assert script.relay.on_decision(99, Decision(), NOW_US) == []
+    script.response_asks()
     assert script.sent[Side.NODE] == heartbeat(2)
 
 
@@ -223,7 +223,7 @@ def test_a_blocked_side_stops_the_reading_of_the_other(make_relay):
     assert script.reads[Side.CLIENT]
 
 
-def test_too_many_unanswered_requests_wait_for_answers(make_relay):
+def test_too_many_unanswered_requests_wait_for_responses(make_relay):
     script = Script(make_relay, limits=RelayLimits(max_in_flight=2)).connected()
     assert script.client(heartbeat(1) + heartbeat(2) + heartbeat(3)) == heartbeat(1) + heartbeat(2)
     script.node(heartbeaten(1))
@@ -327,7 +327,7 @@ def test_a_frame_of_exactly_the_limit_passes(make_relay):
     assert script.close_reason is CloseReason.REQUEST_TOO_LARGE
 
 
-BAD_ANSWERS = {
+BAD_RESPONSES = {
     "TLS": (bytes.fromhex("160303004a02000046"), CloseReason.ANSWER_NOT_KAFKA, "TLS handshake"),
     "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", CloseReason.ANSWER_NOT_KAFKA, "HTTP answer"),
     "a negative length": (pack(">i", -1), CloseReason.ANSWER_MALFORMED, "-1"),
@@ -336,8 +336,8 @@ BAD_ANSWERS = {
 }
 
 
-@pytest.mark.parametrize(("data", "reason", "detail"), BAD_ANSWERS.values(), ids=BAD_ANSWERS.keys())
-def test_a_bad_answer_closes_and_is_not_sent_on(make_relay, data, reason, detail):
+@pytest.mark.parametrize(("data", "reason", "detail"), BAD_RESPONSES.values(), ids=BAD_RESPONSES.keys())
+def test_a_bad_response_closes_and_is_not_sent_on(make_relay, data, reason, detail):
     script = Script(make_relay).connected()
     script.client(heartbeat(1))
     assert script.node(data) == b""
@@ -354,22 +354,22 @@ def test_a_node_that_hangs_up_after_a_tls_alert_is_named(make_relay):
     assert "TLS alert" in script.closed.detail
 
 
-def test_an_answer_that_nobody_asked_for_closes(make_relay):
+def test_a_response_that_nobody_asked_for_closes(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1))
     assert script.node(heartbeaten(1) + heartbeaten(2)) == heartbeaten(1)
     assert script.close_reason is CloseReason.ANSWER_UNEXPECTED
 
 
-def test_an_answer_above_the_limit_closes(make_relay):
-    script = Script(make_relay, limits=RelayLimits(max_answer_bytes=2000)).connected()
+def test_a_response_above_the_limit_closes(make_relay):
+    script = Script(make_relay, limits=RelayLimits(max_response_bytes=2000)).connected()
     script.client(fetch(1) + fetch(2))
     assert script.node(fetched(1, size=2000)) == fetched(1, size=2000)
     script.node(fetched(2, size=2001))
     assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
 
 
-def metadata_answer(node_id: int, host: bytes = b"10.0.0.7", port: int = 9092, corr: int = 1) -> bytes:
+def metadata_response(node_id: int, host: bytes = b"10.0.0.7", port: int = 9092, corr: int = 1) -> bytes:
     broker = pack(">i", node_id) + pack(">h", len(host)) + host + pack(">i", port) + pack(">h", -1)
     return frame(pack(">i", corr) + pack(">i", 1) + broker + pack(">i", node_id) + pack(">i", 0))
 
@@ -377,7 +377,7 @@ def metadata_answer(node_id: int, host: bytes = b"10.0.0.7", port: int = 9092, c
 def test_node_addresses_are_rewritten_and_learned(make_relay):
     script = Script(make_relay).connected()
     script.client(request(3, 1, pack(">i", 0)))
-    assert script.node(metadata_answer(3)) == metadata_answer(3, b"proxy.example", 20_003)
+    assert script.node(metadata_response(3)) == metadata_response(3, b"proxy.example", 20_003)
     assert script.nodes.learned == {3: ("10.0.0.7", 9092)}
 
 
@@ -386,9 +386,9 @@ def test_a_node_at_a_port_that_there_cannot_be_is_advertised_as_ever_and_not_lea
     directory = NodeDirectory()
     script = Script(make_relay, nodes=ListenerPorts(config, directory)).connected()
     script.client(request(3, 1, pack(">i", 0)) * 2)
-    assert script.node(metadata_answer(3, port=70_000)) == metadata_answer(3, b"127.0.0.1", 19_001)
+    assert script.node(metadata_response(3, port=70_000)) == metadata_response(3, b"127.0.0.1", 19_001)
     assert directory.address(3) is None
-    script.node(metadata_answer(3))
+    script.node(metadata_response(3))
     assert directory.address(3) == ("10.0.0.7", 9092)
 
 
@@ -399,24 +399,24 @@ FRAMES = st.sampled_from(["produce", "acks0", "fetch", "heartbeat"])
 @given(kinds=st.lists(FRAMES, min_size=1, max_size=12), data=st.data())
 def test_what_passes_does_not_depend_on_how_tcp_cut_it(make_relay, kinds, data):
     sizes = data.draw(st.lists(st.integers(40, 3000), min_size=len(kinds), max_size=len(kinds)))
-    requests, answers = b"", b""
+    requests, responses = b"", b""
     for corr, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
         if kind in ("produce", "acks0"):
             requests += produce(corr, size=size, acks=kind == "produce")
-            answers += produced(corr) if kind == "produce" else b""
+            responses += produced(corr) if kind == "produce" else b""
         elif kind == "fetch":
             requests += fetch(corr)
-            answers += fetched(corr, size=size)
+            responses += fetched(corr, size=size)
         else:
             requests += heartbeat(corr)
-            answers += heartbeaten(corr)
+            responses += heartbeaten(corr)
     script = Script(make_relay).connected()
     for piece in _cut(requests, data):
         script.client(piece)
-    for piece in _cut(answers, data):
+    for piece in _cut(responses, data):
         script.node(piece)
     assert script.sent[Side.NODE] == requests
-    assert script.sent[Side.CLIENT] == answers
+    assert script.sent[Side.CLIENT] == responses
     assert script.relay.idle
 
 
@@ -433,7 +433,7 @@ def test_whatever_arrives_a_relay_returns_actions_and_raises_nothing(make_relay,
     script.do(script.relay.on_bytes(side, garbage, NOW_US))
 
 
-def test_own_answers_take_their_turn_between_two_answers_that_come_at_once(make_relay):
+def test_own_responses_take_their_turn_between_two_responses_that_come_at_once(make_relay):
     script = Script(make_relay).connected()
     script.client(heartbeat(1) + request(API_VERSIONS, 99, corr=2, tags=True) + heartbeat(3))
     ours = frame(pack(">ihihhh", 2, 35, 1, 18, 0, 4))
@@ -450,7 +450,7 @@ def test_requests_that_are_answered_here_are_bounded_too(make_relay):
     assert script.relay.idle
 
 
-def test_a_client_that_does_not_read_gets_no_further_answers_of_ours(make_relay):
+def test_a_client_that_does_not_read_gets_no_further_responses_of_ours(make_relay):
     script = Script(make_relay).connected()
     script.do(script.relay.on_blocked(Side.CLIENT))
     script.client(request(API_VERSIONS, 99, tags=True) * 2)
@@ -471,11 +471,11 @@ def test_a_header_with_too_many_tags_is_refused_before_they_come(make_relay):
 def test_an_address_that_belongs_to_no_node_is_not_passed_on(make_relay):
     script = Script(make_relay).connected()
     script.client(request(3, 1, pack(">i", 0)))
-    assert script.node(metadata_answer(-5)) == b""
+    assert script.node(metadata_response(-5)) == b""
     assert script.close_reason is CloseReason.ANSWER_MALFORMED
 
 
-def test_a_large_answer_half_way_is_not_idle(make_relay):
+def test_a_large_response_half_way_is_not_idle(make_relay):
     script = Script(make_relay).connected()
     script.client(fetch(1))
     script.node(fetched(1, size=300_000)[:200_000])
@@ -514,7 +514,7 @@ def test_a_fetch_that_is_delivered_over_quota_is_charged_at_once_and_for_good(ma
     assert fetched_bytes(script) == 1500
 
 
-def test_several_connections_may_each_be_one_answer_ahead_and_all_is_charged(make_relay):
+def test_several_connections_may_each_be_one_response_ahead_and_all_is_charged(make_relay):
     ledger = ledger_with(fetch=100, max_throttle_ms=60_000)
     scripts = [Script(make_relay, ledger).connected() for _ in range(3)]
     for script in scripts:
@@ -524,25 +524,25 @@ def test_several_connections_may_each_be_one_answer_ahead_and_all_is_charged(mak
     assert fetched_bytes(scripts[0]) == 3000
 
 
-def told_of_throttled(script):
+def reported_of_throttled(script):
     """Of each second in which any was, what they used."""
     seconds = [second for counts in script.usage() for second in counts.seconds]
-    return [[used for _, used in second.told] for second in seconds if second.throttled_ms]
+    return [[used for _, used in second.reported] for second in seconds if second.throttled_ms]
 
 
 def test_the_usage_of_a_second_has_the_fetches_that_were_throttled(make_relay):
     script, _ = over_quota(make_relay)
-    assert told_of_throttled(script) == [[500]]
+    assert reported_of_throttled(script) == [[500]]
 
 
 def test_the_usage_of_a_second_has_the_produces_that_were_throttled(make_relay):
     script = Script(make_relay, ledger_with(produce=100)).connected()
     size_bytes = len(produce(1, size=1500)) - 4
     script.client(produce(1, size=10) + produce(2, size=1500) + heartbeat(3))
-    assert told_of_throttled(script) == [[size_bytes]]
+    assert reported_of_throttled(script) == [[size_bytes]]
 
 
-def test_an_answer_whose_sensor_was_closed_meanwhile_passes(make_relay):
+def test_a_response_whose_sensor_was_closed_meanwhile_passes(make_relay):
     script = Script(make_relay, ledger_with(fetch=100)).connected()
     script.client(fetch(1, max_bytes=500))
     script.ledger.replace(table_with(), NOW_MS)

@@ -53,17 +53,17 @@ def charged_us(script):
 
 
 class Exchanges:
-    """Requests and their answers, one right after another."""
+    """Requests and their responses, one right after another."""
 
     def __init__(self, script):
         self._script = script
         self.now_ms = NOW_MS
 
-    def __call__(self, corr=1, *, took_us, ask=heartbeat, answer=heartbeaten):
+    def __call__(self, corr=1, *, took_us, ask=heartbeat, response=heartbeaten):
         """What the client gets."""
         self._script.client(ask(corr), self.now_ms)
         self.now_ms += took_us / 1000
-        return self._script.node(answer(corr), self.now_ms)
+        return self._script.node(response(corr), self.now_ms)
 
 
 # ------------------------------------------------------------------------ cost
@@ -77,13 +77,13 @@ def test_a_request_costs_what_it_took_and_never_more_than_such_requests_cost(mak
     assert charged_us(script) == pytest.approx(cost_us)
 
 
-def test_size_counts_of_the_request_and_of_its_answer(make_relay):
+def test_size_counts_of_the_request_and_of_its_response(make_relay):
     script = timed(make_relay)
     exchange = Exchanges(script)
-    exchange(took_us=10_000, ask=lambda corr: produce(corr, size=10_240), answer=produced)
+    exchange(took_us=10_000, ask=lambda corr: produce(corr, size=10_240), response=produced)
     assert charged_us(script) == pytest.approx(100 + 10 * (10_240 + len(produced()) - 4) / 1024)
     before = charged_us(script)
-    exchange(2, took_us=10_000, ask=fetch, answer=lambda corr: fetched(corr, size=102_400))
+    exchange(2, took_us=10_000, ask=fetch, response=lambda corr: fetched(corr, size=102_400))
     assert charged_us(script) - before == pytest.approx(200 + (len(fetch()) - 4 + 102_400) / 1024)
 
 
@@ -96,7 +96,7 @@ def test_the_way_to_the_node_and_back_costs_nothing(make_relay):
     assert charged_us(script) == pytest.approx(25)
 
 
-def test_a_request_behind_another_begins_with_that_ones_answer(make_relay):
+def test_a_request_behind_another_begins_with_that_ones_response(make_relay):
     script = timed(make_relay)
     script.client(b"".join(map(heartbeat, (1, 2, 3))))
     script.node(heartbeaten(1), NOW_MS + 0.040)
@@ -107,7 +107,7 @@ def test_a_request_behind_another_begins_with_that_ones_answer(make_relay):
     assert charged_us(script) == pytest.approx(100)
 
 
-def test_answers_in_one_piece_share_the_time_before_it(make_relay):
+def test_responses_in_one_piece_share_the_time_before_it(make_relay):
     script = timed(make_relay)
     script.client(b"".join(map(heartbeat, range(1, 7))))
     script.node(heartbeaten(1) + heartbeaten(2) + heartbeaten(3), NOW_MS + 0.120)
@@ -122,14 +122,14 @@ def test_however_it_is_cut_a_train_is_never_charged_more_than_its_time_or_its_mo
     script = timed(make_relay)
     count = data.draw(st.integers(1, 12), label="requests")
     script.client(b"".join(map(heartbeat, range(1, count + 1))))
-    answers = b"".join(map(heartbeaten, range(1, count + 1)))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(answers)), max_size=6), label="cuts"))
+    responses = b"".join(map(heartbeaten, range(1, count + 1)))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(responses)), max_size=6), label="cuts"))
     now_us = us(NOW_MS)
-    for start, end in zip([0, *cuts], [*cuts, len(answers)], strict=True):
+    for start, end in zip([0, *cuts], [*cuts, len(responses)], strict=True):
         now_us += data.draw(st.integers(0, 300), label="wait")
-        script.node(answers[start:end], now_us / 1000)
+        script.node(responses[start:end], now_us / 1000)
     assert charged_us(script) <= min(now_us - us(NOW_MS), 50 * count) + 1e-6
-    assert bytes(script.sent[Side.CLIENT]) == answers
+    assert bytes(script.sent[Side.CLIENT]) == responses
 
 
 def test_without_a_request_quota_nothing_is_timed(make_relay):
@@ -142,7 +142,7 @@ def test_without_a_request_quota_nothing_is_timed(make_relay):
 # -------------------------------------------------------------------- throttle
 
 
-def test_a_throttle_is_in_the_answer_mutes_the_client_and_is_one_window_at_most(make_relay):
+def test_a_throttle_is_in_the_response_mutes_the_client_and_is_one_window_at_most(make_relay):
     script = timed(make_relay, percent=1e-4)
     exchange = Exchanges(script)
     got = exchange(took_us=50)
@@ -163,7 +163,7 @@ def test_kafkas_arithmetic_gives_the_throttle_time(make_relay):
     assert exchange(101, took_us=50) == heartbeaten(101, 95)
 
 
-def test_a_train_over_the_quota_is_throttled_at_its_first_answer_too_many(make_relay):
+def test_a_train_over_the_quota_is_throttled_at_its_first_response_too_many(make_relay):
     script = timed(make_relay, percent=0.05)
     script.client(b"".join(map(heartbeat, range(120))))
     got = script.node(b"".join(map(heartbeaten, range(100))), NOW_MS + 60_000)
@@ -176,11 +176,11 @@ def test_a_train_over_the_quota_is_throttled_at_its_first_answer_too_many(make_r
 def test_the_larger_of_two_throttle_times_counts(make_relay):
     script = timed(make_relay, percent=1e-4, PRODUCE=100)
     exchange = Exchanges(script)
-    got = exchange(took_us=0, ask=lambda corr: produce(corr, size=1100), answer=produced)
+    got = exchange(took_us=0, ask=lambda corr: produce(corr, size=1100), response=produced)
     assert got == produced(1, 1000)
     script = timed(make_relay, percent=1e-4, PRODUCE=100)
     exchange = Exchanges(script)
-    got = exchange(took_us=100, ask=lambda corr: produce(corr, size=6000), answer=produced)
+    got = exchange(took_us=100, ask=lambda corr: produce(corr, size=6000), response=produced)
     assert got == produced(1, 20_000)
     assert script.wake_at == NOW_MS + 20_000
 
@@ -188,7 +188,7 @@ def test_the_larger_of_two_throttle_times_counts(make_relay):
 def test_a_fetch_that_is_both_too_large_and_too_slow_is_charged_once(make_relay):
     script = timed(make_relay, percent=1e-4, FETCH=100)
     exchange = Exchanges(script)
-    got = exchange(took_us=200, ask=fetch, answer=lambda corr: fetched(corr, size=900))
+    got = exchange(took_us=200, ask=fetch, response=lambda corr: fetched(corr, size=900))
     assert got[8:12] == pack(">i", 1000)
     binding = script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
     assert script.ledger.sensors.reading(binding.fetch, NOW_MS).total == 900
@@ -217,7 +217,7 @@ def test_what_the_proxy_answers_is_charged_though_it_is_the_first_request_of_its
     assert len(script.sent[Side.CLIENT]) == 2 * answered
 
 
-def test_an_answer_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
+def test_a_response_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
     script = timed(make_relay, percent=1e-4)
     offered = frame(pack(">ihi", 1, 0, 1) + pack(">hhh", HEARTBEAT, 0, 4) + pack(">i", 0))
     script.client(request(API_VERSIONS, 1))
@@ -226,21 +226,21 @@ def test_an_answer_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
     assert charged_us(script) == pytest.approx(30)
 
 
-@pytest.mark.parametrize(("ask", "answer"), [(heartbeat, heartbeaten), (fetch, fetched), (produce, produced)])
-def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(make_relay, ask, answer):
+@pytest.mark.parametrize(("ask", "response"), [(heartbeat, heartbeaten), (fetch, fetched), (produce, produced)])
+def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(make_relay, ask, response):
     ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
     script = Script(make_relay, ledger).connected()
     exchange = Exchanges(script)
-    exchange(took_us=100, ask=ask, answer=answer)
+    exchange(took_us=100, ask=ask, response=response)
     script.client(ask(2), NOW_MS + 2)
     later_ms = NOW_MS + 3_700_000
     ledger.expire(later_ms)
-    assert script.node(answer(2), later_ms) == answer(2)
-    assert exchange(3, took_us=100, ask=ask, answer=answer) == answer(3)
+    assert script.node(response(2), later_ms) == response(2)
+    assert exchange(3, took_us=100, ask=ask, response=response) == response(3)
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_an_answer_that_is_held_is_charged_once_whatever_ends_its_hold(make_relay, ends):
+def test_a_response_that_is_held_is_charged_once_whatever_ends_its_hold(make_relay, ends):
     limits = {QuotaType.REQUEST: 50.0, QuotaType.PRODUCE: 100.0}
     ledger = ClientQuotaManager(
         Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=RequestCosts({}, MODEL)
@@ -269,7 +269,7 @@ def test_produce_without_acks_is_exempt(make_relay, train):
     for _ in range(2):
         script.client(produce(3, size=1024, acks=0) * train)
     assert charged_us(script) == 0
-    assert script.tally.exempt_us == pytest.approx((1 + 2 * train) * 110)
+    assert script.counters.exempt_us == pytest.approx((1 + 2 * train) * 110)
     assert not script.throttles
 
 
@@ -311,8 +311,8 @@ def test_what_waits_by_design_teaches_nothing(make_relay, acks):
     script = timed(make_relay, pinned=False)
     exchange = Exchanges(script)
     for corr in range(SAMPLES):
-        exchange(corr, took_us=5, ask=lambda corr: produce(corr, acks=acks), answer=produced)
-        exchange(corr, took_us=5, ask=fetch, answer=lambda corr: fetched(corr, size=100))
+        exchange(corr, took_us=5, ask=lambda corr: produce(corr, acks=acks), response=produced)
+        exchange(corr, took_us=5, ask=fetch, response=lambda corr: fetched(corr, size=100))
     assert learned(script, PRODUCE).samples == (SAMPLES if acks == 1 else 0)
     assert learned(script, FETCH).samples == 0
 

@@ -1,4 +1,4 @@
-"""What is charged at its answer is bounded before: no more is in flight than a limit of request time has room for."""
+"""What is charged at its response is bounded before: no more is in flight than a limit of request time has room for."""
 
 from struct import pack
 
@@ -88,7 +88,7 @@ def test_whoever_is_over_the_quota_has_one_in_flight(make_relay, cut):
         assert script.time(now_ms) == heartbeat(corr + 1)
 
 
-def test_a_train_goes_on_as_its_answers_make_room(make_relay):
+def test_a_train_goes_on_as_its_responses_make_room(make_relay):
     script = client_of(make_relay, ledger_of())
     script.client(heartbeats(0, 1000))
     before = len(script.sent[Side.NODE])
@@ -183,18 +183,18 @@ def test_what_is_reserved_is_what_is_in_flight(make_relay, data):
     assert ledger.time_in_flight == {}
 
 
-def test_answers_that_were_dear_are_expected_to_be_so_again(make_relay):
+def test_responses_that_were_dear_are_expected_to_be_so_again(make_relay):
     def metadata(corr):
         return request(METADATA, 0, pack(">i", 0), corr=corr)
 
-    def answer(corr):
+    def response(corr):
         topics = (pack(">hh", 3, 1) + b"t" + pack(">i", 0)) * 22_000
         body = pack(">ii", corr, 0) + pack(">i", 22_000) + topics
         return pack(">i", len(body)) + body
 
     script = client_of(make_relay, ledger_of(percent=0.05), RelayLimits())
     assert script.client(metadata(0) + metadata(1)) == metadata(0) + metadata(1)
-    script.node(answer(0) + answer(1), NOW_MS + 500)
+    script.node(response(0) + response(1), NOW_MS + 500)
     now_ms = NOW_MS + 12_000
     got = script.client(b"".join(metadata(corr) for corr in range(2, 102)), now_ms)
     assert len(got) == 20 * len(metadata(0)), "5,000 us are enough for 20 at 50 us and 1 us for each of 193 KiB"

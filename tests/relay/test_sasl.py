@@ -71,10 +71,10 @@ def client_of(make_relay, *users, limits=DEMANDED, rules=None, ledger=None):
 
 
 def passes(script, *pairs, now_ms=NOW_MS):
-    """Each frame of the client goes to the node as it is, and the answer to it to the client."""
-    for ask, answer in pairs:
+    """Each frame of the client goes to the node as it is, and the response to it to the client."""
+    for ask, response in pairs:
         assert script.client(ask, now_ms) == ask, script.closed
-        assert script.node(answer, now_ms) == answer, script.closed
+        assert script.node(response, now_ms) == response, script.closed
 
 
 def logs_in(script, user=b"alice", version=1, now_ms=NOW_MS):
@@ -103,7 +103,7 @@ def test_plain(make_relay, version):
     assert throttled_user(script) == "alice"
     assert script.met[0].visible
     assert script.facts.login.mechanism == "PLAIN"
-    assert script.tally.authentications == 1
+    assert script.counters.authentications == 1
 
 
 @pytest.mark.parametrize("mechanism", [SHA_256, "SCRAM-SHA-512"])
@@ -168,9 +168,9 @@ def test_another_claim_names_the_user(make_relay):
 def test_bare_tokens_behind_a_handshake_of_version_0(make_relay, mechanism, rounds, cut):
     script = client_of(make_relay, "alice")
     passes(script, (handshake(mechanism, version=0), handshaken()))
-    for token, answer in rounds:
+    for token, response in rounds:
         assert script.facts.user == ""
-        for side, data in ((Side.CLIENT, bare(token)), (Side.NODE, bare(answer))):
+        for side, data in ((Side.CLIENT, bare(token)), (Side.NODE, bare(response))):
             other = Side.NODE if side is Side.CLIENT else Side.CLIENT
             before = len(script.sent[other])
             for at in range(0, len(data), cut):
@@ -211,7 +211,7 @@ def test_rights_are_those_of_the_user(make_relay):
 
 
 def _last_frame_bytes(script):
-    """How long the answer to the last of three requests is, behind those to a login by PLAIN."""
+    """How long the response to the last of three requests is, behind those to a login by PLAIN."""
     return len(script.sent[Side.CLIENT]) - len(handshaken()) - len(authenticated())
 
 
@@ -252,8 +252,8 @@ def test_a_failed_authentication_names_nobody(make_relay, exchange, first):
     assert (script.facts.user, script.met, script.throttles) == ("", [], [])
     script.do(script.relay.on_eof(Side.NODE if first == "node" else Side.CLIENT, 1000 * NOW_MS))
     assert script.close_reason is CloseReason.AUTHENTICATION_FAILED
-    assert script.tally.authentications == 0
-    assert script.tally.authentications_failed == 1
+    assert script.counters.authentications == 0
+    assert script.counters.authentications_failed == 1
 
 
 @pytest.mark.parametrize("exchange", FAILURES.values(), ids=FAILURES.keys())
@@ -442,7 +442,7 @@ def test_a_throttled_client_still_authenticates_anew(make_relay, version):
     sasl += [(authenticate(ALICE), authenticated())] if version else [(bare(ALICE), bare(b""))]
     passes(script, *sasl, now_ms=NOW_MS + 100)
     assert script.facts.user == "alice"
-    assert script.tally.authentications == 2
+    assert script.counters.authentications == 2
     assert script.client(heartbeat(4), NOW_MS + 200) == b""
     assert script.time(END_MS) == heartbeat(4)
 
@@ -470,7 +470,7 @@ def test_sasl_out_of_place_is_no_way_around_a_mute(make_relay):
     assert script.client(handshake()) == b""
     assert script.time(END_MS) == handshake()
     assert script.node(handshaken(error=34), END_MS) == handshaken(error=34)
-    assert script.tally.authentications_failed == 0
+    assert script.counters.authentications_failed == 0
 
 
 def ledger_of_time(*users):
@@ -493,9 +493,9 @@ def test_sasl_that_a_node_answers_as_out_of_place_is_charged_like_any_request(ma
     if demanded:
         logs_in(script)
     assert list(script.ledger.readings(NOW_MS)) == []
-    ask, answer = exchange
+    ask, response = exchange
     script.client(ask)
-    script.node(answer, NOW_MS + 1)
+    script.node(response, NOW_MS + 1)
     [(key, reading)] = script.ledger.readings(NOW_MS + 1)
     assert (key.tags.user, reading.charges) == (user, 1)
     assert [throttled.quota_type for throttled in script.throttles] == [QuotaType.REQUEST]
@@ -539,16 +539,16 @@ EARLY = {
 }
 
 
-@pytest.mark.parametrize(("ask", "answer"), EARLY.values(), ids=EARLY.keys())
-def test_before_a_login_no_more_is_carried_than_any_login_needs(make_relay, ask, answer):
+@pytest.mark.parametrize(("ask", "response"), EARLY.values(), ids=EARLY.keys())
+def test_before_a_login_no_more_is_carried_than_any_login_needs(make_relay, ask, response):
     script = client_of(make_relay, "alice")
     for _ in range(300):
         if script.closed is None:
             script.client(ask)
-        if script.closed is None and answer:
-            script.node(answer)
+        if script.closed is None and response:
+            script.node(response)
     assert script.close_reason is CloseReason.NOT_AUTHENTICATED
-    assert script.relay.answers == 100
+    assert script.relay.responses == 100
 
 
 def test_a_sasl_frame_behind_another_request_waits_with_it(make_relay):
@@ -560,7 +560,7 @@ def test_a_sasl_frame_behind_another_request_waits_with_it(make_relay):
     assert script.time(END_MS) == heartbeat(4) + handshake()
 
 
-def test_a_mute_is_not_forgotten_for_an_authentication_and_its_answer_is_not_held(make_relay):
+def test_a_mute_is_not_forgotten_for_an_authentication_and_its_response_is_not_held(make_relay):
     limits = RelayLimits(authenticates=True, delays=True)
     script = client_of(make_relay, "alice", limits=limits)
     logs_in(script)
@@ -638,13 +638,13 @@ def test_of_an_unknown_mechanism_a_request_of_our_own_shows_the_end(make_relay, 
 
 
 @pytest.mark.parametrize("acks", [1, 0])
-@pytest.mark.parametrize("answer", [{"error": 34}, {"entries": ()}, {"error": 35}])
-def test_a_challenge_is_no_success_whatever_is_sent_behind_it(make_relay, answer, acks):
+@pytest.mark.parametrize("response", [{"error": 34}, {"entries": ()}, {"error": 35}])
+def test_a_challenge_is_no_success_whatever_is_sent_behind_it(make_relay, response, acks):
     script = client_of(make_relay, "corp", rules=SaslRules({"DIGEST-MD5": "corp"}))
     script.facts.listener.rights_of = lambda user: (user == "corp", user == "corp")
     challenged(script)
     script.client(produce(7, size=1500, acks=acks) + produce(8, size=1500))
-    assert proves(script, **answer) == b""
+    assert proves(script, **response) == b""
     assert script.close_reason is CloseReason.NOT_AUTHENTICATED
     assert (script.met, script.throttles, script.facts.may_alter) == ([], [], False)
 
@@ -692,7 +692,7 @@ def proves(script, *, error=0, entries=((3, 0, 12),)):
 
 
 def gssapi(script):
-    """A client that logs in by Kerberos as those do that know no other framing; its last token gets no answer."""
+    """A client that logs in by Kerberos as those do that know no other framing; its last token gets no response."""
     passes(
         script,
         (handshake("GSSAPI", version=0), handshaken()),
@@ -751,7 +751,7 @@ def test_behind_a_second_login_with_opaque_tokens_all_is_charged(make_relay):
     assert script.relay.idle
 
 
-def test_an_answer_of_the_proxy_is_not_kept_back_by_a_token_that_gets_none(make_relay):
+def test_a_response_of_the_proxy_is_not_kept_back_by_a_token_that_gets_none(make_relay):
     script = client_of(make_relay)
     gssapi(script)
     script.client(heartbeat(7))
@@ -815,14 +815,14 @@ def test_a_sasl_request_that_is_too_large_is_refused_at_its_head(make_relay):
 
 def test_no_secret_is_shown(make_relay):
     script = client_of(make_relay, "alice")
-    script.hold_verdicts = True
+    script.hold_decisions = True
     script.client(handshake())
-    script.answer_asks()
+    script.response_asks()
     script.node(handshaken())
-    script.answer_asks()
+    script.response_asks()
     script.client(authenticate(ALICE))
     assert "secret" not in repr(script.asks)
-    script.answer_asks()
+    script.response_asks()
     assert "secret" not in repr(script.facts.login)
 
 
@@ -867,14 +867,14 @@ def test_logins_do_not_depend_on_how_tcp_cuts_them(exchange, data):
     cuts = sorted(data.draw(st.lists(st.integers(0, len(asks)), max_size=12)))
     for a, b in zip([0, *cuts], [*cuts, len(asks)], strict=True):
         script.client(asks[a:b])
-    for ask, answer in pairs:
+    for ask, response in pairs:
         assert ask in script.sent[Side.NODE]
-        at = data.draw(st.integers(0, len(answer)))
-        script.node(answer[:at])
-        script.node(answer[at:])
+        at = data.draw(st.integers(0, len(response)))
+        script.node(response[:at])
+        script.node(response[at:])
     assert script.closed is None
     assert script.sent[Side.NODE] == asks
-    assert script.sent[Side.CLIENT] == b"".join(answer for _, answer in pairs)
+    assert script.sent[Side.CLIENT] == b"".join(response for _, response in pairs)
     assert script.facts.user == "alice"
     assert script.relay.idle
 
@@ -886,7 +886,7 @@ _client_frames = st.one_of(
     st.binary(max_size=200).map(bare),
 )
 _node_frames = st.one_of(
-    st.sampled_from([answer for exchange in [*EXCHANGES, *FAILURES.values()] for _, answer in exchange]),
+    st.sampled_from([response for exchange in [*EXCHANGES, *FAILURES.values()] for _, response in exchange]),
     st.sampled_from([offered(), heartbeaten(2), produced(3), fetched(4, size=300)]),
     st.binary(max_size=40),
 )
@@ -898,11 +898,11 @@ def test_whatever_comes_a_user_is_named_only_by_a_success(demanded, steps):
     script = client_of(Relay, "alice", limits=RelayLimits(authenticates=demanded))
     nobody = script.facts.user
     now_ms = NOW_MS
-    for from_client, ask, answer in steps:
+    for from_client, ask, response in steps:
         now_ms += 100
         if script.closed:
             break
-        (script.client if from_client else script.node)(ask if from_client else answer, now_ms)
+        (script.client if from_client else script.node)(ask if from_client else response, now_ms)
         if script.wake_at is not None and script.wake_at <= now_ms and not script.closed:
             script.time(now_ms)
     assert (script.facts.user == nobody) == (script.met == [])

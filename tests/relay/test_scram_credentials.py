@@ -25,15 +25,15 @@ def request(corr, users=ALL):
     return framed(pack(">hhih", SCRAM, 0, corr, 3) + b"etl\0" + body + b"\0")
 
 
-def answer(corr, error=0, throttle_ms=0):
+def response(corr, error=0, throttle_ms=0):
     """What a node says: one user, or an error with its message."""
-    told = (
+    reported = (
         b"\1"
         if error
         else b"\2" + compact_string(b"alice") + pack(">hb", 0, 0) + b"\2" + pack(">biB", 1, 4096, 0) + b"\0"
     )
     message = compact_string(b"not allowed") if error else b"\0"
-    return framed(pack(">ibih", corr, 0, throttle_ms, error) + message + told + b"\0")
+    return framed(pack(">ibih", corr, 0, throttle_ms, error) + message + reported + b"\0")
 
 
 def no_users(corr, throttle_ms=0):
@@ -68,7 +68,7 @@ def test_what_a_node_tells_passes_as_it_is(script):
     asked(script, request(7))
     script.node(offer(18, SCRAM))
     assert script.sent[Side.NODE] == OFFER_ASKED + request(7)
-    assert script.node(answer(7, throttle_ms=5)) == answer(7, throttle_ms=5)
+    assert script.node(response(7, throttle_ms=5)) == response(7, throttle_ms=5)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_a_refusal_is_no_users_for_who_may_describe_their_quotas(script, user, m
     asked(script, request(7, users) + heartbeat(8))
     script.node(offer(18, SCRAM))
     assert script.sent[Side.NODE] == OFFER_ASKED + request(7, users) + heartbeat(8)
-    refusal = answer(7, REFUSED, throttle_ms=9)
+    refusal = response(7, REFUSED, throttle_ms=9)
     for at in range(0, len(refusal), cut):
         script.node(refusal[at : at + cut])
     assert script.sent[Side.CLIENT] == (no_users(7, throttle_ms=9) if hidden else refusal)

@@ -20,7 +20,7 @@ CAPS = {"max_throttle_ms": 20_000, "max_debt_ms": 60_000}
 
 @dataclass(frozen=True)
 class DecisionRequest:
-    """One request, and how large its answer is where that matters."""
+    """One request, and how large its response is where that matters."""
 
     kind: str
     client_id: bytes = b"etl"
@@ -34,7 +34,7 @@ class DecisionRequest:
             return fetch(corr, client_id=self.client_id)
         return heartbeat(corr, client_id=self.client_id)
 
-    def answer(self, corr: int) -> bytes:
+    def response(self, corr: int) -> bytes:
         if self.kind == "produce":
             return produced(corr) if self.acks else b""
         return fetched(corr, size=self.size) if self.kind == "fetch" else heartbeaten(corr)
@@ -61,7 +61,7 @@ class Conversation:
         self.events = []
         self.taken, self.reached, self.answered = 0, 0, 0
         self.sent_at = {Side.NODE: 0, Side.CLIENT: 0}
-        self.answers, self.to_answer, self.begun = [], b"", []
+        self.responses, self.to_answer, self.begun = [], b"", []
 
     def step(self, step):
         self.now_ms += step.wait_ms
@@ -87,15 +87,15 @@ class Conversation:
             ask = self.asks[corr]
             if ask.kind == "produce":
                 self.events.append((PRODUCE, ask.client_id, len(self.frames[corr]) - 4, self.now_ms))
-            if answer := ask.answer(corr):
-                self.answers.append((ask, answer))
-                self.to_answer += answer
+            if response := ask.response(corr):
+                self.responses.append((ask, response))
+                self.to_answer += response
         self.reached = max(self.reached, whole)
         while self.sent_at[Side.CLIENT] < len(client):
-            ask, answer = self.answers[self.answered]
+            ask, response = self.responses[self.answered]
             if ask.kind == "fetch":
-                self.events.append((FETCH, ask.client_id, len(answer) - 4, self.now_ms))
-            self.sent_at[Side.CLIENT] += len(answer)
+                self.events.append((FETCH, ask.client_id, len(response) - 4, self.now_ms))
+            self.sent_at[Side.CLIENT] += len(response)
             self.answered += 1
 
     def felt(self):
@@ -104,7 +104,7 @@ class Conversation:
         return (
             {side: bytes(sent) for side, sent in script.sent.items()},
             (script.throttles, script.wake_at, script.reads, script.closed, script.relay.muted),
-            (script.tally.throttles, script.tally.throttled_ms, script.relay.throttled_ms),
+            (script.counters.throttles, script.counters.throttled_ms, script.relay.throttled_ms),
             self.events,
         )
 
@@ -196,14 +196,14 @@ def test_runs_of_alike_requests_are_charged_to_a_shadow_one_by_one_where_they_ar
 def test_a_fetch_is_neither_clamped_nor_held_up_by_a_shadow(script):
     asked = b"".join(fetch(corr, max_bytes=50_000) for corr in range(3))
     assert script.client(asked) == asked
-    answers = b"".join(fetched(corr, size=1500) for corr in range(3))
-    assert script.node(answers) == answers
+    responses = b"".join(fetched(corr, size=1500) for corr in range(3))
+    assert script.node(responses) == responses
     reading = shadow_reading(script, FETCH)
     assert (reading.charges, reading.total, reading.throttles) == (3, 4500, 3)
     assert (script.throttles, script.wake_at) == ([], None)
 
 
-def test_a_shadow_that_is_removed_while_an_answer_is_under_way_is_charged_no_more(script):
+def test_a_shadow_that_is_removed_while_a_response_is_under_way_is_charged_no_more(script):
     script.client(fetch(1))
     script.ledger.replace(QuotaTable(), NOW_MS)
     assert script.node(fetched(1, size=1500)) == fetched(1, size=1500)

@@ -21,7 +21,7 @@ def share_fetch(corr: int = 1, *, max_bytes: int = 52_428_800, min_bytes: int = 
 
 
 def share_fetched(corr: int = 1, *, size: int = 1000, throttle_time_ms: int = 0, endpoints: bytes = b"\1") -> bytes:
-    """The answer, `size` bytes long without its length prefix and what `endpoints` have more than none."""
+    """The response, `size` bytes long without its length prefix and what `endpoints` have more than none."""
     head = pack(">i", corr) + b"\0" + pack(">ih", throttle_time_ms, 0) + b"\0" + pack(">i", 30_000)
     topic = b"\2" + bytes(16) + b"\2" + pack(">ihbhbii", 0, 0, 0, 0, 0, 1, 1) + b"\0"
     records = size - len(head) - len(topic) - 2 - 3 - 2
@@ -44,11 +44,11 @@ def test_a_request_is_sent_on_as_soon_as_its_limits_are_here(make_relay, cut):
     assert script.client(whole[:cut]) + script.client(whole[cut:]) == share_fetch(max_bytes=1000)
 
 
-def test_an_answer_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_relay):
+def test_a_response_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_relay):
     script = Script(make_relay, ledger_with(fetch=100)).connected()
     script.client(share_fetch(max_bytes=900))
-    told = script.node(share_fetched(size=1501))
-    assert told == share_fetched(size=1501, throttle_time_ms=5000)
+    reported = script.node(share_fetched(size=1501))
+    assert reported == share_fetched(size=1501, throttle_time_ms=5000)
     assert [(t.quota_type, t.throttle_time_ms) for t in script.throttles] == [(QuotaType.FETCH, 5000)]
     assert script.client(heartbeat(2), NOW_MS + 10) == b""
     assert script.time(NOW_MS + 5000) == heartbeat(2)

@@ -41,7 +41,7 @@ every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
 
 
 class NodesAtHome:
-    """Advertises every node where the answer says it is, in wire order: nothing is to change."""
+    """Advertises every node where the response says it is, in wire order: nothing is to change."""
 
     def __init__(self, vector: Vector) -> None:
         self._addresses = iter(vector.endpoints)
@@ -101,7 +101,7 @@ def check_request(make_relay, vector: Vector, expected: bytes, ledger: ClientQuo
         script.check_usage()
 
 
-def check_answer(make_relay, vector: Vector, expected: bytes, exhaustive: bool, **how) -> None:
+def check_response(make_relay, vector: Vector, expected: bytes, exhaustive: bool, **how) -> None:
     for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
         nodes = how.get("nodes") or NodesAtHome(vector)
         script = awaiting(make_relay, vector, nodes)
@@ -132,14 +132,14 @@ def requests_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
     return len(vectors)
 
 
-def answers_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
-    """The same for answers, with addresses that stay, and with others that are as long, or longer."""
+def responses_pass(make_relay, vectors: Sequence[Vector], every: int) -> int:
+    """The same for responses, with addresses that stay, and with others that are as long, or longer."""
     for i, vector in enumerate(vectors):
         every_byte = i % every == 0
-        check_answer(make_relay, vector, vector.frame, every_byte)
+        check_response(make_relay, vector, vector.frame, every_byte)
         if vector.endpoints:
-            check_answer(make_relay, vector, vector.readdressed, every_byte, nodes=FixedNodes())
-            check_answer(make_relay, vector, vector.readdressed_long, every_byte, nodes=FixedNodes(LONG_HOST))
+            check_response(make_relay, vector, vector.readdressed, every_byte, nodes=FixedNodes())
+            check_response(make_relay, vector, vector.readdressed_long, every_byte, nodes=FixedNodes(LONG_HOST))
     return len(vectors)
 
 
@@ -149,26 +149,26 @@ def test_requests_pass_byte_for_byte(make_relay, kafka_version):
 
 
 @every_kafka
-def test_answers_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version):
-    assert answers_pass(make_relay, chosen(kafka_version, is_response=True), A_FEW) > 1000
+def test_responses_pass_byte_for_byte_but_for_addresses(make_relay, kafka_version):
+    assert responses_pass(make_relay, chosen(kafka_version, is_response=True), A_FEW) > 1000
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(2400)
 @every_kafka
-@pytest.mark.parametrize("pass_through", [requests_pass, answers_pass], ids=["requests", "answers"])
+@pytest.mark.parametrize("pass_through", [requests_pass, responses_pass], ids=["requests", "responses"])
 def test_messages_pass_cut_at_every_byte(make_relay, kafka_version, pass_through):
     """On all cores: it would take one of them ten minutes."""
-    vectors, processes = not_in_newer(kafka_version, is_response=pass_through is answers_pass), os.cpu_count() or 1
+    vectors, processes = not_in_newer(kafka_version, is_response=pass_through is responses_pass), os.cpu_count() or 1
     with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
         parts = [vectors[at :: 8 * processes] for at in range(8 * processes)]
         assert sum(pool.map(partial(pass_through, make_relay, every=1), parts)) == len(vectors) > 500
-    assert len(chosen(kafka_version, is_response=pass_through is answers_pass)) > 1000
+    assert len(chosen(kafka_version, is_response=pass_through is responses_pass)) > 1000
 
 
 @every_kafka
 def test_the_throttle_time_is_written_where_the_version_has_it(make_relay, kafka_version):
-    """An earlier answer has muted the client: what is left of that is reported by every later answer."""
+    """An earlier response has muted the client: what is left of that is reported by every later response."""
     for vector in message_vectors(kafka_version):
         if not vector.is_response or means_something_else(vector):
             continue

@@ -1,4 +1,4 @@
-"""With the fetch policy `empty` whoever is over quota gets a broker's empty answer, whatever the node has sent."""
+"""With the fetch policy `empty` whoever is over quota gets a broker's empty response, whatever the node has sent."""
 
 from struct import pack
 
@@ -6,7 +6,7 @@ import pytest
 from kafka.protocol.consumer import FetchResponse
 
 from proxy.relay.actions import CloseReason, RelayLimits, Throttled
-from proxy.relay.answer_side import AnswerSide
+from proxy.relay.response_side import ResponseSide
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
@@ -34,8 +34,8 @@ def versioned_fetch(version, epoch, session_id=0, corr=1):
     return request(FETCH, version, body + rest + bytes(20), corr=corr, tags=version >= 12)
 
 
-def versioned_answer(version, corr=1, *, size, throttle_ms=0, error=0, session_id=0, data=b"f"):
-    """An answer of `size` bytes without its length prefix."""
+def versioned_response(version, corr=1, *, size, throttle_ms=0, error=0, session_id=0, data=b"f"):
+    """A response of `size` bytes without its length prefix."""
     head = pack(">i", corr) + (b"\0" if version >= 12 else b"") + (pack(">i", throttle_ms) if version else b"")
     head += pack(">hi", error, session_id) if version >= 7 else b""
     if version < 16:
@@ -47,7 +47,7 @@ def versioned_answer(version, corr=1, *, size, throttle_ms=0, error=0, session_i
 
 
 def empty(version, corr=1, *, throttle_ms, error=0, session_id=0):
-    """Kafka's empty answer: protocol-surface 5.3."""
+    """Kafka's empty response: protocol-surface 5.3."""
     if version == 0:
         return frame(pack(">ii", corr, 0))
     if version < 7:
@@ -58,35 +58,35 @@ def empty(version, corr=1, *, throttle_ms, error=0, session_id=0):
 
 
 @pytest.mark.parametrize("version", range(19))
-def test_each_version_has_its_empty_answer(make_relay, version):
+def test_each_version_has_its_empty_response(make_relay, version):
     script = withholding(make_relay)
     script.client(versioned_fetch(version, epoch=-1))
     charged = 1500 + (version >= 12)
-    told = script.node(versioned_answer(version, size=charged, session_id=SESSION))
-    assert told == empty(version, throttle_ms=5000)
+    reported = script.node(versioned_response(version, size=charged, session_id=SESSION))
+    assert reported == empty(version, throttle_ms=5000)
     assert script.throttles == [Throttled(QuotaType.FETCH, 5000, b"etl")]
-    assert script.relay.answers == 1
-    assert script.relay.answer_bytes == len(told)
+    assert script.relay.all_responses == 1
+    assert script.relay.response_bytes == len(reported)
     assert script.client(heartbeat(2), NOW_MS + 10) == b""
     assert script.time(NOW_MS + 5000) == heartbeat(2)
-    assert not any(second.told for counts in script.usage() for second in counts.seconds)
+    assert not any(second.reported for counts in script.usage() for second in counts.seconds)
 
 
 @pytest.mark.parametrize("version", range(4, 18))
 def test_clients_understand_it(make_relay, version):
     script = withholding(make_relay)
     script.client(versioned_fetch(version, epoch=3, session_id=SESSION))
-    told = script.node(versioned_answer(version, size=1500 + (version >= 12), session_id=SESSION))
-    answer = FetchResponse.decode(told[4:], version=version, header=True)
-    assert answer.throttle_time_ms == 5000
-    assert not answer.responses
+    reported = script.node(versioned_response(version, size=1500 + (version >= 12), session_id=SESSION))
+    response = FetchResponse.decode(reported[4:], version=version, header=True)
+    assert response.throttle_time_ms == 5000
+    assert not response.responses
     if version >= 7:
-        assert (answer.error_code, answer.session_id) == (0, SESSION)
+        assert (response.error_code, response.session_id) == (0, SESSION)
 
 
 @pytest.mark.parametrize("version", [7, 11, 12, 15, 18])
 @pytest.mark.parametrize(
-    ("epoch", "nodes_error", "nodes_session", "told_error", "told_session"),
+    ("epoch", "nodes_error", "nodes_session", "told_error", "reported_session"),
     [
         (0, 0, SESSION, 0, 0),
         (-1, 0, 0, 0, 0),
@@ -97,12 +97,12 @@ def test_clients_understand_it(make_relay, version):
         (5, 70, 0, 0, 0),
     ],
 )
-def test_what_is_told_of_sessions(make_relay, version, epoch, nodes_error, nodes_session, told_error, told_session):
+def test_what_is_told_of_sessions(make_relay, version, epoch, nodes_error, nodes_session, told_error, reported_session):
     script = withholding(make_relay)
     script.client(versioned_fetch(version, epoch, session_id=SESSION if epoch else 0))
     size = 1500 + (version >= 12)
-    told = script.node(versioned_answer(version, size=size, error=nodes_error, session_id=nodes_session))
-    assert told == empty(version, throttle_ms=5000, error=told_error, session_id=told_session)
+    reported = script.node(versioned_response(version, size=size, error=nodes_error, session_id=nodes_session))
+    assert reported == empty(version, throttle_ms=5000, error=told_error, session_id=reported_session)
 
 
 def test_what_is_withheld_is_taken_back_but_leaves_a_sample(make_relay):
@@ -126,13 +126,13 @@ def test_what_is_within_the_quota_is_delivered_and_charged(make_relay):
     assert reading.total == 1000
 
 
-def test_a_large_answer_is_dropped_as_it_comes(make_relay):
+def test_a_large_response_is_dropped_as_it_comes(make_relay):
     script = withholding(make_relay)
     script.client(fetch(1))
     whole = fetched(1, size=3_000_000)
     assert script.node(whole[:17]) == b""
     assert script.node(whole[17:100_000]) == empty(11, throttle_ms=20_000)
-    assert script.tally.withheld_bytes == len(whole)
+    assert script.counters.withheld_bytes == len(whole)
     for at in range(100_000, len(whole), 100_000):
         assert not script.relay.idle
         assert script.node(whole[at : at + 100_000]) == b""
@@ -142,24 +142,24 @@ def test_a_large_answer_is_dropped_as_it_comes(make_relay):
 
 
 @pytest.mark.parametrize("version", [4, 11, 12, 17])
-def test_it_does_not_matter_how_an_answer_is_cut(make_relay, version):
-    whole = versioned_answer(version, size=1500 + (version >= 12), session_id=SESSION)
+def test_it_does_not_matter_how_a_response_is_cut(make_relay, version):
+    whole = versioned_response(version, size=1500 + (version >= 12), session_id=SESSION)
     for cut in range(1, 60):
         script = withholding(make_relay)
         asked = versioned_fetch(version, epoch=4, session_id=SESSION)
         script.client(asked[:cut])
         script.client(asked[cut:])
         session_id = SESSION if version >= 7 else 0
-        told = script.node(whole[:cut]) + script.node(whole[cut:])
-        assert told == empty(version, throttle_ms=5000, session_id=session_id)
+        reported = script.node(whole[:cut]) + script.node(whole[cut:])
+        assert reported == empty(version, throttle_ms=5000, session_id=session_id)
         assert script.relay.idle
 
 
 def test_what_comes_before_and_behind_keeps_its_order(make_relay):
     script = withholding(make_relay)
     script.client(heartbeat(1) + produce(2) + fetch(3) + heartbeat(4))
-    answers = heartbeaten(1) + produced(2) + fetched(3, size=1500)
-    assert script.node(answers) == heartbeaten(1) + produced(2) + empty(11, 3, throttle_ms=5000)
+    all_responses = heartbeaten(1) + produced(2) + fetched(3, size=1500)
+    assert script.node(all_responses) == heartbeaten(1) + produced(2) + empty(11, 3, throttle_ms=5000)
     assert script.time(NOW_MS + 5000) == heartbeat(4)
     assert script.node(heartbeaten(4), NOW_MS + 5000) == heartbeaten(4)
 
@@ -180,7 +180,7 @@ def test_the_larger_of_our_throttle_time_and_the_nodes_is_told(make_relay):
     script.client(fetch(1))
     assert script.node(fetched(1, size=1500, throttle_time_ms=9000)) == empty(11, throttle_ms=9000)
     assert script.wake_at == NOW_MS + 9000
-    assert script.tally.throttles_by_node == 1
+    assert script.counters.throttles_by_node == 1
 
 
 def test_no_debt_is_left_where_none_is_kept(make_relay):
@@ -209,14 +209,14 @@ def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     script.client(versioned_fetch(12, 4, SESSION, 1) + versioned_fetch(12, 0, 0, 2))
     ledger.replace(table_with(fetch=100), NOW_MS)
-    answers = [versioned_answer(12, corr, size=901, session_id=SESSION) for corr in (1, 2)]
-    told = [answers[0], versioned_answer(12, 2, size=901, throttle_ms=8000, session_id=SESSION)]
-    assert script.node(b"".join(answers)) == b"".join(told)
+    all_responses = [versioned_response(12, corr, size=901, session_id=SESSION) for corr in (1, 2)]
+    reported = [all_responses[0], versioned_response(12, 2, size=901, throttle_ms=8000, session_id=SESSION)]
+    assert script.node(b"".join(all_responses)) == b"".join(reported)
     [(_, reading)] = list(ledger.readings(NOW_MS))
     assert reading.total == 1800
     assert script.client(versioned_fetch(12, 5, SESSION, 3)) == b""
     script.time(NOW_MS + 8000)
-    late = versioned_answer(12, 3, size=901, session_id=SESSION)
+    late = versioned_response(12, 3, size=901, session_id=SESSION)
     assert script.node(late, NOW_MS + 8000) == empty(12, 3, throttle_ms=17_000, session_id=SESSION)
 
 
@@ -245,7 +245,7 @@ def test_fetches_within_their_quota_are_counted_at_a_glance(make_relay, monkeypa
     script = withholding(make_relay, fetch=1_000_000)
     script.client(fetch(1))
     script.node(fetched(1, size=1000))
-    monkeypatch.setattr(AnswerSide, "_start_answer", None)
+    monkeypatch.setattr(ResponseSide, "_start_response", None)
     script.client(fetch(2))
     assert script.node(fetched(2, size=1000)) == fetched(2, size=1000)
     [(_, reading)] = list(script.ledger.readings(NOW_MS))
@@ -258,14 +258,14 @@ def test_the_time_of_a_fetch_that_is_looked_at_twice_is_charged_once(make_relay)
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     for corr, size in ((1, 900), (2, 600)):
         script.client(fetch(corr))
-        told = script.node(fetched(corr, size=size), NOW_MS + 0.05)
-    assert told == empty(11, 2, throttle_ms=5000)
+        reported = script.node(fetched(corr, size=size), NOW_MS + 0.05)
+    assert reported == empty(11, 2, throttle_ms=5000)
     binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
     assert ledger.request_sensors.reading(binding.request, NOW_MS).charges == 2
     assert ledger.sensors.reading(binding.fetch, NOW_MS).total == 900
 
 
-def test_an_answer_too_short_for_its_session_ends_the_connection(make_relay):
+def test_a_response_too_short_for_its_session_ends_the_connection(make_relay):
     script = withholding(make_relay, fetch=1, max_throttle_ms=1000)
     script.client(fetch(1))
     script.node(frame(pack(">iih", 1, 0, 0)) + bytes(100))

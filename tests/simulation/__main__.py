@@ -89,7 +89,7 @@ def _tell_failure(world: WorldPlan, failure: str, relay: str) -> None:
 
 def _run_many(first_seed: int, seconds: float, processes: int, relay: str) -> int:
     print(f"seeds from {first_seed} on, {seconds:g} s", flush=True)
-    begin = told = time.monotonic()
+    begin = reported = time.monotonic()
     total, seeds = Outcome(), 0
     for outcome, seed in _outcomes(first_seed, processes, relay, begin + seconds):
         total.add(outcome)
@@ -98,10 +98,10 @@ def _run_many(first_seed: int, seconds: float, processes: int, relay: str) -> in
             print(_summary(total))
             _tell_failure(world_of(seed), outcome.failure, relay)
             return 1
-        if time.monotonic() > told + _PROGRESS_S:
-            told = time.monotonic()
+        if time.monotonic() > reported + _PROGRESS_S:
+            reported = time.monotonic()
             print(
-                f"{told - begin:6.0f} s  {seeds} seeds, {total.connections} connections, {total.requests} requests",
+                f"{reported - begin:6.0f} s  {seeds} seeds, {total.connections} connections, {total.requests} requests",
                 flush=True,
             )
     print(_summary(total))
@@ -151,12 +151,12 @@ def _summary(outcome: Outcome) -> str:
             f"simulated hours  {outcome.simulated_ms / 3_600_000:.1f}",
             f"connections      {outcome.connections}",
             f"requests         {outcome.requests} ({outcome.request_bytes / 1e6:.1f} MB)",
-            f"answers          {outcome.answers} ({outcome.answer_bytes / 1e6:.1f} MB)",
+            f"answers          {outcome.responses} ({outcome.response_bytes / 1e6:.1f} MB)",
             f"throttles        {outcome.throttles}",
-            f"topics refused   {outcome.refused} ({outcome.enquiries} enquiries)",
+            f"topics refused   {outcome.refused} ({outcome.own_requests} enquiries)",
             f"quotas altered   {outcome.altered}",
             f"logins           {outcome.logins} ({outcome.logins_failed} failed)",
-            f"door             {counted(outcome.door)}; {outcome.worst_held} held at a time",
+            f"door             {counted(outcome.gate)}; {outcome.worst_held} held at a time",
             f"ended by time    {outcome.timed_out}",
             f"events           {outcome.events}",
             f"faults           {counted(outcome.faults)}",

@@ -15,10 +15,10 @@ from proxy.gate.fair_pool import FairPool
 from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas, ListenerKey
 from quotas.entities import plain_ip
-from tests.simulation.door_judge import WINDOW_MS, DoorJudge
+from tests.simulation.gate_judge import WINDOW_MS, GateJudge
 from tests.simulation.network import Events
 from tests.simulation.oracle import require
-from tests.simulation.plan import DoorPlan, StormPlan
+from tests.simulation.plan import GatePlan, StormPlan
 
 VIRTUAL_CLUSTER = "main"
 NAMES = ("front", "back")
@@ -89,12 +89,12 @@ class _Stage:
     """A SlowStage without a loop: whoever is here goes on when it is ready."""
 
     def __init__(
-        self, events: Events, make_crowd: Callable[[], "FairPool[Visit]"], late: CloseReason, full: CloseReason
+        self, events: Events, make_pool: Callable[[], "FairPool[Visit]"], late: CloseReason, full: CloseReason
     ):
         self.most = 0
         self.timeout_ms = 0
         self._events = events
-        self._crowd = make_crowd()
+        self._pool = make_pool()
         self._late = late
         self._full = full
         self._ends: dict[Visit, Callable[[CloseReason], None]] = {}
@@ -107,10 +107,10 @@ class _Stage:
         turn_away: Callable[[Visit, CloseReason], None],
     ) -> None:
         origin = "" if visit.place is None else visit.place.origin
-        if len(self._crowd) >= self.most and not self._make_room_for(origin):
+        if len(self._pool) >= self.most and not self._make_room_for(origin):
             turn_away(visit, self._full)
             return
-        self._crowd.enter(visit, origin)
+        self._pool.enter(visit, origin)
         in_time = 0 <= ready_ms < self.timeout_ms
         timer = self._events.at(
             self._events.now_ms + (ready_ms if in_time else self.timeout_ms),
@@ -125,12 +125,12 @@ class _Stage:
 
     def _leave(self, visit: Visit, then: Callable[[Visit], None]) -> None:
         del self._ends[visit]
-        self._crowd.leave(visit)
+        self._pool.leave(visit)
         then(visit)
 
     def _make_room_for(self, origin: str) -> bool:
         """Who is put out must come from where most come from, and have come before all others from there."""
-        leaver = self._crowd.who_leaves_for(origin)
+        leaver = self._pool.who_leaves_for(origin)
         of: dict[str, list[Visit]] = {}
         for visit in self._ends:
             of.setdefault("" if visit.place is None else visit.place.origin, []).append(visit)
@@ -139,10 +139,8 @@ class _Stage:
         require((leaver is not None) == right, f"somebody leaves a stage: {leaver is not None}, {right} is right")
         if leaver is None:
             return False
-        crowd = of["" if leaver.place is None else leaver.place.origin]
-        require(
-            len(crowd) == most and crowd[0] is leaver, "another leaves a stage than the oldest of the largest crowd"
-        )
+        pool = of["" if leaver.place is None else leaver.place.origin]
+        require(len(pool) == most and pool[0] is leaver, "another leaves a stage than the oldest of the largest crowd")
         self._ends[leaver](self._full)
         return True
 
@@ -159,20 +157,20 @@ class _Listener:
         self.handshake: _Stage | None = None
         self.headers = _Stage(
             acceptor.events,
-            acceptor.make_crowd,
+            acceptor.make_pool,
             CloseReason.PROXY_HEADER_TIMEOUT,
             CloseReason.TOO_MANY_PROXY_HEADERS,
         )
         self.handshakes = _Stage(
             acceptor.events,
-            acceptor.make_crowd,
+            acceptor.make_pool,
             CloseReason.TLS_HANDSHAKE_TIMEOUT,
             CloseReason.TOO_MANY_HANDSHAKES,
         )
         self._acceptor = acceptor
-        self._door = acceptor.door
+        self._gate = acceptor.gate
         self._waits = False
-        acceptor.door.add_listener(self.key, self._carry_on)
+        acceptor.gate.add_listener(self.key, self._carry_on)
 
     def connect(self, visit: Visit) -> None:
         self.backlog.append(visit)
@@ -188,7 +186,7 @@ class _Listener:
 
     def _accept(self, visit: Visit) -> None:
         visit.address = plain_ip(visit.peer)
-        if self._door.arrive(self.key, visit):
+        if self._gate.arrive(self.key, visit):
             self._find_origin(visit)
         else:
             self._waits = True
@@ -204,7 +202,7 @@ class _Listener:
         self._admit(visit)
 
     def _admit(self, visit: Visit) -> None:
-        match self._door.admit(self.key, visit):
+        match self._gate.admit(self.key, visit):
             case ConnectionSlot() as place:
                 self._secure(visit, place)
             case Refused(reason):
@@ -219,7 +217,7 @@ class _Listener:
 
     def _open(self, visit: Visit) -> None:
         assert visit.place is not None
-        if not self._acceptor.demands_sasl and not self._door.admission.user_became(visit.place, ANONYMOUS):
+        if not self._acceptor.demands_sasl and not self._gate.admission.user_became(visit.place, ANONYMOUS):
             self._refuse(visit, CloseReason.TOO_MANY_OF_USER)
             return
         self._acceptor.end(visit)
@@ -239,13 +237,13 @@ class _Listener:
                 self._refuse(what.ticket, what.reason)
 
     def _give_up(self, visit: Visit, reason: CloseReason) -> None:
-        self._door.give_up(self.key)
+        self._gate.give_up(self.key)
         self._refuse(visit, reason)
 
     def _refuse(self, visit: Visit, reason: CloseReason) -> None:
         self._acceptor.end(visit)
         if visit.place is not None:
-            self._door.left(visit.place)
+            self._gate.left(visit.place)
             visit.place = None
         self._acceptor.note_refused(self.key, visit, reason)
         visit.refused(reason)
@@ -257,7 +255,7 @@ class Acceptor:
     def __init__(
         self,
         events: Events,
-        door: DoorPlan,
+        gate: GatePlan,
         samples: int,
         max_addresses: int,
         early: bool,
@@ -273,22 +271,22 @@ class Acceptor:
         self._early = early
         now_ms = events.now_ms
         quotas = ConnectionQuotas(ConnectionLimits(), now_ms, samples, WINDOW_MS, max_addresses)
-        admission: Admission[Any] = getattr(parts, "admission", Admission)(quotas, door.max_held)
+        admission: Admission[Any] = getattr(parts, "admission", Admission)(quotas, gate.max_held)
         admission.add_virtual_cluster(VIRTUAL_CLUSTER, samples, WINDOW_MS)
-        self.judge = DoorJudge(admission, lambda: events.now_ms, samples, max_addresses >= AMPLE_ADDRESSES)
+        self.judge = GateJudge(admission, lambda: events.now_ms, samples, max_addresses >= AMPLE_ADDRESSES)
         judge: Any = self.judge
-        self.make_crowd = getattr(parts, "crowd", FairPool)
-        self.door: ConnectionGate = getattr(parts, "door", ConnectionGate)(judge, _Clock(events), self._call_later)
-        vars(self.door)["_log"] = _NoLog()
+        self.make_pool = getattr(parts, "pool", FairPool)
+        self.gate: ConnectionGate = getattr(parts, "gate", ConnectionGate)(judge, _Clock(events), self._call_later)
+        vars(self.gate)["_log"] = _NoLog()
         self.listeners = [_Listener(self, name) for name in NAMES]
-        self.set(door)
+        self.set(gate)
 
     def _call_later(self, delay_s: float, callback: Callable[[], None]) -> _Timer:
         delay_ms = round(delay_s * 1000)
         early_ms = 1 if self._early and delay_ms > 1 else 0
         return _Timer(self.events.at(self.events.now_ms + delay_ms - early_ms, callback))
 
-    def set(self, plan: DoorPlan) -> None:
+    def set(self, plan: GatePlan) -> None:
         """These are the limits from now on."""
         self.judge.take_up(plan, self.events.now_ms)
         admission = self.judge.sound
@@ -299,10 +297,10 @@ class Acceptor:
             plan.waits, plan.max_held_of_ip, plan.user_count, counts, plan.ipv4_prefix, plan.ipv6_prefix
         )
         admission.set_rules(VIRTUAL_CLUSTER, rules)
-        self.door.set_limits(ConnectionLimits(plan.instance_rate, plan.instance_count), plan.max_held)
+        self.gate.set_limits(ConnectionLimits(plan.instance_rate, plan.instance_count), plan.max_held)
         for i, listener in enumerate(self.listeners):
             of_listener = ConnectionLimits(plan.listener_rates[i], plan.listener_counts[i])
-            self.door.set_listener_limits(listener.key, of_listener)
+            self.gate.set_listener_limits(listener.key, of_listener)
             listener.headers.most, listener.headers.timeout_ms = plan.most_headers, plan.header_ms
             listener.handshakes.most, listener.handshakes.timeout_ms = plan.most_handshakes, plan.handshake_ms
             listener.header = listener.headers if plan.headers[i] else None
@@ -335,7 +333,7 @@ class Acceptor:
 
     def note_refused(self, key: ListenerKey, visit: Any, reason: CloseReason) -> None:
         self.refused[reason.value] = self.refused.get(reason.value, 0) + 1
-        self.door.note_refused(key, visit, reason, "")
+        self.gate.note_refused(key, visit, reason, "")
 
     def close(self) -> None:
         """Accept no more, and close all that are on their way in."""
@@ -345,8 +343,8 @@ class Acceptor:
             listener.backlog.clear()
             listener.headers.stop()
             listener.handshakes.stop()
-        self.door.empty()
-        self.door.tell_ended_refusals()
+        self.gate.empty()
+        self.gate.tell_ended_refusals()
         require(not self.on_the_way, f"{len(self.on_the_way)} are on their way though all is closed")
 
 
@@ -384,7 +382,7 @@ class Storm:
         plan, acceptor = self._plan, self._acceptor
 
         def leave() -> None:
-            acceptor.door.left(place)
+            acceptor.gate.left(place)
             again()
 
         if plan.user and not plan.fails and not acceptor.judge.user_became(place, plan.user):

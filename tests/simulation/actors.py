@@ -9,7 +9,6 @@ from tests.simulation.exchange import ForClient, Taken
 from tests.simulation.model import Model
 from tests.simulation.network import Endpoint, Events, Link
 from tests.simulation.plan import (
-    AnswerPlan,
     Burst,
     ConnectionPlan,
     Drain,
@@ -17,6 +16,7 @@ from tests.simulation.plan import (
     End,
     Raw,
     RequestPlan,
+    ResponsePlan,
     Stall,
     Step,
     Wait,
@@ -33,7 +33,7 @@ class Client:
         """Where in the stream each request begins."""
         self.due = 0
         """Answers that are still to come."""
-        self.answers = 0
+        self.responses = 0
         self.written_bytes = 0
         self.gone = ""
         self.left_unread = False
@@ -138,14 +138,14 @@ class Client:
         for_client = self.model.for_client
         while for_client and self._unread_bytes >= for_client[0].frame_bytes:
             self._unread_bytes -= for_client[0].frame_bytes
-            self._read_answer(for_client.popleft())
+            self._read_response(for_client.popleft())
         self._go_on()
 
-    def _read_answer(self, answer: ForClient) -> None:
-        self.answers += 1
+    def _read_response(self, response: ForClient) -> None:
+        self.responses += 1
         self.due -= 1
-        if self._obedient and answer.throttle_ms > 0:
-            self._quiet_until_ms = max(self._quiet_until_ms, self._events.now_ms + answer.throttle_ms)
+        if self._obedient and response.throttle_ms > 0:
+            self._quiet_until_ms = max(self._quiet_until_ms, self._events.now_ms + response.throttle_ms)
 
     def _on_gone(self, how: str) -> None:
         if not self.gone:
@@ -180,8 +180,8 @@ class Node:
         self._left = 0
         self._taken: Taken | None = None
         self._in_exchange = False
-        self._answer_ms = 0
-        self._ready: list[wire.Answer] = []
+        self._response_ms = 0
+        self._ready: list[wire.Response] = []
         self._flushing = False
         self.endpoint = Endpoint(events, link, self._on_data, self._on_gone)
 
@@ -197,7 +197,7 @@ class Node:
                 self._taken = self._model.for_node.popleft()
                 self._left = self._taken.sent_bytes or self._taken.head.frame_bytes
             step = min(len(data) - at, self._left)
-            if self._taken.enquiry or self._taken.head.about_topics:
+            if self._taken.is_own_request or self._taken.head.about_topics:
                 self._frame += data[at : at + step]
             self._left -= step
             at += step
@@ -212,11 +212,11 @@ class Node:
             return
         request = self._client.plans_by_place.get(taken.at)
         unknown = taken.head.about_credentials
-        if request is None or unknown or (request.api_key != taken.head.api_key and not taken.enquiry):
+        if request is None or unknown or (request.api_key != taken.head.api_key and not taken.is_own_request):
             self._hang_up()
             return
-        plan = request.enquiry if taken.enquiry else request.answer
-        if taken.enquiry and taken.head.api_key == wire.API_VERSIONS:
+        plan = request.is_own_request if taken.is_own_request else request.response
+        if taken.is_own_request and taken.head.api_key == wire.API_VERSIONS:
             plan = replace(plan, kind="right")
         if plan.kind == "close":
             self._hang_up()
@@ -227,49 +227,49 @@ class Node:
         if plan.kind in ("cut_tail", "too_short") and taken.head.about_topics and taken.settlement is None:
             plan = replace(plan, kind="right")  # nobody would see that
         try:
-            answers = [self._answer_to(taken, frame, request, plan)]
+            responses = [self._response_to(taken, frame, request, plan)]
         except topics.Unreadable:
             self._hang_up()
             return
         if plan.kind == "extra":
-            answers.append(wire.extra_answer())
-        self._answer_ms = max(self._answer_ms, self._events.now_ms + plan.delay_ms)
+            responses.append(wire.extra_response())
+        self._response_ms = max(self._response_ms, self._events.now_ms + plan.delay_ms)
         if request.token is not None and request.token.hangs_up:
             self._fall_silent("closed")
-            self._events.at(self._answer_ms + self._flush_ms + 1, self.endpoint.close)
-        if any(answer.reason for answer in answers):
+            self._events.at(self._response_ms + self._flush_ms + 1, self.endpoint.close)
+        if any(response.reason for response in responses):
             self._fall_silent("wrong")
-        self._events.at(self._answer_ms, lambda: self._answer(answers))
+        self._events.at(self._response_ms, lambda: self._response(responses))
 
-    def _answer_to(self, taken: Taken, frame: bytes, request: RequestPlan, plan: AnswerPlan) -> wire.Answer:
-        """The answer to a request. What it wants done to topics is done when it is here whole."""
+    def _response_to(self, taken: Taken, frame: bytes, request: RequestPlan, plan: ResponsePlan) -> wire.Response:
+        """The response to a request. What it wants done to topics is done when it is here whole."""
         head = taken.head
-        if taken.enquiry and head.api_key == wire.API_VERSIONS:
-            return wire.proof_answer(head, through=not self._in_exchange)
-        if taken.enquiry:
-            told = self._cluster.told(topics.read_enquiry(frame, head.version))
-            return wire.answer(head, plan, self._around, topics.metadata_body(head.version, told, plan))
+        if taken.is_own_request and head.api_key == wire.API_VERSIONS:
+            return wire.proof_response(head, through=not self._in_exchange)
+        if taken.is_own_request:
+            reported = self._cluster.reported(topics.read_own_request(frame, head.version))
+            return wire.response(head, plan, self._around, topics.metadata_body(head.version, reported, plan))
         if request.token is not None:
             ongoing = request.token.outcome in ("begun", "ongoing", "unproven")
             self._in_exchange = ongoing and not request.token.over
-            return wire.token_answer(head, request.token.answer, self._around)
+            return wire.token_response(head, request.token.response, self._around)
         if not head.about_topics:
-            return wire.answer(head, plan, self._around)
+            return wire.response(head, plan, self._around)
         call = topics.read_call(frame, head.api_key, head.version, head.body_at)
         results = self._cluster.do(call, request)
-        answer = wire.answer(head, plan, self._around, topics.answer_body(call, plan, results))
-        answer.results = tuple(results)
-        return answer
+        response = wire.response(head, plan, self._around, topics.response_body(call, plan, results))
+        response.results = tuple(results)
+        return response
 
     def _hang_up(self) -> None:
         self._fall_silent("closed")
-        self._events.at(self._answer_ms, self.endpoint.close)
+        self._events.at(self._response_ms, self.endpoint.close)
 
     def _fall_silent(self, why: str) -> None:
         self.silent = why
 
-    def _answer(self, answers: list[wire.Answer]) -> None:
-        self._ready += answers
+    def _response(self, responses: list[wire.Response]) -> None:
+        self._ready += responses
         if not self._flush_ms:
             self._flush()
         elif not self._flushing:
@@ -281,13 +281,13 @@ class Node:
         ready, self._ready = self._ready, []
         self._write(ready)
 
-    def _write(self, answers: list[wire.Answer]) -> None:
-        if self.endpoint.closed or not answers:
+    def _write(self, responses: list[wire.Response]) -> None:
+        if self.endpoint.closed or not responses:
             return
-        for answer in answers:
-            self._model.node_writes(answer)
-        self.endpoint.send(b"".join(answer.frame for answer in answers))
-        match answers[-1].ending:
+        for response in responses:
+            self._model.node_writes(response)
+        self.endpoint.send(b"".join(response.frame for response in responses))
+        match responses[-1].ending:
             case "close":
                 self.endpoint.close()
             case "reset":

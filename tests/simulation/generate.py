@@ -8,7 +8,6 @@ from protocol.api_table import APIS
 from tests.simulation.plan import (
     AMPLE_SENSORS,
     MAX_THROTTLE_MS,
-    AnswerPlan,
     Burst,
     Change,
     ConnectionPlan,
@@ -20,6 +19,7 @@ from tests.simulation.plan import (
     QuotaPlan,
     Raw,
     RequestPlan,
+    ResponsePlan,
     Stall,
     Step,
     TopicPlan,
@@ -39,11 +39,11 @@ from tests.simulation.wire import (
     OTHER_APIS,
     OWN_KEYS,
     PRODUCE,
-    WRONG_ANSWERS,
+    WRONG_RESPONSES,
     can_be,
 )
 
-_CROWD = tuple(b"c%d" % number for number in range(40))
+_POOL = tuple(b"c%d" % number for number in range(40))
 _CLIENT_IDS = (b"etl", b"etl", b"web", b"batch", b"x", b"", None, b"\xff\xfe", b"n" * 300)
 _CONTROLLED_SHUTDOWN = 7
 
@@ -104,7 +104,7 @@ def _choose_limits(rng: Random, plan: WorldPlan, tame: bool) -> None:
     if rng.random() < 0.1:
         plan.max_frame_bytes = rng.choice((1024, 10_000, 200_000))
     if rng.random() < 0.1:
-        plan.max_answer_bytes = rng.choice((1024, 10_000, 200_000))
+        plan.max_response_bytes = rng.choice((1024, 10_000, 200_000))
     if rng.random() < 0.1:
         plan.portless = (rng.randint(1, 4),)
 
@@ -179,8 +179,8 @@ def _connection(rng: Random, seed: int, world: WorldPlan, large: bool, tame: boo
     plan.connect_ms = rng.choice((0, 1, 50, 3000))
     plan.flush_ms = rng.choice((0, 0, 2, 30))
     if rng.random() < 0.08:
-        plan.verdict_ms = rng.choice((1, 40))
-        plan.early_verdicts = rng.random() < 0.5
+        plan.decision_ms = rng.choice((1, 40))
+        plan.early_decisions = rng.random() < 0.5
     plan.may_alter = rng.random() < 0.9
     plan.may_describe = rng.random() < 0.8
     if not tame:
@@ -218,7 +218,7 @@ class _Drawing:
         self.large = large
         self.tame = tame
         self.mutating = mutating
-        self._names = _CROWD if world.sensors < AMPLE_SENSORS else _CLIENT_IDS
+        self._names = _POOL if world.sensors < AMPLE_SENSORS else _CLIENT_IDS
         self._next_id = rng.choice((0, 1, 2**31 - 4, -3, -(2**31), rng.randint(-(2**31), 2**31 - 1)))
         self._step = rng.choice((1, 1, 1, 1, 0, 7))
 
@@ -242,7 +242,7 @@ def _steps(draw: _Drawing) -> list[Step]:
         if rng.random() < 0.12:
             steps.append(_garbage(draw))
         if rng.random() < 0.15:
-            _spoil_an_answer(rng, steps, draw.world)
+            _spoil_a_response(rng, steps, draw.world)
         if rng.random() < 0.04:
             _flip_a_bit(rng, steps)
     if rng.random() < 0.8:
@@ -277,13 +277,13 @@ def _requests(draw: _Drawing) -> list[RequestPlan]:
 def _alike(draw: _Drawing, model: RequestPlan) -> RequestPlan:
     """The next one of a train: mostly the same, sometimes of another size, client id, acks or answer."""
     rng = draw.rng
-    request = replace(model, correlation_id=draw.correlation_id(), answer=replace(model.answer))
-    if request.answer.filler_bytes > 50_000 and rng.random() < 0.7:
-        request.answer.filler_bytes = 100
+    request = replace(model, correlation_id=draw.correlation_id(), response=replace(model.response))
+    if request.response.filler_bytes > 50_000 and rng.random() < 0.7:
+        request.response.filler_bytes = 100
     if request.filler_bytes > 50_000 and rng.random() < 0.8:
         request.filler_bytes = 100
-    if request.answer.nodes > 100 or request.answer.tag_bytes > HEAD_BYTES:
-        request.answer = AnswerPlan(nodes=1)
+    if request.response.nodes > 100 or request.response.tag_bytes > HEAD_BYTES:
+        request.response = ResponsePlan(nodes=1)
     if model.api_key == _CONTROLLED_SHUTDOWN:
         return request
     if model.api_key in MUTATIONS or model.api_key in OWN_KEYS:
@@ -297,7 +297,7 @@ def _alike(draw: _Drawing, model: RequestPlan) -> RequestPlan:
     elif change < 0.14:
         request.acks = rng.choice((0, 1, -1))
     elif change < 0.18:
-        request.answer = _answer(rng, request, False)
+        request.response = _response(rng, request, False)
     elif change < 0.2:
         request.filler_bytes = max(model.filler_bytes + rng.choice((-1, 1)), 0)
     elif change < 0.22:
@@ -337,7 +337,7 @@ def _request(draw: _Drawing) -> RequestPlan:
         _choose_body(draw, request)
     else:
         request.filler_bytes = rng.choice((4, 20, 20, 100, 3000))
-    request.answer = _answer(rng, request, draw.large)
+    request.response = _response(rng, request, draw.large)
     return request
 
 
@@ -352,23 +352,23 @@ def _choose_body(draw: _Drawing, request: RequestPlan) -> None:
         request.topics = [_topic(rng, request.api_key) for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 5, 8)))]
         if rng.random() < 0.02:
             request.topics = [_topic(rng, request.api_key) for _ in range(300)]
-        request.answer.shuffled = rng.random() < 0.3
-        request.answer.dropped = rng.choice((1, 2)) if rng.random() < 0.05 else 0
-        request.enquiry = AnswerPlan(delay_ms=rng.choice((0, 0, 1, 5, 100)), nodes=rng.choice((0, 1, 3)))
-        request.enquiry.throttle_ms = rng.choice((1, 300)) if rng.random() < 0.05 else 0
+        request.response.shuffled = rng.random() < 0.3
+        request.response.dropped = rng.choice((1, 2)) if rng.random() < 0.05 else 0
+        request.is_own_request = ResponsePlan(delay_ms=rng.choice((0, 0, 1, 5, 100)), nodes=rng.choice((0, 1, 3)))
+        request.is_own_request.throttle_ms = rng.choice((1, 300)) if rng.random() < 0.05 else 0
         if not draw.tame and rng.random() < 0.02:
-            request.enquiry.kind = rng.choice((*WRONG_ANSWERS, "never", "close"))
-            if request.enquiry.kind == "huge_size" and draw.world.max_answer_bytes == 2**31 - 1:
-                request.enquiry.kind = "other_id"
+            request.is_own_request.kind = rng.choice((*WRONG_RESPONSES, "never", "close"))
+            if request.is_own_request.kind == "huge_size" and draw.world.max_response_bytes == 2**31 - 1:
+                request.is_own_request.kind = "other_id"
         return
     request.filters = [_filter(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
     request.strict = rng.random() < 0.3
     request.entries = [_entry(rng, draw.mutating) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
     if rng.random() < 0.02:
         request.entries = [EntryPlan((("user", f"u{i}"),), (("producer_byte_rate", 5e6),)) for i in range(450)]
-    request.errand_ms = rng.choice((0, 1, 20, 1000, 30_000))
+    request.alteration_ms = rng.choice((0, 1, 20, 1000, 30_000))
     if rng.random() < 0.2:
-        request.errand_fails = rng.choice(((0,), (1,), (0, 1), (0, 2)))
+        request.alteration_fails = rng.choice(((0,), (1,), (0, 1), (0, 2)))
 
 
 def _topic(rng: Random, api_key: int) -> TopicPlan:
@@ -428,28 +428,30 @@ def _api(rng: Random, mutating: bool) -> tuple[int, int]:
     return key, rng.randint(APIS[key].min_version, APIS[key].max_version)
 
 
-def _answer(rng: Random, request: RequestPlan, large: bool) -> AnswerPlan:
-    answer = AnswerPlan(delay_ms=rng.choice((0, 0, 0, 1, 5, 100)))
+def _response(rng: Random, request: RequestPlan, large: bool) -> ResponsePlan:
+    response = ResponsePlan(delay_ms=rng.choice((0, 0, 0, 1, 5, 100)))
     if rng.random() < 0.02:
-        answer.delay_ms = rng.choice((10_000, 90_000))
+        response.delay_ms = rng.choice((10_000, 90_000))
     if rng.random() < 0.12:
-        answer.throttle_ms = rng.choice((1, 10, 300, 5000, 40_000, -1))
+        response.throttle_ms = rng.choice((1, 10, 300, 5000, 40_000, -1))
     if rng.random() < 0.1:
-        answer.tag_bytes = rng.choice((1, 40, 150, 3000))
+        response.tag_bytes = rng.choice((1, 40, 150, 3000))
     if request.api_key == FETCH:
-        answer.filler_bytes = _size(rng, large)
+        response.filler_bytes = _size(rng, large)
     elif request.api_key == PRODUCE:
-        answer.filler_bytes = rng.choice((0, 0, 0, 0, 1, 50, 1000, 140_000)) if rng.random() < 0.5 else 0
+        response.filler_bytes = rng.choice((0, 0, 0, 0, 1, 50, 1000, 140_000)) if rng.random() < 0.5 else 0
     else:
-        answer.filler_bytes = (
+        response.filler_bytes = (
             rng.choice((0, 1, 2, 30, 700, 5000)) if rng.random() < 0.97 else rng.randint(100_000, 200_000)
         )
     addresses = request.api_key in (METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER)
     if addresses or (request.api_key in (PRODUCE, FETCH) and rng.random() < 0.15):
-        answer.nodes = rng.choice((0, 1, 3, 3, 40))
-    if rng.random() < 0.01:  # more addresses than are held of any answer, or tags behind the records
-        answer.nodes, answer.tag_bytes = (5000, 0) if request.api_key == METADATA else (answer.nodes, HEAD_BYTES + 9000)
-    return answer
+        response.nodes = rng.choice((0, 1, 3, 3, 40))
+    if rng.random() < 0.01:  # more addresses than are held of any response, or tags behind the records
+        response.nodes, response.tag_bytes = (
+            (5000, 0) if request.api_key == METADATA else (response.nodes, HEAD_BYTES + 9000)
+        )
+    return response
 
 
 # ------------------------------------------------------------- what goes wrong
@@ -483,10 +485,10 @@ def _garbage(draw: _Drawing) -> Step:
     return Raw(what, kinds[what])
 
 
-def _spoil_an_answer(rng: Random, steps: list[Step], world: WorldPlan) -> None:
+def _spoil_a_response(rng: Random, steps: list[Step], world: WorldPlan) -> None:
     requests = [request for step in steps if isinstance(step, Burst) for request in step.requests if request.acks]
-    kind = rng.choice((*WRONG_ANSWERS, "other_id", "other_id", "never", "never", "close"))
-    if kind == "huge_size" and world.max_answer_bytes == 2**31 - 1:
+    kind = rng.choice((*WRONG_RESPONSES, "other_id", "other_id", "never", "never", "close"))
+    if kind == "huge_size" and world.max_response_bytes == 2**31 - 1:
         kind = "negative_size"
     fitting = [
         request
@@ -495,7 +497,7 @@ def _spoil_an_answer(rng: Random, steps: list[Step], world: WorldPlan) -> None:
         and (kind in ("never", "close") or can_be(kind, request.api_key, request.version))
     ]
     if fitting:
-        rng.choice(fitting).answer.kind = kind
+        rng.choice(fitting).response.kind = kind
 
 
 def _flip_a_bit(rng: Random, steps: list[Step]) -> None:

@@ -11,15 +11,15 @@ _NOBODY_LISTENS = {CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR}
 
 
 class Hold:
-    """Of the next answer on one connection. It judges by what has come out, and foresees nothing.
+    """Of the next response on one connection. It judges by what has come out, and foresees nothing.
 
-    How many bytes of an answer a relay needs before it holds it is its own affair. So, unless an answer was whole when
+    How many bytes of a response a relay needs before it holds it is its own affair. So, unless a response was whole when
     its hold began, it is only known since when it may have been held, and what it tells says since when it was.
     """
 
     def __init__(self, mute: Mute, delays: bool) -> None:
         self.since_ms: int | None = None
-        """Since when the next answer may have been held."""
+        """Since when the next response may have been held."""
         self._delays = delays
         self._mute = mute
         self._exactly = False
@@ -40,22 +40,22 @@ class Hold:
         self._node_throttles = [action.throttle_time_ms for action in throttled if action.quota_type is None]
 
     def is_on(self, request: Taken | None, now_ms: int) -> bool:
-        """Whether the answer to the request that is next has to wait for the end of a throttle."""
+        """Whether the response to the request that is next has to wait for the end of a throttle."""
         if request is None or request.head.is_sasl:
             return False
         return self.tells and self._mute.on and self.until_ms(request) > now_ms
 
     def until_ms(self, request: Taken) -> int:
-        """Until when its answer has to wait."""
-        return max(request.muted_until_ms, self._mute.answers_until_ms)
+        """Until when its response has to wait."""
+        return max(request.muted_until_ms, self._mute.responses_until_ms)
 
     def begin(self, now_ms: int, exactly: bool) -> None:
-        """The next answer has to wait from now on, unless it does already; `exactly`: it is here whole."""
+        """The next response has to wait from now on, unless it does already; `exactly`: it is here whole."""
         if self.since_ms is None:
             self.since_ms, self._exactly = now_ms, exactly
 
     def release(self, request: Taken, now_ms: int) -> None:
-        """The next answer begins to go out.
+        """The next response begins to go out.
 
         When the connection ends what is held goes out before its time, and from there on all is told as in a mute.
         What is not held any more then tells of its wait or not, as it was let go by the end or before.
@@ -68,15 +68,15 @@ class Hold:
         self.since_ms = None
 
     def require_let_go(self) -> None:
-        """The connection ends, and the next answer is whole: if it was held, it should have gone out."""
+        """The connection ends, and the next response is whole: if it was held, it should have gone out."""
         require(not (self._ends and self.since_ms is not None), "what is held does not go out at the end")
 
-    def told_ms(self, head: wire.Head, node_ms: int, told_ms: int | None, now_ms: int) -> int:
-        """What the answer that was released must tell; `told_ms` is what it does tell, if that is here."""
+    def reported_ms(self, head: wire.Head, node_ms: int, reported_ms: int | None, now_ms: int) -> int:
+        """What the response that was released must tell; `reported_ms` is what it does tell, if that is here."""
         waits = client_waits(head.api_key, head.version)
         held_ms = self._held_ms
-        if held_ms and not self._exactly and told_ms is not None:
-            held_ms = self._held_by_what_is_told(waits, node_ms, told_ms)
+        if held_ms and not self._exactly and reported_ms is not None:
+            held_ms = self._held_by_what_is_reported(waits, node_ms, reported_ms)
             require(0 <= held_ms <= self._held_ms, f"held for {held_ms} ms, at most {self._held_ms} can be")
         if (left_ms := node_ms - held_ms) > 0:
             self._mute.throttle_by_node(now_ms, left_ms, head.client_id)
@@ -85,11 +85,11 @@ class Hold:
             return node_ms
         return max(left_ms, 0) if waits else max(held_ms, node_ms)
 
-    def _held_by_what_is_told(self, waits: bool, node_ms: int, told_ms: int) -> int:
-        if told_ms == node_ms <= 0:
+    def _held_by_what_is_reported(self, waits: bool, node_ms: int, reported_ms: int) -> int:
+        if reported_ms == node_ms <= 0:
             return 0
         if waits:
-            return node_ms - told_ms if told_ms > 0 else self._held_ms
-        if told_ms > node_ms:
-            return told_ms
+            return node_ms - reported_ms if reported_ms > 0 else self._held_ms
+        if reported_ms > node_ms:
+            return reported_ms
         return node_ms - self._node_throttles[0] if self._node_throttles else self._held_ms

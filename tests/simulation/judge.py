@@ -40,27 +40,27 @@ class Passed:
 
 @dataclass(slots=True)
 class Settlement:
-    """What the answer to a request needs: by number, the topics that passed, and the bytes for those refused."""
+    """What the response to a request needs: by number, the topics that passed, and the bytes for those refused."""
 
     call: Call
     passed: dict[int, Passed]
     refusals: dict[int, bytes]
     bucket: int | None
     shadow_bucket: int | None
-    enquired_ms: int
+    own_responses_ms: int
 
 
 @dataclass(slots=True)
 class Decided:
     """What is to happen to a request, found at `at_ms`.
 
-    One of: `close` for this reason, `enquire` first, `answer` by the proxy, or send `frame` to the node.
+    One of: `close` for this reason, `send_own_requests` first, `response` by the proxy, or send `frame` to the node.
     """
 
     at_ms: int
     frame: bytes = b""
-    answer: bytes | None = None
-    enquire: list[bytes] = field(default_factory=list)
+    response: bytes | None = None
+    send_own_requests: list[bytes] = field(default_factory=list)
     close: str = ""
     throttle_ms: int = 0
     refused: int = 0
@@ -74,7 +74,7 @@ class Judge:
     def __init__(self, plan: WorldPlan, ledger: ClientQuotaManager, exact_keys: bool) -> None:
         self.refused = 0
         """Topics refused in all."""
-        self.enquiries = 0
+        self.own_requests = 0
         """How often something was to be enquired first."""
         self._plan = plan
         self._ledger = ledger
@@ -120,29 +120,29 @@ class Judge:
         head: wire.Head,
         user: str,
         client_id: str,
-        told: wire.Told | None,
-        told_ms: int,
+        reported: wire.Reported | None,
+        reported_ms: int,
         now_ms: int,
     ) -> Decided:
-        """What is to happen to a request; `told` is what was enquired for it, None if nothing was yet."""
+        """What is to happen to a request; `reported` is what was enquired for it, None if nothing was yet."""
         try:
             call = topics.read_call(frame, head.api_key, head.version, head.body_at)
         except topics.Unreadable:
             return Decided(now_ms, close="request_malformed")
         if call.validate_only and not self._plan.charge_validate_only:
             return Decided(now_ms, frame)
-        enquiries = topics.enquiries(call)
-        if enquiries and told is None:
-            self.enquiries += 1
-            return Decided(now_ms, enquire=enquiries)
-        costs = _Costs(call, self._found(told or ()), self._recently(now_ms), self._plan.default_partitions)
+        own_requests = topics.own_requests(call)
+        if own_requests and reported is None:
+            self.own_requests += 1
+            return Decided(now_ms, send_own_requests=own_requests)
+        costs = _Costs(call, self._found(reported or ()), self._recently(now_ms), self._plan.default_partitions)
         binding = self._bind(user, client_id, now_ms)
         bucket = binding.mutation if binding is not None else ANY
         shadow_bucket = binding.shadow_mutation if binding is not None else ANY
         spent, refused, throttle_ms = self._spend(call, costs, bucket)
         in_shadow, shadow_due = self._spend_in_shadow(call, costs, refused, shadow_bucket)
         self.refused += len(refused)
-        names = {topic_id: name for name, topic_id, _ in told or () if topic_id != topics.NO_ID}
+        names = {topic_id: name for name, topic_id, _ in reported or () if topic_id != topics.NO_ID}
         refusals = {
             i: topics.refusal(call, item, names.get(item.topic_id) if item.name is None else item.name)
             for i, item in enumerate(call.items)
@@ -150,8 +150,8 @@ class Judge:
         }
         if refused and len(refused) == len(call.items):
             results = wire.count(len(refusals), True) + b"".join(refusals.values())
-            answer = wire.framed(pack(">i", head.correlation_id) + b"\0" + bytes(4) + results + b"\0")
-            return Decided(now_ms, answer=answer, throttle_ms=throttle_ms, refused=len(refused))
+            response = wire.framed(pack(">i", head.correlation_id) + b"\0" + bytes(4) + results + b"\0")
+            return Decided(now_ms, response=response, throttle_ms=throttle_ms, refused=len(refused))
         passed = {
             i: Passed(spent[i], in_shadow[i], costs.due[i], shadow_due[i])
             for i in range(len(call.items))
@@ -160,7 +160,7 @@ class Judge:
         found = Decided(now_ms, call.frame_without(frame, refused), throttle_ms=throttle_ms, refused=len(refused))
         found.spent = sum(one.spent for one in passed.values())
         if refused or any(one.due for one in passed.values()):
-            found.settlement = Settlement(call, passed, refusals, bucket, shadow_bucket, told_ms)
+            found.settlement = Settlement(call, passed, refusals, bucket, shadow_bucket, reported_ms)
         return found
 
     def _bind(self, user: str, client_id: str, now_ms: int) -> ClientSensors | None:
@@ -178,8 +178,8 @@ class Judge:
                 refused.add(i)
             elif cost and bucket is not None and (look := _looked(self._buckets, how, bucket, cost)):
                 spent[i] = look.value
-                if look.told_ms is not None:
-                    throttle_ms = look.told_ms
+                if look.reported_ms is not None:
+                    throttle_ms = look.reported_ms
                     if call.strict:
                         refused.add(i)
         return spent, refused, throttle_ms
@@ -195,7 +195,7 @@ class Judge:
                 look = _looked(self._shadows, how, bucket, cost)
                 if look is None:
                     charged[i] = due[i] = cost
-                elif look.told_ms is None or not call.strict:
+                elif look.reported_ms is None or not call.strict:
                     charged[i], due[i] = look.value, cost
         return charged, due
 
@@ -211,7 +211,7 @@ class Judge:
     # ------------------------------------------------------------------------ answers
 
     def settle(self, settlement: Settlement, results: Sequence[Result], now_ms: int) -> None:
-        """An answer has come: what was not done is given back."""
+        """A response has come: what was not done is given back."""
         call = settlement.call
         items = [call.items[i] for i in settlement.passed]
         for item, one, result in zip(items, settlement.passed.values(), topics.matched(items, results), strict=True):
@@ -225,7 +225,7 @@ class Judge:
                 self._note(item.name or result.name, result.topic_id, left, now_ms)
             self._correct(self._buckets, settlement.bucket, one.spent, one.due, result)
             self._correct(self._shadows, settlement.shadow_bucket, one.shadow, one.shadow_due, result)
-            self._check_conservation(call, item, one, result, settlement.enquired_ms, item.key in recent)
+            self._check_conservation(call, item, one, result, settlement.own_responses_ms, item.key in recent)
 
     def _correct(self, buckets: WatchedBuckets, bucket: int | None, spent: float, due: int, result: Result) -> None:
         if bucket is None or result.error == topics.TIMED_OUT or not (bucket == ANY or buckets.is_open(bucket)):
@@ -237,12 +237,12 @@ class Judge:
             _looked(buckets, "spent permissively", bucket, cost - spent)
 
     def _check_conservation(
-        self, call: Call, item: Item, one: Passed, result: Result, enquired_ms: int, recent: bool
+        self, call: Call, item: Item, one: Passed, result: Result, own_responses_ms: int, recent: bool
     ) -> None:
         """What a topic costs in the end is what the node has done, unless nobody could have known that."""
         if result.error == topics.TIMED_OUT or call.validate_only:
             return
-        known = call.api_key == topics.CREATE or (result.changed_ms < enquired_ms - self._plan.metadata_lag_ms)
+        known = call.api_key == topics.CREATE or (result.changed_ms < own_responses_ms - self._plan.metadata_lag_ms)
         cost = _cost_in_the_end(result, one.due)
         if known and not recent and cost != result.did:
             raise Violation(f"{item} costs {cost} partitions in the end, the node has done {result.did}")
@@ -258,9 +258,9 @@ class Judge:
     def _recently(self, now_ms: int) -> dict[Key, int]:
         return {key: left for key, (left, at_ms) in self._recent.items() if now_ms - at_ms < REMEMBERED_MS}
 
-    def _found(self, told: wire.Told) -> dict[Key, int]:
+    def _found(self, reported: wire.Reported) -> dict[Key, int]:
         found: dict[Key, int] = {}
-        for name, topic_id, partitions in told:
+        for name, topic_id, partitions in reported:
             found[name, topics.NO_ID] = found[None, topic_id] = partitions
         return found
 

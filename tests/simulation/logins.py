@@ -5,7 +5,7 @@ from struct import pack
 
 from tests.sasl_frames import jwt, oauthbearer, plain, scram_first
 from tests.simulation import wire
-from tests.simulation.plan import AnswerPlan, RequestPlan, TokenPlan
+from tests.simulation.plan import RequestPlan, ResponsePlan, TokenPlan
 
 HANDSHAKE, AUTHENTICATE = 17, 36
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
@@ -37,14 +37,14 @@ class Login:
         frames = [RequestPlan(HANDSHAKE, 0 if self.bare else 1, correlation_id, token=handshake)]
         if handshake.outcome == "failed":
             return frames
-        for number, (data, answer, outcome) in enumerate(self._tokens(), 1):
+        for number, (data, response, outcome) in enumerate(self._tokens(), 1):
             request = RequestPlan(AUTHENTICATE, 0 if self.bare else self.version, correlation_id + number)
             if self.bare:
-                request.token = TokenPlan(data, answer, outcome, self.user, bare=True)
+                request.token = TokenPlan(data, response, outcome, self.user, bare=True)
                 if outcome == "failed":
-                    request.answer = AnswerPlan("close")
+                    request.response = ResponsePlan("close")
             else:
-                request.token = self._framed(data, answer, outcome)
+                request.token = self._framed(data, response, outcome)
                 request.token.over = number == 2
             frames.append(request)
         return frames
@@ -52,12 +52,12 @@ class Login:
     def _handshake(self) -> TokenPlan:
         error = {"mechanism": _UNSUPPORTED_MECHANISM, "state": _ILLEGAL_STATE}.get(self.fails, 0)
         data = wire.text(self.mechanism.encode(), False)
-        answer = pack(">hi", error, 1) + data
+        response = pack(">hi", error, 1) + data
         if self.fails == "state":
-            return TokenPlan(data, answer, "out_of_place")
+            return TokenPlan(data, response, "out_of_place")
         if self.fails == "mechanism":
-            return TokenPlan(data, answer, "failed", hangs_up=self.hangs_up)
-        return TokenPlan(data, answer, "tokens" if self.bare else "begun")
+            return TokenPlan(data, response, "failed", hangs_up=self.hangs_up)
+        return TokenPlan(data, response, "tokens" if self.bare else "begun")
 
     def _tokens(self) -> list[tuple[bytes, bytes, str]]:
         """What the client says, what the node answers, and what that means."""
@@ -78,15 +78,17 @@ class Login:
             return [(initial, _REJECTED, "ongoing"), (b"\1", b"", last)] if fails else [(initial, b"", last)]
         return [(plain(user.encode()), b"", last)]
 
-    def _framed(self, token: bytes, answer: bytes, outcome: str) -> TokenPlan:
+    def _framed(self, token: bytes, response: bytes, outcome: str) -> TokenPlan:
         flexible = self.version >= 2
         error = _FAILED if outcome == "failed" else 0
         lifetime = pack(">q", 3_600_000) if self.version else b""
-        told = pack(">h", error) + wire.text(b"no" if error else None, flexible) + _bytes(answer, flexible) + lifetime
+        reported = (
+            pack(">h", error) + wire.text(b"no" if error else None, flexible) + _bytes(response, flexible) + lifetime
+        )
         end = b"\0" if flexible else b""
         hangs_up = self.hangs_up and outcome == "failed"
         user = f"?{_GSSAPI}" if self.mechanism == _GSSAPI else self.user
-        return TokenPlan(_bytes(token, flexible) + end, told + end, outcome, user, hangs_up=hangs_up)
+        return TokenPlan(_bytes(token, flexible) + end, reported + end, outcome, user, hangs_up=hangs_up)
 
 
 def _bytes(value: bytes, compact: bool) -> bytes:

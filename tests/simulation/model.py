@@ -1,6 +1,6 @@
 """What one relay must do, found out beside it from the bytes and times that it was given.
 
-The model reads frames by itself (wire.py), knows every answer from its plan, and keeps a mute of its own. After each
+The model reads frames by itself (wire.py), knows every response from its plan, and keeps a mute of its own. After each
 call of the relay it is shown the actions, and raises Violation for whatever should not be, or should be and is not.
 """
 
@@ -32,7 +32,7 @@ from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
 from quotas.quota_table import UNLIMITED
 from tests.simulation import quota_calls, wire
-from tests.simulation.exchange import Counts, ForClient, Taken, Written, difference, merged
+from tests.simulation.exchange import ForClient, Taken, WindowUsage, Written, difference, merged
 from tests.simulation.hold import Hold
 from tests.simulation.judge import ANY, NODE_ID, USER, VIRTUAL_CLUSTER, Decided, Judge
 from tests.simulation.mute import Mute
@@ -62,10 +62,10 @@ INT32_MAX = 2**31 - 1
 MOST_ASKED_BYTES = 1024 * 1024
 """A larger request is not asked about whole."""
 
-_MAY_ENQUIRE = {DecisionKind.MUTATION, DecisionKind.SCRAM_CREDENTIALS}
+_MAY_ASK_FIRST = {DecisionKind.MUTATION, DecisionKind.SCRAM_CREDENTIALS}
 """Requests that the proxy asks the node about before it decides."""
 
-_BAD_ANSWERS = {
+_BAD_RESPONSES = {
     CloseReason.ANSWER_UNEXPECTED,
     CloseReason.ANSWER_MALFORMED,
     CloseReason.ANSWER_NOT_KAFKA,
@@ -110,7 +110,7 @@ class Model:
         relay: Relay,
         ledger: ClientQuotaManager,
         around: wire.Surroundings,
-        counts: Counts,
+        counts: WindowUsage,
         judge: Judge,
         book: quota_calls.Book,
         plan_at: Callable[[int], RequestPlan | None],
@@ -127,8 +127,8 @@ class Model:
         self.for_client: deque[ForClient] = deque()
         """Answers sent on, for the client to take off."""
         self.requests = 0
-        self.withheld_wrong = False
-        """Whether an answer that was wrong was not looked at, as it was withheld."""
+        self.empty_fetch_wrong = False
+        """Whether a response that was wrong was not looked at, as it was withheld."""
         self.learned: dict[int, tuple[str, int]] = {}
         self._plan = plan
         self._relay = relay
@@ -156,13 +156,13 @@ class Model:
         self._login_failed = False
         self._sasl_out_of_place = False
         self._decided: Decided | None = None
-        self._to_enquire: list[bytes] = []
-        self._enquiring = 0
-        self._enquired_ms = 0
-        self._enquired: list[bytes] = []
-        self._told: list[tuple[bytes | None, bytes, int]] = []
-        self._told_nonsense = False
-        self._verdict_reason = ""
+        self._to_ask_first: list[bytes] = []
+        self._asking_first = 0
+        self._own_responses_ms = 0
+        self._own_responses: list[bytes] = []
+        self._reported: list[tuple[bytes | None, bytes, int]] = []
+        self._reported_nonsense = False
+        self._decision_reason = ""
         assert isinstance(ledger.request_sensors, WatchedSensors)
         self._times = ledger.request_sensors
         self._bound: dict[bytes, TimedBy] = {}
@@ -195,7 +195,7 @@ class Model:
         self._asks_in_a_row = 0
         self._wake_at: int | None = None
 
-        self._answers: deque[Written] = deque()
+        self._responses: deque[Written] = deque()
         self._unfed: deque[Written] = deque()
 
         self._journal = self._sensors.journal
@@ -213,13 +213,13 @@ class Model:
         """By sensor, what was charged in this step for requests that nothing limited when they were taken."""
         self._answered = 0
         self._request_bytes = 0
-        self._answer_bytes = 0
+        self._response_bytes = 0
 
     # ----------------------------------------------------- what the relay is given
 
-    def node_writes(self, answer: wire.Answer) -> None:
+    def node_writes(self, response: wire.Response) -> None:
         """The node has put this on its way."""
-        self._unfed.append(Written(answer))
+        self._unfed.append(Written(response))
 
     def bytes_came(self, side: Side, data: bytes) -> None:
         self._client_acted = side is CLIENT
@@ -231,8 +231,8 @@ class Model:
         while left:
             written = self._unfed[0]
             if not written.fed_bytes:
-                self._answers.append(written)
-            step = min(left, len(written.answer.frame) - written.fed_bytes)
+                self._responses.append(written)
+            step = min(left, len(written.response.frame) - written.fed_bytes)
             written.fed_bytes += step
             left -= step
             if written.all_fed:
@@ -243,7 +243,7 @@ class Model:
     # ------------------------------------------------------------- what is decided
 
     def decided(self, ask: DecisionRequest, decision: Decision | QuotaAlteration, now_ms: int) -> None:
-        """What is to become of a request or an answer that was asked about has just been found."""
+        """What is to become of a request or a response that was asked about has just been found."""
         if ask.kind is DecisionKind.MUTATION and ask.side is CLIENT:
             self._judge_request(ask, now_ms)
         elif ask.kind is DecisionKind.MUTATION:
@@ -256,10 +256,10 @@ class Model:
         """Somebody decides from now on, by what is known now."""
         self._known_then = self._book.known
 
-    def verdict_comes(self, ask: DecisionRequest, verdict: Decision, now_ms: int) -> None:
+    def decision_comes(self, ask: DecisionRequest, decision: Decision, now_ms: int) -> None:
         """What was found out reaches the relay."""
-        if ask.kind is DecisionKind.QUOTA_API and verdict.answer is not None:
-            self._decided = Decided(now_ms, answer=verdict.answer)
+        if ask.kind is DecisionKind.QUOTA_API and decision.response is not None:
+            self._decided = Decided(now_ms, response=decision.response)
         elif ask.kind is DecisionKind.SCRAM_CREDENTIALS:
             self._judge_credentials(ask, now_ms)
         elif ask.kind is DecisionKind.SASL and ask.side is NODE:
@@ -276,7 +276,7 @@ class Model:
     def _note_exchange(self, ask: DecisionRequest) -> None:
         """The node has answered a frame of an authentication: what it means is as planned."""
         plan = self._plan_at(self._in_flight[0].at)
-        require(ask.frame == self._answers[0].answer.frame, "asks about another answer than the one that is here")
+        require(ask.frame == self._responses[0].response.frame, "asks about another answer than the one that is here")
         require(plan is not None and plan.token is not None, "asks about the end of what is no authentication")
         assert plan is not None
         assert plan.token is not None
@@ -317,8 +317,8 @@ class Model:
     def _note_proof(self, ask: DecisionRequest) -> None:
         """A request comes behind an exchange that may be over: a request of our own shows whether it is."""
         require(self._may_be_over and not self._has_logged_in, "asks for a proof though nothing is to be proven")
-        if not ask.enquired:
-            self._to_enquire = [wire.PROOF_ASKED]
+        if not ask.own_responses:
+            self._to_ask_first = [wire.PROOF_ASKED]
         elif self._proof:
             self._login_failed = self._sasl_out_of_place = False
             self._log_in(self._claimed)
@@ -327,27 +327,27 @@ class Model:
             self._login_failed = True
             self._counts.logins_failed += 1
 
-    def errand_done(self, ask: DecisionRequest, verdict: Decision) -> None:
+    def alteration_done(self, ask: DecisionRequest, decision: Decision) -> None:
         """What was to be written for a request is written, or not."""
         if self.closed is None:
-            self._look_at_quota_call(ask, verdict, written=True)
+            self._look_at_quota_call(ask, decision, written=True)
 
     def _judge_request(self, ask: DecisionRequest, now_ms: int) -> None:
         head = self._next()
         assert isinstance(head, wire.Head)
         frame = bytes(self._requests[: head.frame_bytes])
         require(ask.frame == frame, f"asks about {ask.frame[:30]!r}, {frame[:30]!r} is next")
-        if self._told_nonsense:
-            self._verdict_reason = "answer_malformed"
+        if self._reported_nonsense:
+            self._decision_reason = "answer_malformed"
             return
-        told = tuple(self._told) if ask.enquired else None
+        reported_ms = tuple(self._reported) if ask.own_responses else None
         client_id = measured_as(head.client_id)
-        found = self._judge.judge(frame, head, self.user, client_id, told, self._enquired_ms, now_ms)
-        self._told.clear()
+        found = self._judge.judge(frame, head, self.user, client_id, reported_ms, self._own_responses_ms, now_ms)
+        self._reported.clear()
         if found.close:
-            self._verdict_reason = found.close
-        elif found.enquire:
-            self._to_enquire = found.enquire
+            self._decision_reason = found.close
+        elif found.send_own_requests:
+            self._to_ask_first = found.send_own_requests
         else:
             self._decided = found
 
@@ -360,12 +360,12 @@ class Model:
         assert isinstance(head, wire.Head)
         require(ask.side is CLIENT, "asks about an answer that no node gave")
         require(ask.frame == bytes(self._requests[: head.frame_bytes]), f"asks about {ask.frame[:30]!r}")
-        if not ask.enquired:
-            self._to_enquire = [wire.PROOF_ASKED]
+        if not ask.own_responses:
+            self._to_ask_first = [wire.PROOF_ASKED]
         elif self._proof:
-            self._decided = Decided(now_ms, answer=wire.no_users_answer(head.correlation_id))
+            self._decided = Decided(now_ms, response=wire.no_users_response(head.correlation_id))
         elif not self._connection.may_describe and not wire.names_users(ask.frame, head.body_at):
-            self._verdict_reason = "request_malformed"
+            self._decision_reason = "request_malformed"
         else:
             self._decided = Decided(now_ms, frame=ask.frame)
 
@@ -377,15 +377,15 @@ class Model:
             assert decided.settlement is not None
             self._judge.unspend(decided.settlement)
             return
-        written, request = self._answers[0], self._in_flight[0]
-        require(ask.frame == written.answer.frame, "asks about another answer than the one that is here")
+        written, request = self._responses[0], self._in_flight[0]
+        require(ask.frame == written.response.frame, "asks about another answer than the one that is here")
         settlement = request.settlement
         require(settlement is not None, f"asks about the answer to {request.head}")
         assert settlement is not None
-        if written.answer.reason:
+        if written.response.reason:
             return
-        self._judge.settle(settlement, written.answer.results, now_ms)
-        written.merged = merged(settlement, written.answer)
+        self._judge.settle(settlement, written.response.results, now_ms)
+        written.merged = merged(settlement, written.response)
 
     def _look_at_quota_call(self, ask: DecisionRequest, decision: Decision | QuotaAlteration, written: bool) -> None:
         head = self._next()
@@ -393,20 +393,20 @@ class Model:
         plan = self._plan_at(self.next_at)
         if plan is None or plan.flipped_bit >= 0 or plan.api_key != head.api_key:
             if isinstance(decision, Decision) and decision.close is not None:
-                self._verdict_reason = decision.close.reason.value
+                self._decision_reason = decision.close.reason.value
             return
         writes = plan.api_key == quota_calls.ALTER and quota_calls.writes(plan, self._connection.may_alter)
         require(isinstance(decision, QuotaAlteration) == (writes and not written), f"{decision} for {plan}")
         if isinstance(decision, QuotaAlteration):
             return
-        require(decision.answer is not None, f"{decision} for {plan}")
-        assert decision.answer is not None
-        require(decision.answer[4:8] == pack(">i", head.correlation_id), "an answer of ours with another id")
+        require(decision.response is not None, f"{decision} for {plan}")
+        assert decision.response is not None
+        require(decision.response[4:8] == pack(">i", head.correlation_id), "an answer of ours with another id")
         if plan.api_key == quota_calls.DESCRIBE:
             may = self._connection.may_describe
-            self._book.check_described(decision.answer, plan, self.user, may, self._known_then)
+            self._book.check_described(decision.response, plan, self.user, may, self._known_then)
         else:
-            self._book.check_altered(decision.answer, plan, self._connection.may_alter, written)
+            self._book.check_altered(decision.response, plan, self._connection.may_alter, written)
 
     def time_came(self, now_ms: int) -> None:
         self._wake_at = None
@@ -446,15 +446,15 @@ class Model:
         if self.closed is None:
             self._account_early(now_ms)
             self._take_own(now_ms)
-            self._take_enquired()
+            self._take_own_responses()
             self._account_early(now_ms)
             self._note_hold(now_ms)
             self._check_progress(now_ms)
             self._check_room(now_ms)
         require(not self._journal, f"charged without a reason: {list(self._journal)}")
         throttled = [action for action in actions if isinstance(action, Throttled)]
-        require(throttled == self._mute.told, f"told {throttled}, {self._mute.told} is right")
-        self._mute.told.clear()
+        require(throttled == self._mute.reported_ms, f"told {throttled}, {self._mute.reported_ms} is right")
+        self._mute.reported_ms.clear()
         self._client_acted = self._mute_is_over = False
         self._judge.looks()
         self._judge.require_all_accounted()
@@ -493,23 +493,23 @@ class Model:
 
     def _asked(self, ask: DecisionRequest, now_ms: int) -> None:
         self._take_own(now_ms)
-        self._take_enquired()
+        self._take_own_responses()
         proof = ask.kind is DecisionKind.SASL and not ask.frame
         if ask.side is CLIENT and ask.kind is not DecisionKind.SASL:
             self._may_be_over = self._may_authenticate = False
             self._look_up(ask.client_id)
-        if (ask.kind in _MAY_ENQUIRE or proof) and ask.side is CLIENT:
-            require(not self._enquiring, "asks before all is enquired")
-            require(ask.enquired == tuple(self._enquired), "asks with other answers than were enquired")
-            self._enquired.clear()
+        if (ask.kind in _MAY_ASK_FIRST or proof) and ask.side is CLIENT:
+            require(not self._asking_first, "asks before all is enquired")
+            require(ask.own_responses == tuple(self._own_responses), "asks with other answers than were enquired")
+            self._own_responses.clear()
         self._asks_in_a_row += 1
         require(self._asks_in_a_row <= MOST_ASKS_IN_A_ROW, "asks again and again")
         self._asks[ask.ticket] = ask
 
     def _close(self, close: Close, now_ms: int) -> None:
         """Everything that was charged is accounted for."""
-        self._take_enquired()
-        if close.reason not in _BAD_ANSWERS:
+        self._take_own_responses()
+        if close.reason not in _BAD_RESPONSES:
             self._take_own(now_ms)
         self._closes = True
         self._account_early(now_ms)
@@ -527,7 +527,7 @@ class Model:
         first = self._in_flight[0] if self._in_flight else None
         owes = first is not None and first.settlement is not None and not self._asking(NODE)
         waits = owes and not self._eof[NODE] and self._lost_reason not in _NODE_IS_GONE
-        bad = close.reason in _BAD_ANSWERS or close.reason is CloseReason.SHUTDOWN
+        bad = close.reason in _BAD_RESPONSES or close.reason is CloseReason.SHUTDOWN
         require(self._relay.unsettled == (waits and not bad), f"the node is read on: {self._relay.unsettled}")
         self.closed = close
 
@@ -613,7 +613,7 @@ class Model:
 
     def _is_unpaid(self, request: Taken | None) -> bool:
         """Whether the time of this request is charged if the connection ends now."""
-        if request is None or request is self._half or request.own_answer is not None:
+        if request is None or request is self._half or request.own_response is not None:
             return False
         return request.timed is not None and self._times.is_open(request.timed)
 
@@ -654,8 +654,8 @@ class Model:
         return waits and bool(self._requests)
 
     def _asking(self, side: Side) -> bool:
-        enquires = side is CLIENT and bool(self._to_enquire or self._enquiring)
-        return enquires or any(ask.side is side for ask in self._asks.values())
+        asks_first = side is CLIENT and bool(self._to_ask_first or self._asking_first)
+        return asks_first or any(ask.side is side for ask in self._asks.values())
 
     def _take_own(self, now_ms: int) -> None:
         """Take the requests that the proxy answers by itself and that are next."""
@@ -669,10 +669,10 @@ class Model:
             taken = Taken(head, self.next_at, 0, None)
             taken.timed, taken.limited = self._bound.get(head.client_id, UNTIMED)
             if head.answered_by_proxy:
-                taken.own_answer = wire.unsupported_version_answer(head.correlation_id)
+                taken.own_response = wire.unsupported_version_response(head.correlation_id)
                 taken.muted_until_ms = self._mute.until_ms
-            elif self._decided is not None and self._decided.answer is not None:
-                taken.own_answer = self._decided.answer
+            elif self._decided is not None and self._decided.response is not None:
+                taken.own_response = self._decided.response
                 taken.throttle_at = 8 + wire.is_flexible(head.api_key, head.version)
                 self._carry_out(head, now_ms)
                 taken.muted_until_ms = self._mute.until_ms
@@ -680,7 +680,7 @@ class Model:
                 return
             self._count_request(head)
             self._in_flight.append(taken)
-            self._keep(taken, len(taken.own_answer))
+            self._keep(taken, len(taken.own_response))
             del self._requests[: head.frame_bytes]
 
     def _carry_out(self, head: wire.Head, now_ms: int) -> Decided:
@@ -693,32 +693,37 @@ class Model:
             self._mute.throttle(now_ms, left_ms, QuotaType.CONTROLLER_MUTATION, head.client_id)
         return decided
 
-    def _enquire(self, data: bytes, now_ms: int) -> None:
+    def _send_own_requests(self, data: bytes, now_ms: int) -> None:
         """Requests of the proxy's own go to the node."""
-        frames, self._to_enquire = self._to_enquire, []
+        frames, self._to_ask_first = self._to_ask_first, []
         require(data == b"".join(frames), f"enquires {data!r}, {frames} is right")
         for frame in frames:
             head = wire.judge(frame, 2**31 - 1)
             assert isinstance(head, wire.Head)
-            taken = Taken(head, self.next_at, 0, None, enquiry=True)
+            taken = Taken(head, self.next_at, 0, None, is_own_request=True)
             self._in_flight.append(taken)
             self.for_node.append(taken)
-        self._enquiring, self._enquired_ms = len(frames), now_ms
+        self._asking_first, self._own_responses_ms = len(frames), now_ms
 
-    def _take_enquired(self) -> None:
+    def _take_own_responses(self) -> None:
         """Answers to the proxy's own requests are here whole: the client never gets them."""
-        while self._answers and self._in_flight and self._in_flight[0].enquiry and not self._answers[0].sent_bytes:
-            answer = self._answers[0].answer
-            nonsense = answer.reason == "answer_malformed" and answer.can_be_framed
-            if not self._answers[0].all_fed or (answer.reason and not nonsense):
+        while (
+            self._responses
+            and self._in_flight
+            and self._in_flight[0].is_own_request
+            and not self._responses[0].sent_bytes
+        ):
+            response = self._responses[0].response
+            nonsense = response.reason == "answer_malformed" and response.can_be_framed
+            if not self._responses[0].all_fed or (response.reason and not nonsense):
                 return
-            self._answers.popleft()
+            self._responses.popleft()
             self._is_answered()
-            self._enquiring -= 1
-            self._enquired.append(answer.frame)
-            self._told += answer.told
-            self._proof = answer.proves
-            self._told_nonsense |= nonsense
+            self._asking_first -= 1
+            self._own_responses.append(response.frame)
+            self._reported += response.reported_ms
+            self._proof = response.proves
+            self._reported_nonsense |= nonsense
 
     @property
     def next_at(self) -> int:
@@ -726,8 +731,8 @@ class Model:
         return self._requests_fed - len(self._requests)
 
     def _sent_to_node(self, data: bytes, now_ms: int) -> None:
-        if self._to_enquire:
-            self._enquire(data, now_ms)
+        if self._to_ask_first:
+            self._send_own_requests(data, now_ms)
             return
         at = 0
         while at < len(data):
@@ -744,12 +749,12 @@ class Model:
             at += step
             if self._half is not None and not self._request_left:
                 self._came_whole(self._half, now_ms)
-        self._take_own(now_ms)  # they were taken before anything was sent, and before their answers mute
+        self._take_own(now_ms)  # they were taken before anything was sent, and before their responses mute
 
     def _take(self, now_ms: int) -> None:
         """The next frame begins to go to the node."""
         self._take_own(now_ms)
-        self._take_enquired()
+        self._take_own_responses()
         head = self._next()
         require(isinstance(head, wire.Head), f"sent on what is no request: {head}, {bytes(self._requests[:20])!r}")
         assert isinstance(head, wire.Head)
@@ -772,15 +777,15 @@ class Model:
         require(not self._must_prove, f"{head} passes though nobody knows who the client is")
         self._may_be_over = self._may_authenticate = False
         require(self._is_asked(head) is not True, f"{head} went to the node unasked")
-        self._enquired.clear()
-        self._told.clear()
-        self._told_nonsense = False
+        self._own_responses.clear()
+        self._reported.clear()
+        self._reported_nonsense = False
         self._look_up(head.client_id)
         fetch_handle = self._clamp_fetch(head, now_ms)
         alone = head.api_key == wire.FETCH and fetch_handle is not None and self._has_ceiling(head)
         self._check_looked(head, now_ms)
         taken = Taken(head, self.next_at, self._mute.until_ms, fetch_handle, alone=alone)
-        taken.may_withhold = self._may_withhold(head)
+        taken.may_be_emptied = self._may_withhold(head)
         taken.timed, taken.limited = UNTIMED if self._unproven else self._timed_by(head, now_ms)
         if head.answered:
             self._in_flight.append(taken)
@@ -812,7 +817,7 @@ class Model:
         """A request that was asked about goes to the node, perhaps without some of its topics."""
         at = self.next_at
         decided = self._carry_out(head, now_ms)
-        require(decided.answer is None, f"{head} went to the node though the proxy answers it")
+        require(decided.response is None, f"{head} went to the node though the proxy answers it")
         taken = Taken(head, at, self._mute.until_ms, None, settlement=decided.settlement, alone=head.is_sasl)
         if head.is_sasl:
             taken.muted_until_ms = 0
@@ -882,7 +887,7 @@ class Model:
         self._charge(value, handle, QuotaType.PRODUCE, head, now_ms, mutes=mutes)
 
     def _clamp_fetch(self, head: wire.Head, now_ms: int) -> int | None:
-        """Clamp a Fetch; return by which sensor the answer will be measured."""
+        """Clamp a Fetch; return by which sensor the response will be measured."""
         handle = None if head.api_key != wire.FETCH else self._bytes_handle(head, QuotaType.FETCH, now_ms)
         if handle is None:
             return None
@@ -909,7 +914,7 @@ class Model:
         quota_type: QuotaType,
         head: wire.Head,
         now_ms: int,
-        may_withhold: bool = False,
+        may_be_emptied: bool = False,
         over_time: bool = False,
         mutes: bool = True,
     ) -> int:
@@ -923,11 +928,11 @@ class Model:
         else:
             self._journal.popleft()
             require(charge.value == value, f"charged {charge.value} instead of {value} bytes")
-        withheld = may_withhold and (over_time or charge.throttle_ms > 0)
-        require(charge.taken_back == withheld, f"{value} bytes are taken back though they go out, or the reverse")
+        as_empty_fetch = may_be_emptied and (over_time or charge.throttle_ms > 0)
+        require(charge.taken_back == as_empty_fetch, f"{value} bytes are taken back though they go out, or the reverse")
         if charge.throttle_ms and mutes:
-            in_answers = quota_type is QuotaType.FETCH
-            self._mute.throttle(now_ms, charge.throttle_ms, quota_type, head.client_id, in_answers)
+            in_responses = quota_type is QuotaType.FETCH
+            self._mute.throttle(now_ms, charge.throttle_ms, quota_type, head.client_id, in_responses)
         return charge.throttle_ms
 
     def _count_request(self, head: wire.Head, came_bytes: int | None = None) -> None:
@@ -942,10 +947,10 @@ class Model:
     def _sent_to_client(self, data: bytes, now_ms: int) -> None:
         at = 0
         while at < len(data):
-            self._take_enquired()
-            written = self._answers[0] if self._answers else None
+            self._take_own_responses()
+            written = self._responses[0] if self._responses else None
             if written is None or not written.sent_bytes:
-                own = self._own_answer(data[at:], now_ms)
+                own = self._own_response(data[at:], now_ms)
                 if own is not None:
                     sent, throttle_ms = own
                     require(data[at : at + len(sent)] == sent, f"another answer of ours: {data[at : at + 30]!r}")
@@ -955,43 +960,43 @@ class Model:
             require(written is not None, f"an answer that no node gave: {data[at : at + 30]!r}")
             assert written is not None
             if not written.sent_bytes:
-                self._begin_answer(written, now_ms)
-            if written.withheld:
+                self._begin_response(written, now_ms)
+            if written.as_empty_fetch:
                 at += self._withhold(written, data, at, now_ms)
             else:
                 at += self._compare(written, data, at, now_ms)
 
     @property
     def _first(self) -> Taken | None:
-        """The request whose answer is next."""
+        """The request whose response is next."""
         return self._in_flight[0] if self._in_flight else None
 
     @property
     def _next_is_whole(self) -> bool:
-        """Whether the next answer is here and nobody is asked about it: if it has to wait, the relay holds it."""
-        written = self._answers[0] if self._answers else None
-        if self._first is not None and self._first.own_answer is not None:
+        """Whether the next response is here and nobody is asked about it: if it has to wait, the relay holds it."""
+        written = self._responses[0] if self._responses else None
+        if self._first is not None and self._first.own_response is not None:
             return written is None or not written.sent_bytes
         return written is not None and written.all_fed and not written.sent_bytes and not self._asking(NODE)
 
     @property
     def _next_is_wrong(self) -> bool:
-        """Whether the answer that is next may not be passed on."""
-        own = self._first is not None and self._first.own_answer is not None
-        return not own and bool(self._answers) and bool(self._answers[0].answer.reason)
+        """Whether the response that is next may not be passed on."""
+        own = self._first is not None and self._first.own_response is not None
+        return not own and bool(self._responses) and bool(self._responses[0].response.reason)
 
     def _note_hold(self, now_ms: int) -> None:
         if self._first is None or not self._hold.is_on(self._first, now_ms):
             return
-        begun = bool(self._answers) and self._answers[0].fed_bytes > 0 and not self._answers[0].sent_bytes
-        if begun or self._first.own_answer is not None:
+        begun = bool(self._responses) and self._responses[0].fed_bytes > 0 and not self._responses[0].sent_bytes
+        if begun or self._first.own_response is not None:
             self._hold.begin(now_ms, exactly=self._next_is_whole)
 
-    def _own_answer(self, data: bytes, now_ms: int) -> tuple[bytes, int] | None:
-        """The answer of ours that is next, if `data` must begin with one, and the throttle time in it."""
+    def _own_response(self, data: bytes, now_ms: int) -> tuple[bytes, int] | None:
+        """The response of ours that is next, if `data` must begin with one, and the throttle time in it."""
         if not self._in_flight:
             self._take_own(now_ms)
-        own = self._in_flight[0].own_answer if self._in_flight else None
+        own = self._in_flight[0].own_response if self._in_flight else None
         if own is None:
             return None
         request, at = self._in_flight[0], self._in_flight[0].throttle_at
@@ -999,9 +1004,9 @@ class Model:
         self._hold.release(request, now_ms)
         if at < 0:
             return own, 0
-        left_ms = max(request.muted_until_ms, self._mute.answers_until_ms) - now_ms
+        left_ms = max(request.muted_until_ms, self._mute.responses_until_ms) - now_ms
         if self._hold.tells:
-            left_ms = self._hold.told_ms(request.head, 0, int.from_bytes(data[at : at + 4], "big"), now_ms)
+            left_ms = self._hold.reported_ms(request.head, 0, int.from_bytes(data[at : at + 4], "big"), now_ms)
         if left_ms <= 0:
             return own, 0
         return own[:at] + pack(">i", left_ms) + own[at + 4 :], left_ms
@@ -1009,69 +1014,69 @@ class Model:
     def _done(self, frame_bytes: int, throttle_ms: int) -> None:
         self._is_answered()
         self.for_client.append(ForClient(frame_bytes, throttle_ms))
-        self._count_answer(frame_bytes)
+        self._count_response(frame_bytes)
 
-    def _count_answer(self, frame_bytes: int) -> None:
+    def _count_response(self, frame_bytes: int) -> None:
         self._answered += 1
-        self._answer_bytes += frame_bytes
-        self._counts.answers += 1
-        self._counts.answer_bytes += frame_bytes
+        self._response_bytes += frame_bytes
+        self._counts.responses += 1
+        self._counts.response_bytes += frame_bytes
 
-    def _begin_answer(self, written: Written, now_ms: int) -> None:
-        """The next answer begins to go to the client: it must be the one that is due."""
-        answer = written.answer
+    def _begin_response(self, written: Written, now_ms: int) -> None:
+        """The next response begins to go to the client: it must be the one that is due."""
+        response = written.response
         require(bool(self._in_flight), "an answer to nothing")
         request = self._in_flight[0]
         if request.head.api_key == wire.FETCH and not written.charged:
             self._charge_fetch(written, request, now_ms)
-        wrong = answer.reason and not answer.passable
-        require(not wrong, f"sent on a wrong answer ({answer.reason})")
+        wrong = response.reason and not response.passable
+        require(not wrong, f"sent on a wrong answer ({response.reason})")
         self._charge_time(request, now_ms)
         self._hold.release(request, now_ms)
         self._is_answered()
         require(
-            request.head.bare or answer.for_client[4:8] == pack(">i", request.head.correlation_id),
-            f"the answer {answer.for_client[4:8].hex()} is not the one to {request.head}",
+            request.head.bare or response.for_client[4:8] == pack(">i", request.head.correlation_id),
+            f"the answer {response.for_client[4:8].hex()} is not the one to {request.head}",
         )
         written.request = request
         require(request.settlement is None or bool(written.merged), "an answer went out that was not settled")
-        written.expected = written.merged or answer.for_client
-        if not written.withheld:
-            self._count_answer(self._announced(answer))
+        written.expected = written.merged or response.for_client
+        if not written.as_empty_fetch:
+            self._count_response(self._announced(response))
 
     def _withhold(self, written: Written, data: bytes, at: int, now_ms: int) -> int:
-        """Instead of an answer over quota goes an empty one, at once and whole; what comes of the node's is dropped."""
-        request, answer = written.request, written.answer
+        """Instead of a response over quota goes an empty one, at once and whole; what comes of the node's is dropped."""
+        request, response = written.request, written.response
         assert request is not None
-        told_ms = answer.throttle_ms
-        if answer.throttle_at >= 0:
-            told_ms = self._throttle_ms(written, now_ms)
-        empty = wire.empty_fetch_answer(request.head, answer.frame, told_ms)
+        reported_ms = response.throttle_ms
+        if response.throttle_at >= 0:
+            reported_ms = self._throttle_ms(written, now_ms)
+        empty = wire.empty_fetch_response(request.head, response.frame, reported_ms)
         if data[at : at + len(empty)] != empty:
             raise Violation(f"in place of what is over quota goes {difference(data[at:], empty)}")
-        self._count_answer(len(empty))
-        self._counts.withheld += 1
-        self._counts.withheld_bytes += self._announced(answer)
-        self.for_client.append(ForClient(len(empty), max(told_ms, 0)))
+        self._count_response(len(empty))
+        self._counts.as_empty_fetch += 1
+        self._counts.withheld_bytes += self._announced(response)
+        self.for_client.append(ForClient(len(empty), max(reported_ms, 0)))
         written.dropped = True
-        self.withheld_wrong = self.withheld_wrong or bool(answer.reason)
+        self.empty_fetch_wrong = self.empty_fetch_wrong or bool(response.reason)
         self._drop(written)
         return len(empty)
 
     def _drop(self, written: Written) -> None:
         written.sent_bytes = written.fed_bytes
-        if written.all_fed and not written.answer.ending:
-            self._answers.remove(written)
+        if written.all_fed and not written.response.ending:
+            self._responses.remove(written)
 
-    def _announced(self, answer: wire.Answer) -> int:
-        return int.from_bytes(answer.frame[:4], "big") + 4 if len(answer.frame) >= 4 else 0
+    def _announced(self, response: wire.Response) -> int:
+        return int.from_bytes(response.frame[:4], "big") + 4 if len(response.frame) >= 4 else 0
 
     def _charge_fetch(self, written: Written, request: Taken, now_ms: int) -> None:
         written.charged = True
-        may_withhold = request.may_withhold
+        may_be_emptied = request.may_be_emptied
         over_time = self._charge_time(request, now_ms) > 0
-        written.withheld = may_withhold and over_time
-        value = written.answer.charged_bytes
+        written.as_empty_fetch = may_be_emptied and over_time
+        value = written.response.charged_bytes
         if request.fetch_handle is None:
             return
         if request.fetch_handle == -1:
@@ -1079,10 +1084,10 @@ class Model:
                 return  # a full table measures some no longer
         elif not self._sensors.is_open(request.fetch_handle):
             return
-        how = (request.head, now_ms, may_withhold, over_time)
+        how = (request.head, now_ms, may_be_emptied, over_time)
         throttle_ms = self._charge(value, request.fetch_handle, QuotaType.FETCH, *how)
         if throttle_ms:
-            written.withheld = may_withhold
+            written.as_empty_fetch = may_be_emptied
 
     def _timed_by(self, head: wire.Head, now_ms: int) -> TimedBy:
         """By which sensor the time of a request is measured: that of the binding that the relay has."""
@@ -1094,7 +1099,7 @@ class Model:
         require(found == right, f"{head} is measured by {found} instead of {right}")
         return found
 
-    def told_binding(self, client_id: bytes, binding: ClientSensors) -> None:
+    def reported_binding(self, client_id: bytes, binding: ClientSensors) -> None:
         """The relay was told which sensors measure a client-id: with the next request of that."""
         sensors = [(Of.OWED, binding.produce), (Of.OWED, binding.fetch), (Of.OWED_TIME, binding.request)]
         looks = {(of, handle) for of, handle in (*sensors, (Of.OWED_TOKENS, binding.mutation)) if handle is not None}
@@ -1156,7 +1161,7 @@ class Model:
             pass
 
     def _account_for_next(self, now_ms: int) -> bool:
-        """The next charge is for something that waits: a first Fetch, or an answer, as soon as its size is known."""
+        """The next charge is for something that waits: a first Fetch, or a response, as soon as its size is known."""
         of = self._journal[0].of
         if of in LOOKS:
             return self._note_look(now_ms)
@@ -1164,7 +1169,7 @@ class Model:
             self._take_own(now_ms)
         if not self._in_flight:
             return False
-        request, written = self._in_flight[0], self._answers[0] if self._answers else None
+        request, written = self._in_flight[0], self._responses[0] if self._responses else None
         if of is Of.TIME and self._is_unpaid(request) and self._is_for_the_end(request, written):
             self._charge_time(request, now_ms)
             return True
@@ -1178,25 +1183,25 @@ class Model:
         return False
 
     def _is_for_the_end(self, request: Taken, written: Written | None) -> bool:
-        """Whether time is charged as the connection ends, not for an answer that has come: then nobody is told."""
-        if not self._closes or self._tells > len(self._mute.told):
+        """Whether time is charged as the connection ends, not for a response that has come: then nobody is told."""
+        if not self._closes or self._tells > len(self._mute.reported_ms):
             return False
-        by_answer = written is not None and self._is_for_fetch(self._journal[0], request, written)
-        return not (by_answer and len(self._journal) > 1 and self._journal[1].of is Of.BYTES)
+        by_response = written is not None and self._is_for_fetch(self._journal[0], request, written)
+        return not (by_response and len(self._journal) > 1 and self._journal[1].of is Of.BYTES)
 
     def _is_for_fetch(self, charge: Charge, request: Taken, written: Written) -> bool:
-        """Whether this can be the charge for a Fetch answer, whose time is charged first."""
+        """Whether this can be the charge for a Fetch response, whose time is charged first."""
         if written.sent_bytes or written.charged:
             return False
         if charge.of is Of.TIME:
             return request.head.api_key == wire.FETCH and request.timed is not None
         right = request.fetch_handle in (-1, charge.handle)
-        return right and charge.charges == 1 and charge.value == written.answer.charged_bytes
+        return right and charge.charges == 1 and charge.value == written.response.charged_bytes
 
     def _charge_time(self, request: Taken, now_ms: int) -> int:
-        """The time that an answer took is charged, once; the throttle time in ms.
+        """The time that a response took is charged, once; the throttle time in ms.
 
-        No more is charged than has passed; an answer of ours is charged what the node's would cost.
+        No more is charged than has passed; a response of ours is charged what the node's would cost.
         """
         sensor, request.timed = request.timed, None
         if sensor is None or not (sensor == ANY or self._times.is_open(sensor)):
@@ -1213,60 +1218,64 @@ class Model:
         charge.charges -= 1
         if not charge.charges:
             self._journal.popleft()
-        if request.own_answer is not None:
+        if request.own_response is not None:
             right_us = self._plan.cost_us
             require(abs(part_us - right_us) < 1, f"{part_us} us for an answer of ours, {right_us} are right")
         else:
             self._charged_us += part_us
             passed_us = 1000 * (now_ms - self._begun_ms)
             require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
-        if charge.throttle_ms and not (self._closes and self._tells <= len(self._mute.told)):
-            self._mute.throttle(now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head.client_id, in_answers=True)
+        if charge.throttle_ms and not (self._closes and self._tells <= len(self._mute.reported_ms)):
+            self._mute.throttle(
+                now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head.client_id, in_responses=True
+            )
         return charge.throttle_ms
 
     def _compare(self, written: Written, data: bytes, at: int, now_ms: int) -> int:
-        """Hold what is sent of an answer against what must be; return how many bytes of `data` are this answer's."""
+        """Hold what is sent of a response against what must be; return how many bytes of `data` are this answer's."""
         step = min(len(written.expected) - written.sent_bytes, len(data) - at)
         after = written.sent_bytes + step
-        if not written.reported and 0 <= written.answer.throttle_at < after:
-            here = data[max(at + written.answer.throttle_at - written.sent_bytes, 0) :][:4]
-            told_ms = int.from_bytes(here, "big", signed=True) if len(here) == 4 else None
-            written.told_ms = self._throttle_ms(written, now_ms, told_ms)
-            place = written.answer.throttle_at
-            told = pack(">i", written.told_ms)
-            written.expected = written.expected[:place] + told + written.expected[place + 4 :]
+        if not written.reported and 0 <= written.response.throttle_at < after:
+            here = data[max(at + written.response.throttle_at - written.sent_bytes, 0) :][:4]
+            reported_ms = int.from_bytes(here, "big", signed=True) if len(here) == 4 else None
+            written.reported_ms = self._throttle_ms(written, now_ms, reported_ms)
+            place = written.response.throttle_at
+            reported_ms = pack(">i", written.reported_ms)
+            written.expected = written.expected[:place] + reported_ms + written.expected[place + 4 :]
         if data[at : at + step] != written.expected[written.sent_bytes : after]:
             where = difference(data[at : at + step], written.expected[written.sent_bytes : after])
             raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {where}")
         written.sent_bytes = after
-        if written.answer.reason:
-            require(after <= written.answer.passable, f"more than may pass of a wrong answer ({written.answer.reason})")
+        if written.response.reason:
+            require(
+                after <= written.response.passable, f"more than may pass of a wrong answer ({written.response.reason})"
+            )
         if after == len(written.expected):
             require(written.all_fed, "an answer went out before it was all there")
-            self._answers.popleft()
-            self.for_client.append(ForClient(after, written.told_ms))
-            self.learned.update({n: (host.decode(), port) for n, host, port in written.answer.addresses})
+            self._responses.popleft()
+            self.for_client.append(ForClient(after, written.reported_ms))
+            self.learned.update({n: (host.decode(), port) for n, host, port in written.response.addresses})
         return step
 
-    def _throttle_ms(self, written: Written, now_ms: int, told_ms: int | None = None) -> int:
-        """What an answer must tell: the larger of our throttle time and the node's, which mutes, too."""
+    def _throttle_ms(self, written: Written, now_ms: int, reported_ms: int | None = None) -> int:
+        """What a response must tell: the larger of our throttle time and the node's, which mutes, too."""
         written.reported = True
-        request, node_ms = written.request, written.answer.throttle_ms
+        request, node_ms = written.request, written.response.throttle_ms
         assert request is not None
         if self._hold.tells:
-            return self._hold.told_ms(request.head, node_ms, told_ms, now_ms)
+            return self._hold.reported_ms(request.head, node_ms, reported_ms, now_ms)
         own_ms = self._mute.left_ms(request, now_ms)
         if node_ms > max(own_ms, 0):
             self._mute.throttle_by_node(now_ms, node_ms, request.head.client_id)
-            self._mute.answers_until_ms = max(self._mute.answers_until_ms, now_ms + node_ms)
+            self._mute.responses_until_ms = max(self._mute.responses_until_ms, now_ms + node_ms)
         return own_ms if own_ms > max(node_ms, 0) else node_ms
 
     # -------------------------------------------------------------------- checks
 
     def _check_progress(self, now_ms: int) -> None:
         """Nothing waits without a reason, and what waits is woken."""
-        require(not self._verdict_reason, f"does not close for {self._verdict_reason}")
-        require(not self._to_enquire, "enquires nothing")
+        require(not self._decision_reason, f"does not close for {self._decision_reason}")
+        require(not self._to_ask_first, "enquires nothing")
         if self._mute.on:
             until_ms = self._mute.until_ms
             if self._hold.is_on(self._first, now_ms) and self._hold.since_ms is not None:
@@ -1292,21 +1301,23 @@ class Model:
             require(self._waits_with_requests, "a client that hung up is kept though nothing waits")
         until_woken = self._hold.since_ms is not None and self._mute.on
         if not (until_woken or self._hold.is_on(self._first, now_ms)):
-            self._check_answers()
+            self._check_responses()
         self._check_reading()
         self._check_bounds()
 
-    def _check_answers(self) -> None:
+    def _check_responses(self) -> None:
         if self._eof[NODE]:
             raise Violation("a node that hung up is kept")
         if self._asking(NODE):
             return
-        if self._in_flight and self._in_flight[0].own_answer is not None:
-            begun = self._answers and self._answers[0].sent_bytes
+        if self._in_flight and self._in_flight[0].own_response is not None:
+            begun = self._responses and self._responses[0].sent_bytes
             require(bool(begun), "an answer of ours is held back though it is due")
-        if self._answers:
-            written = self._answers[0]
-            require(not written.is_due, f"an answer that is here is held back or not refused ({written.answer.reason})")
+        if self._responses:
+            written = self._responses[0]
+            require(
+                not written.is_due, f"an answer that is here is held back or not refused ({written.response.reason})"
+            )
 
     def _check_reading(self) -> None:
         held = len(self._requests)
@@ -1322,7 +1333,7 @@ class Model:
             require(not (unread and self._client_acted), f"a muted client is read though {held} bytes are held")
             require(not (waiting and between and held >= wire.HEAD_BYTES), f"read on with {held} bytes held")
         if self._connected:
-            held = self._answers_held()
+            held = self._responses_held()
             if self._paused[NODE]:
                 why = self._blocked[CLIENT] or (self._asking(NODE) and held >= wire.HEAD_BYTES)
                 why = why or self._hold.since_ms is not None
@@ -1330,36 +1341,36 @@ class Model:
             else:
                 require(not self._blocked[CLIENT], "the node is read though the client takes nothing")
 
-    def _answers_held(self) -> int:
-        return sum(max(written.fed_bytes - written.sent_bytes, 0) for written in self._answers)
+    def _responses_held(self) -> int:
+        return sum(max(written.fed_bytes - written.sent_bytes, 0) for written in self._responses)
 
     def _check_bounds(self) -> None:
-        held = self._answers_held()
+        held = self._responses_held()
         head = self._next() if not self._request_left and self._requests else None
         asked = isinstance(head, wire.Head) and self._is_asked(head) is not False
         most = HELD_BYTES + (MOST_ASKED_BYTES if asked else 0)
         require(len(self._requests) < most, f"{len(self._requests)} bytes of requests held")
-        first = len(self._answers[0].answer.frame) if self._answers else 0
-        gathered = first if first > wire.HEAD_BYTES and not self._answers[0].answer.reason else 0
+        first = len(self._responses[0].response.frame) if self._responses else 0
+        gathered = first if first > wire.HEAD_BYTES and not self._responses[0].response.reason else 0
         require(held < HELD_BYTES + wire.HEAD_BYTES + gathered, f"{held} bytes of answers held")
         require(self._relay.held_bytes < 2 * HELD_BYTES + gathered, f"holds {self._relay.held_bytes} bytes")
-        idle = not (self._in_flight or self._requests or self._request_left or self._answers)
+        idle = not (self._in_flight or self._requests or self._request_left or self._responses)
         require(self._relay.idle == idle, f"idle is {self._relay.idle}, {idle} is right")
         muted = self._mute.on or self._full or not self._connected or self._asking(CLIENT)
         require(self._relay.muted == (muted and not self._request_left), f"muted is {self._relay.muted}")
 
     def _check_counters(self) -> None:
         relay = self._relay
-        counted = (relay.requests, relay.request_bytes, relay.answers, relay.answer_bytes)
-        seen = (self.requests, self._request_bytes, self._answered, self._answer_bytes)
+        counted = (relay.requests, relay.request_bytes, relay.responses, relay.response_bytes)
+        seen = (self.requests, self._request_bytes, self._answered, self._response_bytes)
         require(counted == seen, f"counted {counted}, {seen} is right")
 
     def _check_close(self, close: Close) -> None:
         reason = close.reason.value
-        allowed = {self._as_told(reason) for reason in self._reasons_to_close()}
+        allowed = {self._as_reported(reason) for reason in self._reasons_to_close()}
         require(reason in allowed, f"closes for {reason} ({close.detail}), allowed: {sorted(allowed)}")
 
-    def _as_told(self, reason: str) -> str:
+    def _as_reported(self, reason: str) -> str:
         """An end behind a failed login is told as such; a node that takes no bare token only closes."""
         by_node = reason in ("node_closed", "node_lost")
         if not by_node and reason not in ("client_closed", "client_lost"):
@@ -1370,7 +1381,7 @@ class Model:
     def _reasons_to_close(self) -> set[str]:
         if self._lost_reason:
             return {self._lost_reason}
-        reasons = {self._verdict_reason} if self._verdict_reason else set()
+        reasons = {self._decision_reason} if self._decision_reason else set()
         head = None
         held = self._full or (self._mute.on and not self._next_passes_mute)
         if not self._request_left and self._requests and not held:
@@ -1380,20 +1391,20 @@ class Model:
         all_taken = not (isinstance(head, wire.Head) and self._may_take(head))
         if self._eof[CLIENT] and all_taken and not self._waits_with_requests:
             reasons.add("client_closed")
-        written = self._answers[0] if self._answers else None
-        if written is not None and written.answer.reason:
-            reasons.add(written.answer.reason)
-        if self._asking(NODE) and len(self._answers) > 1 and self._answers[1].answer.reason == "answer_not_kafka":
-            reasons.add("answer_not_kafka")  # an answer that is held is out of the way
+        written = self._responses[0] if self._responses else None
+        if written is not None and written.response.reason:
+            reasons.add(written.response.reason)
+        if self._asking(NODE) and len(self._responses) > 1 and self._responses[1].response.reason == "answer_not_kafka":
+            reasons.add("answer_not_kafka")  # a response that is held is out of the way
         seen = reasons & {"answer_not_kafka"} and written and written.fed_bytes >= 4
         if self._eof[NODE] and (not seen or self._asking(NODE)):
-            reasons.add("node_closed")  # behind an answer that is asked about nothing is looked at
+            reasons.add("node_closed")  # behind a response that is asked about nothing is looked at
         return reasons
 
     # ------------------------------------------------------------------- time-outs
 
     @property
-    def awaited(self) -> str:
+    def waiting_for(self) -> str:
         """What the client is waited for, empty if it is not its turn."""
         if self._request_left:
             return "" if self._paused[CLIENT] else REQUEST
@@ -1405,7 +1416,7 @@ class Model:
             return REQUEST
         if not self.requests:
             return FIRST_BYTE
-        return "" if self._in_flight or self._answers else USE
+        return "" if self._in_flight or self._responses else USE
 
     @property
     def whole_requests(self) -> int:
@@ -1416,13 +1427,13 @@ class Model:
 
     @property
     def waits_for(self) -> str:
-        """Why an open connection rests, empty if it has no reason: for a node's answer, or for the client's bytes."""
+        """Why an open connection rests, empty if it has no reason: for a node's response, or for the client's bytes."""
         if self._mute.on or self._asks or any(self._blocked.values()):
             return ""
         if self._request_left or (self._requests and not self._full and not self._next_is_here):
             return "client"
         if self._in_flight:
-            return "more nonsense" if self._told_nonsense else "node"
+            return "more nonsense" if self._reported_nonsense else "node"
         return "" if self._requests else "idle"
 
     @property

@@ -1,7 +1,7 @@
 """Relays, and doors before them, with a bug put in on purpose, each around a sound one: what the simulator must find.
 
 They change what goes into a relay and what comes out of it, so they do not depend on how it is made. What stands at the
-door, and who looks at the time, is an attribute: `admission`, `door`, `crowd`, `make_patience`.
+door, and who looks at the time, is an attribute: `admission`, `gate`, `pool`, `make_timeouts`.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ def _about_topics(world: WorldPlan) -> bool:
 
 
 def _with_other_ids(world: WorldPlan) -> bool:
-    return any(request.answer.kind == "other_id" for party in world.connections for request in party.requests())
+    return any(request.response.kind == "other_id" for party in world.connections for request in party.requests())
 
 
 def _with_unknown_versions(world: WorldPlan) -> bool:
@@ -88,8 +88,8 @@ class Mutant:
 
     shows_in: Callable[[WorldPlan], bool] = staticmethod(_anywhere)
 
-    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        self.sound = Relay(self.seen_ledger(ledger), tally, limits, bind)
+    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
+        self.sound = Relay(self.seen_ledger(ledger), counters, limits, bind)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sound, name)
@@ -103,8 +103,8 @@ class Mutant:
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         return self.changed(self.sound.on_bytes(side, data, now_us), now_us)
 
-    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
-        return self.changed(self.sound.on_verdict(ticket, verdict, now_us), now_us)
+    def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
+        return self.changed(self.sound.on_decision(ticket, decision, now_us), now_us)
 
     def on_time(self, now_us: int) -> list[Action]:
         return self.changed(self.sound.on_time(now_us), now_us)
@@ -131,8 +131,8 @@ def _frames(pieces: Sequence[Piece]) -> list[bytes] | None:
     return frames
 
 
-class AnswersOutOfOrder(Mutant):
-    """Of two answers that come at once the second goes out first."""
+class ResponsesOutOfOrder(Mutant):
+    """Of two responses that come at once the second goes out first."""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         for action in actions:
@@ -218,11 +218,11 @@ class DelayForgotten(Mutant):
 
     shows_in = staticmethod(_delaying)
 
-    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        super().__init__(ledger, tally, replace(limits, delays=False), bind)
+    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
+        super().__init__(ledger, counters, replace(limits, delays=False), bind)
 
 
-class HeldAnswerLostAtTheEnd(Mutant):
+class HeldResponseLostAtTheEnd(Mutant):
     """Answers that are held when the connection is given up do not go out."""
 
     shows_in = staticmethod(_delaying)
@@ -232,7 +232,7 @@ class HeldAnswerLostAtTheEnd(Mutant):
         return [action for action in actions if not isinstance(action, Send)]
 
 
-class WithheldAndCharged(Mutant):
+class EmptyFetchAndCharged(Mutant):
     """What a client over its quota is not given is charged all the same."""
 
     shows_in = staticmethod(_withholding)
@@ -241,8 +241,8 @@ class WithheldAndCharged(Mutant):
         return _Changed(ledger, sensors=_Changed(ledger.sensors, charge_if_within=ledger.sensors.charge))
 
 
-class ThrottleOnlyInTheFirstAnswer(Mutant):
-    """Of several answers that go out together only the first gets its throttle time."""
+class ThrottleOnlyInTheFirstResponse(Mutant):
+    """Of several responses that go out together only the first gets its throttle time."""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         for action in actions:
@@ -271,8 +271,8 @@ class UnboundedBuffer(Mutant):
         return [action for action in actions if not (isinstance(action, Pause) and side is NODE)]
 
 
-class OwnAnswerTooEarly(Mutant):
-    """An answer of the proxy's own overtakes what came with it."""
+class OwnResponseTooEarly(Mutant):
+    """A response of the proxy's own overtakes what came with it."""
 
     shows_in = staticmethod(_with_unknown_versions)
 
@@ -287,8 +287,8 @@ class OwnAnswerTooEarly(Mutant):
 class OneByteShort(Mutant):
     """A train ends one byte too early; that byte goes out with the next one."""
 
-    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        super().__init__(ledger, tally, limits, bind)
+    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
+        super().__init__(ledger, counters, limits, bind)
         self._kept = b""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
@@ -303,13 +303,19 @@ class OneByteShort(Mutant):
 
 
 class AnyCorrelationId(Mutant):
-    """An answer is taken for the one that is due, whatever id it has."""
+    """A response is taken for the one that is due, whatever id it has."""
 
     shows_in = staticmethod(_with_other_ids)
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
         in_flight = self.sound._in_flight
-        if side is NODE and len(data) >= 8 and in_flight and not self.sound.held_bytes and not self.sound._amid_answer:
+        if (
+            side is NODE
+            and len(data) >= 8
+            and in_flight
+            and not self.sound.held_bytes
+            and not self.sound._amid_response
+        ):
             in_flight[0].correlation_id = int.from_bytes(data[4:8], "big", signed=True)
         return super().on_bytes(side, data, now_us)
 
@@ -323,12 +329,14 @@ class HangUpForgetsTheRest(Mutant):
         return actions if side is NODE or closed else [*actions, *self.sound.on_lost(CloseReason.CLIENT_CLOSED)]
 
 
-class EnquiryToldToTheClient(Mutant):
+class OwnRequestReportedToTheClient(Mutant):
     """What the proxy has enquired goes to the client, too."""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
-        enquired = [frame for action in actions if isinstance(action, DecisionRequest) for frame in action.enquired]
-        return [*actions, Send(CLIENT, enquired)] if enquired else actions
+        own_responses = [
+            frame for action in actions if isinstance(action, DecisionRequest) for frame in action.own_responses
+        ]
+        return [*actions, Send(CLIENT, own_responses)] if own_responses else actions
 
 
 class RefusalsLast(Mutant):
@@ -370,9 +378,9 @@ class RefusalWithoutMute(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
-        told = replace(verdict, throttle_time_ms=0) if verdict.answer is not None else verdict
-        return super().on_verdict(ticket, told, now_us)
+    def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
+        reported = replace(decision, throttle_time_ms=0) if decision.response is not None else decision
+        return super().on_decision(ticket, reported, now_us)
 
 
 class RefusedTopicsSentOn(Mutant):
@@ -380,9 +388,9 @@ class RefusedTopicsSentOn(Mutant):
 
     shows_in = staticmethod(_about_topics)
 
-    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
-        told = replace(verdict, splices=()) if verdict.refused else verdict
-        return super().on_verdict(ticket, told, now_us)
+    def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
+        reported = replace(decision, splices=()) if decision.refused else decision
+        return super().on_decision(ticket, reported, now_us)
 
 
 class StrictTooEarly(Mutant):
@@ -404,7 +412,7 @@ class ValidationCharged(Mutant):
         return decide(ask, _of_listener(facts, charge_validate_only=True), now_ms)
 
 
-class FailedAlterationToldAsDone(Mutant):
+class FailedAlterationReportedAsDone(Mutant):
     """Alterations are reported as written before that is sure."""
 
     def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
@@ -460,9 +468,9 @@ class NewcomerOvertakes(Mutant):
         ) -> ConnectionSlot | OnHold | Refused:
             rules = self._rules[key.virtual_cluster]
             self.set_rules(key.virtual_cluster, replace(rules, waits=False))
-            told = super().admit(key, ticket, address, now_ms)
+            reported = super().admit(key, ticket, address, now_ms)
             self.set_rules(key.virtual_cluster, rules)
-            return told
+            return reported
 
 
 class StrangersShareARate(Mutant):
@@ -491,9 +499,9 @@ class SlotNeverFree(Mutant):
             self, key: ListenerKey, ticket: Any, address: str, now_ms: int, measured: bool = True
         ) -> ConnectionSlot | OnHold | Refused:
             self._admits = True
-            told = super().admit(key, ticket, address, now_ms)
+            reported = super().admit(key, ticket, address, now_ms)
             self._admits = False
-            return told
+            return reported
 
 
 class UserCountedForEver(Mutant):
@@ -507,12 +515,12 @@ class UserCountedForEver(Mutant):
             super().left(place)
 
 
-class DoorAsleep(Mutant):
+class GateAsleep(Mutant):
     """Nobody looks who may come in when a slot is free."""
 
     shows_in = staticmethod(_with_storms)
 
-    class door(ConnectionGate):
+    class gate(ConnectionGate):
         def _slot_is_free(self) -> None:
             pass
 
@@ -522,7 +530,7 @@ class AnybodyIsCrowdedOut(Mutant):
 
     shows_in = staticmethod(_with_storms)
 
-    class crowd(FairPool[Any]):
+    class pool(FairPool[Any]):
         def who_leaves_for(self, origin: str) -> Any:
             return next(iter(self), None)
 
@@ -553,8 +561,8 @@ class FailureIsForgotten(Mutant):
 class NobodyMustLogIn(Mutant):
     """Requests pass before a login has succeeded."""
 
-    def __init__(self, ledger: ClientQuotaManager, tally: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        super().__init__(ledger, tally, replace(limits, authenticates=False), bind)
+    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
+        super().__init__(ledger, counters, replace(limits, authenticates=False), bind)
 
 
 # ---------------------------------------------------------------------- time-outs
@@ -580,10 +588,10 @@ class RoomForNobody(_OtherRoom):
 class RoomNeverBack(Mutant):
     """What was reserved for a request of an authentication stays so."""
 
-    def on_verdict(self, ticket: int, verdict: Decision, now_us: int) -> list[Action]:
+    def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
         kept = self._time_in_flight
-        before = dict(kept) if verdict.exchange is not None else {}
-        actions = super().on_verdict(ticket, verdict, now_us)
+        before = dict(kept) if decision.exchange is not None else {}
+        actions = super().on_decision(ticket, decision, now_us)
         for sensor, percent in before.items():
             kept[sensor] = max(percent, kept.get(sensor, 0.0))
         return actions
@@ -598,7 +606,7 @@ class BlameForOurWaits(Mutant):
 
     shows_in = staticmethod(_with_time_outs)
 
-    class make_patience(ConnectionTimeouts):
+    class make_timeouts(ConnectionTimeouts):
         def note_held_up(self) -> None:
             pass
 
@@ -608,45 +616,45 @@ class DribblingIsProgress(Mutant):
 
     shows_in = staticmethod(_with_time_outs)
 
-    class make_patience(ConnectionTimeouts):
+    class make_timeouts(ConnectionTimeouts):
         def look(
             self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
         ) -> CloseReason | None:
             return super().look(relay, unsent_bytes, written_bytes, step_ms, replace(time_outs, request_ms=0))
 
 
-class SlowAnswersAreIdle(Mutant):
-    """A client that waits for an answer is taken for one that is idle."""
+class SlowResponsesAreIdle(Mutant):
+    """A client that waits for a response is taken for one that is idle."""
 
     shows_in = staticmethod(_with_time_outs)
 
-    class make_patience(ConnectionTimeouts):
+    class make_timeouts(ConnectionTimeouts):
         def look(
             self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
         ) -> CloseReason | None:
-            awaited = WaitingFor.USE if relay.awaited is WaitingFor.NOTHING else relay.awaited
-            seen: Any = _Changed(relay, awaited=awaited)
+            waiting_for = WaitingFor.USE if relay.waiting_for is WaitingFor.NOTHING else relay.waiting_for
+            seen: Any = _Changed(relay, waiting_for=waiting_for)
             return super().look(seen, unsent_bytes, written_bytes, step_ms, time_outs)
 
 
 MUTANTS = {
-    AnswersOutOfOrder: "other bytes to the client",
+    ResponsesOutOfOrder: "other bytes to the client",
     EndlessMute: "to be woken at None",
     LostPartialFrame: "",
     UnchargedFrameOfATrain: "charge",
     AbandonedRequestsAreFree: "is not charged",
     StaleQuota: "",
     DelayForgotten: "",
-    HeldAnswerLostAtTheEnd: "",
-    WithheldAndCharged: "taken back",
-    ThrottleOnlyInTheFirstAnswer: "other bytes to the client",
+    HeldResponseLostAtTheEnd: "",
+    EmptyFetchAndCharged: "taken back",
+    ThrottleOnlyInTheFirstResponse: "other bytes to the client",
     ResumeLostAfterABlock: "the node is not read",
     UnboundedBuffer: "the client is read though the node takes nothing",
-    OwnAnswerTooEarly: "",
+    OwnResponseTooEarly: "",
     OneByteShort: "held back",
     AnyCorrelationId: "wrong answer",
     HangUpForgetsTheRest: "closes for client_closed",
-    EnquiryToldToTheClient: "",
+    OwnRequestReportedToTheClient: "",
     RefusalsLast: "other bytes to the client",
     TokensNotGivenBack: "tokens are not given back",
     CorrectionsLostWithTheClient: "the node is read on",
@@ -654,7 +662,7 @@ MUTANTS = {
     RefusedTopicsSentOn: "other bytes to the node",
     StrictTooEarly: "",
     ValidationCharged: "other bytes to the node",
-    FailedAlterationToldAsDone: "tells of its alterations",
+    FailedAlterationReportedAsDone: "tells of its alterations",
     AlterationLost: "the quotas are",
     RefusedStillCount: "may go on",
     HeldWithoutBound: "too_many_held is right",
@@ -662,7 +670,7 @@ MUTANTS = {
     StrangersShareARate: "",
     SlotNeverFree: "",
     UserCountedForEver: "",
-    DoorAsleep: "waits for ever",
+    GateAsleep: "waits for ever",
     AnybodyIsCrowdedOut: "leaves a stage",
     ClaimIsEnough: "",
     FailureIsForgotten: "",
@@ -672,6 +680,6 @@ MUTANTS = {
     RoomNeverBack: "room is kept",
     BlameForOurWaits: "nothing is right",
     DribblingIsProgress: "request_timeout is right",
-    SlowAnswersAreIdle: "nothing is right",
+    SlowResponsesAreIdle: "nothing is right",
 }
 """Each with a part of what must be said of it; empty where that depends on what hit first."""

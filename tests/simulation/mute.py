@@ -2,33 +2,33 @@
 
 from proxy.relay.actions import Throttled
 from quotas.entities import QuotaType
-from tests.simulation.exchange import Counts, Taken
+from tests.simulation.exchange import Taken, WindowUsage
 
 
 class Mute:
-    """The mute of one client. `told` is what its relay must have told of since that was last compared."""
+    """The mute of one client. `reported` is what its relay must have told of since that was last compared."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: WindowUsage) -> None:
         self.on = False
         self.until_ms = 0
-        self.answers_until_ms = 0
+        self.responses_until_ms = 0
         """Until then answers tell of it, also those to requests that were taken before."""
-        self.told: list[Throttled] = []
+        self.reported: list[Throttled] = []
         self._counts = counts
 
     def left_ms(self, request: Taken, now_ms: int) -> int:
-        """What the answer to a request tells of it, if it is positive."""
-        return max(request.muted_until_ms, self.answers_until_ms) - now_ms
+        """What the response to a request tells of it, if it is positive."""
+        return max(request.muted_until_ms, self.responses_until_ms) - now_ms
 
     def throttle(
-        self, now_ms: int, throttle_ms: int, quota_type: QuotaType, client_id: bytes, in_answers: bool = False
+        self, now_ms: int, throttle_ms: int, quota_type: QuotaType, client_id: bytes, in_responses: bool = False
     ) -> None:
-        """A quota of ours is exceeded; `in_answers`: by an answer."""
+        """A quota of ours is exceeded; `in_responses`: by a response."""
         prolonged_ms = self._begin(now_ms, throttle_ms, quota_type, client_id)
         self._counts.throttles[quota_type] += 1
         self._counts.throttled_ms[quota_type] += max(prolonged_ms, 0)
-        if in_answers:
-            self.answers_until_ms = max(self.answers_until_ms, now_ms + throttle_ms)
+        if in_responses:
+            self.responses_until_ms = max(self.responses_until_ms, now_ms + throttle_ms)
 
     def throttle_by_node(self, now_ms: int, throttle_ms: int, client_id: bytes) -> None:
         """The node has told the client to wait."""
@@ -41,5 +41,5 @@ class Mute:
         if prolonged_ms > 0 or not self.on:
             self.until_ms = until_ms
             self.on = True
-            self.told.append(Throttled(quota_type, throttle_ms, client_id))
+            self.reported.append(Throttled(quota_type, throttle_ms, client_id))
         return prolonged_ms

@@ -178,7 +178,7 @@ class Spent:
     how: str
     handle: int
     value: float
-    told_ms: int | None = None
+    reported_ms: int | None = None
     asked: float | None = None
 
 
@@ -203,7 +203,7 @@ class _Bucket:
         self.total -= value
         self.look(now_ms, buckets)
 
-    def told_ms(self, buckets: TokenBuckets) -> int | None:
+    def reported_ms(self, buckets: TokenBuckets) -> int | None:
         if self.tokens >= 0:
             return None
         return min(nearest(-self.tokens / self.limit * 1000), MAX_THROTTLE_MS, buckets.max_throttle_ms)
@@ -251,26 +251,26 @@ class WatchedBuckets(TokenBuckets):
         return found
 
     def throttle_ms(self, handle: int, now_ms: int) -> int:
-        told_ms = super().throttle_ms(handle, now_ms)
+        reported_ms = super().throttle_ms(handle, now_ms)
         bucket = deepcopy(self._buckets[handle])
         bucket.look(now_ms, self)
-        _require_equal("owed (ms)", told_ms, bucket.told_ms(self) or 0)
-        self.journal.append(Charge(Of.OWED_TOKENS, handle, 0.0, told_ms))
-        return told_ms
+        _require_equal("owed (ms)", reported_ms, bucket.reported_ms(self) or 0)
+        self.journal.append(Charge(Of.OWED_TOKENS, handle, 0.0, reported_ms))
+        return reported_ms
 
     def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
-        told_ms = super().spend_permissively(handle, value, now_ms)
+        reported_ms = super().spend_permissively(handle, value, now_ms)
         bucket = self._buckets[handle]
         bucket.put(-value, now_ms, self)
-        return self._checked(Spent("spent permissively", handle, value, told_ms), bucket.told_ms(self), now_ms)
+        return self._checked(Spent("spent permissively", handle, value, reported_ms), bucket.reported_ms(self), now_ms)
 
     def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
-        told_ms = super().spend_strictly(handle, value, now_ms)
+        reported_ms = super().spend_strictly(handle, value, now_ms)
         bucket = self._buckets[handle]
-        right_ms = bucket.told_ms(self) if bucket.look(now_ms, self) < 0 else None
+        right_ms = bucket.reported_ms(self) if bucket.look(now_ms, self) < 0 else None
         if right_ms is None:
             bucket.put(-value, now_ms, self)
-        return self._checked(Spent("spent strictly", handle, value, told_ms), right_ms, now_ms)
+        return self._checked(Spent("spent strictly", handle, value, reported_ms), right_ms, now_ms)
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
         super().give_back(handle, value, now_ms)
@@ -278,14 +278,14 @@ class WatchedBuckets(TokenBuckets):
         self._checked(Spent("given back", handle, value), None, now_ms)
 
     def _checked(self, spent: Spent, right_ms: int | None, now_ms: int) -> int | None:
-        if spent.told_ms != right_ms:
+        if spent.reported_ms != right_ms:
             raise Violation(f"{spent}: {right_ms} ms is right")
         bucket, reading = self._buckets[spent.handle], self.reading(spent.handle, now_ms)
         _require_equal("tokens", reading.tokens, bucket.tokens)
         _require_equal("tokens spent in all", reading.total, bucket.total)
         spent.asked, self._asked = self._asked, None
         self.spent.append(spent)
-        return spent.told_ms
+        return spent.reported_ms
 
 
 def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> ClientQuotaManager:

@@ -10,7 +10,7 @@ AMPLE_SENSORS = 1000
 
 
 @dataclass(slots=True)
-class AnswerPlan:
+class ResponsePlan:
     """How a node answers one request.
 
     `kind` is `right` or one of wire.WRONG_ANSWERS, `never` or `close`. `filler_bytes` of it are opaque, `nodes` how
@@ -67,15 +67,15 @@ class FilterPlan:
 
 @dataclass(slots=True)
 class TokenPlan:
-    """What a frame of an authentication holds behind its header (a `bare` one: behind its length), and the answer.
+    """What a frame of an authentication holds behind its header (a `bare` one: behind its length), and the response.
 
-    `outcome` is what the answer means: begun, tokens, ongoing, unproven, succeeded, failed or out_of_place. After a
+    `outcome` is what the response means: begun, tokens, ongoing, unproven, succeeded, failed or out_of_place. After a
     success the client is this `user`; with an unproven one the node knows whether it is `over`. A node that `hangs_up`
-    closes behind its answer.
+    closes behind its response.
     """
 
     data: bytes
-    answer: bytes
+    response: bytes
     outcome: str = "ongoing"
     user: str = ""
     bare: bool = False
@@ -88,9 +88,9 @@ class RequestPlan:
     """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame. With a `token` it is part
     of an authentication.
 
-    `topics` are those of a request about topics; `enquiry` is how the node answers what the proxy enquires for it.
-    `entries` are those of an alteration of quotas, which is written after `errand_ms` and fails for those entries whose
-    numbers, counted among those that are written, are in `errand_fails`. `filters`, `strict`: those of a description.
+    `topics` are those of a request about topics; `is_own_request` is how the node answers what the proxy enquires for it.
+    `entries` are those of an alteration of quotas, which is written after `alteration_ms` and fails for those entries whose
+    numbers, counted among those that are written, are in `alteration_fails`. `filters`, `strict`: those of a description.
     """
 
     api_key: int
@@ -105,15 +105,15 @@ class RequestPlan:
     epoch: int = -1
     tag_bytes: int = 0
     flipped_bit: int = -1
-    answer: AnswerPlan = field(default_factory=AnswerPlan)
+    response: ResponsePlan = field(default_factory=ResponsePlan)
     topics: list[TopicPlan] = field(default_factory=list)
     validate_only: bool = False
-    enquiry: AnswerPlan = field(default_factory=AnswerPlan)
+    is_own_request: ResponsePlan = field(default_factory=ResponsePlan)
     entries: list[EntryPlan] = field(default_factory=list)
     filters: list[FilterPlan] = field(default_factory=list)
     strict: bool = False
-    errand_ms: int = 0
-    errand_fails: tuple[int, ...] = ()
+    alteration_ms: int = 0
+    alteration_fails: tuple[int, ...] = ()
     token: TokenPlan | None = None
 
 
@@ -187,10 +187,10 @@ class Fault:
 class ConnectionPlan:
     """One client with its node, and the network between them and the proxy.
 
-    `depth` is how many answers the client lets be due, `capacity` what each direction holds of bytes that nobody has
+    `depth` is how many responses the client lets be due, `capacity` what each direction holds of bytes that nobody has
     read, `delay_ms` the longest way of a segment, `cuts` in how many more pieces a write may come. `flush_ms` is how
-    long a node collects answers before it writes them, `verdict_ms` how long a verdict takes: it is found at its end,
-    or, with `early_verdicts`, at its beginning. The user `may_alter` quotas and `may_describe` those of
+    long a node collects answers before it writes them, `decision_ms` how long a decision takes: it is found at its end,
+    or, with `early_decisions`, at its beginning. The user `may_alter` quotas and `may_describe` those of
     others. It comes from `address` to one of two listeners; `header_ms`, `handshake_ms` are how long it has them wait
     where they want a PROXY header or speak TLS (-1: for ever).
     """
@@ -206,8 +206,8 @@ class ConnectionPlan:
     connect: str = "accepted"
     connect_ms: int = 1
     flush_ms: int = 0
-    verdict_ms: int = 0
-    early_verdicts: bool = False
+    decision_ms: int = 0
+    early_decisions: bool = False
     may_alter: bool = True
     may_describe: bool = True
     faults: list[Fault] = field(default_factory=list)
@@ -242,7 +242,7 @@ NO_LIMIT = 2**31 - 1
 
 
 @dataclass(slots=True)
-class DoorPlan:
+class GatePlan:
     """Who may connect: rates and counts of the instance, of each of two listeners, of an address (some have their own),
     and counts of a user.
 
@@ -302,7 +302,7 @@ class StormPlan:
 
 @dataclass(slots=True)
 class Change:
-    """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors, `door` says
+    """What the operator does: `quotas` puts those in force, `caps` the two, `sweep` looks for idle sensors, `gate` says
     who may connect from now on, `time_outs` how long clients are waited for.
 
     `drain` closes connections at idle moments, and after `drain_ms` the rest.
@@ -314,7 +314,7 @@ class Change:
     max_throttle_ms: int = MAX_THROTTLE_MS
     max_debt_ms: int = MAX_THROTTLE_MS
     drain_ms: int = 0
-    door: DoorPlan = field(default_factory=DoorPlan)
+    gate: GatePlan = field(default_factory=GatePlan)
     time_outs: tuple[int, int, int, int] = (0, 0, 0, 0)
 
 
@@ -325,9 +325,9 @@ class WorldPlan:
     With `withholds` fetches over quota are answered without data, with `delays` answers are held.
     The cluster begins with so many `topics`; what Metadata tells of them is `metadata_lag_ms` old.
     Whatever is asked costs a node `cost_us`.
-    The node `demands_sasl`, or does not. Rates of connections are measured over `door_samples` windows, of at most
+    The node `demands_sasl`, or does not. Rates of connections are measured over `gate_samples` windows, of at most
     `max_addresses` addresses. `time_outs` (0: none) are for the first byte, for the rest of a request, for use, and for
-    answers to be read.
+    responses to be read.
     """
 
     seed: int
@@ -339,7 +339,7 @@ class WorldPlan:
     max_debt_ms: int = MAX_THROTTLE_MS
     sensors: int = AMPLE_SENSORS
     max_frame_bytes: int = 104_857_600
-    max_answer_bytes: int = 2**31 - 1
+    max_response_bytes: int = 2**31 - 1
     max_in_flight: int = 1000
     write_buffer_bytes: int = 262_144
     advertised_host_bytes: int = 13
@@ -353,8 +353,8 @@ class WorldPlan:
     charge_validate_only: bool = False
     cost_us: int = 100
     demands_sasl: bool = False
-    door: DoorPlan = field(default_factory=DoorPlan)
-    door_samples: int = 11
+    gate: GatePlan = field(default_factory=GatePlan)
+    gate_samples: int = 11
     max_addresses: int = 65_536
     storms: list[StormPlan] = field(default_factory=list)
     time_outs: tuple[int, int, int, int] = (0, 0, 0, 0)

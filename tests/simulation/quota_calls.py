@@ -74,8 +74,8 @@ class Book:
 
     def __init__(self, quotas: Quotas) -> None:
         self.quotas = quotas
-        self.errands_begun = 0
-        self.errands_done = 0
+        self.alterations_begun = 0
+        self.alterations_done = 0
         self.altered = 0
         """Entities whose quotas were altered."""
         self.known: Known = {}
@@ -88,14 +88,14 @@ class Book:
         self.known = _described_of(quotas)
 
     def write(
-        self, errand: QuotaAlteration, plan: RequestPlan | None, ledger: ClientQuotaManager, now_ms: int
+        self, alteration_request: QuotaAlteration, plan: RequestPlan | None, ledger: ClientQuotaManager, now_ms: int
     ) -> list[Exception | None]:
         """Do an errand, but for what its plan has fail; what became of each alteration."""
-        self.errands_done += 1
-        fails = plan.errand_fails if plan is not None else ()
+        self.alterations_done += 1
+        fails = plan.alteration_fails if plan is not None else ()
         results: list[Exception | None] = []
         quotas: dict[Entity, Mapping[QuotaKey, Limit]] = dict(self.quotas)
-        for number, alteration in enumerate(errand.alterations):
+        for number, alteration in enumerate(alteration_request.alterations):
             if number in fails:
                 results.append(SourceUnavailable("away") if number % 2 else AlterationRefused("no"))
                 continue
@@ -105,7 +105,9 @@ class Book:
         self.altered += results.count(None)
         tables = tables_of(quotas)
         changed = [
-            alteration.entity for alteration, result in zip(errand.alterations, results, strict=True) if not result
+            alteration.entity
+            for alteration, result in zip(alteration_request.alterations, results, strict=True)
+            if not result
         ]
         ledger.replace(tables.enforced, now_ms, tables.shadow, changed)
         if plan is not None:
@@ -118,7 +120,7 @@ class Book:
         """Each alteration that is to be written and does not fail is applied once, and nothing else."""
         known = {parts: dict(limits) for parts, limits in self.known.items()}
         for number, entry in enumerate(_to_be_written(plan)):
-            if number in plan.errand_fails:
+            if number in plan.alteration_fails:
                 continue
             limits = known.setdefault(frozenset(entry.parts), {})
             for key, value in entry.limits:
@@ -130,28 +132,30 @@ class Book:
         if self.known != _described_of(self.quotas):
             there = _described_of(self.quotas)
             wrong = [parts for parts in there.keys() | self.known.keys() if there.get(parts) != self.known.get(parts)]
-            told = [(sorted(parts), there.get(parts), self.known.get(parts)) for parts in wrong[:3]]
-            raise Violation(f"the quotas are (whose, found, right): {told}")
+            reported = [(sorted(parts), there.get(parts), self.known.get(parts)) for parts in wrong[:3]]
+            raise Violation(f"the quotas are (whose, found, right): {reported}")
 
     # ------------------------------------------------------------------ what is answered
 
-    def check_described(self, answer: bytes, plan: RequestPlan, user: str, may_describe: bool, known: Known) -> None:
+    def check_described(self, response: bytes, plan: RequestPlan, user: str, may_describe: bool, known: Known) -> None:
         """A description says what was known when it was begun."""
-        told = quota_frames.described(answer, plan.version)
+        reported = quota_frames.described(response, plan.version)
         error = _error_of_filters(plan.filters)
         own = any(f.part == "user" and f.match == _EXACT and f.name == user for f in plan.filters)
         if not may_describe and not own:
             error = _NOT_AUTHORISED
         right = None if error else {p: limits for p, limits in known.items() if _is_asked_for(p, plan)}
-        if (told.error_code, told.entries) != (error, right):
-            raise Violation(f"describes {told}, error {error}, {right} is right")
+        if (reported.error_code, reported.entries) != (error, right):
+            raise Violation(f"describes {reported}, error {error}, {right} is right")
 
-    def check_altered(self, answer: bytes, plan: RequestPlan, may_alter: bool, written: bool) -> None:
-        """The answer to an alteration says of each entity what became of it."""
-        told = [(entry.error_code, frozenset(entry.entity)) for entry in quota_frames.altered(answer, plan.version)]
+    def check_altered(self, response: bytes, plan: RequestPlan, may_alter: bool, written: bool) -> None:
+        """The response to an alteration says of each entity what became of it."""
+        reported = [
+            (entry.error_code, frozenset(entry.entity)) for entry in quota_frames.altered(response, plan.version)
+        ]
         right = _results(plan, written) if may_alter else _refused(plan)
-        if told != right:
-            raise Violation(f"tells of its alterations {told}, {right} is right")
+        if reported != right:
+            raise Violation(f"tells of its alterations {reported}, {right} is right")
 
 
 def _refused(plan: RequestPlan) -> list[tuple[int, frozenset[tuple[str, str | None]]]]:
@@ -171,9 +175,9 @@ def _refused(plan: RequestPlan) -> list[tuple[int, frozenset[tuple[str, str | No
 def _described_of(quotas: Quotas) -> Known:
     known: Known = {}
     for entity, limits in quotas.items():
-        told = {key.quota_type.value: limit.value for key, limit in limits.items() if not key.shadow}
-        if told:
-            known[_parts_of(entity)] = told
+        reported = {key.quota_type.value: limit.value for key, limit in limits.items() if not key.shadow}
+        if reported:
+            known[_parts_of(entity)] = reported
     return known
 
 
@@ -210,7 +214,7 @@ def _to_be_written(plan: RequestPlan) -> list[EntryPlan]:
 
 def _results(plan: RequestPlan, written: bool) -> list[tuple[int, Parts]]:
     wanted = _to_be_written(plan) if written else []
-    failures = {frozenset(wanted[i].parts): i for i in plan.errand_fails if i < len(wanted)}
+    failures = {frozenset(wanted[i].parts): i for i in plan.alteration_fails if i < len(wanted)}
     everybody = [frozenset(entry.parts) for entry in plan.entries]
     results: list[tuple[int, Parts]] = []
     for entry in plan.entries:

@@ -34,7 +34,7 @@ from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation
 from tests.simulation.wire import Surroundings
 
-RunErrand = Callable[["Shell", DecisionRequest, QuotaAlteration], None]
+RunAlteration = Callable[["Shell", DecisionRequest, QuotaAlteration], None]
 """Has the alterations of an errand written, and tells the shell when it is done, whether its client is still there."""
 
 READ_AHEAD_BYTES = 512
@@ -115,11 +115,11 @@ class Shell:
         events: Events,
         client_link: Link,
         write_buffer_bytes: int,
-        verdict_ms: int,
-        early_verdicts: bool,
+        decision_ms: int,
+        early_decisions: bool,
         early_timers: bool,
         open_upstream: Callable[[], None],
-        run_errand: RunErrand,
+        alter_quotas: RunAlteration,
         on_closed: Callable[[], None],
         trace: Trace,
     ) -> None:
@@ -133,16 +133,16 @@ class Shell:
         self._model = model
         self._facts = facts
         self._decide = getattr(relay, "decide", decide)
-        self._run_errand = run_errand
-        self._early_verdicts = early_verdicts
+        self._alter_quotas = alter_quotas
+        self._early_decisions = early_decisions
         self._events = events
         self._high = write_buffer_bytes
-        self._verdict_ms = verdict_ms
+        self._decision_ms = decision_ms
         self._early_timers = early_timers
         self._open_upstream = open_upstream
         self._on_closed = on_closed
         self._trace = trace
-        self._patience = getattr(relay, "make_patience", ConnectionTimeouts)()
+        self._timeouts = getattr(relay, "make_timeouts", ConnectionTimeouts)()
         self._client: Stream | None = Stream(events, client_link, write_buffer_bytes, _Observer(self, CLIENT))
         self._node: Stream | None = None
         self._timer: list[Callable[[], None] | None] | None = None
@@ -216,16 +216,16 @@ class Shell:
         if self.closing or client is None:
             return
         unsent, late = client.kept_bytes, client.late_bytes
-        told = self._patience.look(self.relay, unsent, late, step_ms, time_outs)
+        reported = self._timeouts.look(self.relay, unsent, late, step_ms, time_outs)
         held_up, model.held_up = model.held_up, False
-        right = model.waits.look(model.awaited, model.whole_requests, held_up, now_ms, step_ms, time_outs)
-        right = right or model.waits.look_at_answers(unsent, late, now_ms, step_ms, time_outs)
-        if (told.value if told is not None else "") != right:
+        right = model.waits.look(model.waiting_for, model.whole_requests, held_up, now_ms, step_ms, time_outs)
+        right = right or model.waits.look_at_responses(unsent, late, now_ms, step_ms, time_outs)
+        if (reported.value if reported is not None else "") != right:
             raise Violation(
-                f"ends by time: {told}, {right or 'nothing'} is right ({model.awaited or 'nobody'} awaited)"
+                f"ends by time: {reported}, {right or 'nothing'} is right ({model.waiting_for or 'nobody'} awaited)"
             )
-        if told is not None:
-            self.give_up(told)
+        if reported is not None:
+            self.give_up(reported)
 
     def node_linked(self, link: Link) -> None:
         """The node's stream stands; the relay does not know of it yet."""
@@ -266,23 +266,23 @@ class Shell:
 
     def _decide_later(self, ask: DecisionRequest) -> None:
         """Decide now and tell later, or decide later; what is charged by deciding is told at once."""
-        later_ms = self._events.now_ms + self._verdict_ms
-        if self._early_verdicts and ask.kind not in (DecisionKind.MUTATION, DecisionKind.SASL):
-            verdict = self._decision(ask, self._events.now_ms)
-            if verdict is not None:
-                self._events.at(later_ms, lambda: self._give(ask, verdict))
+        later_ms = self._events.now_ms + self._decision_ms
+        if self._early_decisions and ask.kind not in (DecisionKind.MUTATION, DecisionKind.SASL):
+            decision = self._decision(ask, self._events.now_ms)
+            if decision is not None:
+                self._events.at(later_ms, lambda: self._give(ask, decision))
         else:
-            self._events.at(later_ms, lambda: self._do("verdict", self._verdict_on(ask)))
+            self._events.at(later_ms, lambda: self._do("decision", self._decision_on(ask)))
 
-    def _verdict_on(self, ask: DecisionRequest) -> Callable[[int], list[Action]]:
+    def _decision_on(self, ask: DecisionRequest) -> Callable[[int], list[Action]]:
         def step(now_ms: int) -> list[Action]:
-            verdict = None if self.closing and not ask.settles else self._decision(ask, now_ms)
-            return [] if verdict is None else self._told(ask, verdict, now_ms)
+            decision = None if self.closing and not ask.settles else self._decision(ask, now_ms)
+            return [] if decision is None else self._reported(ask, decision, now_ms)
 
         return step
 
     def _decision(self, ask: DecisionRequest, now_ms: int) -> Decision | None:
-        """The verdict, None if something must be done first."""
+        """The decision, None if something must be done first."""
         self._model.begin_to_decide(ask)
         decision = self._decide(ask, self._facts, now_ms)
         if isinstance(decision, SlowDecision) and ask.kind is DecisionKind.MUTATION:
@@ -293,14 +293,14 @@ class Shell:
         self._model.decided(ask, decision, now_ms)
         if isinstance(decision, Decision):
             return decision
-        self._run_errand(self, ask, decision)
+        self._alter_quotas(self, ask, decision)
         return None
 
     def _worked_out(self, ask: DecisionRequest, decision: Decision | QuotaAlteration) -> None:
         """What took long to be decided is decided; nobody may be there any more."""
         self._model.decided(ask, decision, self._events.now_ms)
         if isinstance(decision, QuotaAlteration):
-            self._run_errand(self, ask, decision)
+            self._alter_quotas(self, ask, decision)
         else:
             self._give(ask, decision)
 
@@ -313,21 +313,21 @@ class Shell:
         else:
             self._events.at(self._events.now_ms + 1, lambda: self._finish(steps, then))
 
-    def errand_done(self, ask: DecisionRequest, reply: Generator[None, None, Decision]) -> None:
+    def alteration_done(self, ask: DecisionRequest, reply: Generator[None, None, Decision]) -> None:
         """What was to be written is written; whoever waits for it, if anybody does, is told."""
-        self._finish(reply, lambda verdict: self._tell_of_errand(ask, verdict))
+        self._finish(reply, lambda decision: self._report_alteration(ask, decision))
 
-    def _tell_of_errand(self, ask: DecisionRequest, verdict: Decision) -> None:
-        self._model.errand_done(ask, verdict)
-        self._give(ask, verdict)
+    def _report_alteration(self, ask: DecisionRequest, decision: Decision) -> None:
+        self._model.alteration_done(ask, decision)
+        self._give(ask, decision)
 
-    def _give(self, ask: DecisionRequest, verdict: Decision) -> None:
-        """A verdict comes, perhaps after the end."""
-        self._do("verdict", lambda now_ms: self._told(ask, verdict, now_ms))
+    def _give(self, ask: DecisionRequest, decision: Decision) -> None:
+        """A decision comes, perhaps after the end."""
+        self._do("decision", lambda now_ms: self._reported(ask, decision, now_ms))
 
-    def _told(self, ask: DecisionRequest, verdict: Decision, now_ms: int) -> list[Action]:
-        self._model.verdict_comes(ask, verdict, now_ms)
-        return self.relay.on_verdict(ask.ticket, verdict, 1000 * now_ms)
+    def _reported(self, ask: DecisionRequest, decision: Decision, now_ms: int) -> list[Action]:
+        self._model.decision_comes(ask, decision, now_ms)
+        return self.relay.on_decision(ask.ticket, decision, 1000 * now_ms)
 
     def _do_one(self, action: Action) -> None:
         match action:
@@ -340,13 +340,13 @@ class Shell:
                     self._most_sent = max(self._most_sent, len(data))
                     self._note_kept(stream.kept_bytes)
             case DecisionRequest():
-                if self._verdict_ms:
+                if self._decision_ms:
                     self._decide_later(action)
                 else:
-                    self._steps.append(("verdict", self._verdict_on(action), b""))
+                    self._steps.append(("decision", self._decision_on(action), b""))
             case Pause(side):
                 if side is CLIENT:
-                    self._patience.note_held_up()
+                    self._timeouts.note_held_up()
                 self._reading(side).pause_reading()
             case Resume(side):
                 self._reading(side).resume_reading()
@@ -369,7 +369,7 @@ class Shell:
     def _note_kept(self, kept_bytes: int) -> None:
         """Above its high-water mark a stream gets no more than one read and what was held brought with them.
 
-        An answer with more addresses than are held of any goes out with all of them.
+        A response with more addresses than are held of any goes out with all of them.
         """
         self.worst_kept_bytes = max(self.worst_kept_bytes, kept_bytes)
         if kept_bytes > self._high + READ_BYTES + max(HELD_BYTES, self._most_sent):
@@ -422,7 +422,7 @@ class Shell:
         done += [relay.on_writable(side, 1000 * now_ms) + relay.on_eof(side, 1000 * now_ms) for side in Side]
         done += [
             relay.on_time(1000 * now_ms),
-            relay.on_verdict(10**9, Decision(), 1000 * now_ms),
+            relay.on_decision(10**9, Decision(), 1000 * now_ms),
             relay.on_lost(CloseReason.SHUTDOWN),
         ]
         if any(done):

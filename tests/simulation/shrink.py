@@ -6,7 +6,7 @@ from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from tests.simulation.plan import AnswerPlan, Burst, ConnectionPlan, DoorPlan, RequestPlan, StormPlan, WorldPlan
+from tests.simulation.plan import Burst, ConnectionPlan, GatePlan, RequestPlan, ResponsePlan, StormPlan, WorldPlan
 
 FailureOf = Callable[[WorldPlan], str]
 Cut = Callable[[WorldPlan], None]
@@ -14,8 +14,8 @@ Cut = Callable[[WorldPlan], None]
 _PLAIN_WORLD = WorldPlan(0, [])
 _PLAIN_CONNECTION = ConnectionPlan(0, delay_ms=0, capacity=4_194_304, connect_ms=0)
 _PLAIN_REQUEST = RequestPlan(0, 0)
-_PLAIN_ANSWER = AnswerPlan()
-_PLAIN_DOOR = DoorPlan()
+_PLAIN_RESPONSE = ResponsePlan()
+_PLAIN_GATE = GatePlan()
 _PLAIN_STORM = StormPlan(0, 1, 1)
 
 
@@ -60,9 +60,9 @@ def _cuts(plan: WorldPlan) -> Iterator[Cut]:
                 )
     for i in range(len(plan.quotas)):
         yield lambda world, i=i: setattr(world, "quotas", world.quotas[:i] + world.quotas[i + 1 :])
-    lists = ("seed", "connections", "quotas", "changes", "storms", "door")
+    lists = ("seed", "connections", "quotas", "changes", "storms", "gate")
     yield from _to_plain(lambda world: world, plan, _PLAIN_WORLD, lists)
-    yield from _of_door(plan)
+    yield from _of_gate(plan)
     for i, connection in enumerate(plan.connections):
         yield from _to_plain(
             lambda world, i=i: world.connections[i],
@@ -74,10 +74,10 @@ def _cuts(plan: WorldPlan) -> Iterator[Cut]:
             yield from _of_request(i, k, request)
 
 
-def _of_door(plan: WorldPlan) -> Iterator[Cut]:
-    yield from _to_plain(lambda world: world.door, plan.door, _PLAIN_DOOR, ())
+def _of_gate(plan: WorldPlan) -> Iterator[Cut]:
+    yield from _to_plain(lambda world: world.gate, plan.gate, _PLAIN_GATE, ())
     for i, change in enumerate(plan.changes):
-        yield from _to_plain(lambda world, i=i: world.changes[i].door, change.door, _PLAIN_DOOR, ())
+        yield from _to_plain(lambda world, i=i: world.changes[i].gate, change.gate, _PLAIN_GATE, ())
     for i, storm in enumerate(plan.storms):
         yield from _to_plain(lambda world, i=i: world.storms[i], storm, _PLAIN_STORM, ())
         for name in ("addresses", "tries", "at_once"):
@@ -93,9 +93,12 @@ def _of_request(i: int, k: int, request: RequestPlan) -> Iterator[Cut]:
     for name in ("topics", "entries", "filters"):
         yield from _of_list(lambda world, name=name: getattr(find(world), name), len(getattr(request, name)))
     lists = ("topics", "entries", "filters", "token")
-    yield from _to_plain(find, request, _PLAIN_REQUEST, ("api_key", "version", "correlation_id", "answer", *lists))
-    yield from _to_plain(lambda world: find(world).answer, request.answer, _PLAIN_ANSWER, ())
-    for owner, value in ((find, request.filler_bytes), (lambda world: find(world).answer, request.answer.filler_bytes)):
+    yield from _to_plain(find, request, _PLAIN_REQUEST, ("api_key", "version", "correlation_id", "response", *lists))
+    yield from _to_plain(lambda world: find(world).response, request.response, _PLAIN_RESPONSE, ())
+    for owner, value in (
+        (find, request.filler_bytes),
+        (lambda world: find(world).response, request.response.filler_bytes),
+    ):
         if value > 1:
             yield lambda world, owner=owner, value=value: setattr(owner(world), "filler_bytes", value // 2)
 

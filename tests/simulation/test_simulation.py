@@ -12,15 +12,15 @@ from tests.simulation.__main__ import main, run_seeds
 from tests.simulation.generate import world_of
 from tests.simulation.mutants import (
     MUTANTS,
-    AnswersOutOfOrder,
     BlameForOurWaits,
     DribblingIsProgress,
     EndlessMute,
     FailureIsForgotten,
     HangUpForgetsTheRest,
     LostPartialFrame,
-    OwnAnswerTooEarly,
+    OwnResponseTooEarly,
     RefusalWithoutMute,
+    ResponsesOutOfOrder,
     ResumeLostAfterABlock,
     StrictTooEarly,
     UnboundedBuffer,
@@ -37,7 +37,7 @@ RARE = (
     DribblingIsProgress,
     FailureIsForgotten,
     HangUpForgetsTheRest,
-    OwnAnswerTooEarly,
+    OwnResponseTooEarly,
     RefusalWithoutMute,
     ResumeLostAfterABlock,
     StrictTooEarly,
@@ -110,7 +110,7 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
     assert {"client_reset", "node_reset", "node_end", "client_hold", "node_stall", "babbles"} <= set(total.faults)
     assert {"operator_quotas", "operator_caps", "operator_sweep", "operator_drain"} <= set(total.faults)
     assert {"operator_door", "operator_time_outs"} <= set(total.faults)
-    assert set(total.door) >= {
+    assert set(total.gate) >= {
         "admitted",
         "waited",
         "held",
@@ -131,9 +131,9 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
     assert total.worst_held > 100
     assert total.faults["errands_fail"] > 10
     assert total.refused > 20
-    assert total.enquiries > 100
+    assert total.own_requests > 100
     assert total.throttles > 100
-    assert total.withheld > 4
+    assert total.as_empty_fetch > 4
     assert total.worst_held_bytes > 100_000
 
 
@@ -163,7 +163,7 @@ def test_a_bug_put_in_on_purpose_is_found(mutant, symptom):
     assert not failure.startswith(OWN_FAULTS), "what breaks is the mutant"
 
 
-@pytest.mark.parametrize("mutant", [AnswersOutOfOrder, EndlessMute, LostPartialFrame])
+@pytest.mark.parametrize("mutant", [ResponsesOutOfOrder, EndlessMute, LostPartialFrame])
 def test_what_fails_is_cut_down_to_a_few_requests(mutant):
     seed, failure = first_failure(mutant)
     smallest = shrink(world_of(seed), lambda plan: run_world(plan, mutant).failure, most_runs=400)
@@ -178,9 +178,9 @@ def test_a_failing_seed_tells_how_to_see_it_again(capsys):
     mutant = "tests.simulation.mutants:EndlessMute"
     seed, _ = first_failure(EndlessMute)
     assert main(["--seed", str(seed), "--relay", mutant]) == 1
-    told = capsys.readouterr().out
-    assert f"Seed {seed} FAILS: muted until" in told
-    again = told.rpartition("Again: python -m tests.simulation ")[2].split()
+    reported = capsys.readouterr().out
+    assert f"Seed {seed} FAILS: muted until" in reported
+    again = reported.rpartition("Again: python -m tests.simulation ")[2].split()
     assert main(again) == 1
     assert main(["--seed", str(seed)]) == 0
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from struct import pack, unpack_from
 
 from tests.simulation import wire
-from tests.simulation.plan import AnswerPlan, RequestPlan, TopicPlan
+from tests.simulation.plan import RequestPlan, ResponsePlan, TopicPlan
 from tests.simulation.wire import count, framed, tags, text
 
 CREATE, DELETE, GROW = 19, 20, 37
@@ -318,7 +318,7 @@ class Cluster:
 
     # ------------------------------------------------------------- what is told
 
-    def told(self, topics: Sequence[tuple[bytes | None, bytes]]) -> list[tuple[bytes | None, bytes, int]]:
+    def reported(self, topics: Sequence[tuple[bytes | None, bytes]]) -> list[tuple[bytes | None, bytes, int]]:
         """Name, id and partitions of each topic that is asked for; 0 partitions for one that is unknown."""
         listed: list[tuple[bytes | None, bytes, int]] = []
         for name, topic_id in topics:
@@ -350,9 +350,9 @@ class Cluster:
             topic = by_name.get(name) if name is not None else None
             twice = call.api_key != DELETE and names.count(item.name) > 1
             results.append(self._do_one(call, item, name, topic.error if topic is not None else 0, twice))
-        if plan.answer.shuffled:
+        if plan.response.shuffled:
             results.reverse()
-        return results[: max(len(results) - plan.answer.dropped, 0)]
+        return results[: max(len(results) - plan.response.dropped, 0)]
 
     def _do_one(self, call: Call, item: Item, name: bytes | None, planned: int, twice: bool) -> Result:
         error, change = self._judge(call, item, name)
@@ -368,14 +368,14 @@ class Cluster:
             if call.api_key == CREATE:
                 topic_id = self._new_id()
             self._put(name, topic_id, 0 if call.api_key == DELETE else before.partitions + change)
-        told_id = topic_id if error == OK and not (call.validate_only and call.api_key == CREATE) else NO_ID
-        told_name = name
+        reported_id = topic_id if error == OK and not (call.validate_only and call.api_key == CREATE) else NO_ID
+        reported_name = name
         if item.name is None and error != OK:
-            told_name, told_id = None, item.topic_id
+            reported_name, reported_id = None, item.topic_id
         partitions = abs(change) if call.api_key == CREATE and error == OK and call.version >= 5 else -1
         has_id = (call.api_key == CREATE and call.version >= 7) or (call.api_key == DELETE and call.version >= 6)
-        data = _result_bytes(call, told_name, told_id if has_id else b"", error, partitions)
-        return Result(told_name, told_id if has_id else NO_ID, error, data, partitions, did, before.at_ms)
+        data = _result_bytes(call, reported_name, reported_id if has_id else b"", error, partitions)
+        return Result(reported_name, reported_id if has_id else NO_ID, error, data, partitions, did, before.at_ms)
 
     def _judge(self, call: Call, item: Item, name: bytes | None) -> tuple[int, int]:
         """The error that a node finds, and by how many partitions the topic changes."""
@@ -425,8 +425,8 @@ def _result_bytes(call: Call, name: bytes | None, topic_id: bytes, error: int, p
     return data + _end(compact)
 
 
-def answer_body(call: Call, plan: AnswerPlan, results: Sequence[Result]) -> wire.Body:
-    """The body of the answer that has these results."""
+def response_body(call: Call, plan: ResponsePlan, results: Sequence[Result]) -> wire.Body:
+    """The body of the response that has these results."""
     compact = call.version >= FLEXIBLE_SINCE[call.api_key]
     throttle = pack(">i", plan.throttle_ms) if call.version >= THROTTLE_SINCE[call.api_key] else b""
     array = count(len(results), compact) + b"".join(result.data for result in results)
@@ -437,7 +437,7 @@ def answer_body(call: Call, plan: AnswerPlan, results: Sequence[Result]) -> wire
 # ------------------------------------------------------------------- enquiries
 
 
-def enquiries(call: Call) -> list[bytes]:
+def own_requests(call: Call) -> list[bytes]:
     """The Metadata requests that tell all that a proxy must know of the topics of a request, itself unknown to it."""
     keys: list[tuple[bytes | None, bytes]] = []
     for item in call.items:
@@ -448,14 +448,14 @@ def enquiries(call: Call) -> list[bytes]:
     frames = []
     if names:
         array = pack(">i", len(names)) + b"".join(text(name, False) for name in names)
-        frames.append(_enquiry(BY_NAME, array + b"\0"))
+        frames.append(_own_request(BY_NAME, array + b"\0"))
     if ids:
         array = count(len(ids), True) + b"".join(topic_id + b"\0\0" for topic_id in ids)
-        frames.append(_enquiry(BY_ID, b"\0" + array + b"\0\0\0"))
+        frames.append(_own_request(BY_ID, b"\0" + array + b"\0\0\0"))
     return frames
 
 
-def _enquiry(version: int, body: bytes) -> bytes:
+def _own_request(version: int, body: bytes) -> bytes:
     return framed(pack(">hhi", 3, version, -0x6B74) + text(b"kafka-throttle", False) + body)
 
 
@@ -466,7 +466,7 @@ def has_one_key(item: Item) -> bool:
     return item.topic_id == NO_ID and is_topic_name(item.name)
 
 
-def read_enquiry(frame: bytes, version: int) -> list[tuple[bytes | None, bytes]]:
+def read_own_request(frame: bytes, version: int) -> list[tuple[bytes | None, bytes]]:
     """Which topics a Metadata request of these two versions asks for. Raises Unreadable."""
     cursor = _Cursor(frame, 12, False)
     cursor.text()
@@ -482,15 +482,15 @@ def read_enquiry(frame: bytes, version: int) -> list[tuple[bytes | None, bytes]]
     return wanted
 
 
-def metadata_body(version: int, told: Sequence[tuple[bytes | None, bytes, int]], plan: AnswerPlan) -> wire.Body:
-    """The body of the answer to an enquiry."""
+def metadata_body(version: int, reported: Sequence[tuple[bytes | None, bytes, int]], plan: ResponsePlan) -> wire.Body:
+    """The body of the response to an enquiry."""
     compact = version >= 9
     brokers = [_broker(i, compact) for i in range(plan.nodes)]
     start = pack(">i", plan.throttle_ms) + count(len(brokers), compact) + b"".join(brokers)
     start += text(b"cluster", compact) + pack(">i", 1)
-    topics = [_described(name, topic_id, partitions, compact) for name, topic_id, partitions in told]
+    topics = [_described(name, topic_id, partitions, compact) for name, topic_id, partitions in reported]
     body = start + count(len(topics), compact) + b"".join(topics) + (tags(plan.tag_bytes) if compact else b"")
-    return wire.Body(body, body, 0, told=tuple(told))
+    return wire.Body(body, body, 0, reported=tuple(reported))
 
 
 def _broker(node_id: int, compact: bool) -> bytes:

@@ -13,10 +13,10 @@ from tests.simulation.plan import (
     Burst,
     Change,
     ConnectionPlan,
-    DoorPlan,
     Drain,
     Dribble,
     Fault,
+    GatePlan,
     QuotaPlan,
     RequestPlan,
     Step,
@@ -48,8 +48,8 @@ def add_visitors(world: WorldPlan) -> None:
     if rng.random() < 0.07:
         _add_slow_node(world)
     if rng.random() < 0.6:
-        world.door = _door(rng)
-        world.door_samples = rng.choice((11, 3, 3))
+        world.gate = _gate(rng)
+        world.gate_samples = rng.choice((11, 3, 3))
         world.max_addresses = rng.choice((65_536, 65_536, 65_536, 16))
         for _ in range(rng.choice((0, 1, 1, 2))):
             world.storms.append(_storm(rng))
@@ -61,28 +61,28 @@ def add_visitors(world: WorldPlan) -> None:
         elif theme < 0.45:
             _let_wait_for_slots(rng, world)
         elif theme < 0.55:
-            _let_crowd(rng, world)
+            _let_pool(rng, world)
     _add_changes(rng, world)
 
 
 def _let_queue(rng: Random, world: WorldPlan) -> None:
     """Queues in which some come in, some wait for their own time, and some are closed for want of a slot."""
-    door, storm = world.door, _storm_of_few(rng)
-    door.waits, door.rate, world.door_samples = True, rng.choice((3.0, 5.0, 10.0, 20.0)), rng.choice((2, 3, 3))
-    door.max_held, door.max_held_of_ip = 2000, rng.choice((200, 10))
-    door.instance_rate = rng.choice((NO_LIMIT, 5.0, 10.0, 30.0))
-    door.listener_rates = (rng.choice((NO_LIMIT, 10.0, 30.0)), NO_LIMIT)
-    door.instance_count = rng.choice((NO_LIMIT, 5, 15, 40))
+    gate, storm = world.gate, _storm_of_few(rng)
+    gate.waits, gate.rate, world.gate_samples = True, rng.choice((3.0, 5.0, 10.0, 20.0)), rng.choice((2, 3, 3))
+    gate.max_held, gate.max_held_of_ip = 2000, rng.choice((200, 10))
+    gate.instance_rate = rng.choice((NO_LIMIT, 5.0, 10.0, 30.0))
+    gate.listener_rates = (rng.choice((NO_LIMIT, 10.0, 30.0)), NO_LIMIT)
+    gate.instance_count = rng.choice((NO_LIMIT, 5, 15, 40))
     storm.apart_ms, storm.gap_ms = rng.choice((0, 70)), rng.choice((20, 130))
     world.storms.append(storm)
 
 
 def _let_wait_for_slots(rng: Random, world: WorldPlan) -> None:
     """Both listeners want the last slots, some of which are taken by clients of which nothing is known yet."""
-    door = world.door
-    door.instance_count, door.headers = rng.choice((1, 2, 5)), (True, False)
-    door.rate, door.most_headers = rng.choice((NO_LIMIT, 1.0, 5.0)), rng.choice((1000, 3))
-    door.listener_counts = (NO_LIMIT, rng.choice((NO_LIMIT, 1, 3)))
+    gate = world.gate
+    gate.instance_count, gate.headers = rng.choice((1, 2, 5)), (True, False)
+    gate.rate, gate.most_headers = rng.choice((NO_LIMIT, 1.0, 5.0)), rng.choice((1000, 3))
+    gate.listener_counts = (NO_LIMIT, rng.choice((NO_LIMIT, 1, 3)))
     for listener in range(2):
         storm = _storm_of_few(rng)
         storm.listener, storm.header_ms = listener, rng.choice((0, 20, 300, -1))
@@ -90,10 +90,10 @@ def _let_wait_for_slots(rng: Random, world: WorldPlan) -> None:
         world.storms.append(storm)
 
 
-def _let_crowd(rng: Random, world: WorldPlan) -> None:
+def _let_pool(rng: Random, world: WorldPlan) -> None:
     """Some addresses begin more handshakes than there is room for, and some but a few."""
-    door = world.door
-    door.rate, door.count, door.handshakes, door.most_handshakes = 50.0, NO_LIMIT, (True, True), rng.choice((3, 6))
+    gate = world.gate
+    gate.rate, gate.count, gate.handshakes, gate.most_handshakes = 50.0, NO_LIMIT, (True, True), rng.choice((3, 6))
     for handshake_ms in (-1, rng.choice((20, 300))):
         storm = _storm_of_few(rng)
         storm.handshake_ms, storm.apart_ms = handshake_ms, rng.choice((0, 70))
@@ -114,8 +114,8 @@ def _storm_of_few(rng: Random) -> StormPlan:
 
 def _let_in_the_good_alone(rng: Random, world: WorldPlan) -> None:
     """Strangers may hardly connect at all; those who have business here may."""
-    world.door.rate = rng.choice((0.05, 0.0))
-    world.door.rates = tuple(sorted({(connection.address, 50.0) for connection in world.connections}))
+    world.gate.rate = rng.choice((0.05, 0.0))
+    world.gate.rates = tuple(sorted({(connection.address, 50.0) for connection in world.connections}))
     world.storms[-1].first = 100
 
 
@@ -127,11 +127,11 @@ def _choose_origin(rng: Random, connection: ConnectionPlan) -> None:
 
 
 def _add_changes(rng: Random, world: WorldPlan) -> None:
-    if world.door != DoorPlan() and rng.random() < 0.4:
+    if world.gate != GatePlan() and rng.random() < 0.4:
         for _ in range(rng.choice((1, 2))):
-            door = DoorPlan() if rng.random() < 0.2 else _door(rng)
-            door.headers, door.handshakes = world.door.headers, world.door.handshakes
-            world.changes.append(Change(rng.choice((0, 5, 300, 700, 1500, 4000, 12_000)), "door", door=door))
+            gate = GatePlan() if rng.random() < 0.2 else _gate(rng)
+            gate.headers, gate.handshakes = world.gate.headers, world.gate.handshakes
+            world.changes.append(Change(rng.choice((0, 5, 300, 700, 1500, 4000, 12_000)), "gate", gate=gate))
     if rng.random() < 0.08:
         at_ms = rng.choice((5, 2000, 30_000))
         world.changes.append(Change(at_ms, "time_outs", time_outs=_time_outs(rng) if rng.random() < 0.8 else (0,) * 4))
@@ -140,39 +140,39 @@ def _add_changes(rng: Random, world: WorldPlan) -> None:
 # ------------------------------------------------------------------- the door
 
 
-def _door(rng: Random) -> DoorPlan:
-    door = DoorPlan()
+def _gate(rng: Random) -> GatePlan:
+    gate = GatePlan()
     if rng.random() < 0.6:
-        door.rate = rng.choice((0.5, 1.0, 2.0, 2.0, 5.0, 5.0, 20.0, 20.0, 0.0))
+        gate.rate = rng.choice((0.5, 1.0, 2.0, 2.0, 5.0, 5.0, 20.0, 20.0, 0.0))
         numbers = rng.sample(range(8), rng.choice((0, 0, 1, 2)))
         rates = (0.0, 0.5, 3.0, 50.0, NO_LIMIT)
-        door.rates = tuple((address_of("ipv4", number)[0], rng.choice(rates)) for number in numbers)
+        gate.rates = tuple((address_of("ipv4", number)[0], rng.choice(rates)) for number in numbers)
     if rng.random() < 0.3:
-        door.count = rng.choice((1, 3, 10))
-        door.counts = ((address_of(rng.choice(("ipv4", "ipv6")), rng.randrange(6))[0], rng.choice((1, 5, 0))),)
+        gate.count = rng.choice((1, 3, 10))
+        gate.counts = ((address_of(rng.choice(("ipv4", "ipv6")), rng.randrange(6))[0], rng.choice((1, 5, 0))),)
     if rng.random() < 0.3:
-        door.instance_rate = rng.choice((2.0, 10.0, 50.0))
-        door.instance_count = rng.choice((NO_LIMIT, 3, 20))
+        gate.instance_rate = rng.choice((2.0, 10.0, 50.0))
+        gate.instance_count = rng.choice((NO_LIMIT, 3, 20))
     if rng.random() < 0.5:
-        door.listener_rates = (rng.choice((1.0, 5.0, 20.0)), rng.choice((NO_LIMIT, 10.0)))
+        gate.listener_rates = (rng.choice((1.0, 5.0, 20.0)), rng.choice((NO_LIMIT, 10.0)))
     if rng.random() < 0.2:
-        door.listener_counts = (rng.choice((1, 4, 30)), rng.choice((NO_LIMIT, 2)))
+        gate.listener_counts = (rng.choice((1, 4, 30)), rng.choice((NO_LIMIT, 2)))
     if rng.random() < 0.2:
-        door.user_count = rng.choice((1, 2, 5))
-        door.user_counts = ((rng.choice((*_USERS, "ANONYMOUS")), rng.choice((0, 1, 3))),)
-    door.waits = rng.random() < 0.5
-    door.shadow_rate = rng.choice((NO_LIMIT, 0.5, 5.0))
-    door.max_held_of_ip = rng.choice((200, 200, 3, 20, 0))
-    door.max_held = rng.choice((2000, 2000, 10, 50, 0))
+        gate.user_count = rng.choice((1, 2, 5))
+        gate.user_counts = ((rng.choice((*_USERS, "ANONYMOUS")), rng.choice((0, 1, 3))),)
+    gate.waits = rng.random() < 0.5
+    gate.shadow_rate = rng.choice((NO_LIMIT, 0.5, 5.0))
+    gate.max_held_of_ip = rng.choice((200, 200, 3, 20, 0))
+    gate.max_held = rng.choice((2000, 2000, 10, 50, 0))
     if rng.random() < 0.25:
-        door.ipv4_prefix, door.ipv6_prefix = rng.choice((24, 31, 32)), rng.choice((64, 64, 48, 128))
+        gate.ipv4_prefix, gate.ipv6_prefix = rng.choice((24, 31, 32)), rng.choice((64, 64, 48, 128))
     if rng.random() < 0.15:
-        door.headers = (True, rng.random() < 0.3)
-        door.most_headers, door.header_ms = rng.choice((1000, 20, 3)), rng.choice((5000, 300))
+        gate.headers = (True, rng.random() < 0.3)
+        gate.most_headers, gate.header_ms = rng.choice((1000, 20, 3)), rng.choice((5000, 300))
     if rng.random() < 0.15:
-        door.handshakes = (rng.random() < 0.3, True)
-        door.most_handshakes, door.handshake_ms = rng.choice((1000, 20, 3)), rng.choice((10_000, 300))
-    return door
+        gate.handshakes = (rng.random() < 0.3, True)
+        gate.most_handshakes, gate.handshake_ms = rng.choice((1000, 20, 3)), rng.choice((10_000, 300))
+    return gate
 
 
 def _storm(rng: Random) -> StormPlan:
@@ -220,7 +220,7 @@ def _slow_down(rng: Random, connection: ConnectionPlan) -> None:
         if plain:
             request = deepcopy(rng.choice(plain))
             request.flipped_bit = -1
-            request.answer.kind = "right"
+            request.response.kind = "right"
             dribble = Dribble(request, rng.choice((2, 5, 12)), rng.choice((10, 300, 1500, 5000, 90_000)))
             steps.insert(rng.randrange(len(steps)), dribble)
     elif kind < 0.6:
@@ -284,13 +284,13 @@ def _login(rng: Random, user: str, demanded: bool) -> Login:
 
 
 def _steps_of(rng: Random, login: Login, correlation_id: int) -> list[Step]:
-    """Each frame waits for the answer to the one before, now and then they are sent together."""
+    """Each frame waits for the response to the one before, now and then they are sent together."""
     requests: list[RequestPlan] = login.requests(correlation_id)
     if rng.random() < 0.1:
         return [Burst(requests), Drain()]
     steps: list[Step] = []
     for request in requests:
-        request.answer.delay_ms = rng.choice((0, 0, 0, 5, 2000))
+        request.response.delay_ms = rng.choice((0, 0, 0, 5, 2000))
         if rng.random() < 0.1:
             steps.append(Wait(rng.choice((5, 1500, 12_000))))
         slow = rng.random() < 0.06

@@ -19,28 +19,30 @@ class Waits:
         """How much had gone out late while something was unsent, and when that was seen first."""
         self._unread_ms = 0
 
-    def look(self, awaited: str, whole: int, held_up: bool, now_ms: int, step_ms: int, time_outs: TimeOuts) -> str:
-        """Why the connection must end now, empty if it must not. Counted are `whole` requests, `awaited` is what the
+    def look(self, waiting_for: str, whole: int, held_up: bool, now_ms: int, step_ms: int, time_outs: TimeOuts) -> str:
+        """Why the connection must end now, empty if it must not. Counted are `whole` requests, `waiting_for` is what the
         client is waited for, `held_up` whether it was kept from being read since the last look.
         """
         limits = {FIRST_BYTE: time_outs.first_byte_ms, REQUEST: time_outs.request_ms, USE: time_outs.idle_ms}
         if whole != self._whole:
-            self._whole, self._whole_ms, self._kind, self._waited_ms = whole, now_ms, awaited, 0
+            self._whole, self._whole_ms, self._kind, self._waited_ms = whole, now_ms, waiting_for, 0
             return ""
-        if not awaited or held_up:
+        if not waiting_for or held_up:
             return ""
-        if awaited != self._kind:
-            self._kind, self._waited_ms = awaited, 0
+        if waiting_for != self._kind:
+            self._kind, self._waited_ms = waiting_for, 0
             return ""
         self._waited_ms += step_ms
-        if not 0 < limits[awaited] <= self._waited_ms:
+        if not 0 < limits[waiting_for] <= self._waited_ms:
             return ""
         passed_ms = now_ms - self._whole_ms
-        require(passed_ms >= limits[awaited], f"{awaited} of {limits[awaited]} ms is over after {passed_ms} ms")
-        return {FIRST_BYTE: "first_byte_timeout", REQUEST: "request_timeout", USE: "idle_timeout"}[awaited]
+        require(
+            passed_ms >= limits[waiting_for], f"{waiting_for} of {limits[waiting_for]} ms is over after {passed_ms} ms"
+        )
+        return {FIRST_BYTE: "first_byte_timeout", REQUEST: "request_timeout", USE: "idle_timeout"}[waiting_for]
 
-    def look_at_answers(self, unsent: int, late: int, now_ms: int, step_ms: int, time_outs: TimeOuts) -> str:
-        """The same for `unsent` bytes of answers; `late` have had to wait for the client and have gone out."""
+    def look_at_responses(self, unsent: int, late: int, now_ms: int, step_ms: int, time_outs: TimeOuts) -> str:
+        """The same for `unsent` bytes of responses; `late` have had to wait for the client and have gone out."""
         if not unsent or self._unread is None or self._unread[0] != late:
             self._unread, self._unread_ms = ((late, now_ms) if unsent else None), 0
             return ""

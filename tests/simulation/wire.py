@@ -10,7 +10,7 @@ from struct import Struct, pack
 from typing import TYPE_CHECKING
 
 from protocol.api_table import APIS
-from tests.simulation.plan import AnswerPlan, RequestPlan
+from tests.simulation.plan import RequestPlan, ResponsePlan
 
 if TYPE_CHECKING:
     from tests.simulation.topics import Result
@@ -27,14 +27,14 @@ MUTATIONS = (19, 20, 37)
 HEAD_BYTES = 128 * 1024
 """How much of a frame may have to be seen before its fate is decided."""
 
-Told = tuple[tuple[bytes | None, bytes, int], ...]
+Reported = tuple[tuple[bytes | None, bytes, int], ...]
 
 _FIXED_HEAD = Struct(">ihhih")
 _HIDDEN_TAG = b"\x7f"
 _MAX_FILLER_BYTES = 4 << 20
 _FILLER = Random(0).randbytes(2 * _MAX_FILLER_BYTES)
 
-WRONG_ANSWERS = {
+WRONG_RESPONSES = {
     "other_id": "answer_unexpected",
     "extra": "answer_unexpected",
     "too_short": "answer_malformed",
@@ -47,7 +47,7 @@ WRONG_ANSWERS = {
     "half": "node_closed",
     "half_reset": "node_lost",
 }
-"""What a node may write in place of an answer, and why the connection ends then."""
+"""What a node may write in place of a response, and why the connection ends then."""
 
 
 def filler(size: int, salt: int) -> bytes:
@@ -319,12 +319,12 @@ def clamped(frame: bytes, head: Head, ceiling_bytes: int) -> bytes:
     return frame[:at] + pack(">ii", min(least, most), most) + frame[at + 8 :]
 
 
-def empty_fetch_answer(head: Head, answer: bytes, throttle_ms: int) -> bytes:
-    """What a broker says to a Fetch over quota in place of `answer`."""
+def empty_fetch_response(head: Head, response: bytes, throttle_ms: int) -> bytes:
+    """What a broker says to a Fetch over quota in place of `response`."""
     error, session_id = 0, 0
     if head.version >= 7 and head.incremental:
-        at = 8 + _header_tags_bytes(head, answer) + 4
-        error, session_id = (int.from_bytes(answer[i:j], "big") for i, j in ((at, at + 2), (at + 2, at + 6)))
+        at = 8 + _header_tags_bytes(head, response) + 4
+        error, session_id = (int.from_bytes(response[i:j], "big") for i, j in ((at, at + 2), (at + 2, at + 6)))
         error = 71 if error == 71 and session_id else 0
     if head.version >= 12:
         return framed(pack(">ibihi", head.correlation_id, 0, throttle_ms, error, session_id) + b"\x01\0")
@@ -334,11 +334,11 @@ def empty_fetch_answer(head: Head, answer: bytes, throttle_ms: int) -> bytes:
     return framed(pack(">i", head.correlation_id) + throttle + bytes(4))
 
 
-def _header_tags_bytes(head: Head, answer: bytes) -> int:
-    return _skip_tags(answer, 8, len(answer)) - 8 if _has_header_tags(head) else 0
+def _header_tags_bytes(head: Head, response: bytes) -> int:
+    return _skip_tags(response, 8, len(response)) - 8 if _has_header_tags(head) else 0
 
 
-def unsupported_version_answer(correlation_id: int) -> bytes:
+def unsupported_version_response(correlation_id: int) -> bytes:
     """What KIP-511 has a server say to an ApiVersions request of a version that it does not know."""
     api = APIS[API_VERSIONS]
     return framed(pack(">ihihhh", correlation_id, 35, 1, API_VERSIONS, api.min_version, api.max_version))
@@ -348,12 +348,12 @@ def unsupported_version_answer(correlation_id: int) -> bytes:
 
 
 @dataclass(slots=True)
-class Answer:
+class Response:
     """What a node writes for one request, and what the client must get of it, but for the throttle time.
 
     `throttle_at` is where throttle_time_ms stands in `for_client` (-1: nowhere), `charged_bytes` what a Fetch counts.
     `reason` is why the connection must end instead, after at most `passable` bytes; `ending` what the node does then.
-    `array` is where the results of an answer about topics stand in `frame`, `told` what Metadata says of topics: name,
+    `array` is where the results of a response about topics stand in `frame`, `reported` what Metadata says of topics: name,
     id, partitions. `results` are what became of each topic. It `proves` that the client is through its authentication.
     """
 
@@ -368,7 +368,7 @@ class Answer:
     addresses: tuple[tuple[int, bytes, int], ...] = ()
     results: "tuple[Result, ...]" = ()
     array: tuple[int, int] = (-1, -1)
-    told: Told = ()
+    reported: Reported = ()
     proves: bool = False
 
     @property
@@ -383,7 +383,7 @@ class Surroundings:
 
     host: bytes
     portless: tuple[int, ...]
-    max_answer_bytes: int
+    max_response_bytes: int
     max_frame_bytes: int = 104_857_600
 
     def ours(self, node_id: int) -> tuple[bytes, int]:
@@ -396,12 +396,12 @@ def theirs(node_id: int) -> tuple[bytes, int]:
     return b"inside-%d.example" % node_id * (1 + node_id % 3), 9092 + node_id
 
 
-def answer(head: Head, plan: AnswerPlan, around: Surroundings, body: "Body | None" = None) -> Answer:
-    """The answer to a request, right or wrong as planned; `body` is that of the right one, if it is not of a kind."""
-    right = _right_answer(head, plan, around, body)
+def response(head: Head, plan: ResponsePlan, around: Surroundings, body: "Body | None" = None) -> Response:
+    """The response to a request, right or wrong as planned; `body` is that of the right one, if it is not of a kind."""
+    right = _right_response(head, plan, around, body)
     if plan.kind in ("right", "extra") or right.reason:
         return right
-    frame, reason = _wrong_frame(head, plan, right.frame, around), WRONG_ANSWERS[plan.kind]
+    frame, reason = _wrong_frame(head, plan, right.frame, around), WRONG_RESPONSES[plan.kind]
     passable, for_client = 0, right.for_client
     if plan.kind in ("half", "half_reset"):
         passable = len(for_client)
@@ -410,7 +410,7 @@ def answer(head: Head, plan: AnswerPlan, around: Surroundings, body: "Body | Non
     ending = {"half": "close", "half_reset": "reset", "tls": "close"}.get(plan.kind, "")
     uncharged = 4 + _has_header_tags(head) if plan.kind == "too_short" else len(right.frame) - right.charged_bytes
     announced = int.from_bytes(frame[:4], "big", signed=True) + 4
-    return Answer(
+    return Response(
         frame,
         for_client,
         right.throttle_at,
@@ -419,15 +419,15 @@ def answer(head: Head, plan: AnswerPlan, around: Surroundings, body: "Body | Non
         reason,
         passable,
         ending,
-        told=right.told,
+        reported=right.reported,
     )
 
 
-def token_answer(head: Head, token: bytes, around: Surroundings) -> Answer:
-    """The answer to a frame of an authentication."""
+def token_response(head: Head, token: bytes, around: Surroundings) -> Response:
+    """The response to a frame of an authentication."""
     if head.bare:
-        return Answer(framed(token), framed(token))
-    return _right_answer(head, AnswerPlan(), around, Body(token, token, -1))
+        return Response(framed(token), framed(token))
+    return _right_response(head, ResponsePlan(), around, Body(token, token, -1))
 
 
 def names_users(frame: bytes, body_at: int) -> bool:
@@ -442,26 +442,26 @@ def names_users(frame: bytes, body_at: int) -> bool:
     return at + max(size - 1, 0) <= len(frame)
 
 
-def no_users_answer(correlation_id: int) -> bytes:
+def no_users_response(correlation_id: int) -> bytes:
     """What a client of a cluster without SCRAM is answered: no throttle, no error, no message, no users."""
     return pack(">iib", 14, correlation_id, 0) + pack(">ihbbb", 0, 0, 0, 1, 0)
 
 
-def proof_answer(head: Head, through: bool) -> Answer:
-    """The answer to ApiVersions v0: an offer to who is through, an illegal state in an exchange."""
+def proof_response(head: Head, through: bool) -> Response:
+    """The response to ApiVersions v0: an offer to who is through, an illegal state in an exchange."""
     offer = pack(">hihhh", 0, 1, PRODUCE, 0, 9) if through else pack(">hi", 34, 0)
     frame = framed(pack(">i", head.correlation_id) + offer)
-    return Answer(frame, frame, proves=through)
+    return Response(frame, frame, proves=through)
 
 
-def extra_answer() -> Answer:
+def extra_response() -> Response:
     """A frame that nobody has asked for."""
-    return Answer(framed(pack(">iih", 0x5EED_5EED, 0, 0)), b"", reason=WRONG_ANSWERS["extra"])
+    return Response(framed(pack(">iih", 0x5EED_5EED, 0, 0)), b"", reason=WRONG_RESPONSES["extra"])
 
 
-def unasked_alert() -> Answer:
+def unasked_alert() -> Response:
     """What a node that expects TLS says before it hangs up."""
-    return Answer(bytes.fromhex("15030300020228"), b"", reason="answer_not_kafka", ending="close")
+    return Response(bytes.fromhex("15030300020228"), b"", reason="answer_not_kafka", ending="close")
 
 
 def can_be(kind: str, api_key: int, version: int) -> bool:
@@ -472,7 +472,7 @@ def can_be(kind: str, api_key: int, version: int) -> bool:
     return kind != "cut_tail" or (api_key == PRODUCE and version >= 9) or (api_key == FETCH and version >= 16)
 
 
-def _wrong_frame(head: Head, plan: AnswerPlan, frame: bytes, around: Surroundings) -> bytes:
+def _wrong_frame(head: Head, plan: ResponsePlan, frame: bytes, around: Surroundings) -> bytes:
     match plan.kind:
         case "other_id":
             return frame[:4] + pack(">i", head.correlation_id ^ 0x4000_0000) + frame[8:]
@@ -485,7 +485,7 @@ def _wrong_frame(head: Head, plan: AnswerPlan, frame: bytes, around: Surrounding
         case "small_size":
             return pack(">i", plan.filler_bytes % 4) + frame[4:]
         case "huge_size":
-            return pack(">i", around.max_answer_bytes + 1) + frame[4:]
+            return pack(">i", around.max_response_bytes + 1) + frame[4:]
         case "http":
             return b"HTTP/1.1 400 Bad Request\r\n\r\n"
         case "tls":
@@ -503,8 +503,8 @@ class Body:
     """A body as the node writes it and as the client must get it.
 
     `throttle_at` is the place of its throttle time, `uncharged` how much of it does not count. What decides must lie
-    before `decided_at` (-1: anywhere), and not too far behind `tail_at`, after which it is held back. Of an answer
-    about topics, `array` is where their results stand with their number, and `told` is what Metadata says of them.
+    before `decided_at` (-1: anywhere), and not too far behind `tail_at`, after which it is held back. Of a response
+    about topics, `array` is where their results stand with their number, and `reported` is what Metadata says of them.
     """
 
     theirs: bytes
@@ -515,10 +515,10 @@ class Body:
     decided_at: int = -1
     tail_at: int = -1
     array: tuple[int, int] = (-1, -1)
-    told: Told = ()
+    reported: Reported = ()
 
 
-def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings, body: Body | None) -> Answer:
+def _right_response(head: Head, plan: ResponsePlan, around: Surroundings, body: Body | None) -> Response:
     header_tags = tags(plan.tag_bytes % 200) if _has_header_tags(head) else b""
     header = pack(">i", head.correlation_id) + header_tags
     if body is None:
@@ -527,11 +527,13 @@ def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings, body: Body
     throttle_at = body.throttle_at + 4 + len(header) if body.throttle_at >= 0 else -1
     charged_bytes = len(frame) - 4 - len(header_tags) - body.uncharged
     addresses = tuple((node_id, *theirs(node_id)) for node_id in body.nodes)
-    made = Answer(frame, for_client, throttle_at, plan.throttle_ms, charged_bytes, addresses=addresses, told=body.told)
+    made = Response(
+        frame, for_client, throttle_at, plan.throttle_ms, charged_bytes, addresses=addresses, reported=body.reported
+    )
     body_at = 4 + len(header)
     if body.array[0] >= 0:
         made.array = (body_at + body.array[0], body_at + body.array[1])
-    if len(frame) - 4 > around.max_answer_bytes or (
+    if len(frame) - 4 > around.max_response_bytes or (
         _is_gathered(head, body_at + body.decided_at, len(frame)) and len(frame) > around.max_frame_bytes
     ):
         made.reason = "answer_too_large"
@@ -539,12 +541,12 @@ def _right_answer(head: Head, plan: AnswerPlan, around: Surroundings, body: Body
 
 
 def _is_gathered(head: Head, decided_at: int, frame_bytes: int) -> bool:
-    """Whether more of an answer is wanted than is held of any: addresses go on behind that, or may do so."""
+    """Whether more of a response is wanted than is held of any: addresses go on behind that, or may do so."""
     coordinators = head.api_key == FIND_COORDINATOR and head.version >= 4
     return frame_bytes > HEAD_BYTES and (coordinators or decided_at > HEAD_BYTES)
 
 
-def _plain_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
+def _plain_body(head: Head, plan: ResponsePlan, around: Surroundings, header_end: int) -> Body:
     """Opaque bytes, the throttle time among them where the version has one."""
     api = APIS[head.api_key]
     opaque = filler(plan.filler_bytes + 2, head.correlation_id + 1)
@@ -555,7 +557,7 @@ def _plain_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: 
     return Body(body, body, at)
 
 
-def _node_ids(plan: AnswerPlan) -> tuple[int, ...]:
+def _node_ids(plan: ResponsePlan) -> tuple[int, ...]:
     return tuple(range(1, plan.nodes + 1))
 
 
@@ -564,7 +566,7 @@ def _endpoint(node_id: int, address: tuple[bytes, int], compact: bool) -> bytes:
     return pack(">i", node_id) + text(host, compact) + pack(">i", port)
 
 
-def _endpoint_tags(plan: AnswerPlan, around: Surroundings, before: int) -> tuple[bytes, bytes, int, tuple[int, ...]]:
+def _endpoint_tags(plan: ResponsePlan, around: Surroundings, before: int) -> tuple[bytes, bytes, int, tuple[int, ...]]:
     """A tag buffer with NodeEndpoints (KIP-951): the node's, ours, how much of it is not charged, the nodes named."""
     unknown = tags(plan.tag_bytes)
     if not plan.nodes:
@@ -588,7 +590,7 @@ def _endpoint_tags(plan: AnswerPlan, around: Surroundings, before: int) -> tuple
     return buffer, start + field(b"\0", around.ours) + rest, len(node_field), ids
 
 
-def _produce_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
+def _produce_body(head: Head, plan: ResponsePlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 9
     fixed = 14 if version < 2 else 22 if version < 5 else 30
     rest = b""
@@ -615,7 +617,7 @@ def _produce_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end
     return Body(start + node_tags, start + our_tags, len(topics), nodes=ids, tail_at=len(topics))
 
 
-def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
+def _fetch_body(head: Head, plan: ResponsePlan, around: Surroundings, header_end: int) -> Body:
     if head.version < 7:
         return _plain_body(head, plan, around, header_end)
     error, session_id = (71 if plan.filler_bytes % 7 == 3 else 0), (0 if plan.filler_bytes % 11 == 5 else 4711)
@@ -635,7 +637,7 @@ def _fetch_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: 
     return Body(start + node_tags, start + our_tags, 0, uncharged, ids, tail_at=len(start))
 
 
-def _metadata_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
+def _metadata_body(head: Head, plan: ResponsePlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 9
     ids = _node_ids(plan)
     rack = b"" if version == 0 else text(b"rack", flexible)
@@ -651,7 +653,7 @@ def _metadata_body(head: Head, plan: AnswerPlan, around: Surroundings, header_en
     return Body(nodes + rest, our_nodes + our_rest, 0 if throttle else -1, nodes=ids, decided_at=len(nodes))
 
 
-def _topics_of_metadata(version: int, plan: AnswerPlan, ids: Sequence[int], left_out: Sequence[int]) -> bytes:
+def _topics_of_metadata(version: int, plan: ResponsePlan, ids: Sequence[int], left_out: Sequence[int]) -> bytes:
     """What stands behind the nodes: a controller, and partitions that nodes lead, but for those that are left out."""
     flexible = version >= 9
     after = b"\0" if flexible else b""
@@ -677,7 +679,7 @@ def _topics_of_metadata(version: int, plan: AnswerPlan, ids: Sequence[int], left
     return start + count(1, flexible) + topic + end + (tags(plan.tag_bytes) if flexible else b"")
 
 
-def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
+def _find_coordinator_body(head: Head, plan: ResponsePlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 3
     throttle = pack(">i", plan.throttle_ms) if version >= 1 else b""
     ids = _node_ids(plan)
@@ -701,7 +703,7 @@ def _find_coordinator_body(head: Head, plan: AnswerPlan, around: Surroundings, h
     return Body(body(theirs), body(around.ours, around.portless), 0 if throttle else -1, nodes=named)
 
 
-def _describe_cluster_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
+def _describe_cluster_body(head: Head, plan: ResponsePlan, around: Surroundings, header_end: int) -> Body:
     version = head.version
     ids = _node_ids(plan)
     start = pack(">ih", plan.throttle_ms, 0) + text(None, True) + (b"\x01" if version >= 1 else b"")
@@ -716,7 +718,7 @@ def _describe_cluster_body(head: Head, plan: AnswerPlan, around: Surroundings, h
     return Body(brokers(theirs), brokers(around.ours, around.portless), 0, nodes=ids)
 
 
-def _api_versions_body(head: Head, plan: AnswerPlan, around: Surroundings, header_end: int) -> Body:
+def _api_versions_body(head: Head, plan: ResponsePlan, around: Surroundings, header_end: int) -> Body:
     version, flexible = head.version, head.version >= 3
     tag = tags(plan.tag_bytes % 60) if flexible else b""
     offered = [(key, 0, 3 + (key + plan.filler_bytes) % 14) for key in (*range(plan.filler_bytes % 80), 999)]
@@ -764,4 +766,4 @@ OTHER_APIS = tuple(
     and key not in OWN_KEYS
     and key not in MUTATIONS
 )
-"""APIs whose answers are opaque but for a throttle time at a fixed place."""
+"""APIs whose responses are opaque but for a throttle time at a fixed place."""

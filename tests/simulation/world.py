@@ -21,7 +21,7 @@ from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from tests.simulation import wire
 from tests.simulation.acceptor import Acceptor, Storm, Visit
 from tests.simulation.actors import Client, Node
-from tests.simulation.exchange import Counts
+from tests.simulation.exchange import WindowUsage
 from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
 from tests.simulation.model import Model
 from tests.simulation.network import Events, Link
@@ -46,20 +46,20 @@ class Outcome:
     events: int = 0
     connections: int = 0
     requests: int = 0
-    answers: int = 0
+    responses: int = 0
     request_bytes: int = 0
-    answer_bytes: int = 0
+    response_bytes: int = 0
     throttles: int = 0
-    withheld: int = 0
+    as_empty_fetch: int = 0
     refused: int = 0
-    enquiries: int = 0
+    own_requests: int = 0
     altered: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     closes: Counter[str] = field(default_factory=Counter)
     logins: int = 0
     logins_failed: int = 0
     timed_out: int = 0
-    door: Counter[str] = field(default_factory=Counter)
+    gate: Counter[str] = field(default_factory=Counter)
     worst_held: int = 0
     worst_held_bytes: int = 0
     worst_kept_bytes: int = 0
@@ -72,7 +72,7 @@ class Outcome:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.faults.update(other.faults)
         self.closes.update(other.closes)
-        self.door.update(other.door)
+        self.gate.update(other.gate)
         self.worst_held = max(self.worst_held, other.worst_held)
         self.worst_held_bytes = max(self.worst_held_bytes, other.worst_held_bytes)
         self.worst_kept_bytes = max(self.worst_kept_bytes, other.worst_kept_bytes)
@@ -85,14 +85,14 @@ _SUMS = (
     "events",
     "connections",
     "requests",
-    "answers",
+    "responses",
     "request_bytes",
-    "answer_bytes",
+    "response_bytes",
     "throttles",
     "refused",
-    "enquiries",
+    "own_requests",
     "altered",
-    "withheld",
+    "as_empty_fetch",
     "logins",
     "logins_failed",
     "timed_out",
@@ -111,12 +111,12 @@ def run_world(plan: WorldPlan, make_relay: MakeRelay = Relay, trace_lines: list[
     try:
         world.run()
     except Exception as error:  # whatever is raised is what the world was made to find
-        world.outcome.failure = _told(error)
+        world.outcome.failure = _reported(error)
     world.finish()
     return world.outcome
 
 
-def _told(error: Exception) -> str:
+def _reported(error: Exception) -> str:
     if isinstance(error, Violation):
         return str(error)
     frame = error.__traceback__
@@ -172,7 +172,7 @@ class _Party:
         world, plan = self._world, self.plan
         limits = RelayLimits(
             world.plan.max_frame_bytes,
-            world.plan.max_answer_bytes,
+            world.plan.max_response_bytes,
             world.plan.max_in_flight,
             world.plan.write_buffer_bytes,
             withholds=world.plan.withholds,
@@ -181,7 +181,7 @@ class _Party:
         )
         self.nodes = SimulatedNodes(world.around)
         facts = self._facts(place)
-        self.relay = world.make_relay(world.ledger, world.tally, limits, partial(self._bind, facts))
+        self.relay = world.make_relay(world.ledger, world.counters, limits, partial(self._bind, facts))
         self.model = Model(
             world.plan,
             plan,
@@ -203,12 +203,12 @@ class _Party:
             self._events,
             self._client_link,
             world.plan.write_buffer_bytes,
-            plan.verdict_ms,
-            plan.early_verdicts,
+            plan.decision_ms,
+            plan.early_decisions,
             world.plan.timers_early,
             self._connect,
-            self._run_errand,
-            partial(world.acceptor.door.left, place),
+            self._alter_quotas,
+            partial(world.acceptor.gate.left, place),
             world.trace,
         )
         self.client.model = self.model
@@ -226,38 +226,38 @@ class _Party:
             charge_validate_only=world.plan.charge_validate_only,
         )
         user = "" if world.plan.demands_sasl else USER
-        told = partial(self._note_identity, place)
-        return ConnectionFacts(listener, NODE_ID, user, self.plan.may_alter, self.plan.may_describe, told)
+        reported = partial(self._note_identity, place)
+        return ConnectionFacts(listener, NODE_ID, user, self.plan.may_alter, self.plan.may_describe, reported)
 
     def _bind(self, facts: ConnectionFacts, raw_client_id: bytes, now_ms: int) -> ClientSensors:
         binding = facts.bind(raw_client_id, now_ms)
-        self.model.told_binding(raw_client_id, binding)
+        self.model.reported_binding(raw_client_id, binding)
         return binding
 
     def _note_identity(self, place: ConnectionSlot, identity: Identity) -> None:
         """Somebody has logged in, and may be one too many."""
-        if not self._world.acceptor.door.admission.user_became(place, identity.user):
+        if not self._world.acceptor.gate.admission.user_became(place, identity.user):
             self.shell.give_up(CloseReason.TOO_MANY_OF_USER)
 
     def _plan_at(self, at: int) -> RequestPlan | None:
         return self.client.plans_by_place.get(at)
 
-    def _run_errand(self, shell: Shell, ask: DecisionRequest, errand: QuotaAlteration) -> None:
+    def _alter_quotas(self, shell: Shell, ask: DecisionRequest, alteration_request: QuotaAlteration) -> None:
         """Have alterations written in their time, whether the client stays or not."""
         world, request = self._world, self.client.plans_by_place.get(self.model.next_at)
         if request is not None and request.flipped_bit >= 0:
             request = None
-        world.book.errands_begun += 1
+        world.book.alterations_begun += 1
 
         def done() -> None:
-            results = world.book.write(errand, request, world.ledger, self._events.now_ms)
+            results = world.book.write(alteration_request, request, world.ledger, self._events.now_ms)
             world.outcome.faults["errands_fail"] += sum(result is not None for result in results)
             world.outcome.faults["errands_for_nobody"] += shell.closing
-            shell.errand_done(ask, errand.reply(results))
+            shell.alteration_done(ask, alteration_request.reply(results))
 
-        errand_ms = request.errand_ms if request is not None else 0
-        if errand_ms:
-            self._events.at(self._events.now_ms + errand_ms, done)
+        alteration_ms = request.alteration_ms if request is not None else 0
+        if alteration_ms:
+            self._events.at(self._events.now_ms + alteration_ms, done)
         else:
             self._events.soon(done)
 
@@ -323,7 +323,7 @@ class _Party:
         if not waits_for:
             raise Violation("a relay rests with something to do")
         silent = self.node.silent if self.node is not None else ""
-        if waits_for == "node" and silent != "never" and not (silent == "wrong" and self.model.withheld_wrong):
+        if waits_for == "node" and silent != "never" and not (silent == "wrong" and self.model.empty_fetch_wrong):
             raise Violation("a request waits for an answer that was given")
         if waits_for == "client" and self.client.endpoint.unsent:
             raise Violation("a client cannot write though it is waited for")
@@ -378,14 +378,14 @@ class _World:
         self.judge = Judge(plan, self.ledger, self.exact_keys)
         self.recent_topics = RecentTopics()
         self.cluster = Cluster(plan.topics, plan.metadata_lag_ms, plan.default_partitions, lambda: self.events.now_ms)
-        self.tally = RelayCounters()
-        self.counts = Counts()
+        self.counters = RelayCounters()
+        self.counts = WindowUsage()
         host = (b"proxy.example" + b"h" * 200)[: plan.advertised_host_bytes]
-        self.around = wire.Surroundings(host, plan.portless, plan.max_answer_bytes, plan.max_frame_bytes)
+        self.around = wire.Surroundings(host, plan.portless, plan.max_response_bytes, plan.max_frame_bytes)
         self.acceptor = Acceptor(
             self.events,
-            plan.door,
-            plan.door_samples,
+            plan.gate,
+            plan.gate_samples,
             plan.max_addresses,
             plan.timers_early,
             plan.demands_sasl,
@@ -424,11 +424,11 @@ class _World:
                 raise Violation("a relay is open after its end")
             party.check_all_delivered()
             party.check_learned()
-        self._check_tally()
+        self._check_counters()
         if self.ledger.time_in_flight:
             raise Violation(f"room is kept for what is no longer in flight: {self.ledger.time_in_flight}")
-        if self.book.errands_begun != self.book.errands_done:
-            raise Violation(f"{self.book.errands_begun} errands were begun, {self.book.errands_done} done")
+        if self.book.alterations_begun != self.book.alterations_done:
+            raise Violation(f"{self.book.alterations_begun} errands were begun, {self.book.alterations_done} done")
 
     def _until_rest(self) -> None:
         if not self.events.run(MOST_EVENTS):
@@ -446,8 +446,8 @@ class _World:
                 self.ledger.sensors.set_caps(change.max_throttle_ms, change.max_debt_ms)
             case "sweep":
                 self.ledger.expire(now_ms)
-            case "door":
-                self.acceptor.set(change.door)
+            case "gate":
+                self.acceptor.set(change.gate)
             case "time_outs":
                 self.time_outs = TimeOuts(*change.time_outs)
                 self._look_after_clients()
@@ -495,17 +495,17 @@ class _World:
         if self.events.now_ms < until_ms:
             self.events.at(min(self.events.now_ms + 20, until_ms), lambda: self._drain(until_ms))
 
-    def _check_tally(self) -> None:
-        tally, counts = self.tally, self.counts
-        by_api = {key: requests for key, requests in enumerate(tally.requests_by_api) if requests}
-        told = (by_api, tally.request_bytes, tally.answers, tally.answer_bytes)
-        told += (tally.authentications, tally.authentications_failed, tally.withheld_bytes)
-        right = (counts.requests_by_api, counts.request_bytes, counts.answers, counts.answer_bytes)
+    def _check_counters(self) -> None:
+        counters, counts = self.counters, self.counts
+        by_api = {key: requests for key, requests in enumerate(counters.requests_by_api) if requests}
+        reported = (by_api, counters.request_bytes, counters.responses, counters.response_bytes)
+        reported += (counters.authentications, counters.authentications_failed, counters.withheld_bytes)
+        right = (counts.requests_by_api, counts.request_bytes, counts.responses, counts.response_bytes)
         right += (counts.logins, counts.logins_failed, counts.withheld_bytes)
-        told += (tally.throttles, tally.throttled_ms, tally.throttles_by_node, tally.mutations_refused)
+        reported += (counters.throttles, counters.throttled_ms, counters.throttles_by_node, counters.mutations_refused)
         right += (counts.throttles, counts.throttled_ms, counts.throttles_by_node, counts.mutations_refused)
-        if told != right:
-            raise Violation(f"the tally says {told}, {right} is right")
+        if reported != right:
+            raise Violation(f"the tally says {reported}, {right} is right")
 
     def finish(self) -> None:
         """Sum up."""
@@ -514,15 +514,15 @@ class _World:
         outcome.events = self.events.happened
         outcome.requests = sum(counts.requests_by_api.values())
         outcome.request_bytes = counts.request_bytes
-        outcome.answers, outcome.answer_bytes = counts.answers, counts.answer_bytes
+        outcome.responses, outcome.response_bytes = counts.responses, counts.response_bytes
         outcome.throttles = sum(counts.throttles.values()) + counts.throttles_by_node
-        outcome.withheld = counts.withheld
-        outcome.refused, outcome.enquiries = self.judge.refused, self.judge.enquiries
+        outcome.as_empty_fetch = counts.as_empty_fetch
+        outcome.refused, outcome.own_requests = self.judge.refused, self.judge.own_requests
         outcome.altered = self.book.altered
         outcome.trace_hash = self.trace.hash
         outcome.logins, outcome.logins_failed = counts.logins, counts.logins_failed
-        outcome.door, outcome.worst_held = Counter(self.acceptor.judge.counts), self.acceptor.judge.worst_held
-        outcome.door.update(self.acceptor.refused)
+        outcome.gate, outcome.worst_held = Counter(self.acceptor.judge.counts), self.acceptor.judge.worst_held
+        outcome.gate.update(self.acceptor.refused)
         for party in self.parties:
             if party.is_open and party.model is not None:
                 outcome.connections += 1

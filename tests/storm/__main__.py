@@ -56,8 +56,8 @@ def main(seconds: float, rate: int, addresses: int, json_file: Path | None, plot
     """As the head of this file says."""
     found: dict[str, Any] = {}
     with KafkaCluster("3.9.2", "kraft", 1) as cluster:
-        for name, door in (("kafka-throttle", _proxy), ("HAProxy", _haproxy), ("Kafka 3.9.2", _broker)):
-            with door(cluster, rate) as (target, pid):
+        for name, gate in (("kafka-throttle", _proxy), ("HAProxy", _haproxy), ("Kafka 3.9.2", _broker)):
+            with gate(cluster, rate) as (target, pid):
                 seen = blow(target, bad(addresses), seconds, pid)
             found[name] = {**summary(seen, rate), **_kept(seen)}
             print(f"{name}: done", file=sys.stderr, flush=True)
@@ -77,9 +77,9 @@ def main(seconds: float, rate: int, addresses: int, json_file: Path | None, plot
 def _kept(seen: Seen) -> dict[str, Any]:
     """What the plot needs."""
     return {
-        "storm_admitted": [told["admitted"] for told in seen.storm.values()],
-        "good_took_ms": [took_ms for told in seen.good.values() for took_ms in told["took_ms"]],
-        "calm_took_ms": [took_ms for told in seen.calm.values() for took_ms in told["took_ms"]],
+        "storm_admitted": [reported["admitted"] for reported in seen.storm.values()],
+        "good_took_ms": [took_ms for reported in seen.good.values() for took_ms in reported["took_ms"]],
+        "calm_took_ms": [took_ms for reported in seen.calm.values() for took_ms in reported["took_ms"]],
         "samples": asdict(seen)["samples"],
     }
 

@@ -22,13 +22,13 @@ _STYLE: Any = {
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Above: what one bad address was admitted by then; below: how long good clients waited for their first answer."""
-    doors, seconds = found["doors"], found["seconds"]
+    """Above: what one bad address was admitted by then; below: how long good clients waited for their first response."""
+    gates, seconds = found["doors"], found["seconds"]
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(7.2, 5.2), layout="constrained")
         above, below = figure.subplots(2, 1)
         above.plot([0, seconds], [10 * found["rate"], (10 + seconds) * found["rate"]], color="#bbbbbb", linestyle=":")
-        for color, (name, of) in zip(_COLORS, doors.items(), strict=False):
+        for color, (name, of) in zip(_COLORS, gates.items(), strict=False):
             _draw_admitted(above, of["storm_admitted"], seconds, color, name)
             _draw_waits(below, of, color, name)
         above.set_title(

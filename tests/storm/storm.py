@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 LISTENER = ListenerKey("main", "plain")
 GOOD = tuple(f"127.0.2.{i}" for i in range(1, 6))
 
-Told = Mapping[str, Mapping[str, Any]]
+Reported = Mapping[str, Mapping[str, Any]]
 
 
 def bad(count: int) -> tuple[str, ...]:
@@ -36,9 +36,9 @@ class Seen:
     `samples` are (s since the begin, KiB of memory, descriptors) of its process, if that is known.
     """
 
-    calm: Told
-    good: Told
-    storm: Told
+    calm: Reported
+    good: Reported
+    storm: Reported
     samples: list[tuple[float, int, int]] = field(default_factory=list)
 
 
@@ -61,11 +61,11 @@ def _start(kind: str, target: tuple[str, int], addresses: Sequence[str], seconds
     return subprocess.Popen([*command, str(seconds)], stdout=subprocess.PIPE, text=True, cwd=ROOT)
 
 
-def _finish(process: "subprocess.Popen[str]") -> Told:
+def _finish(process: "subprocess.Popen[str]") -> Reported:
     out, _ = process.communicate()
     assert process.returncode == 0, process.returncode
-    told: Told = json.loads(out)
-    return told
+    reported: Reported = json.loads(out)
+    return reported
 
 
 def memory_and_descriptors(pid: int) -> tuple[int, int]:
@@ -74,12 +74,12 @@ def memory_and_descriptors(pid: int) -> tuple[int, int]:
     return int(status.split("VmRSS:")[1].split()[0]), len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-def admitted_by_kafka(storm: Told, rate: float) -> dict[str, int]:
+def admitted_by_kafka(storm: Reported, rate: float) -> dict[str, int]:
     """How many of these attempts, at these times, Kafka's arithmetic admits from each address.
 
     By our own class for it, which tests/conformance holds to Kafka's bit for bit.
     """
-    attempts = sorted((at_ms, address) for address, told in storm.items() for at_ms in told["attempts"])
+    attempts = sorted((at_ms, address) for address, reported in storm.items() for at_ms in reported["attempts"])
     quotas = ConnectionQuotas(ConnectionLimits(), 0)
     quotas.add_listener(LISTENER, ConnectionLimits(), 0)
     quotas.set_address_limits("main", AddressLimits(creation_rate=rate))
@@ -101,16 +101,16 @@ def percentile(values: Sequence[float], share: float) -> float:
 def summary(seen: Seen, rate: float) -> dict[str, Any]:
     """The figures of a door."""
     kafkas = admitted_by_kafka(seen.storm, rate)
-    admitted = {address: len(told["admitted"]) for address, told in seen.storm.items()}
+    admitted = {address: len(reported["admitted"]) for address, reported in seen.storm.items()}
     ratios = [admitted[address] / kafkas[address] for address in kafkas if kafkas[address]]
     settled = [sample for sample in seen.samples if sample[0] >= min(11, seen.samples[-1][0] / 2)]
     return {
-        "attempts": sum(len(told["attempts"]) for told in seen.storm.values()),
+        "attempts": sum(len(reported["attempts"]) for reported in seen.storm.values()),
         "admitted_per_address": [min(admitted.values()), max(admitted.values())],
         "kafka_per_address": [min(kafkas.values()), max(kafkas.values())],
         "ratio": [round(min(ratios), 3), round(max(ratios), 3)],
-        "good_attempts": sum(len(told["attempts"]) for told in seen.good.values()),
-        "good_admitted": sum(len(told["admitted"]) for told in seen.good.values()),
+        "good_attempts": sum(len(reported["attempts"]) for reported in seen.good.values()),
+        "good_admitted": sum(len(reported["admitted"]) for reported in seen.good.values()),
         "calm_p99_ms": percentile(_took(seen.calm), 0.99),
         "good_p50_ms": percentile(_took(seen.good), 0.5),
         "good_p99_ms": percentile(_took(seen.good), 0.99),
@@ -119,8 +119,8 @@ def summary(seen: Seen, rate: float) -> dict[str, Any]:
     }
 
 
-def _took(told: Told) -> list[float]:
-    return [took_ms for of_address in told.values() for took_ms in of_address["took_ms"]]
+def _took(reported: Reported) -> list[float]:
+    return [took_ms for of_address in reported.values() for took_ms in of_address["took_ms"]]
 
 
 def table(found: Mapping[str, Mapping[str, Any]], say: Callable[[str], None] = print) -> None:

@@ -18,8 +18,8 @@ from proxy.usage.kafka_topic import KafkaTopic, producer_settings
 from proxy.usage.shipper import POSITION, Shipper, SpoolBusy, TopicUnavailable, alone_at
 from proxy.usage.shipping import Order, Shipping, keep_shipping
 from quotas.records.usage_record import read_line
-from tests.patience import PATIENCE_S
 from tests.pipeline.spools import Fleet, records, write_spool
+from tests.timeouts import PATIENCE_S
 
 FLEET = Fleet(entities=5, per_window=5)
 KEY = f"usage:{FLEET.instance}:{FLEET.epoch}".encode()
@@ -230,11 +230,11 @@ def test_where_it_stood_may_not_be_read_and_nothing_is_sent_until_it_may(tmp_pat
     (tmp_path / POSITION).mkdir()  # so that it is an error for root, too
     topic = PlayedTopic()
     shipper, event = Shipper(tmp_path, topic), PlayedEvent(2)
-    with capture_logs() as told:
+    with capture_logs() as reported:
         keep_shipping(shipper, event, 5.0, lambda totals: None)
     assert topic.sent == []
     assert (shipper.totals.failures, shipper.totals.waiting_files) == (3, 1)
-    [failed] = [line for line in told if line["event"] == "usage_shipping_failed"]
+    [failed] = [line for line in reported if line["event"] == "usage_shipping_failed"]
     assert str(tmp_path / POSITION) in failed["problem"]
     (tmp_path / POSITION).rmdir()
     shipper.ship()
@@ -247,11 +247,11 @@ def test_a_file_whose_name_is_not_text_is_told_once_and_holds_up_nobody(tmp_path
     Path(os.fsdecode(foreign)).write_bytes(b"line\n")
     topic = PlayedTopic()
     shipper = Shipper(tmp_path, topic)
-    with capture_logs() as told:
+    with capture_logs() as reported:
         shipper.ship()
         shipper.ship()
     assert topic.lines == lines_of(paths)
-    [line] = told
+    [line] = reported
     assert (line["event"], "usage-pr\\udcffxy-5" in line["file"]) == ("usage_file_not_shipped", True)
 
 
@@ -337,10 +337,10 @@ class PlayedEvent:
 def test_a_topic_that_fails_is_tried_ever_more_seldom_and_what_is_left_is_sent_in_the_end(tmp_path):
     write_spool(tmp_path, records(FLEET, 2))
     topic = PlayedTopic(failing=range(1, 8))
-    shipper, event, told = Shipper(tmp_path, topic), PlayedEvent(9), []
-    keep_shipping(shipper, event, 5.0, lambda totals: told.append((totals.failures, totals.waiting_files)))
+    shipper, event, reported = Shipper(tmp_path, topic), PlayedEvent(9), []
+    keep_shipping(shipper, event, 5.0, lambda totals: reported.append((totals.failures, totals.waiting_files)))
     assert event.waited_s == [1, 2, 4, 8, 16, 30, 30, 5, 5]
-    assert told == [*((number, 1) for number in range(1, 8)), (7, 0), (7, 0), (7, 0)]
+    assert reported == [*((number, 1) for number in range(1, 8)), (7, 0), (7, 0), (7, 0)]
     assert len(topic.lines) == 4 + 7 * 2
 
 

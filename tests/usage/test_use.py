@@ -5,7 +5,7 @@ import pytest
 from proxy.relay import use
 from proxy.relay.use import OVERFLOW, Meter
 from quotas.entities import QuotaType
-from quotas.records.usage_record import MOST_TOLD, SecondOfUse
+from quotas.records.usage_record import MOST_REPORTED, SecondOfUse
 from quotas.request_costs import RequestCosts
 
 S = 1_000_000
@@ -99,9 +99,9 @@ def test_a_second_has_each_request_that_was_throttled_unless_they_are_many(meter
     answered(700, 1_800, 300)
     fetch.note_throttle(250, 2_100 * 1000)
     answered(600, 3_100)
-    for i in range(MOST_TOLD):
+    for i in range(MOST_REPORTED):
         answered(1, 4_000 + i, 7)
-    for i in range(MOST_TOLD + 1):
+    for i in range(MOST_REPORTED + 1):
         answered(1, 5_000 + i, 7)
     [counts] = taken(meter)
     assert counts.seconds == (

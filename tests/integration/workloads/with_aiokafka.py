@@ -137,8 +137,8 @@ class AioKafka(Library):
 
     def topic_config(self, topic):
         resource = ConfigResource(ConfigResourceType.TOPIC, topic)
-        [answer] = self._loop.wait(self._admin.describe_configs([resource]))
-        [described] = answer.to_object()["resources"]
+        [response] = self._loop.wait(self._admin.describe_configs([resource]))
+        [described] = response.to_object()["resources"]
         return {entry["config_names"]: entry["config_value"] for entry in described["config_entries"]}
 
     def close(self):

@@ -9,7 +9,7 @@ from kafka.protocol.admin import DescribeClientQuotasResponse
 
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.client_quotas import Verbatim, alter_request, altered, describe_request, shows, told
+from quotas.sources.client_quotas import Verbatim, alter_request, altered, describe_request, reported, shows
 from tests.fakes.kafka_quotas import FakeCluster
 
 PRODUCE, FETCH, CONNECTION = (
@@ -19,7 +19,7 @@ ALICE = (("user", "alice"),)
 
 
 def read(quotas, last_good=NO_QUOTAS):
-    return told(FakeCluster(quotas).answer(describe_request()), last_good)
+    return reported(FakeCluster(quotas).response(describe_request()), last_good)
 
 
 @pytest.mark.parametrize(
@@ -106,34 +106,34 @@ def test_a_refused_describe_names_the_permission(code):
     cluster = FakeCluster()
     cluster.error = (code, "Cluster authorization failed.")
     with pytest.raises(SourceUnavailable, match="need DescribeConfigs on the Cluster resource"):
-        told(cluster.answer(describe_request()), NO_QUOTAS)
+        reported(cluster.response(describe_request()), NO_QUOTAS)
 
 
 def test_another_error_is_told_in_the_clusters_words():
     cluster = FakeCluster()
     cluster.error = (15, "Coordinator of nothing")
     with pytest.raises(SourceUnavailable, match="Coordinator of nothing"):
-        told(cluster.answer(describe_request()), NO_QUOTAS)
+        reported(cluster.response(describe_request()), NO_QUOTAS)
 
 
 @pytest.mark.parametrize(
     "body", [b"", b"\0" * 7, bytes(DescribeClientQuotasResponse(entries=[]).encode(version=1))[:-2]]
 )
-def test_what_is_no_answer_is_said_to_be_none(body):
+def test_what_is_no_response_is_said_to_be_none(body):
     with pytest.raises(SourceUnavailable, match="no list of quotas"):
-        told(Verbatim(1, body), NO_QUOTAS)
+        reported(Verbatim(1, body), NO_QUOTAS)
 
 
 @given(st.binary(max_size=60) | st.binary(max_size=40).map(lambda tail: b"\0" * 6 + b"\0\3" + tail), st.integers(0, 1))
 def test_any_bytes_are_taken_or_refused(body, version):
     try:
-        told(Verbatim(version, body), NO_QUOTAS)
+        reported(Verbatim(version, body), NO_QUOTAS)
     except SourceUnavailable:
         pass
 
 
 def alter(cluster, alterations, spellings=None):
-    return altered(cluster.answer(alter_request(alterations, spellings or {})), alterations, spellings or {})
+    return altered(cluster.response(alter_request(alterations, spellings or {})), alterations, spellings or {})
 
 
 def test_alterations_are_written_and_each_has_its_result():
@@ -170,14 +170,14 @@ def test_alterations_are_written_and_each_has_its_result():
 def test_an_address_is_altered_under_the_clusters_spelling():
     spelled = (("ip", "::ffff:10.0.0.1"),)
     cluster = FakeCluster({spelled: {"connection_creation_rate": 5.0}})
-    found = told(cluster.answer(describe_request()), NO_QUOTAS)
+    found = reported(cluster.response(describe_request()), NO_QUOTAS)
     assert alter(cluster, [Alteration(Entity(ip="10.0.0.1"), {CONNECTION: None})], found.ip_spellings) == [None]
     assert cluster.quotas == {}
 
 
 def test_an_entity_that_the_cluster_says_nothing_about_is_not_taken_for_written():
-    answer = FakeCluster().answer(alter_request([], {}))
-    [result] = altered(answer, [Alteration(Entity("alice"), {PRODUCE: 8.0})], {})
+    response = FakeCluster().response(alter_request([], {}))
+    [result] = altered(response, [Alteration(Entity("alice"), {PRODUCE: 8.0})], {})
     assert isinstance(result, SourceUnavailable)
 
 

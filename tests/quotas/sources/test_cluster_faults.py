@@ -23,7 +23,7 @@ from quotas.sources.cluster_faults import (
     plain_words,
 )
 from tests.certificates import Authority, server_context
-from tests.patience import PATIENCE_S
+from tests.timeouts import PATIENCE_S
 
 VERSIONS = {3: (0, 1), 17: (0, 1), 18: (0, 0), 36: (0, 0)}
 TLS_HANDSHAKE = b"\x16"
@@ -31,12 +31,12 @@ AS_PROXY = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_pla
 
 
 class Listener:
-    """Answers ApiVersions, other requests with the bodies in `answers`, by API key; to those without it closes."""
+    """Answers ApiVersions, other requests with the bodies in `responses`, by API key; to those without it closes."""
 
-    def __init__(self, context=None, answers=None, versions=None):
+    def __init__(self, context=None, responses=None, versions=None):
         self.server = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self.server.getsockname()[1]}"
-        self._context, self._answers, self._versions = context, answers or {}, VERSIONS | (versions or {})
+        self._context, self._responses, self._versions = context, responses or {}, VERSIONS | (versions or {})
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self):
@@ -63,7 +63,7 @@ class Listener:
     def _body(self, frame):
         key, version = int.from_bytes(frame[:2], "big"), int.from_bytes(frame[2:4], "big")
         if key != 18:
-            return self._answers.get(key, b"")
+            return self._responses.get(key, b"")
         keys = b"".join(pack(">hhh", key, *versions) for key, versions in self._versions.items())
         return pack(">hi", 35 if version else 0, len(self._versions)) + keys
 
@@ -118,13 +118,13 @@ def test_an_api_in_versions_that_nobody_asks_in():
 def test_an_api_that_came_with_a_later_kafka():
     listener = Listener()
     with contextlib.closing(ClusterConnection(listener.address, Credentials(), PATIENCE_S)) as own:
-        told = f"{listener.address}: it does not offer the API DescribeClientQuotas: Kafka 2.6 and later do"
-        with listener.server, pytest.raises(ConnectionFault, match=told):
+        reported = f"{listener.address}: it does not offer the API DescribeClientQuotas: Kafka 2.6 and later do"
+        with listener.server, pytest.raises(ConnectionFault, match=reported):
             own.ask(describe_request())
 
 
-def test_an_answer_that_is_none():
-    found = fault(Listener(answers={3: b"\0\0\0\7"}))
+def test_a_response_that_is_none():
+    found = fault(Listener(responses={3: b"\0\0\0\7"}))
     assert (found.reason, found.problem) == ("answer_malformed", "its answer to Metadata cannot be read")
 
 
@@ -149,7 +149,7 @@ def test_tls_spoken_to_in_plain(paper):
 
 
 def test_a_node_that_speaks_tls_may_say_so_before_it_closes(paper):
-    """Java's does, and its alert is taken for an answer that cannot be read."""
+    """Java's does, and its alert is taken for a response that cannot be read."""
 
     class Alerting(Listener):
         def _serve(self, sock):
@@ -183,27 +183,27 @@ def test_a_certificate_for_another_name(paper):
 
 
 def test_no_login_where_one_is_wanted():
-    found = fault(Listener(answers=WANTS_SASL))
+    found = fault(Listener(responses=WANTS_SASL))
     assert (found.reason, found.setting) == ("authentication_expected", PROTOCOL)
 
 
 def test_a_node_that_wants_nothing_and_closes():
-    assert fault(Listener(answers=NO_SASL)).reason == "closed"
+    assert fault(Listener(responses=NO_SASL)).reason == "closed"
 
 
 def test_a_mechanism_that_the_node_does_not_take():
-    found = fault(Listener(answers=WANTS_SASL), security_protocol="SASL_PLAINTEXT", **AS_PROXY)
+    found = fault(Listener(responses=WANTS_SASL), security_protocol="SASL_PLAINTEXT", **AS_PROXY)
     assert (found.reason, found.setting) == ("mechanism_refused", MECHANISM)
 
 
 def test_a_login_where_none_is_wanted():
-    found = fault(Listener(answers=NO_SASL), security_protocol="SASL_PLAINTEXT", **AS_PROXY)
+    found = fault(Listener(responses=NO_SASL), security_protocol="SASL_PLAINTEXT", **AS_PROXY)
     assert (found.reason, found.setting) == ("authentication_unexpected", PROTOCOL)
 
 
 @pytest.mark.parametrize("said", [REFUSES, b""])
 def test_a_wrong_password_whether_the_node_says_so_or_only_closes(said):
-    listener = Listener(answers={17: TAKES_PLAIN, 36: said})
+    listener = Listener(responses={17: TAKES_PLAIN, 36: said})
     found = fault(listener, security_protocol="SASL_PLAINTEXT", **AS_PROXY)
     assert (found.reason, found.setting) == (
         "authentication_failed",

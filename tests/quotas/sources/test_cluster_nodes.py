@@ -7,8 +7,8 @@ import pytest
 from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
-from tests.patience import PATIENCE_S
 from tests.quotas.sources.test_cluster_faults import Listener, text
+from tests.timeouts import PATIENCE_S
 
 DESCRIBE_CLUSTER, DESCRIBE_CONFIGS = 60, 32
 ME = Credentials()
@@ -23,7 +23,7 @@ def metadata(*nodes):
 
 
 def configuration(*values):
-    """An answer to DescribeConfigs in version 0 about a node."""
+    """A response to DescribeConfigs in version 0 about a node."""
     entries = b"".join(text(b"num.partitions") + value + b"\0\0\0" for value in values)
     return {32: pack(">iihhb", 0, 1, 0, -1, 4) + text(b"7") + pack(">i", len(values)) + entries}
 
@@ -32,7 +32,7 @@ def configuration(*values):
 def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered):
     """Not before Kafka 2.8; version 0 up to 3.6."""
     listener = Listener(
-        answers=metadata((7, b"there", 9092), (1001, b"::1", 1)), versions=offered and {DESCRIBE_CLUSTER: offered}
+        responses=metadata((7, b"there", 9092), (1001, b"::1", 1)), versions=offered and {DESCRIBE_CLUSTER: offered}
     )
     with listener.server:
         assert nodes_named_by(listener.address, ME, PATIENCE_S) == [
@@ -42,16 +42,16 @@ def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered):
 
 
 @pytest.mark.parametrize("nodes", [(), ((7, b"", 9092),)])
-def test_an_answer_without_nodes_is_no_cluster(nodes):
-    listener = Listener(answers=metadata(*nodes))
+def test_a_response_without_nodes_is_no_cluster(nodes):
+    listener = Listener(responses=metadata(*nodes))
     with listener.server, pytest.raises(SourceUnavailable, match="its answer to Metadata names no node"):
         nodes_named_by(listener.address, ME, PATIENCE_S)
 
 
 def test_a_node_that_can_only_tell_all_topics_is_not_asked():
-    listener = Listener(answers=metadata(), versions={3: (0, 0)})
-    told = "it offers the API Metadata in versions 0 to 0, the proxy asks in 1 to 13"
-    with listener.server, pytest.raises(SourceUnavailable, match=told):
+    listener = Listener(responses=metadata(), versions={3: (0, 0)})
+    reported = "it offers the API Metadata in versions 0 to 0, the proxy asks in 1 to 13"
+    with listener.server, pytest.raises(SourceUnavailable, match=reported):
         nodes_named_by(listener.address, ME, PATIENCE_S)
 
 
@@ -64,13 +64,13 @@ def test_a_node_that_can_only_tell_all_topics_is_not_asked():
         ({}, None),
     ],
 )
-def test_what_a_topic_gets_is_what_a_node_says(answers, expected):
-    listener = Listener(answers=answers, versions={DESCRIBE_CONFIGS: (0, 0)})
+def test_what_a_topic_gets_is_what_a_node_says(responses, expected):
+    listener = Listener(responses=responses, versions={DESCRIBE_CONFIGS: (0, 0)})
     with listener.server:
         assert default_partitions_of({7: listener.address}, ME, PATIENCE_S) == expected
 
 
 def test_the_next_node_is_asked_where_the_first_says_nothing():
-    silent, speaks = Listener(), Listener(answers=configuration(text(b"3")), versions={DESCRIBE_CONFIGS: (0, 0)})
+    silent, speaks = Listener(), Listener(responses=configuration(text(b"3")), versions={DESCRIBE_CONFIGS: (0, 0)})
     with silent.server, speaks.server:
         assert default_partitions_of({1: silent.address, 7: speaks.address}, ME, PATIENCE_S) == 3

@@ -129,12 +129,12 @@ def test_missing_permission_is_a_problem_that_names_server_and_permission():
         assert source.problems[THE_CLUSTER].startswith("a:9092: the proxy's own credentials need DescribeConfigs")
 
 
-def test_a_stumble_over_an_answer_is_a_problem_and_no_end():
+def test_a_stumble_over_a_response_is_a_problem_and_no_end():
     cluster, changes = FakeCluster(), Changes()
-    good, cluster.answer = cluster.answer, lambda request: "no answer"
+    good, cluster.response = cluster.response, lambda request: "no answer"
     with started(cluster, changes, **FAST) as source:
         assert "AttributeError" in source.problems[THE_CLUSTER]
-        cluster.answer = good
+        cluster.response = good
         changes.until(lambda: not source.problems)
 
 

@@ -14,7 +14,7 @@ from proxy.relay.actions import CloseReason
 from quotas.connection_quotas import AddressKey, ConnectionQuotas, ListenerKey
 from tests.quotas.windowed_rate import WindowedRate
 from tests.simulation.oracle import Violation, require
-from tests.simulation.plan import NO_LIMIT, DoorPlan
+from tests.simulation.plan import NO_LIMIT, GatePlan
 
 WINDOW_MS = 1000
 MOST_OVERTAKEN = 2
@@ -37,7 +37,7 @@ class _Held:
         return self.since_ms + WINDOW_MS
 
 
-class DoorJudge:
+class GateJudge:
     """In the place of an Admission: asks it, and raises Violation where it is wrong.
 
     A ticket says as `whose` address it comes, in its plain spelling. Without `exact`, where the table of addresses may
@@ -52,7 +52,7 @@ class DoorJudge:
         self.worst_held = 0
         self._samples = samples
         self._exact = exact
-        self._door = DoorPlan()
+        self._gate = GatePlan()
         self._instance = self._new_rate(NO_LIMIT)
         self._listeners: dict[ListenerKey, WindowedRate] = {}
         self._order: list[ListenerKey] = []
@@ -72,11 +72,11 @@ class DoorJudge:
         self._up: deque[str] = deque()
         """Whose next head has come up, and is tried at once."""
 
-    def take_up(self, door: DoorPlan, now_ms: int) -> None:
+    def take_up(self, gate: GatePlan, now_ms: int) -> None:
         """These are the limits from now on."""
-        self._door = door
-        self._instance.limit = door.instance_rate
-        for key, rate in zip(self._order, door.listener_rates, strict=True):
+        self._gate = gate
+        self._instance.limit = gate.instance_rate
+        for key, rate in zip(self._order, gate.listener_rates, strict=True):
             self._listeners[key].limit = rate
         self._note_slots(now_ms)
 
@@ -123,8 +123,8 @@ class DoorJudge:
         require(key not in self._waiting, f"{key.listener} accepts one more though one waits")
         wait_ms = self._charge_arrival(key, now_ms)
         may = not wait_ms and self._has_slot(key)
-        told = self.sound.arrive(key, ticket, now_ms)
-        require(told == may, f"an arrival at {key.listener} may go on: {told}, {may} is right ({wait_ms} ms)")
+        reported = self.sound.arrive(key, ticket, now_ms)
+        require(reported == may, f"an arrival at {key.listener} may go on: {reported}, {may} is right ({wait_ms} ms)")
         self.counts["arrived"] += 1
         if may:
             self._goes_on(key)
@@ -133,7 +133,7 @@ class DoorJudge:
             self._waiting[key] = ticket, now_ms + wait_ms
             self._overtaken[key] = 0
         self._note_slots(now_ms)
-        return told
+        return reported
 
     def give_up(self, key: ListenerKey) -> None:
         self.sound.give_up(key)
@@ -146,24 +146,24 @@ class DoorJudge:
     ) -> ConnectionSlot | OnHold | Refused:
         require(measured, "no balancer comes for itself here")
         self._on_the_way[key] -= 1
-        told = self.sound.admit(key, ticket, address, now_ms)
+        reported = self.sound.admit(key, ticket, address, now_ms)
         origin = self._origin_of(ticket.whose)
-        if self._door.waits and origin in self._queues:
+        if self._gate.waits and origin in self._queues:
             self._take_back(key, now_ms)
             right, due_ms = "held", None
         else:
-            right, delay_ms = self._try(key, origin, now_ms, told)
+            right, delay_ms = self._try(key, origin, now_ms, reported)
             due_ms = now_ms + delay_ms
         if right == "held" and self._is_full_of_held(origin):
             right = CloseReason.TOO_MANY_HELD.value
-        self._require_told(told, right, f"one from {origin}")
+        self._require_reported(reported, right, f"one from {origin}")
         self.counts[right] += 1
-        if isinstance(told, ConnectionSlot):
-            self._admitted(told, key, origin)
+        if isinstance(reported, ConnectionSlot):
+            self._admitted(reported, key, origin)
         elif right == "held":
-            self._hold(_Held(ticket, key, origin, now_ms, due_ms, self._door.waits))
+            self._hold(_Held(ticket, key, origin, now_ms, due_ms, self._gate.waits))
         self._note_slots(now_ms)
-        return told
+        return reported
 
     def due(self, now_ms: int) -> Iterator[Next[Any]]:
         """What the admission has done is checked before it is told on."""
@@ -188,15 +188,15 @@ class DoorJudge:
         self._note_slots(self._now_ms())
 
     def user_became(self, place: ConnectionSlot, user: str) -> bool:
-        told = self.sound.user_became(place, user)
-        most = dict(self._door.user_counts).get(user, NO_LIMIT if user == "ANONYMOUS" else self._door.user_count)
+        reported = self.sound.user_became(place, user)
+        most = dict(self._gate.user_counts).get(user, NO_LIMIT if user == "ANONYMOUS" else self._gate.user_count)
         right = self._users.get(place) == user or list(self._users.values()).count(user) < most
-        require(told == right, f"{user} may have one more: {told}, {right} is right")
+        require(reported == right, f"{user} may have one more: {reported}, {right} is right")
         if right:
             self._users[place] = user
         else:
             self.counts["too_many_of_user"] += 1
-        return told
+        return reported
 
     def empty(self, now_ms: int) -> Iterator[Next[Any]]:
         for what in list(self.sound.empty(now_ms)):
@@ -222,10 +222,10 @@ class DoorJudge:
         self._listeners[key].record(-1.0, now_ms)
 
     def _has_slot(self, key: ListenerKey) -> bool:
-        door = self._door
-        if self._here[key] + self._on_the_way[key] >= door.listener_counts[self._order.index(key)]:
+        gate = self._gate
+        if self._here[key] + self._on_the_way[key] >= gate.listener_counts[self._order.index(key)]:
             return False
-        return len(self._open) + self._on_the_way.total() < door.instance_count
+        return len(self._open) + self._on_the_way.total() < gate.instance_count
 
     def _goes_on(self, key: ListenerKey) -> None:
         self._on_the_way[key] += 1
@@ -250,20 +250,20 @@ class DoorJudge:
                 self._slot_since.pop(key, None)
 
     def _origin_of(self, whose: str) -> str:
-        door, ip = self._door, ip_address(whose)
-        prefix = door.ipv4_prefix if ip.version == 4 else door.ipv6_prefix
-        named = whose in dict(door.rates) or whose in dict(door.counts)
+        gate, ip = self._gate, ip_address(whose)
+        prefix = gate.ipv4_prefix if ip.version == 4 else gate.ipv6_prefix
+        named = whose in dict(gate.rates) or whose in dict(gate.counts)
         if named or prefix == ip.max_prefixlen:
             return whose
         return str(ip_network((whose, prefix), strict=False))
 
-    def _try(self, key: ListenerKey, origin: str, now_ms: int, told: object) -> tuple[str, int]:
+    def _try(self, key: ListenerKey, origin: str, now_ms: int, reported: object) -> tuple[str, int]:
         """What an address may have, and how long it is held; where nobody knows that, what was told is right."""
-        door = self._door
-        rate = dict(door.rates).get(origin, door.rate)
+        gate = self._gate
+        rate = dict(gate.rates).get(origin, gate.rate)
         if rate < NO_LIMIT:
             if not self._exact:
-                too_fast = told is OnHold.HELD or told == Refused(CloseReason.TOO_MANY_HELD, reset=True)
+                too_fast = reported is OnHold.HELD or reported == Refused(CloseReason.TOO_MANY_HELD, reset=True)
                 delay_ms = WINDOW_MS if too_fast else 0
             else:
                 sensor = self._addresses.setdefault(origin, self._new_rate(rate))
@@ -274,17 +274,17 @@ class DoorJudge:
             if delay_ms:
                 self._take_back(key, now_ms)
                 return "held", delay_ms
-        if self._from[origin] >= dict(door.counts).get(origin, door.count):
+        if self._from[origin] >= dict(gate.counts).get(origin, gate.count):
             return CloseReason.TOO_MANY_FROM_IP.value, 0
         return "admitted", 0
 
     def _is_full_of_held(self, origin: str) -> bool:
-        return len(self._held) >= self._door.max_held or self._held_of[origin] >= self._door.max_held_of_ip
+        return len(self._held) >= self._gate.max_held or self._held_of[origin] >= self._gate.max_held_of_ip
 
-    def _require_told(self, told: object, right: str, who: str) -> None:
-        found = "admitted" if isinstance(told, ConnectionSlot) else "held"
-        if isinstance(told, Refused):
-            found = told.reason.value
+    def _require_reported(self, reported: object, right: str, who: str) -> None:
+        found = "admitted" if isinstance(reported, ConnectionSlot) else "held"
+        if isinstance(reported, Refused):
+            found = reported.reason.value
         require(found == right, f"{who} is {found}, {right} is right")
 
     # ------------------------------------------------------------------ those who wait
@@ -315,21 +315,21 @@ class DoorJudge:
         self._goes_on(what.listener)
 
     def _check_end_of_hold(self, what: Next[Any], now_ms: int) -> None:
-        told = what.step.value if what.reason is None else what.reason.value
+        reported = what.step.value if what.reason is None else what.reason.value
         while self._up:
             outcome = self._try_head(now_ms, what)
             if outcome is not None:
-                require(outcome == told, f"the next of a queue is {told}, {outcome} is right")
+                require(outcome == reported, f"the next of a queue is {reported}, {outcome} is right")
                 return
         held = self._held.get(what.ticket)
         if held is None:
-            raise Violation(f"one is {told} that is not held")
+            raise Violation(f"one is {reported} that is not held")
         if held.queues:
             require(self._queues[held.origin][0] is held, "one overtakes those before it")
             outcome = self._try_head_of(held, now_ms, what)
-            require(outcome == told, f"the head of a queue is {told}, {outcome} is right")
+            require(outcome == reported, f"the head of a queue is {reported}, {outcome} is right")
         else:
-            require(told == CloseReason.IP_RATE_EXCEEDED.value, f"one that is held is {told} at its end")
+            require(reported == CloseReason.IP_RATE_EXCEEDED.value, f"one that is held is {reported} at its end")
             self._end_hold(held)
         require(now_ms == held.due_ms or not self._exact, f"a hold ends at {now_ms}, {held.due_ms} is right")
         require(now_ms <= held.until_ms, f"one is held from {held.since_ms} to {now_ms}")
@@ -347,8 +347,8 @@ class DoorJudge:
     def _try_head_of(self, head: _Held, now_ms: int, what: Next[Any] | None) -> str | None:
         self._charge_arrival(head.listener, now_ms)
         if self._has_slot(head.listener):
-            told = OnHold.HELD if what is not None and what.reason is CloseReason.IP_RATE_EXCEEDED else None
-            outcome, delay_ms = self._try(head.listener, head.origin, now_ms, told)
+            reported = OnHold.HELD if what is not None and what.reason is CloseReason.IP_RATE_EXCEEDED else None
+            outcome, delay_ms = self._try(head.listener, head.origin, now_ms, reported)
         else:
             self._take_back(head.listener, now_ms)
             outcome, delay_ms = CloseReason.TOO_MANY_CONNECTIONS.value, 0

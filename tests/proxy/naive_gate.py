@@ -36,7 +36,7 @@ class OnHold:
     due: int | None
 
 
-class NaiveDoor:
+class NaiveGate:
     """What becomes of connections, as (number, word) in `log`."""
 
     def __init__(self, limits, listeners):

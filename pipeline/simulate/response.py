@@ -1,4 +1,4 @@
-"""The answer to "what would these quotas have done", as rows to print, write or compare."""
+"""The response to "what would these quotas have done", as rows to print, write or compare."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ def _changed(rows: DataFrame) -> DataFrame:
     return rows.withColumn("change", change)
 
 
-def told(rows: DataFrame) -> list[dict[str, Any]]:
+def reported(rows: DataFrame) -> list[dict[str, Any]]:
     """Rows that were throttled, or would be; most throttle time first, MOST_ROWS at most."""
     concerned = rows.where((F.col("throttled_ms") > 0) | (F.col("live_throttled_ms") > 0))
     ordered = concerned.orderBy(F.greatest("throttled_ms", "live_throttled_ms").desc()).limit(MOST_ROWS)

@@ -30,7 +30,7 @@ from protocol.primitives import compact_string, uvarint
 from protocol.walk import Walk
 from proxy.decisions.decide import decide
 from proxy.relay.actions import CloseReason, RelayLimits
-from proxy.relay.plans import PLANS, AnswerKind, walk_answer
+from proxy.relay.plans import PLANS, ResponseKind, walk_response
 from proxy.side import Side
 from tests.message_vectors import message_vectors
 from tests.relay.frames import frame, heartbeat, heartbeaten
@@ -43,7 +43,7 @@ EDGE = 3_000
 LARGE = {
     f"{plan.name} v{plan.api_version}": plan
     for plan in PLANS.values()
-    if plan.answer in (AnswerKind.TAIL, AnswerKind.LAST) and plan.api_key not in (38, 41)
+    if plan.response in (ResponseKind.TAIL, ResponseKind.LAST) and plan.api_key not in (38, 41)
 }
 
 
@@ -83,11 +83,11 @@ def _holds_records(shape):
     return (COMPACT_BYTES,) in shape or (BYTES,) in shape
 
 
-def large_answer(plan, nodes=3):
+def large_response(plan, nodes=3):
     rng = random.Random(plan.api_key * 100 + plan.api_version)
-    answer = frame(pack(">i", 1) + b"\0" * plan.answer_tags + body(plan.shape, rng, nodes=nodes))
-    assert len(answer) > MAX_HEAD_BYTES
-    return answer
+    response = frame(pack(">i", 1) + b"\0" * plan.response_tags + body(plan.shape, rng, nodes=nodes))
+    assert len(response) > MAX_HEAD_BYTES
+    return response
 
 
 def request_of(plan):
@@ -99,7 +99,7 @@ def request_of(plan):
 
 
 def relayed(make_relay, plan, pieces, throttled):
-    """What the client gets of an answer that comes in these pieces, behind one with a throttle time or without."""
+    """What the client gets of a response that comes in these pieces, behind one with a throttle time or without."""
     script = Script(make_relay).connected()
     script.client(heartbeat(7) + request_of(plan))
     script.node(heartbeaten(7, throttle_time_ms=THROTTLE_MS if throttled else 0))
@@ -118,57 +118,57 @@ def cut(data, size):
 
 
 @pytest.mark.parametrize("plan", LARGE.values(), ids=LARGE.keys())
-def test_a_large_answer_streams_and_shows_no_inside_address(make_relay, plan):
-    answer = large_answer(plan)
-    at_once, _ = relayed(make_relay, plan, [answer], throttled=False)
-    tail_at = walk_answer(plan, answer).tail_at
-    assert len(at_once) == len(answer)
-    assert at_once[:tail_at] == answer[:tail_at]
-    assert walk_answer(plan, at_once).endpoints == []
-    assert walk_answer(plan, at_once).fits(len(answer))
+def test_a_large_response_streams_and_shows_no_inside_address(make_relay, plan):
+    response = large_response(plan)
+    at_once, _ = relayed(make_relay, plan, [response], throttled=False)
+    tail_at = walk_response(plan, response).tail_at
+    assert len(at_once) == len(response)
+    assert at_once[:tail_at] == response[:tail_at]
+    assert walk_response(plan, at_once).endpoints == []
+    assert walk_response(plan, at_once).fits(len(response))
     for size in (777, 65_536):
-        in_pieces, most_held = relayed(make_relay, plan, cut(answer, size), throttled=False)
+        in_pieces, most_held = relayed(make_relay, plan, cut(response, size), throttled=False)
         assert in_pieces == at_once
         assert most_held <= MAX_HEAD_BYTES + size
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.nightly), 7])
-def test_a_large_answer_may_come_byte_by_byte_at_its_ends_and_in_few_between(make_relay, step):
+def test_a_large_response_may_come_byte_by_byte_at_its_ends_and_in_few_between(make_relay, step):
     plan = LARGE["Produce v2"]
-    answer = large_answer(plan)
-    between = cut(answer[EDGE:-EDGE], step)  # each byte of an element is where a piece begins, some time
-    pieces = [*cut(answer[:EDGE], 1), *between, *cut(answer[-EDGE:], 1)]
-    assert relayed(make_relay, plan, pieces, throttled=False)[0] == answer
+    response = large_response(plan)
+    between = cut(response[EDGE:-EDGE], step)  # each byte of an element is where a piece begins, some time
+    pieces = [*cut(response[:EDGE], 1), *between, *cut(response[-EDGE:], 1)]
+    assert relayed(make_relay, plan, pieces, throttled=False)[0] == response
 
 
 @pytest.mark.parametrize("plan", LARGE.values(), ids=LARGE.keys())
-def test_a_large_answer_gets_the_throttle_time(make_relay, plan):
-    answer = large_answer(plan)
-    throttled, _ = relayed(make_relay, plan, cut(answer, 50_000), throttled=True)
-    plain, _ = relayed(make_relay, plan, [answer], throttled=False)
-    at = walk_answer(plan, throttled).throttle_at
+def test_a_large_response_gets_the_throttle_time(make_relay, plan):
+    response = large_response(plan)
+    throttled, _ = relayed(make_relay, plan, cut(response, 50_000), throttled=True)
+    plain, _ = relayed(make_relay, plan, [response], throttled=False)
+    at = walk_response(plan, throttled).throttle_at
     assert throttled[at : at + 4] == pack(">i", THROTTLE_MS)
     assert throttled[:at] + bytes(4) + throttled[at + 4 :] == plain
 
 
-def test_a_large_answer_that_ends_before_its_fields_do_is_cut_off(make_relay):
+def test_a_large_response_that_ends_before_its_fields_do_is_cut_off(make_relay):
     plan = LARGE["Produce v11"]
-    answer = large_answer(plan)
+    response = large_response(plan)
     script = Script(make_relay).connected()
     script.client(request_of(plan))
-    script.node(pack(">i", len(answer) - 104) + answer[4:-100], NOW_MS)
+    script.node(pack(">i", len(response) - 104) + response[4:-100], NOW_MS)
     assert script.close_reason is CloseReason.ANSWER_MALFORMED
-    assert len(script.sent[Side.CLIENT]) < len(answer) - 100
+    assert len(script.sent[Side.CLIENT]) < len(response) - 100
 
 
-@pytest.mark.parametrize("name", [name for name, plan in LARGE.items() if plan.answer is AnswerKind.TAIL])
+@pytest.mark.parametrize("name", [name for name, plan in LARGE.items() if plan.response is ResponseKind.TAIL])
 @pytest.mark.parametrize("piece_bytes", [100_000, 10_000_000])
-def test_an_answer_that_ends_where_its_tail_should_begin_is_not_sent_to_its_end(make_relay, name, piece_bytes):
+def test_a_response_that_ends_where_its_tail_should_begin_is_not_sent_to_its_end(make_relay, name, piece_bytes):
     plan = LARGE[name]
-    answer = large_answer(plan)
-    walk = Walk(plan.shape, 8 + plan.answer_tags)
-    walk.advance(answer, 0, stop_at_tail=True)
-    cut = frame(answer[4 : walk.tail_at])
+    response = large_response(plan)
+    walk = Walk(plan.shape, 8 + plan.response_tags)
+    walk.advance(response, 0, stop_at_tail=True)
+    cut = frame(response[4 : walk.tail_at])
     script = Script(make_relay).connected()
     script.client(request_of(plan))
     for start in range(0, len(cut), piece_bytes):
@@ -179,16 +179,16 @@ def test_an_answer_that_ends_where_its_tail_should_begin_is_not_sent_to_its_end(
 
 
 @pytest.mark.parametrize("nodes", [700, 6_000])
-@pytest.mark.parametrize("name", [name for name, plan in LARGE.items() if plan.answer is AnswerKind.TAIL])
-def test_the_addresses_of_any_number_of_nodes_are_hidden_behind_a_large_answer(make_relay, name, nodes):
+@pytest.mark.parametrize("name", [name for name, plan in LARGE.items() if plan.response is ResponseKind.TAIL])
+def test_the_addresses_of_any_number_of_nodes_are_hidden_behind_a_large_response(make_relay, name, nodes):
     plan = LARGE[name]
     if plan.api_key in (0, 1) and not has_hints(plan.shape):
         return
-    answer = large_answer(plan, nodes)
-    told, most_held = relayed(make_relay, plan, cut(answer, 60_000), throttled=False)
-    walk = walk_answer(plan, told)
-    assert (len(told), walk.endpoints, walk.fits(len(answer))) == (len(answer), [], True)
-    assert most_held <= len(answer) - walk_answer(plan, answer).tail_at + MAX_HEAD_BYTES + 60_000
+    response = large_response(plan, nodes)
+    reported, most_held = relayed(make_relay, plan, cut(response, 60_000), throttled=False)
+    walk = walk_response(plan, reported)
+    assert (len(reported), walk.endpoints, walk.fits(len(response))) == (len(response), [], True)
+    assert most_held <= len(response) - walk_response(plan, response).tail_at + MAX_HEAD_BYTES + 60_000
 
 
 def has_hints(shape):
@@ -201,13 +201,13 @@ OUR_HOST = b"proxy.example"
 HEADS = {
     f"{plan.name} v{plan.api_version}": plan
     for plan in PLANS.values()
-    if plan.answer is AnswerKind.HEAD and plan.api_key != 18 and (plan.api_key != 10 or plan.lists_to_the_end)
+    if plan.response is ResponseKind.HEAD and plan.api_key != 18 and (plan.api_key != 10 or plan.lists_to_the_end)
 }
 REST = random.Random(5).randbytes(50_000)
 
 
 def listing(plan, nodes, host=HOST, port=9092, rest=b""):
-    """An answer that lists so many nodes, or coordinators."""
+    """A response that lists so many nodes, or coordinators."""
 
     def written(shape, number):
         return b"".join(one(op, number) for op in shape)
@@ -230,41 +230,41 @@ def listing(plan, nodes, host=HOST, port=9092, rest=b""):
         plain |= {STRING: b"\0\3key", COMPACT_STRING: b"\4key", END: rest}
         return plain[code]
 
-    return frame(pack(">i", 1) + b"\0" * plan.answer_tags + written(plan.shape, 0))
+    return frame(pack(">i", 1) + b"\0" * plan.response_tags + written(plan.shape, 0))
 
 
 @pytest.mark.parametrize("plan", HEADS.values(), ids=HEADS.keys())
-def test_an_answer_may_list_very_many_addresses(make_relay, plan):
-    answer, expected = listing(plan, 6_000, rest=REST), listing(plan, 6_000, OUR_HOST, rest=REST)
-    assert len(answer) - len(REST) > MAX_HEAD_BYTES
-    for size in (60_001, len(answer)):
-        told, most_held = relayed(make_relay, plan, cut(answer, size), throttled=False)
-        assert told == expected
-        assert most_held <= len(answer) + size
+def test_a_response_may_list_very_many_addresses(make_relay, plan):
+    response, expected = listing(plan, 6_000, rest=REST), listing(plan, 6_000, OUR_HOST, rest=REST)
+    assert len(response) - len(REST) > MAX_HEAD_BYTES
+    for size in (60_001, len(response)):
+        reported, most_held = relayed(make_relay, plan, cut(response, size), throttled=False)
+        assert reported == expected
+        assert most_held <= len(response) + size
 
 
 @pytest.mark.parametrize("plan", [plan for plan in HEADS.values() if plan.throttle_at >= 0][::3])
-def test_an_answer_with_very_many_addresses_gets_the_throttle_time(make_relay, plan):
-    answer, expected = listing(plan, 6_000, rest=REST), listing(plan, 6_000, OUR_HOST, rest=REST)
-    told, _ = relayed(make_relay, plan, cut(answer, 100_000), throttled=True)
+def test_a_response_with_very_many_addresses_gets_the_throttle_time(make_relay, plan):
+    response, expected = listing(plan, 6_000, rest=REST), listing(plan, 6_000, OUR_HOST, rest=REST)
+    reported, _ = relayed(make_relay, plan, cut(response, 100_000), throttled=True)
     at = plan.throttle_at
-    assert told == expected[:at] + pack(">i", THROTTLE_MS) + expected[at + 4 :]
+    assert reported == expected[:at] + pack(">i", THROTTLE_MS) + expected[at + 4 :]
 
 
 @pytest.mark.parametrize("name", ["Metadata v1", "Metadata v9", "DescribeCluster v1", "FindCoordinator v4"])
-def test_an_answer_with_many_addresses_may_be_cut_anywhere(make_relay, name, monkeypatch):
-    monkeypatch.setattr("proxy.relay.answer_side.MAX_HEAD_BYTES", 40)
+def test_a_response_with_many_addresses_may_be_cut_anywhere(make_relay, name, monkeypatch):
+    monkeypatch.setattr("proxy.relay.response_side.MAX_HEAD_BYTES", 40)
     monkeypatch.setattr("proxy.relay.relay.MAX_HEAD_BYTES", 40)
     monkeypatch.setattr("proxy.decisions.decide._WALKED_AT_ONCE", 7)
     plan = HEADS[name]
     rest = b"the rest of it"
     behind = heartbeaten(9)
-    answer, expected = listing(plan, 9, rest=rest) + behind, listing(plan, 9, OUR_HOST, rest=rest) + behind
-    for at in range(len(answer) + 1):
+    response, expected = listing(plan, 9, rest=rest) + behind, listing(plan, 9, OUR_HOST, rest=rest) + behind
+    for at in range(len(response) + 1):
         for size in (1, 1000):
             script = Script(make_relay).connected()
             script.client(request_of(plan) + heartbeat(9))
-            for piece in (*cut(answer[:at], size), answer[at:]):
+            for piece in (*cut(response[:at], size), response[at:]):
                 script.node(piece)
             assert bytes(script.sent[Side.CLIENT]) == expected
             assert script.relay.idle
@@ -295,20 +295,20 @@ def test_no_more_is_held_for_addresses_than_a_frame_may_have(make_relay, name):
 
 def test_very_many_coordinators_are_rewritten_in_steps(make_relay):
     plan = HEADS["FindCoordinator v4"]
-    answer = listing(plan, 12_000)
+    response = listing(plan, 12_000)
     script = Script(make_relay).connected()
     script.client(request_of(plan))
-    script.hold_verdicts = True
-    script.node(answer[: MAX_HEAD_BYTES + 1])
+    script.hold_decisions = True
+    script.node(response[: MAX_HEAD_BYTES + 1])
     [first] = script.asks
-    assert decide(first, script.facts, NOW_MS).more == len(answer)
-    script.hold_verdicts = False
-    ask = replace(first, frame=answer)
+    assert decide(first, script.facts, NOW_MS).more == len(response)
+    script.hold_decisions = False
+    ask = replace(first, frame=response)
     work = decide(ask, script.facts, NOW_MS)
-    assert sum(1 for _ in work.steps) > len(answer) // 9_000
+    assert sum(1 for _ in work.steps) > len(response) // 9_000
 
 
-def test_a_client_that_goes_while_an_answer_is_gathered_leaves_nothing(make_relay):
+def test_a_client_that_goes_while_a_response_is_gathered_leaves_nothing(make_relay):
     plan = HEADS["FindCoordinator v4"]
     script = Script(make_relay).connected()
     script.client(request_of(plan))

@@ -1,4 +1,4 @@
-"""The answer side of a relay: what the node sends is matched, charged, told its throttle time, and sent on."""
+"""The response side of a relay: what the node sends is matched, charged, told its throttle time, and sent on."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -8,7 +8,7 @@ from struct import Struct
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.frames import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
 from protocol.messages.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
-from protocol.messages.fetch import decisive_bytes, empty_fetch_answer
+from protocol.messages.fetch import decisive_bytes, empty_fetch_response
 from protocol.messages.produce import lone_partition_throttle_at
 from protocol.primitives import MAX_HEADER_TAGS, Reader, int32
 from protocol.splices import Splice, splice_frame
@@ -25,9 +25,19 @@ from proxy.relay.actions import (
     Send,
     WakeAt,
 )
-from proxy.relay.carriage import NO_TICKET, THROTTLED, UNCONNECTED, Bind, Carriage, Meet, Piece, add_run, send_through
-from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, AnswerKind, Plan
-from proxy.relay.quick_answers import QUICK_BYTES, quick_run
+from proxy.relay.carriage import (
+    NO_TICKET,
+    THROTTLED,
+    UNCONNECTED,
+    Bind,
+    Carriage,
+    Piece,
+    UsageOf,
+    add_run,
+    send_through,
+)
+from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, Plan, ResponseKind
+from proxy.relay.quick_responses import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, Request
@@ -44,14 +54,14 @@ _NOTHING: Passing = (0, ())
 
 _CLIENT = Side.CLIENT
 _NODE = Side.NODE
-_PLAIN = AnswerKind.PLAIN
-_HEAD = AnswerKind.HEAD
+_PLAIN = ResponseKind.PLAIN
+_HEAD = ResponseKind.HEAD
 
-_SMALLEST_ANSWER = 4
-_ANSWER_PREFIX_BYTES = 13
-"""Length prefix, correlation id, an empty tag buffer, throttle time: what most answers are judged by."""
+_SMALLEST_RESPONSE = 4
+_RESPONSE_PREFIX_BYTES = 13
+"""Length prefix, correlation id, an empty tag buffer, throttle time: what most responses are judged by."""
 
-_ANSWER_HEAD = Struct(">ii")
+_RESPONSE_HEAD = Struct(">ii")
 _INT32 = Struct(">i")
 
 _PAUSE = Pause(_NODE)
@@ -59,8 +69,8 @@ _RESUME = Resume(_NODE)
 
 
 @dataclass(slots=True)
-class _StreamedAnswer:
-    """A large answer that is walked while it passes: `sent` of its `frame_bytes` have gone out."""
+class _StreamedResponse:
+    """A large response that is walked while it passes: `sent` of its `frame_bytes` have gone out."""
 
     walk: Walk
     frame_bytes: int
@@ -68,27 +78,27 @@ class _StreamedAnswer:
     request: Request
 
 
-class AnswerSide(Carriage):
+class ResponseSide(Carriage):
     """From the node to the client."""
 
     __slots__ = (
-        "_answer_left",
-        "_answer_ticket",
         "_answered_until_ms",
-        "_answers",
         "_collecting",
-        "_gathered_answer",
+        "_gathered_response",
         "_head_bytes",
-        "_held_answer",
+        "_held_decision",
         "_held_ms",
+        "_held_response",
         "_held_since_ms",
         "_held_until_ms",
-        "_held_verdict",
         "_instead",
-        "_max_answer_bytes",
         "_max_gathered_bytes",
+        "_max_response_bytes",
         "_node_paused",
         "_quick_bytes",
+        "_response_left",
+        "_response_ticket",
+        "_responses",
         "_slow_us",
         "_streamed",
         "_to_collect",
@@ -98,71 +108,71 @@ class AnswerSide(Carriage):
     def __init__(
         self,
         ledger: ClientQuotaManager,
-        tally: RelayCounters,
+        counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
-        meet: Meet | None = None,
+        usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, tally, limits, bind, meet)
+        super().__init__(ledger, counters, limits, bind, usage_of)
         self._slow_us = -1
-        self._max_answer_bytes = limits.max_answer_bytes
+        self._max_response_bytes = limits.max_response_bytes
         self._max_gathered_bytes = limits.max_frame_bytes
-        self._quick_bytes = min(limits.max_answer_bytes, QUICK_BYTES)
-        self._answers = b""
-        self._answer_left = 0
-        self._streamed: _StreamedAnswer | None = None
+        self._quick_bytes = min(limits.max_response_bytes, QUICK_BYTES)
+        self._responses = b""
+        self._response_left = 0
+        self._streamed: _StreamedResponse | None = None
         self._instead = b""
         self._to_drop = 0
         self._head_bytes = MAX_HEAD_BYTES
-        """How much of the answer that is next must be here to be decided about."""
-        self._gathered_answer: list[bytes] = []
-        """What has come behind `_answers` of an answer of which more than MAX_HEAD_BYTES are wanted."""
+        """How much of the response that is next must be here to be decided about."""
+        self._gathered_response: list[bytes] = []
+        """What has come behind `_responses` of a response of which more than MAX_HEAD_BYTES are wanted."""
         self._collecting: list[bytes] = []
         self._to_collect = 0
-        self._held_answer = b""
+        self._held_response = b""
         self._held_since_ms: int | None = None
         self._held_until_ms = 0
         self._held_ms = 0
-        self._held_verdict: Decision | None = None
+        self._held_decision: Decision | None = None
         self._answered_until_ms = 0
         self._node_paused = False
-        self._answer_ticket = NO_TICKET
+        self._response_ticket = NO_TICKET
 
     @property
-    def _amid_answer(self) -> bool:
-        return self._answer_left > 0 or self._streamed is not None or self._to_collect > 0 or self._to_drop > 0
+    def _amid_response(self) -> bool:
+        return self._response_left > 0 or self._streamed is not None or self._to_collect > 0 or self._to_drop > 0
 
-    def _take_answers(self, actions: list[Action], now_ms: int, at: int) -> None:
-        """Send on all that may be sent, throttle times patched; stop where an answer must be decided about.
+    def _take_responses(self, actions: list[Action], now_ms: int, at: int) -> None:
+        """Send on all that may be sent, throttle times patched; stop where a response must be decided about.
 
         `at` is where the next frame begins (before it, all is passed already), `run` where the bytes begin that go out
         as they are.
         """
-        buf = self._answers
+        buf = self._responses
         end = len(buf)
         run = 0
         pieces: list[Piece] = []
         after: list[Action] = []
         try:
             while True:
-                if self._answer_left:
-                    step = min(self._answer_left, end - at)
-                    self._answer_left -= step
+                if self._response_left:
+                    step = min(self._response_left, end - at)
+                    self._response_left -= step
                     at += step
                     self._written(self._going, step)
                 elif self._to_drop:
                     add_run(pieces, buf, run, at)
                     at = run = self._drop(pieces, at, end)
-                if at == end or self._answer_ticket != NO_TICKET or self._held_verdict is not None:
+                if at == end or self._response_ticket != NO_TICKET or self._held_decision is not None:
                     break
                 if self._streamed is not None:
                     passed, splices = self._stream(self._streamed, buf, at, now_ms, after)
                 else:
                     if self._in_flight and self._in_flight[0].plan is SASL_TOKEN:
                         self._forget_unanswered_tokens()
-                    if self._in_flight and self._in_flight[0].answer is not None:
+                    if self._in_flight and self._in_flight[0].response is not None:
                         add_run(pieces, buf, run, at)
-                        pieces += self._own_answers(now_ms, after)
+                        pieces += self._pass_own_responses(now_ms, after)
                         run = at
                         if self._held_since_ms is not None:
                             break
@@ -175,11 +185,11 @@ class AnswerSide(Carriage):
                         run = at
                         continue
                     if self._held_since_ms is None:
-                        passed_to = self._pass_alike(buf, at, now_ms)
+                        passed_to = self._pass_repeated(buf, at, now_ms)
                         if passed_to != at:
                             at = passed_to
                             continue
-                    passed, splices = self._start_answer(buf, at, now_ms, after)
+                    passed, splices = self._start_response(buf, at, now_ms, after)
                 if self._to_drop:
                     continue
                 if not passed:
@@ -188,9 +198,9 @@ class AnswerSide(Carriage):
                     add_run(pieces, buf, run, at + splice.start)
                     pieces.append(splice.data)
                     run = at + splice.end
-                self._answer_left = passed
+                self._response_left = passed
         finally:
-            self._answers = send_through(actions, _CLIENT, pieces, buf, run, at)
+            self._responses = send_through(actions, _CLIENT, pieces, buf, run, at)
             actions += after
 
     def _settle_node(self, actions: list[Action]) -> None:
@@ -198,7 +208,7 @@ class AnswerSide(Carriage):
         if self._mute & UNCONNECTED:
             return
         pause = self._client_blocked or self._held_since_ms is not None
-        if self._answer_ticket != NO_TICKET and len(self._answers) >= MAX_HEAD_BYTES:
+        if self._response_ticket != NO_TICKET and len(self._responses) >= MAX_HEAD_BYTES:
             pause = True
         if pause != self._node_paused:
             self._node_paused = pause
@@ -206,8 +216,8 @@ class AnswerSide(Carriage):
 
     # -------------------------------------------------------------- as they are
 
-    def _pass_alike(self, buf: bytes, at: int, now_ms: int) -> int:
-        """Pass the whole answers at `at` that need only be counted, of one run of requests; return where they end.
+    def _pass_repeated(self, buf: bytes, at: int, now_ms: int) -> int:
+        """Pass the whole responses at `at` that need only be counted, of one run of requests; return where they end.
 
         They are small, carry no throttle time, and none of ours is to be put in.
         """
@@ -225,8 +235,8 @@ class AnswerSide(Carriage):
             return at
         binding = request.binding
         if binding is not None and binding.costs is not None:
-            answer_bytes = end - at - 4 * count
-            if not self._times.charge_unthrottled(request, binding, count, answer_bytes, now_ms, self._now_us):
+            response_bytes = end - at - 4 * count
+            if not self._times.charge_unthrottled(request, binding, count, response_bytes, now_ms, self._now_us):
                 self._slow_us = self._now_us
                 return at
         elif request.use is not None:
@@ -235,7 +245,7 @@ class AnswerSide(Carriage):
             request.timed = True
             return at
         self._no_longer_await(request, count)
-        self._count_answers(count, end - at)
+        self._count_responses(count, end - at)
         if (use := request.use) is not None:
             if self._now_us >= use.until_us:
                 use.turn(self._now_us)
@@ -243,11 +253,11 @@ class AnswerSide(Carriage):
         return end
 
     def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
-        """Charge the answer to a Fetch if it is plain that it is not throttled."""
+        """Charge the response to a Fetch if it is plain that it is not throttled."""
         binding = request.binding
         if binding is None:
             return True
-        value = frame_bytes - 4 - request.plan.answer_tags
+        value = frame_bytes - 4 - request.plan.response_tags
         if binding.fetch is not None:
             try:
                 if not self._charge_unthrottled(binding.fetch, value, 1, now_ms):
@@ -264,60 +274,60 @@ class AnswerSide(Carriage):
 
     # --------------------------------------------------------------- one by one
 
-    def _start_answer(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
-        """Begin with the answer at `at`: nothing passes while more bytes must come first or it is asked about."""
-        frame_bytes = self._answer_bytes(buf, at)
+    def _start_response(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
+        """Begin with the response at `at`: nothing passes while more bytes must come first or it is asked about."""
+        frame_bytes = self._response_bytes(buf, at)
         available = min(len(buf) - at, frame_bytes)
-        if not frame_bytes or available < min(frame_bytes, _ANSWER_PREFIX_BYTES):
+        if not frame_bytes or available < min(frame_bytes, _RESPONSE_PREFIX_BYTES):
             return _NOTHING
         request = self._in_flight[0]
         plan = request.plan
         body_at = 8
-        if plan.answer_tags:
+        if plan.response_tags:
             if frame_bytes < 9:
                 return _too_short(plan, frame_bytes)
             body_at = 9 if not buf[at + 8] else _after_header_tags(buf[at : at + available], frame_bytes)
             if not body_at:
                 return _NOTHING
-        if plan.fetches and not request.charged and (plan.answer is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
+        if plan.fetches and not request.charged and (plan.response is _PLAIN or frame_bytes > MAX_HEAD_BYTES):
             decisive_at = body_at + decisive_bytes(plan.api_version)
             if request.incremental is not None and available < min(frame_bytes, decisive_at):
                 return _NOTHING
             self._charge_fetch(request, frame_bytes - (body_at - 4), now_ms, after)
-            if request.withheld:
+            if request.as_empty_fetch:
                 return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
-        if plan.answer is _PLAIN:
+        if plan.response is _PLAIN:
             return self._start_plain(request, buf, at, frame_bytes, body_at, now_ms, after)
         if available < min(frame_bytes, self._head_bytes):
             return _NOTHING
-        if plan.answer is _HEAD:
-            return self._ask_about_answer(plan, buf[at : at + min(available, self._head_bytes)], after)
+        if plan.response is _HEAD:
+            return self._ask_about_response(plan, buf[at : at + min(available, self._head_bytes)], after)
         return self._start_tail(request, buf, at, frame_bytes, body_at, now_ms, after)
 
     def _start_plain(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
     ) -> Passing:
-        """An answer whose throttle time, if it has one, stands at a fixed place near its start."""
+        """A response whose throttle time, if it has one, stands at a fixed place near its start."""
         plan = request.plan
         throttle_at = plan.throttle_at
         if throttle_at >= 0:
-            throttle_at += body_at - 8 - plan.answer_tags
+            throttle_at += body_at - 8 - plan.response_tags
             if throttle_at + 4 > frame_bytes:
                 return _too_short(plan, frame_bytes)
             if at + throttle_at + 4 > len(buf):
                 return _NOTHING
-        return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+        return self._pass_response(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
 
     def _start_tail(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
     ) -> Passing:
-        """An answer that is decided by what stands at its end: here whole, or so large that it is walked on its way."""
+        """A response that is decided by what stands at its end: here whole, or so large that it is walked on its way."""
         plan = request.plan
         streams = frame_bytes > MAX_HEAD_BYTES
         if not streams:
             throttle_at = _throttle_behind(plan, buf, at, frame_bytes)
             if throttle_at >= 0:
-                return self._pass_answer(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
+                return self._pass_response(request, buf, at, throttle_at, frame_bytes, frame_bytes, now_ms, after)
         assert plan.shape is not None
         walk = Walk(plan.shape, body_at)
         here = memoryview(buf)[at : at + frame_bytes]
@@ -326,22 +336,22 @@ class AnswerSide(Carriage):
             if not walk.done and walk.offset >= frame_bytes:
                 return _too_short(plan, frame_bytes)
             passed = min(walk.offset, len(here))
-            passing = self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
+            passing = self._pass_response(request, buf, at, walk.throttle_at, frame_bytes, passed, now_ms, after)
             if self._held_since_ms is None:
-                self._streamed = _StreamedAnswer(walk, frame_bytes, passed, replace(request))
+                self._streamed = _StreamedResponse(walk, frame_bytes, passed, replace(request))
             return passing
         if not walk.fits(frame_bytes):
             return _too_short(plan, frame_bytes)
         if plan.fetches and not request.charged:
             self._charge_fetch(request, frame_bytes - (body_at - 4) - hints_bytes(walk, frame_bytes), now_ms, after)
-            if request.withheld:
+            if request.as_empty_fetch:
                 return self._withhold(request, buf, at, frame_bytes, body_at, now_ms, after)
         if walk.endpoints and rewritable(walk):
-            return self._ask_about_answer(plan, bytes(here), after)
-        return self._pass_answer(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
+            return self._ask_about_response(plan, bytes(here), after)
+        return self._pass_response(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
 
-    def _stream(self, streamed: _StreamedAnswer, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
-        """Go on with a large answer: what was walked passes; its tail is held until it is here whole."""
+    def _stream(self, streamed: _StreamedResponse, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
+        """Go on with a large response: what was walked passes; its tail is held until it is here whole."""
         walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
         here = min(len(buf) - at, frame_bytes - sent)
         data = memoryview(buf)[at : at + here]
@@ -371,8 +381,8 @@ class AnswerSide(Carriage):
             splices = [*self._throttle_splices(streamed.request, walk.throttle_at, node_ms, now_ms, after), *splices]
         return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
 
-    def _stream_led(self, streamed: _StreamedAnswer, data: memoryview) -> Passing:
-        """Go on with an answer to Metadata behind its nodes: who is led by one that is left out has no leader."""
+    def _stream_led(self, streamed: _StreamedResponse, data: memoryview) -> Passing:
+        """Go on with a response to Metadata behind its nodes: who is led by one that is left out has no leader."""
         walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
         walk.advance(data, sent)
         passed = min(walk.offset - sent, len(data))
@@ -387,7 +397,7 @@ class AnswerSide(Carriage):
         splices = leaderless_splices(walk)
         return passed, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
 
-    def _pass_answer(
+    def _pass_response(
         self,
         request: Request,
         buf: bytes,
@@ -398,28 +408,28 @@ class AnswerSide(Carriage):
         now_ms: int,
         after: list[Action],
     ) -> Passing:
-        """The answer goes out: take its request off the queue, count and time it, and put the throttle time in."""
+        """The response goes out: take its request off the queue, count and time it, and put the throttle time in."""
         if not request.timed:
             self._charge_time(request, frame_bytes - 4, now_ms, after)
         if self._delays and self._holds(request, now_ms, after):
             return _NOTHING
         self._no_longer_await(request, 1)
-        self._count_answers(1, frame_bytes)
+        self._count_responses(1, frame_bytes)
         self._going = request.use
         if throttle_at < 0:
             return passed, ()
         node_ms = _INT32.unpack_from(buf, at + throttle_at)[0]
         return passed, self._throttle_splices(request, throttle_at, node_ms, now_ms, after)
 
-    def _answer_bytes(self, buf: bytes, at: int) -> int:
+    def _response_bytes(self, buf: bytes, at: int) -> int:
         """The length of the frame that begins at `at`, checked against what is in flight; 0 while it is unknown."""
-        if len(buf) - at < _ANSWER_HEAD.size:
+        if len(buf) - at < _RESPONSE_HEAD.size:
             if len(buf) - at >= 4:
-                self._check_answer_size(buf[at : at + 4])
+                self._check_response_size(buf[at : at + 4])
             return 0
-        size, correlation_id = _ANSWER_HEAD.unpack_from(buf, at)
-        if not _SMALLEST_ANSWER <= size <= self._max_answer_bytes:
-            self._check_answer_size(buf[at : at + 4])
+        size, correlation_id = _RESPONSE_HEAD.unpack_from(buf, at)
+        if not _SMALLEST_RESPONSE <= size <= self._max_response_bytes:
+            self._check_response_size(buf[at : at + 4])
         if not self._in_flight or self._in_flight[0].correlation_id != correlation_id:
             raise self._unexpected(buf[at : at + 4], correlation_id)
         return int(size) + 4
@@ -434,15 +444,15 @@ class AnswerSide(Carriage):
         return size + 4
 
     def _forget_unanswered_tokens(self) -> None:
-        """The last token of an opaque exchange gets no answer: a request behind it shows that it was the last."""
+        """The last token of an opaque exchange gets no response: a request behind it shows that it was the last."""
         if not self._to_collect and self._in_flight[-1].plan is not SASL_TOKEN:
             while self._in_flight[0].plan is SASL_TOKEN:
                 self._no_longer_await(self._in_flight[0], 1)
 
-    def _check_answer_size(self, first_bytes: bytes) -> None:
+    def _check_response_size(self, first_bytes: bytes) -> None:
         size = _INT32.unpack(first_bytes)[0]
-        allowed = self._max_answer_bytes
-        if _SMALLEST_ANSWER <= size <= allowed:
+        allowed = self._max_response_bytes
+        if _SMALLEST_RESPONSE <= size <= allowed:
             return
         if name := looks_like(first_bytes):
             raise Refusal(CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
@@ -460,35 +470,37 @@ class AnswerSide(Carriage):
 
     # -------------------------------------------------------- decided by others
 
-    def _ask_about_answer(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
+    def _ask_about_response(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
         kind = DecisionKind.API_VERSIONS if plan.api_key == API_VERSIONS else DecisionKind.ADDRESSES
-        self._answer_ticket = self._next_ticket()
-        after.append(DecisionRequest(self._answer_ticket, kind, _NODE, plan.api_key, plan.api_version, head))
+        self._response_ticket = self._next_ticket()
+        after.append(DecisionRequest(self._response_ticket, kind, _NODE, plan.api_key, plan.api_version, head))
         return _NOTHING
 
     def _want_more(self, head_bytes: int) -> None:
-        """So much of the answer that is next must be here to be decided about, or all of it."""
-        frame_bytes = _INT32.unpack_from(self._answers, 0)[0] + 4
+        """So much of the response that is next must be here to be decided about, or all of it."""
+        frame_bytes = _INT32.unpack_from(self._responses, 0)[0] + 4
         if frame_bytes > self._max_gathered_bytes:
             name = self._in_flight[0].plan.name
             detail = f"{name}: {frame_bytes} bytes announced, {self._max_gathered_bytes} can be held for its addresses"
             raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
         self._head_bytes = min(head_bytes, frame_bytes)
 
-    def _gather_answer(self, data: bytes) -> bool:
-        """Whether `data` is only kept, as more is wanted of the answer that is next; it is put together once."""
-        self._gathered_answer.append(data)
-        if len(self._answers) + sum(map(len, self._gathered_answer)) < self._head_bytes:
+    def _gather_response(self, data: bytes) -> bool:
+        """Whether `data` is only kept, as more is wanted of the response that is next; it is put together once."""
+        self._gathered_response.append(data)
+        if len(self._responses) + sum(map(len, self._gathered_response)) < self._head_bytes:
             return True
-        self._answers = b"".join((self._answers, *self._gathered_answer))
-        self._gathered_answer = []
+        self._responses = b"".join((self._responses, *self._gathered_response))
+        self._gathered_response = []
         return False
 
     def _collect(self, request: Request, buf: bytes, at: int, after: list[Action]) -> int:
-        """Take what is here of an answer that is wanted whole; return where that ends."""
+        """Take what is here of a response that is wanted whole; return where that ends."""
         if not self._to_collect:
-            self._to_collect = self._token_bytes(buf, at) if request.plan is SASL_TOKEN else self._answer_bytes(buf, at)
-            if self._to_collect + sum(map(len, self._enquired)) > MAX_HELD_BYTES:
+            self._to_collect = (
+                self._token_bytes(buf, at) if request.plan is SASL_TOKEN else self._response_bytes(buf, at)
+            )
+            if self._to_collect + sum(map(len, self._own_responses)) > MAX_HELD_BYTES:
                 detail = f"{request.plan.name}: {self._to_collect} bytes announced, {MAX_HELD_BYTES} can be held"
                 raise Refusal(CloseReason.ANSWER_TOO_LARGE, detail)
         if self._to_collect:
@@ -503,108 +515,108 @@ class AnswerSide(Carriage):
 
     def _take_collected(self, request: Request, frame: bytes, after: list[Action]) -> None:
         plan = request.plan
-        if not request.enquiry:
-            self._held_answer = frame
-            self._answer_ticket = self._next_ticket()
+        if not request.is_own_request:
+            self._held_response = frame
+            self._response_ticket = self._next_ticket()
             assert plan.asked is not None
-            ask = DecisionRequest(self._answer_ticket, plan.asked, _NODE, plan.api_key, plan.api_version, frame)
+            ask = DecisionRequest(self._response_ticket, plan.asked, _NODE, plan.api_key, plan.api_version, frame)
             ask.note = request.note
             after.append(ask)
             return
         self._no_longer_await(request, 1)
-        self._enquired.append(frame)
+        self._own_responses.append(frame)
 
-    def _send_decided_answer(self, verdict: Decision, actions: list[Action], now_ms: int) -> None:
+    def _send_decided_response(self, decision: Decision, actions: list[Action], now_ms: int) -> None:
         """Send the head, or the whole, that was asked about, spliced; the rest of its frame follows as it comes."""
-        if self._held_answer:
-            head, self._held_answer = self._held_answer, b""
-            frame_bytes, rest = len(head), self._answers
+        if self._held_response:
+            head, self._held_response = self._held_response, b""
+            frame_bytes, rest = len(head), self._responses
         else:
-            frame_bytes = _INT32.unpack_from(self._answers, 0)[0] + 4
-            most = self._head_bytes if verdict.rest is None else verdict.rest.offset
-            head = self._answers[: min(frame_bytes, most)]
-            rest = self._answers[len(head) :]
+            frame_bytes = _INT32.unpack_from(self._responses, 0)[0] + 4
+            most = self._head_bytes if decision.rest is None else decision.rest.offset
+            head = self._responses[: min(frame_bytes, most)]
+            rest = self._responses[len(head) :]
         request = self._in_flight[0]
         after: list[Action] = []
-        _, throttle = self._pass_answer(request, head, 0, verdict.throttle_at, frame_bytes, len(head), now_ms, after)
+        _, throttle = self._pass_response(request, head, 0, decision.throttle_at, frame_bytes, len(head), now_ms, after)
         if self._held_since_ms is not None:
-            self._held_verdict = verdict
-            self._held_answer = head if rest is self._answers else b""
+            self._held_decision = decision
+            self._held_response = head if rest is self._responses else b""
             actions += after
             return
-        self._held_verdict, self._head_bytes = None, MAX_HEAD_BYTES
-        splices: Sequence[Splice] = verdict.splices
+        self._held_decision, self._head_bytes = None, MAX_HEAD_BYTES
+        splices: Sequence[Splice] = decision.splices
         if throttle:
             splices = sorted((*splices, *throttle), key=lambda splice: splice.start)
         pieces = splice_frame(head, frame_bytes - 4, splices)
         self._written(request.use, sum(map(len, pieces)))
         actions.append(Send(_CLIENT, pieces))
         actions += after
-        if verdict.rest is None:
-            self._answer_left = frame_bytes - len(head)
+        if decision.rest is None:
+            self._response_left = frame_bytes - len(head)
         else:
-            self._streamed = _StreamedAnswer(verdict.rest, frame_bytes, len(head), replace(request))
-        self._answers = rest
+            self._streamed = _StreamedResponse(decision.rest, frame_bytes, len(head), replace(request))
+        self._responses = rest
 
     # --------------------------------------------------------------- of our own
 
-    def _send_own_answers(self, actions: list[Action], now_ms: int) -> None:
-        """Send the answers of our own whose turn it is, where something is in flight."""
+    def _send_own_responses(self, actions: list[Action], now_ms: int) -> None:
+        """Send the responses of our own whose turn it is, where something is in flight."""
         first = self._in_flight[0]
-        if (first.answer is None and first.plan is not SASL_TOKEN) or self._amid_answer:
+        if (first.response is None and first.plan is not SASL_TOKEN) or self._amid_response:
             return
         after: list[Action] = []
-        if first.plan is SASL_TOKEN and self._answer_ticket == NO_TICKET:
+        if first.plan is SASL_TOKEN and self._response_ticket == NO_TICKET:
             self._forget_unanswered_tokens()
-        if answers := self._own_answers(now_ms, after):
-            actions.append(Send(_CLIENT, answers))
+        if responses := self._pass_own_responses(now_ms, after):
+            actions.append(Send(_CLIENT, responses))
         actions += after
 
-    def _own_answers(self, now_ms: int, after: list[Action]) -> list[Piece]:
-        """The answers of our own that come before the next one of the node, taken off the queue."""
-        answers: list[Piece] = []
-        while self._in_flight and (answer := self._in_flight[0].answer) is not None:
+    def _pass_own_responses(self, now_ms: int, after: list[Action]) -> list[Piece]:
+        """The responses of our own that come before the next one of the node, taken off the queue."""
+        responses: list[Piece] = []
+        while self._in_flight and (response := self._in_flight[0].response) is not None:
             request = self._in_flight[0]
             if not request.timed:
-                self._charge_time(request, len(answer) - 4, now_ms, after)
+                self._charge_time(request, len(response) - 4, now_ms, after)
             if self._delays and self._holds(request, now_ms, after):
                 break
             self._no_longer_await(request, 1)
-            self._count_answers(1, len(answer))
+            self._count_responses(1, len(response))
             self._going = request.use
-            self._written(request.use, len(answer))
+            self._written(request.use, len(response))
             left_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
             if self._delays:
                 left_ms = 0 if request.plan.client_waits else self._held_ms
             at = request.plan.throttle_at
             if left_ms > 0 and at >= 0:
-                answer = answer[:at] + int32(left_ms) + answer[at + 4 :]
-            answers.append(answer)
-        return answers
+                response = response[:at] + int32(left_ms) + response[at + 4 :]
+            responses.append(response)
+        return responses
 
     # ----------------------------------------------------------- throttle times
 
-    def _charge_time(self, request: Request, answer_bytes: int, now_ms: int, after: list[Action]) -> int:
+    def _charge_time(self, request: Request, response_bytes: int, now_ms: int, after: list[Action]) -> int:
         """Charge what the request cost the node, or would have, if that is measured; the throttle time in ms.
 
-        The client is muted for it, and all answers say so until that is over.
+        The client is muted for it, and all responses say so until that is over.
         """
         request.timed = True
         binding = request.binding
         if binding is None or binding.costs is None:
-            self._model_time(request, 1, answer_bytes)
+            self._model_time(request, 1, response_bytes)
             return 0
-        if request.answer is None:
-            throttle_time_ms = self._times.charge(request, binding, answer_bytes, now_ms, self._now_us)
+        if request.response is None:
+            throttle_time_ms = self._times.charge(request, binding, response_bytes, now_ms, self._now_us)
         else:
-            throttle_time_ms = self._times.charge_own(request, binding, answer_bytes, now_ms, self._now_us)
+            throttle_time_ms = self._times.charge_own(request, binding, response_bytes, now_ms, self._now_us)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.REQUEST, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
         return throttle_time_ms
 
     def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
-        """Charge the answer of a Fetch or ShareFetch: its size without length prefix, header tags and, where it is
+        """Charge the response of a Fetch or ShareFetch: its size without length prefix, header tags and, where it is
         here whole, NodeEndpoints, as a broker counts it; its time before.
 
         What goes out although it is too much is charged for good.
@@ -615,12 +627,12 @@ class AnswerSide(Carriage):
             return
         over_time = not request.timed and self._charge_time(request, value, now_ms, after) > 0
         throttle_time_ms = self._charge_bytes(request, binding.fetch, value, over_time, now_ms)
-        if not request.withheld:
+        if not request.as_empty_fetch:
             self._used(request.use, value)
             if binding.shadow_fetch is not None:
                 self._charge_shadow_fetch(binding.shadow_fetch, request.use, value, now_ms)
         if throttle_time_ms:
-            used = 0 if request.withheld else value
+            used = 0 if request.as_empty_fetch else value
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after, used)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
 
@@ -629,23 +641,23 @@ class AnswerSide(Carriage):
 
         As in a broker: whoever is over the quota of request time or of bytes gets none, and is charged none.
         """
-        sensors, may_withhold = self._ledger.sensors, request.incremental is not None
+        sensors, may_be_emptied = self._ledger.sensors, request.incremental is not None
         throttle_time_ms = 0
         if sensor is not None:
             with suppress(StaleSensor):
-                charge = sensors.charge_if_within if may_withhold else self._charge
+                charge = sensors.charge_if_within if may_be_emptied else self._charge
                 throttle_time_ms = charge(sensor, value, now_ms)
-                if may_withhold and over_time and not throttle_time_ms:
+                if may_be_emptied and over_time and not throttle_time_ms:
                     sensors.give_back(sensor, value, now_ms)
-        request.withheld = may_withhold and (over_time or throttle_time_ms > 0)
+        request.as_empty_fetch = may_be_emptied and (over_time or throttle_time_ms > 0)
         return throttle_time_ms
 
     def _charge_shadow_fetch(self, sensor: int, use: Use | None, value: int, now_ms: int) -> None:
-        """Charge the answer of a Fetch to a shadow quota, if it is measured still."""
+        """Charge the response of a Fetch to a shadow quota, if it is measured still."""
         with suppress(StaleSensor):
-            told_ms = self._shadows.charge(sensor, value, now_ms)
-            if told_ms and use is not None:
-                use.note_shadow(told_ms, self._now_us)
+            reported_ms = self._shadows.charge(sensor, value, now_ms)
+            if reported_ms and use is not None:
+                use.note_shadow(reported_ms, self._now_us)
 
     def _throttle_splices(
         self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
@@ -657,7 +669,7 @@ class AnswerSide(Carriage):
         if own_ms <= 0 and node_ms <= 0:
             return ()
         if node_ms > own_ms:
-            self._tally.throttles_by_node += 1
+            self._counters.throttles_by_node += 1
             self._mute_until(now_ms, node_ms, None, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + node_ms)
             return ()
@@ -670,29 +682,29 @@ class AnswerSide(Carriage):
     def _withhold(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
     ) -> Passing:
-        """The answer to a Fetch over quota does not go out, however large; an empty one takes its place."""
+        """The response to a Fetch over quota does not go out, however large; an empty one takes its place."""
         plan = request.plan
         if frame_bytes < body_at + decisive_bytes(plan.api_version):
             return _too_short(plan, frame_bytes)
-        request.withheld = False
+        request.as_empty_fetch = False
         self._no_longer_await(request, 1)
-        throttle_at, told_ms = plan.throttle_at, 0
+        throttle_at, reported_ms = plan.throttle_at, 0
         if throttle_at >= 0:
-            told_ms = _INT32.unpack_from(buf, at + body_at)[0]
-            if splices := self._throttle_splices(request, throttle_at, told_ms, now_ms, after):
-                told_ms = _INT32.unpack(splices[0].data)[0]
+            reported_ms = _INT32.unpack_from(buf, at + body_at)[0]
+            if splices := self._throttle_splices(request, throttle_at, reported_ms, now_ms, after):
+                reported_ms = _INT32.unpack(splices[0].data)[0]
         head = memoryview(buf)[at : at + body_at + decisive_bytes(plan.api_version)]
         incremental = request.incremental is True
-        self._instead = empty_fetch_answer(head, body_at, plan.api_version, incremental, told_ms)
+        self._instead = empty_fetch_response(head, body_at, plan.api_version, incremental, reported_ms)
         self._to_drop = frame_bytes
-        self._tally.withheld_bytes += frame_bytes
-        self._count_answers(1, len(self._instead))
+        self._counters.withheld_bytes += frame_bytes
+        self._count_responses(1, len(self._instead))
         self._going = request.use
         self._written(request.use, len(self._instead))
         return _NOTHING
 
     def _drop(self, pieces: list[Piece], at: int, end: int) -> int:
-        """Drop what is here of an answer that is withheld; return where that ends."""
+        """Drop what is here of a response that is withheld; return where that ends."""
         if self._instead:
             pieces.append(self._instead)
             self._instead = b""
@@ -703,7 +715,7 @@ class AnswerSide(Carriage):
     # --------------------------------------------------------------------- held
 
     def _holds(self, request: Request, now_ms: int, after: list[Action]) -> bool:
-        """Whether the answer to the oldest request is held, as a throttle is not over; how long it was, when it is."""
+        """Whether the response to the oldest request is held, as a throttle is not over; how long it was, when it is."""
         until_ms = max(request.muted_until_ms, self._answered_until_ms)
         if request.plan.asked is DecisionKind.SASL:
             until_ms = 0
@@ -727,23 +739,23 @@ class AnswerSide(Carriage):
         """
         left_ms = node_ms - self._held_ms
         if left_ms > 0:
-            self._tally.throttles_by_node += 1
+            self._counters.throttles_by_node += 1
             self._mute_until(now_ms, left_ms, None, request.client_id, after)
-        told_ms = max(left_ms, 0) if request.plan.client_waits else max(self._held_ms, node_ms)
-        if told_ms == node_ms or (not self._held_ms and node_ms <= 0):
+        reported_ms = max(left_ms, 0) if request.plan.client_waits else max(self._held_ms, node_ms)
+        if reported_ms == node_ms or (not self._held_ms and node_ms <= 0):
             return ()
-        return (Splice(throttle_at, throttle_at + 4, int32(told_ms)),)
+        return (Splice(throttle_at, throttle_at + 4, int32(reported_ms)),)
 
     def _let_go(self, actions: list[Action]) -> None:
         """The connection ends: what was held goes out at once, with what is left of the throttle."""
-        now_ms, verdict = self._now_us // 1000, self._held_verdict
-        self._delays, self._held_since_ms, self._held_verdict = False, None, None
+        now_ms, decision = self._now_us // 1000, self._held_decision
+        self._delays, self._held_since_ms, self._held_decision = False, None, None
         with suppress(ProtocolError):
-            if verdict is not None:
-                self._send_decided_answer(verdict, actions, now_ms)
-            self._take_answers(actions, now_ms, 0)
+            if decision is not None:
+                self._send_decided_response(decision, actions, now_ms)
+            self._take_responses(actions, now_ms, 0)
             if self._in_flight:
-                self._send_own_answers(actions, now_ms)
+                self._send_own_responses(actions, now_ms)
 
 
 def _after_header_tags(head: bytes, frame_bytes: int) -> int:
@@ -759,11 +771,11 @@ def _after_header_tags(head: bytes, frame_bytes: int) -> int:
 
 
 def _throttle_behind(plan: Plan, buf: bytes, at: int, frame_bytes: int) -> int:
-    """Where throttle_time_ms stands in a whole answer that need not be walked for it; -1 for the others.
+    """Where throttle_time_ms stands in a whole response that need not be walked for it; -1 for the others.
 
-    Most answers to Produce are about one partition without an error: their length alone tells.
+    Most responses to Produce are about one partition without an error: their length alone tells.
     """
-    if plan.answer is AnswerKind.LAST:
+    if plan.response is ResponseKind.LAST:
         return frame_bytes - 4 if frame_bytes >= 16 else NO_THROTTLE
     if plan.api_key == PRODUCE:
         return lone_partition_throttle_at(buf, at, frame_bytes, plan.api_version)

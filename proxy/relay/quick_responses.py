@@ -4,27 +4,27 @@ from struct import Struct
 
 from protocol.frames import MAX_HEAD_BYTES
 from protocol.messages.produce import lone_partition_throttle_at
-from proxy.relay.plans import NO_THROTTLE, AnswerKind, Plan
+from proxy.relay.plans import NO_THROTTLE, Plan, ResponseKind
 
 QUICK_BYTES = MAX_HEAD_BYTES - 4
-"""The largest answer, without its length prefix, that is looked at whole."""
+"""The largest response, without its length prefix, that is looked at whole."""
 
 _HEAD = Struct(">ii")
 _SMALLEST_BYTES = 16
 _ZERO = b"\0\0\0\0"
 
 
-def quick_run(plan: Plan, buf: bytes, at: int, due: int, most: int, max_answer_bytes: int) -> tuple[int, int]:
-    """The whole answers at `at`, `most` at most, whose ids count up from `due` and that need only be passed on.
+def quick_run(plan: Plan, buf: bytes, at: int, due: int, most: int, max_response_bytes: int) -> tuple[int, int]:
+    """The whole responses at `at`, `most` at most, whose ids count up from `due` and that need only be passed on.
 
     For requests of a `plan` that is `quick`. Returns how many they are, and where they end.
     """
-    plain, last = plan.answer is AnswerKind.PLAIN, plan.answer is AnswerKind.LAST
-    offset, tags, end, count = plan.throttle_at, plan.answer_tags, len(buf), 0
+    plain, last = plan.response is ResponseKind.PLAIN, plan.response is ResponseKind.LAST
+    offset, tags, end, count = plan.throttle_at, plan.response_tags, len(buf), 0
     while count < most and end - at >= _SMALLEST_BYTES:
         size, correlation_id = _HEAD.unpack_from(buf, at)
         frame_end = at + 4 + size
-        if correlation_id != due or frame_end > end or not _SMALLEST_BYTES - 4 <= size <= max_answer_bytes:
+        if correlation_id != due or frame_end > end or not _SMALLEST_BYTES - 4 <= size <= max_response_bytes:
             break
         if last:
             throttle_at = frame_end - 4

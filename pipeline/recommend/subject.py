@@ -12,7 +12,7 @@ KINDS = (USER, CLIENT_ID, PAIR)
 
 
 @dataclass(frozen=True, slots=True)
-class Whom:
+class Subject:
     """Names as records have them; those that do not count for the kind of entity are empty."""
 
     virtual_cluster: str
