@@ -10,8 +10,8 @@ HEAD = Struct(">ihhih")
 """size, api_key, api_version, correlation_id, client-id length: the fixed part of a frame with header v1 or v2."""
 
 MAX_HEAD_BYTES = 128 * 1024
-"""What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags. Of responses, as
-much is held to be decided about, and more only if it lists more addresses."""
+"""What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags. Of responses,
+as much is held to be decided about, and more only if it lists more addresses."""
 
 MAX_ASKED_BYTES = 1024 * 1024
 """The largest request that is decided about as a whole: tens of thousands of quotas or topics."""

@@ -25,8 +25,8 @@ NETWORK_US = 20.0
 """For each request: a network thread reads it, and writes the response."""
 
 BUSY_SHARE = 0.25
-"""Of the time that a small response takes where nothing waits: for so much of it a handler thread is busy, unless a kind
-has another share. The rest is the way from thread to thread (docs/request-time.md says what was measured)."""
+"""Of the time that a small response takes where nothing waits: for so much of it a handler thread is busy, unless a
+kind has another share. The rest is the way from thread to thread (docs/request-time.md says what was measured)."""
 
 BYTES_SHARE = 2.0
 """Of the time that a response takes for its size: two threads are busy with the bytes, one of them before that time."""

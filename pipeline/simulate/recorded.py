@@ -485,8 +485,8 @@ _Saved = tuple[list[_Request], list[int], int, int]
 
 
 class _Sender:
-    """Connections that take requests of one queue; `free` is from when on each may send, a heap. `reported_ms` is for how
-    long they were throttled so far, `recorded_ms` for how long that was live.
+    """Connections that take requests of one queue; `free` is from when on each may send, a heap. `reported_ms` is for
+    how long they were throttled so far, `recorded_ms` for how long that was live.
     """
 
     __slots__ = (

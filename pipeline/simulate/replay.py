@@ -101,7 +101,8 @@ class Throttling:
 class SensorReplay:
     """One sensor and the lanes that use it. Demands may be added while it goes on, never before `now_ms`.
 
-    `reported`, if given, gets the throttle time of each demand's use by its order; extra ones of a greedy client have none.
+    `reported`, if given, gets the throttle time of each demand's use by its order; extra ones of a greedy client have
+    none.
     """
 
     def __init__(self, meter: Meter, reported: dict[int, int] | None = None) -> None:

@@ -61,7 +61,8 @@ def claimed_name(mechanism: str, token: bytes | memoryview, claims: Sequence[Cla
 def succeeds(mechanism: str, response: bytes | memoryview) -> bool | None:
     """Whether the token of a node that reports no error ends the exchange well; None: it does not tell.
 
-    A rejected OAUTHBEARER token is first answered without an error: the token of that response is the reason (RFC 7628).
+    A rejected OAUTHBEARER token is first answered without an error: the token of that response is the reason (RFC
+    7628).
     """
     if mechanism in SCRAM:
         return bytes(response[:2]) == b"v="

@@ -1,4 +1,5 @@
-"""DescribeUserScramCredentials (KIP-554): whom a request asks for, whether it was refused, and a response without users.
+"""DescribeUserScramCredentials (KIP-554): whom a request asks for, whether it was refused, and a response without
+users.
 
 There is only version 0, with compact fields. Sources: `DescribeUserScramCredentialsRequest.json`, `...Response.json`.
 """

@@ -55,7 +55,9 @@ def read_topic_partitions(frame: bytes, api_version: int) -> list[TopicPartition
 
 
 def each_topic_partitions(frame: bytes, api_version: int) -> Iterator[TopicPartitions]:
-    """What the response to one of these requests, a whole frame, says of each topic, one by one. Raises ProtocolError."""
+    """What the response to one of these requests, a whole frame, says of each topic, one by one. Raises
+    ProtocolError.
+    """
     if api_version == BY_NAME_VERSION:
         return _read_by_name(Reader(frame, _HEADER_BYTES), frame)
     return _read_by_id(Reader(frame, _HEADER_BYTES), frame)

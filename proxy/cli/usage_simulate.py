@@ -25,7 +25,7 @@ from proxy.cli.usage import run_job, spark_options, table_option
 def simulate(candidate: Path, output: str | None, **arguments: Any) -> None:
     """What would these quotas have done to the recorded traffic?
 
-    The throttling that was recorded is taken out first. The response is an interval between a client that wants what was
-    seen, and one that always wants more while it is throttled: docs/simulate.md.
+    The throttling that was recorded is taken out first. The response is an interval between a client that wants what
+    was seen, and one that always wants more while it is throttled: docs/simulate.md.
     """
     run_job("simulate", candidate=str(candidate), output=output or "table", **arguments)

@@ -122,8 +122,9 @@ class DecisionRequest:
     """Have somebody decide; that direction waits until `on_verdict(ticket, ...)`, the other goes on.
 
     The decision is given after all actions of the same list have been carried out, or later. About a request,
-    `client_id` is the raw one of its header, its body begins at `body_at` in `frame`, and `own_responses` are the responses
-    to what an earlier decision wanted to know. About a response, `note` is what the decision on its request noted.
+    `client_id` is the raw one of its header, its body begins at `body_at` in `frame`, and `own_responses` are the
+    responses to what an earlier decision wanted to know. About a response, `note` is what the decision on its request
+    noted.
     """
 
     ticket: int
@@ -209,8 +210,8 @@ Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | Throt
 class Decision:
     """The response to a DecisionRequest: forward (with splices in the frame's own offsets), answer, or close.
 
-    `throttle_at` is where the throttle time stands in the response that was asked about, -1 if it has none. `response` is
-    the whole frame that answers the request that was asked about; it goes out when its turn comes.
+    `throttle_at` is where the throttle time stands in the response that was asked about, -1 if it has none. `response`
+    is the whole frame that answers the request that was asked about; it goes out when its turn comes.
 
     `own_requests` are requests of the proxy's own, to be sent to the node first; their responses come with the same
     DecisionRequest again. With a `note` the response to the request is asked about, too. `throttle_time_ms` is for how
@@ -256,8 +257,8 @@ class RelayLimits:
     Where more than `max_kept_bytes` are kept for requests in flight (answers of the proxy's own, long client ids, what
     is noted of mutations), no further one is taken before all of them are answered.
 
-    With `withholds` the response to a Fetch over quota is replaced by an empty one, as by a broker, unless the Fetch was
-    sent before there was a quota; else it goes out and is charged for good. With `delays` answers
+    With `withholds` the response to a Fetch over quota is replaced by an empty one, as by a broker, unless the Fetch
+    was sent before there was a quota; else it goes out and is charged for good. With `delays` answers
     are held until the mute is over, as by brokers before 2.0; clients that would wait again hear of no throttle time.
     With `authenticates` the node demands SASL: before a success only what belongs to that may pass, uncharged.
     """

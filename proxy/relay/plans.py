@@ -65,12 +65,12 @@ class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
     `asked` says as what the whole request is asked about, if it is. `quick`: a whole small response without a throttle
-    time is recognised at a glance. `fetches`: the response is charged to the quota of consumers. `epoch_at`: where in the
-    body of a Fetch the epoch of its session stands, 0 before there are sessions; None: what is over quota is never
+    time is recognised at a glance. `fetches`: the response is charged to the quota of consumers. `epoch_at`: where in
+    the body of a Fetch the epoch of its session stands, 0 before there are sessions; None: what is over quota is never
     answered without data. `client_waits`: clients hold back for the throttle time that they are told. `cost_kind` is
     under which kind it stands among the costs of requests. A response of `telling_bytes` or more tells by its time what
-    such requests cost; None: no response does. `use` is as what it is metered. `lists_to_the_end`: addresses stand in all
-    of the response, as many as were asked for.
+    such requests cost; None: no response does. `use` is as what it is metered. `lists_to_the_end`: addresses stand in
+    all of the response, as many as were asked for.
     """
 
     api_key: int

@@ -46,16 +46,17 @@ class Request:
 
     `size_bytes` is the frame without its length prefix, `body_at` and `decided_at` are offsets in the bytes it was
     read from: where its body begins, and where what was read of it ends. `muted_until_ms` is the end of the mute as
-    it stood when the request was taken; the response reports what is left of it. `response` is the whole frame where the
-    proxy answers by itself; it goes out when its turn comes. With `held` the node's response is collected whole: an
-    `is_own_request` is the proxy's own, and its response is for the proxy; others are asked about, with `note`. `incremental`
-    tells whether a Fetch goes on with a session; None where its response is never withheld. `as_empty_fetch`: it is.
+    it stood when the request was taken; the response reports what is left of it. `response` is the whole frame where
+    the proxy answers by itself; it goes out when its turn comes. With `held` the node's response is collected whole: an
+    `is_own_request` is the proxy's own, and its response is for the proxy; others are asked about, with `note`.
+    `incremental` tells whether a Fetch goes on with a session; None where its response is never withheld.
+    `as_empty_fetch`: it is.
 
     In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
-    be answered; `waiting_bytes` are their sizes together. The next response is `charged` if the bytes of that fetch were,
-    and `timed` if its request time was. Of what is `learned_from` the time of a response tells what it cost. `use` is
-    where it is metered, if it is. `reserved` is what all of them are expected to cost of the quota of request time that
-    is measured by the sensor `reserved_at`.
+    be answered; `waiting_bytes` are their sizes together. The next response is `charged` if the bytes of that fetch
+    were, and `timed` if its request time was. Of what is `learned_from` the time of a response tells what it cost.
+    `use` is where it is metered, if it is. `reserved` is what all of them are expected to cost of the quota of request
+    time that is measured by the sensor `reserved_at`.
     """
 
     plan: Plan

@@ -604,8 +604,8 @@ class RequestSide(Authentication):
     def _settle_client(self, actions: list[Action]) -> None:
         """Read the client or not, as things stand now.
 
-        A decision is quick: while it is due reading goes on. It must go on, too, until a whole head has had the upstream
-        connection opened: nothing else would ever end that wait.
+        A decision is quick: while it is due reading goes on. It must go on, too, until a whole head has had the
+        upstream connection opened: nothing else would ever end that wait.
         """
         mute, pause = self._mute, self._node_blocked
         if (mute or self._client_blocked) and not (pause or self._request_left):

@@ -321,7 +321,9 @@ class ResponseSide(Carriage):
     def _start_tail(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
     ) -> Passing:
-        """A response that is decided by what stands at its end: here whole, or so large that it is walked on its way."""
+        """A response that is decided by what stands at its end: here whole, or so large that it is walked on its
+        way.
+        """
         plan = request.plan
         streams = frame_bytes > MAX_HEAD_BYTES
         if not streams:
@@ -715,7 +717,9 @@ class ResponseSide(Carriage):
     # --------------------------------------------------------------------- held
 
     def _holds(self, request: Request, now_ms: int, after: list[Action]) -> bool:
-        """Whether the response to the oldest request is held, as a throttle is not over; how long it was, when it is."""
+        """Whether the response to the oldest request is held, as a throttle is not over; how long it was, when it
+        is.
+        """
         until_ms = max(request.muted_until_ms, self._answered_until_ms)
         if request.plan.asked is DecisionKind.SASL:
             until_ms = 0

@@ -28,8 +28,8 @@ def _meter(request: Request, cost_us: float, now_us: int) -> None:
 class ServiceTimes:
     """Charges each response with the smaller of the time that it took and of what such requests cost the node.
 
-    The time of a request begins when it is sent, or, where another one is in flight, when that one's response is here: a
-    node has one request of a connection at a time. Answers that come in one piece share the time before it.
+    The time of a request begins when it is sent, or, where another one is in flight, when that one's response is here:
+    a node has one request of a connection at a time. Answers that come in one piece share the time before it.
     """
 
     __slots__ = (
@@ -96,7 +96,9 @@ class ServiceTimes:
             self._in_flight[request.reserved_at] = self._in_flight.get(request.reserved_at, 0.0) + percent
 
     def _expected(self, request: Request, binding: ClientSensors, count: int, size_bytes: int) -> float:
-        """What requests are expected to cost: at least as much as the latest, as the size of a response is not known."""
+        """What requests are expected to cost: at least as much as the latest, as the size of a response is not
+        known.
+        """
         assert binding.costs is not None
         cost_us = binding.costs.us(request.plan.cost_kind, size_bytes, count)
         return max(cost_us, count * self._last_us) * PERCENT_PER_US

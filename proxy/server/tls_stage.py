@@ -36,7 +36,8 @@ def _user(rules: PrincipalRules, subject: str) -> str:
 
 
 class _NamedObject(ssl.SSLObject):
-    """Keeps the server name that the client wants, and the node that it stands for; `reported`: it has said what it wants.
+    """Keeps the server name that the client wants, and the node that it stands for; `reported`: it has said what it
+    wants.
 
     Who wants no name wants to bootstrap.
     """

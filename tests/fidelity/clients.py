@@ -79,7 +79,9 @@ class Connection:
         return bytes(self.response)
 
     def send(self, frames: Frames, sent: "array[int]") -> None:
-        """Send the next request; it is timed before its end is sent: afterwards the response may long have been there."""
+        """Send the next request; it is timed before its end is sent: afterwards the response may long have been
+        there.
+        """
         self._correlation_id += 1
         frame = memoryview(frames.frame(self._correlation_id))
         if len(frame) > _END_BYTES:

@@ -1,4 +1,6 @@
-"""The requests of the loads, made by hand: each with all it takes to send it time and again and to judge its response."""
+"""The requests of the loads, made by hand: each with all it takes to send it time and again and to judge its
+response.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass

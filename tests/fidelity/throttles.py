@@ -1,7 +1,7 @@
 """The same frames under a request quota, at a broker that enforces it and at the proxy before one that does not.
 
-Every API that has a throttle time in its response must get one, of one window at most, and be mute for as long; requests
-without a response are exempt; and as many requests get through in the long run, as far as both measure alike.
+Every API that has a throttle time in its response must get one, of one window at most, and be mute for as long;
+requests without a response are exempt; and as many requests get through in the long run, as far as both measure alike.
 """
 
 import time

@@ -1,8 +1,8 @@
 """The same frames at a broker with quotas and at the proxy before a broker without: every throttle time and mute.
 
 Each client follows a script of Produce requests, on one connection to each side at the same times. What is compared is
-the throttle time in each response, and for how long the connection then was mute: where the next request is sent into the
-mute, its response tells.
+the throttle time in each response, and for how long the connection then was mute: where the next request is sent into
+the mute, its response tells.
 """
 
 import random

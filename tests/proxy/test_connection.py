@@ -155,7 +155,9 @@ async def test_the_addresses_of_a_response_are_put_in_for_nobody_who_is_gone():
 
 
 async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_before():
-    """Its response cannot be written, and behind that in the same read stands what was enquired for its next request."""
+    """Its response cannot be written, and behind that in the same read stands what was enquired for its next
+    request.
+    """
     shell = Shell()
     ledger = shell.connection.facts.listener.ledger
     ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)

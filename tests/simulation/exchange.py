@@ -11,11 +11,11 @@ from tests.simulation.judge import Settlement
 class Taken:
     """A request that the relay has sent on, or answers by itself. `at` is its place in the client's stream.
 
-    Nothing is sent on behind one that goes `alone` until it is answered. An `is_own_request` is the proxy's own, for the
-    request at its place. `throttle_at` is where the throttle time stands in an `own_response`, `sent_bytes` what goes to
-    the node, `settlement` what the response to it needs. `timed` is the sensor of its request time, until that is
-    charged; `limited`: there was a quota for it when it was taken. `may_be_emptied`: over quota it is answered without
-    data.
+    Nothing is sent on behind one that goes `alone` until it is answered. An `is_own_request` is the proxy's own, for
+    the request at its place. `throttle_at` is where the throttle time stands in an `own_response`, `sent_bytes` what
+    goes to the node, `settlement` what the response to it needs. `timed` is the sensor of its request time, until that
+    is charged; `limited`: there was a quota for it when it was taken. `may_be_emptied`: over quota it is answered
+    without data.
     """
 
     head: wire.Head
@@ -36,8 +36,8 @@ class Taken:
 
 @dataclass(slots=True)
 class Written:
-    """A response that the node has written, as far as the relay was given it and has sent it. `reported_ms` is the throttle
-    time that it tells the client, once that is `reported`.
+    """A response that the node has written, as far as the relay was given it and has sent it. `reported_ms` is the
+    throttle time that it tells the client, once that is `reported`.
     """
 
     response: wire.Response
@@ -90,7 +90,9 @@ class WindowUsage:
 
 
 def merged(settlement: Settlement, response: wire.Response) -> bytes:
-    """The response with our refusals among the node's results, in the order of the request; what is nobody's is last."""
+    """The response with our refusals among the node's results, in the order of the request; what is nobody's is
+    last.
+    """
     if not settlement.refusals:
         return response.frame
     call, results = settlement.call, list(response.results)

@@ -13,8 +13,8 @@ _NOBODY_LISTENS = {CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR}
 class Hold:
     """Of the next response on one connection. It judges by what has come out, and foresees nothing.
 
-    How many bytes of a response a relay needs before it holds it is its own affair. So, unless a response was whole when
-    its hold began, it is only known since when it may have been held, and what it tells says since when it was.
+    How many bytes of a response a relay needs before it holds it is its own affair. So, unless a response was whole
+    when its hold began, it is only known since when it may have been held, and what it tells says since when it was.
     """
 
     def __init__(self, mute: Mute, delays: bool) -> None:

@@ -1045,7 +1045,9 @@ class Model:
             self._count_response(self._announced(response))
 
     def _withhold(self, written: Written, data: bytes, at: int, now_ms: int) -> int:
-        """Instead of a response over quota goes an empty one, at once and whole; what comes of the node's is dropped."""
+        """Instead of a response over quota goes an empty one, at once and whole; what comes of the node's is
+        dropped.
+        """
         request, response = written.request, written.response
         assert request is not None
         reported_ms = response.throttle_ms

@@ -88,9 +88,10 @@ class RequestPlan:
     """One request of a client. `flipped_bit` (-1: none) is turned over in the finished frame. With a `token` it is part
     of an authentication.
 
-    `topics` are those of a request about topics; `is_own_request` is how the node answers what the proxy enquires for it.
-    `entries` are those of an alteration of quotas, which is written after `alteration_ms` and fails for those entries whose
-    numbers, counted among those that are written, are in `alteration_fails`. `filters`, `strict`: those of a description.
+    `topics` are those of a request about topics; `is_own_request` is how the node answers what the proxy enquires for
+    it. `entries` are those of an alteration of quotas, which is written after `alteration_ms` and fails for those
+    entries whose numbers, counted among those that are written, are in `alteration_fails`. `filters`, `strict`: those
+    of a description.
     """
 
     api_key: int

@@ -20,8 +20,8 @@ class Waits:
         self._unread_ms = 0
 
     def look(self, waiting_for: str, whole: int, held_up: bool, now_ms: int, step_ms: int, time_outs: TimeOuts) -> str:
-        """Why the connection must end now, empty if it must not. Counted are `whole` requests, `waiting_for` is what the
-        client is waited for, `held_up` whether it was kept from being read since the last look.
+        """Why the connection must end now, empty if it must not. Counted are `whole` requests, `waiting_for` is what
+        the client is waited for, `held_up` whether it was kept from being read since the last look.
         """
         limits = {FIRST_BYTE: time_outs.first_byte_ms, REQUEST: time_outs.request_ms, USE: time_outs.idle_ms}
         if whole != self._whole:

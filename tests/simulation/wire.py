@@ -353,8 +353,9 @@ class Response:
 
     `throttle_at` is where throttle_time_ms stands in `for_client` (-1: nowhere), `charged_bytes` what a Fetch counts.
     `reason` is why the connection must end instead, after at most `passable` bytes; `ending` what the node does then.
-    `array` is where the results of a response about topics stand in `frame`, `reported` what Metadata says of topics: name,
-    id, partitions. `results` are what became of each topic. It `proves` that the client is through its authentication.
+    `array` is where the results of a response about topics stand in `frame`, `reported` what Metadata says of topics:
+    name, id, partitions. `results` are what became of each topic. It `proves` that the client is through its
+    authentication.
     """
 
     frame: bytes

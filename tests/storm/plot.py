@@ -22,7 +22,9 @@ _STYLE: Any = {
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    """Above: what one bad address was admitted by then; below: how long good clients waited for their first response."""
+    """Above: what one bad address was admitted by then; below: how long good clients waited for their first
+    response.
+    """
     gates, seconds = found["doors"], found["seconds"]
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(7.2, 5.2), layout="constrained")
