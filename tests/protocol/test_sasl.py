@@ -249,7 +249,7 @@ def test_what_clients_send_is_read(mechanism, client):
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "answer", "ends_well"),
+    ("mechanism", "response", "ends_well"),
     [
         ("PLAIN", b"", True),
         ("PLAIN", b"x", None),

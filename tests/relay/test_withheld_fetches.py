@@ -65,7 +65,7 @@ def test_each_version_has_its_empty_response(make_relay, version):
     reported = script.node(versioned_response(version, size=charged, session_id=SESSION))
     assert reported == empty(version, throttle_ms=5000)
     assert script.throttles == [Throttled(QuotaType.FETCH, 5000, b"etl")]
-    assert script.relay.all_responses == 1
+    assert script.relay.responses == 1
     assert script.relay.response_bytes == len(reported)
     assert script.client(heartbeat(2), NOW_MS + 10) == b""
     assert script.time(NOW_MS + 5000) == heartbeat(2)
@@ -158,8 +158,8 @@ def test_it_does_not_matter_how_a_response_is_cut(make_relay, version):
 def test_what_comes_before_and_behind_keeps_its_order(make_relay):
     script = withholding(make_relay)
     script.client(heartbeat(1) + produce(2) + fetch(3) + heartbeat(4))
-    all_responses = heartbeaten(1) + produced(2) + fetched(3, size=1500)
-    assert script.node(all_responses) == heartbeaten(1) + produced(2) + empty(11, 3, throttle_ms=5000)
+    responses = heartbeaten(1) + produced(2) + fetched(3, size=1500)
+    assert script.node(responses) == heartbeaten(1) + produced(2) + empty(11, 3, throttle_ms=5000)
     assert script.time(NOW_MS + 5000) == heartbeat(4)
     assert script.node(heartbeaten(4), NOW_MS + 5000) == heartbeaten(4)
 
@@ -209,9 +209,9 @@ def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged
     script = Script(make_relay, ledger, WITHHOLDS).connected()
     script.client(versioned_fetch(12, 4, SESSION, 1) + versioned_fetch(12, 0, 0, 2))
     ledger.replace(table_with(fetch=100), NOW_MS)
-    all_responses = [versioned_response(12, corr, size=901, session_id=SESSION) for corr in (1, 2)]
-    reported = [all_responses[0], versioned_response(12, 2, size=901, throttle_ms=8000, session_id=SESSION)]
-    assert script.node(b"".join(all_responses)) == b"".join(reported)
+    responses = [versioned_response(12, corr, size=901, session_id=SESSION) for corr in (1, 2)]
+    reported = [responses[0], versioned_response(12, 2, size=901, throttle_ms=8000, session_id=SESSION)]
+    assert script.node(b"".join(responses)) == b"".join(reported)
     [(_, reading)] = list(ledger.readings(NOW_MS))
     assert reading.total == 1800
     assert script.client(versioned_fetch(12, 5, SESSION, 3)) == b""

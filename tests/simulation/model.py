@@ -340,9 +340,9 @@ class Model:
         if self._reported_nonsense:
             self._decision_reason = "answer_malformed"
             return
-        reported_ms = tuple(self._reported) if ask.own_responses else None
+        reported = tuple(self._reported) if ask.own_responses else None
         client_id = measured_as(head.client_id)
-        found = self._judge.judge(frame, head, self.user, client_id, reported_ms, self._own_responses_ms, now_ms)
+        found = self._judge.judge(frame, head, self.user, client_id, reported, self._own_responses_ms, now_ms)
         self._reported.clear()
         if found.close:
             self._decision_reason = found.close
@@ -453,8 +453,8 @@ class Model:
             self._check_room(now_ms)
         require(not self._journal, f"charged without a reason: {list(self._journal)}")
         throttled = [action for action in actions if isinstance(action, Throttled)]
-        require(throttled == self._mute.reported_ms, f"told {throttled}, {self._mute.reported_ms} is right")
-        self._mute.reported_ms.clear()
+        require(throttled == self._mute.reported, f"told {throttled}, {self._mute.reported} is right")
+        self._mute.reported.clear()
         self._client_acted = self._mute_is_over = False
         self._judge.looks()
         self._judge.require_all_accounted()
@@ -1186,7 +1186,7 @@ class Model:
 
     def _is_for_the_end(self, request: Taken, written: Written | None) -> bool:
         """Whether time is charged as the connection ends, not for a response that has come: then nobody is told."""
-        if not self._closes or self._tells > len(self._mute.reported_ms):
+        if not self._closes or self._tells > len(self._mute.reported):
             return False
         by_response = written is not None and self._is_for_fetch(self._journal[0], request, written)
         return not (by_response and len(self._journal) > 1 and self._journal[1].of is Of.BYTES)
@@ -1227,7 +1227,7 @@ class Model:
             self._charged_us += part_us
             passed_us = 1000 * (now_ms - self._begun_ms)
             require(self._charged_us <= passed_us + 1, f"{self._charged_us} us are charged in {passed_us} us")
-        if charge.throttle_ms and not (self._closes and self._tells <= len(self._mute.reported_ms)):
+        if charge.throttle_ms and not (self._closes and self._tells <= len(self._mute.reported)):
             self._mute.throttle(
                 now_ms, charge.throttle_ms, QuotaType.REQUEST, request.head.client_id, in_responses=True
             )
@@ -1242,8 +1242,8 @@ class Model:
             reported_ms = int.from_bytes(here, "big", signed=True) if len(here) == 4 else None
             written.reported_ms = self._throttle_ms(written, now_ms, reported_ms)
             place = written.response.throttle_at
-            reported_ms = pack(">i", written.reported_ms)
-            written.expected = written.expected[:place] + reported_ms + written.expected[place + 4 :]
+            field = pack(">i", written.reported_ms)
+            written.expected = written.expected[:place] + field + written.expected[place + 4 :]
         if data[at : at + step] != written.expected[written.sent_bytes : after]:
             where = difference(data[at : at + step], written.expected[written.sent_bytes : after])
             raise Violation(f"other bytes to the client than the node sent, {written.sent_bytes} on: {where}")

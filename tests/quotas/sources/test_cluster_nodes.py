@@ -56,7 +56,7 @@ def test_a_node_that_can_only_tell_all_topics_is_not_asked():
 
 
 @pytest.mark.parametrize(
-    ("answers", "expected"),
+    ("responses", "expected"),
     [
         (configuration(text(b"12")), 12),
         (configuration(), None),
