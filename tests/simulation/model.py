@@ -721,7 +721,7 @@ class Model:
             self._is_answered()
             self._asking_first -= 1
             self._own_responses.append(response.frame)
-            self._reported += response.reported_ms
+            self._reported += response.reported
             self._proof = response.proves
             self._reported_nonsense |= nonsense
 

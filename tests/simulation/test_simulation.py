@@ -109,7 +109,7 @@ def test_all_kinds_of_ends_and_faults_are_simulated(outcomes):
     assert {"unsupported_api", "unsupported_version"} & set(total.closes)
     assert {"client_reset", "node_reset", "node_end", "client_hold", "node_stall", "babbles"} <= set(total.faults)
     assert {"operator_quotas", "operator_caps", "operator_sweep", "operator_drain"} <= set(total.faults)
-    assert {"operator_door", "operator_time_outs"} <= set(total.faults)
+    assert {"operator_gate", "operator_time_outs"} <= set(total.faults)
     assert set(total.gate) >= {
         "admitted",
         "waited",
