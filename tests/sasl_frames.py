@@ -5,9 +5,9 @@ import json
 from struct import pack
 from typing import Any
 
+from protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from tests.relay.frames import frame, request
 
-SASL_HANDSHAKE, SASL_AUTHENTICATE = 17, 36
 SIGNED = base64.urlsafe_b64encode(b"signature").decode()
 
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 from struct import pack
 
-from protocol.messages.topic_mutations import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS, NO_TOPIC_ID
+from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from protocol.messages.topic_mutations import NO_TOPIC_ID
 from protocol.primitives import compact_string, string, uvarint
 
 FLEXIBLE_SINCE = {CREATE_TOPICS: 5, DELETE_TOPICS: 4, CREATE_PARTITIONS: 2}

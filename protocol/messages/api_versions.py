@@ -10,14 +10,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from struct import Struct
 
+from protocol.api_key import (
+    ALTER_CLIENT_QUOTAS,
+    API_VERSIONS,
+    DESCRIBE_CLIENT_QUOTAS,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    PRODUCE,
+)
 from protocol.api_table import APIS
-from protocol.messages.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
-from protocol.messages.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocol.primitives import Reader, int16, int32, string, uvarint
 from protocol.splices import Splice
 
-API_VERSIONS = 18
-PRODUCE = 0
 UNSUPPORTED_VERSION = 35
 
 _COUNT = Struct(">i")

@@ -12,9 +12,6 @@ from typing import NamedTuple, TypeVar
 from protocol.errors import MalformedMessage
 from protocol.primitives import Reader, compact_string, float64, int16, int32, string, uvarint
 
-DESCRIBE_CLIENT_QUOTAS = 48
-ALTER_CLIENT_QUOTAS = 49
-
 EXACT = 0
 """Match type: the entity that is called so."""
 DEFAULT = 1

@@ -7,14 +7,75 @@ response classes; APIs that are not here are never waited for.
 from collections.abc import Mapping
 from typing import Final
 
+from protocol import api_key as apis
+
 CLIENT_WAITS_SINCE: Final[Mapping[int, int]] = {
-    **dict.fromkeys((43, 44, 45, 46, 47, 50, 51, 62, 63, 64, 75), 0),
-    **dict.fromkeys((21, 22, 24, 25, 26, 28, 29, 30, 31, 33, 34, 35, 37, 38, 39, 40, 41, 42), 1),
-    **dict.fromkeys((10, 12, 13, 14, 15, 16, 18, 20, 32), 2),
-    **dict.fromkeys((2, 11, 19), 3),
-    **dict.fromkeys((8, 9), 4),
-    **dict.fromkeys((0, 3), 6),
-    1: 8,
+    **dict.fromkeys(
+        (
+            apis.ELECT_LEADERS,
+            apis.INCREMENTAL_ALTER_CONFIGS,
+            apis.ALTER_PARTITION_REASSIGNMENTS,
+            apis.LIST_PARTITION_REASSIGNMENTS,
+            apis.OFFSET_DELETE,
+            apis.DESCRIBE_USER_SCRAM_CREDENTIALS,
+            apis.ALTER_USER_SCRAM_CREDENTIALS,
+            apis.BROKER_REGISTRATION,
+            apis.BROKER_HEARTBEAT,
+            apis.UNREGISTER_BROKER,
+            apis.DESCRIBE_TOPIC_PARTITIONS,
+        ),
+        0,
+    ),
+    **dict.fromkeys(
+        (
+            apis.DELETE_RECORDS,
+            apis.INIT_PRODUCER_ID,
+            apis.ADD_PARTITIONS_TO_TXN,
+            apis.ADD_OFFSETS_TO_TXN,
+            apis.END_TXN,
+            apis.TXN_OFFSET_COMMIT,
+            apis.DESCRIBE_ACLS,
+            apis.CREATE_ACLS,
+            apis.DELETE_ACLS,
+            apis.ALTER_CONFIGS,
+            apis.ALTER_REPLICA_LOG_DIRS,
+            apis.DESCRIBE_LOG_DIRS,
+            apis.CREATE_PARTITIONS,
+            apis.CREATE_DELEGATION_TOKEN,
+            apis.RENEW_DELEGATION_TOKEN,
+            apis.EXPIRE_DELEGATION_TOKEN,
+            apis.DESCRIBE_DELEGATION_TOKEN,
+            apis.DELETE_GROUPS,
+        ),
+        1,
+    ),
+    **dict.fromkeys(
+        (
+            apis.FIND_COORDINATOR,
+            apis.HEARTBEAT,
+            apis.LEAVE_GROUP,
+            apis.SYNC_GROUP,
+            apis.DESCRIBE_GROUPS,
+            apis.LIST_GROUPS,
+            apis.API_VERSIONS,
+            apis.DELETE_TOPICS,
+            apis.DESCRIBE_CONFIGS,
+        ),
+        2,
+    ),
+    **dict.fromkeys(
+        (apis.LIST_OFFSETS, apis.JOIN_GROUP, apis.CREATE_TOPICS),
+        3,
+    ),
+    **dict.fromkeys(
+        (apis.OFFSET_COMMIT, apis.OFFSET_FETCH),
+        4,
+    ),
+    **dict.fromkeys(
+        (apis.PRODUCE, apis.METADATA),
+        6,
+    ),
+    apis.FETCH: 8,
 }
 
 

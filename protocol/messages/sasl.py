@@ -6,11 +6,10 @@ Sources: `SaslHandshakeRequest.json`, `SaslAuthenticateRequest.json` and their r
 
 from dataclasses import dataclass, field
 
+from protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from protocol.errors import MalformedMessage
 from protocol.primitives import Reader
 
-SASL_HANDSHAKE = 17
-SASL_AUTHENTICATE = 36
 SASL_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 
 BARE_TOKENS_VERSION = 0

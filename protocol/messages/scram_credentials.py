@@ -7,8 +7,6 @@ There is only version 0, with compact fields. Sources: `DescribeUserScramCredent
 from protocol.primitives import Reader, int32
 from protocol.splices import Splice
 
-DESCRIBE_USER_SCRAM_CREDENTIALS = 50
-
 _HEADER_BYTES = 8
 _THROTTLE_BYTES = 4
 _LEAST_USER_BYTES = 2

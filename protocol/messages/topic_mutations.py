@@ -10,13 +10,10 @@ from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, 
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import MalformedMessage, TruncatedMessage
 from protocol.primitives import Reader, compact_string, int16, int32, uvarint
 from protocol.splices import Splice
-
-CREATE_TOPICS = 19
-DELETE_TOPICS = 20
-CREATE_PARTITIONS = 37
 
 TOPIC_MUTATIONS = frozenset({CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS})
 

@@ -8,10 +8,10 @@ import struct
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
+from protocol.api_key import METADATA
 from protocol.errors import MalformedMessage, TruncatedMessage
 from protocol.primitives import Reader, int16, int32, string, uvarint
 
-METADATA = 3
 BY_NAME_VERSION = 4
 BY_ID_VERSION = 12
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 
+from protocol.api_key import DESCRIBE_CLIENT_QUOTAS, DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA
 from protocol.errors import MalformedMessage, ProtocolError
 from protocol.messages.addresses import (
     Address,
@@ -15,7 +16,7 @@ from protocol.messages.addresses import (
     without_hints,
 )
 from protocol.messages.api_versions import Answered, intersect
-from protocol.messages.client_quotas import DESCRIBE_CLIENT_QUOTAS, AlterReader, read_describe_request
+from protocol.messages.client_quotas import AlterReader, read_describe_request
 from protocol.splices import Splice, joined
 from protocol.walk import Walk
 from proxy.decisions import mutations, quota_api, scram_credentials
@@ -30,17 +31,7 @@ from proxy.relay.actions import (
     QuotaAlteration,
     SlowDecision,
 )
-from proxy.relay.plans import (
-    DESCRIBE_CLUSTER,
-    FIND_COORDINATOR,
-    METADATA,
-    PLANS,
-    Plan,
-    begin_walk,
-    plan_key,
-    rest_of_metadata,
-    walk_response,
-)
+from proxy.relay.plans import PLANS, Plan, begin_walk, plan_key, rest_of_metadata, walk_response
 from proxy.side import Side
 
 _NO_HEADER = bytes(8)

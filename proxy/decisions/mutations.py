@@ -12,11 +12,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
+from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import ProtocolError
 from protocol.messages.topic_mutations import (
-    CREATE_PARTITIONS,
-    CREATE_TOPICS,
-    DELETE_TOPICS,
     NO_TOPIC_ID,
     MutationReader,
     MutationRequest,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
+from protocol.api_key import SASL_HANDSHAKE
 from protocol.errors import ProtocolError
 from protocol.identity.sasl_names import (
     OAUTHBEARER,
@@ -107,7 +108,7 @@ class Login:
             self._note_request(ask)
             return _FORWARD
         try:
-            if ask.api_key == sasl.SASL_HANDSHAKE:
+            if ask.api_key == SASL_HANDSHAKE:
                 return self._judge_handshake(sasl.read_handshake_response(ask.frame), ask.api_version)
             if ask.api_version == sasl.BARE:
                 return self._judge_token(sasl.bare_token(ask.frame), become, bare=True)
@@ -124,7 +125,7 @@ class Login:
 
     def _note_request(self, ask: DecisionRequest) -> None:
         try:
-            if ask.api_key == sasl.SASL_HANDSHAKE:
+            if ask.api_key == SASL_HANDSHAKE:
                 self._offered = ""
                 self._offered = sasl.read_handshake(ask.frame, ask.body_at)
             else:

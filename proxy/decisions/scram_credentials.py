@@ -4,14 +4,9 @@ It gives up where a cluster has no such API (before Kafka 2.7), or refuses it, a
 are in force here. So there are no users then, for whoever may describe those quotas. What a node tells, passes.
 """
 
+from protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocol.messages.api_versions import is_in_offer, is_whole_offer, versions_request
-from protocol.messages.scram_credentials import (
-    DESCRIBE_USER_SCRAM_CREDENTIALS,
-    no_users_response,
-    only_user,
-    throttle_at,
-    without_refusal,
-)
+from protocol.messages.scram_credentials import no_users_response, only_user, throttle_at, without_refusal
 from proxy.decisions.facts import ConnectionFacts
 from proxy.relay.actions import Decision, DecisionRequest
 

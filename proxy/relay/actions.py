@@ -4,8 +4,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from protocol.api_key import DESCRIBE_CLIENT_QUOTAS
 from protocol.frames import INT32_MAX
-from protocol.messages.client_quotas import DESCRIBE_CLIENT_QUOTAS
 from protocol.splices import Splice
 from protocol.walk import Walk
 from proxy.side import QuickEnum, Side

@@ -3,12 +3,13 @@
 from struct import Struct
 from typing import Final
 
+from protocol.api_key import API_VERSIONS
 from protocol.errors import MalformedMessage
 from protocol.frames import MAX_ASKED_BYTES
 from protocol.messages.sasl import SASL_APIS
 from proxy.relay.actions import Action, CloseReason, DecisionKind, DecisionRequest, Exchange, RelayLimits
 from proxy.relay.carriage import ASKING, AUTHENTICATING, NO_TICKET, THROTTLED, Bind, UsageOf
-from proxy.relay.plans import API_VERSIONS, PLANS, SASL_TOKEN, plan_key
+from proxy.relay.plans import PLANS, SASL_TOKEN, plan_key
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.request import Refusal, Request, read_request
 from proxy.relay.response_side import ResponseSide

@@ -3,13 +3,22 @@
 from collections.abc import Mapping
 from typing import Final
 
+from protocol import api_key as apis
 from quotas.request_costs import Cost
 
-_PRODUCE, _FETCH, _HEARTBEAT, _SHARE_FETCH = 0, 1, 12, 78
-
 _LIKE: Final = {
-    **dict.fromkeys((11, 13, 14, 68, 76, 88), _HEARTBEAT),
-    _SHARE_FETCH: _FETCH,
+    **dict.fromkeys(
+        (
+            apis.JOIN_GROUP,
+            apis.LEAVE_GROUP,
+            apis.SYNC_GROUP,
+            apis.CONSUMER_GROUP_HEARTBEAT,
+            apis.SHARE_GROUP_HEARTBEAT,
+            apis.STREAMS_GROUP_HEARTBEAT,
+        ),
+        apis.HEARTBEAT,
+    ),
+    apis.SHARE_FETCH: apis.FETCH,
 }
 """JoinGroup, LeaveGroup, SyncGroup and the heartbeats of later kinds of groups are taken for a Heartbeat."""
 
@@ -17,14 +26,55 @@ _DATA_BYTES: Final = 1024
 """A response to a Fetch with fewer bytes may have waited for data."""
 
 _WAITING: Final = frozenset(
-    # ListOffsets of tiered storage, OffsetCommit, JoinGroup, SyncGroup, Create- and DeleteTopics, DeleteRecords
-    {2, 8, 11, 14, 19, 20, 21}
+    # ListOffsets waits where storage is tiered
+    {
+        apis.LIST_OFFSETS,
+        apis.OFFSET_COMMIT,
+        apis.JOIN_GROUP,
+        apis.SYNC_GROUP,
+        apis.CREATE_TOPICS,
+        apis.DELETE_TOPICS,
+        apis.DELETE_RECORDS,
+    }
     # what is appended to the transaction log
-    | {22, 24, 25, 26, 27, 28}
-    # CreatePartitions, ElectLeaders, reassignments, UpdateFeatures, ShareFetch, ShareAcknowledge, Raft voters
-    | {37, 43, 45, 46, 57, 78, 79, 80, 81, 82, 84, 85}
+    | {
+        apis.INIT_PRODUCER_ID,
+        apis.ADD_PARTITIONS_TO_TXN,
+        apis.ADD_OFFSETS_TO_TXN,
+        apis.END_TXN,
+        apis.WRITE_TXN_MARKERS,
+        apis.TXN_OFFSET_COMMIT,
+    }
+    | {
+        apis.CREATE_PARTITIONS,
+        apis.ELECT_LEADERS,
+        apis.ALTER_PARTITION_REASSIGNMENTS,
+        apis.LIST_PARTITION_REASSIGNMENTS,
+        apis.UPDATE_FEATURES,
+        apis.SHARE_FETCH,
+        apis.SHARE_ACKNOWLEDGE,
+        apis.ADD_RAFT_VOTER,
+        apis.REMOVE_RAFT_VOTER,
+        apis.UPDATE_RAFT_VOTER,
+        apis.READ_SHARE_GROUP_STATE,
+        apis.WRITE_SHARE_GROUP_STATE,
+    }
     # what a node of KRaft hands on to the controller
-    | {30, 31, 33, 38, 39, 40, 44, 48, 49, 50, 51, 55, 58}
+    | {
+        apis.CREATE_ACLS,
+        apis.DELETE_ACLS,
+        apis.ALTER_CONFIGS,
+        apis.CREATE_DELEGATION_TOKEN,
+        apis.RENEW_DELEGATION_TOKEN,
+        apis.EXPIRE_DELEGATION_TOKEN,
+        apis.INCREMENTAL_ALTER_CONFIGS,
+        apis.DESCRIBE_CLIENT_QUOTAS,
+        apis.ALTER_CLIENT_QUOTAS,
+        apis.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        apis.ALTER_USER_SCRAM_CREDENTIALS,
+        apis.DESCRIBE_QUORUM,
+        apis.ENVELOPE,
+    }
 )
 """APIs whose response may wait for something: the time that it took tells nothing."""
 
@@ -38,23 +88,34 @@ def least_telling_bytes(api_key: int) -> int | None:
     """From how many bytes on a response that took long tells what such requests cost; None: it never does."""
     if api_key in _WAITING:
         return None
-    return _DATA_BYTES if api_key == _FETCH else 0
+    return _DATA_BYTES if api_key == apis.FETCH else 0
 
 
-_THROUGH_CONTROLLER: Final = (19, 20, 37, 43, 45)
-"""CreateTopics, DeleteTopics, CreatePartitions, ElectLeaders, AlterPartitionReassignments."""
+_THROUGH_CONTROLLER: Final = (
+    apis.CREATE_TOPICS,
+    apis.DELETE_TOPICS,
+    apis.CREATE_PARTITIONS,
+    apis.ELECT_LEADERS,
+    apis.ALTER_PARTITION_REASSIGNMENTS,
+)
 
-_APPENDING: Final = (8, 22, 24, 25, 26, 28)
-"""OffsetCommit, InitProducerId, AddPartitionsToTxn, AddOffsetsToTxn, EndTxn, TxnOffsetCommit."""
+_APPENDING: Final = (
+    apis.OFFSET_COMMIT,
+    apis.INIT_PRODUCER_ID,
+    apis.ADD_PARTITIONS_TO_TXN,
+    apis.ADD_OFFSETS_TO_TXN,
+    apis.END_TXN,
+    apis.TXN_OFFSET_COMMIT,
+)
 
 SHIPPED: Final[Mapping[int, Cost]] = {
-    _PRODUCE: Cost(70.0, 3.0),
-    _FETCH: Cost(75.0, 0.4),
-    _HEARTBEAT: Cost(50.0, 0.25),
+    apis.PRODUCE: Cost(70.0, 3.0),
+    apis.FETCH: Cost(75.0, 0.4),
+    apis.HEARTBEAT: Cost(50.0, 0.25),
     **dict.fromkeys(_APPENDING, Cost(120.0, 1.0)),
     **dict.fromkeys(_THROUGH_CONTROLLER, Cost(300.0, 1.0)),
 }
 """By API key; a node of 4.3.1 on two cores has about these. For the others UNKNOWN holds."""
 
-BUSY_SHARES: Final[Mapping[int, float]] = {_PRODUCE: 0.5, _FETCH: 0.4}
+BUSY_SHARES: Final[Mapping[int, float]] = {apis.PRODUCE: 0.5, apis.FETCH: 0.4}
 """Handlers are busy with records for longer."""

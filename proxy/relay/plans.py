@@ -4,26 +4,29 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from protocol.api import ARRAY, COMPACT_ARRAY, THROTTLE, Api, Shape, request_header_version, response_header_version
+from protocol.api_key import (
+    ALTER_CLIENT_QUOTAS,
+    API_VERSIONS,
+    DESCRIBE_CLIENT_QUOTAS,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    FETCH,
+    FIND_COORDINATOR,
+    METADATA,
+    PRODUCE,
+    SASL_AUTHENTICATE,
+    SHARE_FETCH,
+)
 from protocol.api_table import APIS
-from protocol.messages.client_quotas import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.messages.client_waits import client_waits
 from protocol.messages.fetch import epoch_at
-from protocol.messages.sasl import BARE, SASL_APIS, SASL_AUTHENTICATE
-from protocol.messages.scram_credentials import DESCRIBE_USER_SCRAM_CREDENTIALS
+from protocol.messages.sasl import BARE, SASL_APIS
 from protocol.messages.topic_mutations import STRICT_SINCE, TOPIC_MUTATIONS
 from protocol.primitives import Reader
 from protocol.walk import Walk
 from proxy.relay import use
 from proxy.relay.actions import DecisionKind
 from proxy.relay.costs import cost_kind, least_telling_bytes
-
-PRODUCE = 0
-FETCH = 1
-METADATA = 3
-FIND_COORDINATOR = 10
-API_VERSIONS = 18
-DESCRIBE_CLUSTER = 60
-SHARE_FETCH = 78
 
 _HEADER_BYTES = 8
 """Length prefix and correlation id of a response."""

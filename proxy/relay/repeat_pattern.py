@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from struct import Struct
 
-from proxy.relay.plans import PRODUCE, ResponseKind, plan_key
+from protocol.api_key import PRODUCE
+from proxy.relay.plans import ResponseKind, plan_key
 from proxy.relay.request import Request
 from quotas.client_quotas import ClientSensors
 

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from protocol import frames as requests
+from protocol.api_key import API_VERSIONS, FETCH, PRODUCE, SHARE_FETCH
 from protocol.api_table import APIS
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.frames import HEAD, MAX_HEAD_BYTES
 from protocol.primitives import MAX_HEADER_TAGS, Reader
 from proxy.relay.actions import CloseReason, DecisionKind
-from proxy.relay.plans import API_VERSIONS, FETCH, PLANS, PRODUCE, SHARE_FETCH, UNKNOWN_API_VERSIONS, Plan
+from proxy.relay.plans import PLANS, UNKNOWN_API_VERSIONS, Plan
 from proxy.relay.recognise import TLS_HANDSHAKE, looks_like
 from proxy.relay.use import Use
 from quotas.client_quotas import ClientSensors

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from struct import Struct
 
+from protocol.api_key import FETCH, PRODUCE
 from protocol.errors import TruncatedMessage
 from protocol.frames import HEAD, INT32_MAX, LIMITS_BYTES, MAX_ASKED_BYTES, MAX_HEAD_BYTES, fetch_clamp, limits_clamp
 from protocol.messages.api_versions import unsupported_version_response
@@ -39,7 +40,7 @@ from proxy.relay.carriage import (
     forgotten_for,
     send_through,
 )
-from proxy.relay.plans import FETCH, PRODUCE, SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan, is_strict
+from proxy.relay.plans import SASL_TOKEN, UNKNOWN_API_VERSIONS, Plan, is_strict
 from proxy.relay.relay_counters import RelayCounters
 from proxy.relay.repeat_pattern import LimitedPattern, RepeatPattern, pattern_of
 from proxy.relay.request import LONG_CLIENT_ID_BYTES, Refusal, Request, read_request

@@ -5,6 +5,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from struct import Struct
 
+from protocol.api_key import API_VERSIONS, FETCH, PRODUCE
 from protocol.errors import MalformedMessage, ProtocolError, TruncatedMessage
 from protocol.frames import MAX_ASKED_BYTES, MAX_HEAD_BYTES, MAX_HELD_BYTES
 from protocol.messages.addresses import hiding_splices, hints_bytes, leaderless_splices, rewritable
@@ -36,7 +37,7 @@ from proxy.relay.carriage import (
     add_run,
     send_through,
 )
-from proxy.relay.plans import API_VERSIONS, FETCH, NO_THROTTLE, PRODUCE, SASL_TOKEN, Plan, ResponseKind
+from proxy.relay.plans import NO_THROTTLE, SASL_TOKEN, Plan, ResponseKind
 from proxy.relay.quick_responses import QUICK_BYTES, quick_run
 from proxy.relay.recognise import looks_like
 from proxy.relay.relay_counters import RelayCounters

@@ -6,12 +6,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from struct import pack, pack_into, unpack_from
 
+from protocol.api_key import (
+    API_VERSIONS,
+    CREATE_TOPICS,
+    FETCH,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    JOIN_GROUP,
+    METADATA,
+    OFFSET_COMMIT,
+    PRODUCE,
+    SYNC_GROUP,
+)
 from protocol.primitives import Reader, string
 from tests.integration.raw_client import records
 from tests.topic_frames import create_topics, new_topic
-
-PRODUCE, FETCH, METADATA, OFFSET_COMMIT, JOIN_GROUP, HEARTBEAT = 0, 1, 3, 8, 11, 12
-SYNC_GROUP, API_VERSIONS, CREATE_TOPICS, FIND_COORDINATOR = 14, 18, 19, 10
 
 _CORRELATION_AT = 8
 """Where the correlation id stands in a request, behind length, API key and version."""

@@ -11,7 +11,9 @@ from typing import Self
 
 from kafka.record.default_records import DefaultRecordBatchBuilder
 
-_PRODUCE, _VERSION = 0, 7
+from protocol.api_key import PRODUCE as _PRODUCE
+
+_VERSION = 7
 _NO_SUCH_TOPIC = b"no-such-topic"
 _ONE = pack(">i", 1)
 _TIMEOUT_S = 60.0

@@ -13,6 +13,7 @@ import pytest
 
 from common.jars import kafka_jars, release
 from demo.kafka_cluster import KafkaCluster, java_argv, logging_properties, modes_of
+from protocol.api_key import CREATE_TOPICS, FETCH, METADATA
 from proxy.usage.kafka_topic import KafkaTopic
 from quotas.sources.client_quotas import describe_request
 from quotas.sources.cluster_connection import ClusterConnection, Credentials
@@ -34,7 +35,6 @@ FIRST_WITH_ALL_TYPES = (2, 8)
 
 BYTE_RATES = "producer_byte_rate=1000,consumer_byte_rate=1000"
 MUTATION_RATE = "controller_mutation_rate=0.1"
-METADATA, FETCH, CREATE_TOPICS = 3, 1, 19
 ALL_TOPICS = pack(">i", -1)
 
 

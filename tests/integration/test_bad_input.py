@@ -10,10 +10,10 @@ import time
 
 import pytest
 
+from protocol.api_key import METADATA as _METADATA
+from protocol.api_key import PRODUCE as _PRODUCE
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.timeouts import PATIENCE_S
-
-_METADATA, _PRODUCE = 3, 0
 
 
 def request(api_key, version, body=b"", client_id=b"bad", size=None, correlation_id=7):

@@ -7,6 +7,7 @@ from struct import Struct
 
 import pytest
 
+import protocol.api_key
 import protocol.api_table
 from common.jars import kafka_jars
 from protocol.api import (
@@ -51,18 +52,20 @@ def make_table(out: Path, *jars: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_making_the_table_anew_gives_the_committed_bytes(tmp_path: Path) -> None:
-    made = make_table(tmp_path / "table.py", *map(clients_jar, KAFKA_VERSIONS))
+    made = make_table(tmp_path, *map(clients_jar, KAFKA_VERSIONS))
     assert made.returncode == 0, made.stderr
-    assert (tmp_path / "table.py").read_bytes() == Path(protocol.api_table.__file__).read_bytes()
+    for module in (protocol.api_table, protocol.api_key):
+        committed = Path(module.__file__)
+        assert (tmp_path / committed.name).read_bytes() == committed.read_bytes()
 
 
 def test_a_kafka_without_the_known_addresses_is_refused(tmp_path: Path) -> None:
     """3.9.2 alone has no stable ShareFetch: a change in who names addresses must not pass silently."""
-    made = make_table(tmp_path / "table.py", clients_jar("3.9.2"))
+    made = make_table(tmp_path, clients_jar("3.9.2"))
     assert made.returncode != 0
     assert "responses with addresses have changed" in made.stderr
     assert "ShareFetch" in made.stderr
-    assert not (tmp_path / "table.py").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_table_has_exactly_the_versions_that_brokers_serve() -> None:

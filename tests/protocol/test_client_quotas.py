@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from protocol.errors import MalformedMessage, ProtocolError
 from protocol.messages.client_quotas import (
-    ALTER_CLIENT_QUOTAS,
-    DESCRIBE_CLIENT_QUOTAS,
     AlteredEntity,
     DescribedEntity,
     EntityPart,

@@ -10,11 +10,10 @@ from kafka.net.sasl.oauth import AbstractTokenProvider, SaslMechanismOAuth
 from kafka.net.sasl.plain import SaslMechanismPlain
 from kafka.net.sasl.scram import SaslMechanismScram
 
+from protocol.api_key import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from protocol.errors import ProtocolError
 from protocol.identity.sasl_names import MAX_TOKEN_BYTES, Claim, claimed_name, jwt_subject, succeeds
 from protocol.messages.sasl import (
-    SASL_AUTHENTICATE,
-    SASL_HANDSHAKE,
     bare_token,
     read_authenticate,
     read_authenticate_response,

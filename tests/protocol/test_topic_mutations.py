@@ -7,11 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import MalformedMessage, ProtocolError
 from protocol.messages.topic_mutations import (
-    CREATE_PARTITIONS,
-    CREATE_TOPICS,
-    DELETE_TOPICS,
     NO_TOPIC_ID,
     STRICT_SINCE,
     MutationReader,

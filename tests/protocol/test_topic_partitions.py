@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.protocol.metadata import MetadataRequest
 
+from protocol.api_key import METADATA
 from protocol.errors import ProtocolError
 from protocol.messages.topic_partitions import (
     BY_ID_VERSION,
     BY_NAME_VERSION,
-    METADATA,
     TopicPartitions,
     partitions_by_id_request,
     partitions_by_name_request,

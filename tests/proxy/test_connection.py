@@ -7,13 +7,12 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR
 from protocol.messages.api_versions import carried
-from protocol.messages.topic_mutations import CREATE_TOPICS
 from protocol.primitives import uvarint
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.connection_timeouts import TimeOuts
-from proxy.relay.plans import FIND_COORDINATOR
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
 from proxy.server.connection import Connection

@@ -2,7 +2,7 @@
 
 from struct import pack
 
-PRODUCE, FETCH, METADATA, HEARTBEAT, API_VERSIONS = 0, 1, 3, 12, 18
+from protocol.api_key import FETCH, HEARTBEAT, PRODUCE
 
 
 def frame(payload: bytes) -> bytes:

@@ -4,6 +4,7 @@ from struct import pack
 
 import pytest
 
+from protocol.api_key import API_VERSIONS, FETCH, HEARTBEAT, METADATA, PRODUCE
 from proxy.relay.actions import CloseReason, RelayLimits, Throttled
 from proxy.relay.costs import cost_kind
 from proxy.side import Side
@@ -12,21 +13,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
-from tests.relay.frames import (
-    API_VERSIONS,
-    FETCH,
-    HEARTBEAT,
-    METADATA,
-    PRODUCE,
-    fetch,
-    fetched,
-    frame,
-    heartbeat,
-    heartbeaten,
-    produce,
-    produced,
-    request,
-)
+from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
 
 DELAYS = RelayLimits(delays=True)

@@ -4,6 +4,7 @@ from struct import pack
 
 import pytest
 
+from protocol.api_key import API_VERSIONS, HEARTBEAT
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -11,17 +12,7 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
-from tests.relay.frames import (
-    API_VERSIONS,
-    HEARTBEAT,
-    fetch,
-    fetched,
-    heartbeat,
-    heartbeaten,
-    produce,
-    produced,
-    request,
-)
+from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, us
 from tests.topic_frames import create_topics, new_topic
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.api_key import HEARTBEAT, PRODUCE
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -11,7 +12,7 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
-from tests.relay.frames import HEARTBEAT, PRODUCE, fetch, heartbeat, heartbeaten, produce, produced
+from tests.relay.frames import fetch, heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with, table_with
 
 SIZE = 10_000

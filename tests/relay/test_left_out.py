@@ -11,15 +11,15 @@ import pytest
 from kafka.protocol.admin import DescribeClusterResponse
 from kafka.protocol.metadata import FindCoordinatorResponse, MetadataResponse
 
+from protocol.api_key import DESCRIBE_CLUSTER, FIND_COORDINATOR, METADATA, PRODUCE
 from protocol.frames import MAX_HEAD_BYTES
 from protocol.primitives import compact_string, uvarint
 from proxy.relay.actions import CloseReason
 from proxy.relay.plans import PLANS, plan_key
-from tests.relay.frames import PRODUCE, frame, request
+from tests.relay.frames import frame, request
 from tests.relay.script import FixedNodes, Script
 from tests.relay.test_share_fetch import share_fetch, share_fetched
 
-METADATA, FIND_COORDINATOR, DESCRIBE_CLUSTER = 3, 10, 60
 GONE = 4
 """The node without a port."""
 LEADER_NOT_AVAILABLE, COORDINATOR_NOT_AVAILABLE = 5, 15

@@ -4,13 +4,8 @@ from struct import pack
 
 import pytest
 
-from protocol.messages.topic_mutations import (
-    CREATE_PARTITIONS,
-    CREATE_TOPICS,
-    DELETE_TOPICS,
-    NO_TOPIC_ID,
-    read_mutation_response,
-)
+from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
+from protocol.messages.topic_mutations import NO_TOPIC_ID, read_mutation_response
 from protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from protocol.primitives import compact_string
 from proxy.decisions.decide import decide

@@ -6,19 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.api_key import API_VERSIONS
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, WaitingFor
 from proxy.side import Side
-from tests.relay.frames import (
-    API_VERSIONS,
-    fetch,
-    fetched,
-    heartbeat,
-    heartbeaten,
-    produce,
-    produced,
-    request,
-)
+from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, ledger_with
 from tests.sasl_frames import authenticate, log_in
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.api_key import API_VERSIONS
 from proxy.config.settings import ListenerConfig
 from proxy.relay.actions import CloseReason, Decision, RelayLimits
 from proxy.relay.repeat_pattern import RepeatPattern
@@ -14,17 +15,7 @@ from proxy.upstream.topology import ListenerPorts, NodeDirectory
 from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.quota_frames import describe_request
-from tests.relay.frames import (
-    API_VERSIONS,
-    fetch,
-    fetched,
-    frame,
-    heartbeat,
-    heartbeaten,
-    produce,
-    produced,
-    request,
-)
+from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with, table_with
 
 

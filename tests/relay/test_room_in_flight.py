@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.api_key import API_VERSIONS, HEARTBEAT, METADATA, PRODUCE
 from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -13,17 +14,7 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
-from tests.relay.frames import (
-    API_VERSIONS,
-    HEARTBEAT,
-    METADATA,
-    PRODUCE,
-    heartbeat,
-    heartbeaten,
-    produce,
-    produced,
-    request,
-)
+from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, us
 from tests.sasl_frames import handshake, handshaken, log_in
 

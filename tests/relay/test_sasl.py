@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.api_key import API_VERSIONS
 from protocol.frames import MAX_ASKED_BYTES
 from protocol.identity.sasl_names import Claim
 from protocol.messages.api_versions import versions_request
@@ -18,7 +19,7 @@ from quotas.entities import DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from tests.quota_frames import describe_request, described
-from tests.relay.frames import API_VERSIONS, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script
 from tests.sasl_frames import (
     authenticate,

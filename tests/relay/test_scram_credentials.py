@@ -4,13 +4,14 @@ from struct import pack
 
 import pytest
 
+from protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS as SCRAM
 from protocol.messages.api_versions import versions_request
 from protocol.primitives import compact_string
 from proxy.side import Side
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import Script, ledger_with
 
-SCRAM, REFUSED = 50, 31
+REFUSED = 31
 OFFER_ASKED = versions_request(-0x6B74)
 ALL, ALICE, BOTH = None, ("alice",), ("alice", "bob")
 

@@ -4,14 +4,13 @@ from struct import pack
 
 import pytest
 
+from protocol.api_key import SHARE_FETCH
 from protocol.primitives import compact_string
 from proxy.relay.actions import CloseReason
 from proxy.side import Side
 from quotas.entities import QuotaType
 from tests.relay.frames import frame, heartbeat, request
 from tests.relay.script import NOW_MS, Script, ledger_with
-
-SHARE_FETCH = 78
 
 
 def share_fetch(corr: int = 1, *, max_bytes: int = 52_428_800, min_bytes: int = 1, group: bytes = b"g") -> bytes:

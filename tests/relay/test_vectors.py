@@ -15,6 +15,7 @@ from struct import pack
 
 import pytest
 
+from protocol.api_key import API_VERSIONS
 from protocol.messages.api_versions import UNSUPPORTED_VERSION
 from protocol.primitives import Reader
 from proxy.relay.plans import ASKED_REQUESTS
@@ -27,7 +28,6 @@ from tests.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THRO
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
 
-PRODUCE, API_VERSIONS = 0, 18
 A_FEW = 300
 BYTE_BY_BYTE = 50
 EDGE = 100

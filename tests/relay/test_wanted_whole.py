@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.api_key import API_VERSIONS
 from protocol.frames import MAX_ASKED_BYTES
 from proxy.relay import request_side
 from proxy.relay.actions import CloseReason
@@ -11,7 +12,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from tests.quota_frames import describe_request
-from tests.relay.frames import API_VERSIONS, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
 from tests.sasl_frames import authenticate, authenticated, log_in
 from tests.topic_frames import create_topics, new_topic

@@ -5,6 +5,7 @@ from struct import pack
 import pytest
 from kafka.protocol.consumer import FetchResponse
 
+from protocol.api_key import FETCH
 from proxy.relay.actions import CloseReason, RelayLimits, Throttled
 from proxy.relay.response_side import ResponseSide
 from proxy.side import Side
@@ -13,7 +14,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import PERCENT_PER_US, Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
-from tests.relay.frames import FETCH, fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
+from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
 from tests.relay.script import NOW_MS, Script, ledger_with, table_with
 from tests.relay.test_share_fetch import share_fetch, share_fetched
 

@@ -4,6 +4,18 @@ from dataclasses import replace
 from random import Random
 from struct import pack
 
+from protocol.api_key import (
+    API_VERSIONS,
+    DESCRIBE_CLUSTER,
+    FETCH,
+    FIND_COORDINATOR,
+    HEARTBEAT,
+    METADATA,
+    PRODUCE,
+)
+from protocol.api_key import (
+    CONTROLLED_SHUTDOWN as _CONTROLLED_SHUTDOWN,
+)
 from protocol.api_table import APIS
 from tests.simulation.plan import (
     AMPLE_SENSORS,
@@ -27,25 +39,10 @@ from tests.simulation.plan import (
     WorldPlan,
 )
 from tests.simulation.visitors import add_visitors
-from tests.simulation.wire import (
-    API_VERSIONS,
-    DESCRIBE_CLUSTER,
-    FETCH,
-    FIND_COORDINATOR,
-    HEAD_BYTES,
-    HEARTBEAT,
-    METADATA,
-    MUTATIONS,
-    OTHER_APIS,
-    OWN_KEYS,
-    PRODUCE,
-    WRONG_RESPONSES,
-    can_be,
-)
+from tests.simulation.wire import HEAD_BYTES, MUTATIONS, OTHER_APIS, OWN_KEYS, WRONG_RESPONSES, can_be
 
 _POOL = tuple(b"c%d" % number for number in range(40))
 _CLIENT_IDS = (b"etl", b"etl", b"web", b"batch", b"x", b"", None, b"\xff\xfe", b"n" * 300)
-_CONTROLLED_SHUTDOWN = 7
 
 
 def world_of(seed: int) -> WorldPlan:

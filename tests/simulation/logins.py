@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from struct import pack
 
+from protocol.api_key import SASL_AUTHENTICATE as AUTHENTICATE
+from protocol.api_key import SASL_HANDSHAKE as HANDSHAKE
 from tests.sasl_frames import jwt, oauthbearer, plain, scram_first
 from tests.simulation import wire
 from tests.simulation.plan import RequestPlan, ResponsePlan, TokenPlan
 
-HANDSHAKE, AUTHENTICATE = 17, 36
 _UNSUPPORTED_MECHANISM, _ILLEGAL_STATE, _FAILED = 33, 34, 58
 _SCRAM = "SCRAM-SHA-256"
 _SERVER_FIRST, _PROOF, _SERVER_FINAL = b"r=nonce,s=c2FsdA==,i=4096", b"c=biws,r=nonce,p=cHJvb2Y=", b"v=c2ln"

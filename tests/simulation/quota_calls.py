@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from struct import pack
 
+from protocol.api_key import DESCRIBE_CLIENT_QUOTAS as DESCRIBE
 from proxy.relay.actions import QuotaAlteration
 from quotas.changes import Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, tables_of
 from quotas.client_quotas import ClientQuotaManager
@@ -12,7 +13,6 @@ from tests.simulation.oracle import Violation
 from tests.simulation.plan import EntryPlan, FilterPlan, QuotaPlan, RequestPlan
 from tests.simulation.wire import count, text
 
-DESCRIBE, ALTER = 48, 49
 _EXACT, _DEFAULT = 0, 1
 _NOT_AUTHORISED, _INVALID, _REFUSED, _UNAVAILABLE = 31, 42, 44, -1
 

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from struct import pack, unpack_from
 
+from protocol.api_key import CREATE_PARTITIONS as GROW
+from protocol.api_key import CREATE_TOPICS as CREATE
+from protocol.api_key import DELETE_TOPICS as DELETE
 from tests.simulation import wire
 from tests.simulation.plan import RequestPlan, ResponsePlan, TopicPlan
 from tests.simulation.wire import count, framed, tags, text
 
-CREATE, DELETE, GROW = 19, 20, 37
 STRICT_SINCE = {CREATE: 6, DELETE: 5, GROW: 3}
 """The versions that KIP-599 brought, and those after them."""
 FLEXIBLE_SINCE = {CREATE: 5, DELETE: 4, GROW: 2}

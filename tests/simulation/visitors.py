@@ -6,6 +6,7 @@ It is drawn from chances of its own, so that all else in a world is the same wha
 from copy import deepcopy
 from random import Random
 
+from protocol.api_key import API_VERSIONS, PRODUCE
 from tests.simulation.acceptor import address_of
 from tests.simulation.logins import MECHANISMS, Login
 from tests.simulation.plan import (
@@ -24,7 +25,7 @@ from tests.simulation.plan import (
     Wait,
     WorldPlan,
 )
-from tests.simulation.wire import API_VERSIONS, MUTATIONS, OWN_KEYS, PRODUCE
+from tests.simulation.wire import MUTATIONS, OWN_KEYS
 
 _USERS = ("alice", "alice", "bob", "carol")
 _HUNDREDS = 60

@@ -9,21 +9,34 @@ from random import Random
 from struct import Struct, pack
 from typing import TYPE_CHECKING
 
+from protocol.api_key import (
+    ALTER_CLIENT_QUOTAS,
+    API_VERSIONS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    DESCRIBE_CLIENT_QUOTAS,
+    DESCRIBE_CLUSTER,
+    DESCRIBE_USER_SCRAM_CREDENTIALS,
+    FETCH,
+    FIND_COORDINATOR,
+    METADATA,
+    PRODUCE,
+)
 from protocol.api_table import APIS
 from tests.simulation.plan import RequestPlan, ResponsePlan
 
 if TYPE_CHECKING:
     from tests.simulation.topics import Result
 
-PRODUCE, FETCH, METADATA, FIND_COORDINATOR, HEARTBEAT, API_VERSIONS, DESCRIBE_CLUSTER = 0, 1, 3, 10, 12, 18, 60
-OWN_KEYS = {48, 49}
+OWN_KEYS = {ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS}
 """What the proxy answers by itself, whatever the node offers."""
-SCRAM_CREDENTIALS = 50
+SCRAM_CREDENTIALS = DESCRIBE_USER_SCRAM_CREDENTIALS
 """What it answers where the node has none, as these nodes."""
-PROXYS_OWN = [(48, 0, 1), (49, 0, 1), (SCRAM_CREDENTIALS, 0, 0)]
+PROXYS_OWN = [(DESCRIBE_CLIENT_QUOTAS, 0, 1), (ALTER_CLIENT_QUOTAS, 0, 1), (SCRAM_CREDENTIALS, 0, 0)]
 SASL_KEYS = (b"\0\x11", b"\0\x24")
-MUTATIONS = (19, 20, 37)
-"""CreateTopics, DeleteTopics, CreatePartitions; see topics.py."""
+MUTATIONS = (CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS)
+"""See topics.py."""
 HEAD_BYTES = 128 * 1024
 """How much of a frame may have to be seen before its fate is decided."""
 

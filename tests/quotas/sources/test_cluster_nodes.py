@@ -4,13 +4,13 @@ from struct import pack
 
 import pytest
 
+from protocol.api_key import DESCRIBE_CLUSTER, DESCRIBE_CONFIGS
 from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
 from tests.quotas.sources.test_cluster_faults import Listener, text
 from tests.timeouts import PATIENCE_S
 
-DESCRIBE_CLUSTER, DESCRIBE_CONFIGS = 60, 32
 ME = Credentials()
 NO_RACK = pack(">h", -1)
 NO_CONTROLLER = pack(">i", -1)
