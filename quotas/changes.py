@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from quotas.entities import Entity, QuotaKey, QuotaType
-from quotas.quota_table import QuotaTable, valid_limit
+from quotas.limits import valid_limit
+from quotas.quota_table import QuotaTable
 from quotas.shared_map import SharedMap
 
 

@@ -7,7 +7,8 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
-from quotas.quota_table import LONG_CLIENT_ID, UNLIMITED, QuotaTable
+from quotas.limits import UNLIMITED
+from quotas.quota_table import LONG_CLIENT_ID, QuotaTable
 from quotas.records.trace import Operation
 from quotas.records.traced_sensors import Subject, Traced, TracedBuckets, TracedHandle, TracedSensors
 from quotas.request_costs import NodeCosts, RequestCosts

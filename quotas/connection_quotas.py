@@ -16,7 +16,7 @@ from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from quotas.quota_table import MAX_CONNECTION_RATE
+from quotas.limits import MAX_CONNECTION_RATE
 from quotas.sensors.address_rates import AddressRates
 from quotas.sensors.windowed_rate import SensorReading, Sensors
 

@@ -1,11 +1,13 @@
 """Why a client may use how much: which rule binds it, which rules that one beats, and with whom it is measured."""
 
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from typing import Final, NamedTuple
 
 from quotas.changes import Limit, Quotas, Tables
-from quotas.entities import DEFAULT, Entity, Name, QuotaKey, QuotaType, SensorTags, plain_ip
+from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType, SensorTags, plain_ip
+from quotas.precedence import covering, level_of
 from quotas.quota_table import QuotaTable
 
 UNIT: Final[Mapping[QuotaType, str]] = {
@@ -81,29 +83,6 @@ def explain(quotas: Quotas, tables: Tables, client: Client, hosts: Collection[st
     return explanations
 
 
-def level_of(entity: Entity) -> int:
-    """Which of Kafka's levels an entity stands on: 1 to 8, or 1 to 2 for addresses."""
-    if entity.ip is not None:
-        return 2 if entity.ip is DEFAULT else 1
-    return _LEVELS[_kind(entity.user), _kind(entity.client_id)]
-
-
-def _kind(name: Name) -> str:
-    return "" if name is None else "default" if name is DEFAULT else "named"
-
-
-_LEVELS: Final = {
-    ("named", "named"): 1,
-    ("named", "default"): 2,
-    ("named", ""): 3,
-    ("default", "named"): 4,
-    ("default", "default"): 5,
-    ("default", ""): 6,
-    ("", "named"): 7,
-    ("", "default"): 8,
-}
-
-
 # --------------------------------------------------------------------- clients
 
 
@@ -111,7 +90,7 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
     quota_type = key.quota_type
     rules = [
         Rule(entity, level_of(entity), limit.value, limit.layer)
-        for entity in _covering(client)
+        for entity in starmap(Entity, covering(client.user, client.client_id))
         if (limit := _limit(quotas, entity, key)) is not None
     ]
     if not table.is_on(quota_type):
@@ -123,16 +102,6 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
         return Explanation(key, None, beaten, notes=("no shadow quota covers this client, so none is measured",))
     notes = () if rule is not None else ("no quota binds: measured without a limit, as in a broker",)
     return Explanation(key, rule, beaten, tags, _sharers(tags, quota_type), notes)
-
-
-def _covering(client: Client) -> Iterator[Entity]:
-    """The entities that a client belongs to, on all eight levels in their order."""
-    users: tuple[Name, ...] = (client.user, DEFAULT)
-    client_ids: tuple[Name, ...] = (client.client_id, DEFAULT) if client.client_id else (DEFAULT,)
-    for user in users:
-        yield from (Entity(user, client_id) for client_id in client_ids)
-        yield Entity(user)
-    yield from (Entity(client_id=client_id) for client_id in client_ids)
 
 
 def _limit(quotas: Quotas, entity: Entity, key: QuotaKey) -> Limit | None:

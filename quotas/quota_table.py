@@ -3,23 +3,16 @@
 from collections.abc import Iterator, Mapping
 from copy import copy
 from enum import Flag, auto
-from math import inf
 from types import MappingProxyType
 from typing import NamedTuple
 
-from quotas.entities import BYTE_RATES, DEFAULT, Entity, InvalidQuota, Name, QuotaType, SensorTags, is_ip
+from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags, is_ip
+from quotas.limits import UNLIMITED, valid_limit
+from quotas.precedence import binding, covering
 from quotas.shared_map import SharedMap
 
-UNLIMITED = 2.0**63 - 1
-"""Kafka's bound for a client without a quota: 2^63-1 as a double."""
 
-MAX_CONNECTION_RATE = 2**31 - 1
-
-WHOLE_WITHIN = 1e-6
-"""By how much a number may exceed a whole one where whole ones are meant; it is then kept as it is (KRaft)."""
-
-
-class Standing(NamedTuple):
+class EffectiveQuota(NamedTuple):
     """Under which tags a client is measured, its limit in units/s, and the entity whose quota that is, if any."""
 
     tags: SensorTags
@@ -152,11 +145,11 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         """Whether clients are measured at all: true from the first quota of this type on."""
         return self._kinds[quota_type] is not _OFF
 
-    def tags_and_limit(self, quota_type: QuotaType, user: str, client_id: str) -> Standing:
+    def tags_and_limit(self, quota_type: QuotaType, user: str, client_id: str) -> EffectiveQuota:
         """Where a client stands: the first of Kafka's eight levels that has a quota decides under which tags."""
         tags = self._tags(quota_type, user, client_id)
         limit, entity = self._by_tags(quota_type, tags)
-        return Standing(tags, limit, entity)
+        return EffectiveQuota(tags, limit, entity)
 
     def limit_of(self, quota_type: QuotaType, tags: SensorTags) -> float:
         """The limit for what is measured under `tags`, in units/s; UNLIMITED if there is none."""
@@ -180,69 +173,20 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         if kinds is _Kind.PAIR:
             return pair
         limits = self._limits[quota_type]
-        if (user, client_id) in limits or (user, DEFAULT) in limits:
-            return pair
-        if (user, None) in limits:
-            return of_user
-        if (DEFAULT, client_id) in limits or (DEFAULT, DEFAULT) in limits:
-            return pair
-        if (DEFAULT, None) in limits:
-            return of_user
-        return of_client_id
+        by_user, by_client_id = next((names for names in covering(user, client_id) if names in limits), (None, None))
+        if by_user is None:
+            return of_client_id
+        return of_user if by_client_id is None else pair
 
     def _by_tags(self, quota_type: QuotaType, tags: SensorTags) -> tuple[float, Entity | None]:
         limits = self._limits[quota_type]
-        for names in _candidates(tags):
+        for names in binding(tags):
             if names in limits:
                 return limits[names], Entity(*names)
         return UNLIMITED, None
-
-
-def _candidates(tags: SensorTags) -> tuple[tuple[Name, Name], ...]:
-    """The entities that can bind what is measured under `tags`, the strongest first.
-
-    An empty client-id is the absence of one here: so no default for client-ids, or for pairs, ever binds it.
-    """
-    user, client_id = tags.user, tags.client_id
-    if user and client_id:
-        return (user, client_id), (user, DEFAULT), (DEFAULT, client_id), (DEFAULT, DEFAULT)
-    if user:
-        return (user, None), (DEFAULT, None)
-    if client_id:
-        return (None, client_id), (None, DEFAULT)
-    return ()
 
 
 def _kind(user: Name, client_id: Name) -> _Kind:
     if user is None:
         return _Kind.CLIENT_ID
     return _Kind.USER if client_id is None else _Kind.PAIR
-
-
-def valid_limit(entity: Entity, quota_type: QuotaType, limit: float) -> float:
-    """`limit` as a double. InvalidQuota if it is nonsense, or no quota for this kind of entity.
-
-    As a KRaft controller judges it, but that a connection rate may be 0, which bans, and that what is no number, or
-    less than 1 where whole numbers are meant, is refused.
-    """
-    problem = ""
-    if entity.ip is not None and quota_type is not QuotaType.CONNECTION:
-        problem = f"expected {QuotaType.CONNECTION.value}, the only quota of an address, got {quota_type.value}"
-    elif entity.ip is None and quota_type is QuotaType.CONNECTION:
-        problem = f"expected an address, as nothing else has this quota, got {entity}"
-    elif expected := _expected(quota_type, limit):
-        problem = f"{expected}, got {limit!r}"
-    if problem:
-        raise InvalidQuota(f"{quota_type.value} of {entity}: {problem}")
-    return float(limit)
-
-
-def _expected(quota_type: QuotaType, limit: float) -> str:
-    """What is expected where `limit` is refused."""
-    if quota_type in BYTE_RATES:
-        fits = 1 <= limit <= UNLIMITED and limit % 1 <= WHOLE_WITHIN
-        return "" if fits else "expected a whole number from 1 to 2^63-1"
-    if quota_type is QuotaType.CONNECTION:
-        fits = limit == 0 or (1 <= limit <= MAX_CONNECTION_RATE and limit % 1 <= WHOLE_WITHIN)
-        return "" if fits else "expected a whole number from 0 to 2^31-1"
-    return "" if 0 < limit < inf else "expected a number above 0"

@@ -5,8 +5,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from typing import Final
 
 from quotas.entities import BYTE_RATES, QuotaType
-from quotas.quota_table import MAX_CONNECTION_RATE
-from quotas.sources.entries import MAX_BYTE_RATE
+from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE
 
 FLOORS: Final[Mapping[QuotaType, float]] = {
     QuotaType.PRODUCE: 100_000,

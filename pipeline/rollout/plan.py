@@ -11,7 +11,8 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from quotas.entities import BYTE_RATES, Entity, QuotaType
-from quotas.quota_table import UNLIMITED, WHOLE_WITHIN, QuotaTable
+from quotas.limits import UNLIMITED, WHOLE_WITHIN
+from quotas.quota_table import QuotaTable
 
 Limits = Mapping[Entity, Mapping[QuotaType, float]]
 

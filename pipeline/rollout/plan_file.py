@@ -14,7 +14,7 @@ from typing import Any, Final
 from common.atomic_file import write_whole
 from pipeline.rollout.plan import Change
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaType
-from quotas.quota_table import valid_limit
+from quotas.limits import valid_limit
 from quotas.sources.entries import Problem, shown, unknown_keys
 
 VERSION: Final = 1

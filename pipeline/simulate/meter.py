@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pipeline.simulate.candidate import Rules
 from quotas.entities import QuotaType
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from quotas.records.trace import Operation
 from quotas.sensors.rows import Rows
 from quotas.sensors.token_buckets import TokenBuckets

@@ -47,7 +47,7 @@ from proxy.config.kinds import (
 )
 from proxy.config.problems import either
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, plain_ip
-from quotas.quota_table import valid_limit
+from quotas.limits import valid_limit
 from quotas.request_costs import Cost
 
 INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")

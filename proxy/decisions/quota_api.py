@@ -35,7 +35,7 @@ from proxy.relay.actions import Decision, QuotaAlteration
 from quotas import entities
 from quotas.changes import Alteration, AlterationRefused, Limit
 from quotas.entities import BYTE_RATES, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip, plain_ip
-from quotas.quota_table import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
+from quotas.limits import MAX_CONNECTION_RATE, UNLIMITED, WHOLE_WITHIN
 
 USER, CLIENT_ID, IP = "user", "client-id", "ip"
 

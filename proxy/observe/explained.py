@@ -12,7 +12,7 @@ from quotas.changes import Limit, Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, SensorKey
 from quotas.entities import DEFAULT, Entity, SensorTags
 from quotas.explain import UNIT, Client, Explanation, Rule
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from quotas.request_costs import CostReading, RequestCosts
 from quotas.sensors.token_buckets import BucketReading
 from quotas.sensors.windowed_rate import SensorReading

@@ -68,7 +68,8 @@ from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager, SensorKey
 from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from quotas.entities import plain_ip
-from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.limits import UNLIMITED
+from quotas.quota_table import QuotaTable
 from quotas.records.traced_sensors import TracedBuckets, TracedSensors
 from quotas.request_costs import RequestCosts
 from quotas.sensors.token_buckets import TokenBuckets

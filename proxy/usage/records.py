@@ -3,7 +3,8 @@
 from proxy.relay.use import WindowUsage
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
-from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.limits import UNLIMITED
+from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import UsageRecord, profile_text
 
 

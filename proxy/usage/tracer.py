@@ -6,7 +6,7 @@ from proxy.clock import Clock
 from quotas.client_quotas import WHOLE_CLUSTER
 from quotas.connection_quotas import Admission, Outcome
 from quotas.entities import DEFAULT, Entity, Name, QuotaType, SensorTags
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from quotas.records.trace import SETTINGS, Operation
 from quotas.records.traced_sensors import Traced
 from quotas.records.usage_record import TRACE, Row, TraceEvent

@@ -8,7 +8,7 @@ what a `dropped` line tells.
 from enum import StrEnum
 
 from quotas.entities import DEFAULT, Entity, QuotaType
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from quotas.records.usage_record import TraceEvent
 from quotas.sensors.address_rates import AddressRates
 from quotas.sensors.token_buckets import TokenBuckets

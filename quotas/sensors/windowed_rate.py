@@ -31,7 +31,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, floor, inf, isnan
 
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from quotas.sensors.rows import GENERATION, HEAD_WORDS, LIMIT, ROW_BITS, ROW_MASK, Rows
 from quotas.sensors.rows import SensorsFull as SensorsFull
 from quotas.sensors.rows import StaleSensor as StaleSensor

@@ -10,7 +10,7 @@ from kafka.protocol.admin import AlterClientQuotasRequest, DescribeClientQuotasR
 
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable, following
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
-from quotas.quota_table import WHOLE_WITHIN, valid_limit
+from quotas.limits import WHOLE_WITHIN, valid_limit
 
 LAYER: Final = "cluster"
 """Where all quotas of this source stand."""

@@ -11,13 +11,12 @@ from ipaddress import ip_address
 from typing import Any, NamedTuple
 
 from quotas.entities import BYTE_RATES, DEFAULT, Entity, InvalidQuota, Name, QuotaKey, QuotaType
-from quotas.quota_table import MAX_CONNECTION_RATE, valid_limit
+from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
 
 _PARTS = ("user", "client_id", "ip")
 _KEYS = {key.text: key for quota_type in QuotaType for key in (QuotaKey(quota_type), QuotaKey(quota_type, True))}
 _KNOWN = [*(name for part in _PARTS for name in (part, f"default_{part}")), *_KEYS]
 
-MAX_BYTE_RATE = 2**63 - 1
 MAX_NAME_BYTES = 2**15 - 1
 
 

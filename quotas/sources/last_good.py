@@ -10,7 +10,7 @@ from typing import Any, Final
 from common.atomic_file import write_whole
 from quotas.changes import NO_QUOTAS, Alteration, Limit, Quotas, following
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
-from quotas.quota_table import valid_limit
+from quotas.limits import valid_limit
 from quotas.sources.source import Source
 
 VERSION: Final = 1

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from quotas.changes import Alteration, Limit, Quotas
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey
-from quotas.quota_table import valid_limit
+from quotas.limits import valid_limit
 
 Entries = Mapping[Entity, Mapping[QuotaKey, float]]
 """What the operator's file says."""

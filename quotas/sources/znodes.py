@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote_to_bytes
 
 from quotas.changes import NO_QUOTAS, Limit, Quotas
 from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaKey, QuotaType
-from quotas.quota_table import MAX_CONNECTION_RATE, valid_limit
+from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
 from quotas.shared_map import SharedMap
 
 ROOTS: Final = ("users", "clients", "ips")
@@ -34,7 +34,7 @@ _PAIRS = "clients"
 """The node between a user and the client-ids that make pairs with it."""
 
 _KAFKAS_OWN = frozenset({"SCRAM-SHA-256", "SCRAM-SHA-512"})
-_LARGEST = {QuotaType.PRODUCE: 2**63 - 1, QuotaType.FETCH: 2**63 - 1, QuotaType.CONNECTION: MAX_CONNECTION_RATE}
+_LARGEST = {QuotaType.PRODUCE: MAX_BYTE_RATE, QuotaType.FETCH: MAX_BYTE_RATE, QuotaType.CONNECTION: MAX_CONNECTION_RATE}
 """The quotas that are whole numbers, and what a broker can hold of each."""
 _JSON_TYPES = {
     dict: "an object",

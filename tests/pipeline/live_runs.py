@@ -11,7 +11,8 @@ from typing import NamedTuple
 from pipeline.simulate.candidate import Candidate, Rules
 from pipeline.simulate.meter import PERCENT_SECONDS_PER_MS, type_of
 from quotas.client_quotas import ClientQuotaManager
-from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.limits import UNLIMITED
+from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import (
     MOST_REPORTED,
     SecondOfUse,

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType, SensorTags
-from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.limits import UNLIMITED
+from quotas.quota_table import QuotaTable
 
 PRODUCE, FETCH = QuotaType.PRODUCE, QuotaType.FETCH
 LEVELS = [

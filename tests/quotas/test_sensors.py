@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quotas import sensors as sensors_module
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors, SensorsFull, StaleSensor, rounded
 from tests.quotas.windowed_rate import WindowedRate, nearest
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from quotas.sensors.token_buckets import TokenBuckets, remaining_ms
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, SensorsFull, StaleSensor
 from tests.quotas.windowed_rate import nearest

@@ -10,7 +10,7 @@ from struct import pack
 
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from tests.simulation import topics, wire
 from tests.simulation.oracle import Spent, Violation, WatchedBuckets
 from tests.simulation.plan import WorldPlan

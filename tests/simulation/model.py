@@ -30,7 +30,7 @@ from proxy.relay.relay import Relay
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.entities import QuotaType
-from quotas.quota_table import UNLIMITED
+from quotas.limits import UNLIMITED
 from tests.simulation import quota_calls, wire
 from tests.simulation.exchange import ForClient, Taken, WindowUsage, Written, difference, merged
 from tests.simulation.hold import Hold

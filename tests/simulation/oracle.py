@@ -9,7 +9,8 @@ from math import ceil, inf
 from protocol.api_table import APIS
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import QuotaType
-from quotas.quota_table import UNLIMITED, QuotaTable
+from quotas.limits import UNLIMITED
+from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors

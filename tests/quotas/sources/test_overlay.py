@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from quotas.changes import Alteration, Limit
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType
-from quotas.quota_table import valid_limit
+from quotas.limits import valid_limit
 from quotas.sources.overlay import (
     Change,
     DamagedOverlay,
