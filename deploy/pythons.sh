@@ -6,20 +6,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-find_python() {
-    local candidate
-    for candidate in "/usr/bin/python$1" "python$1" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$1".*/bin/python; do
-        if command -v "$candidate" >/dev/null &&
-            "$candidate" -c "import ensurepip, sys; sys.exit('%d.%d' % sys.version_info[:2] != '$1')" 2>/dev/null; then
-            command -v "$candidate"
-            return
-        fi
-    done
-}
+. deploy/find_python.sh
 
 found=0 failed=0
 for version in 3.11 3.12 3.13 3.14; do
-    python=$(find_python "$version")
+    python=$(find_python "$version" "$version" \
+        "/usr/bin/python$version" "python$version" "${PYENV_ROOT:-$HOME/.pyenv}/versions/$version".*/bin/python)
     if [ -z "$python" ]; then
         echo "Python $version: not found, neither in the PATH nor in pyenv"
         continue

@@ -17,19 +17,13 @@ lock=requirements-$kind.lock
 
 say() { echo "setup: $*" >&2; }
 
-find_python() {
-    local candidate
-    for candidate in ${KAFKA_THROTTLE_PYTHON:-/usr/bin/python3.11 python3.11 python3.12 python3.13 python3.14 python3}; do
-        if command -v "$candidate" >/dev/null &&
-            "$candidate" -c 'import ensurepip, sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 14))' 2>/dev/null; then
-            command -v "$candidate"
-            return
-        fi
-    done
+. deploy/find_python.sh
+usable_python() {
+    find_python 3.11 3.14 ${KAFKA_THROTTLE_PYTHON:-/usr/bin/python3.11 python3.11 python3.12 python3.13 python3.14 python3}
 }
 
 missing=()
-python=$(find_python)
+python=$(usable_python)
 if [ -z "$python" ]; then
     missing+=(python3 python3-venv)
 fi
@@ -55,7 +49,7 @@ if [ ${#missing[@]} -gt 0 ]; then
         exit 1
     fi
     rm -f "$log"
-    python=$(find_python)
+    python=$(usable_python)
 fi
 if [ -z "$python" ]; then
     say "no Python 3.11 to 3.14 with ensurepip and venv is here, nor in what apt has: install one, in the PATH"

@@ -32,13 +32,10 @@ from protocol.messages.topic_partitions import (
 from proxy.decisions.facts import ConnectionFacts
 from proxy.decisions.recent_topics import TopicKey
 from proxy.decisions.steps import ITEMS_PER_STEP, Steps, collected
-from proxy.relay.actions import Close, CloseReason, Decision, DecisionRequest
+from proxy.relay.actions import OWN_REQUEST_ID, Close, CloseReason, Decision, DecisionRequest
 from quotas.client_quotas import ClientQuotaManager, ClientSensors
 from quotas.sensors.rows import StaleSensor
 from quotas.sensors.token_buckets import TokenBuckets
-
-_OWN_REQUEST_ID = -0x6B74
-"""The correlation id of the proxy's own requests. It need not differ from a client's: answers keep their order."""
 
 _NO_ERROR = 0
 _REQUEST_TIMED_OUT = 7
@@ -303,8 +300,8 @@ def _is_topic_name(name: bytes) -> bool:
 def _own_requests(wanted: Sequence[TopicKey]) -> tuple[bytes, ...]:
     names = [name for name, _ in wanted if name is not None]
     topic_ids = [topic_id for name, topic_id in wanted if name is None]
-    by_name = (partitions_by_name_request(names, _OWN_REQUEST_ID),) if names else ()
-    by_id = (partitions_by_id_request(topic_ids, _OWN_REQUEST_ID),) if topic_ids else ()
+    by_name = (partitions_by_name_request(names, OWN_REQUEST_ID),) if names else ()
+    by_id = (partitions_by_id_request(topic_ids, OWN_REQUEST_ID),) if topic_ids else ()
     return by_name + by_id
 
 

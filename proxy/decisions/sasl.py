@@ -24,7 +24,7 @@ from protocol.identity.sasl_names import (
 )
 from protocol.messages import sasl
 from protocol.messages.api_versions import is_whole_offer, versions_request
-from proxy.relay.actions import Decision, DecisionRequest, Exchange
+from proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest, Exchange
 from proxy.relay.authentication import BEHIND_AN_EXCHANGE
 from proxy.side import Side
 
@@ -42,7 +42,7 @@ _ERROR_NAMES = {
 _MECHANISM = re.compile(r"[A-Za-z0-9_-]{1,20}")
 _INSPECTED = frozenset({PLAIN, OAUTHBEARER, *SCRAM})
 _FORWARD = Decision(note=True)
-_ASK_FIRST = Decision(own_requests=(versions_request(-0x6B74),))
+_ASK_FIRST = Decision(own_requests=(versions_request(OWN_REQUEST_ID),))
 
 
 @dataclass(slots=True, frozen=True)

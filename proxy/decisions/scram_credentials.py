@@ -8,15 +8,13 @@ from protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS
 from protocol.messages.api_versions import is_in_offer, is_whole_offer, versions_request
 from protocol.messages.scram_credentials import no_users_response, only_user, throttle_at, without_refusal
 from proxy.decisions.facts import ConnectionFacts
-from proxy.relay.actions import Decision, DecisionRequest
-
-_OWN_REQUEST_ID = -0x6B74
+from proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts) -> Decision:
     """The decision on a request: the node is asked first what it offers. Raises ProtocolError."""
     if not ask.own_responses:
-        return Decision(own_requests=(versions_request(_OWN_REQUEST_ID),))
+        return Decision(own_requests=(versions_request(OWN_REQUEST_ID),))
     [offer] = ask.own_responses
     if is_whole_offer(offer) and not is_in_offer(offer, DESCRIBE_USER_SCRAM_CREDENTIALS):
         return Decision(response=no_users_response(ask.frame))

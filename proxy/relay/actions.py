@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Final
 
 from protocol.api_key import DESCRIBE_CLIENT_QUOTAS
 from protocol.frames import INT32_MAX
@@ -11,6 +12,9 @@ from protocol.walk import Walk
 from proxy.side import QuickEnum, Side
 from quotas.changes import Alteration
 from quotas.entities import QuotaType
+
+OWN_REQUEST_ID: Final = -0x6B74
+"""The correlation id of the proxy's own requests. A client may use it too: responses keep their order."""
 
 
 class CloseReason(QuickEnum):

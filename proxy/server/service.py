@@ -15,6 +15,7 @@ import structlog
 import uvloop
 from prometheus_client import CollectorRegistry
 
+from common.file_signature import signature
 from protocol.api_table import APIS
 from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
@@ -308,7 +309,7 @@ class Service:
         self._recorder = self._recorder_of(config.usage)
         self._shipping: Shipping | None = None
         self._config_path = config_path
-        self._signature_at_start = _signature(config_path)
+        self._signature_at_start = signature(config_path)
         """Before the first port is bound: whoever sees the process alive may change the file."""
         self._tasks: list[asyncio.Task[None]] = []
         self._max_sockets = config.limits.max_connections
@@ -563,7 +564,7 @@ class Service:
         while True:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._reload_asked.wait(), _WATCH_S)
-            found = _signature(self._config_path)
+            found = signature(self._config_path)
             if found != seen or self._reload_asked.is_set():
                 self._reload_asked.clear()
                 seen = found
@@ -666,15 +667,6 @@ def _load_with_files(path: Path) -> tuple[Config, str | None, dict[TlsPlace, Sec
 
 def _ports(config: ListenerConfig) -> list[int]:
     return [config.port, *config.ports().values(), *config.spares()]
-
-
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    """Changes when the file does, also when it is replaced or a link on the way is."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def run(config_path: Path, config: Config) -> int:

@@ -9,6 +9,7 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 
+from common.file_signature import Signature, signature
 from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import host_names_of, not_after
 from protocol.identity.principal_rules import PrincipalRules, principal_rules
@@ -221,13 +222,5 @@ class CertificateFiles:
         self._taken = self._seen
         return True
 
-    def _look(self) -> tuple[tuple[int, int, int] | None, ...]:
-        return tuple(_signature(Path(name)) for name in self._files)
-
-
-def _signature(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    def _look(self) -> tuple[Signature | None, ...]:
+        return tuple(signature(Path(name)) for name in self._files)

@@ -13,6 +13,7 @@ from typing import Any
 
 import structlog
 
+from common.backoff import Backoff
 from proxy.config.kinds import HostPort
 from proxy.config.settings import UpstreamConfig
 from proxy.decisions.recent_topics import RecentTopics
@@ -290,15 +291,14 @@ class Upstream:
 
     async def keep_learning(self) -> None:
         """Ask the cluster for its nodes now, at each interval, and when a node is missing; never returns."""
-        retry_s = _FIRST_RETRY_S
+        backoff = Backoff(_FIRST_RETRY_S, _LONGEST_RETRY_S)
         while True:
             self._asked.clear()
             if await self._learn():
-                retry_s = _FIRST_RETRY_S
+                backoff.succeeded()
                 await self._sleep(self.config.metadata_refresh_s)
             else:
-                await asyncio.sleep(retry_s)
-                retry_s = min(retry_s * 2, _LONGEST_RETRY_S)
+                await asyncio.sleep(backoff.failed())
 
     async def _sleep(self, seconds: float) -> None:
         """Wait, at most until somebody asks; but never ask the cluster more than twice a second."""

@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import structlog
 
+from common.backoff import Backoff
 from proxy.observe.logs import configure
 from proxy.usage.kafka_topic import KafkaTopic
 from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, alone_at
@@ -54,7 +55,7 @@ class Order:
 
 def keep_shipping(shipper: Shipper, stopping: threading.Event, look_s: float, tell: Callable[[Shipped], None]) -> None:
     """Ship whenever there is something, until `stopping`, and then once more; a topic that fails is tried for ever."""
-    failed_s = 0.0
+    backoff, failed_s = Backoff(1.0, _LONGEST_WAIT_S), 0.0
     while True:
         is_last = stopping.is_set()
         try:
@@ -63,10 +64,11 @@ def keep_shipping(shipper: Shipper, stopping: threading.Event, look_s: float, te
             shipper.totals.failures += 1
             if not failed_s:
                 log.error("usage_shipping_failed", problem=str(error))
-            failed_s = min(max(2 * failed_s, 1.0), _LONGEST_WAIT_S)
+            failed_s = backoff.failed()
         else:
             if failed_s:
                 log.info("usage_shipping_resumed", failures=shipper.totals.failures)
+            backoff.succeeded()
             failed_s = 0.0
         tell(shipper.totals)
         if is_last:

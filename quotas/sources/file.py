@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from common.atomic_file import own_as, write_whole
+from common.file_signature import Signature, signature_of
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Limit, Quotas, SourceUnavailable
 from quotas.entities import Entity, QuotaKey
 from quotas.shared_map import SharedMap
@@ -37,10 +38,7 @@ _POLL_S = 0.4
 _LOCK_WAIT_S = 5.0
 _LOCK_TRY_S = 0.02
 
-_Signature = tuple[int, int, int] | None
-"""What tells one state of a file from another; None for no file."""
-
-_UNREAD: _Signature = (-1, -1, -1)
+_UNREAD: Signature | None = (-1, -1, -1)
 _Result = TypeVar("_Result")
 
 
@@ -143,7 +141,7 @@ class FileSource:
                 content = self._text.of(changed)
                 if len(content) > MAX_STATE_BYTES:
                     raise AlterationRefused(f"{path} would have more than {MAX_STATE_BYTES} bytes")
-                self._seen = _signature(_on_disk(path, "written", lambda: write_whole(path, [content])))
+                self._seen = signature_of(_on_disk(path, "written", lambda: write_whole(path, [content])))
                 self._overlay = changed
         self._take_up(entities if as_known else None)
 
@@ -204,7 +202,7 @@ class FileSource:
     def _is_another(self, path: Path) -> bool:
         """True if the file is not the one that was read; if it is gone, only at the second look."""
         try:
-            signature = _signature(path.stat())
+            signature = signature_of(path.stat())
         except FileNotFoundError:
             signature = None
         except OSError:
@@ -217,7 +215,7 @@ class FileSource:
         if self._state_problem or self._seen in (None, _UNREAD):
             return False
         try:
-            return _signature(path.stat()) == self._seen
+            return signature_of(path.stat()) == self._seen
         except OSError:
             return False
 
@@ -225,7 +223,7 @@ class FileSource:
         """Take the overlay from the file; keep the last good one, and say why, where there is none to be had."""
         try:
             with path.open("rb") as file:
-                self._seen = _signature(os.fstat(file.fileno()))
+                self._seen = signature_of(os.fstat(file.fileno()))
                 content = file.read(MAX_STATE_BYTES + 1)
             if len(content) > MAX_STATE_BYTES:
                 raise DamagedOverlay(f"expected at most {MAX_STATE_BYTES} bytes")
@@ -239,11 +237,6 @@ class FileSource:
 
 
 # ------------------------------------------------------------------------ disk
-
-
-def _signature(found: os.stat_result) -> _Signature:
-    """Changes when the file does, also when it is replaced."""
-    return found.st_mtime_ns, found.st_size, found.st_ino
 
 
 def _on_disk(path: Path, done: str, step: Callable[[], _Result]) -> _Result:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from common.atomic_file import write_whole
+from common.backoff import Backoff
 from quotas.changes import NO_QUOTAS, Alteration, Limit, Quotas, following
 from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey
 from quotas.limits import valid_limit
@@ -127,15 +128,16 @@ class LastGood:
     # --------------------------------------------------------------- writing
 
     def _keep_writing(self) -> None:
-        pause_s = self._write_every_s
+        backoff = Backoff(2 * self._write_every_s, _LONGEST_RETRY_S)
         while not self._stopped.is_set():
             self._due.wait()
             self._due.clear()
             if self._write():
+                backoff.succeeded()
                 pause_s = self._write_every_s
             else:
                 self._due.set()
-                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+                pause_s = backoff.failed()
             self._stopped.wait(pause_s)
         self._write()
 

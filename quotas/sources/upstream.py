@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
+from common.backoff import Backoff
 from quotas.changes import NO_QUOTAS, Alteration, AlterationRefused, Quotas, SourceUnavailable
 from quotas.entities import Entity
 from quotas.sources.client_quotas import (
@@ -60,7 +61,6 @@ class Connection(Protocol):
         """Let go of it."""
 
 
-@dataclass(slots=True)
 class Pace:
     """How long to wait, in seconds, before a cluster is read again.
 
@@ -69,18 +69,18 @@ class Pace:
     time, up to 5 s, or the interval if that is longer.
     """
 
-    interval_s: float
-    retry_s: float = _FIRST_RETRY_S
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s
+        self._backoff = Backoff(_FIRST_RETRY_S, max(_LONGEST_RETRY_S, interval_s))
 
     def after_read(self, took_s: float, busy_s: float) -> float:
         """After a read that took so long, and so much processor time."""
-        self.retry_s = _FIRST_RETRY_S
-        return max(self.interval_s, took_s, _PAUSE_PER_BUSY_S * busy_s)
+        self._backoff.succeeded()
+        return max(self._interval_s, took_s, _PAUSE_PER_BUSY_S * busy_s)
 
     def after_failure(self) -> float:
         """After an attempt in vain."""
-        pause_s, self.retry_s = self.retry_s, min(2 * self.retry_s, max(_LONGEST_RETRY_S, self.interval_s))
-        return pause_s
+        return self._backoff.failed()
 
 
 class UpstreamSource:

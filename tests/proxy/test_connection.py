@@ -11,7 +11,7 @@ from protocol.api_key import CREATE_TOPICS, FIND_COORDINATOR
 from protocol.messages.api_versions import carried
 from protocol.primitives import uvarint
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.relay.actions import CloseReason, RelayLimits
+from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
 from proxy.relay.connection_timeouts import TimeOuts
 from proxy.relay.relay import Relay
 from proxy.relay.relay_counters import RelayCounters
@@ -162,7 +162,7 @@ async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_bef
     ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
     await shell.client_sends(heartbeat(1) + create_topics(7, [new_topic(7, b"t", 5)], corr=2))
     shell.client.write = lambda pieces: shell.connection.lost(Side.CLIENT, BrokenPipeError())
-    shell.connection.bytes_came(Side.NODE, heartbeaten(1) + metadata_by_name(-0x6B74, {b"t": -1}))
+    shell.connection.bytes_came(Side.NODE, heartbeaten(1) + metadata_by_name(OWN_REQUEST_ID, {b"t": -1}))
     assert shell.ended == [CloseReason.CLIENT_LOST]
     [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
     assert bucket.total == 0
@@ -174,7 +174,7 @@ async def test_a_node_is_read_until_it_has_answered_what_its_client_was_charged_
     ledger = shell.connection.facts.listener.ledger
     ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
     await shell.client_sends(create_topics(7, [new_topic(7, b"t", 2_000_000_000)]))
-    shell.connection.bytes_came(Side.NODE, metadata_by_name(-0x6B74, {b"t": -1}))
+    shell.connection.bytes_came(Side.NODE, metadata_by_name(OWN_REQUEST_ID, {b"t": -1}))
     shell.connection.lost(Side.CLIENT, ConnectionResetError())
     assert (shell.ended, shell.node.closed, shell.lingering) == ([CloseReason.CLIENT_LOST], False, True)
     [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())

@@ -11,7 +11,7 @@ from protocol.primitives import compact_string
 from proxy.decisions.decide import decide
 from proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
 from proxy.decisions.steps import finish
-from proxy.relay.actions import CloseReason, RelayLimits
+from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
 from quotas.entities import Entity, QuotaType
@@ -34,7 +34,6 @@ from tests.topic_frames import (
 )
 
 MUTATION = QuotaType.CONTROLLER_MUTATION
-OWN_ID = -0x6B74
 ID_A, ID_B = b"id-of-a-topic...", b"id-of-another..."
 
 
@@ -55,14 +54,14 @@ def tokens(script: Script, now_ms: int = NOW_MS, shadow: bool = False) -> float:
     return left
 
 
-def ask(names, corr: int = OWN_ID) -> bytes:
+def ask(names, corr: int = OWN_REQUEST_ID) -> bytes:
     return partitions_by_name_request(names, corr)
 
 
 def tell(script: Script, topics: dict[bytes, int], now_ms: int = NOW_MS) -> bytes:
     """Answer what the relay enquired by name; what goes to the node then."""
     before = len(script.sent[Side.NODE])
-    assert b"cluster" not in script.node(metadata_by_name(OWN_ID, topics), now_ms)
+    assert b"cluster" not in script.node(metadata_by_name(OWN_REQUEST_ID, topics), now_ms)
     return bytes(script.sent[Side.NODE][before:])
 
 
@@ -266,10 +265,10 @@ def test_what_a_client_that_is_gone_has_spent_stays_spent(make_relay):
 def test_deletions_cost_the_partitions_there_are(make_relay):
     script = connected(make_relay)
     request = delete_topics(6, [b"a", b"nobody", b"b", ID_A])
-    assert script.client(request) == ask([b"a", b"nobody", b"b"]) + partitions_by_id_request([ID_A], OWN_ID)
+    assert script.client(request) == ask([b"a", b"nobody", b"b"]) + partitions_by_id_request([ID_A], OWN_REQUEST_ID)
     assert tell(script, {b"a": 8, b"nobody": -1, b"b": 4}) == b""
     before = len(script.sent[Side.NODE])
-    script.node(metadata_by_id(OWN_ID, {ID_A: 3}))
+    script.node(metadata_by_id(OWN_REQUEST_ID, {ID_A: 3}))
     assert script.sent[Side.NODE][before:] == delete_topics(6, [b"a", b"nobody", b"b"])
     results = [deleted(6, b"b"), deleted(6, b"a"), deleted(6, b"nobody", 3)]
     by_id = compact_string(ID_A) + ID_A + pack(">h", 89) + b"\0\0"
@@ -346,7 +345,7 @@ def test_partitions_that_a_node_does_not_know_of_yet_are_charged(make_relay):
     run_create(script, (b"t", 5))
     grow = create_partitions(3, [grown_topic(3, b"t", 100)], corr=2)
     assert script.client(grow) == ask([b"t"])
-    script.node(made(created(7, b"t", partitions=5)) + metadata_by_name(OWN_ID, unknown(b"t")))
+    script.node(made(created(7, b"t", partitions=5)) + metadata_by_name(OWN_REQUEST_ID, unknown(b"t")))
     assert script.sent[Side.NODE].endswith(grow)
     assert tokens(script) == 110.0 - 5 - 95
     script.node(mutated(CREATE_PARTITIONS, 3, [grown(3, b"t")], corr=2))
@@ -362,7 +361,7 @@ def test_a_topic_that_a_node_does_not_know_of_yet_costs_its_partitions_by_its_id
     assert created(7, b"t").count(topic_id) == 1
     script.node(made(created(7, b"t")))
     script.client(delete_topics(6, [topic_id], corr=2))
-    script.node(metadata_by_id(OWN_ID, {topic_id: -1}))
+    script.node(metadata_by_id(OWN_REQUEST_ID, {topic_id: -1}))
     assert tokens(script) == 1.0
 
 
@@ -411,7 +410,7 @@ def test_requests_behind_a_mutation_wait_and_keep_their_order(make_relay):
     assert script.client(stream) == heartbeat(1) + ask([b"a"])
     assert script.client(heartbeat(4)) == b""
     before = len(script.sent[Side.NODE])
-    responses = heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a"))
+    responses = heartbeaten(1) + metadata_by_name(OWN_REQUEST_ID, unknown(b"a"))
     assert script.node(responses) == heartbeaten(1)
     assert script.sent[Side.NODE][before:] == create((b"a", 1), corr=2) + heartbeat(3) + heartbeat(4)
     responses = made(created(7, b"a"), corr=2) + heartbeaten(3) + heartbeaten(4)
@@ -419,12 +418,12 @@ def test_requests_behind_a_mutation_wait_and_keep_their_order(make_relay):
     assert script.relay.responses == 4
 
 
-@pytest.mark.parametrize("corr", [OWN_ID, 1])
+@pytest.mark.parametrize("corr", [OWN_REQUEST_ID, 1])
 def test_ids_may_be_those_of_the_proxy_itself(make_relay, corr):
     script = connected(make_relay)
     request = create((b"a", 1), corr=corr)
     assert script.client(heartbeat(corr) + request) == heartbeat(corr) + ask([b"a"])
-    responses = heartbeaten(corr) + metadata_by_name(OWN_ID, unknown(b"a"))
+    responses = heartbeaten(corr) + metadata_by_name(OWN_REQUEST_ID, unknown(b"a"))
     assert script.node(responses[:-5]) == heartbeaten(corr)
     assert script.node(responses[-5:]) == b""
     assert script.node(made(created(7, b"a"), corr=corr)) == made(created(7, b"a"), corr=corr)
@@ -435,7 +434,7 @@ def test_our_own_response_waits_for_those_before_it(make_relay):
     run_create(script, (b"a", 12))
     script.client(produce(2) + create((b"b", 1), corr=3))
     assert script.node(made(created(7, b"a"))) == made(created(7, b"a"))
-    reported = script.node(produced(2) + metadata_by_name(OWN_ID, unknown(b"b")))
+    reported = script.node(produced(2) + metadata_by_name(OWN_REQUEST_ID, unknown(b"b")))
     assert reported == produced(2) + made(created(7, b"b", 89), corr=3, throttle_time_ms=1000)
 
 
@@ -469,7 +468,7 @@ def test_a_decision_made_while_the_client_was_muted_is_carried_out_when_that_is_
     script.node(made(created(7, b"a")))
     script.client(heartbeat(2) + create((b"b", 1), corr=3))
     script.node(heartbeaten(2, throttle_time_ms=500))
-    script.node(metadata_by_name(OWN_ID, unknown(b"b")))
+    script.node(metadata_by_name(OWN_REQUEST_ID, unknown(b"b")))
     assert not script.sent[Side.CLIENT].endswith(made(created(7, b"b", 89), corr=3, throttle_time_ms=2000))
     script.time(NOW_MS + 500)
     assert script.sent[Side.CLIENT].endswith(made(created(7, b"b", 89), corr=3, throttle_time_ms=1500))
@@ -479,7 +478,7 @@ def test_a_decision_made_while_the_client_was_muted_is_carried_out_when_that_is_
 def test_a_muted_client_that_goes_has_spent_nothing_on_what_waited_behind_the_mute(make_relay):
     script = connected(make_relay)
     script.client(heartbeat(1) + create((b"a", 5), corr=2))
-    script.node(heartbeaten(1, throttle_time_ms=500) + metadata_by_name(OWN_ID, unknown(b"a")))
+    script.node(heartbeaten(1, throttle_time_ms=500) + metadata_by_name(OWN_REQUEST_ID, unknown(b"a")))
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
     assert script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS).mutation is not None
     assert tokens(script) == 11.0
@@ -591,7 +590,7 @@ def test_a_topic_of_more_than_ten_thousand_assignments_is_created(make_relay):
 def test_very_many_are_judged_and_settled_in_steps(make_relay):
     script = connected(make_relay, 1e6)
     script.hold_decisions = True
-    responses = [metadata_by_name(OWN_ID, unknown(*MANY)), made(*[created(7, name, 37) for name in MANY])]
+    responses = [metadata_by_name(OWN_REQUEST_ID, unknown(*MANY)), made(*[created(7, name, 37) for name in MANY])]
     script.client(create(*[(name, 2) for name in MANY]))
     for most_topics_a_step, response in ((100, b""), (100, responses[0]), (100, responses[1])):
         if response:
@@ -616,7 +615,7 @@ def test_a_quota_that_goes_while_very_many_are_judged_charges_the_rest_nothing(m
     script = connected(make_relay, 1e6)
     script.client(create(*[(name, 2) for name in MANY]))
     script.hold_decisions = True
-    script.node(metadata_by_name(OWN_ID, unknown(*MANY)))
+    script.node(metadata_by_name(OWN_REQUEST_ID, unknown(*MANY)))
     [one] = script.asks
     script.asks = []
     work = decide(one, script.facts, NOW_MS)
@@ -642,7 +641,7 @@ def test_a_topic_refused_by_its_id_is_told_with_its_name(make_relay):
 
 def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
     """The response to Metadata v12 of an enquiry by id, with the names of the topics."""
-    frame = metadata_by_id(OWN_ID, {topic_id: count for topic_id, (_, count) in topics.items()})
+    frame = metadata_by_id(OWN_REQUEST_ID, {topic_id: count for topic_id, (_, count) in topics.items()})
     for topic_id, (name, _) in topics.items():
         frame = frame.replace(compact_string(topic_id) + topic_id, compact_string(name) + topic_id)
     return pack(">i", len(frame) - 4) + frame[4:]
@@ -650,7 +649,7 @@ def topic_partitions_by_id(topics: dict[bytes, tuple[bytes, int]]) -> bytes:
 
 @pytest.mark.parametrize(
     "response",
-    [metadata_by_name(OWN_ID, {b"a": 2})[:-1], made(created(7, b"a"), corr=OWN_ID)],
+    [metadata_by_name(OWN_REQUEST_ID, {b"a": 2})[:-1], made(created(7, b"a"), corr=OWN_REQUEST_ID)],
     ids=["too short", "something else"],
 )
 def test_an_enquiry_whose_response_is_nonsense_ends_the_connection(make_relay, response):
@@ -664,7 +663,7 @@ def test_an_enquiry_whose_response_is_nonsense_ends_the_connection(make_relay, r
 def test_what_came_before_a_response_that_ends_the_connection_goes_out_once(make_relay):
     script = connected(make_relay)
     script.client(heartbeat(1) + create((b"a", 1), corr=2))
-    script.node(heartbeaten(1) + metadata_by_name(OWN_ID + 1, unknown(b"a")))
+    script.node(heartbeaten(1) + metadata_by_name(OWN_REQUEST_ID + 1, unknown(b"a")))
     assert script.close_reason is CloseReason.ANSWER_UNEXPECTED
     assert script.sent[Side.CLIENT] == heartbeaten(1)
 
@@ -680,7 +679,7 @@ def test_a_response_that_is_nonsense_ends_the_connection(make_relay):
 def test_a_response_too_large_to_be_held_ends_the_connection(make_relay):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
-    script.node(pack(">ii", 33 * 1024 * 1024, OWN_ID))
+    script.node(pack(">ii", 33 * 1024 * 1024, OWN_REQUEST_ID))
     assert script.close_reason is CloseReason.ANSWER_TOO_LARGE
 
 
@@ -691,7 +690,10 @@ def test_everything_may_come_in_pieces(make_relay, size):
     expected = heartbeaten(1) + made(created(7, b"a"), created(7, b"b", 89), corr=2, throttle_time_ms=1000)
     for i in range(0, len(requests), size):
         script.client(requests[i : i + size])
-    for responses in (heartbeaten(1) + metadata_by_name(OWN_ID, unknown(b"a", b"b")), made(created(7, b"a"), corr=2)):
+    for responses in (
+        heartbeaten(1) + metadata_by_name(OWN_REQUEST_ID, unknown(b"a", b"b")),
+        made(created(7, b"a"), corr=2),
+    ):
         for i in range(0, len(responses), size):
             script.node(responses[i : i + size])
     script.time(NOW_MS + 1000)
@@ -712,7 +714,7 @@ def test_a_full_queue_does_not_keep_the_proxy_from_enquiring(make_relay):
 def test_what_is_held_is_counted_and_a_slow_client_is_not_asked_for_more(make_relay):
     script = connected(make_relay)
     script.client(create((b"a", 1)))
-    script.node(metadata_by_name(OWN_ID, unknown(b"a"))[:40])
+    script.node(metadata_by_name(OWN_REQUEST_ID, unknown(b"a"))[:40])
     assert script.relay.held_bytes == len(create((b"a", 1))) + 40
     script.do(script.relay.on_blocked(Side.CLIENT))
     assert not script.reads[Side.NODE]
@@ -785,7 +787,7 @@ def test_a_client_that_goes_before_its_request_was_sent_gets_its_tokens_back(mak
     script = connected(make_relay, rate=1.0, shadow=1.0)
     script.client(create((b"big", HUGE)))
     script.hold_decisions = True
-    script.node(metadata_by_name(OWN_ID, unknown(b"big")))
+    script.node(metadata_by_name(OWN_REQUEST_ID, unknown(b"big")))
     [ask_of_it] = script.asks
     script.asks = []
     decision = decide(ask_of_it, script.facts, NOW_MS)

@@ -11,7 +11,7 @@ from protocol.frames import MAX_ASKED_BYTES
 from protocol.identity.sasl_names import Claim
 from protocol.messages.api_versions import versions_request
 from proxy.decisions.sasl import SaslRules
-from proxy.relay.actions import CloseReason, RelayLimits
+from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
 from proxy.relay.relay import Relay
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -35,7 +35,7 @@ from tests.sasl_frames import (
 ALICE = plain(b"alice")
 SHA_256 = "SCRAM-SHA-256"
 SERVER_FIRST, PROOF, SERVER_FINAL = b"r=nonce,s=c2FsdA==,i=4096", b"c=biws,r=nonce,p=cHJvb2Y=", b"v=c2ln"
-PROOF_ASKED = versions_request(-0x6B74)
+PROOF_ASKED = versions_request(OWN_REQUEST_ID)
 DEMANDED = RelayLimits(authenticates=True)
 END_MS = NOW_MS + 5000
 

@@ -7,12 +7,13 @@ import pytest
 from protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS as SCRAM
 from protocol.messages.api_versions import versions_request
 from protocol.primitives import compact_string
+from proxy.relay.actions import OWN_REQUEST_ID
 from proxy.side import Side
 from tests.relay.frames import heartbeat, heartbeaten
 from tests.relay.script import Script, ledger_with
 
 REFUSED = 31
-OFFER_ASKED = versions_request(-0x6B74)
+OFFER_ASKED = versions_request(OWN_REQUEST_ID)
 ALL, ALICE, BOTH = None, ("alice",), ("alice", "bob")
 
 
@@ -42,7 +43,9 @@ def no_users(corr, throttle_ms=0):
 
 
 def offer(*api_keys):
-    return framed(pack(">ihi", -0x6B74, 0, len(api_keys)) + b"".join(pack(">hhh", key, 0, 0) for key in api_keys))
+    return framed(
+        pack(">ihi", OWN_REQUEST_ID, 0, len(api_keys)) + b"".join(pack(">hhh", key, 0, 0) for key in api_keys)
+    )
 
 
 @pytest.fixture
@@ -97,5 +100,5 @@ def test_a_refusal_is_no_users_for_who_may_describe_their_quotas(script, user, m
 
 def test_a_node_that_does_not_say_what_it_offers_is_asked_all_the_same(script):
     asked(script, request(7))
-    script.node(framed(pack(">ihi", -0x6B74, 34, 0)))
+    script.node(framed(pack(">ihi", OWN_REQUEST_ID, 34, 0)))
     assert script.sent[Side.NODE] == OFFER_ASKED + request(7)
