@@ -10,6 +10,7 @@ from hashlib import sha256
 from struct import pack
 from typing import NamedTuple
 
+from protocol.api_key import ALTER_CLIENT_QUOTAS, DESCRIBE_CLIENT_QUOTAS
 from proxy.relay.actions import (
     Action,
     Close,
@@ -395,14 +396,14 @@ class Model:
             if isinstance(decision, Decision) and decision.close is not None:
                 self._decision_reason = decision.close.reason.value
             return
-        writes = plan.api_key == quota_calls.ALTER and quota_calls.writes(plan, self._connection.may_alter)
+        writes = plan.api_key == ALTER_CLIENT_QUOTAS and quota_calls.writes(plan, self._connection.may_alter)
         require(isinstance(decision, QuotaAlteration) == (writes and not written), f"{decision} for {plan}")
         if isinstance(decision, QuotaAlteration):
             return
         require(decision.response is not None, f"{decision} for {plan}")
         assert decision.response is not None
         require(decision.response[4:8] == pack(">i", head.correlation_id), "an answer of ours with another id")
-        if plan.api_key == quota_calls.DESCRIBE:
+        if plan.api_key == DESCRIBE_CLIENT_QUOTAS:
             may = self._connection.may_describe
             self._book.check_described(decision.response, plan, self.user, may, self._known_then)
         else:
