@@ -8,6 +8,8 @@ from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
+from common.problems import Problem, Problems
+
 MAX_FILE_BYTES = 4_194_304
 MAX_NODES = 500_000
 MAX_DEPTH = 50
@@ -16,13 +18,11 @@ _TEXT_TAG = "tag:yaml.org,2002:str"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
-class YamlFileError(Exception):
-    """What is wrong with a file; `place` is "line 3, column 5", or the file's name where no line is known."""
+class YamlFileError(Problems):
+    """A file that holds no YAML; `place` is "line 3, column 5", or the file's name where no line is known."""
 
     def __init__(self, place: str, problem: str) -> None:
-        super().__init__(f"{place}: {problem}")
-        self.place = place
-        self.problem = problem
+        super().__init__([Problem(place, problem)])
 
 
 class YamlFileUnreadable(YamlFileError):
@@ -34,12 +34,12 @@ def read_yaml_file(path: Path) -> Any:
     return parse_yaml(text_of(read_bounded(path)), str(path))
 
 
-def read_yaml_nodes(path: Path) -> Node | None:
-    """The nodes of the file's one document, which know their lines; they may go in circles. YamlFileError."""
+def yaml_nodes(text: str) -> Node | None:
+    """The nodes of the text's one document, which know their lines; they may go in circles. YamlFileError."""
     try:
-        node: Node | None = YAML(typ="safe", pure=True).compose(text_of(read_bounded(path)))
+        node: Node | None = YAML(typ="safe", pure=True).compose(text)
     except (YAMLError, RecursionError, ValueError) as error:
-        raise YamlFileError(str(path), _first_line(str(error))) from error
+        raise YamlFileError("(file)", _first_line(str(error))) from error
     return node
 
 
@@ -73,6 +73,8 @@ def parse_yaml(text: str, name: str) -> Any:
             return None
         _refuse_what_explodes(node, name)
         return yaml.constructor.construct_document(node)
+    except YamlFileError:
+        raise
     except MarkedYAMLError as error:
         raise YamlFileError(_place(error.problem_mark, name), _first_line(error.problem)) from error
     except ReaderError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 from uuid import uuid4
 
+from common.problems import Problems
 from pipeline.rollout.apply import (
     Audited,
     ChangeStatus,
@@ -26,7 +27,7 @@ from pipeline.rollout.author import now, who
 from pipeline.rollout.page import counted, drift_page, outcome_rows
 from pipeline.rollout.place import ENTITIES_A_REQUEST, Place, in_words_of_commands
 from pipeline.rollout.plan import Change
-from pipeline.rollout.plan_file import PlanErrors, PlanFile, read_plan, write_plan
+from pipeline.rollout.plan_file import PlanFile, read_plan, write_plan
 from quotas.changes import Quotas, SourceUnavailable
 from quotas.sources.source import Source
 
@@ -89,7 +90,7 @@ def _taken_back(path: Path) -> str:
     """The checksum of the plan that the one in this file takes back; "" if there is none."""
     try:
         return read_plan(path).made.takes_back
-    except PlanErrors:
+    except Problems:
         return ""
 
 

@@ -5,12 +5,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from common.problems import Problems
 from pipeline.rollout.author import now, who
 from pipeline.rollout.page import plan_page, warnings_of
 from pipeline.rollout.place import Place, in_words_of_commands
 from pipeline.rollout.plan import Bounds, planned
-from pipeline.rollout.plan_file import Made, PlanErrors, PlanFile, read_plan, write_plan
-from pipeline.simulate.candidate import Candidate, CandidateErrors, Rules, load_with_checksum
+from pipeline.rollout.plan_file import Made, PlanFile, read_plan, write_plan
+from pipeline.simulate.candidate import Candidate, Rules, load_with_checksum
 from quotas.changes import SourceUnavailable, tables_of
 
 
@@ -61,12 +62,9 @@ def main(
 def wanted_rules(path: Path, virtual_cluster: str | None) -> tuple[Rules, str]:
     """The quotas that a file wants, and the file's checksum.
 
-    ValueError with every problem, or where it is not plain which are meant.
+    Problems with every one, or ValueError where it is not plain which are meant.
     """
-    try:
-        candidate, checksum = load_with_checksum(path)
-    except CandidateErrors as errors:
-        raise ValueError("\n".join(f"{path}: {problem}" for problem in errors.problems)) from errors
+    candidate, checksum = load_with_checksum(path)
     return _chosen(candidate, path, virtual_cluster), checksum
 
 
@@ -90,7 +88,7 @@ def _refuse_what_is_no_plan(out: Path) -> None:
         is_plan = out.is_file() and bool(read_plan(out))
     except OSError as error:
         raise ValueError(f"{out}: cannot be written: {error.strerror or error}") from error
-    except PlanErrors:
+    except Problems:
         is_plan = False
     if not is_plan:
         raise ValueError(f"{out}: is there already, and is no plan")

@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 from common.atomic_file import write_whole
-from common.yaml_file import YamlFileError, read_yaml_file
+from common.places import made_of
 from pipeline.jobs.report import EMPTY, Steps, missing_of
 from pipeline.jobs.simulate import response_of
 from pipeline.recommend import demand
 from pipeline.recommend.advice import Advice, Recommendation, Settings, advise, judged
-from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
+from pipeline.recommend.capacity import Capacity, capacity_of
 from pipeline.recommend.evidence import Simulated, evidence_of
 from pipeline.recommend.outcome import outcomes
 from pipeline.recommend.page import print_advice
@@ -53,7 +53,7 @@ def main(
     for what cannot be used.
     """
     asked = Settings(**options)
-    carried = Capacity() if capacity is None else _capacity(Path(capacity))
+    carried = Capacity() if capacity is None else made_of(Path(capacity), capacity_of)
     folder = _folder(out)
     steps = Steps(_STEPS)
     steps.next("starting Spark")
@@ -70,15 +70,6 @@ def main(
     print_advice(advice, asked, known, sys.stdout)
     _say(f"{folder / 'quotas.yaml'}: {count(len(advice.recommendations))} limits, {steps.seconds:.0f} s")
     return 0 if advice.recommendations else EMPTY
-
-
-def _capacity(path: Path) -> Capacity:
-    try:
-        return capacity_of(read_yaml_file(path))
-    except YamlFileError as error:
-        raise ValueError(str(error) if error.place == str(path) else f"{path}: {error}") from error
-    except BadCapacity as errors:
-        raise ValueError("\n".join(f"{path}: {problem}" for problem in errors.problems)) from errors
 
 
 def _folder(out: str) -> Path:

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
+from common.places import made_of
 from pipeline.report import figures, neighbours
 from pipeline.report.chargeback import bills, by_tenant, tenant_of
 from pipeline.report.findings import Findings, Missing, Row, silences, whole_days, width_for
@@ -33,17 +34,17 @@ def main(
     out: str,
     since_ms: int | None = None,
     until_ms: int | None = None,
-    prices: Any = None,
+    prices: Path | None = None,
     top_n: int = 20,
     master: str = LOCAL,
     memory: str = "2g",
     settings: dict[str, str] | None = None,
 ) -> int:
-    """Make the report in the directory `out`; 0, or EMPTY. `prices` is the document of a price sheet.
+    """Make the report in the directory `out`; 0, or EMPTY. `prices` is the file of a price sheet.
 
-    Raises ValueError (BadTable, BadPriceSheet) for what cannot be used.
+    Raises ValueError (BadTable, Problems) for what cannot be used.
     """
-    sheet = None if prices is None else price_sheet(prices)
+    sheet = None if prices is None else made_of(prices, price_sheet)
     folder = Path(out)
     try:
         (folder / "tables").mkdir(parents=True, exist_ok=True)

@@ -11,7 +11,7 @@ from typing import IO, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
-from pipeline.simulate.candidate import Candidate, CandidateErrors, load_candidate
+from pipeline.simulate.candidate import Candidate, load_candidate
 from pipeline.simulate.page import print_response
 from pipeline.simulate.response import of_clients, of_sensors, reported
 from pipeline.simulate.simulation import (
@@ -48,10 +48,7 @@ def main(
     settings: Mapping[str, str] | None = None,
 ) -> int:
     """Print the response; `output` is table, json or csv. ValueError for input that cannot be used."""
-    try:
-        rules = load_candidate(Path(candidate))
-    except CandidateErrors as errors:
-        raise ValueError("\n".join(f"{candidate}: {problem}" for problem in errors.problems)) from errors
+    rules = load_candidate(Path(candidate))
     spark = spark_session(master, memory, "kafka-throttle simulate", settings)
     try:
         response = simulate(spark, table, rules, since_ms, until_ms, trace)

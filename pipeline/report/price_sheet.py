@@ -18,12 +18,17 @@ tenants:                         # the first whose rules match a client has it
     free_tier: {gb_out: 500}     # instead of the one above
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Annotated, Any, Self
+
+from pydantic import model_validator
+
+from common.kinds import Kind, Many, Some, Text, Whole
+from common.problems import Problem
+from common.settings import Settings, items, read_settings, repeated_names
 
 UNITS: Mapping[str, tuple[str, int]] = {
     "gb_in": ("in_bytes", 10**9),
@@ -34,32 +39,11 @@ UNITS: Mapping[str, tuple[str, int]] = {
 }
 """What has a price: the sum that it is of (see figures.SUMS), and how much of that one price is for."""
 
-_Value = TypeVar("_Value")
-
 PARTS = ("user", "client_id", "virtual_cluster")
 UNASSIGNED = "unassigned"
 MOST_TENANTS = 10_000
 _MOST_PLACES = 6
 _MOST_DIGITS = 12
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """One mistake in a sheet: where, as `tenants[0].match[1].user`, and what was expected and found there."""
-
-    path: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}" if self.path else self.problem
-
-
-class BadPriceSheet(ValueError):
-    """A sheet that cannot be used; its text has one line for each mistake."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +67,102 @@ class PriceSheet:
     tenants: tuple[Tenant, ...] = ()
 
 
+class _Decimal(Kind):
+    """A number as it is written: YAML's 0.1 is meant as a tenth, not as the double next to it."""
+
+    expected = f"a number from 0 to less than 10^{_MOST_DIGITS} with at most {_MOST_DIGITS} places"
+
+    def parse(self, value: Any) -> Decimal:
+        """The number."""
+        try:
+            amount = Decimal("NaN") if isinstance(value, bool) else Decimal(str(value))
+        except InvalidOperation as error:
+            raise ValueError from error
+        if not amount.is_finite() or not 0 <= amount < 10**_MOST_DIGITS or amount != round(amount, _MOST_DIGITS):
+            raise ValueError
+        return amount
+
+
+_Amount = Annotated[Decimal | None, _Decimal()]
+_Pattern = Annotated[str | None, Text("text (numbers need quotes)", lambda _: True)]
+
+
+class _Amounts(Settings):
+    gb_in: _Amount = None
+    gb_out: _Amount = None
+    million_requests: _Amount = None
+    handler_hour: _Amount = None
+    thousand_mutations: _Amount = None
+
+    def by_unit(self) -> dict[str, Decimal]:
+        return {unit: amount for unit in UNITS if (amount := getattr(self, unit)) is not None}
+
+
+class _Rule(Settings):
+    user: _Pattern = None
+    client_id: _Pattern = None
+    virtual_cluster: _Pattern = None
+
+    @model_validator(mode="after")
+    def _names_something(self) -> Self:
+        return self if self.by_part() else self.unless(["expected a user, client_id or virtual_cluster, got nothing"])
+
+    def by_part(self) -> dict[str, str]:
+        return {part: pattern for part in PARTS if (pattern := getattr(self, part)) is not None}
+
+
+class _Tenant(Settings):
+    name: Annotated[
+        str,
+        Text(
+            f"a name (numbers need quotes) other than {UNASSIGNED!r}, which is what no tenant has",
+            lambda text: text not in ("", UNASSIGNED),
+        ),
+    ]
+    match: Some[_Rule]
+    free_tier: _Amounts | None = None
+
+    @model_validator(mode="after")
+    def _is_short(self) -> Self:
+        return self.unless(_too_many("match", self.match))
+
+
+class _Sheet(Settings):
+    currency: Annotated[str, Text("text (numbers need quotes)", bool)]
+    decimals: Annotated[int, Whole(0, _MOST_PLACES)] = 2
+    prices: _Amounts
+    free_tier: _Amounts = _Amounts()
+    tenants: Many[_Tenant] = ()
+
+    @model_validator(mode="after")
+    def _has_prices(self) -> Self:
+        none = [] if self.prices.by_unit() else [Problem("prices", "expected at least one price, got none")]
+        return self.unless([*none, *_too_many("tenants", self.tenants)])
+
+
+def _too_many(path: str, entries: tuple[Settings, ...]) -> Iterator[Problem]:
+    if len(entries) > MOST_TENANTS:
+        yield Problem(path, f"expected at most {MOST_TENANTS} entries, got {len(entries)}")
+
+
 def price_sheet(data: Any) -> PriceSheet:
-    """The sheet that a YAML document holds. Raises BadPriceSheet with all its mistakes."""
-    reading = _Reading()
-    sheet = reading.sheet(data)
-    if reading.problems:
-        raise BadPriceSheet(reading.problems)
-    return sheet
+    """The sheet that a YAML document holds. Problems with every one and its place."""
+    sheet = read_settings(_Sheet, data, [lambda data: repeated_names(items(data, "tenants"), "tenants")])
+    free_tier = sheet.free_tier.by_unit()
+    return PriceSheet(
+        sheet.currency,
+        sheet.decimals,
+        sheet.prices.by_unit(),
+        free_tier,
+        tuple(
+            Tenant(
+                tenant.name,
+                tuple(rule.by_part() for rule in tenant.match),
+                free_tier if tenant.free_tier is None else tenant.free_tier.by_unit(),
+            )
+            for tenant in sheet.tenants
+        ),
+    )
 
 
 def regex_of(pattern: str) -> str:
@@ -101,106 +174,3 @@ def regex_of(pattern: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return f"\\x{{{ord(found[0]):x}}}"
-
-
-class _Reading:
-    """Reads on after a mistake, to tell them all."""
-
-    def __init__(self) -> None:
-        self.problems: list[Problem] = []
-
-    def sheet(self, data: Any) -> PriceSheet:
-        known = ("currency", "decimals", "prices", "free_tier", "tenants")
-        top = self._mapping("", data, known)
-        currency = self._text("currency", top.get("currency"))
-        free_tier = self._amounts("free_tier", top.get("free_tier", {}))
-        return PriceSheet(
-            currency,
-            self._places("decimals", top.get("decimals", 2)),
-            self._prices(top),
-            free_tier,
-            tuple(self._tenants(top.get("tenants", []), free_tier)),
-        )
-
-    def _prices(self, top: Mapping[str, Any]) -> Mapping[str, Decimal]:
-        prices = self._amounts("prices", top.get("prices"))
-        if top.get("prices") == {}:
-            self._wrong("prices", "expected at least one price, got none", None)
-        return prices
-
-    def _tenants(self, data: Any, free_tier: Mapping[str, Decimal]) -> Iterator[Tenant]:
-        names: dict[str, int] = {}
-        for i, one in enumerate(self._list("tenants", data)):
-            path = f"tenants[{i}]"
-            tenant = self._mapping(path, one, ("name", "match", "free_tier"))
-            name = self._text(f"{path}.name", tenant.get("name"))
-            if name == UNASSIGNED:
-                self._wrong(f"{path}.name", f"expected another name: {UNASSIGNED!r} is what no tenant has", None)
-            if name and names.setdefault(name, i) != i:
-                self._wrong(
-                    f"{path}.name", f"expected a name of its own, got that of tenants[{names[name]}], {name!r}", None
-                )
-            own = self._amounts(f"{path}.free_tier", tenant["free_tier"]) if "free_tier" in tenant else free_tier
-            yield Tenant(name, tuple(self._rules(f"{path}.match", tenant.get("match"))), own)
-
-    def _rules(self, path: str, data: Any) -> Iterator[Mapping[str, str]]:
-        rules = self._list(path, data)
-        if isinstance(data, list) and not data:
-            self._wrong(path, "expected at least one rule, got an empty list", None)
-        for i, one in enumerate(rules):
-            rule = self._mapping(f"{path}[{i}]", one, PARTS)
-            if isinstance(one, Mapping) and not one:
-                self._wrong(f"{path}[{i}]", "expected a user, client_id or virtual_cluster, got nothing", None)
-            yield {
-                part: self._text(f"{path}[{i}].{part}", rule[part], may_be_empty=True) for part in PARTS if part in rule
-            }
-
-    def _amounts(self, path: str, data: Any) -> Mapping[str, Decimal]:
-        amounts = self._mapping(path, data, tuple(UNITS))
-        return {unit: self._amount(f"{path}.{unit}", amounts[unit]) for unit in UNITS if unit in amounts}
-
-    def _amount(self, path: str, value: Any) -> Decimal:
-        """A number as it is written: YAML's 0.1 is meant as a tenth, not as the double next to it."""
-        try:
-            amount = Decimal("NaN") if isinstance(value, bool) else Decimal(str(value))
-        except InvalidOperation:
-            amount = Decimal("NaN")
-        if not amount.is_finite() or amount < 0:
-            return self._wrong(path, f"expected a number from 0, got {value!r}", Decimal(0))
-        if amount >= 10**_MOST_DIGITS or amount != round(amount, _MOST_DIGITS):
-            wanted = f"expected less than 10^{_MOST_DIGITS} and at most {_MOST_DIGITS} places"
-            return self._wrong(path, f"{wanted}, got {value!r}", Decimal(0))
-        return amount
-
-    def _places(self, path: str, value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_PLACES:
-            return self._wrong(path, f"expected a whole number from 0 to {_MOST_PLACES}, got {value!r}", 0)
-        return value
-
-    def _text(self, path: str, value: Any, *, may_be_empty: bool = False) -> str:
-        if isinstance(value, str) and (value or may_be_empty):
-            return value
-        hint = "; write it in quotes" if isinstance(value, int | float) else ""
-        return self._wrong(path, f"expected text, got {'nothing' if value is None else repr(value)}{hint}", "")
-
-    def _list(self, path: str, value: Any) -> list[Any]:
-        if not isinstance(value, list):
-            return self._wrong(path, f"expected a list, got {'nothing' if value is None else repr(value)[:60]}", [])
-        if len(value) > MOST_TENANTS:
-            return self._wrong(path, f"expected at most {MOST_TENANTS} entries, got {len(value)}", [])
-        return value
-
-    def _mapping(self, path: str, value: Any, known: tuple[str, ...]) -> Mapping[str, Any]:
-        if not isinstance(value, Mapping):
-            got = "nothing" if value is None else repr(value)[:60]
-            return self._wrong(path, f"expected a mapping with {', '.join(known)}, got {got}", {})
-        for key in value:
-            if key not in known:
-                near = difflib.get_close_matches(str(key), known, 1)
-                hint = f", did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
-                self._wrong(f"{path}.{key}" if path else str(key), f"unknown key{hint}", None)
-        return value
-
-    def _wrong(self, path: str, problem: str, instead: _Value) -> _Value:
-        self.problems.append(Problem(path, problem))
-        return instead

@@ -9,8 +9,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
+from common.problems import Problem, Problems
 from quotas.sources.cluster_connection import Credentials
-from quotas.sources.entries import Problem
 
 _PROTOCOLS: Final = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 _MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
@@ -37,26 +37,19 @@ _LIKE_A_NAME = re.compile(r"[a-z]+(\.[a-z]+)+")
 _LOGIN = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
-class CommandConfigErrors(ValueError):
-    """Everything that is wrong with such a file; its text has one line for each problem. Values are never shown."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-
-
 def read_command_config(path: Path) -> Credentials:
-    """The credentials in the file. CommandConfigErrors with every problem and its place."""
+    """The credentials in the file. Problems with every one and its place; values are never shown."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES).decode()
     except OSError as error:
-        raise CommandConfigErrors([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from error
+        raise Problems([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from error
     except UnicodeDecodeError as error:
-        raise CommandConfigErrors([Problem(str(path), "expected UTF-8")]) from error
+        raise Problems([Problem(str(path), "expected UTF-8")]) from error
     problems: list[Problem] = []
     credentials = _credentials(dict(_properties(text, problems)), problems)
     if problems:
-        raise CommandConfigErrors([Problem(f"{path}: {problem.path}", problem.problem) for problem in problems])
+        raise Problems(problems).named(path)
     return credentials
 
 

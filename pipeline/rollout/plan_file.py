@@ -5,34 +5,25 @@ The checksum is no signature: it is against slips, not against who means it.
 
 import hashlib
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field, model_validator
 
 from common.atomic_file import write_whole
+from common.kinds import Many, Number, Optional, Text
+from common.problems import Problem, Problems, either, show
+from common.settings import Settings, items, part, read_settings, valid
 from pipeline.rollout.plan import Change
-from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, QuotaType
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaType
 from quotas.limits import valid_limit
-from quotas.sources.entries import Problem, shown, unknown_keys
 
 VERSION: Final = 1
 MAX_FILE_BYTES: Final = 256 * 1024 * 1024
 
 _VERSION_KEY = "kafka_throttle_plan"
-_FIELDS = [_VERSION_KEY, "made", "changes", "waiting", "checksum"]
-_CHANGE = ["entity", "quota", "before", "after", "wanted", "why"]
-_MADE = ["at", "by", "place", "for", "options", "takes_back"]
-_PARTS: Final = {"user": "user", "client-id": "client_id", "ip": "ip"}
-
-
-class PlanErrors(ValueError):
-    """Everything that is wrong with a plan's file; its text has one line for each problem."""
-
-    def __init__(self, problems: Sequence[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
 
 
 @dataclass(frozen=True)
@@ -95,44 +86,40 @@ def write_plan(path: Path, plan: PlanFile) -> None:
 
 
 def read_plan(path: Path) -> PlanFile:
-    """The plan in a file. PlanErrors with every problem and its place in it."""
+    """The plan in a file. Problems with every one and its place in it."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise PlanErrors([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from error
+        raise Problems([Problem(str(path), f"cannot be read: {error.strerror or error}")]) from error
     if len(data) > MAX_FILE_BYTES:
-        raise PlanErrors([Problem(str(path), f"expected at most {MAX_FILE_BYTES} bytes, got more")])
+        raise Problems([Problem(str(path), f"expected at most {MAX_FILE_BYTES} bytes, got more")])
     try:
         return parse_plan(data)
-    except PlanErrors as errors:
-        raise PlanErrors([Problem(f"{path}: {problem.path}", problem.problem) for problem in errors.problems]) from None
+    except Problems as errors:
+        raise errors.named(path) from errors
 
 
 def parse_plan(data: bytes) -> PlanFile:
-    """The plan that a file's bytes say. PlanErrors with every problem and its place."""
+    """The plan that a file's bytes say. Problems with every one and its place."""
     try:
         raw = json.loads(data, object_pairs_hook=_once_each)
     except json.JSONDecodeError as error:
-        raise PlanErrors([Problem(f"line {error.lineno}, column {error.colno}", f"no JSON: {error.msg}")]) from error
+        raise Problems([Problem(f"line {error.lineno}, column {error.colno}", f"no JSON: {error.msg}")]) from error
     except (ValueError, RecursionError) as error:
-        raise PlanErrors([Problem("(file)", f"no JSON: {error}")]) from error
+        raise Problems([Problem("(file)", f"no JSON: {error}")]) from error
     if not isinstance(raw, dict) or _VERSION_KEY not in raw:
-        raise PlanErrors([Problem("(file)", "expected a plan, as `usage plan --out` writes it, got something else")])
+        raise Problems([Problem("(file)", "expected a plan, as `usage plan --out` writes it, got something else")])
     if raw[_VERSION_KEY] != VERSION:
-        raise PlanErrors([Problem(_VERSION_KEY, f"expected {VERSION}, got {shown(raw[_VERSION_KEY])}")])
-    problems = list(unknown_keys(raw, _FIELDS, ""))
-    content = {key: value for key, value in raw.items() if key != "checksum"}
-    if raw.get("checksum") != (found := _checksum(content)):
-        reported = f"expected {found}, got {shown(raw.get('checksum'))}: the file is not as it was written"
-        problems.append(Problem("checksum", reported))
-    made = _made(raw.get("made"), problems)
-    changes = _changes(raw.get("changes"), "changes", problems)
-    waiting = _changes(raw.get("waiting"), "waiting", problems)
-    _refuse_doubled(changes, problems)
-    if problems:
-        raise PlanErrors(problems)
-    return PlanFile(made, tuple(changes), tuple(waiting))
+        raise Problems([Problem(_VERSION_KEY, f"expected {VERSION}, got {show(raw[_VERSION_KEY])}")])
+    checksum = _checksum({key: value for key, value in raw.items() if key != "checksum"})
+    plan = read_settings(_Plan, raw, [lambda found: _edited(found, checksum), _doubled])
+    made = plan.made
+    return PlanFile(
+        Made(made.at, made.by, made.place, made.quotas, made.options, made.takes_back),
+        tuple(change.change() for change in plan.changes),
+        tuple(change.change() for change in plan.waiting),
+    )
 
 
 def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -148,6 +135,12 @@ def _checksum(content: Mapping[str, Any]) -> str:
 
 
 # --------------------------------------------------------------------- change
+
+_QUOTAS: Final = frozenset(quota_type.value for quota_type in QuotaType)
+_TEXT: Final = Text("a text", lambda _: True)
+_Text = Annotated[str, _TEXT]
+_Name = Annotated[str | None, Optional(Text("a name, or null for the default", lambda _: True))]
+_Limit = Annotated[float | None, Optional(Number("a number from 0, or null for no quota", lambda limit: limit >= 0))]
 
 
 def entity_form(entity: Entity) -> dict[str, str | None]:
@@ -166,94 +159,76 @@ def _form(change: Change) -> dict[str, Any]:
     }
 
 
-def _changes(raw: Any, path: str, problems: list[Problem]) -> list[Change]:
-    if not isinstance(raw, list):
-        problems.append(Problem(path, f"expected a list, got {shown(raw)}"))
-        return []
-    found = (_change(one, f"{path}[{i}]", problems) for i, one in enumerate(raw))
-    return [change for change in found if change is not None]
+class _Entity(Settings):
+    """Names by type; null is the default of a type, and a type that is not given is no part of the entity."""
+
+    user: _Name = None
+    client_id: Annotated[_Name, Field(alias="client-id")] = None
+    ip: _Name = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        try:
+            self.entity()
+        except InvalidQuota as error:
+            return self.unless([str(error)])
+        return self
+
+    def entity(self) -> Entity:
+        given = {part: getattr(self, part) for part in self.model_fields_set}
+        return Entity(**{part: DEFAULT if name is None else name for part, name in given.items()})
 
 
-def _change(raw: Any, path: str, problems: list[Problem]) -> Change | None:
-    if not isinstance(raw, dict):
-        problems.append(Problem(path, f"expected an object, got {shown(raw)}"))
-        return None
-    before = len(problems)
-    problems += unknown_keys(raw, _CHANGE, path)
-    entity = _entity(raw.get("entity"), f"{path}.entity", problems)
-    quota_type = _quota_type(raw.get("quota"), f"{path}.quota", problems)
-    if not isinstance(raw.get("why"), str):
-        problems.append(Problem(f"{path}.why", f"expected a text, got {shown(raw.get('why'))}"))
-    if entity is None or quota_type is None:
-        return None
-    found, set_to, wanted = (
-        _limit(raw, name, entity, quota_type, path, problems) for name in ("before", "after", "wanted")
-    )
-    return Change(entity, quota_type, found, set_to, wanted, raw["why"]) if len(problems) == before else None
+class _Change(Settings):
+    entity: _Entity
+    quota: Annotated[str, Text(either([quota_type.value for quota_type in QuotaType]), _QUOTAS.__contains__)]
+    before: _Limit
+    after: _Limit
+    wanted: _Limit
+    why: _Text
+
+    @model_validator(mode="after")
+    def _has_valid_limits(self) -> Self:
+        problems, entity = [], self.entity.entity()
+        for name in ("before", "after", "wanted"):
+            try:
+                if (limit := getattr(self, name)) is not None:
+                    valid_limit(entity, QuotaType(self.quota), limit)
+            except InvalidQuota as error:
+                problems.append(Problem(name, str(error)))
+        return self.unless(problems)
+
+    def change(self) -> Change:
+        return Change(self.entity.entity(), QuotaType(self.quota), self.before, self.after, self.wanted, self.why)
 
 
-def _entity(raw: Any, path: str, problems: list[Problem]) -> Entity | None:
-    if not isinstance(raw, dict):
-        problems.append(Problem(path, f"expected an object, got {shown(raw)}"))
-        return None
-    found = list(unknown_keys(raw, list(_PARTS), path))
-    names: dict[str, Name] = {}
-    for part, name in raw.items():
-        if name is not None and not isinstance(name, str):
-            found.append(Problem(f"{path}.{part}", f"expected a name, or null for the default, got {shown(name)}"))
-        elif part in _PARTS:
-            names[_PARTS[part]] = DEFAULT if name is None else name
-    try:
-        entity = Entity(**names)
-    except InvalidQuota as error:
-        found = found or [Problem(path, str(error))]
-    problems += found
-    return None if found else entity
+class _Made(Settings):
+    at: _Text
+    by: _Text
+    place: _Text
+    quotas: Annotated[str, _TEXT, Field(alias="for")]
+    options: dict[str, Any]
+    takes_back: _Text
 
 
-def _quota_type(raw: Any, path: str, problems: list[Problem]) -> QuotaType | None:
-    known = [quota_type.value for quota_type in QuotaType]
-    if raw in known:
-        return QuotaType(raw)
-    problems.append(Problem(path, f"expected {', '.join(known[:-1])} or {known[-1]}, got {shown(raw)}"))
-    return None
+class _Plan(Settings):
+    kafka_throttle_plan: int
+    made: _Made
+    changes: Many[_Change]
+    waiting: Many[_Change]
+    checksum: Any = None
 
 
-def _limit(
-    raw: Mapping[str, Any], name: str, entity: Entity, quota_type: QuotaType, path: str, problems: list[Problem]
-) -> float | None:
-    value = raw.get(name, "nothing")
-    if value is None:
-        return None
-    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
-        problems.append(Problem(f"{path}.{name}", f"expected a number, or null for no quota, got {shown(value)}"))
-        return None
-    try:
-        return valid_limit(entity, quota_type, value)
-    except InvalidQuota as error:
-        problems.append(Problem(f"{path}.{name}", str(error)))
-        return None
+def _edited(plan: Any, checksum: str) -> Iterator[Problem]:
+    if (found := part(plan, "checksum")) != checksum:
+        yield Problem("checksum", f"expected {checksum}, got {show(found)}: the file is not as it was written")
 
 
-def _refuse_doubled(changes: Sequence[Change], problems: list[Problem]) -> None:
-    seen: set[tuple[Entity, QuotaType]] = set()
-    for i, change in enumerate(changes):
-        if (change.entity, change.quota_type) in seen:
-            reported = f"expected each quota once, got {change.quota_type.value} of {change.entity} again"
-            problems.append(Problem(f"changes[{i}]", reported))
-        seen.add((change.entity, change.quota_type))
-
-
-def _made(raw: Any, problems: list[Problem]) -> Made:
-    if not isinstance(raw, dict):
-        problems.append(Problem("made", f"expected an object, got {shown(raw)}"))
-        return Made("", "", "", "")
-    problems += unknown_keys(raw, _MADE, "made")
-    for name in ("at", "by", "place", "for", "takes_back"):
-        if not isinstance(raw.get(name), str):
-            problems.append(Problem(f"made.{name}", f"expected a text, got {shown(raw.get(name))}"))
-    if not isinstance(raw.get("options"), dict):
-        problems.append(Problem("made.options", f"expected an object, got {shown(raw.get('options'))}"))
-        return Made("", "", "", "")
-    at, by, place, quotas, takes_back = (str(raw.get(name)) for name in ("at", "by", "place", "for", "takes_back"))
-    return Made(at, by, place, quotas, raw["options"], takes_back)
+def _doubled(plan: Any) -> Iterator[Problem]:
+    seen: set[tuple[Entity, str]] = set()
+    for i, raw in enumerate(items(plan, "changes")):
+        if change := valid(_Change, raw):
+            quota = (change.entity.entity(), change.quota)
+            if quota in seen:
+                yield Problem(f"changes[{i}]", f"expected each quota once, got {quota[1]} of {quota[0]} again")
+            seen.add(quota)

@@ -13,46 +13,62 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of
+from pydantic import ConfigDict
+
+from common.kinds import Many, Some, Text
+from common.places import made_of
+from common.problems import Problem, Problems, show
+from common.settings import Settings, found_at, items, read_settings, repeated_names
+from common.yaml_file import parse_yaml, read_bounded
 from quotas.entities import Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
-from quotas.sources.entries import Problem, read_entries, shown, unknown_keys
+from quotas.sources.entries import QuotaEntry, ThrottleConfig, WindowsConfig, repeated_entities
 from quotas.sources.overlay import DamagedOverlay, parse_overlay
 
-_WINDOWS = {
-    "quota_window_num": 11,
-    "quota_window_size_seconds": 1,
-    "controller_quota_window_num": 11,
-    "controller_quota_window_size_seconds": 1,
-}
-_QUOTAS = ["entries", "windows"]
-_OTHER_QUOTAS = [
-    "source",
-    "state_file",
-    "zookeeper",
-    "poll_interval_ms",
-    "request_costs",
-    "instances",
-    "admin_users",
-    "admin_listeners",
-    "describe_users",
-]
-"""What stands in `quotas` of a proxy's file and says nothing about limits."""
-
-_THROTTLE = {"max_throttle_ms": 20_000, "max_debt_ms": 60_000}
-_OTHER_THROTTLE = ["mode", "fetch", "charge_validate_only"]
-_LONGEST_DELAY_MS = 8_000
-_INT32_MAX = 2**31 - 1
+_FILE = "file: the limits of another source do not stand here"
 
 
-class CandidateErrors(Exception):
-    """Everything that is wrong with a candidate file; its text has one line for each problem."""
+class _Quotas(Settings):
+    """The section `quotas`: its entries and windows, and settings of a proxy that say nothing about limits."""
 
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = tuple(problems)
+    source: Annotated[str, Text(_FILE, lambda text: text == "file")] = "file"
+    entries: Many[QuotaEntry] = ()
+    windows: WindowsConfig = WindowsConfig()
+    state_file: Any = None
+    zookeeper: Any = None
+    poll_interval_ms: Any = None
+    request_costs: Any = None
+    instances: Any = None
+    admin_users: Any = None
+    admin_listeners: Any = None
+    describe_users: Any = None
+
+
+class _QuotasWithThrottle(_Quotas):
+    throttle: ThrottleConfig = ThrottleConfig()
+
+
+class _Section(Settings):
+    quotas: _Quotas
+    throttle: ThrottleConfig = ThrottleConfig()
+
+
+class _Cluster(Settings):
+    """A virtual cluster of a proxy's file; the rest of it is not looked at."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: Annotated[str, Text("a name", bool)]
+    quotas: _Quotas = _Quotas()
+    throttle: ThrottleConfig = ThrottleConfig()
+
+
+class _ProxyFile(Settings):
+    model_config = ConfigDict(extra="ignore")
+
+    virtual_clusters: Some[_Cluster]
 
 
 @dataclass(frozen=True)
@@ -96,36 +112,31 @@ class Candidate:
 
 
 def load_candidate(path: Path) -> Candidate:
-    """The candidate in the file. CandidateErrors with every problem and its place."""
+    """The candidate in the file. Problems with every one and its place."""
     return load_with_checksum(path)[0]
 
 
 def load_with_checksum(path: Path) -> tuple[Candidate, str]:
     """The same, and the checksum of the bytes that it was read from: a pipe has them only once."""
-    try:
-        content = read_bounded(path)
-        data = parse_yaml(text_of(content), str(path))
-    except YamlFileError as error:
-        raise CandidateErrors([Problem(error.place, error.problem)]) from error
-    is_state_file = isinstance(data, Mapping) and "overlay" in data
-    candidate = _of_state_file(content, path) if is_state_file else candidate_of(data)
-    return candidate, f"sha256:{hashlib.sha256(content).hexdigest()}"
+    content = read_bounded(path)
+
+    def made(data: Any) -> Candidate:
+        is_state_file = isinstance(data, Mapping) and "overlay" in data
+        return _of_state_file(content, path) if is_state_file else candidate_of(data)
+
+    return made_of(path, made, content), f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def parse_candidate(text: str) -> Candidate:
-    """The candidate in a YAML text. CandidateErrors with every problem and its place."""
-    try:
-        data = parse_yaml(text, "(file)")
-    except YamlFileError as error:
-        raise CandidateErrors([Problem(error.place, error.problem)]) from error
-    return candidate_of(data)
+    """The candidate in a YAML text. Problems with every one and its place."""
+    return candidate_of(parse_yaml(text, "(file)"))
 
 
 def _of_state_file(content: bytes, path: Path) -> Candidate:
     try:
         overlay = parse_overlay(content)
     except DamagedOverlay as error:
-        raise CandidateErrors([Problem(str(path), str(error))]) from error
+        raise Problems([Problem(str(path), str(error))]) from error
     entries = {
         entity: {key: change.limit for key, change in changes.items() if change.limit is not None}
         for entity, changes in overlay.items()
@@ -134,100 +145,43 @@ def _of_state_file(content: bytes, path: Path) -> Candidate:
 
 
 def candidate_of(data: Any) -> Candidate:
-    """The candidate that lists, dicts and scalars describe. CandidateErrors with every problem and its place."""
-    problems: list[Problem] = []
+    """The candidate that lists, dicts and scalars describe. Problems with every one and its place."""
     if isinstance(data, list):
-        entries = read_entries(data, "(file)", problems)
-        candidate = Candidate(all_others=Rules(_enforced(entries), shadows=_shadows(entries)))
-    elif not isinstance(data, Mapping):
-        got = shown(data)
-        raise CandidateErrors([Problem("(file)", f"expected virtual_clusters, quotas or entries, got {got}")])
-    elif "virtual_clusters" in data:
-        candidate = Candidate(_clusters(data["virtual_clusters"], problems))
-    elif "quotas" in data:
-        problems += unknown_keys(data, ["quotas", "throttle"], "")
-        candidate = Candidate(all_others=_rules(data["quotas"], data.get("throttle"), "", "quotas", problems))
-    else:
-        problems += unknown_keys(data, [*_QUOTAS, "throttle", *_OTHER_QUOTAS], "")
-        quotas = {key: value for key, value in data.items() if key != "throttle"}
-        candidate = Candidate(all_others=_rules(quotas, data.get("throttle"), "", "", problems, reported=True))
-    if problems:
-        raise CandidateErrors(problems)
-    return candidate
+        return candidate_of({"entries": data})
+    if not isinstance(data, Mapping):
+        raise Problems([Problem("(file)", f"expected virtual_clusters, quotas or entries, got {show(data)}")])
+    if "virtual_clusters" in data:
+        file = read_settings(_ProxyFile, data, [_repeated])
+        return Candidate({each.name: _rules(each.quotas, each.throttle) for each in file.virtual_clusters})
+    if "quotas" in data:
+        section = read_settings(_Section, data, [_repeated])
+        return Candidate(all_others=_rules(section.quotas, section.throttle))
+    quotas = read_settings(_QuotasWithThrottle, data, [_repeated])
+    return Candidate(all_others=_rules(quotas, quotas.throttle))
 
 
-def _clusters(data: Any, problems: list[Problem]) -> dict[str, Rules]:
-    if not isinstance(data, list) or not data:
-        problems.append(Problem("virtual_clusters", f"expected a list with at least one, got {shown(data)}"))
-        return {}
-    clusters: dict[str, Rules] = {}
-    for i, raw in enumerate(data):
-        path = f"virtual_clusters[{i}]"
-        name = raw.get("name") if isinstance(raw, Mapping) else None
-        if not isinstance(raw, Mapping):
-            problems.append(Problem(path, f"expected a mapping, got {shown(raw)}"))
-        elif not isinstance(name, str) or not name:
-            problems.append(Problem(f"{path}.name", f"expected a name, got {shown(name)}"))
-        elif name in clusters:
-            problems.append(Problem(f"{path}.name", f"expected one of each name, got {name!r} again"))
-        else:
-            source = raw["quotas"].get("source", "file") if isinstance(raw.get("quotas"), Mapping) else "file"
-            if source != "file":
-                expected = "expected file: the limits of another source do not stand here"
-                problems.append(Problem(f"{path}.quotas.source", f"{expected}, got {shown(source)}"))
-            clusters[name] = _rules(raw.get("quotas"), raw.get("throttle"), path, f"{path}.quotas", problems)
-    return clusters
+def _repeated(data: Any) -> list[Problem]:
+    """What is to stand there once, wherever it stands."""
+    problems = list(repeated_names(items(data, "virtual_clusters"), "virtual_clusters"))
+    for place in ("virtual_clusters[].quotas.entries", "quotas.entries", "entries"):
+        for path, entries in found_at(data, place):
+            problems += repeated_entities(entries, path)
+    return problems
 
 
-def _rules(
-    quotas: Any, throttle: Any, around: str, path: str, problems: list[Problem], reported: bool = False
-) -> Rules:
-    """`around` is the path of what `throttle` stands in; `reported`: unknown keys of `quotas` are known already."""
-    quotas = _mapping(quotas, path, problems)
-    throttle_path = f"{around}.throttle" if around else "throttle"
-    throttle = _mapping(throttle, throttle_path, problems)
-    if not reported:
-        problems += unknown_keys(quotas, [*_QUOTAS, *_OTHER_QUOTAS], path)
-    problems += unknown_keys(throttle, [*_THROTTLE, *_OTHER_THROTTLE], throttle_path)
-    prefix = f"{path}." if path else ""
-    windows = _mapping(quotas.get("windows"), f"{prefix}windows", problems)
-    problems += unknown_keys(windows, list(_WINDOWS), f"{prefix}windows")
-    numbers = {
-        name: _whole(windows, name, default, 1, 3_600, f"{prefix}windows", problems)
-        for name, default in _WINDOWS.items()
-    }
-    longest = _LONGEST_DELAY_MS if throttle.get("mode") == "delay" else _THROTTLE["max_throttle_ms"]
-    entries = read_entries(quotas.get("entries"), f"{prefix}entries", problems)
+def _rules(quotas: _Quotas, throttle: ThrottleConfig) -> Rules:
+    entries = {entry.entity(): entry.limits() for entry in quotas.entries}
+    windows = quotas.windows
     return Rules(
         _enforced(entries),
-        numbers["quota_window_num"],
-        numbers["quota_window_size_seconds"] * 1000,
-        numbers["controller_quota_window_num"],
-        numbers["controller_quota_window_size_seconds"] * 1000,
-        _whole(throttle, "max_throttle_ms", longest, 1, _INT32_MAX, throttle_path, problems),
-        _whole(throttle, "max_debt_ms", _THROTTLE["max_debt_ms"], 0, _INT32_MAX, throttle_path, problems),
+        windows.quota_window_num,
+        windows.quota_window_size_seconds * 1000,
+        windows.controller_quota_window_num,
+        windows.controller_quota_window_size_seconds * 1000,
+        throttle.max_throttle_ms,
+        throttle.max_debt_ms,
         _shadows(entries),
     )
-
-
-def _mapping(value: Any, path: str, problems: list[Problem]) -> Mapping[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, Mapping):
-        problems.append(Problem(path, f"expected a mapping, got {shown(value)}"))
-        return {}
-    return value
-
-
-def _whole(
-    raw: Mapping[str, Any], name: str, default: int, low: int, high: int, path: str, problems: list[Problem]
-) -> int:
-    value = raw.get(name, default)
-    if type(value) is not int or not low <= value <= high:
-        expected = f"expected a whole number from {low} to {high}, got {shown(value)}"
-        problems.append(Problem(f"{path}.{name}", expected))
-        return default
-    return value
 
 
 def _enforced(entries: Mapping[Entity, Mapping[QuotaKey, float]]) -> QuotaTable:

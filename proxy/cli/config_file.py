@@ -9,10 +9,12 @@ from typing import Any, NoReturn
 
 import click
 
+from common.places import placed
+from common.problems import Problem
 from common.yaml_file import YamlFileError, read_yaml_file
-from proxy.config.load import load_config, valid_sections
-from proxy.config.places import placed
-from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.load import load_config
+from proxy.config.problems import ConfigErrors
+from proxy.config.sections import valid_sections
 from proxy.config.settings import (
     AdminConfig,
     Config,
@@ -59,7 +61,7 @@ def load(path: Path) -> Config:
 
 def load_with_files(path: Path) -> Config:
     """As `load`; the files that it names have to be in order, too."""
-    problems: list[ConfigError] = []
+    problems: list[Problem] = []
     data: Any = None
     try:
         data = config = load_config(path)
@@ -73,7 +75,7 @@ def load_with_files(path: Path) -> Config:
     return config
 
 
-def _problems_of_files(data: Any, path: Path) -> Iterator[ConfigError]:
+def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
     """What is wrong with the files that the configuration at `path` names: certificates, keys, secrets, the spool.
 
     Of `data`, a Config or what the file holds, each section is looked at that is right by itself.
@@ -93,15 +95,15 @@ def _problems_of_files(data: Any, path: Path) -> Iterator[ConfigError]:
             yield from errors.problems
 
 
-def _problems_of_spool(directory: Path) -> Iterator[ConfigError]:
+def _problems_of_spool(directory: Path) -> Iterator[Problem]:
     """As the proxy will find it; but whoever is root may look for somebody else."""
     try:
         look_at_directory(directory, os.geteuid() or None)
     except SpoolUnusable as error:
-        yield ConfigError("usage.directory", str(error))
+        yield Problem("usage.directory", str(error))
 
 
-def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[ConfigError]:
+def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[Problem]:
     try:
         secret(admin.password_file, f"{path}.password_file")
     except ConfigErrors as errors:
@@ -112,7 +114,7 @@ def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[Co
             if name is not None:
                 Path(name).read_bytes()
         except OSError as error:
-            yield ConfigError(f"{path}.{setting}", f"{name} cannot be read: {error.strerror or error}")
+            yield Problem(f"{path}.{setting}", f"{name} cannot be read: {error.strerror or error}")
 
 
 def cluster_of(config: Config, name: str | None) -> VirtualClusterConfig:

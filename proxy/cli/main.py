@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from common.places import placed
 from proxy.cli.config_file import config_option, load, load_with_files, refuse
 from proxy.cli.explain import explain
 from proxy.cli.quotas import quotas
@@ -16,7 +17,6 @@ from proxy.cli.usage_ship import ship
 from proxy.cli.usage_simulate import simulate
 from proxy.config.checks import listener_ports
 from proxy.config.kinds import HostPort, show_range
-from proxy.config.places import placed
 from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
 from proxy.config.warnings import ephemeral_ports, warnings_of

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from common.problems import Problems
 from proxy.cli.config_file import cluster_of, load, refuse, virtual_cluster_option
 from proxy.cli.number_range import NumberRange
 from proxy.cli.servers import servers_of
@@ -104,7 +105,7 @@ def place_of(
 ) -> "Place":
     """Where quotas are in force; ends the process where that is not plain."""
     from pipeline.rollout import place
-    from pipeline.rollout.command_config import CommandConfigErrors, read_command_config
+    from pipeline.rollout.command_config import read_command_config
     from quotas.sources.cluster_connection import Credentials
 
     given = [one for one in (bootstrap_server, zookeeper, config_path) if one is not None]
@@ -121,7 +122,7 @@ def place_of(
         return place.in_zookeeper(servers_of(servers, "--zookeeper"), f"{slash}{chroot}".rstrip("/"))
     try:
         credentials = Credentials() if command_config is None else read_command_config(command_config)
-    except CommandConfigErrors as problems:
+    except Problems as problems:
         refuse(str(problems))
     return place.by_kafkas_api(servers_of(bootstrap_server or "", "--bootstrap-server"), credentials)
 

@@ -5,8 +5,6 @@ from typing import Any
 
 import click
 
-from common.yaml_file import YamlFileError, read_yaml_file
-from proxy.cli.config_file import refuse
 from proxy.cli.period import period_options
 from proxy.cli.usage import run_job, spark_options, table_option
 
@@ -23,13 +21,4 @@ def report(prices: Path | None, **arguments: Any) -> None:
 
     Exit status 0: done; 2: something that was given cannot be used; 3: there are no records in this time.
     """
-    sheet = None if prices is None else _document(prices)
-    run_job("report", prices=sheet, **arguments)
-
-
-def _document(path: Path) -> Any:
-    try:
-        document = read_yaml_file(path)
-    except YamlFileError as error:
-        refuse(f"{path}: {error}")
-    return {} if document is None else document
+    run_job("report", prices=prices, **arguments)

@@ -1,105 +1,18 @@
 """Kinds of value that the configuration file takes, each with words for what it expects."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from math import inf
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BeforeValidator, ValidationInfo
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from pydantic import ValidationInfo
+from pydantic_core import CoreSchema, core_schema
 
+from common.kinds import INT32_MAX, Kind, Many, Number, Text, Whole
 from protocol.identity.sasl_names import Claim
-from quotas.sources.entries import MAX_NAME_BYTES
-
-INT32_MAX = 2_147_483_647
-
-
-INT64_MAX = 9_223_372_036_854_775_807
-
 
 MAX_PORT = 65_535
-
-
-Item = TypeVar("Item")
-
-
-def _expected(expected: str) -> PydanticCustomError:
-    return PydanticCustomError("expected", "{expected}", {"expected": expected})
-
-
-class Kind:
-    """Checks one scalar of the file; `expected` says in words what it takes."""
-
-    expected: str
-
-    def parse(self, value: Any) -> Any:
-        """What the model holds for `value`. ValueError if it is not of this kind."""
-        raise NotImplementedError
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(self._validate)
-
-    def _validate(self, value: Any) -> Any:
-        try:
-            return self.parse(value)
-        except ValueError as error:
-            raise _expected(self.expected) from error
-
-
-@dataclass(frozen=True)
-class Whole(Kind):
-    """A whole number from `low` to `high`; True is none."""
-
-    low: int
-    high: int
-
-    @property
-    def expected(self) -> str:  # type: ignore[override]
-        """In words."""
-        return f"a whole number from {self.low} to {self.high}"
-
-    def parse(self, value: Any) -> int:
-        """The number itself."""
-        if type(value) is not int or not self.low <= value <= self.high:
-            raise ValueError
-        return value
-
-
-@dataclass(frozen=True)
-class Text(Kind):
-    """A string that `accepts`."""
-
-    expected: str
-    accepts: Callable[[str], bool]
-
-    def parse(self, value: Any) -> str:
-        """The string itself."""
-        if not isinstance(value, str) or not self.accepts(value):
-            raise ValueError
-        return value
-
-
-class _Rate(Kind):
-    expected = "a number above 0"
-
-    def parse(self, value: Any) -> float:
-        """The number as a double."""
-        if type(value) not in (int, float) or not 0 < value < inf:
-            raise ValueError
-        return float(value)
-
-
-class _Microseconds(Kind):
-    expected = "a number of microseconds from 0 to 10000000"
-
-    def parse(self, value: Any) -> float:
-        """The number as a double."""
-        if type(value) not in (int, float) or not 0 <= value <= 10_000_000:
-            raise ValueError
-        return float(value)
 
 
 class _FilePath(Kind):
@@ -110,7 +23,7 @@ class _FilePath(Kind):
 
     def _validate_in(self, value: Any, info: ValidationInfo) -> str:
         """The path, from the folder in the context of the validation."""
-        text: str = self._validate(value)
+        text: str = self.validate(value)
         return str(Path((info.context or {}).get("folder", "")) / text)
 
     def parse(self, value: Any) -> str:
@@ -248,24 +161,6 @@ def _is_node_host(text: str) -> bool:
     return text.count("{node_id}") == 1 and _is_host(text.replace("{node_id}", "2147483647")) and not _is_ip(text)
 
 
-def _as_tuple(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return tuple(value)
-    raise _expected("a list")
-
-
-def _not_empty(value: Any) -> Any:
-    if not value:
-        raise _expected("a list with at least one entry")
-    return value
-
-
-Many = Annotated[tuple[Item, ...], BeforeValidator(_as_tuple)]
-
-
-Some = Annotated[tuple[Item, ...], BeforeValidator(_not_empty), BeforeValidator(_as_tuple)]
-
-
 Name = Annotated[
     str,
     Text(
@@ -291,12 +186,6 @@ class _OauthClaim(Kind):
 
 
 OauthClaim = Annotated[Claim, _OauthClaim()]
-
-
-EntityName = Annotated[
-    str | None,
-    Text("a string of 1 to 32767 bytes (numbers need quotes)", lambda text: 0 < len(text.encode()) <= MAX_NAME_BYTES),
-]
 
 
 Bind = Annotated[str, Text("an IP address", _is_ip)]
@@ -325,19 +214,9 @@ IpNetwork = Annotated[Network, _Network()]
 SourceAddress = Annotated[str, Text("an IP address of this machine", _is_concrete_ip)]
 
 
-IpName = Annotated[str | None, Text("an IP address", _is_ip)]
-
-
-ByteRate = Annotated[int | None, Whole(1, INT64_MAX)]
-
-
-Rate = Annotated[float | None, _Rate()]
-
-
-Microseconds = Annotated[float, _Microseconds()]
-
-
-ConnectionRate = Annotated[int | None, Whole(0, INT32_MAX)]
+Microseconds = Annotated[
+    float, Number("a number of microseconds from 0 to 10000000", lambda number: 0 <= number <= 10_000_000)
+]
 
 
 FilePath = Annotated[str | None, _FilePath()]

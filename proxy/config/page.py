@@ -4,10 +4,9 @@ from typing import Any, get_args
 
 from pydantic import BaseModel
 
-from proxy.config.kinds import Kind
-from proxy.config.load import expected_of
+from common.kinds import Kind
+from common.settings import expected_of, without_none
 from proxy.config.reload import needs_restart
-from proxy.config.sections import without_none
 from proxy.config.settings import Config
 
 _INTRODUCTION = """# Configuration

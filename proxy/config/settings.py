@@ -4,51 +4,52 @@ A string literal below a setting is its documentation: docs/configuration.md is 
 """
 
 import re
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from common.kinds import INT32_MAX, Many, Some, Text, Whole
+from common.problems import Problem, Problems
+from common.settings import Settings
 from protocol.api_table import APIS
 from protocol.identity.principal_rules import InvalidPrincipalRules, principal_rules
 from protocol.identity.sasl_names import SUBJECT_CLAIMS, Claim
 from proxy.config.kinds import (
-    INT32_MAX,
     Bind,
-    ByteRate,
     Ciphers,
-    ConnectionRate,
     Count,
     CountsOfAddresses,
     CountsOfUsers,
-    EntityName,
     File,
     FilePath,
-    IpName,
     IpNetwork,
-    Many,
     Microseconds,
     Name,
     Names,
+    Network,
     NodeHost,
     NodeIds,
     OauthClaim,
     Port,
     Ports,
-    Rate,
     Server,
-    Some,
     SourceAddress,
-    Text,
-    Whole,
     is_advertisable,
     is_loopback,
     is_sasl_mechanism,
     is_znode_path,
 )
-from proxy.config.problems import either
-from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, plain_ip
-from quotas.limits import valid_limit
+from quotas.entities import Entity, QuotaKey, plain_ip
 from quotas.request_costs import Cost
+from quotas.sources.entries import (
+    ByteRate,
+    ConnectionRate,
+    EntitySettings,
+    QuotaEntry,
+    Rate,
+    ThrottleConfig,
+    WindowsConfig,
+)
 
 INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
 """What a proxy may be called in its records."""
@@ -56,20 +57,6 @@ INSTANCE = re.compile("[A-Za-z0-9._-]{1,64}")
 TOPIC = re.compile("[A-Za-z0-9._-]{1,249}")
 
 API_KEYS = {api.name: api.key for api in APIS.values()}
-
-
-LONGEST_DELAY_MS = 8_000
-"""Below the 10 s that franz-go waits for a response, and KafkaJS's 30 s."""
-
-
-class Settings(BaseModel):
-    """A mapping of the file: frozen, no unknown keys, no value converted from another type."""
-
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
-
-    def problems(self) -> list[str]:
-        """What is wrong with settings that are valid each."""
-        return []
 
 
 class CredentialsConfig(Settings):
@@ -96,8 +83,8 @@ class CredentialsConfig(Settings):
     password_file: FilePath = None
     """A file that holds its password and nothing else."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         problems = []
         needed = (self.sasl_mechanism, self.username, self.password_file)
         if self.security_protocol.startswith("SASL") != any(needed):
@@ -106,7 +93,7 @@ class CredentialsConfig(Settings):
             problems.append("expected sasl_mechanism, username and password_file together")
         if (self.certificate_file is None) != (self.key_file is None):
             problems.append("expected certificate_file and key_file together")
-        return problems
+        return self.unless(problems)
 
 
 class UpstreamTlsConfig(Settings):
@@ -134,11 +121,11 @@ class UpstreamTlsConfig(Settings):
     ciphers: Ciphers = None
     """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         if self.certificate_file is None and (self.key_file or self.key_password_file):
-            return ["expected certificate_file with key_file or key_password_file, got nothing"]
-        return []
+            return self.unless(["expected certificate_file with key_file or key_password_file, got nothing"])
+        return self
 
 
 class UpstreamConfig(Settings):
@@ -209,13 +196,13 @@ class ClusterConnectionsConfig(Settings):
     max_connections_per_ip: Count = None
     """Connections at a time from each address; one more is closed at once. No limit without it."""
 
-    max_connections_per_ip_overrides: CountsOfAddresses = {}
+    max_connections_per_ip_overrides: CountsOfAddresses = Field({})
     """The same for single addresses."""
 
     max_connections_per_user: Count = None
     """Connections at a time of each user who has proven to be that; one more is closed at once. No limit without it."""
 
-    max_connections_per_user_overrides: CountsOfUsers = {}
+    max_connections_per_user_overrides: CountsOfUsers = Field({})
     """The same for single users; here clients that prove nothing are ANONYMOUS."""
 
     ip_refusal: Literal["close", "wait"] = "close"
@@ -232,15 +219,15 @@ class ClusterConnectionsConfig(Settings):
     ipv6_prefix: Annotated[int, Whole(1, 128)] = 128
     """The same for IPv6, where 64 bits are what one customer or one machine commonly has."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         spellings: dict[str, str] = {}
-        return [
+        return self.unless(
             f"expected each address once in max_connections_per_ip_overrides, got {spellings[plain_ip(address)]!r} "
             f"and {address!r}"
             for address in self.max_connections_per_ip_overrides
             if spellings.setdefault(plain_ip(address), address) != address
-        ]
+        )
 
 
 class ListenerTlsConfig(Settings):
@@ -271,8 +258,8 @@ class ListenerTlsConfig(Settings):
     ciphers: Ciphers = None
     """What TLS 1.2 may encrypt with, as a list of OpenSSL; without it AES and ChaCha20 with ephemeral keys."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         problems = []
         if (self.client_auth == "none") != (self.ca_file is None):
             problems.append("expected ca_file with client_auth 'requested' or 'required', and only then")
@@ -283,11 +270,11 @@ class ListenerTlsConfig(Settings):
                 problems.append("expected a rule in principal_mapping_rules, got none: no client would be let in")
         except InvalidPrincipalRules as error:
             problems.append(f"expected rules in principal_mapping_rules that mean the same to Java and to us: {error}")
-        return problems
+        return self.unless(problems)
 
 
-class ListenerConfig(Settings):
-    """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
+class ListenerAddress(Settings):
+    """What of a listener says at which addresses it and its nodes are."""
 
     name: Name
     """What logs and metrics call this listener."""
@@ -317,28 +304,6 @@ class ListenerConfig(Settings):
     say which name they want (SNI). All of them come to `port`; `advertised_host`, and each whole name that the
     certificate is for, is a name to bootstrap."""
 
-    require_server_name: bool = False
-    """Of a listener with `advertised_node_host`, `true`: a client that says no name is closed. `false`: it is served
-    as one that bootstraps, with a line in the log. Java sends no name for a host name without a dot or with an
-    underscore (`check` warns of those); no client does for an IP address."""
-
-    tls: ListenerTlsConfig | None = None
-    """TLS between clients and this listener. Adding this section, or taking it away, waits for a restart."""
-
-    proxy_protocol: Literal["off", "optional", "required"] = "off"
-    """Whether load balancers tell whose a connection is, by a header of the PROXY protocol (version 1 or 2) before all
-    else. The address in it is then the client's for quotas, logs and metrics. `required`: others are closed."""
-
-    trusted_networks: Many[IpNetwork] = ()
-    """Where load balancers connect from, as addresses or networks like 10.0.0.0/8: nobody else may send such a header.
-    With `optional`, others are clients themselves."""
-
-    caps: CapsConfig = CapsConfig()
-    """What all connections of this listener may move together."""
-
-    connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
-    """How fast connections may come through this listener, and how many."""
-
     @model_validator(mode="before")
     @classmethod
     def _advertise_bind(cls, data: Any) -> Any:
@@ -358,103 +323,40 @@ class ListenerConfig(Settings):
         return [port for ports in self.spare_ports for port in ports]
 
 
-class EntitySettings(Settings):
-    """One entity: a user, a client-id, both together, or an IP address."""
+class ListenerConfig(ListenerAddress):
+    """The ports that clients of one virtual cluster connect to: one to bootstrap, one for each node."""
 
-    user: EntityName = None
-    """The name of a user. Clients on listeners without authentication are ANONYMOUS."""
+    require_server_name: bool = False
+    """Of a listener with `advertised_node_host`, `true`: a client that says no name is closed. `false`: it is served
+    as one that bootstraps, with a line in the log. Java sends no name for a host name without a dot or with an
+    underscore (`check` warns of those); no client does for an IP address."""
 
-    default_user: bool = False
-    """`true`: for each user that has no quota of its own."""
+    tls: ListenerTlsConfig | None = None
+    """TLS between clients and this listener. Adding this section, or taking it away, waits for a restart."""
 
-    client_id: EntityName = None
-    """What clients call themselves."""
+    proxy_protocol: Literal["off", "optional", "required"] = "off"
+    """Whether load balancers tell whose a connection is, by a header of the PROXY protocol (version 1 or 2) before all
+    else. The address in it is then the client's for quotas, logs and metrics. `required`: others are closed."""
 
-    default_client_id: bool = False
-    """`true`: for each client-id that has no quota of its own."""
+    trusted_networks: Many[IpNetwork] = Field((), validate_default=True)
+    """Where load balancers connect from, as addresses or networks like 10.0.0.0/8: nobody else may send such a header.
+    With `optional`, others are clients themselves."""
 
-    ip: IpName = None
-    """The address of clients, by itself."""
+    caps: CapsConfig = CapsConfig()
+    """What all connections of this listener may move together."""
 
-    default_ip: bool = False
-    """`true`: for each address that has no quota of its own."""
+    connections: ConnectionLimitsConfig = ConnectionLimitsConfig()
+    """How fast connections may come through this listener, and how many."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
-        problems = [
-            f"expected either {part} or default_{part}, got both"
-            for part in ("user", "client_id", "ip")
-            if getattr(self, part) is not None and getattr(self, f"default_{part}")
-        ]
-        try:
-            self.entity()
-        except InvalidQuota as error:
-            problems.append(str(error))
-        return problems
-
-    def entity(self) -> Entity:
-        """Which one it is. InvalidQuota if there is no such entity."""
-        return Entity(
-            user=DEFAULT if self.default_user else self.user,
-            client_id=DEFAULT if self.default_client_id else self.client_id,
-            ip=DEFAULT if self.default_ip else self.ip,
-        )
-
-
-class QuotaEntry(EntitySettings):
-    """The quotas of one entity: of a user, of a client-id, of both together, or of an IP address."""
-
-    producer_byte_rate: ByteRate = None
-    """Bytes per second that may be produced to each node."""
-
-    consumer_byte_rate: ByteRate = None
-    """Bytes per second that may be fetched from each node."""
-
-    request_percentage: Rate = None
-    """Time of each node that requests may take, in percent of one thread."""
-
-    controller_mutation_rate: Rate = None
-    """Partitions per second that may be created and deleted in the cluster."""
-
-    connection_creation_rate: ConnectionRate = None
-    """Connections per second from an address, over all listeners of the virtual cluster; 0 bans it."""
-
-    shadow_producer_byte_rate: ByteRate = None
-    """The same, only measured: clients never feel it."""
-
-    shadow_consumer_byte_rate: ByteRate = None
-    """The same, only measured."""
-
-    shadow_request_percentage: Rate = None
-    """The same, only measured."""
-
-    shadow_controller_mutation_rate: Rate = None
-    """The same, only measured."""
-
-    shadow_connection_creation_rate: ConnectionRate = None
-    """The same, only measured."""
-
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
-        limits, problems = self.limits(), super().problems()
-        if not limits:
-            problems.append(f"expected {either([quota_type.value for quota_type in QuotaType])}, got nothing")
-        try:
-            entity = self.entity()
-        except InvalidQuota:
-            return problems
-        try:
-            for key, limit in limits.items():
-                valid_limit(entity, key.quota_type, limit)
-        except InvalidQuota as error:
-            problems.append(str(error))
-        return problems
-
-    def limits(self) -> dict[QuotaKey, float]:
-        """The quotas that are set."""
-        keys = (QuotaKey(quota_type, shadow) for quota_type in QuotaType for shadow in (False, True))
-        rates = {key: getattr(self, key.text) for key in keys}
-        return {key: float(rate) for key, rate in rates.items() if rate is not None}
+    @field_validator("trusted_networks")
+    @classmethod
+    def _trusts_somebody(cls, networks: tuple[Network, ...], others: ValidationInfo) -> tuple[Network, ...]:
+        """A header that anybody may send would have anybody be whom they like."""
+        mode = others.data.get("proxy_protocol", "off")
+        if mode != "off" and not networks:
+            problem = f"expected the networks of load balancers with proxy_protocol {mode!r}, got nothing"
+            raise Problems([Problem("", problem)])
+        return networks
 
 
 class RequestCost(Settings):
@@ -468,22 +370,6 @@ class RequestCost(Settings):
 
     per_kib_us: Microseconds = 0.0
     """Thread time of each KiB of the request and its response, in microseconds."""
-
-
-class WindowsConfig(Settings):
-    """Over which time use is measured; as the broker settings whose names are like these."""
-
-    quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
-    """Samples of the rates that byte and connection quotas bound."""
-
-    quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
-    """Their length in seconds."""
-
-    controller_quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
-    """For `controller_mutation_rate`: the bucket holds so many windows' worth."""
-
-    controller_quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
-    """The length of one of these in seconds."""
 
 
 class ZooKeeperConfig(Settings):
@@ -525,8 +411,8 @@ class ZooKeeperConfig(Settings):
     key_file: FilePath = None
     """Its key, as PEM without a password."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         problems = []
         if (self.username is None) != (self.password_file is None):
             problems.append("expected username and password_file together")
@@ -536,7 +422,7 @@ class ZooKeeperConfig(Settings):
             problems.append("expected certificate_file and key_file together")
         if not self.tls and (self.ca_file or self.certificate_file):
             problems.append("expected tls: true with certificates")
-        return problems
+        return self.unless(problems)
 
 
 class QuotasConfig(Settings):
@@ -580,44 +466,6 @@ class QuotasConfig(Settings):
     """Users who may describe all quotas. Everybody may describe their own."""
 
 
-class ThrottleConfig(Settings):
-    """How a client that is over its quota is slowed down."""
-
-    mode: Literal["mute", "delay"] = "mute"
-    """`mute`: answer at once and tell the throttle time, then do not read until it is over. `delay`: hold the response
-    for that long, as brokers before 2.0; clients that would wait again are told 0. Connections keep what they began
-    with."""
-
-    max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
-    """The longest single throttle in milliseconds, 8000 with `delay` if not given (for
-    `request_percentage` it is one window, as in Kafka); stay below the request timeout of
-    the clients."""
-
-    max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
-    """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
-
-    fetch: Literal["deliver", "empty"] = "empty"
-    """What comes of a fetch over quota. `empty`: a response without data, as from a broker, nothing is charged, and the
-    client asks again when its mute is over. `deliver`: its data, charged at once and for good, then the client waits;
-    with `mode: delay` that is the default, and the only value allowed. Connections keep what they began with."""
-
-    charge_validate_only: bool = False
-    """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_delay(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("mode") == "delay":
-            return {"max_throttle_ms": LONGEST_DELAY_MS, "fetch": "deliver", **data}
-        return data
-
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
-        if self.mode == "delay" and self.fetch == "empty":
-            return ["expected fetch: deliver with mode: delay, got 'empty': an empty answer is never late"]
-        return []
-
-
 class SaslPrincipal(Settings):
     """Who is whoever logs in with a mechanism that does not say so: GSSAPI, delegation tokens, opaque bearer tokens."""
 
@@ -648,10 +496,10 @@ class SaslConfig(Settings):
     subject_claim: Annotated[str | None, Text("the name of a claim", bool)] = None
     """The old name of `oauth_claims`, for one claim."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         both = self.subject_claim is not None and self.oauth_claims
-        return ["expected oauth_claims without subject_claim, its old name, got both"] if both else []
+        return self.unless(["expected oauth_claims without subject_claim, its old name, got both"] if both else [])
 
     def claims(self) -> tuple[Claim, ...]:
         """The claims that name the user, the first one first."""
@@ -723,11 +571,11 @@ class AdminConfig(Settings):
     token_file: FilePath = None
     """A file, relative to this one, that holds the token which requests must bear; read at start and at each reload."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
         if self.token_file is None and not is_loopback(self.bind):
-            return [f"expected token_file, as others than this machine reach {self.bind}, got nothing"]
-        return []
+            return self.unless([f"expected token_file, as others than this machine reach {self.bind}, got nothing"])
+        return self
 
 
 class LimitsConfig(Settings):
@@ -865,7 +713,7 @@ class UsageConfig(Settings):
     keep_s: Annotated[int, Whole(60, INT32_MAX)] = 1_209_600
     """Files that are older than so many seconds go."""
 
-    keep_at_least_s: Annotated[int, Whole(0, INT32_MAX)] = 3_600
+    keep_at_least_s: Annotated[int, Whole(0, INT32_MAX)] = Field(3_600, validate_default=True)
     """No file that is younger than so many seconds goes, however many there are."""
 
     queue_records: Annotated[int, Whole(1_000, 10_000_000)] = 100_000
@@ -880,15 +728,21 @@ class UsageConfig(Settings):
     kafka: UsageTopicConfig | None = None
     """A topic that gets what is in complete files, too; none without it."""
 
-    def problems(self) -> list[str]:
-        """What is wrong with them together."""
-        if self.keep_at_least_s > self.keep_s:
-            return [f"expected keep_at_least_s of at most keep_s, {self.keep_s}, got {self.keep_at_least_s}"]
+    @field_validator("keep_at_least_s")
+    @classmethod
+    def _is_no_longer_than_keep_s(cls, seconds: int, others: ValidationInfo) -> int:
+        if seconds > (longest := others.data.get("keep_s", INT32_MAX)):
+            raise Problems([Problem("", f"expected at most keep_s, {longest}, got {seconds}")])
+        return seconds
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        problems = []
         if self.directory is None and self.trace.entities:
-            return ["expected directory, as a trace is wanted, got nothing"]
-        if self.directory is None and self.kafka is not None:
-            return ["expected directory, as a topic gets what is in files, got nothing"]
-        return []
+            problems.append("expected directory, as a trace is wanted, got nothing")
+        elif self.directory is None and self.kafka is not None:
+            problems.append("expected directory, as a topic gets what is in files, got nothing")
+        return self.unless(problems)
 
 
 class LogConfig(Settings):
@@ -904,7 +758,7 @@ class LogConfig(Settings):
 class Config(Settings):
     """The whole file.
 
-    Checks over several settings are made by `load_config`, not by this model.
+    What can be wrong between sections is looked for by `load_config`, not by this model.
     """
 
     LIVE_AFTER_ALL: ClassVar[tuple[str, ...]] = tuple(

@@ -3,16 +3,15 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from common.problems import Problem
 from protocol.identity.principal_rules import principal_rules
 from protocol.identity.sasl_names import PLAIN, SCRAM
 from proxy.config.checks import common, listener_ports
 from proxy.config.kinds import is_loopback, show_range
-from proxy.config.problems import ConfigError
 from proxy.config.settings import (
     Config,
     ListenerConfig,
     ListenerTlsConfig,
-    QuotaEntry,
     QuotasConfig,
     SaslConfig,
     UsageConfig,
@@ -20,6 +19,7 @@ from proxy.config.settings import (
 )
 from quotas.entities import DEFAULT, Entity, QuotaKey, is_ip
 from quotas.explain import always_beaten_by
+from quotas.sources.entries import QuotaEntry
 
 
 def ephemeral_ports() -> range:
@@ -32,7 +32,7 @@ def ephemeral_ports() -> range:
     return range(first, last + 1)
 
 
-def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
+def warnings_of(config: Config, ephemeral: range) -> list[Problem]:
     """What is allowed but may surprise.
 
     That is: ports that outgoing connections may take first, no quotas, quotas that bind nobody, a token in plain text,
@@ -45,94 +45,94 @@ def warnings_of(config: Config, ephemeral: range) -> list[ConfigError]:
             for claim in listener_ports(f"{path}.listeners[{k}]", listener):
                 if both := common(claim.ports, ephemeral):
                     problem = f"expected ports outside of the system's ephemeral range {show_range(ephemeral)}"
-                    warnings.append(ConfigError(claim.path, f"{problem}, got {show_range(both)}"))
+                    warnings.append(Problem(claim.path, f"{problem}, got {show_range(both)}"))
             warnings += _trust_warnings(f"{path}.listeners[{k}]", listener)
             warnings += _server_name_warnings(f"{path}.listeners[{k}]", listener)
             warnings += _rule_warnings(f"{path}.listeners[{k}].tls.principal_mapping_rules", listener.tls)
         if not cluster.quotas.entries and cluster.quotas.source == "file" and not cluster.quotas.state_file:
-            warnings.append(ConfigError(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
+            warnings.append(Problem(f"{path}.quotas.entries", "expected quotas, got none: nobody is throttled"))
         warnings += _beaten_entries(f"{path}.quotas.entries", cluster.quotas.entries)
         warnings += _entry_warnings(f"{path}.quotas.entries", cluster.quotas.entries)
         if cluster.quotas.instances > 1 and cluster.quotas.source == "file" and cluster.quotas.state_file:
             problem = "expected nothing, as source 'file' of several instances takes no changes, got a file"
-            warnings.append(ConfigError(f"{path}.quotas.state_file", problem))
+            warnings.append(Problem(f"{path}.quotas.state_file", problem))
         warnings += _source_warnings(f"{path}.quotas", cluster.quotas)
         warnings += _own_connection_warnings(path, cluster)
         warnings += _principal_warnings(f"{path}.sasl.principals", cluster.sasl)
         if (name := cluster.sasl.subject_claim) is not None:
-            warnings.append(ConfigError(f"{path}.sasl.subject_claim", f"is old, expected oauth_claims: [{name}]"))
+            warnings.append(Problem(f"{path}.sasl.subject_claim", f"is old, expected oauth_claims: [{name}]"))
     if (config.connections.max_connections or 0) >= config.limits.max_connections:
         problem = f"expected less than limits.max_connections, {config.limits.max_connections}: beyond that they are"
         found = config.connections.max_connections
-        warnings.append(ConfigError("connections.max_connections", f"{problem} closed and do not wait, got {found}"))
+        warnings.append(Problem("connections.max_connections", f"{problem} closed and do not wait, got {found}"))
     warnings += _usage_warnings(config.usage)
     if not is_loopback(config.admin.bind):
         problem = f"expected a loopback address, as there is no TLS yet, got {config.admin.bind!r}: the token and what"
-        warnings.append(ConfigError("admin.bind", f"{problem} is told can be overheard"))
+        warnings.append(Problem("admin.bind", f"{problem} is told can be overheard"))
     return warnings
 
 
-def _usage_warnings(usage: UsageConfig) -> Iterator[ConfigError]:
+def _usage_warnings(usage: UsageConfig) -> Iterator[Problem]:
     if usage.total_mib < usage.file_mib:
         problem = f"expected file_mib, {usage.file_mib}, at least: else all files but one go, got {usage.total_mib}"
-        yield ConfigError("usage.total_mib", problem)
+        yield Problem("usage.total_mib", problem)
     if usage.trace.entities:
         problem = "expected nothing but for a while: each operation costs time and some 200 bytes, got {}"
-        yield ConfigError("usage.trace.entities", problem.format(len(usage.trace.entities)))
+        yield Problem("usage.trace.entities", problem.format(len(usage.trace.entities)))
 
 
-def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[ConfigError]:
+def _own_connection_warnings(path: str, cluster: VirtualClusterConfig) -> Iterator[Problem]:
     """What the nodes want of clients' connections they want of the proxy's own, too."""
     found = cluster.upstream.admin.security_protocol
     where = f"{path}.upstream.admin.security_protocol"
     if cluster.upstream.tls is not None and not found.endswith("SSL"):
         problem = "expected SSL or SASL_SSL, as clients' connections to the nodes speak TLS, got"
-        yield ConfigError(where, f"{problem} {found!r}")
+        yield Problem(where, f"{problem} {found!r}")
     if cluster.sasl.required and not found.startswith("SASL"):
         problem = (
             "expected SASL_PLAINTEXT or SASL_SSL, as the nodes demand SASL of the proxy's own connections, too, got"
         )
-        yield ConfigError(where, f"{problem} {found!r}")
+        yield Problem(where, f"{problem} {found!r}")
 
 
-def _principal_warnings(path: str, sasl: SaslConfig) -> Iterator[ConfigError]:
+def _principal_warnings(path: str, sasl: SaslConfig) -> Iterator[Problem]:
     """Users of mechanisms whose tokens say by themselves who logs in."""
     for i, known in enumerate(sasl.principals):
         if known.mechanism.upper() in (PLAIN, *SCRAM):
             problem = f"is without effect with {known.mechanism}: its tokens name their users"
-            yield ConfigError(f"{path}[{i}].mechanism", f"{problem}, who have quotas of their own")
+            yield Problem(f"{path}[{i}].mechanism", f"{problem}, who have quotas of their own")
         elif known.mechanism != known.mechanism.upper():
             problem = f"expected the mechanism as nodes call it, {known.mechanism.upper()}, got {known.mechanism}"
-            yield ConfigError(f"{path}[{i}].mechanism", problem)
+            yield Problem(f"{path}[{i}].mechanism", problem)
 
 
-def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError]:
+def _trust_warnings(path: str, listener: ListenerConfig) -> Iterator[Problem]:
     """Whoever may tell the address of a client may choose whose quota is spent."""
     if listener.proxy_protocol == "off" and listener.trusted_networks:
         problem = "is without effect while proxy_protocol is 'off': every client counts as the address it connects from"
-        yield ConfigError(f"{path}.trusted_networks", problem)
+        yield Problem(f"{path}.trusted_networks", problem)
     if listener.proxy_protocol == "optional":
         problem = "counts a load balancer that sends no header as one client: once all of them do, set 'required'"
-        yield ConfigError(f"{path}.proxy_protocol", problem)
+        yield Problem(f"{path}.proxy_protocol", problem)
     for i, network in enumerate(listener.trusted_networks):
         if listener.proxy_protocol != "off" and network.prefixlen == 0:
             problem = f"{network} is everybody: every client may claim to be at any address"
-            yield ConfigError(f"{path}.trusted_networks[{i}]", problem)
+            yield Problem(f"{path}.trusted_networks[{i}]", problem)
 
 
-def _server_name_warnings(path: str, listener: ListenerConfig) -> Iterator[ConfigError]:
+def _server_name_warnings(path: str, listener: ListenerConfig) -> Iterator[Problem]:
     """Names for which Java's clients send no SNI (`javax.net.ssl.SNIHostName`): they would all come to one node."""
     pattern, demands = listener.advertised_node_host, listener.require_server_name
     if pattern is None:
         if demands:
-            yield ConfigError(f"{path}.require_server_name", "is without effect without advertised_node_host")
+            yield Problem(f"{path}.require_server_name", "is without effect without advertised_node_host")
         return
     names = {"advertised_node_host": pattern} | ({"advertised_host": listener.advertised_host} if demands else {})
     for setting, name in names.items():
         if why := _why_java_sends_none(name):
             outcome = "it is closed" if demands else "it comes to whichever node bootstraps"
             problem = f"{name!r} {why}: a Java client sends no server name for it, so {outcome}"
-            yield ConfigError(f"{path}.{setting}", problem)
+            yield Problem(f"{path}.{setting}", problem)
 
 
 def _why_java_sends_none(name: str) -> str | None:
@@ -145,34 +145,34 @@ def _why_java_sends_none(name: str) -> str | None:
     return None if "." in name else "has no dot"
 
 
-def _rule_warnings(path: str, tls: ListenerTlsConfig | None) -> Iterator[ConfigError]:
+def _rule_warnings(path: str, tls: ListenerTlsConfig | None) -> Iterator[Problem]:
     """Patterns that try a subject in more ways than there is time for."""
     for number in principal_rules(tls.principal_mapping_rules).slow_rules() if tls else ():
         problem = f"the pattern of rule {number} takes very long for some subjects, which it can divide in many ways"
-        yield ConfigError(path, f"{problem}: clients with such a certificate are closed")
+        yield Problem(path, f"{problem}: clients with such a certificate are closed")
 
 
-def _entry_warnings(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:
+def _entry_warnings(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Problem]:
     """Names that look like a default."""
     for i, entry in enumerate(entries):
         for part in ("user", "client_id"):
             if getattr(entry, part) == DEFAULT.value:
                 problem = f"is the {part} of that name, for all others it is default_{part}: true"
-                yield ConfigError(f"{path}[{i}].{part}", problem)
+                yield Problem(f"{path}[{i}].{part}", problem)
 
 
-def _source_warnings(path: str, quotas: QuotasConfig) -> Iterator[ConfigError]:
+def _source_warnings(path: str, quotas: QuotasConfig) -> Iterator[Problem]:
     if quotas.zookeeper.chroot == "/":
         problem = "is Kafka's own root: brokers in ZooKeeper mode enforce the same quotas, clients are throttled twice"
-        yield ConfigError(f"{path}.zookeeper.chroot", problem)
+        yield Problem(f"{path}.zookeeper.chroot", problem)
     admins = bool(quotas.admin_users or quotas.admin_listeners)
     if quotas.state_file is None and (quotas.source != "file" or admins):
         expected = "a file to keep changes in" if quotas.source == "file" else "a file for the last good quotas"
         lost = "changes through Kafka's API are refused" if quotas.source == "file" else "a start needs the source"
-        yield ConfigError(f"{path}.state_file", f"expected {expected}, got nothing: {lost}")
+        yield Problem(f"{path}.state_file", f"expected {expected}, got nothing: {lost}")
 
 
-def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[ConfigError]:
+def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Problem]:
     """Quotas that bind nobody, or nearly nobody, because another entry always comes first."""
     places: dict[QuotaKey, dict[Entity, int]] = {}
     for i, entry in enumerate(entries):
@@ -183,6 +183,4 @@ def _beaten_entries(path: str, entries: Sequence[QuotaEntry]) -> Iterator[Config
             if first := always_beaten_by(entry.entity(), places[key]):
                 subject = "more than clients without a client-id" if first.but_for_empty else "somebody"
                 other = f"entries[{places[key][first.entity]}], {first.entity}, always comes before"
-                yield ConfigError(
-                    f"{path}[{i}].{key.text}", f"expected a quota that binds {subject}, got one that {other}"
-                )
+                yield Problem(f"{path}[{i}].{key.text}", f"expected a quota that binds {subject}, got one that {other}")

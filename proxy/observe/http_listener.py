@@ -8,7 +8,8 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from common.printable import shown
-from proxy.config.problems import ConfigError, ConfigErrors
+from common.problems import Problem
+from proxy.config.problems import ConfigErrors
 from proxy.observe.guests import Guests, ToldSeldom
 
 MAX_BODY_BYTES = 1_024
@@ -58,14 +59,14 @@ class HttpListener:
             runner, self._runner = self._runner, None
             await runner.cleanup()
 
-    def _bind_problem(self, error: OSError, bind: str, port: int) -> ConfigError:
+    def _bind_problem(self, error: OSError, bind: str, port: int) -> Problem:
         section = self._section
         if error.errno == errno.EADDRINUSE:
-            return ConfigError(f"{section}.port", f"expected a free port of {bind}, got {port}, which is in use")
+            return Problem(f"{section}.port", f"expected a free port of {bind}, got {port}, which is in use")
         if error.errno in (errno.EADDRNOTAVAIL, None):  # from Python 3.13 on asyncio tells it without a number
-            return ConfigError(f"{section}.bind", f"expected an address of this machine, got {bind!r}")
+            return Problem(f"{section}.bind", f"expected an address of this machine, got {bind!r}")
         expected = f"expected a port of {bind} to listen on, got {port}"
-        return ConfigError(f"{section}.port", f"{expected}: {error.strerror}")
+        return Problem(f"{section}.port", f"{expected}: {error.strerror}")
 
 
 def _logger(section: str) -> logging.Logger:

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from proxy.config.problems import ConfigError, ConfigErrors
+from common.problems import Problem
+from proxy.config.problems import ConfigErrors
 from proxy.config.settings import AdminConfig
 
 MIN_TOKEN_CHARACTERS = 16
@@ -28,4 +29,4 @@ def read_token(config: AdminConfig, config_path: Path) -> str | None:
 
 
 def _error(problem: str) -> ConfigErrors:
-    return ConfigErrors([ConfigError("admin.token_file", problem)])
+    return ConfigErrors([Problem("admin.token_file", problem)])

@@ -22,7 +22,6 @@ from proxy.config.settings import (
     ListenerConfig,
     QuotasConfig,
     SaslConfig,
-    ThrottleConfig,
 )
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
@@ -58,6 +57,7 @@ from quotas.changes import Quotas
 from quotas.client_quotas import WHOLE_CLUSTER, ClientQuotaManager
 from quotas.connection_quotas import ListenerKey
 from quotas.entities import plain_ip
+from quotas.sources.entries import ThrottleConfig
 
 if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger

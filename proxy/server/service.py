@@ -16,11 +16,12 @@ import uvloop
 from prometheus_client import CollectorRegistry
 
 from common.file_signature import signature
+from common.places import with_places
+from common.problems import Problem
 from protocol.api_table import APIS
 from proxy.clock import Clock, SystemClock
 from proxy.config.load import load_config
-from proxy.config.places import with_places
-from proxy.config.problems import ConfigError, ConfigErrors, ConfigUnreadable
+from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
 from proxy.config.settings import (
     Config,
@@ -353,7 +354,7 @@ class Service:
         try:
             self._recorder.start()
         except SpoolUnusable as error:
-            raise ConfigErrors([ConfigError("usage.directory", str(error))]) from None
+            raise ConfigErrors([Problem("usage.directory", str(error))]) from None
         self._spawn(self._recorder.run())
         self._note_settings()
         if self.config.usage.kafka is not None:
@@ -441,13 +442,13 @@ class Service:
 
     def _bind_all(self) -> list[tuple[Listener, dict[int, socket.socket]]]:
         bound: list[tuple[Listener, dict[int, socket.socket]]] = []
-        problems: list[ConfigError] = []
+        problems: list[Problem] = []
         for i, (cluster, config) in enumerate(zip(self.clusters, self.config.virtual_clusters, strict=True)):
             for k, (listener, settings) in enumerate(zip(cluster.listeners, config.listeners, strict=True)):
                 try:
                     bound.append((listener, bind_all(settings.bind, _ports(settings))))
                 except PortsTaken as error:
-                    problems.append(ConfigError(f"virtual_clusters[{i}].listeners[{k}].port", str(error)))
+                    problems.append(Problem(f"virtual_clusters[{i}].listeners[{k}].port", str(error)))
         if problems:
             for _, sockets in bound:
                 for sock in sockets.values():

@@ -10,10 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 from common.file_signature import Signature, signature
+from common.problems import Problem
 from protocol.errors import ProtocolError
 from protocol.identity.distinguished_names import host_names_of, not_after
 from protocol.identity.principal_rules import PrincipalRules, principal_rules
-from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config, ListenerTlsConfig, UpstreamTlsConfig
 from proxy.net.tls_socket import why_tls_failed
 from proxy.upstream.credentials import secret
@@ -62,7 +63,7 @@ class Section:
 
 def tls_sections(config: Config) -> dict[TlsPlace, Section]:
     """All sections `tls`, their files read. ConfigErrors with each that cannot be used."""
-    problems: list[ConfigError] = []
+    problems: list[Problem] = []
     found = {}
     for place, path, tls in _sections(config):
         files = CertificateFiles(tls)  # looked at first: what changes from now on is noticed
@@ -197,7 +198,7 @@ def _use(path: str, what: str, step: Callable[[], object]) -> None:
 
 
 def _error(path: str, problem: str) -> ConfigErrors:
-    return ConfigErrors([ConfigError(path, problem)])
+    return ConfigErrors([Problem(path, problem)])
 
 
 def files_of(tls: TlsConfig) -> list[str]:

@@ -4,7 +4,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from proxy.config.problems import ConfigError, ConfigErrors
+from common.problems import Problem
+from proxy.config.problems import ConfigErrors
 from proxy.config.settings import CredentialsConfig, UpstreamConfig, UsageTopicConfig
 from proxy.upstream.own_connections import ANNOUNCED, PLAIN
 from quotas.sources.cluster_connection import Credentials
@@ -58,4 +59,4 @@ def secret(path: str | None, setting: str) -> str | None:
         if text and len(data) <= _MAX_SECRET_BYTES:
             return text
         problem = f"{path}: expected a secret of 1 to {_MAX_SECRET_BYTES} bytes, got {len(data)}"
-    raise ConfigErrors([ConfigError(setting, problem)])
+    raise ConfigErrors([Problem(setting, problem)])

@@ -6,7 +6,8 @@ from math import inf
 
 import structlog
 
-from proxy.config.kinds import INT32_MAX, MAX_PORT, HostPort
+from common.kinds import INT32_MAX
+from proxy.config.kinds import MAX_PORT, HostPort
 from proxy.config.settings import ListenerConfig
 from proxy.decisions.facts import NoPortForNode
 

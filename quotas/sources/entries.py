@@ -1,157 +1,206 @@
-"""Quota entries as the operator's file writes them, read without the proxy: for whoever asks "what if".
+"""What an operator's file says of quotas: the sections that the proxy's configuration and a candidate of `usage` share.
 
-One entry is a mapping: whom it is set on (`user` or `default_user: true`, `client_id` or `default_client_id: true`, or
-`ip` or `default_ip: true`) and at least one quota by its key. The proxy's own configuration is held to the same rules.
+An entry is a mapping: whom it is set on (`user` or `default_user: true`, `client_id` or `default_client_id: true`, or
+`ip` or `default_ip: true`) and at least one quota by its key.
 """
 
-import sys
-from collections.abc import Iterator, Mapping
-from difflib import get_close_matches
-from ipaddress import ip_address
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self
 
-from quotas.entities import BYTE_RATES, DEFAULT, Entity, InvalidQuota, Name, QuotaKey, QuotaType
+from pydantic import model_validator
+
+from common.kinds import INT32_MAX, Number, Text, Whole
+from common.problems import Problem, either
+from common.settings import Settings, valid
+from quotas.entities import DEFAULT, Entity, InvalidQuota, QuotaKey, QuotaType, is_ip
 from quotas.limits import MAX_BYTE_RATE, MAX_CONNECTION_RATE, valid_limit
-
-_PARTS = ("user", "client_id", "ip")
-_KEYS = {key.text: key for quota_type in QuotaType for key in (QuotaKey(quota_type), QuotaKey(quota_type, True))}
-_KNOWN = [*(name for part in _PARTS for name in (part, f"default_{part}")), *_KEYS]
 
 MAX_NAME_BYTES = 2**15 - 1
 
+LONGEST_DELAY_MS = 8_000
+"""Below the 10 s that franz-go waits for a response, and KafkaJS's 30 s."""
 
-class Problem(NamedTuple):
-    """Where in the file something is wrong, and what."""
-
-    path: str
-    problem: str
-
-    def __str__(self) -> str:
-        return f"{self.path}: {self.problem}"
+EntityName = Annotated[
+    str | None,
+    Text("a string of 1 to 32767 bytes (numbers need quotes)", lambda text: 0 < len(text.encode()) <= MAX_NAME_BYTES),
+]
 
 
-def read_entries(data: Any, path: str, problems: list[Problem]) -> dict[Entity, dict[QuotaKey, float]]:
-    """The quotas of the list `data`, which stands at `path`; what is wrong goes to `problems`, all of it."""
-    if data is None:
-        return {}
-    if not isinstance(data, list):
-        problems.append(Problem(path, f"expected a list, got {shown(data)}"))
-        return {}
-    entries: dict[Entity, dict[QuotaKey, float]] = {}
-    places: dict[Entity, str] = {}
-    for i, raw in enumerate(data):
-        place = f"{path}[{i}]"
-        found, entity, limits = _read_entry(raw, place)
-        problems += found
-        if entity is None or found:
-            continue
-        first = places.setdefault(entity, place)
-        if first != place:
-            problems.append(Problem(place, f"expected one entry for each entity, got the entity of {first}"))
-        entries[entity] = limits
-    return entries
+IpName = Annotated[str | None, Text("an IP address", is_ip)]
 
 
-def _read_entry(raw: Any, path: str) -> tuple[list[Problem], Entity | None, dict[QuotaKey, float]]:
-    if not isinstance(raw, Mapping):
-        return [Problem(path, f"expected a mapping, got {shown(raw)}")], None, {}
-    problems = list(unknown_keys(raw, _KNOWN, path))
-    names: dict[str, Name] = {part: _name(raw, part, path, problems) for part in _PARTS}
-    names_fit = not problems
-    limits = {key: _limit(raw[text], key, f"{path}.{text}", problems) for text, key in _KEYS.items() if _has(raw, text)}
-    if not limits and not problems:
-        problems.append(Problem(path, f"expected {_either([t.value for t in QuotaType])}, got nothing"))
-    entity = None
-    try:
-        entity = Entity(**names)
-        if not problems:
+ByteRate = Annotated[int | None, Whole(1, MAX_BYTE_RATE)]
+
+
+Rate = Annotated[float | None, Number("a number above 0", lambda number: number > 0)]
+
+
+ConnectionRate = Annotated[int | None, Whole(0, MAX_CONNECTION_RATE)]
+
+
+_KEYS = {key.text: key for quota_type in QuotaType for key in (QuotaKey(quota_type), QuotaKey(quota_type, True))}
+
+
+class EntitySettings(Settings):
+    """One entity: a user, a client-id, both together, or an IP address."""
+
+    user: EntityName = None
+    """The name of a user. Clients on listeners without authentication are ANONYMOUS."""
+
+    default_user: bool = False
+    """`true`: for each user that has no quota of its own."""
+
+    client_id: EntityName = None
+    """What clients call themselves."""
+
+    default_client_id: bool = False
+    """`true`: for each client-id that has no quota of its own."""
+
+    ip: IpName = None
+    """The address of clients, by itself."""
+
+    default_ip: bool = False
+    """`true`: for each address that has no quota of its own."""
+
+    @model_validator(mode="after")
+    def _is_one_entity(self) -> Self:
+        return self.unless(self._problems())
+
+    def _problems(self) -> list[str]:
+        problems = [
+            f"expected either {part} or default_{part}, got both"
+            for part in ("user", "client_id", "ip")
+            if getattr(self, f"default_{part}") and getattr(self, part) is not None
+        ]
+        try:
+            self.entity()
+        except InvalidQuota as error:
+            problems.append(str(error))
+        return problems
+
+    def entity(self) -> Entity:
+        """Which one it is. InvalidQuota if there is no such entity."""
+        return Entity(
+            user=DEFAULT if self.default_user else self.user,
+            client_id=DEFAULT if self.default_client_id else self.client_id,
+            ip=DEFAULT if self.default_ip else self.ip,
+        )
+
+
+class QuotaEntry(EntitySettings):
+    """The quotas of one entity: of a user, of a client-id, of both together, or of an IP address."""
+
+    producer_byte_rate: ByteRate = None
+    """Bytes per second that may be produced to each node."""
+
+    consumer_byte_rate: ByteRate = None
+    """Bytes per second that may be fetched from each node."""
+
+    request_percentage: Rate = None
+    """Time of each node that requests may take, in percent of one thread."""
+
+    controller_mutation_rate: Rate = None
+    """Partitions per second that may be created and deleted in the cluster."""
+
+    connection_creation_rate: ConnectionRate = None
+    """Connections per second from an address, over all listeners of the virtual cluster; 0 bans it."""
+
+    shadow_producer_byte_rate: ByteRate = None
+    """The same, only measured: clients never feel it."""
+
+    shadow_consumer_byte_rate: ByteRate = None
+    """The same, only measured."""
+
+    shadow_request_percentage: Rate = None
+    """The same, only measured."""
+
+    shadow_controller_mutation_rate: Rate = None
+    """The same, only measured."""
+
+    shadow_connection_creation_rate: ConnectionRate = None
+    """The same, only measured."""
+
+    def _problems(self) -> list[str]:
+        limits, problems = self.limits(), super()._problems()
+        if not limits:
+            problems.append(f"expected {either([quota_type.value for quota_type in QuotaType])}, got nothing")
+        try:
+            entity = self.entity()
             for key, limit in limits.items():
                 valid_limit(entity, key.quota_type, limit)
-    except InvalidQuota as error:
-        if names_fit:
-            problems.append(Problem(path, str(error)))
-    return problems, entity, limits
+        except InvalidQuota as error:
+            if str(error) not in problems:
+                problems.append(str(error))
+        return problems
+
+    def limits(self) -> dict[QuotaKey, float]:
+        """The quotas that are set."""
+        return {key: float(rate) for text, key in _KEYS.items() if (rate := getattr(self, text)) is not None}
 
 
-def _has(raw: Mapping[str, Any], key: str) -> bool:
-    return raw.get(key) is not None
+class WindowsConfig(Settings):
+    """Over which time use is measured; as the broker settings whose names are like these."""
+
+    quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
+    """Samples of the rates that byte and connection quotas bound."""
+
+    quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
+    """Their length in seconds."""
+
+    controller_quota_window_num: Annotated[int, Whole(1, 3_600)] = 11
+    """For `controller_mutation_rate`: the bucket holds so many windows' worth."""
+
+    controller_quota_window_size_seconds: Annotated[int, Whole(1, 3_600)] = 1
+    """The length of one of these in seconds."""
 
 
-def _name(raw: Mapping[str, Any], part: str, path: str, problems: list[Problem]) -> Name:
-    default = raw.get(f"default_{part}", False)
-    if not isinstance(default, bool):
-        problems.append(Problem(f"{path}.default_{part}", f"expected true or false, got {shown(default)}"))
-    if not _has(raw, part):
-        return DEFAULT if default is True else None
-    name = raw[part]
-    if not isinstance(name, str) or not name:
-        expected = "an IP address" if part == "ip" else "a string that is not empty (numbers need quotes)"
-        problems.append(Problem(f"{path}.{part}", f"expected {expected}, got {shown(name)}"))
-        return None
-    if not _fits(name):
-        problems.append(
-            Problem(f"{path}.{part}", f"expected at most {MAX_NAME_BYTES} bytes of UTF-8, got {shown(name)}")
-        )
-        return None
-    if part == "ip" and not _is_address(name):
-        problems.append(Problem(f"{path}.ip", f"expected an IP address, got {shown(name)}"))
-        return None
-    if default is True:
-        problems.append(Problem(path, f"expected either {part} or default_{part}, got both"))
-    return name
+class ThrottleConfig(Settings):
+    """How a client that is over its quota is slowed down."""
+
+    mode: Literal["mute", "delay"] = "mute"
+    """`mute`: answer at once and tell the throttle time, then do not read until it is over. `delay`: hold the response
+    for that long, as brokers before 2.0; clients that would wait again are told 0. Connections keep what they began
+    with."""
+
+    max_throttle_ms: Annotated[int, Whole(1, INT32_MAX)] = 20_000
+    """The longest single throttle in milliseconds, 8000 with `delay` if not given (for
+    `request_percentage` it is one window, as in Kafka); stay below the request timeout of
+    the clients."""
+
+    max_debt_ms: Annotated[int, Whole(0, INT32_MAX)] = 60_000
+    """How far ahead of now what the cap cut off may add up, in ms; not less than `max_throttle_ms`, or 0: nowhere."""
+
+    fetch: Literal["deliver", "empty"] = "empty"
+    """What comes of a fetch over quota. `empty`: a response without data, as from a broker, nothing is charged, and the
+    client asks again when its mute is over. `deliver`: its data, charged at once and for good, then the client waits;
+    with `mode: delay` that is the default, and the only value allowed. Connections keep what they began with."""
+
+    charge_validate_only: bool = False
+    """`true`: creating topics or partitions with validate_only counts for `controller_mutation_rate`, as with KRaft."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_delay(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("mode") == "delay":
+            return {"max_throttle_ms": LONGEST_DELAY_MS, "fetch": "deliver", **data}
+        return data
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> Self:
+        problems: list[str | Problem] = []
+        if self.mode == "delay" and self.fetch == "empty":
+            problems.append("expected fetch: deliver with mode: delay, got 'empty': an empty answer is never late")
+        if 0 < self.max_debt_ms < self.max_throttle_ms:
+            expected = f"0 or at least max_throttle_ms, {self.max_throttle_ms}"
+            problems.append(Problem("max_debt_ms", f"expected {expected}, got {self.max_debt_ms}"))
+        return self.unless(problems)
 
 
-def _fits(name: str) -> bool:
-    """Whether Kafka can carry it: a length of 16 bits, and no half of a character."""
-    try:
-        return len(name.encode()) <= MAX_NAME_BYTES
-    except UnicodeEncodeError:
-        return False
-
-
-def _is_address(text: str) -> bool:
-    try:
-        ip_address(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _limit(value: Any, key: QuotaKey, path: str, problems: list[Problem]) -> float:
-    low, high = (1, MAX_BYTE_RATE) if key.quota_type in BYTE_RATES else (0, MAX_CONNECTION_RATE)
-    if key.quota_type in BYTE_RATES or key.quota_type is QuotaType.CONNECTION:
-        fits = type(value) is int and low <= value <= high
-        expected = f"a whole number from {low} to {high}"
-    else:
-        fits = type(value) in (int, float) and 0 < value <= sys.float_info.max
-        expected = "a number above 0"
-    if not fits:
-        problems.append(Problem(path, f"expected {expected}, got {shown(value)}"))
-        return 1.0
-    return float(value)
-
-
-def unknown_keys(raw: Mapping[str, Any], known: list[str], path: str) -> Iterator[Problem]:
-    """A problem for each key that is not among the `known`."""
-    for key in raw:
-        if key not in known:
-            close = get_close_matches(str(key), known, n=1)
-            place = f"{path}.{key}" if path else str(key)
-            hint = f"did you mean {close[0]!r}?" if close else f"expected {_either(known)}"
-            yield Problem(place, f"unknown key, {hint}")
-
-
-def shown(value: Any) -> str:
-    """What was found in the file, in one short line."""
-    if value is None:
-        return "nothing"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, Mapping | list):
-        return "a mapping" if isinstance(value, Mapping) else "a list"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
-
-
-def _either(names: list[str]) -> str:
-    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+def repeated_entities(entries: Any, path: str) -> Iterator[Problem]:
+    """Entries of the list at `path`, of those that are valid by themselves, whose entity has one before them."""
+    seen: dict[Entity, str] = {}
+    for i, raw in enumerate(entries if isinstance(entries, list | tuple) else ()):
+        if entry := valid(QuotaEntry, raw):
+            place = f"{path}[{i}]"
+            if (first := seen.setdefault(entry.entity(), place)) != place:
+                yield Problem(place, f"expected one entry for each entity, got the entity of {first}")

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.simulate.candidate import CandidateErrors, candidate_of, load_candidate, parse_candidate
+from common.problems import Problems
+from pipeline.simulate.candidate import candidate_of, load_candidate, parse_candidate
 from proxy.config.load import config_of
-from proxy.config.problems import ConfigErrors
 from proxy.config.settings import quota_entries
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
-from quotas.sources.entries import read_entries
 from quotas.sources.overlay import Change, format_overlay
 
 ENTRIES = """
@@ -28,7 +27,7 @@ throttle: {max_throttle_ms: 7000}
 
 
 def problems_of(text: str) -> dict[str, str]:
-    with pytest.raises(CandidateErrors) as raised:
+    with pytest.raises(Problems) as raised:
         parse_candidate(text)
     return {problem.path: problem.problem for problem in raised.value.problems}
 
@@ -103,7 +102,7 @@ def test_every_mistake_is_told_with_its_place():
 def test_a_name_that_kafka_cannot_carry_is_refused(name):
     problems = problems_of(f'entries: [{{user: "{name}", producer_byte_rate: 1}}]')
     assert list(problems) == ["entries[0].user"]
-    assert problems["entries[0].user"].startswith("expected at most 32767 bytes of UTF-8")
+    assert problems["entries[0].user"].startswith("expected a string of 1 to 32767 bytes")
 
 
 @pytest.mark.parametrize("text", ["", "7", "[a, b", "virtual_clusters: []", "virtual_clusters: [{name: ''}]"])
@@ -112,8 +111,16 @@ def test_what_is_no_candidate_is_refused(text):
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(CandidateErrors, match=r"nowhere\.yaml.*cannot be read"):
+    with pytest.raises(Problems, match=r"nowhere\.yaml.*cannot be read"):
         load_candidate(tmp_path / "nowhere.yaml")
+
+
+def read_or_refused(read, data):
+    """What a file holds, or what is wrong with it."""
+    try:
+        return read(data), ()
+    except Problems as errors:
+        return None, errors.problems
 
 
 _VALUES = st.one_of(st.none(), st.booleans(), st.integers(-1, 2**63), st.floats(), st.text(max_size=3), st.just({}))
@@ -131,15 +138,17 @@ def test_the_proxy_takes_the_same_entries(entries):
         "listeners": [listener],
         "quotas": {"entries": entries},
     }
-    problems = []
-    read = read_entries(entries, "entries", problems)
-    try:
-        config = config_of({"virtual_clusters": [cluster]})
-    except ConfigErrors:
-        assert problems, entries
-    else:
-        assert problems == []
-        assert read == quota_entries(config.virtual_clusters[0])
+    config, refused = read_or_refused(config_of, {"virtual_clusters": [cluster]})
+    candidate, refused_too = read_or_refused(candidate_of, {"virtual_clusters": [cluster]})
+    assert refused_too == refused
+    if config is not None:
+        read, expected = candidate.rules("main"), quota_entries(config.virtual_clusters[0])
+        enforced = {
+            entity: {key.quota_type: limit for key, limit in limits.items() if not key.shadow}
+            for entity, limits in expected.items()
+        }
+        assert dict(read.table) == {entity: limits for entity, limits in enforced.items() if limits}
+        assert read.shadows == sum(key.shadow for limits in expected.values() for key in limits)
 
 
 def test_a_candidate_of_lists_and_mappings():
@@ -162,5 +171,5 @@ print(rules.table.tags_and_limit(QuotaType.PRODUCE, "alice", "x").limit, rules.s
 
 
 def test_a_limit_that_no_double_can_have_is_told():
-    with pytest.raises(CandidateErrors, match=r"\[0\].request_percentage: expected a number above 0, got 1000"):
+    with pytest.raises(Problems, match=r"\[0\].request_percentage: expected a number above 0, got 1000"):
         candidate_of([{"user": "a", "request_percentage": 10**400}])

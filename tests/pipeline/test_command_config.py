@@ -2,7 +2,8 @@
 
 import pytest
 
-from pipeline.rollout.command_config import CommandConfigErrors, read_command_config
+from common.problems import Problems
+from pipeline.rollout.command_config import read_command_config
 from quotas.sources.cluster_connection import Credentials
 
 
@@ -59,7 +60,7 @@ def test_librdkafkas_names(read, tmp_path):
 
 
 def test_every_problem_is_told_with_its_place_and_no_secret(read):
-    with pytest.raises(CommandConfigErrors) as refused:
+    with pytest.raises(Problems) as refused:
         read(
             "security.protocol=SASL_SSL\nsasl.mechanism=GSSAPI\nsasl.pasword=hunter2\nssl.ca.location=@none\n"
             "ssl.truststore.location=@ca.pem\n"
@@ -76,7 +77,7 @@ def test_every_problem_is_told_with_its_place_and_no_secret(read):
 
 
 def test_of_a_private_key_nothing_is_told(read):
-    with pytest.raises(CommandConfigErrors) as refused:
+    with pytest.raises(Problems) as refused:
         read("-----BEGIN PRIVATE KEY-----\nMIIEvQIBADANBg\nabcdefgh==\nhunter.Two\n-----END PRIVATE KEY-----\n")
     reported = [line.partition("client.properties: ")[2] for line in str(refused.value).splitlines()]
     assert [line.partition(", expected one of")[0] for line in reported] == [
@@ -85,5 +86,5 @@ def test_of_a_private_key_nothing_is_told(read):
 
 
 def test_a_file_that_is_not_there_is_told(read):
-    with pytest.raises(CommandConfigErrors, match=r"ssl.key.location: .* cannot be read: No such file"):
+    with pytest.raises(Problems, match=r"ssl.key.location: .* cannot be read: No such file"):
         read("security.protocol=SSL\nssl.key.location=@none\n")

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.problems import Problems
 from pipeline.rollout.page import plan_page, warnings_of
 from pipeline.rollout.plan import Bounds, Change, Inherited, planned, same, step
-from pipeline.rollout.plan_file import Made, PlanErrors, PlanFile, parse_plan, read_plan, write_plan
+from pipeline.rollout.plan_file import Made, PlanFile, parse_plan, read_plan, write_plan
 from quotas.entities import BYTE_RATES, DEFAULT, Entity, QuotaType
 from quotas.quota_table import QuotaTable
 
@@ -195,7 +196,7 @@ def test_a_plan_backwards_takes_it_back():
 
 
 def problems_of(text):
-    with pytest.raises(PlanErrors) as refused:
+    with pytest.raises(Problems) as refused:
         parse_plan(text.encode())
     return str(refused.value)
 
@@ -223,15 +224,15 @@ def test_everything_that_is_wrong_with_a_plan_is_told_with_its_place():
     reported = problems_of(edited(spoil)).splitlines()
     places = [line.partition(": ")[0] for line in reported]
     assert places == [
-        "more", "checksum", "made.by", "changes[0].entity.group", "changes[0].entity.user", "changes[1].quota",
-        "changes[2].when", "changes[2].before",
+        "made.by", "changes[0].entity.user", "changes[0].entity.group", "changes[1].quota", "changes[1].after",
+        "changes[2].before", "changes[2].when", "more", "checksum",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("quota_type", [PRODUCE, REQUEST])
 def test_a_limit_that_no_double_can_have_is_told(quota_type):
     text = PlanFile(MADE, (Change(Entity("a"), quota_type, None, 10**400, 5.0),)).text()
-    assert problems_of(text).startswith("changes[0].after: expected a number, or null for no quota, got 1000")
+    assert problems_of(text).startswith("changes[0].after: expected a number from 0, or null for no quota, got 1000")
 
 
 @pytest.mark.parametrize(

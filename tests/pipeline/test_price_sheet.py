@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.problems import Problems
 from pipeline.report.chargeback import bills
-from pipeline.report.price_sheet import UNITS, BadPriceSheet, price_sheet, regex_of
+from pipeline.report.price_sheet import UNITS, price_sheet, regex_of
 
 SHEET = {
     "currency": "EUR",
@@ -17,6 +18,10 @@ SHEET = {
         {"name": "b", "match": [{"user": "b", "client_id": "x?"}], "free_tier": {}},
     ],
 }
+
+
+AMOUNT = "expected a number from 0 to less than 10^12 with at most 12 places"
+TENANT = "expected a name (numbers need quotes) other than 'unassigned', which is what no tenant has"
 
 
 def used(month="2026-11", tenant="a", **sums):
@@ -35,30 +40,30 @@ def test_every_mistake_of_a_sheet_is_told_with_its_path():
             {"name": "unassigned", "match": [{"user": "x"}]},
         ],
     }
-    with pytest.raises(BadPriceSheet) as raised:
+    with pytest.raises(Problems) as raised:
         price_sheet(broken)
     assert [(problem.path, problem.problem) for problem in raised.value.problems] == [
-        ("curency", "unknown key, did you mean 'currency'?"),
-        ("currency", "expected text, got nothing"),
+        ("currency", "expected text (numbers need quotes), got nothing"),
         ("decimals", "expected a whole number from 0 to 6, got 7"),
+        ("prices.gb_in", f"{AMOUNT}, got -1"),
+        ("prices.gb_out", f"{AMOUNT}, got 'x'"),
+        ("prices.handler_hour", f"{AMOUNT}, got true"),
         ("prices.gb_uot", "unknown key, did you mean 'gb_out'?"),
-        ("prices.gb_in", "expected a number from 0, got -1"),
-        ("prices.gb_out", "expected a number from 0, got 'x'"),
-        ("prices.handler_hour", "expected a number from 0, got True"),
-        ("tenants[0].match", "expected at least one rule, got an empty list"),
-        ("tenants[1].name", "expected a name of its own, got that of tenants[0], 'a'"),
+        ("tenants[0].match", "expected a list with at least one entry, got an empty list"),
         ("tenants[1].match[0]", "expected a user, client_id or virtual_cluster, got nothing"),
         ("tenants[1].match[1].usr", "unknown key, did you mean 'user'?"),
-        ("tenants[1].match[2].user", "expected text, got 7; write it in quotes"),
-        ("tenants[2].name", "expected text, got nothing"),
+        ("tenants[1].match[2].user", "expected text (numbers need quotes), got 7"),
+        ("tenants[2].name", f"{TENANT}, got nothing"),
         ("tenants[2].match", "expected a list, got 'all'"),
-        ("tenants[3].name", "expected another name: 'unassigned' is what no tenant has"),
+        ("tenants[3].name", f"{TENANT}, got 'unassigned'"),
+        ("curency", "unknown key, did you mean 'currency'?"),
+        ("tenants[1].name", "expected a name of its own, got 'a', the name of tenants[0]"),
     ]
 
 
 @pytest.mark.parametrize("document", [None, 7, [], "text", {}])
 def test_what_is_no_sheet_is_refused(document):
-    with pytest.raises(BadPriceSheet):
+    with pytest.raises(Problems):
         price_sheet(document)
 
 

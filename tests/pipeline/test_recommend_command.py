@@ -15,8 +15,8 @@ def test_every_mistake_of_a_capacity_file_is_told_with_file_and_place(tmp_path):
     path = tmp_path / "capacity.yaml"
     path.write_text("reserve: 2\nvirtual_clusters:\n- {name: main, produce: {per_nod: 1}}\n")
     output = refused("--out", str(tmp_path / "out"), "--capacity", str(path))
-    assert f"{path}: reserve: expected a number below 1, got 2" in output
-    assert f"{path}: virtual_clusters[0].produce.per_nod: unknown key, did you mean 'per_node'?" in output
+    assert f"{path}: reserve: expected a number of at least 0 and below 1, got 2 (line 1)" in output
+    assert f"{path}: virtual_clusters[0].produce.per_nod: unknown key, did you mean 'per_node'? (line 3)" in output
 
 
 def test_a_capacity_file_that_is_not_there_is_named_once(tmp_path):

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.problems import Problems
 from pipeline.jobs.recommend import write
 from pipeline.recommend.advice import Settings, advise, judged
-from pipeline.recommend.capacity import BadCapacity, Capacity, capacity_of
+from pipeline.recommend.capacity import Capacity, capacity_of
 from pipeline.recommend.evidence import AtNode, ConfidencePenalty, Evidence, Simulated, confidence, penalties, too_thin
 from pipeline.recommend.fairness import fair_shares
 from pipeline.recommend.limits import path_to, rounded_down, rounded_up, wanted
@@ -138,8 +139,11 @@ def test_a_long_way_down_takes_more_stages():
 # ---------------------------------------------------------------------- capacity
 
 
+WEIGHT = "expected a number from 0.000001 to 1000000"
+
+
 def test_every_mistake_of_a_capacity_file_is_told_with_its_path():
-    with pytest.raises(BadCapacity) as raised:
+    with pytest.raises(Problems) as raised:
         capacity_of(
             {
                 "reserv": 0.1,
@@ -155,42 +159,42 @@ def test_every_mistake_of_a_capacity_file_is_told_with_its_path():
         )
     assert sorted((problem.path, problem.problem) for problem in raised.value.problems) == [
         ("reserv", "unknown key, did you mean 'reserve'?"),
-        ("reserve", "expected a number below 1, got 1"),
+        ("reserve", "expected a number of at least 0 and below 1, got 1"),
         ("virtual_clusters[0]", "expected nodes, because a total is given (produce), got nothing"),
         ("virtual_clusters[1].fetch.per_nod", "unknown key, did you mean 'per_node'?"),
-        ("virtual_clusters[1].name", "expected text, got ''"),
-        ("virtual_clusters[1].nodes", "expected a whole number, got 'three'"),
+        ("virtual_clusters[1].name", "expected a name (numbers need quotes), got ''"),
+        ("virtual_clusters[1].nodes", "expected a whole number from 1 to 100000, got 'three'"),
         ("virtual_clusters[1].produce.per_node", "expected a number above 0, got -1"),
         ("virtual_clusters[2].connection", "expected either total or per_node, got both"),
-        ("virtual_clusters[2].name", "expected a value, got nothing"),
-        ("virtual_clusters[2].request.per_node", "expected a number, got true"),
+        ("virtual_clusters[2].name", "expected a name (numbers need quotes), got nothing"),
+        ("virtual_clusters[2].request.per_node", "expected a number above 0, got true"),
         ("virtual_clusters[3]", "expected a mapping, got 7"),
-        ("weights[0].weight", "expected a value, got nothing"),
-        ("weights[1].user", "expected text, got 7"),
-        ("weights[1].weight", "expected a number from 1e-06, got 0"),
+        ("weights[0].weight", f"{WEIGHT}, got nothing"),
+        ("weights[1].user", "expected text (numbers need quotes), got 7"),
+        ("weights[1].weight", f"{WEIGHT}, got 0"),
     ]
 
 
 @pytest.mark.parametrize("nodes", [100_001, 10**400], ids=["one more", "400 digits"])
 def test_nodes_are_so_many_that_there_may_be(nodes):
-    with pytest.raises(BadCapacity, match=r"virtual_clusters\[0\].nodes: expected a number up to 100000, got 1"):
+    with pytest.raises(Problems, match=r"virtual_clusters\[0\].nodes: expected a whole number from 1 to 100000, got 1"):
         capacity_of({"virtual_clusters": [{"name": "a", "nodes": nodes, "produce": {"total": 5}}]})
 
 
 @pytest.mark.parametrize("weight", [1e308, 1e-7, float("nan"), 10**400], ids=["much", "little", "nan", "400 digits"])
 def test_weights_are_such_that_shares_can_be_told_of_them(weight):
-    with pytest.raises(BadCapacity, match=r"weights\[0\].weight: expected a number"):
+    with pytest.raises(Problems, match=r"weights\[0\].weight: expected a number"):
         capacity_of({"virtual_clusters": [{"name": "a"}], "weights": [{"user": "x", "weight": weight}]})
 
 
 def test_a_virtual_cluster_is_declared_once():
-    with pytest.raises(BadCapacity, match=r"virtual_clusters\[1\].name: expected a name of its own, got that of"):
+    with pytest.raises(Problems, match=r"virtual_clusters\[1\].name: expected a name of its own, got 'a', the name"):
         capacity_of({"virtual_clusters": [{"name": "a"}, {"name": "a"}]})
 
 
 @pytest.mark.parametrize("data", [None, {}, [], "text", 7])
 def test_what_is_no_capacity_file_is_refused(data):
-    with pytest.raises(BadCapacity):
+    with pytest.raises(Problems):
         capacity_of(data)
 
 

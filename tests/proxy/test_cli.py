@@ -7,9 +7,10 @@ from types import ModuleType
 import pytest
 from click.testing import CliRunner
 
+from common.problems import Problem
 from proxy.cli.main import main
 from proxy.config.load import load_config
-from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.problems import ConfigErrors
 from proxy.config.settings import Config
 
 ROOT = Path(__file__).parents[2]
@@ -121,7 +122,7 @@ def test_run_does_not_start_with_a_bad_file(service, bad_file):
 
 
 def test_run_tells_a_setting_that_turns_out_wrong_at_start(service):
-    service.outcome = ConfigErrors([ConfigError("metrics.port", "expected a free port, got 9404")])
+    service.outcome = ConfigErrors([Problem("metrics.port", "expected a free port, got 9404")])
     result = invoke("run", "-c", EXAMPLE)
     assert result.exit_code == 2
     assert result.stderr == f"metrics.port: expected a free port, got 9404 (line {line_of(EXAMPLE, 'port: 9404')})\n"

@@ -7,20 +7,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from common.settings import sections
 from protocol.identity.sasl_names import Claim
-from proxy.config import checks
 from proxy.config.kinds import HostPort
 from proxy.config.load import config_of, load_config, parse_config
 from proxy.config.page import configuration_page
 from proxy.config.problems import ConfigErrors, ConfigUnreadable
 from proxy.config.reload import changes_needing_restart
-from proxy.config.sections import sections
-from proxy.config.settings import API_KEYS, Config, Settings, pinned_costs, quota_entries
+from proxy.config.settings import (
+    API_KEYS,
+    AdminConfig,
+    ClusterConnectionsConfig,
+    Config,
+    CredentialsConfig,
+    ListenerConfig,
+    ListenerTlsConfig,
+    SaslConfig,
+    UpstreamTlsConfig,
+    UsageConfig,
+    UsageTopicConfig,
+    ZooKeeperConfig,
+    pinned_costs,
+    quota_entries,
+)
 from proxy.config.warnings import ephemeral_ports, warnings_of
 from proxy.relay.costs import SHIPPED, cost_kind
 from quotas.entities import DEFAULT, Entity, QuotaKey, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import KIB, Cost, RequestCosts
+from quotas.sources.entries import EntitySettings, QuotaEntry, ThrottleConfig
 
 NO_MONTH = f"month must be in 1..12{', not 99' if sys.version_info >= (3, 14) else ''}"
 ROOT = Path(__file__).parents[2]
@@ -390,6 +405,14 @@ def test_a_topic_for_usage_records_is_taken_with_whoever_the_proxy_is_there():
     assert changes_needing_restart(config, config_of(MINIMAL)) == ["usage.directory", "usage.kafka"]
 
 
+def test_records_are_not_kept_for_certain_longer_than_at_all():
+    usage = {"directory": "spool", "keep_s": 60, "kafka": {**TOPIC, "username": "me"}}
+    assert problems(changed(("usage",), usage)) == [
+        "usage.keep_at_least_s: expected at most keep_s, 60, got 3600",
+        "usage.kafka: expected sasl_mechanism with security_protocol SASL_PLAINTEXT or SASL_SSL only",
+    ]
+
+
 def test_an_admin_listener_has_to_be_there():
     assert problems(changed(cluster("quotas", "admin_listeners"), ["palin"])) == [
         f"{QUOTAS}.admin_listeners[0]: expected 'plain', got 'palin'"
@@ -491,11 +514,11 @@ def test_all_problems_are_told_in_one_run_even_where_one_could_hide_another():
     assert [line.partition(":")[0] for line in problems(data)] == [
         f"{LISTENER}.advertised_host",
         f"{LISTENER}.prot",
+        f"{ENTRIES}[0]",
         f"{ENTRIES}[1].user",
         "log.level",
         "virtual_clusters[0].listeners[1].port",
         "virtual_clusters[0].listeners[1].node_ids[0]",
-        f"{ENTRIES}[0]",
     ]
 
 
@@ -1009,14 +1032,39 @@ def test_users_of_mechanisms_that_name_theirs_are_warned_about(mechanism, expect
     assert [expected in each for each in found] == ([True] if expected else [])
 
 
+WRONG_TOGETHER = {
+    CredentialsConfig: ({"username": "a"}, "", "expected sasl_mechanism with security_protocol"),
+    UsageTopicConfig: ({**TOPIC, "username": "a"}, "", "expected sasl_mechanism with security_protocol"),
+    UpstreamTlsConfig: ({"key_file": "k"}, "", "expected certificate_file with key_file"),
+    ListenerConfig: ({"proxy_protocol": "required"}, ".trusted_networks", "expected the networks of load balancers"),
+    ListenerTlsConfig: ({"certificate_file": "c", "ca_file": "a"}, "", "expected ca_file with client_auth"),
+    QuotaEntry: ({"user": "a"}, "", "expected producer_byte_rate"),
+    EntitySettings: ({"user": "a", "ip": "10.0.0.1"}, "", "expected an ip by itself"),
+    ZooKeeperConfig: ({"username": "a"}, "", "expected username and password_file together"),
+    ThrottleConfig: ({"max_debt_ms": 1}, ".max_debt_ms", "expected 0 or at least max_throttle_ms"),
+    ClusterConnectionsConfig: (
+        {"max_connections_per_ip_overrides": {"::1": 1, "0::1": 2}},
+        "",
+        "expected each address once",
+    ),
+    SaslConfig: ({"subject_claim": "a", "oauth_claims": ["b"]}, "", "expected oauth_claims without subject_claim"),
+    AdminConfig: ({"bind": "0.0.0.0"}, "", "expected token_file"),
+    UsageConfig: ({"kafka": TOPIC}, "", "expected directory, as a topic gets what is in files"),
+}
+
+
+def together(model):
+    """Whether settings of a section can be wrong together."""
+    rules = model.__pydantic_decorators__
+    return rules.field_validators or any(each.info.mode == "after" for each in rules.model_validators.values())
+
+
 @pytest.mark.parametrize(
-    ("pattern", "model"),
-    [(pattern, model) for pattern, model in sections("", Config) if model.problems is not Settings.problems],
+    ("pattern", "model"), [(pattern, model) for pattern, model in sections("", Config) if together(model)]
 )
-def test_what_a_section_finds_wrong_with_itself_is_said_wherever_the_section_stands(monkeypatch, pattern, model):
-    monkeypatch.setattr(model, "problems", lambda settings: ["is wrong as a whole"])
-    monkeypatch.setattr(model, "model_validate", classmethod(lambda kind, data, context: kind.model_construct()))
-    data = {}
+def test_what_is_wrong_with_a_section_is_said_wherever_the_section_stands(pattern, model):
+    data, below, problem = WRONG_TOGETHER[model]
     for step in reversed(pattern.split(".")):
         data = {step.removesuffix("[]"): [data] if step.endswith("[]") else data}
-    assert f"{pattern.replace('[]', '[0]')}: is wrong as a whole" in map(str, checks._section_problems(data))
+    place = pattern.replace("[]", "[0]") + below
+    assert any(each.startswith(f"{place}: {problem}") for each in problems(data))

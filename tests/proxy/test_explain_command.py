@@ -264,7 +264,7 @@ async def test_something_that_speaks_no_http_is_told(path):
     [("0.0.0.0", "127.0.0.1:1"), ("::", "[::1]:1"), ("10.1.1.1", "10.1.1.1:1"), ("::1", "[::1]:1")],
 )
 def test_it_is_reached_from_its_own_machine(bind, reached):
-    assert str(address_of(AdminConfig(bind=bind, port=1))) == reached
+    assert str(address_of(AdminConfig(bind=bind, port=1, token_file="token"))) == reached
 
 
 async def test_a_token_bucket_is_told_by_what_is_left_in_it(path):

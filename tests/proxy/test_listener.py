@@ -47,7 +47,7 @@ class House:
             default_partitions=None,
         )
         config = ListenerConfig.model_validate(
-            {"name": "plain", "bind": bind, "advertised_host": "127.0.0.1", "port": self.port, "node_ids": []}
+            {"name": "plain", "bind": bind, "advertised_host": "127.0.0.1", "port": self.port, "node_ids": [0]}
         )
         book = SimpleNamespace(quotas={}, entities_of=None, alter_quotas=print)
         last_throttles = SimpleNamespace(note=print)
@@ -234,7 +234,7 @@ async def test_a_node_that_is_away_is_told_once_of_each_address_and_a_bug_each_t
 
 
 async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_either(house):
-    trusts = {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"], "node_ids": []}
+    trusts = {"proxy_protocol": "required", "trusted_networks": ["127.0.0.0/8"], "node_ids": [0]}
     config = {"name": "plain", "bind": "127.0.0.1", "port": house.port} | trusts
     house.listener.set_origin(ListenerConfig.model_validate(config))
     quotas = house.gate.admission.quotas

@@ -2,9 +2,10 @@
 
 import pytest
 
+from common.places import placed, with_places
+from common.problems import Problem
 from proxy.config.load import load_config
-from proxy.config.places import placed, with_places
-from proxy.config.problems import ConfigError, ConfigErrors
+from proxy.config.problems import ConfigErrors
 
 TEXT = """\
 # a comment
@@ -45,14 +46,14 @@ def file(tmp_path):
 
 
 def test_a_problem_has_the_line_of_the_last_thing_that_its_path_leads_to(file):
-    found = placed([ConfigError(path, "no") for path in LINES], file)
+    found = placed([Problem(path, "no") for path in LINES], file)
     assert {each.path: each.line for each in found} == LINES
     assert str(found[1]) == "virtual_clusters[0].listeners[0].port: no (line 8)"
     assert str(found[-1]) == "(file): no"
 
 
 def test_a_file_that_is_no_yaml_or_gone_has_no_lines(file):
-    problem = ConfigError("limits", "no")
+    problem = Problem("limits", "no")
     for text in ("a: [", "a: &x [*x]"):
         file.write_text(text)
         assert [each.line for each in placed([problem], file)] == [None]
@@ -62,7 +63,7 @@ def test_a_file_that_is_no_yaml_or_gone_has_no_lines(file):
 
 def test_a_line_that_is_known_stays(file):
     def fail():
-        raise ConfigErrors([ConfigError("limits", "no", line=99), ConfigError("limits", "neither")])
+        raise ConfigErrors([Problem("limits", "no", line=99), Problem("limits", "neither")])
 
     with pytest.raises(ConfigErrors) as raised:
         with_places(file, fail)

@@ -481,7 +481,7 @@ BY_NAME = {"advertised_host": "Boot.kafka.test", "advertised_node_host": "b{node
 
 
 def names(**more):
-    config = {"name": "l", "bind": "127.0.0.1", "port": 9000, **BY_NAME, **more}
+    config = {"name": "l", "bind": "127.0.0.1", "port": 9000, "tls": {"certificate_file": "c"}, **BY_NAME, **more}
     return ListenerNames(ListenerConfig.model_validate(config), NodeDirectory())
 
 

@@ -1,35 +1,60 @@
-"""On which line of the file a problem is: that of the setting, or of the section that it should stand in."""
+"""On which line of a YAML file a problem is: that of the setting, or of the section that it should stand in."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-from common.yaml_file import YamlFileError, read_yaml_nodes
-from proxy.config.problems import ConfigError, ConfigErrors
+from common.problems import Problem, Problems
+from common.yaml_file import YamlFileError, parse_yaml, read_bounded, text_of, yaml_nodes
 
 Result = TypeVar("Result")
 
 _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]", re.ASCII)
 
 
-def placed(problems: Sequence[ConfigError], file: Path) -> list[ConfigError]:
+def placed(problems: Sequence[Problem], file: Path) -> list[Problem]:
     """The problems with their lines, as far as the file tells them now. Reads it again."""
     try:
-        root = read_yaml_nodes(file) if problems else None
+        text = text_of(read_bounded(file)) if problems else ""
+    except YamlFileError:
+        text = ""
+    return placed_in(problems, text)
+
+
+def placed_in(problems: Sequence[Problem], text: str) -> list[Problem]:
+    """The problems with their lines in the text of a file, as far as it is YAML."""
+    try:
+        root = yaml_nodes(text)
     except YamlFileError:
         root = None
-    return [ConfigError(each.path, each.problem, each.line or _line_of(each.path, root)) for each in problems]
+    return [each._replace(line=each.line or _line_of(each.path, root)) for each in problems]
 
 
 def with_places(file: Path, step: Callable[[], Result]) -> Result:
-    """What `step` returns. ConfigErrors that it raises are told with their lines in the file."""
+    """What `step` returns. A Problems that it raises gets the lines of its problems in the file."""
     try:
         return step()
-    except ConfigErrors as errors:
+    except Problems as errors:
         raise type(errors)(placed(errors.problems, file)) from errors
+
+
+def made_of(file: Path, make: Callable[[Any], Result], content: bytes | None = None) -> Result:
+    """What is made of the YAML document in a file. Problems, with their lines and the name of the file.
+
+    `content` is what the file holds, where it is read already.
+    """
+    try:
+        text = text_of(read_bounded(file) if content is None else content)
+        data = parse_yaml(text, str(file))
+    except YamlFileError as errors:
+        raise errors.named(file) from errors
+    try:
+        return make(data)
+    except Problems as errors:
+        raise Problems(placed_in(errors.problems, text)).named(file) from errors
 
 
 def _line_of(path: str, node: Node | None) -> int | None:

@@ -1,0 +1,55 @@
+"""What is wrong with a file that people write: each problem with its place, and the words to tell it in."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_MOST_BITS = 4_096
+"""A number of more bits is shown by its size: Python refuses to print one of 4,300 digits."""
+
+
+class Problem(NamedTuple):
+    """Where something is wrong, as `quotas.entries[0].user`, and what was expected and found there."""
+
+    path: str
+    problem: str
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.problem}" + ("" if self.line is None else f" (line {self.line})")
+
+
+class Problems(ValueError):
+    """Everything that is wrong with a file, or a section of it; its text has one line for each problem."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = tuple(problems)
+
+    def named(self, file: Path) -> "Problems":
+        """The same, with the name of the file before each problem."""
+        name = str(file)
+        return Problems(
+            [each if each.path == name else each._replace(path=f"{name}: {each.path}") for each in self.problems]
+        )
+
+
+def show(value: Any) -> str:
+    """What was found in a file, in one short line."""
+    if value is None:
+        return "nothing"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, Mapping):
+        return "a mapping"
+    if isinstance(value, list | tuple | set):
+        return "a list" if value else "an empty list"
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value) if isinstance(value, str | int | float | bytes) else str(value)
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def either(names: Sequence[str]) -> str:
+    """The names as "a, b or c"."""
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))

@@ -1,0 +1,236 @@
+"""Files that people write, as frozen, strict models; all that is wrong with one is told in one run, in one way."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from functools import cache
+from types import NoneType
+from typing import Any, Self, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from common.kinds import Kind
+from common.problems import Problem, Problems, either, show
+
+_PERHAPS = 0.6
+"""So much alike is a setting of the same section that is meant."""
+_SURELY = 0.9
+"""And one of another section."""
+_AS_WELL = 0.05
+"""A name that is no less alike than by this may be meant as well as the one that is the most."""
+_FEW_SECTIONS = 4
+"""A setting that more sections have is no word for any of them."""
+
+
+class Settings(BaseModel):
+    """A mapping of the file: frozen, no unknown keys, no value converted from another type."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
+
+    def unless(self, problems: Iterable[str | Problem]) -> Self:
+        """These settings, for a validator of what they are together: Problems if there are some.
+
+        Paths count from the section; a text by itself is about the whole section.
+        """
+        if found := [Problem("", each) if isinstance(each, str) else each for each in problems]:
+            raise Problems(found)
+        return self
+
+
+Model = TypeVar("Model", bound=Settings)
+Check = Callable[[Any], Iterable[Problem]]
+"""What can be wrong between sections, in a model, or in what a file holds where that is not valid."""
+
+
+def read_settings(
+    model: type[Model], data: Any, checks: Iterable[Check] = (), context: Mapping[str, Any] | None = None
+) -> Model:
+    """The model that lists, dicts and scalars describe. Problems with every problem, of the model and of the checks."""
+    try:
+        settings = model.model_validate(data, context=dict(context or {}))
+    except ValidationError as error:
+        problems = problems_of(error, model)
+        raise Problems(problems + [problem for check in checks for problem in check(data)]) from error
+    if problems := [problem for check in checks for problem in check(settings)]:
+        raise Problems(problems)
+    return settings
+
+
+def valid(model: type[Model], data: Any, context: Mapping[str, Any] | None = None) -> Model | None:
+    """The model that `data` describes, or is; None if something is wrong with it."""
+    try:
+        return model.model_validate(data, context=dict(context or {}))
+    except ValidationError:
+        return None
+
+
+def repeated_names(sections: Sequence[Any], path: str) -> Iterator[Problem]:
+    """Sections of the list at `path` that have the `name` of one before them."""
+    seen: dict[str, int] = {}
+    for i, section in enumerate(sections):
+        name = part(section, "name")
+        if isinstance(name, str) and seen.setdefault(name, i) != i:
+            problem = f"expected a name of its own, got {show(name)}, the name of {path}[{seen[name]}]"
+            yield Problem(f"{path}[{i}].name", problem)
+
+
+# ------------------------------------------------------------------- sections
+
+
+def sections(path: str, model: type[Settings]) -> Iterator[tuple[str, type[Settings]]]:
+    """Each section that a model has, and it itself, by its pattern such as "virtual_clusters[].quotas"."""
+    yield path, model
+    for name, field in model.model_fields.items():
+        annotation = without_none(field.annotation)
+        several = get_args(annotation) and get_args(annotation)[-1] is Ellipsis
+        inner = get_args(annotation)[0] if several else annotation
+        if isinstance(inner, type) and issubclass(inner, Settings):
+            dot = "." if path else ""
+            yield from sections(f"{path}{dot}{name}{'[]' if several else ''}", inner)
+
+
+def found_at(data: Any, pattern: str, above: str = "") -> Iterator[tuple[str, Any]]:
+    """What stands at a place like "virtual_clusters[].upstream", in each element of the lists, with its path."""
+    step, _, rest = pattern.partition(".")
+    key = step.removesuffix("[]")
+    value = part(data, key)
+    path = f"{above}.{key}" if above else key
+    found = [(path, value)] if key == step else [(f"{path}[{i}]", item) for i, item in enumerate(items(data, key))]
+    for at, item in found:
+        if rest:
+            yield from found_at(item, rest, at)
+        elif item is not None:
+            yield at, item
+
+
+def part(data: Any, key: str) -> Any:
+    """A setting of a section, or of what a file holds in its place; None where there is none."""
+    if isinstance(data, Mapping):
+        return data.get(key)
+    return getattr(data, key, None) if isinstance(data, Settings) else None
+
+
+def items(data: Any, key: str) -> Sequence[Any]:
+    """The list that is a setting of a section, or of what a file holds in its place; empty where there is none."""
+    value = part(data, key)
+    return value if isinstance(value, list | tuple) else ()
+
+
+def without_none(annotation: Any) -> Any:
+    """The annotation of a section, of one that may be left out as well."""
+    parts = get_args(annotation)
+    return parts[0] if len(parts) == 2 and parts[1] is NoneType else annotation
+
+
+# ------------------------------------------------------------------- problems
+
+
+def problems_of(error: ValidationError, model: type[Settings]) -> list[Problem]:
+    """What pydantic found wrong with what was to become a `model`, in the order of the settings."""
+    return [problem for details in error.errors(include_url=False) for problem in _problems(details, model)]
+
+
+def _problems(details: ErrorDetails, model: type[Settings]) -> Iterator[Problem]:
+    loc, kind = details["loc"], details["type"]
+    rules = details.get("ctx", {}).get("error")
+    if isinstance(rules, Problems):
+        for path, problem, _ in rules.problems:
+            yield Problem(_joined(_path(loc), path) or "(file)", problem)
+        return
+    path = _path(loc) or "(file)"
+    if kind == "extra_forbidden":
+        yield Problem(path, _unknown_key(loc, model))
+        return
+    got = "nothing" if kind == "missing" else show(details["input"])
+    if kind == "expected":
+        expected = details["msg"]
+    elif kind == "missing":
+        expected = expected_of(_model_at(loc[:-1], model).model_fields[str(loc[-1])])
+    elif kind == "literal_error":
+        expected = str(details["ctx"]["expected"])
+    elif kind == "bool_type":
+        expected = "true or false"
+    else:
+        expected = "a mapping"
+    yield Problem(path, f"expected {expected}, got {got}")
+
+
+def _unknown_key(loc: tuple[int | str, ...], model: type[Settings]) -> str:
+    key = str(loc[-1])
+    known = [field.alias or name for name, field in _model_at(loc[:-1], model).model_fields.items()]
+    elsewhere = sections_by_setting(model)
+    here, there = _alike(key, known, _PERHAPS), _alike(key, elsewhere, _SURELY)
+    if max(there.values(), default=0) > max(here.values(), default=0):
+        close = max(there, key=there.__getitem__)
+        place = f"{close!r} of" if close != key else "it stands in"
+        return f"unknown key here, {place} {either(elsewhere[close])}"
+    if here:
+        return f"unknown key, did you mean {either([repr(name) for name in here])}?"
+    return f"unknown key, expected {either(known)}"
+
+
+def _alike(key: str, names: Iterable[str], least: float) -> dict[str, float]:
+    """Those of the names that `key` may be meant for, and how much alike they are, at least so much: 1 is the same."""
+    ratios = {name: SequenceMatcher(None, name, key).ratio() for name in names}
+    least = max(least, max(ratios.values(), default=0) - _AS_WELL)
+    return {name: ratio for name, ratio in ratios.items() if ratio >= least}
+
+
+@cache
+def sections_by_setting(model: type[Settings]) -> dict[str, list[str]]:
+    """Where settings stand that only few sections have, by name; each section as "virtual_clusters[].quotas"."""
+    found: dict[str, list[str]] = {}
+    for path, section in sections("", model):
+        for name in section.model_fields:
+            found.setdefault(name, []).append(path or "the file itself")
+    return {name: paths for name, paths in found.items() if len(paths) <= _FEW_SECTIONS}
+
+
+def _path(loc: Sequence[int | str]) -> str:
+    path = ""
+    for step in loc:
+        if step == "[key]":  # pydantic's word for what is wrong with the key before
+            continue
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif re.fullmatch(r"\w{1,64}", step, re.ASCII):
+            path = _joined(path, step)
+        else:
+            path += f"[{show(step)}]"
+    return path
+
+
+def _joined(path: str, step: str) -> str:
+    return f"{path}.{step}" if path and step and not step.startswith("[") else f"{path}{step}"
+
+
+def _model_at(loc: Sequence[int | str], model: type[Settings]) -> type[Settings]:
+    """The model of the mapping at `loc` of a `model`."""
+    annotation: Any = model
+    for step in loc:
+        annotation = get_args(annotation)[0] if isinstance(step, int) else annotation.model_fields[step].annotation
+        annotation = without_none(annotation)
+    found: type[Settings] = annotation
+    return found
+
+
+def expected_of(field: FieldInfo) -> str:
+    """What a setting takes, in words."""
+    for kind in field.metadata:
+        if isinstance(kind, Kind):
+            return kind.expected
+    annotation: Any = without_none(field.annotation)
+    if annotation is bool:
+        return "true or false"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a mapping"
+    if get_args(annotation) and get_args(annotation)[-1] is Ellipsis:
+        return "a list"
+    if get_origin(annotation) is dict:
+        key, value = (get_args(part)[1] for part in get_args(annotation))
+        return f"a mapping; each key {key.expected}, each value {value.expected}"
+    choices = [part for part in get_args(annotation) if part is not NoneType]
+    literal = get_args(choices[0]) if len(choices) == 1 and get_args(choices[0]) else choices
+    return either([repr(choice) for choice in literal])
