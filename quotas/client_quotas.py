@@ -168,7 +168,7 @@ class ClientQuotaManager:
         self._swept: Iterator[SensorKey] = iter(())
         self._in_turn: Iterator[SensorKey] = iter(())
         self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
-        self._next_version()
+        self.version += 1
 
     def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> ClientSensors:
         """The sensors for this client, opened where they are missing."""
@@ -281,7 +281,7 @@ class ClientQuotaManager:
         else:
             for entity in changed:
                 self._touch_clients_of(entity)
-        self._next_version()
+        self.version += 1
         for keys in self._keys_under(changed):
             for key in keys:
                 self._adjust(key, now_ms)
@@ -518,7 +518,7 @@ class ClientQuotaManager:
                 self._touch(key.tags.user, key.tags.client_id)
             else:
                 self._shared_closed = self.version + 1
-        self._next_version()
+        self.version += 1
 
     def _open(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int:
         handle = self._rows_of(key).open(limit, now_ms)
@@ -552,11 +552,6 @@ class ClientQuotaManager:
             return table.get(key.shared_by, {}).get(key.quota_type)
         limit = table.limit_of(key.quota_type, key.tags)
         return None if key.shadow and limit == UNLIMITED else limit
-
-    def _next_version(self) -> None:
-        self.version += 1
-        for rows in self._rows.values():
-            rows.table_version = self.version
 
     def _ceiling_bytes(self, limit: float) -> int:
         """What may be fetched at one instant from an idle start: whoever asks for more would never get it.

@@ -1,7 +1,7 @@
 """A trace replayed under a candidate: every sensor that it would have, and what that would have done to whom."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -115,12 +115,3 @@ def _live(events: Iterable[TraceEvent]) -> dict[ClientKey, Throttling]:
 
 def _client_of(event: TraceEvent) -> ClientKey:
     return ClientKey(event.user, event.client_id, event.ip)
-
-
-def live_throttle_times(sensor: TracedSensor, events: Iterable[TraceEvent]) -> Mapping[int, tuple[int, int]]:
-    """Of each event of the sensor, by its sequence number: the throttle time that it had live, and in the replay."""
-    return {
-        event.sequence: (event.throttle_ms, sensor.reported[event.sequence])
-        for event in events
-        if event.sequence in sensor.reported
-    }

@@ -121,12 +121,6 @@ def read_describe_request(
     return DescribeRequest(body.head, components, strict)
 
 
-def read_alter_request(frame: bytes | memoryview, api_version: int) -> AlterRequest:
-    """The AlterClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError."""
-    reader = AlterReader(frame, api_version)
-    return reader.request(tuple(entry for entry in reader.entries() if entry is not None))
-
-
 class AlterReader:
     """Reads an AlterClientQuotas request entry by entry: first all `entries`, then the rest. Raises ProtocolError.
 
@@ -249,12 +243,6 @@ class _Body:
         if len(text) * 4 > MAX_STRING_BYTES and len(text.encode()) > MAX_STRING_BYTES:
             raise MalformedMessage(f"a string of more than {MAX_STRING_BYTES} bytes before {self._reader.offset}")
         return text
-
-
-def describe_response(head: RequestHead, entities: Iterable[DescribedEntity]) -> bytes:
-    """The whole frame that answers a DescribeClientQuotas request with `entities`. As in KRaft its message is empty."""
-    writer, listed = DescribeWriter(head), list(entities)
-    return writer.response(len(listed), [writer.entities(listed)])
 
 
 class DescribeWriter:

@@ -8,7 +8,7 @@ Sources: `CreateTopicsRequest.json` and its five neighbours.
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from protocol.errors import MalformedMessage, TruncatedMessage
@@ -115,12 +115,11 @@ class MutationResponse:
     count_at: int
     end: int
 
-    def matched(self, items: Sequence[TopicItem]) -> list[TopicResult | None]:
-        """The result of each item, each result once. Nodes give them in any order, and one for a name given twice."""
-        return _finished(self.matching(items))
-
     def matching(self, items: Sequence[TopicItem]) -> Generator[None, None, list[TopicResult | None]]:
-        """The same in steps."""
+        """The result of each item, each result once. Nodes give them in any order, and one for a name given twice.
+
+        Taken in steps: messages are long.
+        """
         waiting: dict[tuple[bytes | None, bytes], list[TopicResult]] = {}
         for number, result in enumerate(reversed(self.results), 1):
             for key in _keys_of(result):
@@ -135,17 +134,13 @@ class MutationResponse:
                 yield
         return found
 
-    def merged(self, frame: bytes, items: Sequence[TopicItem], refusals: Mapping[int, bytes]) -> Splice:
-        """The splice that puts results of our own, by the number of their item, among those of a strict version.
-
-        They come in the order of the request; what belongs to none of its items comes last.
-        """
-        return _finished(self.merging(frame, items, refusals))
-
     def merging(
         self, frame: bytes, items: Sequence[TopicItem], refusals: Mapping[int, bytes]
     ) -> Generator[None, None, Splice]:
-        """The same in steps."""
+        """The splice that puts results of our own, by the number of their item, among those of a strict version.
+
+        They come in the order of the request; what belongs to none of its items comes last. Taken in steps.
+        """
         others = [item for i, item in enumerate(items) if i not in refusals]
         matched = yield from self.matching(others)
         found = iter(matched)
@@ -158,18 +153,6 @@ class MutationResponse:
         pieces += [_bytes_of(result, frame) for result in self.results if result.start not in known]
         count = len(refusals) + len(self.results)
         return Splice(self.count_at, self.end, uvarint(count + 1) + b"".join(pieces))
-
-
-_Found = TypeVar("_Found")
-
-
-def _finished(steps: Generator[None, None, _Found]) -> _Found:
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: _Found = end.value
-            return found
 
 
 def _keys_of(result: TopicResult) -> set[tuple[bytes | None, bytes]]:
@@ -196,12 +179,6 @@ def _bytes_of(result: TopicResult | None, frame: bytes) -> bytes:
 
 
 # ------------------------------------------------------------------------------ reading
-
-
-def read_mutation_request(frame: bytes, api_key: int, api_version: int) -> MutationRequest:
-    """The request that `frame` is, a whole one. Raises ProtocolError."""
-    reader = MutationReader(frame, api_key, api_version)
-    return reader.request([item for item in reader.items() if item is not None])
 
 
 class MutationReader:
@@ -232,12 +209,6 @@ class MutationReader:
         validate_only = may_validate and fields.int8() != 0
         fields.end_of_message()
         return MutationRequest(api_key, api_version, tuple(items), self._count_at, self._first_at, validate_only)
-
-
-def read_mutation_response(frame: bytes, api_key: int, api_version: int) -> MutationResponse:
-    """The response that `frame` is, a whole one. Raises ProtocolError."""
-    reader = MutationResponseReader(frame, api_key, api_version)
-    return reader.response(list(reader.results()))
 
 
 class MutationResponseReader:

@@ -11,16 +11,6 @@ Steps = Generator[None, None, Result]
 ITEMS_PER_STEP = 100
 
 
-def finish(steps: Steps[Result]) -> Result:
-    """Take all steps at once; what they come to."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: Result = end.value
-            return result
-
-
 def collected(items: Iterable[Item | None]) -> Steps[list[Item]]:
     """A list of what is made one by one; None stands for work that has taken a step by itself."""
     found: list[Item] = []

@@ -451,9 +451,5 @@ class Admission(Generic[Ticket]):
         """How many of them are of one virtual cluster."""
         return sum(number for (name, _), number in self._held_of.items() if name == virtual_cluster)
 
-    def connections_of_user(self, virtual_cluster: str, user: str) -> int:
-        """How many connections a user has."""
-        return self._users.get((virtual_cluster, user), 0)
-
 
 _NO_SLOT = Decision(Outcome.TOO_MANY)

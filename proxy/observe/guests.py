@@ -9,6 +9,7 @@ from typing import cast
 
 import structlog
 
+from common.at_most_every import AtMostEvery
 from proxy.gate.fair_pool import FairPool
 from quotas.entities import plain_ip
 
@@ -24,15 +25,14 @@ class ToldSeldom:
         self._event = event
         self._about = about
         self._count = 0
-        self._reported_s: float | None = None
+        self._limiter = AtMostEvery(_REPORTED_EVERY_S)
 
     def note(self, **last: str) -> None:
         """It is so once more; `last` says how."""
         self._count += 1
-        now_s = asyncio.get_running_loop().time()
-        if self._reported_s is None or now_s - self._reported_s >= _REPORTED_EVERY_S:
+        if self._limiter.is_due(asyncio.get_running_loop().time()):
             log.warning(self._event, **self._about, connections=self._count, **last)
-            self._reported_s, self._count = now_s, 0
+            self._count = 0
 
 
 class Guests:

@@ -6,6 +6,7 @@ from math import inf
 
 import structlog
 
+from common.at_most_every import AtMostEvery
 from common.kinds import INT32_MAX
 from proxy.config.kinds import MAX_PORT, HostPort
 from proxy.config.settings import ListenerConfig
@@ -121,7 +122,7 @@ class ListenerPorts:
         self._node_of = {port: node_id for node_id, port in self._port_of.items()}
         self._node_of[config.port] = BOOTSTRAP_NODE_ID
         self._log = structlog.get_logger().bind(virtual_cluster=directory.virtual_cluster, listener=config.name)
-        self._reported_us = self._looked_us = -inf
+        self._reports, self._looks = AtMostEvery(_REPORTED_EVERY_US), AtMostEvery(_LOOK_EVERY_US)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
         """Note the upstream address of a node."""
@@ -166,11 +167,9 @@ class ListenerPorts:
         """Count it, tell of it once a minute, and have the cluster looked at: perhaps others are gone."""
         self._directory.note_left_out(self._name)
         now_us = self._directory.now_us()
-        if now_us - self._looked_us >= _LOOK_EVERY_US:
-            self._looked_us = now_us
+        if self._looks.is_due(now_us):
             self._directory.look()
-        if now_us - self._reported_us >= _REPORTED_EVERY_US:
-            self._reported_us = now_us
+        if self._reports.is_due(now_us):
             spares = "all spare ports stand for other nodes" if self._spares else "no spare port is left for it"
             problem = f"it is not in node_ids, and {spares}: clients are not told of it"
             self._log.warning("node_left_out", node_id=node_id, problem=problem, settings=["node_ids", "spare_ports"])

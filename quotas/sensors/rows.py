@@ -1,8 +1,8 @@
 """Running measurements as fixed-size rows in one flat buffer, each reached by a handle.
 
 The buffer consists of 8-byte words: *float* words are IEEE doubles, the others signed integers, in the machine's byte
-order. It begins with a head of 16 words (0: version of the quota table, 1: rows, 2: words of a row, 3: N, 4: window in
-ms, others 0). All rows have as many words, and they begin alike:
+order. It begins with a head of 16 words (0: rows, 1: words of a row, 2: N, 3: window in ms,
+others 0). All rows have as many words, and they begin alike:
 
 ====  ====================================================
 word  content
@@ -24,7 +24,7 @@ ROW_MASK = (1 << ROW_BITS) - 1
 GENERATION, LIMIT = 0, 2
 
 _WORD_BYTES = 8
-_VERSION, _ROWS, _WORDS_OF_ROW, _N, _WINDOW_MS = 0, 1, 2, 3, 4
+_ROWS, _WORDS_OF_ROW, _N, _WINDOW_MS = 0, 1, 2, 3
 
 
 class SensorsFull(Exception):
@@ -59,15 +59,6 @@ class Rows:
         self._ints[_N], self._ints[_WINDOW_MS] = samples, window_ms
         self._untouched = HEAD_WORDS
         self._closed: list[int] = []
-
-    @property
-    def table_version(self) -> int:
-        """The version of the quota table that the limits come from."""
-        return self._ints[_VERSION]
-
-    @table_version.setter
-    def table_version(self, version: int) -> None:
-        self._ints[_VERSION] = version
 
     def close(self, handle: int) -> None:
         """Give the row back; its handle is stale from now on."""

@@ -35,7 +35,8 @@ from pyspark.sql import SparkSession
 from pipeline.jobs import report
 from pipeline.jobs.simulate import simulate
 from pipeline.spark.session import spark_session
-from pipeline.table.table import day_summaries, read_usage
+from pipeline.table import day_summaries
+from pipeline.table.table import read_usage
 from tests.bench.processes import ROOT, say
 from tests.bench.spark_cost import CORES, KINDS, measured
 from tests.bench.usage_table import BIG_LIMITS, CANDIDATES, LIMITS, candidate_of, table_at, until_ms

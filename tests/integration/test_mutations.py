@@ -14,7 +14,7 @@ from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from demo.kafka_cluster import KafkaCluster
-from protocol.messages.topic_mutations import STRICT_SINCE, read_mutation_response
+from protocol.messages.topic_mutations import STRICT_SINCE
 from protocol.messages.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
 from tests.disturbance import Disturbance
 from tests.integration.proxy_process import HOST, ProxyProcess
@@ -22,6 +22,7 @@ from tests.integration.topics import make_topic
 from tests.quota_frames import alter_request, altered
 from tests.timeouts import PATIENCE_S
 from tests.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
+from tests.whole_messages import read_mutation_response
 
 RATE = 2.0
 BURST = 11 * RATE

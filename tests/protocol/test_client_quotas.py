@@ -17,12 +17,11 @@ from protocol.messages.client_quotas import (
     RequestHead,
     alter_response,
     describe_refusal,
-    describe_response,
-    read_alter_request,
     read_describe_request,
 )
 from tests.message_vectors import KAFKA_VERSIONS, message_vectors
 from tests.quota_frames import alter_request, altered, array, describe_request, described, text
+from tests.whole_messages import describe_response, read_alter_request
 
 every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
 

@@ -15,8 +15,6 @@ from protocol.messages.topic_mutations import (
     MutationReader,
     MutationRequest,
     TopicItem,
-    read_mutation_request,
-    read_mutation_response,
     refusal,
     refusals_response,
 )
@@ -33,6 +31,7 @@ from tests.topic_frames import (
     mutated,
     new_topic,
 )
+from tests.whole_messages import matched, merged, read_mutation_request, read_mutation_response
 
 every_kafka = pytest.mark.parametrize("kafka_version", KAFKA_VERSIONS)
 
@@ -78,7 +77,7 @@ def test_results_of_ours_are_put_into_a_response_as_kafka_does_it(kafka_version)
             items.insert(place, item)
         request = MutationRequest(vector.key, vector.version, tuple(items), 0, 0, False)
         refusals = {place: refusal(request, items[place], items[place].name) for place in vector.refused_at}
-        assert spliced(vector.frame, [response.merged(vector.frame, items, refusals)]) == vector.merged, vector
+        assert spliced(vector.frame, [merged(response, vector.frame, items, refusals)]) == vector.merged, vector
         checked += 1
     assert checked > 50
 
@@ -95,7 +94,7 @@ def test_results_come_in_the_order_of_the_request_in_whichever_order_the_node_ga
     random.Random(key).shuffle(kept)
     frame = mutated(key, version, kept, corr=9)
     refusals = {i: refusal(request, request.items[i], request.items[i].name) for i in refused}
-    splice = read_mutation_response(frame, key, version).merged(frame, request.items, refusals)
+    splice = merged(read_mutation_response(frame, key, version), frame, request.items, refusals)
     expected = [refusals.get(i, results[name]) for i, name in enumerate(names)]
     assert spliced(frame, [splice]) == mutated(key, version, expected, corr=9)
 
@@ -107,7 +106,7 @@ def test_what_was_named_twice_and_what_nobody_asked_for_comes_last():
     response = read_mutation_response(frame, DELETE_TOPICS, 6)
     refusals = {1: refusal(request, request.items[1], b"b")}
     expected = [results[2], refusals[1], results[1], results[0]]
-    assert spliced(frame, [response.merged(frame, request.items, refusals)]) == mutated(DELETE_TOPICS, 6, expected)
+    assert spliced(frame, [merged(response, frame, request.items, refusals)]) == mutated(DELETE_TOPICS, 6, expected)
 
 
 def test_results_that_say_name_and_id_are_found_by_either():
@@ -115,9 +114,9 @@ def test_results_that_say_name_and_id_are_found_by_either():
     results = [deleted(6, b"b", 3), b"\x02a" + topic_id + b"\0\0\0\0", b"\0" + NO_TOPIC_ID + b"\0\x2a\0\0"]
     response = read_mutation_response(mutated(DELETE_TOPICS, 6, results), DELETE_TOPICS, 6)
     items = [TopicItem(0, 0, None, topic_id), TopicItem(0, 0, b"b"), TopicItem(0, 0, None), TopicItem(0, 0, b"c")]
-    errors = [None if result is None else result.error_code for result in response.matched(items)]
+    errors = [None if result is None else result.error_code for result in matched(response, items)]
     assert errors == [0, 3, 42, None]
-    assert [result.error_code for result in response.matched([TopicItem(0, 0, b"a", topic_id)])] == [0]
+    assert [result.error_code for result in matched(response, [TopicItem(0, 0, b"a", topic_id)])] == [0]
 
 
 @pytest.mark.parametrize(("key", "version"), STRICT)
@@ -203,7 +202,7 @@ def test_changed_bytes_raise_nothing_but_protocol_errors(data):
         return
     if is_response:
         items = [TopicItem(0, 0, result.name, result.topic_id) for result in found.results]
-        assert [result and result.start for result in found.matched(items)] == [r.start for r in found.results]
+        assert [result and result.start for result in matched(found, items)] == [r.start for r in found.results]
     else:
         cut = spliced(bytes(frame), found.without(range(len(found.items))))
         assert read(cut, vector.key, vector.version).items == ()

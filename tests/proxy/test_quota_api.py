@@ -4,16 +4,17 @@ from math import inf, nan
 
 import pytest
 
-from protocol.messages.client_quotas import _Body, read_alter_request, read_describe_request
+from protocol.messages.client_quotas import _Body, read_describe_request
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts
-from proxy.decisions.steps import ITEMS_PER_STEP, finish
+from proxy.decisions.steps import ITEMS_PER_STEP
 from proxy.relay.actions import CloseReason, Decision, DecisionKind, DecisionRequest, QuotaAlteration, SlowDecision
 from proxy.side import Side
 from quotas import entities
 from quotas.changes import Alteration, AlterationRefused, Limit, SourceUnavailable
 from quotas.entities import Entity, QuotaKey, QuotaType
 from tests.quota_frames import ALTER, DESCRIBE, alter_request, altered, correlation_id, describe_request, described
+from tests.whole_messages import finish, read_alter_request
 
 PRODUCE, FETCH = QuotaKey(QuotaType.PRODUCE), QuotaKey(QuotaType.FETCH)
 CONNECTION, MUTATION = QuotaKey(QuotaType.CONNECTION), QuotaKey(QuotaType.CONTROLLER_MUTATION)

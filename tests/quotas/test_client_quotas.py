@@ -52,7 +52,7 @@ def test_a_change_reaches_living_sensors_and_keeps_their_use():
     before = made.bind("main", 1, "u", "c", 0)
     made.sensors.charge(before.produce, 1000, 0)
     made.replace(table(50.0), 0)
-    assert made.version == before.version + 1 == made.sensors.table_version
+    assert made.version == before.version + 1
     assert made.bind("main", 1, "u", "c", 0).produce == before.produce
     assert made.sensors.charge(before.produce, 0, 0) == 10_000
 
@@ -211,7 +211,6 @@ def test_a_bucket_keeps_its_tokens_when_its_limit_changes_and_goes_with_nobody()
     made.replace(QuotaTable(), 1000)
     binding = made.bind("main", 1, "u", "c", 1000)
     assert (binding.mutation, binding.limits_mutations) == (bucket, False)
-    assert made.buckets.table_version == made.version
 
 
 def test_shadows_of_controller_mutations_have_buckets_of_their_own():

@@ -7,7 +7,6 @@ from protocol.messages.api_versions import carried
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, ListenerFacts, NoPortForNode
-from proxy.decisions.steps import finish
 from proxy.relay.actions import (
     Action,
     Close,
@@ -31,6 +30,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.request_costs import RequestCosts
 from quotas.sensors.windowed_rate import Sensors
+from tests.whole_messages import finish
 
 NOW_MS = 1_000_000
 NOW_US = 1000 * NOW_MS

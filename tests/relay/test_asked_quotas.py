@@ -6,7 +6,6 @@ import pytest
 
 from protocol.frames import MAX_ASKED_BYTES
 from proxy.decisions.decide import decide
-from proxy.decisions.steps import finish
 from proxy.relay.actions import CloseReason, Decision, DecisionKind, QuotaAlteration
 from proxy.side import Side
 from quotas.changes import Alteration, Limit
@@ -14,6 +13,7 @@ from quotas.entities import Entity, QuotaKey, QuotaType
 from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
 from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
+from tests.whole_messages import finish
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
 ETL = (("client-id", "etl"),)

@@ -5,12 +5,11 @@ from struct import pack
 import pytest
 
 from protocol.api_key import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from protocol.messages.topic_mutations import NO_TOPIC_ID, read_mutation_response
+from protocol.messages.topic_mutations import NO_TOPIC_ID
 from protocol.messages.topic_partitions import partitions_by_id_request, partitions_by_name_request
 from protocol.primitives import compact_string
 from proxy.decisions.decide import decide
 from proxy.decisions.recent_topics import MAX_TOPICS, REMEMBERED_MS, RecentTopics
-from proxy.decisions.steps import finish
 from proxy.relay.actions import OWN_REQUEST_ID, CloseReason, RelayLimits
 from proxy.side import Side
 from quotas.client_quotas import ClientQuotaManager
@@ -32,6 +31,7 @@ from tests.topic_frames import (
     mutated,
     new_topic,
 )
+from tests.whole_messages import finish, read_mutation_response
 
 MUTATION = QuotaType.CONTROLLER_MUTATION
 ID_A, ID_B = b"id-of-a-topic...", b"id-of-another..."

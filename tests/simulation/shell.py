@@ -7,7 +7,6 @@ from zlib import crc32
 
 from proxy.decisions.decide import decide
 from proxy.decisions.facts import ConnectionFacts, NoPortForNode
-from proxy.decisions.steps import finish
 from proxy.relay.actions import (
     Action,
     Close,
@@ -33,6 +32,7 @@ from tests.simulation.model import HELD_BYTES, Model
 from tests.simulation.network import READ_BYTES, Events, Link, Stream
 from tests.simulation.oracle import Violation
 from tests.simulation.wire import Surroundings
+from tests.whole_messages import finish
 
 RunAlteration = Callable[["Shell", DecisionRequest, QuotaAlteration], None]
 """Has the alterations of an errand written, and tells the shell when it is done, whether its client is still there."""

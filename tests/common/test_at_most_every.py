@@ -1,0 +1,6 @@
+from common.at_most_every import AtMostEvery
+
+
+def test_it_is_due_at_first_and_again_an_interval_after_it_was_done():
+    limiter = AtMostEvery(60)
+    assert [now for now in (5, 6, 64, 65, 66, 124, 200) if limiter.is_due(now)] == [5, 65, 200]
