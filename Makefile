@@ -54,7 +54,7 @@ conntest:  ## account for every record while everything breaks, until Ctrl-C (AR
 conformance:  ## Kafka's own quota classes beside ours, and a broker's quotas beside the proxy's, 40 minutes on a quiet machine
 	@python=$$(deploy/setup.sh dev) && mkdir -p build/parity && \
 	"$$python" -m tests.conformance && \
-	"$$python" -m tests.parity --json build/parity/parity.json --plot build/parity/parity.svg $(ARGS) && \
+	"$$python" -m tests.parity --json build/parity/parity.json --plot build/parity/parity.webp $(ARGS) && \
 	"$$python" -m tests.parity --tiny && "$$python" -m tests.parity --frames && \
 	"$$python" -m tests.fidelity --throttles && "$$python" -m tests.fidelity --json build/parity/request-time.json
 

@@ -1,6 +1,6 @@
 """Compares the proxy with a broker that enforces its own quotas, under the same clients and load at the same time.
 
-    python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.svg]
+    python -m tests.parity [--seconds 132] [--rate 500000] [--cells NAME,...] [--json FILE] [--plot FILE.webp]
     python -m tests.parity --tiny [--seconds 100] [--held 1] [--json FILE]
     python -m tests.parity --frames
     python -m tests.parity --groups [--seconds 150] [--clients sarama,java] [--fetch deliver] [--json FILE]
@@ -75,7 +75,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--fetch-bytes", type=int, default=65_536, help="what a consumer asks for at a time")
     parser.add_argument("--cells", default="", help="only cells with one of these, separated by commas, in their name")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg")
+    parser.add_argument("--plot", type=Path, metavar="FILE.webp")
     parser.add_argument("--tiny", action="store_true", help="1 KB/s and requests of 1 MiB instead of the cells")
     parser.add_argument("--frames", action="store_true", help="the same frames at both sides instead of the cells")
     parser.add_argument("--groups", action="store_true", help="consumer groups of several clients instead of the cells")

@@ -19,7 +19,7 @@ from tests.pipeline.browser import chromium
 from tests.pipeline.spools import MONDAY_MS
 
 DOCS = Path(__file__).parents[2] / "docs"
-PICTURES = (("report-1440.webp", 1440, False, 2600), ("report-390.webp", 390, False, 3000))
+PICTURES = (("report-1440.webp", 1440, False, 1300), ("report-390.webp", 390, False, 3000))
 DARK = ("report-dark.webp", 1440, True, 1500)
 
 
