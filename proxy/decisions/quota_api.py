@@ -56,16 +56,16 @@ _CLIENT_KEYS: dict[str, QuotaType] = {
 }
 
 
-class Problem(NamedTuple):
+class ApiError(NamedTuple):
     """Kafka's error code and message."""
 
     code: int
     message: str | None
 
 
-_WELL = Problem(NONE, None)
-_NOT_AUTHORISED = Problem(CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
-_OTHERS_NOT_AUTHORISED = Problem(
+_WELL = ApiError(NONE, None)
+_NOT_AUTHORISED = ApiError(CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed.")
+_OTHERS_NOT_AUTHORISED = ApiError(
     CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed, also for all entities that are not listed."
 )
 
@@ -104,7 +104,7 @@ def _asks_for_user(request: DescribeRequest, user: str) -> bool:
     return any(component == (USER, EXACT, user) for component in request.components)
 
 
-def _problem_of_filter(components: Sequence[FilterComponent]) -> Problem | None:
+def _problem_of_filter(components: Sequence[FilterComponent]) -> ApiError | None:
     seen: set[str] = set()
     for component in components:
         problem = _problem_of_component(component, seen)
@@ -112,7 +112,7 @@ def _problem_of_filter(components: Sequence[FilterComponent]) -> Problem | None:
             return problem
         seen.add(component.entity_type)
     if IP in seen and len(seen) > 1:
-        return Problem(
+        return ApiError(
             INVALID_REQUEST,
             "Invalid entity filter component combination. IP filter component should not be used with "
             "user or clientId filter component.",
@@ -120,21 +120,21 @@ def _problem_of_filter(components: Sequence[FilterComponent]) -> Problem | None:
     return None
 
 
-def _problem_of_component(component: FilterComponent, seen: set[str]) -> Problem | None:
+def _problem_of_component(component: FilterComponent, seen: set[str]) -> ApiError | None:
     entity_type, match_type, match = component
     if not entity_type:
-        return Problem(INVALID_REQUEST, "Invalid empty entity type.")
+        return ApiError(INVALID_REQUEST, "Invalid empty entity type.")
     if entity_type in seen:
-        return Problem(INVALID_REQUEST, f"Entity type {entity_type} cannot appear more than once in the filter.")
+        return ApiError(INVALID_REQUEST, f"Entity type {entity_type} cannot appear more than once in the filter.")
     if entity_type not in (USER, CLIENT_ID, IP):
-        return Problem(UNSUPPORTED_VERSION, f"Unsupported entity type {entity_type}")
+        return ApiError(UNSUPPORTED_VERSION, f"Unsupported entity type {entity_type}")
     if match_type not in (EXACT, DEFAULT, ANY):
-        return Problem(INVALID_REQUEST, f"Unknown match type {match_type}")
+        return ApiError(INVALID_REQUEST, f"Unknown match type {match_type}")
     if match_type == EXACT and match is None:
-        return Problem(INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null.")
+        return ApiError(INVALID_REQUEST, "Request specified MATCH_TYPE_EXACT, but set match string to null.")
     if match_type != EXACT and match is not None:
         name = "MATCH_TYPE_DEFAULT" if match_type == DEFAULT else "MATCH_TYPE_SPECIFIED"
-        return Problem(INVALID_REQUEST, f"Request specified {name}, but also specified a match string.")
+        return ApiError(INVALID_REQUEST, f"Request specified {name}, but also specified a match string.")
     return None
 
 
@@ -240,7 +240,7 @@ class _Judged:
     """An entity of a request, what is wrong with it, and what is to be done: both, for one that is repeated."""
 
     parts: tuple[EntityPart, ...]
-    problem: Problem = _WELL
+    problem: ApiError = _WELL
     alteration: Alteration | None = None
 
     def reported(self) -> AlteredEntity:
@@ -279,12 +279,12 @@ def _judge_entry(names: dict[str, str | None], entry: EntityOperations) -> _Judg
         return _Judged(parts, _repeated(names))
     message = _problem_of_entity(names)
     if message is not None:
-        return _Judged(parts, Problem(INVALID_REQUEST, message))
+        return _Judged(parts, ApiError(INVALID_REQUEST, message))
     known = _IP_KEYS if IP in names else _CLIENT_KEYS
     for operation in entry.operations:
         message = None if operation.remove else _problem_of_value(known, operation.key, operation.value)
         if message is not None:
-            return _Judged(parts, Problem(INVALID_REQUEST, message))
+            return _Judged(parts, ApiError(INVALID_REQUEST, message))
     limits = {
         QuotaKey(known[operation.key]): None if operation.remove else operation.value
         for operation in entry.operations
@@ -293,7 +293,7 @@ def _judge_entry(names: dict[str, str | None], entry: EntityOperations) -> _Judg
     try:
         return _Judged(parts, alteration=Alteration(_entity(names), limits))
     except InvalidQuota as error:
-        return _Judged(parts, Problem(INVALID_REQUEST, str(error)))
+        return _Judged(parts, ApiError(INVALID_REQUEST, str(error)))
 
 
 def _problem_of_entity(names: dict[str, str | None]) -> str | None:
@@ -340,11 +340,11 @@ def _entity(names: dict[str, str | None]) -> Entity:
     return Entity(user, client_id, ip)
 
 
-def _repeated(names: dict[str, str | None]) -> Problem:
+def _repeated(names: dict[str, str | None]) -> ApiError:
     shown = ", ".join(f"{part}={'null' if name is None else name}" for part, name in names.items())
-    return Problem(INVALID_REQUEST, f"Ignoring duplicate entity ClientQuotaEntity(entries={{{shown}}})")
+    return ApiError(INVALID_REQUEST, f"Ignoring duplicate entity ClientQuotaEntity(entries={{{shown}}})")
 
 
-def _problem_of_writing(error: Exception) -> Problem:
+def _problem_of_writing(error: Exception) -> ApiError:
     code = POLICY_VIOLATION if isinstance(error, AlterationRefused) else UNKNOWN_SERVER_ERROR
-    return Problem(code, str(error))
+    return ApiError(code, str(error))

@@ -98,6 +98,15 @@ def test_every_mistake_is_told_with_its_place():
     assert problems["quotas.entries[0].producer_byte_rate"].endswith("got 0")
 
 
+def test_a_mistake_in_a_file_is_told_with_the_file_and_the_line(tmp_path):
+    path = tmp_path / "quotas.yaml"
+    path.write_text("entries:\n  - {user: a, producer_byte_rate: 1}\n  - {user: a, consumer_byte_rate: 1}\n")
+    with pytest.raises(Problems) as raised:
+        load_candidate(path)
+    problem = "expected one entry for each entity, got the entity of entries[0]"
+    assert str(raised.value) == f"{path}: entries[1]: {problem} (line 3)"
+
+
 @pytest.mark.parametrize("name", ["ä" * 16_384, "\\ud800"], ids=["long", "half a character"])
 def test_a_name_that_kafka_cannot_carry_is_refused(name):
     problems = problems_of(f'entries: [{{user: "{name}", producer_byte_rate: 1}}]')

@@ -2,12 +2,14 @@ import re
 from decimal import Decimal
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from common.problems import Problems
 from pipeline.report.chargeback import bills
 from pipeline.report.price_sheet import UNITS, price_sheet, regex_of
+from proxy.cli.main import main
 
 SHEET = {
     "currency": "EUR",
@@ -59,6 +61,16 @@ def test_every_mistake_of_a_sheet_is_told_with_its_path():
         ("curency", "unknown key, did you mean 'currency'?"),
         ("tenants[1].name", "expected a name of its own, got 'a', the name of tenants[0]"),
     ]
+
+
+def test_a_mistake_in_a_sheet_is_told_before_spark_is_started_with_the_file_and_the_line(tmp_path):
+    path = tmp_path / "prices.yaml"
+    path.write_text("currency: EUR\nprices: {gb_in: 1}\ndecimals: many\n")
+    result = CliRunner().invoke(
+        main, ["usage", "report", "--table", "none", "--out", str(tmp_path / "out"), "--prices", str(path)]
+    )
+    assert result.exit_code == 2
+    assert result.output == f"{path}: decimals: expected a whole number from 0 to 6, got 'many' (line 3)\n"
 
 
 @pytest.mark.parametrize("document", [None, 7, [], "text", {}])
