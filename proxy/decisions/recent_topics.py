@@ -1,5 +1,6 @@
 """What clients with a mutation quota have just done to topics: a node learns of it some ms after they are told."""
 
+from common.bounded import Bounded
 from protocol.messages.topic_mutations import NO_TOPIC_ID
 
 TopicKey = tuple[bytes | None, bytes]
@@ -13,16 +14,13 @@ class RecentTopics:
     """How many partitions topics of one cluster have since a moment ago; 0 for one that is deleted."""
 
     def __init__(self) -> None:
-        self._changes: dict[TopicKey, tuple[int, int]] = {}
+        self._changes: Bounded[TopicKey, tuple[int, int]] = Bounded(MAX_TOPICS)
 
     def note(self, name: bytes | None, topic_id: bytes, partitions: int, now_ms: int) -> None:
         """A topic has so many partitions now. It may be known by its name, its id, or both."""
         for key in ((name, NO_TOPIC_ID), (None, topic_id)):
             if key != (None, NO_TOPIC_ID):
-                self._changes.pop(key, None)
                 self._changes[key] = partitions, now_ms
-        while len(self._changes) > MAX_TOPICS:
-            del self._changes[next(iter(self._changes))]
 
     def partitions(self, key: TopicKey, now_ms: int) -> int | None:
         """How many a topic has; None if nothing was done to it of late."""

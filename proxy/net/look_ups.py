@@ -9,6 +9,8 @@ from functools import partial
 from itertools import chain, zip_longest
 from typing import Any, TypeAlias, TypeVar, cast
 
+from common.bounded import Bounded
+
 Result = TypeVar("Result")
 
 Found: TypeAlias = tuple[int, tuple[Any, ...]]
@@ -91,7 +93,7 @@ class LookUps:
     def __init__(self, now_us: Callable[[], int], look_up: LookUp = look_up) -> None:
         self._now_us = now_us
         self._look_up = look_up
-        self._known: dict[str, tuple[Sequence[Found], int]] = {}
+        self._known: Bounded[str, tuple[Sequence[Found], int]] = Bounded(_MOST_KEPT)
         """The last responses, and when they came."""
         self._asked: dict[str, asyncio.Task[Sequence[Found] | OSError]] = {}
         self._free = asyncio.Semaphore(_MOST_AT_ONCE)
@@ -132,9 +134,6 @@ class LookUps:
         except OSError as error:
             return error
         else:
-            self._known.pop(host, None)
-            if len(self._known) >= _MOST_KEPT:
-                del self._known[next(iter(self._known))]
             self._known[host] = found, self._now_us()
             return found
         finally:

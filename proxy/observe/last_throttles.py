@@ -1,10 +1,10 @@
 """Who was throttled last, and why: a bounded memory of the latest throttle of each client, for `explain`."""
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
+from common.bounded import Bounded
 from proxy.clock import Clock
 from proxy.decisions.client_ids import measured_client_id
 from proxy.decisions.facts import ConnectionFacts
@@ -47,14 +47,14 @@ class LastThrottles:
     def __init__(self, ledger: ClientQuotaManager, clock: Clock) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._latest: OrderedDict[tuple[str, str, str, int, QuotaType | None], PastThrottle] = OrderedDict()
+        self._latest: Bounded[tuple[str, str, str, int, QuotaType | None], PastThrottle] = Bounded(MAX_CLIENTS)
 
     def note(self, ip: str, throttled: Throttled, facts: ConnectionFacts, now_ms: int) -> None:
         """A client at `ip`, in its plain spelling, was throttled just now."""
         quota_type = throttled.quota_type
         client_id = measured_client_id(throttled.client_id, self._ledger.table)
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
-        before = self._latest.pop(who, None)
+        before = self._latest.get(who)
         tags = entity = rate = limit = tokens = None
         if quota_type is not None:
             tags, limit, entity = self._ledger.table.tags_and_limit(quota_type, facts.user, client_id)
@@ -80,8 +80,6 @@ class LastThrottles:
             tokens=tokens,
             throttles=1 if before is None else before.throttles + 1,
         )
-        if len(self._latest) > MAX_CLIENTS:
-            self._latest.popitem(last=False)
 
     def of_sensor(self, quota_type: QuotaType, tags: SensorTags, most: int) -> list[PastThrottle]:
         """Those of all who are measured under `tags`, the latest first."""

@@ -5,6 +5,8 @@ from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from common.bounded import Bounded
+
 Result = TypeVar("Result")
 Way = TypeVar("Way", bound=Hashable)
 
@@ -59,14 +61,11 @@ class Slow:
 
     def __init__(self, now_us: Callable[[], int]) -> None:
         self._now_us = now_us
-        self._until_us: dict[Hashable, int] = {}
+        self._until_us: Bounded[Hashable, int] = Bounded(_MOST_SLOW)
 
     def note(self, ways: Iterable[Hashable]) -> None:
         """These were."""
         for way in ways:
-            self._until_us.pop(way, None)
-            if len(self._until_us) >= _MOST_SLOW:
-                del self._until_us[next(iter(self._until_us))]
             self._until_us[way] = self._now_us() + _TRIED_LAST_US
 
     def last(self, ways: Iterable[Way]) -> list[Way]:

@@ -1,0 +1,21 @@
+"""Remembering the latest of what there may be any number of."""
+
+from collections import OrderedDict
+from typing import TypeVar
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class Bounded(OrderedDict[Key, Value]):
+    """A mapping with `most` keys at most, the latest that were set, in that order."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: Key, value: Value) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)
