@@ -1,1 +1,1 @@
-"""Whether a connection may come: rates, counts, holds."""
+"""Decides whether a client connection is admitted: connection rates, connection counts, holds."""

@@ -1,4 +1,4 @@
-"""What addresses and users may have in one virtual cluster: brought to the door whenever quotas or settings change."""
+"""The connection limits of one virtual cluster, passed to the gate whenever quotas or settings change."""
 
 from collections.abc import Mapping
 from typing import TypeVar
@@ -19,7 +19,10 @@ Number = TypeVar("Number", int, float)
 
 
 class AddressQuotas:
-    """Rates from ip quotas, host names among them resolved; counts from the configuration."""
+    """Connection limits of one virtual cluster: rates from ip quotas, counts from the configuration.
+
+    An ip quota may be set on a host name: it applies to the addresses that the name resolves to.
+    """
 
     def __init__(self, virtual_cluster: str, gate: ConnectionGate, resolve: Resolve = resolve) -> None:
         self._virtual_cluster = virtual_cluster
@@ -31,22 +34,22 @@ class AddressQuotas:
         self._hosts = HostNames(self._put_in_force, log, resolve)
 
     def set_rules(self, config: ClusterConnectionsConfig) -> None:
-        """What the configuration says, from the next connection on."""
+        """Apply the settings of the configuration, from the next connection on."""
         self._config = config
         self._put_in_force()
 
     def take_up(self, tables: Tables) -> None:
-        """What quotas say, from the next connection on; about a host by name, as soon as that is resolved."""
+        """Apply these quotas from the next connection on; the quota of a host name, as soon as the name is resolved."""
         self._rates, self._shadow = tables.enforced.connection_rates, tables.shadow.connection_rates
         self._put_in_force()
         self._hosts.follow({*self._rates.by_host, *self._shadow.by_host})
 
     def hosts_at(self, address: str) -> tuple[str, ...]:
-        """The names with a quota that are known to be this address, in its plain spelling."""
+        """The host names with a quota that resolve to this address. `address` is in its plain spelling."""
         return tuple(sorted(host for host, addresses in self._hosts.addresses.items() if address in addresses))
 
     def stop(self) -> None:
-        """Resolve no more names."""
+        """Stop resolving names."""
         self._hosts.stop()
 
     def _put_in_force(self) -> None:
@@ -75,7 +78,7 @@ class AddressQuotas:
 
 
 def rates_of(rates: ConnectionRates, addresses_of: Mapping[str, tuple[str, ...]]) -> Mapping[str, float]:
-    """By address; where several host names are the same address, the lowest, and its own before all of them."""
+    """The rate of each address. A quota of the address itself comes first, then the lowest of its host names."""
     if not rates.by_host:
         return rates.by_address
     of_hosts: dict[str, float] = {}
@@ -87,5 +90,5 @@ def rates_of(rates: ConnectionRates, addresses_of: Mapping[str, tuple[str, ...]]
 
 
 def _or_no_limit(limit: Number | None) -> Number | int:
-    """`NO_LIMIT` stands for the absence of a limit."""
+    """The limit, or `NO_LIMIT` for None."""
     return NO_LIMIT if limit is None else limit

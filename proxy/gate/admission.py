@@ -1,18 +1,19 @@
-"""Who comes in, who waits and who is closed: decided by numbers and times, without a socket or a clock.
+"""Decides which client connections are admitted, which wait and which are closed. Has no socket and reads no clock.
 
-On top of the arithmetic of `ConnectionQuotas` it keeps what an acceptor keeps: for each listener the one connection
-that waits for a rate or a slot, and the connections that are held because their address comes too fast.
+`ConnectionQuotas` has the arithmetic. `Admission` adds the state of an acceptor: for each listener the one connection
+that waits for a rate or a slot, and the connections that are held because their address exceeds its rate.
 
-Whoever drives it gives each connection a ticket, anything hashable, and does what it is told:
+The caller gives each connection a ticket (any hashable value) and acts on the results:
 
 ==========================  =============================================================================
-what happened               what is told
+call                        result
 ==========================  =============================================================================
-`arrive`                    whether the connection may go on; if not, its listener accepts no more until
-                            `due` says GO_ON
+`arrive`                    True if the connection may go on. If False, its listener accepts no other
+                            connection until `due` yields GO_ON.
 `admit`                     a ConnectionSlot, or HELD, or Refused
-`due`, when `wake_at` says  GO_ON, ADMITTED (with a ConnectionSlot) or CLOSE (with a reason) for those that waited
-`left`                      nothing; then somebody may be due who waits for a slot
+`due`, at `wake_at`         for each connection whose wait is over: GO_ON, ADMITTED (with a ConnectionSlot)
+                            or CLOSE (with a reason)
+`left`                      nothing; a connection that waits for a slot may be due now
 ==========================  =============================================================================
 """
 
@@ -44,17 +45,21 @@ from quotas.sensors.windowed_rate import SensorReading
 Ticket = TypeVar("Ticket")
 
 ANONYMOUS = "ANONYMOUS"
-"""The user of a client that has not proven who it is, as Kafka names it."""
+"""Kafka's name for the user of a client that is not authenticated."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterRules:
-    """What a virtual cluster does with connections.
+    """The connection rules of a virtual cluster.
 
-    `waits`: those that come too fast are not closed at the end of their hold, but admitted if the rate allows it then.
-    Of each address `max_held` are held at a time. A user has `per_user` connections, some have counts of their own;
-    nobody who is ANONYMOUS has the first. Addresses that agree in so many bits of their prefix are one, unless anything
-    is said about one alone.
+    `waits`: a connection over the rate of its address is held, and admitted when the rate allows it. Without `waits` it
+    is held, and closed at the end of the hold. `max_held` connections of one address are held at a time.
+
+    A user may have `per_user` connections, unless `counts_of_users` has another number for the user. `per_user` does
+    not apply to ANONYMOUS.
+
+    Addresses that agree in the first `ipv4_prefix` or `ipv6_prefix` bits count as one address, except an address that
+    has a quota or a count for itself.
     """
 
     waits: bool = False
@@ -71,7 +76,7 @@ class ClusterRules:
 
 @dataclass(slots=True, eq=False)
 class ConnectionSlot:
-    """What an admitted connection holds until it has left: `origin` is the address, or prefix, that it counts for."""
+    """The place of an admitted connection until it has ended. It counts for `origin`, an address or a prefix."""
 
     listener: ListenerKey
     origin: str
@@ -80,14 +85,14 @@ class ConnectionSlot:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A connection is to be closed now; with `reset` so that nothing of it stays, neither here nor in the kernel."""
+    """A connection is to be closed now; with `reset` by a TCP reset, so that the kernel keeps no state of it."""
 
     reason: CloseReason
     reset: bool = False
 
 
 class LimitReached(NamedTuple):
-    """A limit of `listener`, None: of the instance, that is reached; `setting` of its section `connections`."""
+    """A limit that is reached: `setting` in the section `connections` of `listener`, or of the instance for None."""
 
     listener: ListenerKey | None
     setting: str
@@ -95,7 +100,7 @@ class LimitReached(NamedTuple):
 
 
 class OnHold(Enum):
-    """The connection is not read; `due` tells what becomes of it."""
+    """The connection is held: it is not read, and `due` decides about it later."""
 
     HELD = "held"
 
@@ -104,7 +109,7 @@ HELD = OnHold.HELD
 
 
 class Step(Enum):
-    """What becomes of a connection that has waited."""
+    """What to do with a connection whose wait is over."""
 
     GO_ON = "go_on"
     ADMITTED = "admitted"
@@ -112,7 +117,7 @@ class Step(Enum):
 
 
 class Next(NamedTuple, Generic[Ticket]):
-    """What is to be done with a connection that has waited; `place` comes with ADMITTED, `reason` with CLOSE."""
+    """What to do with a connection whose wait is over; `place` is set with ADMITTED, `reason` with CLOSE."""
 
     listener: ListenerKey
     ticket: Ticket
@@ -123,9 +128,10 @@ class Next(NamedTuple, Generic[Ticket]):
 
 @dataclass(slots=True)
 class AddressStanding:
-    """As whose an address counts, how many connections that has of at most `most` (None: any number), its rate.
+    """The connection limits of one address, and what it uses of them.
 
-    `hosts` are the names with a quota that are known to be this address.
+    The address counts for `origin`: itself, or a prefix. `origin` has `connections` of at most `most` (None: any
+    number), and `reading` is its rate. `hosts` are the host names with a quota that resolve to this address.
     """
 
     origin: str
@@ -137,7 +143,11 @@ class AddressStanding:
 
 @dataclass(slots=True)
 class GateCounts:
-    """What a listener has had wait, hold and turn away since it began; times are the sums of what was told."""
+    """Throttled connections of a listener since the process started.
+
+    `throttles` waited for a rate of the listener or of the instance, `throttled_ms` is the sum of their throttle times.
+    `address_throttles` were held because of their address, `address_throttled_ms` is the sum of their holds.
+    """
 
     throttles: int = 0
     throttled_ms: int = 0
@@ -147,7 +157,7 @@ class GateCounts:
 
 @dataclass(slots=True)
 class _Waiting(Generic[Ticket]):
-    """The one connection of a listener that waits for its rate, and then for a slot."""
+    """The one connection of a listener that waits: for a rate until `until_ms`, and then for a slot."""
 
     ticket: Ticket
     until_ms: int
@@ -155,7 +165,10 @@ class _Waiting(Generic[Ticket]):
 
 @dataclass(slots=True, eq=False)
 class _Holding(Generic[Ticket]):
-    """A connection that is held, `until_ms` at most; `due_ms` is when it is looked at, None while others are before."""
+    """A connection that is held, until `until_ms` at most.
+
+    It is decided about at `due_ms`; None while others are ahead of it in the queue of its address.
+    """
 
     ticket: Ticket
     listener: ListenerKey
@@ -167,9 +180,9 @@ class _Holding(Generic[Ticket]):
 
 
 class Admission(Generic[Ticket]):
-    """The door of one instance. Not for use by several threads; `now_ms` is monotonic.
+    """Decides about the connections of one instance. Not thread-safe; `now_ms` is monotonic.
 
-    In all, `max_held` connections are held at a time.
+    At most `max_held` connections are held at a time, over all listeners.
     """
 
     def __init__(self, quotas: ConnectionQuotas, max_held: int) -> None:
@@ -191,25 +204,25 @@ class Admission(Generic[Ticket]):
     # ---------------------------------------------------------- configuration
 
     def add_virtual_cluster(self, name: str, samples: int, window_ms: int) -> None:
-        """One that measures with windows of its own; no connection is held longer than one of them."""
+        """Add a virtual cluster with its measuring windows. No connection is held for longer than one window."""
         self.quotas.add_virtual_cluster(name, samples, window_ms)
         self._rules[name] = ClusterRules()
         self._window_ms[name] = window_ms
 
     def add_listener(self, key: ListenerKey, now_ms: int) -> None:
-        """One of a virtual cluster that was added; it has no limits yet."""
+        """Add a listener of a virtual cluster that was added before. It has no limits yet."""
         self.quotas.add_listener(key, ConnectionLimits(), now_ms)
         self.counts[key] = GateCounts()
         self._on_the_way[key] = 0
 
     def set_rules(self, virtual_cluster: str, rules: ClusterRules) -> None:
-        """In force for the next connection."""
+        """Apply these rules from the next connection on."""
         self._rules[virtual_cluster] = rules
 
     # ------------------------------------------------------ a connection's way
 
     def arrive(self, key: ListenerKey, ticket: Ticket, now_ms: int) -> bool:
-        """Whether a connection may go on. If not, its listener is to accept no other before it may."""
+        """Whether a new connection may go on. If not, its listener accepts no other until `due` yields GO_ON for it."""
         throttle_ms = self.quotas.arrive(key, now_ms)
         if throttle_ms:
             counts = self.counts[key]
@@ -225,21 +238,21 @@ class Admission(Generic[Ticket]):
         return self.quotas.has_slot(key, self._on_the_way_in_all, self._on_the_way[key])
 
     def _goes_on(self, key: ListenerKey) -> None:
-        """From now on it takes a slot, until it is admitted, held, refused or given up."""
+        """Count a connection that has a slot until it is admitted, held, refused or given up."""
         self._on_the_way[key] += 1
         self._on_the_way_in_all += 1
 
     def give_up(self, key: ListenerKey) -> None:
-        """A connection that was told to go on has ended before anybody asked to admit it; its rates stand."""
+        """A connection that may go on has ended before `admit`. The rates that it used are not given back."""
         self._on_the_way[key] -= 1
         self._on_the_way_in_all -= 1
 
     def admit(
         self, key: ListenerKey, ticket: Ticket, address: str, now_ms: int, measured: bool = True
     ) -> ConnectionSlot | OnHold | Refused:
-        """What becomes of a connection that was told to go on, now that its address is known.
+        """Decide about a connection that may go on, now that the client's address is known.
 
-        One that is not `measured` spends no rate, and waits for none; it counts as a connection of its address.
+        A connection that is not `measured` uses no rate and waits for none, but counts as a connection of its address.
         """
         self.give_up(key)
         name = key.virtual_cluster
@@ -260,7 +273,7 @@ class Admission(Generic[Ticket]):
         return self._hold(key, ticket, origin, now_ms, decision.throttle_ms)
 
     def origin_of(self, virtual_cluster: str, address: str) -> str:
-        """As whose a connection from this address counts: its own, or that of a prefix."""
+        """What a connection from this address counts for: the address itself, or its prefix."""
         rules = self._rules[virtual_cluster]
         is_ipv6 = ":" in address
         prefix = rules.ipv6_prefix if is_ipv6 else rules.ipv4_prefix
@@ -273,7 +286,7 @@ class Admission(Generic[Ticket]):
     def _hold(
         self, key: ListenerKey, ticket: Ticket, origin: str, now_ms: int, throttle_ms: int | None
     ) -> OnHold | Refused:
-        """Hold one for `throttle_ms`; without a time it stands behind others in its queue."""
+        """Hold a connection for `throttle_ms`; with None it waits behind others in the queue of its address."""
         rules, where = self._rules[key.virtual_cluster], (key.virtual_cluster, origin)
         if len(self._held) >= self.max_held or self._held_of.get(where, 0) >= rules.max_held:
             return Refused(CloseReason.TOO_MANY_HELD, reset=True)
@@ -309,14 +322,17 @@ class Admission(Generic[Ticket]):
     # --------------------------------------------------------------------- due
 
     def wake_at(self) -> int | None:
-        """When somebody is due, as far as only time is waited for."""
+        """The next time at which a connection is due; None if none waits for a time."""
         times = [waiting.until_ms for key, waiting in self._waiting.items() if self._has_slot(key)]
         if self._due:
             times.append(self._due[0][0])
         return min(times, default=None)
 
     def due(self, now_ms: int) -> Iterator[Next[Ticket]]:
-        """What is to be done now; each thing is to be done before the next one is asked for, which need not be now."""
+        """What to do now with connections whose wait is over.
+
+        The caller carries out each item before it takes the next. It may stop after any item and call again later.
+        """
         for key in [key for key, waiting in self._waiting.items() if waiting.until_ms <= now_ms]:
             if key in self._waiting and self._has_slot(key):
                 yield self._let_go_on(key)
@@ -334,9 +350,10 @@ class Admission(Generic[Ticket]):
         return Next(key, waiting.ticket, Step.GO_ON)
 
     def _serve(self, head: _Holding[Ticket], due_ms: int, turn: int, now_ms: int) -> Iterator[Next[Ticket]]:
-        """The head of a queue is due, or has come up: it comes in, is closed, or waits for its own time.
+        """Decide about the head of a queue: it is admitted, is closed, or waits until its own time.
 
-        In the first two cases its turn passes to who is behind it, before anything is told: `due` may be left there.
+        When it leaves the queue, the turn passes to the next connection before the item is yielded, because the caller
+        may stop `due` there.
         """
         decision = self._try(head, now_ms)
         if decision.outcome is Outcome.TOO_FAST and head.due_ms is None and now_ms < head.until_ms:
@@ -353,7 +370,7 @@ class Admission(Generic[Ticket]):
         yield self._outcome(head, decision)
 
     def _try(self, head: _Holding[Ticket], now_ms: int) -> Decision:
-        """Admit one that has been held if all allow it now: as if it had just come, but that it need not wait again."""
+        """Try to admit a connection that was held. All checks for a new one apply, but it does not wait again."""
         self.quotas.arrive(head.listener, now_ms)
         if self._has_slot(head.listener):
             return self.quotas.admit(head.listener, head.origin, now_ms)
@@ -372,7 +389,7 @@ class Admission(Generic[Ticket]):
         return Next(head.listener, head.ticket, Step.CLOSE, reason=reason)
 
     def empty(self, now_ms: int) -> Iterator[Next[Ticket]]:
-        """Close all that wait or are held, at the end of the process."""
+        """Close all connections that wait or are held, at the end of the process."""
         for key, waiting in self._waiting.items():
             yield Next(key, waiting.ticket, Step.CLOSE, reason=CloseReason.SHUTDOWN)
         self._waiting.clear()
@@ -385,7 +402,7 @@ class Admission(Generic[Ticket]):
     # ---------------------------------------------------------------- admitted
 
     def user_became(self, place: ConnectionSlot, user: str) -> bool:
-        """Whether a connection whose user is known now, or is another now, may stay. If so it counts for that user."""
+        """Whether a connection may stay now that its user is known or has changed. If so, it counts for that user."""
         name = place.listener.virtual_cluster
         if user == place.user:
             return True
@@ -413,14 +430,14 @@ class Admission(Generic[Ticket]):
     # -------------------------------------------------------------------- read
 
     def standing_of(self, virtual_cluster: str, address: str, now_ms: int, shadow: bool) -> AddressStanding:
-        """What is known of an address."""
+        """The connection limits of an address, and what it uses of them."""
         origin = self.origin_of(virtual_cluster, plain_ip(address))
         key, most = AddressKey(virtual_cluster, origin), self.quotas.address_limits(virtual_cluster).count_of(origin)
         reading = self.quotas.address_reading(key, now_ms, shadow)
         return AddressStanding(origin, self.quotas.connections_from(key), None if most >= NO_LIMIT else most, reading)
 
     def limits_reached(self, key: ListenerKey, now_ms: int) -> Iterator[LimitReached]:
-        """What has a connection wait at a listener now."""
+        """The limits that make a connection of this listener wait now."""
         quotas, on_the_way = self.quotas, self._on_the_way
         for where, limits, rate, connections in (
             (None, quotas.instance_limits, quotas.instance_reading, quotas.connections + self._on_the_way_in_all),
@@ -434,21 +451,21 @@ class Admission(Generic[Ticket]):
 
     @property
     def virtual_clusters(self) -> Iterable[str]:
-        """By name."""
+        """The names of all virtual clusters."""
         return self._rules.keys()
 
     @property
     def somebody_waits(self) -> bool:
-        """Whether a listener has a connection that waits for its rate, or a slot."""
+        """Whether any listener has a connection that waits for a rate or a slot."""
         return bool(self._waiting)
 
     @property
     def held(self) -> int:
-        """How many connections are held."""
+        """How many connections are held, over all listeners."""
         return len(self._held)
 
     def held_of(self, virtual_cluster: str) -> int:
-        """How many of them are of one virtual cluster."""
+        """How many connections of one virtual cluster are held."""
         return sum(number for (name, _), number in self._held_of.items() if name == virtual_cluster)
 
 

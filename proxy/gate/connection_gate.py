@@ -1,4 +1,4 @@
-"""The door of this process on the event loop: has connections decided about, and wakes those that wait."""
+"""The gate of this process on the event loop: asks `Admission` about connections, and wakes those that wait."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -23,36 +23,36 @@ Number = TypeVar("Number", int, float)
 
 
 _FAULTS_OVER_AFTER_MS = 60_000
-"""Clients with a wrong setting come again more slowly than those that are refused."""
+"""Clients with a wrong setting reconnect more slowly than clients that are refused."""
 
 _MOST_SHARED = 1_000
-"""Names that clients share are mechanisms' own: so many only where somebody makes them up."""
+"""Shared names come from SASL mechanisms, which are few. More names than this are made up by clients."""
 
 _FULL = "limits.max_connections"
 _AT_ONCE = 50
-"""So many that have waited are carried on with before others have their turn."""
+"""How many connections that have waited go on in one turn of the event loop."""
 
 
 def limits_of(config: ConnectionLimitsConfig) -> ConnectionLimits:
-    """As the arithmetic has them."""
+    """The limits of a configuration section, as `ConnectionQuotas` takes them."""
     rate, most = config.max_connection_creation_rate, config.max_connections
     return ConnectionLimits(NO_LIMIT if rate is None else rate, NO_LIMIT if most is None else most)
 
 
 class Timer(Protocol):
-    """A call that is to be made later."""
+    """A scheduled call."""
 
     def cancel(self) -> None:
-        """Not any more."""
+        """Do not make the call."""
 
 
 def on_the_loop(delay_s: float, callback: Callable[[], None]) -> Timer:
-    """Have the running event loop call back."""
+    """Schedule a call on the running event loop."""
     return asyncio.get_running_loop().call_later(delay_s, callback)
 
 
 class ConnectionGate:
-    """One for all listeners of this process; `admission` decides. `call_later` is what wakes it, never at once."""
+    """The gate for all listeners of this process. `admission` decides; `call_later` schedules, never calls at once."""
 
     def __init__(
         self,
@@ -74,12 +74,12 @@ class ConnectionGate:
         self._log = structlog.get_logger()
 
     def add_listener(self, key: ListenerKey, carry_on: Callable[[Next[IncomingConnection]], None]) -> None:
-        """`carry_on` is told what becomes of those that have waited."""
+        """Add a listener. `carry_on` is called with the decision about each of its connections that has waited."""
         self.admission.add_listener(key, self._clock.now_ms())
         self._carry_on[key] = carry_on
 
     def arrive(self, key: ListenerKey, arrival: IncomingConnection) -> bool:
-        """Whether a connection may go on; else its listener is to accept no other before `carry_on` says so."""
+        """Whether a new connection may go on. If not, its listener accepts no other until `carry_on` is called."""
         may_go_on = self.admission.arrive(key, arrival, self._clock.now_ms())
         if not may_go_on:
             self._note_limits(key)
@@ -87,7 +87,7 @@ class ConnectionGate:
         return may_go_on
 
     def _note_limits(self, key: ListenerKey) -> None:
-        """Log that a limit of the instance, or of a listener, is reached; further ones that wait are counted."""
+        """Log that a limit of the instance or of a listener is reached. Further connections that wait are counted."""
         now_ms = self._clock.now_ms()
         for where, setting, limit in self.admission.limits_reached(key, now_ms):
             name, listener = where or ("", "")
@@ -97,12 +97,12 @@ class ConnectionGate:
                 self._log.warning("connection_limit_reached", **whose, setting=path, limit=limit, others="wait")
 
     def note_full(self, limit: int) -> None:
-        """Log that the process has as many sockets of clients as it may have; further refusals are counted."""
+        """Log that the process has as many client sockets as it may have; further refusals are only counted."""
         if self._limits.note("", "", _FULL, self._clock.now_ms()):
             self._log.warning("connection_limit_reached", setting=_FULL, limit=limit, others="are closed at once")
 
     def admit(self, key: ListenerKey, arrival: IncomingConnection) -> ConnectionSlot | OnHold | Refused:
-        """What becomes of it, now that its address is known."""
+        """Decide about a connection, now that the client's address is known."""
         measured = not arrival.of_balancer
         outcome = self.admission.admit(key, arrival, arrival.address, self._clock.now_ms(), measured)
         if isinstance(outcome, OnHold):
@@ -112,7 +112,7 @@ class ConnectionGate:
         return outcome
 
     def give_up(self, key: ListenerKey, measured: bool = True) -> None:
-        """A connection that was on its way has ended; unless it is `measured` it is taken back from all rates."""
+        """A connection has ended before `admit`. If it is not `measured`, it is taken back from all rates."""
         self.admission.give_up(key)
         if not measured:
             self.admission.quotas.take_back(key, self._clock.now_ms())
@@ -124,13 +124,13 @@ class ConnectionGate:
         self._slot_is_free()
 
     def set_limits(self, instance: ConnectionLimits, max_held: int) -> None:
-        """What the whole process takes, from the next connection on."""
+        """Set the limits of the whole process, from the next connection on."""
         self.admission.quotas.set_instance_limits(instance, self._clock.now_ms())
         self.admission.max_held = max_held
         self._slot_is_free()
 
     def set_listener_limits(self, key: ListenerKey, limits: ConnectionLimits) -> None:
-        """What a listener takes, from the next connection on."""
+        """Set the limits of a listener, from the next connection on."""
         self.admission.quotas.set_listener_limits(key, limits, self._clock.now_ms())
         self._slot_is_free()
 
@@ -139,7 +139,7 @@ class ConnectionGate:
             self._plan()
 
     def empty(self) -> None:
-        """Close all that wait or are held, when nobody comes any more."""
+        """Close all connections that wait or are held. Called when no listener accepts any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -149,7 +149,7 @@ class ConnectionGate:
     # --------------------------------------------------------------------- time
 
     def _plan(self) -> None:
-        """Look again when somebody is due, but never at once: nothing is carried on amid something else."""
+        """Schedule the next look at waiting connections. Never now: `carry_on` must not run amid another step."""
         at_ms = self.admission.wake_at()
         if at_ms is None or (self._timer is not None and self._timer_ms <= at_ms):
             return
@@ -177,22 +177,25 @@ class ConnectionGate:
             arrival.log.warning("connection_refused", reason=reason.value, detail=shown(detail), counts_as=origin)
 
     def note_fault(self, key: ListenerKey, address: str, fault: str) -> bool:
-        """Count a connection that ended by a wrong setting of its client; whether that is worth a line of the log.
+        """Count a connection that ended because of a wrong setting of its client. Returns whether to log it.
 
-        `fault` says what is wrong, and is as long as the log shows it.
+        `fault` says what is wrong, already cut to the length that is logged.
         """
         name = key.virtual_cluster
         origin = self.admission.origin_of(name, address)
         return self._faults.note(name, origin, fault, self._clock.now_ms())
 
     def note_unnamed(self, key: ListenerKey, address: str) -> bool:
-        """Count a connection that has asked for no server name; whether that is worth a line of the log."""
+        """Count a TLS connection that asked for no server name. Returns whether to log it."""
         name = key.virtual_cluster
         origin = self.admission.origin_of(name, address)
         return self._unnamed.note(name, origin, "server_name_missing", self._clock.now_ms())
 
     def note_shared(self, key: ListenerKey, user: str) -> bool:
-        """Whether a name that clients share who cannot be told apart is worth a line of the log: the first time."""
+        """Whether to log that several clients may share this user name because their own names are not visible.
+
+        True the first time for each virtual cluster and name.
+        """
         shared = key.virtual_cluster, user
         if shared in self._shared or len(self._shared) >= _MOST_SHARED:
             return False
@@ -200,7 +203,7 @@ class ConnectionGate:
         return True
 
     def tell_ended_refusals(self) -> None:
-        """Log what has become of limits, and of addresses that are refused, or make the same mistake, no more."""
+        """Log a summary of each episode that is over: of limits reached, refusals, and clients with a wrong setting."""
         for episode in self._limits.over(self._clock.now_ms()):
             whose, lasted_ms = _whose(episode.virtual_cluster, episode.origin), episode.last_ms - episode.began_ms
             for path, count in episode.reasons.items():
@@ -208,7 +211,7 @@ class ConnectionGate:
                 self._log.info("connection_limit_over", **whose, setting=path, duration_ms=lasted_ms, **number)
         for episode in self._faults.over(self._clock.now_ms()):
             connections = episode.reasons.total()
-            if connections > len(episode.reasons):  # else all has been told
+            if connections > len(episode.reasons):  # otherwise each of them was logged
                 self._log.info(
                     "connections_closed",
                     virtual_cluster=episode.virtual_cluster,
@@ -238,11 +241,11 @@ class ConnectionGate:
     # --------------------------------------------------------------------- read
 
     def standing_of(self, virtual_cluster: str, address: str, shadow: bool) -> AddressStanding:
-        """What is known of an address now."""
+        """The connection limits of an address, and what it uses of them now."""
         return self.admission.standing_of(virtual_cluster, address, self._clock.now_ms(), shadow)
 
     def instance_totals(self, sockets: int, max_sockets: int) -> InstanceGate:
-        """The whole process, with so many sockets of clients."""
+        """The totals of the whole process, which has `sockets` client sockets of `max_sockets`."""
         admission, quotas = self.admission, self.admission.quotas
         limits = quotas.instance_limits
         return InstanceGate(
@@ -257,7 +260,7 @@ class ConnectionGate:
         )
 
     def listener_totals(self) -> Iterator[ListenerGate]:
-        """Each listener."""
+        """The totals of each listener."""
         now_ms, quotas = self._clock.now_ms(), self.admission.quotas
         for key, counts in self.admission.counts.items():
             limits = quotas.listener_limits(key)
@@ -270,24 +273,24 @@ class ConnectionGate:
             )
 
     def cluster_totals(self) -> Iterator[ClusterGate]:
-        """Each virtual cluster."""
+        """The totals of each virtual cluster."""
         for name in self.admission.virtual_clusters:
             rates = self.admission.quotas.rates(name)
             yield ClusterGate(name, self.admission.held_of(name), rates.used, rates.capacity, rates.overflowed)
 
     def shadow_totals(self, virtual_cluster: str) -> ShadowThrottles:
-        """How many connections shadow quotas would have held, and for how many ms in all."""
+        """How many connections shadow quotas would have held, and the sum of their holds in ms."""
         rates = self.admission.quotas.rates(virtual_cluster, shadow=True)
         return ShadowThrottles(rates.throttles, rates.throttled_ms)
 
     def address_uses(self) -> Iterator[AddressUse]:
-        """Each address whose rate is measured."""
+        """The use of each address whose rate is measured."""
         for key, reading in self.admission.quotas.address_readings(self._clock.now_ms()):
             yield AddressUse(*key, reading.rate, reading.limit, reading.throttles)
 
 
 def _whose(virtual_cluster: str, listener: str) -> dict[str, str]:
-    """Whose limit: of a listener, or nobody's but the whole process's."""
+    """The log keys of a limit's listener; none for a limit of the whole process."""
     return {"virtual_cluster": virtual_cluster, "listener": listener} if listener else {}
 
 

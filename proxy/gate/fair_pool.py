@@ -1,4 +1,4 @@
-"""Who is in a place that takes so many at a time, by origin: decided without a socket or a clock."""
+"""A bounded set of tickets, shared fairly between the origins that they come from. Has no socket, reads no clock."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -7,16 +7,16 @@ Ticket = TypeVar("Ticket")
 
 
 class FairPool(Generic[Ticket]):
-    """Those who are here; each has a ticket, anything hashable, and comes from an origin.
+    """A set of tickets (any hashable values), each with its origin. The caller holds the limit on their number.
 
-    When the place is full, who has fewer here than the origin that has most takes the place of that one's oldest: an
-    origin crowds out only itself. Where origins are not known, all are one.
+    When the pool is full, a ticket of an origin with few tickets replaces the oldest ticket of the origin with most: an
+    origin with many tickets displaces only its own. Where origins are not known, all tickets have the same one.
     """
 
     def __init__(self) -> None:
         self._origins: dict[Ticket, str] = {}
         self._of: dict[str, dict[Ticket, None]] = {}
-        """By origin, the oldest first."""
+        """The tickets of each origin, the oldest first."""
 
     def __len__(self) -> int:
         return len(self._origins)
@@ -28,20 +28,21 @@ class FairPool(Generic[Ticket]):
         return iter(self._origins)
 
     def enter(self, ticket: Ticket, origin: str) -> None:
-        """One is here from now on."""
+        """Add a ticket."""
         self._origins[ticket] = origin
         self._of.setdefault(origin, {})[ticket] = None
 
     def leave(self, ticket: Ticket) -> None:
-        """One that is here is not any more."""
+        """Remove a ticket that is in the pool."""
         origin = self._origins.pop(ticket)
         del self._of[origin][ticket]
         if not self._of[origin]:
             del self._of[origin]
 
     def who_leaves_for(self, origin: str) -> Ticket | None:
-        """Who has to leave so that one of this origin may come though there is no room: one that is of those who have
-        most here, if they have more than this origin then would. None: nobody has to, and it may not come.
+        """The ticket to remove from a full pool so that this origin can add one; None if this origin may not add one.
+
+        It is the oldest ticket of the origin with most tickets, if that origin has more than this one would have then.
         """
         most: dict[Ticket, None] = max(self._of.values(), key=len, default={})
         if len(most) <= len(self._of.get(origin, ())) + 1:

@@ -1,4 +1,4 @@
-"""A queue in which everybody has the next turn in turn: who brings very many waits for itself."""
+"""A queue that serves its owners in turn: an owner with many items delays only its own."""
 
 from collections import OrderedDict, deque
 from collections.abc import Iterator
@@ -8,18 +8,18 @@ Item = TypeVar("Item")
 
 
 class FairQueue(Generic[Item]):
-    """Things in the order in which each one's own were put, one of each at a time."""
+    """Items of several owners. The owners take turns, one item each; the items of one owner keep their order."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[Item]] = OrderedDict()
-        """By whose they are, who is next first."""
+        """The items of each owner; the owner whose turn is next comes first."""
         self._length = 0
 
     def __len__(self) -> int:
         return self._length
 
     def put(self, whose: str, item: Item) -> None:
-        """Behind whatever else is whose."""
+        """Add an item behind the other items of the owner `whose`."""
         queue = self._queues.get(whose)
         if queue is None:
             queue = self._queues[whose] = deque()
@@ -27,7 +27,7 @@ class FairQueue(Generic[Item]):
         self._length += 1
 
     def take(self) -> Item:
-        """The next one's first. IndexError if there is none."""
+        """Remove and return the first item of the next owner. IndexError if the queue is empty."""
         if not self._length:
             raise IndexError("nobody waits")
         whose, queue = self._queues.popitem(last=False)
@@ -38,6 +38,6 @@ class FairQueue(Generic[Item]):
         return item
 
     def take_all(self) -> Iterator[Item]:
-        """Everything, until nothing is left."""
+        """Remove all items, in their order, until the queue is empty."""
         while self._length:
             yield self.take()

@@ -1,6 +1,6 @@
-"""The metrics of connections: how fast they come, who waits, is held, or is refused (quota semantics 12).
+"""Metrics of client connections: their rates, and how many wait, are held or are refused.
 
-Kafka's rates and throttle times, in seconds; times are sums, to be divided by their counts.
+The rates and throttle times are Kafka's. Times are sums in seconds; divide them by their counts for the average.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,9 +14,10 @@ from proxy.relay.actions import CloseReason
 
 @dataclass(slots=True)
 class ListenerGate:
-    """What one listener takes in: rates in connections/s; a limit is None where there is none.
+    """The connections of one listener. Rates are in connections/s; a limit is None where there is none.
 
-    `throttles` were told to wait for a rate of listener or instance, `address_throttles` were held for their address's.
+    `throttles` connections waited for a rate of the listener or the instance, `address_throttles` were held for the
+    rate of their address.
     """
 
     virtual_cluster: str
@@ -32,7 +33,7 @@ class ListenerGate:
 
 @dataclass(slots=True)
 class ClusterGate:
-    """How many connections of one virtual cluster are held, and how full its table of addresses is."""
+    """How many connections of one virtual cluster are held, and how full its table of measured addresses is."""
 
     virtual_cluster: str
     held: int
@@ -43,7 +44,7 @@ class ClusterGate:
 
 @dataclass(slots=True)
 class InstanceGate:
-    """The same for the whole process; sockets are those of clients, in whatever state."""
+    """The connections of the whole process. `sockets` counts all client sockets, in any state."""
 
     accept_rate: float
     accept_limit: float | None
@@ -57,7 +58,7 @@ class InstanceGate:
 
 @dataclass(slots=True)
 class AddressUse:
-    """How fast connections come from one address, or prefix, that has a limit."""
+    """The connection rate of one address or prefix that has a limit."""
 
     virtual_cluster: str
     address: str
@@ -67,7 +68,7 @@ class AddressUse:
 
 
 class TopAddresses:
-    """The `top` addresses of one virtual cluster, how many there are, and the sum of their rates."""
+    """The `top` addresses of one virtual cluster by rate, and the number and total rate of all its addresses."""
 
     def __init__(self, top: int) -> None:
         self.count = 0
@@ -76,7 +77,7 @@ class TopAddresses:
         self._most: list[AddressUse] = []
 
     def add(self, row: AddressUse) -> None:
-        """Count one more."""
+        """Add one address."""
         self.count += 1
         self.rate += row.rate
         self._most.append(row)
@@ -84,19 +85,23 @@ class TopAddresses:
             self._most = self.most_used()
 
     def most_used(self) -> list[AddressUse]:
-        """Those from which connections come fastest; of equal ones, those that were refused most."""
+        """The addresses with the highest rates; of equal rates, those with most refusals."""
         return nlargest(self._top, self._most, key=lambda row: (row.rate, row.throttles))
 
 
 def instance_families(gates: list[InstanceGate]) -> Iterator[Metric]:
-    """The families of the process, each of them even when it is empty."""
-    rate = _gauge("instance_connection_accept_rate", "Connections/s that came to this process.")
-    limit = _gauge("instance_connection_accept_limit", "The limit of that rate, if there is one.")
-    connections = _gauge("instance_connections", "Client connections that are admitted.")
-    connections_limit = _gauge("instance_connections_limit", "Above it the next ones wait, if there is such a limit.")
-    held_limit = _gauge("held_connections_limit", "Of connections that are held; the next one is reset.")
-    sockets = _gauge("client_sockets", "Sockets of clients: connected, held, on their way in or out.")
-    sockets_limit = _gauge("client_sockets_limit", "Above it the next one is closed at once.")
+    """The metric families of the process. Each is exported even when it has no value."""
+    rate = _gauge(
+        "instance_connection_accept_rate", "Rate of new client connections of this process, in connections/s."
+    )
+    limit = _gauge("instance_connection_accept_limit", "The limit of this rate, if there is one.")
+    connections = _gauge("instance_connections", "Client connections that are admitted and open.")
+    connections_limit = _gauge(
+        "instance_connections_limit", "The limit above which new connections wait, if there is one."
+    )
+    held_limit = _gauge("held_connections_limit", "The limit of held connections; further ones are reset.")
+    sockets = _gauge("client_sockets", "Client sockets in any state: open, waiting, held or closing.")
+    sockets_limit = _gauge("client_sockets_limit", "The limit of client sockets; further ones are closed at once.")
     for gate in gates:
         rate.add_metric((), gate.accept_rate)
         connections.add_metric((), gate.connections)
@@ -111,15 +116,21 @@ def instance_families(gates: list[InstanceGate]) -> Iterator[Metric]:
 
 
 def listener_families(gates: list[ListenerGate]) -> Iterator[Metric]:
-    """The families of listeners."""
+    """The metric families of listeners."""
     of = ("virtual_cluster", "listener")
-    rate = _gauge("connection_accept_rate", "Connections/s that came to a listener.", of)
-    limit = _gauge("connection_accept_limit", "The limit of that rate, if there is one.", of)
-    connections_limit = _gauge("connections_limit", "Connections above which the next ones wait, if limited.", of)
-    throttles = _counter("connection_accept_throttles", "Connections that waited for a listener's or our rate.", of)
-    throttled = _counter("connection_accept_throttle_seconds", "Sum of how long they were to wait.", of)
-    held = _counter("ip_connection_accept_throttles", "Connections that were held as their address was too fast.", of)
-    held_for = _counter("ip_connection_accept_throttle_seconds", "Sum of how long they were held.", of)
+    rate = _gauge("connection_accept_rate", "Rate of new client connections of a listener, in connections/s.", of)
+    limit = _gauge("connection_accept_limit", "The limit of this rate, if there is one.", of)
+    connections_limit = _gauge("connections_limit", "The limit above which new connections wait, if there is one.", of)
+    throttles = _counter(
+        "connection_accept_throttles", "Connections that waited for the rate of the listener or the process.", of
+    )
+    throttled = _counter("connection_accept_throttle_seconds", "Sum of the throttle times of these connections.", of)
+    held = _counter(
+        "ip_connection_accept_throttles", "Connections that were held because their address exceeded its rate.", of
+    )
+    held_for = _counter(
+        "ip_connection_accept_throttle_seconds", "Sum of the times for which these connections were held.", of
+    )
     for gate in gates:
         labels = (gate.virtual_cluster, gate.listener)
         rate.add_metric(labels, gate.accept_rate)
@@ -135,9 +146,9 @@ def listener_families(gates: list[ListenerGate]) -> Iterator[Metric]:
 
 
 def closed_family(closed: Mapping[tuple[str, str], Mapping[CloseReason, int]]) -> Metric:
-    """How many connections of each virtual cluster and listener ended, by why."""
+    """How many connections of each virtual cluster and listener ended, by reason."""
     of = ("virtual_cluster", "listener", "reason")
-    family = _counter("connections_closed", "Client connections that ended, by why.", of)
+    family = _counter("connections_closed", "Client connections that ended, by reason.", of)
     for where, reasons in closed.items():
         for reason, count in list(reasons.items()):
             family.add_metric((*where, reason.value), count)
@@ -145,12 +156,12 @@ def closed_family(closed: Mapping[tuple[str, str], Mapping[CloseReason, int]]) -
 
 
 def cluster_families(gates: list[ClusterGate]) -> Iterator[Metric]:
-    """The families of virtual clusters."""
+    """The metric families of virtual clusters."""
     of = ("virtual_cluster",)
-    held = _gauge("held_connections", "Connections that are held, unread, as their address was too fast.", of)
-    used = _gauge("ip_sensors", "Addresses whose rate is measured.", of)
-    capacity = _gauge("ip_sensors_capacity", "How many may be.", of)
-    overflows = _counter("ip_sensor_overflows", "Connections measured together, as there were more.", of)
+    held = _gauge("held_connections", "Connections that are held because their address exceeded its rate.", of)
+    used = _gauge("ip_sensors", "Addresses whose connection rate is measured.", of)
+    capacity = _gauge("ip_sensors_capacity", "The most addresses whose connection rate can be measured.", of)
+    overflows = _counter("ip_sensor_overflows", "Connections measured together because there were more addresses.", of)
     for gate in gates:
         labels = (gate.virtual_cluster,)
         held.add_metric(labels, gate.held)
@@ -161,13 +172,17 @@ def cluster_families(gates: list[ClusterGate]) -> Iterator[Metric]:
 
 
 def address_families(addresses: dict[str, TopAddresses]) -> Iterator[Metric]:
-    """The families of addresses, by virtual cluster: the top ones, and the rest together."""
+    """The metric families of addresses, by virtual cluster: the top addresses, and the sum of all others."""
     of, of_all = ("virtual_cluster", "ip"), ("virtual_cluster",)
-    rate = _gauge("ip_connection_accept_rate", "Connections/s from the addresses from which they come fastest.", of)
+    rate = _gauge(
+        "ip_connection_accept_rate",
+        "Rate of new connections of the addresses with the highest rates, in connections/s.",
+        of,
+    )
     limit = _gauge("ip_connection_accept_limit", "The limits of these addresses.", of)
-    refused = _counter("ip_connections_refused", "Connections from these addresses that came too fast.", of)
+    refused = _counter("ip_connections_refused", "Connections that exceeded the rate of these addresses.", of)
     others = _gauge("other_ips", "How many further addresses are measured.", of_all)
-    other_rate = _gauge("other_ips_connection_accept_rate", "The sum of their rates.", of_all)
+    other_rate = _gauge("other_ips_connection_accept_rate", "The sum of the rates of these further addresses.", of_all)
     for virtual_cluster, top in addresses.items():
         rows = top.most_used()
         for row in rows:

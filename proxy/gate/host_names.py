@@ -1,4 +1,4 @@
-"""Addresses of the host names that quotas are set on."""
+"""Resolves the host names that ip quotas are set on."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -17,25 +17,25 @@ _AT_ONCE = 64
 _LONGEST_WAIT_S = 0.2
 
 Resolve = Callable[[str], Awaitable[tuple[str, ...]]]
-"""All addresses of a host, in their plain spelling. Raises OSError if it has none."""
+"""Returns all addresses of a host, in their plain spelling. Raises OSError if the host has none."""
 
 
 async def resolve(host: str) -> tuple[str, ...]:
-    """What the system's resolver says."""
+    """All addresses of a host by the system's resolver, in their plain spelling."""
     async with asyncio.timeout(_TIMEOUT_S):
         found = await look_up(host)
     return tuple(dict.fromkeys(plain_ip(str(address[0])) for _, address in found))
 
 
 class HostNames:
-    """Has the names resolved at once, and again every 30 s; the last good response holds while there is no other.
+    """Resolves a set of names at once, and again every 30 s. The last good response is used while a look-up fails.
 
-    `changed` is called whenever `addresses` are others.
+    `changed` is called whenever `addresses` has changed.
     """
 
     def __init__(self, changed: Callable[[], None], log: "FilteringBoundLogger", resolve: Resolve = resolve) -> None:
         self.addresses: Mapping[str, tuple[str, ...]] = {}
-        """By name; one that was never resolved is not there."""
+        """The addresses of each name; a name that was never resolved is missing."""
         self._changed = changed
         self._log = log
         self._resolve = resolve
@@ -44,7 +44,7 @@ class HostNames:
         self._task: asyncio.Task[None] | None = None
 
     def follow(self, names: Collection[str]) -> None:
-        """These are the names, from now on."""
+        """Resolve these names, and no others, from now on."""
         wanted = frozenset(names)
         if wanted != self._names:
             self._names = wanted
@@ -52,7 +52,7 @@ class HostNames:
             self._task = asyncio.get_running_loop().create_task(self._keep_resolving())
 
     def stop(self) -> None:
-        """Resolve no more."""
+        """Stop resolving."""
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -63,7 +63,7 @@ class HostNames:
             await asyncio.sleep(_ASK_AGAIN_S)
 
     async def resolve_all(self) -> None:
-        """Resolve each name once, some at a time. What is known of some waits for slow others a moment only."""
+        """Resolve each name once, at most 64 at a time. Results are applied every 0.2 s: slow names delay no others."""
         some = asyncio.Semaphore(_AT_ONCE)
         loop = asyncio.get_running_loop()
         tasks = {loop.create_task(self._addresses_of(name, some)): name for name in self._names}

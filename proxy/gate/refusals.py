@@ -1,6 +1,7 @@
-"""What the log is told of connections that end badly: a line when an address meets that first, one when it is over.
+"""Limits the log lines about refused connections: one when refusals of an address begin, one when they are over.
 
-A storm brings more of them in a second than a log can take, and a client with a wrong setting comes again for ever.
+In a connection storm there are more refusals in a second than a log can take, and a client with a wrong setting
+reconnects for ever.
 """
 
 from collections import Counter, OrderedDict
@@ -11,12 +12,12 @@ _OVER_AFTER_MS = 10_000
 _MOST_EPISODES = 1_000
 _MOST_REASONS = 16
 OTHERS = "others"
-"""Stands for the addresses of a virtual cluster that have no episode of their own, and for further reasons."""
+"""In place of the addresses of a virtual cluster that have no separate episode, and of further reasons."""
 
 
 @dataclass(slots=True)
 class RefusalEpisode:
-    """Refusals of one address, no two of them far apart; how many by reason."""
+    """A run of refusals of one address without a long pause between them, counted by reason."""
 
     virtual_cluster: str
     origin: str
@@ -26,20 +27,20 @@ class RefusalEpisode:
 
 
 class Refusals:
-    """The episodes that are not over yet, of 1,000 addresses at most: what the others meet is one of each cluster.
+    """The episodes that are not over. At most 1,000 addresses have one; the others of a virtual cluster share one.
 
-    One is over when nothing has come for `over_after_ms`. With `tells_each` each of its reasons is worth a line of its
-    own, not only the first. Each counts 16 reasons; what further ones there are is counted together.
+    An episode is over when nothing was refused for `over_after_ms`. With `tells_each`, each of its reasons gets a log
+    line, not only the first. An episode counts 16 reasons; further reasons are counted together.
     """
 
     def __init__(self, over_after_ms: int = _OVER_AFTER_MS, tells_each: bool = False) -> None:
         self._over_after_ms = over_after_ms
         self._tells_each = tells_each
         self._episodes: OrderedDict[tuple[str, str], RefusalEpisode] = OrderedDict()
-        """The one with the oldest last refusal first."""
+        """Ordered by the time of the last refusal, the oldest first."""
 
     def note(self, virtual_cluster: str, origin: str, reason: str, now_ms: int) -> bool:
-        """Count a refusal; whether that is worth a line: an episode begins with it, or meets another reason."""
+        """Count a refusal. Returns whether to log it: it begins an episode or, with `tells_each`, has a new reason."""
         key = virtual_cluster, origin
         episode = self._episodes.get(key)
         if episode is None and len(self._episodes) >= _MOST_EPISODES:
@@ -56,7 +57,7 @@ class Refusals:
         return begins or (self._tells_each and reason != OTHERS and episode.reasons[reason] == 1)
 
     def over(self, now_ms: int) -> Iterator[RefusalEpisode]:
-        """Those that have ended since this was asked last."""
+        """Remove and return the episodes that are over."""
         while self._episodes:
             episode = next(iter(self._episodes.values()))
             if now_ms - episode.last_ms < self._over_after_ms:

@@ -1,7 +1,7 @@
-"""A socket on its way in, and those stages of the way that have to wait for the client.
+"""An incoming connection, and the stages of its admission that have to wait for the client.
 
-The stages: *arrive* (limits of instance and listener), *origin* (whose address counts), *admit* (limits of that
-address), *secure* (TLS), *open* (a relay has it). A listener goes through them; see `proxy.server.listener`.
+The stages: *arrive* (limits of instance and listener), *origin* (which address counts), *admit* (limits of that
+address), *secure* (TLS), *open* (a relay is made). `proxy.server.listener` takes each connection through them.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Refused(Exception):
-    """A stage lets a socket come no further."""
+    """A stage refuses a connection."""
 
     def __init__(self, reason: CloseReason, detail: str = "") -> None:
         self.reason = reason
@@ -33,12 +33,12 @@ class Refused(Exception):
 
 @dataclass(slots=True, eq=False)
 class IncomingConnection:
-    """A non-blocking socket that was accepted at `port`, and what is known about it by now.
+    """A non-blocking socket that was accepted at `port`, and what is known about its client.
 
-    `address` is the client's, in its plain spelling, for quotas, logs and metrics: the peer's, or the one that a stage
-    has been told; `client_port` belongs to it. `of_balancer`: who speaks for clients comes for itself. `node_id` is
-    whom it is for, `place` what it holds once its address may have it. `destination` is where the client has connected
-    to, if somebody else has told. `tls` is spoken over the socket, if it is.
+    `address` and `client_port` are the client's, for quotas, logs and metrics: those of the peer, or those in a PROXY
+    header. `address` is in its plain spelling. `destination` is the address that the client connected to, if a PROXY
+    header says it. `of_balancer`: a load balancer connected for itself and not for a client. `node_id` is the node that
+    the connection is for. `place` is set once the connection is admitted, `tls` once TLS is established.
     """
 
     socket: SocketType
@@ -54,7 +54,7 @@ class IncomingConnection:
     of_balancer: bool = False
 
     def came_from(self, host: str, port: int, destination: Endpoint | None = None) -> None:
-        """The peer speaks for a client at this address, which has connected to that one."""
+        """Note the client that the peer forwards: its address and port, and the `destination` that it connected to."""
         self.address = plain_ip(host)
         self.client_port = port
         self.destination = destination
@@ -66,11 +66,12 @@ TurnAway = Callable[[IncomingConnection, CloseReason, str], None]
 
 
 class SlowStage:
-    """A stage that has to hear from the client first: a task for each socket, `most` at a time, bounded in time.
+    """A stage that waits for bytes of the client: one task for each connection, at most `most` at a time.
 
-    `work` notes in the arrival what it learns, or raises Refused. Sockets beyond `most` are refused as `crowded`, those
-    that take longer than `timeout_ms` as `overdue`; those that are still here when it is stopped, as SHUTDOWN.
-    When the stage is full, an address crowds out only itself, see FairPool.
+    `work` sets what it learns in the IncomingConnection, or raises Refused. Connections beyond `most` are refused with
+    the reason `crowded`, those that take longer than `timeout_ms` with `overdue`, and those that are left when the
+    stage stops with SHUTDOWN. When the stage is full, an address with many connections displaces only its own (see
+    FairPool).
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class SlowStage:
 
     @property
     def under_way(self) -> int:
-        """How many sockets are in this stage."""
+        """How many connections are in this stage."""
         return len(self._tasks)
 
     def begin(self, arrival: IncomingConnection, go_on: GoOn, turn_away: TurnAway) -> None:
-        """Take a socket through; then exactly one of `go_on` and `turn_away` is called, soon or late."""
+        """Take a connection through the stage. Exactly one of `go_on` and `turn_away` is called, at once or later."""
         origin = "" if arrival.place is None else arrival.place.origin
         if len(self._tasks) >= self.most and not self._make_room_for(origin):
             turn_away(arrival, self._crowded, "")
@@ -105,7 +106,7 @@ class SlowStage:
         task.add_done_callback(lambda done: self._finish(done, arrival, go_on, turn_away))
 
     def _make_room_for(self, origin: str) -> bool:
-        """Have one leave, if one has to."""
+        """Cancel another connection if the pool gives its place to this origin. Returns whether there is room now."""
         oldest = self._tasks.who_leaves_for(origin)
         if oldest is None:
             return False
@@ -115,7 +116,7 @@ class SlowStage:
         return True
 
     def stop(self) -> None:
-        """Refuse all that are here."""
+        """Refuse all connections in this stage."""
         for task in self._tasks:
             task.cancel()
 
