@@ -9,7 +9,7 @@ from quotas.byte_caps import ByteCap
 
 
 class Caps:
-    """A cap for each direction: what comes from clients, what goes to them. Neither has a limit at first."""
+    """Two byte caps: `ingress` for bytes from clients, `egress` for bytes to clients. They have no limit at first."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -17,13 +17,13 @@ class Caps:
         self.egress = ByteCap(lambda ms: self._wake_in(self.egress, ms))
 
     def set(self, config: CapsConfig) -> None:
-        """Put limits in force, lift others."""
+        """Set the limits of this configuration section; a direction without a setting has no limit."""
         now_ms = self._clock.now_ms()
         self.ingress.set_limit(config.ingress_bytes_per_s, now_ms)
         self.egress.set_limit(config.egress_bytes_per_s, now_ms)
 
     def by_direction(self) -> dict[str, ByteCap]:
-        """Both, by what they are called."""
+        """The two caps by the name of their direction, as metrics have it."""
         return {"ingress": self.ingress, "egress": self.egress}
 
     def _wake_in(self, cap: ByteCap, ms: int) -> Callable[[], object]:

@@ -1,4 +1,4 @@
-"""Keeps the certificates in use those that are in the files."""
+"""Reloads certificates when their files change, and warns before they expire."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -15,11 +15,14 @@ _SOON_S = 30 * 86_400
 _TELL_AGAIN_S = 86_400
 
 Show = Callable[[TlsPlace, TlsMaterial | None], None]
-"""Has what stands at a place use this; None: it is plain from now on."""
+"""Makes a listener, or the way to the nodes, use this TLS material; with None it uses plain TCP from now on."""
 
 
 class CertificateWatcher:
-    """Has changed files taken up; with anything wrong in them what was there stays. Tells of those that end soon."""
+    """Reloads changed certificate files; if a new file is wrong, the old certificate stays in use.
+
+    Logs a warning for each certificate that has expired or expires soon.
+    """
 
     def __init__(self, show: Show, clock: Clock, metrics: Metrics) -> None:
         self._show = show
@@ -31,7 +34,7 @@ class CertificateWatcher:
         self._reported_s: dict[TlsPlace, float] = {}
 
     def take_up(self, sections: Mapping[TlsPlace, Section]) -> None:
-        """Use what the sections of a configuration have come to."""
+        """Use the TLS sections of a configuration that was just loaded."""
         for place in self._kept.keys() - sections.keys():
             self._forget(place)
         self._kept = dict(sections)
@@ -39,7 +42,7 @@ class CertificateWatcher:
             self._use(place, section.certified)
 
     async def watch(self) -> None:
-        """Look at all files once a second; never returns."""
+        """Check all files once a second; never returns."""
         while True:
             await asyncio.sleep(_LOOK_S)
             for place, section in list(self._kept.items()):
@@ -55,7 +58,7 @@ class CertificateWatcher:
             self._metrics.certificate_reloads.labels(*labels, "rejected").inc()
             self._log.error("certificate_rejected", problems=[str(problem) for problem in errors.problems])
             return
-        if self._kept.get(place) is section:  # no other configuration has come meanwhile
+        if self._kept.get(place) is section:  # no other configuration was loaded meanwhile
             self._metrics.certificate_reloads.labels(*labels, "applied").inc()
             self._log.info("certificate_renewed", virtual_cluster=labels[0], listener=labels[1])
             self._use(place, context)
@@ -75,7 +78,7 @@ class CertificateWatcher:
             self._metrics.certificate_ends.remove(place.virtual_cluster, place.listener)
 
     def _tell_of_ends(self) -> None:
-        """Once a day, of each certificate that ends within 30 days."""
+        """Log a warning once a day for each certificate that expires within 30 days."""
         now_s = self._clock.epoch_ms() / 1000
         for place, ends_s in self._ends_s.items():
             if ends_s - now_s < _SOON_S and now_s - self._reported_s.get(place, -_TELL_AGAIN_S) >= _TELL_AGAIN_S:

@@ -1,4 +1,4 @@
-"""One client connection on the event loop: two streams, a timer, and the relay that says what to do."""
+"""One client connection on the event loop: two streams, a timer, and the relay that decides what to do."""
 
 import asyncio
 import ssl
@@ -43,41 +43,44 @@ if TYPE_CHECKING:
 
 _READ_AHEAD_BYTES = 512
 LINGER_S = 10.0
-"""How long a connection that is closing may take to write out what was sent to it."""
+"""How long a connection that is closing may take to write out its last bytes."""
 
 
 class ConnectionHost(Protocol):
-    """Where a connection belongs: what it needs of others, and who is told what becomes of it."""
+    """The owner of a connection, which is its listener: does for it what concerns others, and is called on changes."""
 
     def connect(self, connection: "Connection", reached: Reached) -> Cancellable:
-        """Connect to its node, and tell what came of it later, never at once."""
+        """Connect to the connection's node. `reached` is called later with the result, never at once."""
 
     def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
-        """A stream over a socket of one side."""
+        """A new stream over a socket of one side."""
 
     def alter_quotas(
         self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
     ) -> Awaitable[Sequence[Exception | None]]:
-        """Have alterations written; what became of each. It is carried on when the client is gone."""
+        """Have quota alterations written, also if the client disconnects meanwhile.
+
+        Returns for each alteration None, or the exception that says why it was refused.
+        """
 
     def note_throttle(self, connection: "Connection", throttled: Throttled, now_ms: int) -> None:
-        """It was throttled, at this monotonic time."""
+        """The connection was throttled at this monotonic time."""
 
     def is_worth_a_line(self, connection: "Connection", reason: CloseReason, detail: str) -> bool:
-        """Whether the log is to be told of an end for this reason, which a client may meet again and again."""
+        """Whether to log that the connection ended for this reason. A client may repeat the same mistake for ever."""
 
     def closed(self, connection: "Connection", reason: CloseReason) -> None:
-        """Nothing more is carried."""
+        """The connection has ended: it carries no more requests or responses."""
 
     def lingers(self, connection: "Connection") -> None:
-        """It is closed, but a socket is not. It is to be aborted if it is not `gone` after LINGER_S."""
+        """The connection has ended, but a socket of it is still open. Abort it if it is not `gone` after LINGER_S."""
 
     def gone(self, connection: "Connection") -> None:
-        """It has lingered, and both its sockets are closed."""
+        """Both sockets of a connection that lingered are closed."""
 
 
 Step = Callable[[int], list[Action]]
-"""Something that a relay is told at a time, in us, and says what comes of it."""
+"""A call of the relay: takes the monotonic time in us, returns the actions to carry out."""
 
 
 class Connection:
@@ -104,7 +107,7 @@ class Connection:
         self._node: Stream | None = None
         self._connecting: Cancellable | None = None
         self._work: tuple[tuple[DecisionRequest, asyncio.Task[None]], ...] = ()
-        """What is being decided, at most of each direction one; nobody else keeps these tasks."""
+        """The slow decisions under way, at most one for each direction. Holds the only references to their tasks."""
         self._timer: asyncio.TimerHandle | None = None
         self._timeouts = ConnectionTimeouts()
         self._busy = False
@@ -112,10 +115,10 @@ class Connection:
         self._lingers = False
         self._steps: deque[Step] = deque()
 
-    # ------------------------------------------------------- what is reported
+    # ----------------------------------------------------------------- events
 
     def client_connected(self, sock: AnySocket) -> None:
-        """The client's socket stands."""
+        """The client is connected: open a stream over its socket."""
         self._client = self._home.open_stream(sock, Side.CLIENT, self)
 
     def bytes_came(self, side: Side, data: bytes) -> None:
@@ -123,7 +126,7 @@ class Connection:
         now_us = self._now_us()
         try:
             actions = self.relay.on_bytes(side, data, now_us)
-            if len(actions) == 1 and type(send := actions[0]) is Send:  # what nearly always comes of it
+            if len(actions) == 1 and type(send := actions[0]) is Send:  # nearly always the only action
                 self._send(send, now_us)
             else:
                 self._carry_out(actions, now_us)
@@ -131,11 +134,11 @@ class Connection:
             self._fail()
 
     def eof_came(self, side: Side) -> None:
-        """One side will send no more."""
+        """One side has closed its sending direction."""
         self._do(partial(self.relay.on_eof, side))
 
     def lost(self, side: Side, error: Exception | None) -> None:
-        """One stream is closed."""
+        """The stream of one side is closed; `error` is the reason if there was one."""
         if side is Side.NODE:
             self._node = None
         elif self._client is not None:
@@ -149,35 +152,38 @@ class Connection:
             self._home.gone(self)
 
     def writing_paused(self, side: Side) -> None:
-        """One side's write buffer is full."""
+        """The write buffer of one side is full."""
         if not self.closing:
             self._do(lambda now_us: self.relay.on_blocked(side))
 
     def writing_resumed(self, side: Side) -> None:
-        """One side's write buffer has room again."""
+        """The write buffer of one side has room again."""
         if not self.closing:
             self._do(partial(self.relay.on_writable, side))
 
     def give_up(self, reason: CloseReason, detail: str = "") -> None:
-        """Close for a reason that is not on the wire."""
+        """Close the connection for a reason that did not come from either peer."""
         if not self.closing:
             self._do(partial(self.relay.on_lost, reason, detail))
 
     def read_bytes(self) -> int:
-        """How much the next read of the client may take: little while no more than a request head is wanted."""
+        """The most that the next read from the client may take: little while only a request head is wanted."""
         if not self.relay.muted:
             return READ_BYTES
         return min(max(self.relay.missing_bytes, _READ_AHEAD_BYTES), READ_BYTES)
 
     def reading_waits(self, side: Side) -> None:
-        """A cap has what one side has sent wait."""
+        """A byte cap delays reading from one side."""
         self._timeouts.note_held_up()
         self.relay.on_held_up()
 
-    # ------------------------------------------------------------ carrying out
+    # ----------------------------------------------------------------- actions
 
     def _do(self, step: Step) -> None:
-        """Have the relay take a step now, or after all that is being carried out: it must not hear half-way."""
+        """Call the relay and carry out its actions: now, or after the actions that are being carried out.
+
+        The relay must not be called while only a part of its last actions is done.
+        """
         if self._busy:
             self._steps.append(step)
             return
@@ -223,9 +229,9 @@ class Connection:
         return []
 
     async def _work_out(self, ticket: int, decision: QuotaAlteration | SlowDecision) -> None:
-        """Decide in turns with others, have written what must be, then give the decision.
+        """Work out a slow decision in turns with other connections, have quotas written, and pass the decision on.
 
-        A relay that is closed by then only has given back what was charged.
+        A relay that is closed by then only takes back what was charged.
         """
         try:
             outcome = await finish_in_turns(decision.steps) if isinstance(decision, SlowDecision) else decision
@@ -272,7 +278,7 @@ class Connection:
         self.episode.note(throttled, now_ms)
 
     def _why(self, throttled: Throttled) -> dict[str, str | float | None]:
-        """Who is throttled, and by which quota."""
+        """Log keys: the client that is throttled, and the quota that throttles it."""
         client_id = throttled.client_id.decode(errors="replace")
         why: dict[str, str | float | None] = {"user": shown(self.facts.user), "client_id": shown(client_id)}
         if throttled.quota_type is None:
@@ -282,7 +288,7 @@ class Connection:
         return {**why, "quota_type": throttled.quota_type.name.lower(), "entity": entity, "limit": standing.limit}
 
     def look_after(self, now_ms: int, step_ms: int, time_outs: TimeOuts) -> None:
-        """See whether something is over by time; `step_ms` have passed since this was done last."""
+        """Check timeouts and the throttle episode; `step_ms` have passed since the last check."""
         if self.closing:
             return
         self.close_episode_if_over(now_ms)
@@ -294,7 +300,7 @@ class Connection:
             self.give_up(reason)
 
     def close_episode_if_over(self, now_ms: int) -> None:
-        """Log the end of a throttle episode that nothing has prolonged for a while."""
+        """Log the end of the throttle episode if it is over."""
         if self.episode is not None and self.episode.over(now_ms):
             self._log_episode()
 
@@ -334,7 +340,7 @@ class Connection:
     # ----------------------------------------------------------------- closing
 
     def _close(self, close: Close, now_us: int) -> None:
-        """Let both sides have what was sent to them, then close them; tell why."""
+        """Log the reason, and close both sides once their last bytes are written out."""
         self.closing = True
         self._log_episode()
         if self.relay.ended_unheard and close.reason in _CLIENT_IS_GONE:
@@ -344,7 +350,7 @@ class Connection:
         self._end(close.reason)
 
     def _end(self, reason: CloseReason) -> None:
-        """What `_close` does when all is told."""
+        """The part of `_close` after logging."""
         self._ended = self.closing = True
         self._cancel_timer()
         self._home.closed(self, reason)
@@ -367,7 +373,7 @@ class Connection:
                 self._home.lingers(self)
 
     def _hang_up_on_node(self, action: HangUp, now_us: int) -> None:
-        """What the node owed to the quotas it has told, behind the end of the client."""
+        """Close the stream of the node, which stayed open after the client's end until all charges were settled."""
         if self._node is not None:
             self._node.close()
 
@@ -389,8 +395,10 @@ class Connection:
         )
 
     def _level_of(self, close: Close, failed_login: Mapping[str, str | int | None]) -> Callable[..., None]:
-        """How loud an end is told: who makes the same mistake again and again, or hangs up before a whole request, only
-        at DEBUG then; who has only looked whether somebody is here, always.
+        """The log method for the end of this connection.
+
+        A client that only connected, as a health check does, is logged at DEBUG. A client that repeats a mistake, or
+        that disconnects before a whole request again, is logged at DEBUG from the second time on.
         """
         if close.reason is CloseReason.CLIENT_SENT_NOTHING:
             return self._log.debug
@@ -403,17 +411,17 @@ class Connection:
 
     @property
     def unsent_bytes(self) -> int:
-        """What is still to be written out to either side."""
+        """How many bytes are still to be written out, to both sides."""
         return sum(stream.unsent_bytes for stream in (self._client, self._node) if stream is not None)
 
     def abort(self) -> None:
-        """Drop both streams with whatever they still hold."""
+        """Close both sockets at once, and drop the bytes that are not written out."""
         for stream in (self._client, self._node):
             if stream is not None:
                 stream.abort()
 
     def _fail(self) -> None:
-        """A bug of ours: it ends this connection and no other, and that even if the relay had just ended by itself."""
+        """Log a bug of the proxy and end this connection, also if the relay had just ended by itself. Others go on."""
         self._log.exception("internal_error")
         self._steps.clear()
         if self._ended:
@@ -427,7 +435,7 @@ class Connection:
 
 
 def _failed_login(failure: LoginFailure) -> dict[str, str | int | None]:
-    """What the log is told of one: never a token, and nobody as if he had proven to be that."""
+    """Log keys of a failed login. They never contain a token, and name the user as `claimed_user`: it is not proven."""
     return {
         "mechanism": shown(failure.mechanism) or None,
         "claimed_user": None if failure.claimed_user is None else shown(failure.claimed_user),
@@ -447,7 +455,7 @@ ORDINARY = frozenset(
         CloseReason.SHUTDOWN,
     }
 )
-"""Ends that are nobody's fault."""
+"""Ends of a connection that are not an error."""
 
 _CARRY_OUT: Mapping[type[Action], Callable[[Connection, Any, int], None]] = {
     Send: Connection._send,
@@ -469,4 +477,4 @@ _LOST = {
     (Side.NODE, False): CloseReason.NODE_LOST,
     (Side.NODE, True): CloseReason.NODE_TLS_FAILED,
 }
-"""By side, and by whether TLS says so."""
+"""The reason for a lost stream, by its side and by whether TLS failed."""

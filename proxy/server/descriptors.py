@@ -1,20 +1,19 @@
-"""How many sockets of clients this process has descriptors for."""
+"""How many client connections this process has file descriptors for."""
 
 import resource
 
 _OF_ONE_CLIENT = 2
-"""Its own and that to its node."""
+"""Descriptors of one client: its own socket and the one to its node."""
 
 _SPARE = 128
-"""For files, sources of quotas, and whatever else is nobody's who connects."""
+"""Descriptors for files, quota sources, and everything else that belongs to no connection."""
 
 
 def clients_within_descriptors(wanted: int, others: int) -> int:
-    """`wanted`, or less where this process may not have descriptors for so many beside `others`.
+    """`wanted`, or the number of clients that the descriptor limit allows, if that is less.
 
-    These are its listening ports and what connects to the HTTP listeners.
-
-    The system's soft limit (RLIMIT_NOFILE) is raised as far as that takes, and the hard one allows.
+    `others` are the descriptors of listening ports and of the connections to the HTTP listeners. The soft limit of the
+    system (RLIMIT_NOFILE) is raised as far as needed and as far as the hard limit allows.
     """
     needed = wanted * _OF_ONE_CLIENT + others + _SPARE
     soft, hard = (_number(limit) for limit in resource.getrlimit(resource.RLIMIT_NOFILE))

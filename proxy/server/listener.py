@@ -1,4 +1,4 @@
-"""One listener of a virtual cluster on the event loop: its ports, and the connections that came in through them."""
+"""One listener of a virtual cluster on the event loop: its ports and its connections."""
 
 import asyncio
 import itertools
@@ -63,18 +63,18 @@ if TYPE_CHECKING:
     from structlog.typing import FilteringBoundLogger
 
 NOBODY = ""
-"""In place of the user before an authentication that is demanded has succeeded."""
+"""In place of the user until a required SASL login has succeeded."""
 
 _ACCEPTS_AT_ONCE = 64
 _OPENED_AT_ONCE = 8
-"""So many that are admitted go on in one turn of the event loop. That costs more than to accept and to admit them."""
+"""How many admitted connections go on in one turn of the event loop. That costs more than accepting them."""
 _MOST_IN_TURN = 1024
-"""While so many wait for their turn to go on, no more are accepted."""
+"""No more connections are accepted while this many wait for their turn to go on."""
 _REST_S = 1.0
-"""How long no more is accepted when descriptors or memory have run out."""
+"""The pause in accepting after descriptors or memory have run out."""
 
 _RESET = struct.pack("ii", 1, 0)
-"""Linger for 0 s: what the kernel has of the connection is dropped, and the peer told so."""
+"""SO_LINGER of 0 s: the kernel drops the bytes of the connection and sends the peer a reset."""
 
 _REFUSED_AT_ONCE = frozenset(
     {
@@ -85,13 +85,13 @@ _REFUSED_AT_ONCE = frozenset(
         CloseReason.TOO_MANY_HANDSHAKES,
     }
 )
-"""What stages turn sockets away for as fast as they come: too fast for a line of the log each."""
+"""Reasons for which a stage refuses connections as fast as they come, too fast for one log line each."""
 
 _HUNG_UP = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 
 
 def _place_of(arrival: IncomingConnection) -> ConnectionSlot:
-    """That of one that was admitted."""
+    """The slot of a connection that was admitted."""
     assert arrival.place is not None
     return arrival.place
 
@@ -125,30 +125,30 @@ class Listener:
         self.ports = addressing(config, upstream.directory, self._let_go_of_port)
         self.connections: set[Connection] = set()
         self.lingering = Deadlines(LINGER_S, Connection.abort)
-        """Closed ones that still have a socket open."""
+        """Closed connections that still have a socket open."""
         self._origin = Origin(poller)
         self._origin_stage = origin_stage(self._origin)
         self.origin: SlowStage | None = None
-        """Stage 2 of a socket's way in, for all that come from now on."""
+        """Stage 2 (PROXY headers) for new connections; None: there is none."""
         names = self.ports if isinstance(self.ports, ListenerNames) else None
         self._tls = TlsStage(poller, clock, names, upstream.find, self._note_unnamed)
         self._secure_stage = secure_stage(self._tls)
         self.secure: SlowStage | None = None
-        """Stage 4."""
+        """Stage 4 (TLS) for new connections; None: there is none."""
         self._gate = gate
         gate.add_listener(self.key, self._carry_on)
         self._on_the_way: set[IncomingConnection] = set()
-        """Those that wait, or are held, or are in a stage that waits for the client."""
+        """Connections that wait, are held, or are in a stage that waits for the client."""
         self._at_once = 0
-        """So many more may go on as soon as they are admitted."""
+        """How many more connections may go on in this turn of the event loop."""
         self._pool: FairQueue[IncomingConnection] = FairQueue()
-        """Admitted ones that come behind these: addresses take turns, so that a good one overtakes a storm."""
+        """Admitted connections that wait for a later turn. Addresses take turns: one with few overtakes a storm."""
         self._arrivals: dict[Connection, IncomingConnection] = {}
-        """How those came in that are open."""
+        """The IncomingConnection of each open connection."""
         self._waits = False
-        """One connection waits for the rate, or for a slot: no other is accepted."""
+        """True while one connection waits for a rate or a slot: no other is accepted."""
         self._left_alone: list[tuple[int, socket]] = []
-        """Listening sockets where meanwhile somebody has come."""
+        """Listening sockets, with their ports, at which connections arrived meanwhile."""
         self.tallies: dict[int, RelayCounters] = {}
         self._upstream = upstream
         self._ledger = ledger
@@ -163,7 +163,7 @@ class Listener:
         self._clock = clock
         self._may_open = may_open
         self._closed = closed
-        """How many ended, by why."""
+        """How many connections ended, by reason."""
         self.caps = Caps(clock)
         self._turnstiles = {
             Side.CLIENT: Turnstile((self.caps.ingress, caps_of_cluster.ingress)),
@@ -178,7 +178,7 @@ class Listener:
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, listener=config.name)
 
     def set_limits(self, limits: LimitsConfig) -> None:
-        """Bounds for connections that come from now on."""
+        """Apply these limits to connections from now on."""
         self._limits = limits
         self._relay_limits = self._new_relay_limits()
         self._streams = self._new_streams()
@@ -188,7 +188,7 @@ class Listener:
         self._secure_stage.most = limits.max_handshakes
 
     def set_rules(self, quotas: QuotasConfig, throttle: ThrottleConfig, sasl: SaslConfig) -> None:
-        """Who may do what with quotas, what counts, how clients are throttled and known, on connections from now on."""
+        """Apply the settings of quotas, throttling and SASL to connections from now on."""
         self._quotas = quotas
         self._throttle = throttle
         self._demands_sasl = sasl.required
@@ -197,16 +197,14 @@ class Listener:
         self._facts = self._new_facts()
 
     def set_origin(self, config: ListenerConfig) -> None:
-        """Whose word about a client's address counts, and who must say which node it wants, for those that come from
-        now on.
-        """
+        """Apply the settings of the PROXY protocol and of server names to connections from now on."""
         self._origin.trusted = config.trusted_networks
         self._origin.required = config.proxy_protocol == "required"
         self.origin = None if config.proxy_protocol == "off" else self._origin_stage
         self._tls.demands_name = config.require_server_name
 
     def set_certified(self, certified: TlsMaterial | None) -> None:
-        """What TLS shows and wants, for those that come from now on; None: it is not spoken."""
+        """Use this TLS material for connections from now on; None: connections are plain."""
         if certified is not None:
             self._tls.certify(certified)
         self.secure = None if certified is None else self._secure_stage
@@ -217,23 +215,23 @@ class Listener:
         return self._secure_stage.under_way
 
     def set_caps(self, caps: CapsConfig) -> None:
-        """What may be moved from now on, after the caps of the cluster have been set."""
+        """Set the byte caps. Call it after the caps of the virtual cluster have been set."""
         self.caps.set(caps)
         for turnstile in self._turnstiles.values():
             turnstile.take_up()
 
     def set_connection_limits(self, limits: ConnectionLimitsConfig) -> None:
-        """How fast connections may come from now on, and how many."""
+        """Set the connection limits, from the next connection on."""
         self._gate.set_listener_limits(self.key, limits_of(limits))
 
     def serve(self, sockets: dict[int, socket]) -> None:
-        """Accept on the bound sockets, by port."""
+        """Start to accept connections on these bound sockets, given by port."""
         for port, sock in sockets.items():
             self._sockets.append(sock)
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
 
     def stop_accepting(self) -> None:
-        """Close the listening sockets, and those on the way in; connections go on."""
+        """Close the listening sockets and the connections that are not open yet. Open connections go on."""
         alone = {sock for _, sock in self._left_alone}
         for sock in self._sockets:
             if sock not in self._resting and sock not in alone:
@@ -249,11 +247,11 @@ class Listener:
 
     @property
     def open_sockets(self) -> int:
-        """How many clients have a socket here, whether they are connected, on the way in, or on the way out."""
+        """How many client sockets this listener has: open, on the way in, or lingering."""
         return len(self.connections) + len(self.lingering) + len(self._on_the_way)
 
     def _accept_all(self, port: int, sock: socket, _events: int) -> None:
-        """Take in who waits, but not all of a storm at once."""
+        """Accept the connections that have arrived, up to a limit: a storm must not block the event loop."""
         self._at_once = 0 if self._pool else _OPENED_AT_ONCE
         for _ in range(min(_ACCEPTS_AT_ONCE, _MOST_IN_TURN - len(self._pool))):
             if self._waits:
@@ -274,7 +272,7 @@ class Listener:
                 client.close()
 
     def _rest(self, port: int, sock: socket, error: OSError) -> None:
-        """Out of descriptors or memory: trying again at once would only burn the processor."""
+        """Stop accepting at a port for a while: descriptors or memory have run out, and a retry at once would spin."""
         self._log.error("accept_failed", port=port, error=error.strerror)
         self._poller.remove(sock.fileno())
         self._resting.add(sock)
@@ -286,9 +284,9 @@ class Listener:
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
 
     def _accept(self, port: int, client: SocketType, peer: Sequence[Any]) -> None:
-        """Take a socket through all stages; one that has to wait for the client goes on by itself."""
+        """Start a new socket through the stages. A stage that waits for the client continues later by itself."""
         node_id = self.ports.node_of(port)
-        address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # of IPv4, the kernel's spelling is plain
+        address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # the kernel spells IPv4 plainly
         log = bound_later(partial(self._log_of, next(_connection_ids), address, peer[1], node_id))
         known = BOOTSTRAP_NODE_ID if node_id is None else node_id
         arrival = IncomingConnection(client, port, known, address, ANONYMOUS, log, peer[1])
@@ -306,7 +304,7 @@ class Listener:
         return log
 
     def _arrive(self, arrival: IncomingConnection) -> None:
-        """Stage 1: the rates and slots of listener and instance, for which one connection waits at a time."""
+        """Stage 1: the rates and slots of listener and instance. One connection of a listener waits at a time."""
         if self._gate.arrive(self.key, arrival):
             self._admit(arrival) if self.origin is None else self._find_origin(arrival)
         else:
@@ -314,14 +312,14 @@ class Listener:
             self._on_the_way.add(arrival)
 
     def _find_origin(self, arrival: IncomingConnection) -> None:
-        """Stage 2, if there is one, says whose address counts."""
+        """Stage 2, if there is one: finds the client's address in a PROXY header."""
         if self.origin is None:
             self._admit(arrival)
         else:
             self._wait(self.origin, arrival, self._admit, self._give_up)
 
     def _admit(self, arrival: IncomingConnection) -> None:
-        """Stage 3: whether its address may have it."""
+        """Stage 3: the rate and the count of the client's address."""
         match self._gate.admit(self.key, arrival):
             case ConnectionSlot() as place:
                 arrival.place = place
@@ -332,7 +330,7 @@ class Listener:
                 self._on_the_way.add(arrival)
 
     def _go_on_in_turn(self, arrival: IncomingConnection) -> None:
-        """At once, or when it is the turn of its address."""
+        """Go on now, or when it is the turn of the client's address."""
         if self._at_once:
             self._at_once -= 1
             self._go_on(arrival)
@@ -352,7 +350,7 @@ class Listener:
             asyncio.get_running_loop().call_soon(self._take_turns)
 
     def _go_on(self, arrival: IncomingConnection) -> None:
-        """A bug of ours behind this ends one connection and no other."""
+        """Go on to stage 4. A bug of the proxy in the later stages ends this connection and no other."""
         try:
             self._secure(arrival)
         except Exception:
@@ -360,14 +358,14 @@ class Listener:
             self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
 
     def _secure(self, arrival: IncomingConnection) -> None:
-        """Stage 4, if there is one, proves who it is."""
+        """Stage 4, if there is one: the TLS handshake."""
         if self.secure is None:
             self._open(arrival)
         else:
             self._wait(self.secure, arrival, self._open, self._turn_away)
 
     def _open(self, arrival: IncomingConnection) -> None:
-        """Stage 5: a relay has it, if its user may have one more."""
+        """Stage 5: make a relay and a connection, if the user may have one more connection."""
         place, node_id = _place_of(arrival), arrival.node_id
         if not self._demands_sasl and not self._gate.admission.user_became(place, arrival.user):
             self._refuse(arrival, CloseReason.TOO_MANY_OF_USER)
@@ -388,13 +386,13 @@ class Listener:
         self._arrivals[connection] = arrival
 
     def _meet(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
-        """Whose use it is that a relay counts."""
+        """The usage counters of a client-id of this connection."""
         assert self._meter is not None
         client_id = measured_client_id(raw_client_id, self._ledger.table)
         return self._meter.hold(facts.node_id, facts.user, client_id)
 
     def _first_words(self, arrival: IncomingConnection) -> bytes:
-        """What is sent to the node before all else: whose connection this is, where it wants to know."""
+        """The first bytes for the node: a PROXY header with the client's address, if `send_proxy_protocol` is set."""
         if not self._upstream.config.send_proxy_protocol:
             return b""
         host, port, *_ = arrival.socket.getsockname()
@@ -402,39 +400,39 @@ class Listener:
         return proxy_header_v2(Endpoint(arrival.address, arrival.client_port), destination)
 
     def user_became(self, connection: Connection, user: str) -> bool:
-        """Whether a connection may stay now that its user is known, or is another; then it counts for that user."""
+        """Whether a connection may stay now that its user is known or has changed. If so, it counts for that user."""
         arrival = self._arrivals.get(connection)
         return arrival is None or self._gate.admission.user_became(_place_of(arrival), user)
 
-    # ------------------------------------------------- the home of connections
+    # ---------------------------------------------------------- ConnectionHost
 
     def connect(self, connection: Connection, reached: Reached) -> Cancellable:
-        """Connect to the node that it is for."""
+        """Connect to the node of this connection."""
         arrival = self._arrivals[connection]
         words, whose = self._first_words(arrival), _place_of(arrival).origin
         return self._upstream.open(arrival.node_id, words, whose, reached)
 
     def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
-        """A stream within the caps of listener and virtual cluster."""
+        """A new stream, subject to the byte caps of the listener and the virtual cluster."""
         settings = self._streams[side]
         return TlsStream(settings, sock, owner) if isinstance(sock, TlsSocket) else Stream(settings, sock, owner)
 
     def alter_quotas(
         self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
     ) -> Awaitable[Sequence[Exception | None]]:
-        """Have alterations written to where the quotas come from."""
+        """Have the source of the quotas write these alterations."""
         return self._book.alter_quotas(alteration_request, log)
 
     def note_throttle(self, connection: Connection, throttled: Throttled, now_ms: int) -> None:
-        """Remember it for whoever asks why."""
+        """Remember the throttle, for the page and the command that explain throttles."""
         self._last_throttles.note(self._arrivals[connection].address, throttled, connection.facts, now_ms)
 
     def is_worth_a_line(self, connection: Connection, reason: CloseReason, detail: str) -> bool:
-        """What may come again and again is told once of each address; but each bug of ours."""
+        """Whether to log the end: the first time for each address and reason, and each time for a bug of the proxy."""
         return reason is CloseReason.INTERNAL_ERROR or self._is_news(self._arrivals[connection], reason, detail)
 
     def closed(self, connection: Connection, reason: CloseReason) -> None:
-        """It counts no longer."""
+        """The connection has ended and no longer counts."""
         arrival = self._arrivals.pop(connection)
         self.connections.discard(connection)
         self.tallies[arrival.node_id].connections_open -= 1
@@ -443,17 +441,17 @@ class Listener:
         self._note_closed(reason)
 
     def lingers(self, connection: Connection) -> None:
-        """A socket of it has something to write out, or waits for its peer to close."""
+        """A socket of the connection still has bytes to write out, or waits for its peer to close."""
         self.lingering.add(connection)
 
     def gone(self, connection: Connection) -> None:
-        """Nothing is left of it."""
+        """Both sockets of the connection are closed."""
         self.lingering.discard(connection)
 
-    # ---------------------------------------------------------- who has waited
+    # ------------------------------------------------------------ after a wait
 
     def _carry_on(self, what: Next[IncomingConnection]) -> None:
-        """Go on with one that has waited, or was held."""
+        """Carry out the gate's decision about a connection that has waited or was held."""
         arrival = what.ticket
         self._on_the_way.discard(arrival)
         try:
@@ -479,7 +477,7 @@ class Listener:
         self._left_alone.clear()
 
     def _wait(self, stage: SlowStage, arrival: IncomingConnection, then: GoOn, turn_away: TurnAway) -> None:
-        """Have a stage taken that waits for the client. A bug of ours behind it ends this connection and no other."""
+        """Begin a stage that waits for the client. A bug of the proxy in `then` ends this connection and no other."""
 
         def go_on(arrival: IncomingConnection) -> None:
             self._on_the_way.discard(arrival)
@@ -539,13 +537,13 @@ class Listener:
                 use.note_shadow(throttle_ms, now_us)
 
     def _rights_of(self, user: str) -> tuple[bool, bool]:
-        """Whether a user may alter, and describe, the quotas of others."""
+        """Whether a user may alter, and whether it may describe, the quotas of others."""
         quotas = self._quotas
         may_alter = self.name in quotas.admin_listeners or user in quotas.admin_users
         return may_alter, may_alter or user in quotas.describe_users
 
     def _note_identity(self, connection: Connection, log: "FilteringBoundLogger", identity: Identity) -> None:
-        """Somebody has logged in, and may be one too many; tell what an operator should know of it."""
+        """A client has logged in: check the limit of its user's connections, and log what an operator should know."""
         if not self.user_became(connection, identity.user):
             connection.give_up(CloseReason.TOO_MANY_OF_USER, identity.user)
         if not identity.visible and self._gate.note_shared(self.key, identity.user):
@@ -555,12 +553,12 @@ class Listener:
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
     def _note_unnamed(self, arrival: IncomingConnection) -> None:
-        """A client of a listener with names has asked for none: it is served as if it would bootstrap."""
+        """A client of a listener with host names asked for no server name. It is served as a client that bootstraps."""
         if self._gate.note_unnamed(self.key, arrival.address):
             arrival.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")
 
     def _let_go_of_port(self, port: int) -> None:
-        """A port is to stand for another node: nobody may go on with the one that is gone."""
+        """A port will stand for another node: close the connections that use it for the node that is gone."""
         for connection, arrival in list(self._arrivals.items()):
             if arrival.port == port:
                 connection.give_up(CloseReason.NODE_GONE, f"port {port} is given to another node")
@@ -569,10 +567,7 @@ class Listener:
         self._closed[reason] = self._closed.get(reason, 0) + 1
 
     def _give_up(self, arrival: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
-        """One is turned away before it was asked whether its address may have it.
-
-        A load balancer that only looks whether somebody is here spends no rate.
-        """
+        """Turn away a connection before stage 3. A load balancer's health check, which sends nothing, uses no rate."""
         self._gate.give_up(self.key, measured=reason is not CloseReason.CLIENT_SENT_NOTHING)
         self._turn_away(arrival, reason, detail)
 
@@ -586,7 +581,7 @@ class Listener:
         self._note_closed(reason)
 
     def _level_of(self, arrival: IncomingConnection, reason: CloseReason, detail: str) -> Callable[..., None]:
-        """How loud the end of one on its way in is told: the same mistake of the same address once, then at DEBUG."""
+        """The log method for an incoming connection that ends: DEBUG if its address repeats the same mistake."""
         if reason in ORDINARY and reason not in _HUNG_UP:
             return arrival.log.debug if reason is CloseReason.CLIENT_SENT_NOTHING else arrival.log.info
         again = reason is not CloseReason.INTERNAL_ERROR and not self._is_news(arrival, reason, detail)
@@ -600,7 +595,7 @@ class Listener:
         )
 
     def _refuse(self, arrival: IncomingConnection, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
-        """Close one that is too many, or too fast: the log is told of the first, the others are counted."""
+        """Close a connection that exceeds a limit. The first refusal of an address is logged, others are counted."""
         self._let_go(arrival)
         if reset:
             arrival.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)

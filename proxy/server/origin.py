@@ -1,4 +1,4 @@
-"""Whose connection it is: what a load balancer says in a PROXY protocol header before the client's first byte."""
+"""Finds the client's address: reads the PROXY protocol header that a load balancer sends before the client's bytes."""
 
 import asyncio
 import contextlib
@@ -26,17 +26,17 @@ _GONE = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 
 
 def origin_stage(origin: "Origin") -> SlowStage:
-    """The stage of a listener whose clients may come through load balancers."""
+    """The stage that reads PROXY headers, for a listener behind load balancers."""
     overdue, crowded = CloseReason.PROXY_HEADER_TIMEOUT, CloseReason.TOO_MANY_PROXY_HEADERS
     return SlowStage(origin.find_out, 5_000, 1_000, overdue, crowded)
 
 
 @dataclass(slots=True)
 class Origin:
-    """Who may tell a client's address on a listener, and whether somebody must; both may be changed at any time.
+    """The peers of a listener whose PROXY headers are `trusted`, and whether a header is `required`.
 
-    The header is looked at in the kernel's buffer and then taken from it to the byte: what follows is read by whoever
-    has the socket next, TLS or a relay.
+    Both may be changed at any time. The header is peeked at in the kernel's buffer, and then exactly its bytes are
+    read: the bytes behind it are read by the next user of the socket, TLS or a relay.
     """
 
     poller: Poller
@@ -44,9 +44,9 @@ class Origin:
     required: bool = False
 
     async def find_out(self, arrival: IncomingConnection) -> None:
-        """Note the client that the peer speaks for, if it does; then nothing of its header is left to be read.
+        """Note the client that the peer's PROXY header names, and remove the header from the socket. Raises Refused.
 
-        Raises Refused. What others than trusted peers send is not looked at: as Kafka, a header is none.
+        The bytes of a peer that is not trusted are not searched for a header: they go on as Kafka bytes.
         """
         peer = arrival.address
         if not self._trusts(peer):
@@ -67,7 +67,7 @@ class Origin:
         return any(ip in network for network in self.trusted)
 
     async def _header(self, sock: socket.SocketType) -> ProxyHeader | None:
-        """The header that stands in the kernel's buffer; None if other bytes stand there and it may be missing."""
+        """The PROXY header in the kernel's buffer; None if other bytes are there and a header is not required."""
         with _watching(self.poller, sock) as events:
             while True:
                 gone = events.seen & _GONE
@@ -95,26 +95,26 @@ class Origin:
 
 
 class _Events:
-    """What epoll has told of a socket, told once for each time that something comes."""
+    """The epoll events of a socket: `seen` collects them, `more` waits for the next."""
 
     def __init__(self) -> None:
         self.seen = 0
         self._came = asyncio.Event()
 
     def note(self, events: int) -> None:
-        """Something came."""
+        """Add events that epoll has reported."""
         self.seen |= events
         self._came.set()
 
     async def more(self) -> None:
-        """Wait until something has come since the last time."""
+        """Wait until events have come since the last call."""
         await self._came.wait()
         self._came.clear()
 
 
 @contextlib.contextmanager
 def _watching(poller: Poller, sock: socket.SocketType) -> Iterator[_Events]:
-    """Edge-triggered: bytes that are only looked at would have epoll tell of them for ever."""
+    """Watch a socket, edge-triggered: level-triggered epoll would report bytes that are only peeked at for ever."""
     events = _Events()
     poller.add(sock.fileno(), READABLE | select.EPOLLRDHUP | select.EPOLLET, events.note)
     try:
@@ -124,7 +124,7 @@ def _watching(poller: Poller, sock: socket.SocketType) -> Iterator[_Events]:
 
 
 def _take(sock: socket.SocketType, length_bytes: int) -> None:
-    """Take a header off the stream that has been seen there."""
+    """Read a header of this length, which was peeked at before, and drop it."""
     while length_bytes:
         try:
             taken = len(sock.recv(length_bytes))

@@ -1,4 +1,4 @@
-"""Which source the quotas of a virtual cluster come from, as its configuration says: for the service and the CLI."""
+"""Makes the source of a virtual cluster's quotas from its configuration, for the service and the CLI."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -16,9 +16,9 @@ from quotas.sources.zookeeper import Login, Tls, ZooKeeperSettings, ZooKeeperSou
 
 
 def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: bool = True) -> Source:
-    """The source, not started yet. ConfigErrors if a file with a password cannot be read.
+    """The source of a virtual cluster's quotas, not started. Raises ConfigErrors if a password file cannot be read.
 
-    With `remembers` it keeps the last good quotas on disk: only one process may do that at a time.
+    With `remembers` it stores the last good quotas on disk. Only one process may do that at a time.
     """
     quotas = config.quotas
     state_file = Path(quotas.state_file) if quotas.state_file else None
@@ -33,7 +33,7 @@ def source_of(config: VirtualClusterConfig, config_path: Path, *, remembers: boo
 
 
 def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
-    """How the cluster is asked for its quotas. ConfigErrors if a password cannot be read."""
+    """The settings of the upstream source. Raises ConfigErrors if a password file cannot be read."""
     upstream = config.upstream
     return UpstreamSettings(
         bootstrap_servers=_host_ports(upstream.bootstrap_servers),
@@ -44,7 +44,7 @@ def upstream_settings(config: VirtualClusterConfig) -> UpstreamSettings:
 
 
 def zookeeper_settings(config: VirtualClusterConfig) -> ZooKeeperSettings:
-    """Where quotas stand in ZooKeeper. ConfigErrors if a password cannot be read."""
+    """The settings of the ZooKeeper source. Raises ConfigErrors if a password file cannot be read."""
     found = config.quotas.zookeeper
     password = secret(found.password_file, "quotas.zookeeper.password_file")
     login = Login(found.username, password) if found.username and password else None
@@ -66,13 +66,13 @@ def _host_ports(servers: Collection[HostPort]) -> tuple[str, ...]:
 
 
 def renew(source: Source, config: VirtualClusterConfig) -> None:
-    """Have a source take up what of it stands in a configuration file that has changed."""
+    """Pass the quotas of a changed configuration file to the source, if it has quotas from there."""
     if isinstance(source, FileSource):
         source.replace(quota_entries(config))
 
 
 def unset(source: Source, entity: Entity, keys: Collection[QuotaKey]) -> None:
-    """Remove quotas; in a source with layers, their changes: they follow the operator's file again.
+    """Remove quotas. In a file source, remove their alterations, so that the operator's file is in force again.
 
     Raises AlterationRefused or SourceUnavailable; then nothing has changed.
     """

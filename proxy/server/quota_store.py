@@ -1,4 +1,4 @@
-"""The one owner of a virtual cluster's quotas: has them from their source, puts them in force, has changes written."""
+"""The quotas of one virtual cluster: taken from their source, put in force, and written back when altered."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -27,9 +27,9 @@ _AUDITED_PER_STEP = 50
 
 
 class QuotaStore:
-    """What quotas are in force, as of when they were last taken up. Lives on the event loop.
+    """The quotas in force, as they were when last taken from the source. Belongs to the event loop.
 
-    `note_problem` is called with the source's name once for each problem that the source comes to have.
+    `note_problem` is called with the source's name once for each new problem of the source.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class QuotaStore:
         self.quotas = NO_QUOTAS
         self.problems: Mapping[str, str] = {}
         self.when_changed: Callable[[Tables], None] = lambda _tables: None
-        """Is told the tables whenever there are others in force."""
+        """Called with the new tables whenever quotas have changed."""
         self._ledger = ledger
         self._clock = clock
         self._note_problem = note_problem
@@ -53,19 +53,19 @@ class QuotaStore:
         self._tables = tables_of(NO_QUOTAS)
         self._entities_of: SharedMap[str, tuple[Entity, ...]] = SharedMap()
         self._preparing = ThreadPoolExecutor(1, "quota-tables")
-        """Apart from the threads that may wait for a source."""
+        """Separate from `_threads`, which may be blocked by a source."""
         self._taking_up = asyncio.Lock()
         self._stopping = False
         self._alterations_under_way: set[asyncio.Task[object]] = set()
 
     async def start(self) -> None:
-        """Read the quotas and put them in force; from now on they follow their source."""
+        """Start the source and put its quotas in force; from now on changes in the source are applied."""
         loop = asyncio.get_running_loop()
         await self._in_thread(self.source.start, lambda: _call_soon(loop, self._on_change))
         await self.take_up()
 
     async def stop(self) -> None:
-        """Let what is being written be written, then let go of the source."""
+        """Wait until alterations under way are written, then stop the source."""
         self._stopping = True
         if self._alterations_under_way:
             await asyncio.wait(self._alterations_under_way)
@@ -74,11 +74,11 @@ class QuotaStore:
         self._preparing.shutdown(wait=False)
 
     async def _in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
-        """What may block, in threads that nobody else waits for."""
+        """Run a call that may block in the store's own threads, so that nothing else waits for it."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *args)
 
     def _on_change(self) -> None:
-        """The source has something new."""
+        """The quotas or problems of the source have changed."""
         if not self._stopping:
             self._spawn(self.take_up()).add_done_callback(self._tell_failure)
 
@@ -93,9 +93,9 @@ class QuotaStore:
             self._log.error("quotas_not_taken_up", exc_info=error)
 
     async def take_up(self) -> None:
-        """Put in force what the source has now; throttles that are running stay as they are.
+        """Put the source's current quotas in force. Clients that are muted stay muted until their time is over.
 
-        What changes is worked out in a thread, and put in force in steps of a few ms.
+        A thread works out what changes; it is put in force in steps of a few ms.
         """
         async with self._taking_up:
             self._tell_problems(self.source.problems)
@@ -113,7 +113,7 @@ class QuotaStore:
                 self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
 
     def _news(self, now: Quotas) -> "_News":
-        """What has changed since quotas were last taken up."""
+        """The changes since quotas were last taken up, with the tables they lead to."""
         changes = changes_between(self.quotas, now)
         return _News(changes, self._tables.changed(changes), _by_user(self._entities_of, changes))
 
@@ -134,7 +134,11 @@ class QuotaStore:
     async def alter_quotas(
         self, alteration_request: QuotaAlteration, log: "FilteringBoundLogger"
     ) -> Sequence[Exception | None]:
-        """Have the source write alterations, and put them in force; what became of each. Each is audited in `log`."""
+        """Have the source write alterations, put them in force, and log each in `log`.
+
+        Returns for each alteration None, or the exception that says why it was refused. The work goes on if the caller
+        is cancelled.
+        """
         return await asyncio.shield(self._spawn(self._alter(alteration_request, log)))
 
     async def _alter(
@@ -151,7 +155,7 @@ class QuotaStore:
 
 
 class _News(NamedTuple):
-    """What has changed, and with that the tables, and the entities of each user."""
+    """The changes of the quotas, and the tables and the entities of each user after them."""
 
     changes: Changes
     tables: Tables
@@ -177,7 +181,7 @@ def _audit(
     client_id: str,
     log: "FilteringBoundLogger",
 ) -> None:
-    """One line for each quota: who, old, new."""
+    """Log one line for each quota: the client, the old and the new value."""
     log = log.bind(entity=shown(str(alteration.entity)), client_id=shown(client_id))
     for key, new in alteration.limits.items():
         reported = {"quota": key.text, "old": before[key].value if key in before else None, "new": new}

@@ -1,4 +1,4 @@
-"""The running proxy: owns configuration and quota tables, and gives everyone else snapshots of them."""
+"""The running proxy: starts, reloads and stops the virtual clusters and everything that they share."""
 
 import asyncio
 import contextlib
@@ -78,25 +78,25 @@ from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
 _LONGEST_TURN_OF_A_THREAD_S = 0.001
-"""After that long a thread that works on quotas makes way for the event loop; Python's own 5 ms halve its speed."""
+"""How long a thread may hold the interpreter while the event loop waits. Python's default of 5 ms halves its speed."""
 _HTTP_LISTENERS = 2
-"""For metrics, and for operators."""
+"""The listener for metrics, and the one for operators."""
 
 _SWEEP_S = 1.0
 _LONGEST_STEP_MS = 2_000
-"""Time for which the process, or its machine, stood still is nobody's."""
+"""The most that one sweep adds to the waits of clients, also if the process or its machine stood still for longer."""
 _LOOKS_AT_ONCE = 500
 _EXPIRIES_PER_SWEEP = 5
 _WATCH_S = 0.25
 _REREAD_S = 2.0
 _LAST_WRITES_S = 30.0
-"""How long the end of the process waits for the last usage records to be on disk."""
+"""How long the process waits at its end until the last usage records are on disk."""
 
 log = structlog.get_logger()
 
 
 class VirtualCluster:
-    """One virtual cluster at work: its quotas, its way upstream, its listeners."""
+    """One running virtual cluster: its quotas, its connections to the nodes, its listeners."""
 
     def __init__(
         self,
@@ -179,7 +179,7 @@ class VirtualCluster:
         self.set_rules(config)
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
-        """Who may describe and alter quotas, what counts, and how much, from now on."""
+        """Apply the settings that a reload can change."""
         self.ledger.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
         self.address_quotas.set_rules(config.connections)
@@ -191,7 +191,7 @@ class VirtualCluster:
             listener.set_connection_limits(settings[listener.name].connections)
 
     def set_certified(self, name: str, certified: TlsMaterial | None) -> None:
-        """Have a listener of that name, for "" the way to the nodes, speak TLS with this; None: they are plain."""
+        """Use this TLS material for the listener `name`, or with "" for the nodes; None: plain TCP."""
         if not name:
             self.upstream.set_tls(None if certified is None else certified.context)
         for listener in self.listeners:
@@ -204,26 +204,26 @@ class VirtualCluster:
         return self.book.quotas
 
     def standing_of(self, address: str, shadow: bool) -> AddressStanding:
-        """What is known of an address at the door."""
+        """The connection limits of an address, and what it uses of them."""
         standing = self.gate.standing_of(self.name, address, shadow)
         return replace(standing, hosts=self.address_quotas.hosts_at(plain_ip(address)))
 
     @property
     def origin(self) -> Origin:
-        """Where they come from."""
+        """The source of the quotas, and its problems."""
         return Origin(self.name, self.source.name, self.book.problems)
 
     def node_ids(self) -> set[int]:
-        """The nodes that clients may have been measured at."""
+        """The nodes at which clients may have been measured."""
         return set(self.upstream.directory.node_ids).union(*(listener.tallies for listener in self.listeners))
 
     @property
     def connections(self) -> Iterator[Connection]:
-        """Its living connections."""
+        """All open connections."""
         return (connection for listener in self.listeners for connection in list(listener.connections))
 
     def cap_totals(self) -> Iterator[CapTotals]:
-        """What caps have let through, and had wait; those without a listener are of the whole cluster."""
+        """The totals of each byte cap. The listener is "" for the caps of the whole virtual cluster."""
         for listener, caps in (("", self.caps), *((listener.name, listener.caps) for listener in self.listeners)):
             for direction, cap in caps.by_direction().items():
                 if cap.limit is not None or cap.waits:
@@ -231,7 +231,7 @@ class VirtualCluster:
                     yield CapTotals(self.name, listener, direction, *counts)
 
     def sensor_totals(self) -> SensorTotals:
-        """How full its sensor table is."""
+        """How full the sensor tables are."""
         ledger = self.ledger
         return SensorTotals(
             self.name,
@@ -244,7 +244,7 @@ class VirtualCluster:
         )
 
     def shadow_totals(self) -> Iterator[ShadowTotals]:
-        """What its shadow quotas would have throttled."""
+        """What the shadow quotas would have throttled."""
         for (_, node_id, quota_type), (throttles, throttled_ms) in self.ledger.shadow_throttles().items():
             yield ShadowTotals(self.name, _one_node(node_id), quota_type.name.lower(), throttles, throttled_ms)
         of_connections = self.gate.shadow_totals(self.name)
@@ -252,7 +252,7 @@ class VirtualCluster:
             yield ShadowTotals(self.name, None, "connection", *of_connections)
 
     def entity_uses(self, clock: Clock) -> Iterator[EntityUse | None]:
-        """What each measured entity uses now; None for a bucket without a limit."""
+        """What each measured entity uses now; None in place of a token bucket without a limit."""
         now_ms = clock.now_ms()
         for key, reading in self.ledger.readings(now_ms):
             limit = reading.limit if reading.limit < UNLIMITED else None
@@ -280,7 +280,7 @@ class VirtualCluster:
 
 
 class Service:
-    """The proxy as a whole, from bound ports to the last closed connection."""
+    """The whole proxy, from binding the ports until the last connection is closed."""
 
     def __init__(self, config_path: Path, config: Config, clock: Clock) -> None:
         self.config = config
@@ -311,11 +311,11 @@ class Service:
         self._shipping: Shipping | None = None
         self._config_path = config_path
         self._signature_at_start = signature(config_path)
-        """Before the first port is bound: whoever sees the process alive may change the file."""
+        """Taken before the first port is bound: an operator who sees a port open may already change the file."""
         self._tasks: list[asyncio.Task[None]] = []
         self._max_sockets = config.limits.max_connections
         self._room = 0
-        """So many more there is room for at least: sockets are opened where that is asked, one each time."""
+        """How many more sockets `may_open` allows before it counts the open ones again."""
         self._bound = False
         self._stopping = False
         self._stop_asked = asyncio.Event()
@@ -348,7 +348,7 @@ class Service:
         return recorder
 
     def _start_recording(self) -> None:
-        """Write records from now on. ConfigErrors if they cannot be written."""
+        """Start to write usage records. Raises ConfigErrors if they cannot be written."""
         if self._recorder is None:
             return
         try:
@@ -361,7 +361,7 @@ class Service:
             self._start_shipping(self.config.usage.kafka)
 
     def _start_shipping(self, kafka: UsageTopicConfig) -> None:
-        """Have a topic get what is written. ConfigErrors if the password cannot be read."""
+        """Start to ship usage records to a topic. Raises ConfigErrors if the password file cannot be read."""
         settings = topic_settings(kafka)
         assert self.config.usage.directory is not None
         directory = str(Path(self.config.usage.directory).absolute())
@@ -371,16 +371,16 @@ class Service:
         self._shipping.start()
 
     def _note_settings(self) -> None:
-        """A trace is to say how the sensors work."""
+        """Write the settings of the sensors into the trace, if there is one."""
         if self._tracer is not None:
             for cluster in self.clusters:
                 ledger = cluster.ledger
                 self._tracer.note_settings(cluster.name, ledger.sensors, ledger.buckets, self.clock.now_ms())
 
-    # ------------------------------------------------------------ what is asked
+    # ----------------------------------------------------------------- queries
 
     def may_open(self) -> bool:
-        """Whether one more client connection is within the limit of this process."""
+        """Whether the process may have one more client socket. Each call may be followed by one."""
         if self._room <= 0:
             self._room = self._max_sockets - self._open_sockets()
         self._room -= 1
@@ -393,7 +393,7 @@ class Service:
         return self.gate.instance_totals(self._open_sockets(), self._max_sockets)
 
     def not_ready(self) -> list[str]:
-        """Why clients cannot be served, one line a reason; empty when they can."""
+        """The reasons why clients cannot be served, one line each; empty when they can."""
         if self._stopping:
             return ["stopping"]
         if not self._bound:
@@ -415,7 +415,7 @@ class Service:
     # -------------------------------------------------------------- start, stop
 
     async def start(self) -> None:
-        """Bind every port, then accept. ConfigErrors with all ports that are not to be had."""
+        """Bind all ports, then accept connections. Raises ConfigErrors that name each port that cannot be bound."""
         self._api.token = read_token(self.config.admin, self._config_path)
         self._certificates.take_up(await asyncio.to_thread(tls_sections, self.config))
         bound = self._bind_all()
@@ -457,7 +457,7 @@ class Service:
         return bound
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; SIGHUP reads the configuration again."""
+        """Serve until SIGTERM or SIGINT. SIGHUP reloads the configuration."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop_asked.set)
@@ -467,7 +467,7 @@ class Service:
         await self.stop()
 
     async def stop(self) -> None:
-        """Accept no more, let requests in flight be answered, close all within `limits.drain_s`."""
+        """Stop accepting, wait for the responses in flight, and close everything within `limits.drain_s`."""
         self._stopping = True
         for listener in self._listeners():
             listener.stop_accepting()
@@ -492,7 +492,7 @@ class Service:
         log.info("stopped")
 
     async def _drain(self, drain_s: float) -> None:
-        """Close connections at idle moments, oldest first and evenly, so that clients do not all return at once."""
+        """Close idle connections, the oldest first, spread evenly over the time, so that reconnects are spread too."""
         waiting = sorted(self._connections(), key=lambda connection: connection.opened_ms)
         loop = asyncio.get_running_loop()
         begin, count = loop.time(), len(waiting)
@@ -510,7 +510,7 @@ class Service:
         await asyncio.sleep(0.05)
 
     def _unsent_bytes(self) -> int:
-        """What connections that are closed have still to be given, or give."""
+        """How many bytes closed connections have still to write out."""
         lingering = (connection for listener in self._listeners() for connection in listener.lingering)
         return sum(connection.unsent_bytes for connection in lingering)
 
@@ -542,7 +542,7 @@ class Service:
     # ------------------------------------------------------------------ upkeep
 
     async def _sweep(self) -> None:
-        """Once a second: sensors that nobody has used for long, throttle episodes and waits that are over."""
+        """Once a second: expire unused sensors, check the timeouts of connections, log episodes that are over."""
         last_ms = self.clock.now_ms()
         while True:
             await asyncio.sleep(_SWEEP_S)
@@ -560,7 +560,7 @@ class Service:
             self.gate.tell_ended_refusals()
 
     async def _watch_config(self) -> None:
-        """Reload when the file has changed or SIGHUP came."""
+        """Reload the configuration when the file has changed or SIGHUP came."""
         seen = self._signature_at_start
         while True:
             with contextlib.suppress(TimeoutError):
@@ -574,9 +574,9 @@ class Service:
                     await asyncio.sleep(_REREAD_S)
 
     async def reload(self) -> bool:
-        """Take up the configuration file anew; with anything wrong in it the old one stays in force.
+        """Load the configuration file again. If anything in it is wrong, the old configuration stays in force.
 
-        Returns False if the file could not be read: that may pass.
+        Returns False if the file could not be read; then a later try may succeed.
         """
         try:
             path = self._config_path
@@ -597,7 +597,7 @@ class Service:
         return True
 
     def _warn(self) -> None:
-        """Say what is allowed but hardly meant."""
+        """Log warnings about settings that are allowed but probably not intended."""
         for warning in warnings_of(self.config, ephemeral_ports()):
             log.warning("config_warning", problem=str(warning))
         if self._max_sockets < self.config.limits.max_connections:
@@ -648,9 +648,9 @@ def _one_node(node_id: int) -> int | None:
 
 
 def _leave_to_itself_what_stays() -> None:
-    """Have Python's collector of garbage never look again at what is here before the first connection: all quotas.
+    """Exclude all objects that exist before the first connection, mainly quotas, from garbage collection.
 
-    With 100,000 of them, each of its full collections would hold the event loop for some hundred ms.
+    With 100,000 quotas each full collection would block the event loop for some hundred ms.
     """
     gc.collect()
     gc.freeze()
@@ -671,7 +671,7 @@ def _ports(config: ListenerConfig) -> list[int]:
 
 
 def run(config_path: Path, config: Config) -> int:
-    """Serve until told to stop, then return the exit status 0. ConfigErrors when ports are not to be had."""
+    """Serve until a signal to stop, then return the exit status 0. Raises ConfigErrors if a port cannot be bound."""
 
     async def serve() -> None:
         await Service(config_path, config, SystemClock()).run()

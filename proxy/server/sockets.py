@@ -1,4 +1,4 @@
-"""ClientSensors the ports of a listener."""
+"""Binds the ports of a listener and accepts connections at them."""
 
 import contextlib
 import errno
@@ -40,7 +40,7 @@ def bind_all(bind: str, ports: Sequence[int]) -> dict[int, socket.socket]:
 
 
 def accept(listening: socket.socket) -> tuple[socket.SocketType, tuple[Any, ...]]:
-    """As `listening.accept()`, but the bare, non-blocking socket of it: what Python wraps around one takes longer."""
+    """As `listening.accept()`, but returns a bare `_socket.socket`, non-blocking: faster than Python's wrapper."""
     fd, peer = listening._accept()  # type: ignore[attr-defined]
     try:
         sock = socket.SocketType(_INET if len(peer) == 2 else _INET6, _STREAM, 0, fd)

@@ -1,4 +1,4 @@
-"""TLS contexts made of the files that the configuration names."""
+"""Makes TLS contexts from the files that the configuration names."""
 
 import re
 import ssl
@@ -23,17 +23,17 @@ from proxy.upstream.topology import plain_host
 TlsConfig = ListenerTlsConfig | UpstreamTlsConfig
 
 _CERTIFICATE = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----([^-]*)")
-"""All that OpenSSL takes for one, whatever else is in the file."""
+"""A certificate in a PEM file, in each spelling that OpenSSL accepts."""
 
 _LEAST_STRENGTH_BITS = 112
-"""What NIST SP 800-131A allows since 2014."""
+"""The least strength of a cipher that NIST SP 800-131A allows since 2014."""
 
 _KEY = re.compile(rb"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsPlace:
-    """Who shows certificates: a listener, or to its nodes a virtual cluster, whose `listener` is ""."""
+    """Where TLS is used: at a listener, or between a virtual cluster and its nodes, where `listener` is ""."""
 
     virtual_cluster: str
     listener: str
@@ -41,9 +41,9 @@ class TlsPlace:
 
 @dataclass(frozen=True, slots=True)
 class TlsMaterial:
-    """What a section `tls` comes to: its context, and when the first of its own certificates ends (epoch, s).
+    """What is made from a section `tls`: its context, and the end of its first certificate to expire (epoch, s).
 
-    `rules` name the users of clients that show a certificate. `hosts` are the names that its own one is for.
+    `rules` map a client's certificate to its user. `hosts` are the host names that the own certificate is for.
     """
 
     context: ssl.SSLContext
@@ -54,7 +54,7 @@ class TlsMaterial:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A section `tls` with its path in the configuration, the files it names, and what they came to."""
+    """A section `tls`: its path in the configuration, the files that it names, and what was made from them."""
 
     path: str
     files: "CertificateFiles"
@@ -62,11 +62,11 @@ class Section:
 
 
 def tls_sections(config: Config) -> dict[TlsPlace, Section]:
-    """All sections `tls`, their files read. ConfigErrors with each that cannot be used."""
+    """All sections `tls` of a configuration, with their files read. Raises ConfigErrors that name each bad section."""
     problems: list[Problem] = []
     found = {}
     for place, path, tls in _sections(config):
-        files = CertificateFiles(tls)  # looked at first: what changes from now on is noticed
+        files = CertificateFiles(tls)  # made before the files are read, so that a change from now on is noticed
         try:
             found[place] = Section(path, files, certify(path, tls))
         except ConfigErrors as errors:
@@ -87,13 +87,14 @@ def _sections(config: Config) -> Iterator[tuple[TlsPlace, str, TlsConfig]]:
 
 
 def certify(path: str, tls: TlsConfig) -> TlsMaterial:
-    """What one section comes to; `path` is its place in the configuration. ConfigErrors. Reads files."""
+    """Read the files of one section `tls`. `path` is its place in the configuration. Raises ConfigErrors."""
     if isinstance(tls, ListenerTlsConfig):
         context = _new_context(path, ssl.PROTOCOL_TLS_SERVER, tls)
         context.verify_mode = _VERIFY_MODES[tls.client_auth]
         if tls.client_auth != "none":
-            # Who comes again proves again who he is. With TLS 1.2, which cannot do without, a session that is resumed
-            # has the certificate it began with: its end is looked at anew, and changed files end all sessions.
+            # Without tickets a client that reconnects has to prove again who it is. TLS 1.2 resumes sessions anyway:
+            # a resumed session has the certificate it began with. The TLS stage therefore checks the certificate's
+            # expiry each time, and changed files end all sessions.
             context.num_tickets = 0
         rules = principal_rules(tls.principal_mapping_rules)
         return TlsMaterial(context, _load_own(path, context, tls), rules, _hosts_of(path, tls.certificate_file))
@@ -106,7 +107,7 @@ def certify(path: str, tls: TlsConfig) -> TlsMaterial:
 
 _VERIFY_MODES = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 _CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM"
-"""CPython's own choice, if none is configured: a distribution may have built it with another one, as Debian has."""
+"""CPython's default ciphers, used if none are configured. Some builds, as Debian's, have other defaults."""
 _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -125,7 +126,7 @@ def _new_context(path: str, protocol: int, tls: TlsConfig) -> ssl.SSLContext:
 
 
 def _refuse_weak_ciphers(path: str, context: ssl.SSLContext) -> None:
-    """ConfigErrors for those that hide nothing, or prove nothing of who is there."""
+    """Raise ConfigErrors for ciphers that do not encrypt strongly enough or do not authenticate."""
     weak = [
         str(cipher["name"])
         for cipher in context.get_ciphers()
@@ -136,7 +137,7 @@ def _refuse_weak_ciphers(path: str, context: ssl.SSLContext) -> None:
 
 
 def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
-    """Load the certificate that is shown, if there is one; when it ends."""
+    """Load the own certificate, if one is configured. Returns when it expires (epoch, s), or None."""
     own = tls.certificate_file
     if own is None:
         return None
@@ -150,7 +151,7 @@ def _load_own(path: str, context: ssl.SSLContext, tls: TlsConfig) -> int | None:
 
 
 def _hosts_of(path: str, own: str) -> frozenset[str]:
-    """The names that a certificate is for, in one spelling; one with "*" is no host's name."""
+    """The host names that a certificate is for, in their plain spelling. Names with "*" are left out."""
     found: list[str] = []
 
     def read() -> None:
@@ -162,7 +163,7 @@ def _hosts_of(path: str, own: str) -> frozenset[str]:
 
 
 def _require_own(path: str, own: str, tls: TlsConfig) -> None:
-    """ConfigErrors where a certificate or its key is missing: OpenSSL says so by a number only."""
+    """Raise ConfigErrors if a certificate or its key is missing. OpenSSL would report only an error number."""
     found: dict[str, bytes] = {}
     for setting, name in (("certificate_file", own), ("key_file", tls.key_file or own)):
         _use(f"{path}.{setting}", name, partial(_read_into, found, name))
@@ -181,12 +182,12 @@ def _read_into(found: dict[str, bytes], name: str) -> None:
 
 
 def _certificates(pem: bytes) -> Iterator[bytes]:
-    """Those in a file, in DER."""
+    """The certificates in a PEM file, in DER."""
     return map(b64decode, _CERTIFICATE.findall(pem))
 
 
 def _use(path: str, what: str, step: Callable[[], object]) -> None:
-    """Take a step with files. ConfigErrors, naming them, if it fails."""
+    """Call `step`, which uses the files `what`. Raises ConfigErrors that name them if it fails."""
     try:
         step()
     except ssl.SSLError as error:
@@ -208,7 +209,7 @@ def files_of(tls: TlsConfig) -> list[str]:
 
 
 class CertificateFiles:
-    """Notices that the files of a section have changed, and that they have come to rest."""
+    """Notices when the files of a section have changed, after the change is complete."""
 
     def __init__(self, tls: TlsConfig) -> None:
         self.tls = tls
@@ -216,7 +217,7 @@ class CertificateFiles:
         self._taken = self._seen = self._look()
 
     def changed(self) -> bool:
-        """True once for each change that the last two looks have found the same."""
+        """True once for each change. A change counts when two looks in a row have found the same files."""
         before, self._seen = self._seen, self._look()
         if self._seen == self._taken or self._seen != before:
             return False

@@ -1,4 +1,4 @@
-"""The stage in which a client and its listener come to speak TLS: who the client is, and which node it wants."""
+"""The stage of the TLS handshake. It finds the user of the client's certificate, and the node the client wants."""
 
 import ssl
 import time
@@ -20,14 +20,14 @@ from proxy.server.tls_material import TlsMaterial
 from proxy.upstream.topology import BOOTSTRAP_NODE_ID, ListenerNames, plain_host
 
 _HANDSHAKE = 0x16
-"""The first byte of a TLS client."""
+"""The first byte that a TLS client sends."""
 
 _OUT_OF_DATE = (9, 10)
 """X509_V_ERR_CERT_NOT_YET_VALID and _HAS_EXPIRED of OpenSSL."""
 
 
 _RULES_S = 0.2
-"""Of processor time, for the rules that say who a client is; the patterns of most take some us."""
+"""The limit of processor time for the principal rules of one client. Most patterns take a few us."""
 
 
 def _user(rules: PrincipalRules, subject: str) -> str:
@@ -36,10 +36,10 @@ def _user(rules: PrincipalRules, subject: str) -> str:
 
 
 class _NamedObject(ssl.SSLObject):
-    """Keeps the server name that the client wants, and the node that it stands for; `reported`: it has said what it
-    wants.
+    """The TLS side of a listener with host names. Keeps the server name that the client asks for, and its node.
 
-    Who wants no name wants to bootstrap.
+    `reported`: the client has sent its ClientHello. `wanted` is None if the client asks for no name; then it is served
+    as a client that bootstraps.
     """
 
     reported: bool = False
@@ -55,11 +55,11 @@ def secure_stage(secure: "TlsStage") -> SlowStage:
 
 @dataclass(slots=True)
 class TlsStage:
-    """What a listener shows its clients and wants of them; `certified` may be changed at any time, for those to come.
+    """The TLS stage of one listener. `certified` may be changed at any time; it applies to later connections.
 
-    `names` are of a listener whose nodes have a host name each; `find_node` waits until the cluster has named a node,
-    or raises LookupError. Without a name a client is served as one that bootstraps, and `note_unnamed` is told, or it
-    is refused where a name is demanded.
+    `names` are set for a listener whose nodes have a host name each. `find_node` waits until the cluster has named a
+    node, or raises LookupError. A client that asks for no server name is refused with `demands_name`; otherwise it is
+    served as a client that bootstraps, and `note_unnamed` is called.
     """
 
     poller: Poller
@@ -71,7 +71,7 @@ class TlsStage:
     certified: TlsMaterial | None = None
 
     def certify(self, certified: TlsMaterial) -> None:
-        """Show this certificate to those that come from now on."""
+        """Use this TLS material for connections from now on."""
         if self.names is not None:
             certified.context.sslobject_class = _NamedObject
             certified.context.sni_callback = partial(self._note_name, certified.hosts)
@@ -86,7 +86,7 @@ class TlsStage:
         return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME if tls.node_id is None else None
 
     def _node_named(self, name: str | None, hosts: frozenset[str]) -> int | None:
-        """Whom a client wants that asks for a name, or for none; None for a name of nobody's."""
+        """The node that a client asks for by server name, None for an unknown name. No name: the bootstrap node."""
         assert self.names is not None
         if name is None:
             return None if self.demands_name else BOOTSTRAP_NODE_ID
@@ -94,7 +94,7 @@ class TlsStage:
         return BOOTSTRAP_NODE_ID if node_id is None and plain_host(name) in hosts else node_id
 
     async def come_in(self, arrival: IncomingConnection) -> None:
-        """Note what the client proves to be, and have its socket speak TLS. Raises Refused."""
+        """Do the TLS handshake, and note the user and the node of the client. Raises Refused."""
         certified = self.certified
         assert certified is not None
         tls = TlsSocket(arrival.socket, certified.context)
@@ -109,14 +109,14 @@ class TlsStage:
         await self._note_node(arrival, tls)
         arrival.tls = tls
 
-    # ------------------------------------------------------------- what is proved
+    # ------------------------------------------------------------- user and node
 
     async def _note_user(self, arrival: IncomingConnection, tls: TlsSocket, rules: PrincipalRules) -> None:
         certificate = tls.tls.getpeercert(binary_form=True)
         if certificate is None:
             return
         try:
-            if not_after(certificate) * 1000 < self.clock.epoch_ms():  # of a session that is resumed
+            if not_after(certificate) * 1000 < self.clock.epoch_ms():  # possible in a resumed session
                 raise Refused(CloseReason.CLIENT_CERTIFICATE_EXPIRED)
             subject = subject_of(certificate)
             find = partial(_user, rules, subject)
@@ -141,7 +141,7 @@ class TlsStage:
         arrival.node_id = node_id
         arrival.log = arrival.log.bind(node_id=node_id)
 
-    # --------------------------------------------------------------- what is wrong
+    # ------------------------------------------------------------------ failures
 
     def _refused(self, tls: TlsSocket, error: ssl.SSLError) -> Refused:
         text = why_tls_failed(error)
@@ -161,9 +161,9 @@ class TlsStage:
             if wanted is None:
                 return Refused(CloseReason.SERVER_NAME_MISSING, f"expected one of {self.names}")
             return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"{wanted} is none of {self.names}")
-        if text == "callback failed":  # it was not called: Python decodes names as ASCII
+        if text == "callback failed":  # the callback was not called, because Python decodes names as ASCII
             return Refused(CloseReason.SERVER_NAME_UNKNOWN, f"a name that is not ASCII is none of {self.names}")
         if text == "peer did not return a certificate":
             return Refused(CloseReason.CLIENT_CERTIFICATE_MISSING)
-        reported = " alert " in text  # the client's own word, why it does not go on
+        reported = " alert " in text  # the client has sent the reason why it does not go on
         return Refused(CloseReason.TLS_REFUSED_BY_CLIENT if reported else CloseReason.TLS_FAILED, text)
