@@ -1,1 +1,1 @@
-"""What operators look at: logs, metrics, health and the JSON API."""
+"""For operators: logs, metrics, health pages and the JSON API."""

@@ -1,4 +1,4 @@
-"""The JSON API for operators: what quotas there are, and why a client may use how much."""
+"""The JSON API for operators: the quotas in force, and an explanation of the quotas of a client."""
 
 import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -23,7 +23,7 @@ from quotas.entities import QuotaType, is_ip
 from quotas.explain import Client, Explanation, explain
 
 MAX_QUOTAS = 5_000
-"""So many entities are in one response at most."""
+"""The most entities in one response."""
 
 _SOME_QUOTAS = 1_000
 _MAX_NODES = 1_000
@@ -32,7 +32,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Cluster(Protocol):
-    """What the API knows of a virtual cluster."""
+    """What the API needs of a virtual cluster."""
 
     name: str
     ledger: ClientQuotaManager
@@ -44,24 +44,28 @@ class Cluster(Protocol):
 
     @property
     def origin(self) -> Origin:
-        """Where they come from."""
+        """The source of the quotas, and its problems."""
 
     def cap_totals(self) -> Iterable[CapTotals]:
-        """Its byte caps."""
+        """The totals of each byte cap."""
 
     def node_ids(self) -> Iterable[int]:
-        """The nodes that clients may have been measured at."""
+        """The nodes at which clients may have been measured."""
 
     def standing_of(self, address: str, shadow: bool) -> AddressStanding:
-        """What is known of an address at the door."""
+        """The connection limits of an address, and what it uses of them."""
 
 
 class BadParameter(Exception):
-    """A parameter of a request that is not as it should be. The text says which, and what was expected."""
+    """A request parameter is wrong. The text names the parameter and says what was expected."""
 
 
 class AdminApi:
-    """Answers about `clusters`. With a `token`, only to those who bear it; without one, only to this machine."""
+    """The API of these virtual clusters.
+
+    With a `token`, requests must present it as a bearer token. Without one, requests must name this machine as their
+    host.
+    """
 
     def __init__(self, clusters: Sequence[Cluster], clock: Clock) -> None:
         self.token: str | None = None
@@ -69,7 +73,7 @@ class AdminApi:
         self._clock = clock
 
     def application(self) -> web.Application:
-        """All its pages."""
+        """The aiohttp application with all pages."""
         application = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_as_json, self._admit])
         application.router.add_get("/api/v1/explain", self._explain, allow_head=False)
         application.router.add_get("/api/v1/quotas", self._quotas, allow_head=False)
@@ -79,7 +83,7 @@ class AdminApi:
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Without a token it takes the name of this machine to get in: else a web page could have a browser ask."""
+        """Check the token. If none is set, the Host header must name this machine, which stops DNS rebinding."""
         if self.token is None:
             if not _names_this_machine(request.headers.get(hdrs.HOST, "")):
                 raise web.HTTPForbidden(text="Host: expected localhost or a loopback address, as there is no token")
@@ -114,7 +118,7 @@ class AdminApi:
         return _response(explained_by(cluster, _client(parameters, cluster.ledger), self._clock))
 
     def _cluster(self, parameters: Mapping[str, str]) -> Cluster:
-        """The one that is asked about; the only one need not be named."""
+        """The virtual cluster of a request; the parameter may be left out if there is only one."""
         name = parameters.get("virtual_cluster")
         if name is None and len(self._clusters) == 1:
             return next(iter(self._clusters.values()))
@@ -127,7 +131,7 @@ class AdminApi:
 
 
 def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
-    """What a virtual cluster at work says about a client."""
+    """The explanation of a client's quotas in a running virtual cluster, with current use."""
     ledger, now_ms = cluster.ledger, clock.now_ms()
     tables = Tables(ledger.table, ledger.shadow)
     hosts = () if client.ip is None else cluster.standing_of(client.ip, shadow=False).hosts
@@ -162,7 +166,7 @@ def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observ
 
 
 def _observed_address(cluster: Cluster, explanation: Explanation, ip: str) -> tuple[Explanation, Observed]:
-    """As whose an address is measured, with how many connections from there are open."""
+    """Complete the explanation of an address: what it is measured as, and how many connections it has open."""
     key, standing = explanation.key, cluster.standing_of(ip, explanation.key.shadow)
     notes = explanation.notes
     if not key.shadow:
@@ -197,7 +201,7 @@ def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, hig
 
 
 def _client(parameters: Mapping[str, str], ledger: ClientQuotaManager) -> Client:
-    """Who is asked about, under the name that is measured."""
+    """The client of a request, with its client-id as it is measured."""
     user, client_id, ip = parameters.get("user", "ANONYMOUS"), parameters.get("client_id", ""), parameters.get("ip")
     if not user:
         raise BadParameter("user: expected a name, got an empty one")
@@ -214,7 +218,7 @@ def _names_this_machine(host: str) -> bool:
         return name.lower() in ("localhost", "localhost.localdomain")
 
 
-# --------------------------------------------------------------------- answers
+# ------------------------------------------------------------------- responses
 
 
 def _response(form: Form, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -229,7 +233,7 @@ def _response(form: Form, status: int = 200, headers: Mapping[str, str] | None =
 
 @web.middleware
 async def _as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors, too, are JSON: what was wrong, and where."""
+    """Turn errors into JSON responses that say what was wrong."""
     try:
         return await handler(request)
     except BadParameter as error:

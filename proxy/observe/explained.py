@@ -1,4 +1,4 @@
-"""What is told about quotas to people and programs, as plain data: by the admin API, and by the command line."""
+"""The plain data that the admin API and the command line give about quotas."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,23 +19,23 @@ from quotas.sensors.windowed_rate import SensorReading
 
 MAX_PROBLEMS = 100
 MAX_THROTTLES = 10
-"""Of one quota: so many of the latest throttles are told."""
+"""The most throttles in the explanation of one quota, the latest first."""
 
 Form = dict[str, Any]
-"""What JSON writes."""
+"""A JSON object."""
 
 
 class Observed(NamedTuple):
-    """What a running proxy knows about one explanation: its sensors, and who of its sharers was throttled last."""
+    """What a running proxy has measured for one explanation: its sensors, and the latest throttles by them."""
 
     uses: Sequence[tuple[SensorKey, SensorReading | BucketReading]] = ()
     throttles: Sequence[PastThrottle] = ()
 
 
 class Cap(NamedTuple):
-    """Bytes/s of all clients together: of a listener, or with "" of all listeners of the virtual cluster.
+    """A byte cap in bytes/s for all clients of a listener, or with "" of the whole virtual cluster.
 
-    `waits` counts reads that have had to wait, `waiting` those that do now; None where no running proxy was asked.
+    `waits` counts the reads that had to wait, `waiting` those that wait now; both are None without a running proxy.
     """
 
     listener: str
@@ -47,14 +47,14 @@ class Cap(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """Whose quotas these are: the virtual cluster, the name of its source, and what is wrong with that."""
+    """Where quotas come from: the virtual cluster, the name of its source, and the problems of the source."""
 
     virtual_cluster: str
     source: str
     problems: Mapping[str, str]
 
     def form(self) -> Form:
-        """With at most MAX_PROBLEMS problems."""
+        """As JSON, with at most MAX_PROBLEMS problems."""
         problems = {shown(place): shown(problem, 1_000) for place, problem in self.problems.items()}
         return {
             "virtual_cluster": self.virtual_cluster,
@@ -64,7 +64,7 @@ class Origin(NamedTuple):
 
 
 def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Form:
-    """A part of all quotas, in no order, which stays the same while they do."""
+    """A page of the quotas. They have no special order, but it stays the same until the quotas change."""
     part = islice(quotas.items(), offset, offset + most)
     entries = [
         {
@@ -77,7 +77,7 @@ def quotas_form(origin: Origin, quotas: Quotas, offset: int, most: int) -> Form:
 
 
 def costs_form(virtual_cluster: str, costs: RequestCosts) -> Form:
-    """What requests cost each node by the model that bounds their time, in us of thread time."""
+    """The cost of requests at each node, in us of thread time, by the model that limits request times."""
     nodes = [
         {
             "node_id": node_id,
@@ -105,17 +105,17 @@ def _cost_form(reading: CostReading) -> Form:
 
 
 def entity_form(entity: Entity) -> dict[str, str | None]:
-    """As Kafka's protocol has it: by entity type, null for the default."""
+    """An entity as in Kafka's protocol: names by entity type, null for the default."""
     return {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
 
 
 def limit_form(limit: Limit) -> Form:
-    """A limit with the layer it comes from."""
+    """A limit and the layer that it comes from."""
     return {"limit": number(limit.value), "layer": limit.layer}
 
 
 def number(value: float) -> int | float | None:
-    """Whole where it is; None for the absence of a limit."""
+    """The value, as an int if it is whole; None if it means no limit."""
     if value >= UNLIMITED:
         return None
     return int(value) if float(value).is_integer() else value
@@ -129,7 +129,7 @@ def explained_form(
     now_epoch_ms: int | None,
     caps: Iterable[Cap] = (),
 ) -> Form:
-    """Everything that is told about one client. `now_epoch_ms` is None where no running proxy was asked."""
+    """The explanation of one client. `now_epoch_ms` is None without a running proxy."""
     now = now_epoch_ms or 0
     return {
         **origin.form(),
@@ -173,7 +173,7 @@ def _tags_form(tags: SensorTags) -> Form:
 def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> Form:
     """What one sensor measures now; a token bucket has tokens instead of a rate. `node_id` is null for all nodes.
 
-    `shared_by` tells whose newcomers share it, as the table of sensors was full.
+    `shared_by` is the entity whose new clients share this sensor because the sensor table was full.
     """
     if isinstance(reading, BucketReading):
         tokens = None if reading.limit >= UNLIMITED else {"tokens": reading.tokens, "burst": reading.burst}
@@ -192,7 +192,7 @@ def use_form(key: SensorKey, reading: SensorReading | BucketReading) -> Form:
 
 
 def throttle_form(past: PastThrottle, now_epoch_ms: int) -> Form:
-    """One throttle; `left_ms` is for how long it still mutes the client, if that is connected."""
+    """One throttle; `left_ms` is how much longer it mutes the client, if the client is connected."""
     until_epoch_ms = past.at_epoch_ms + past.throttle_time_ms
     return {
         "at": _time(past.at_epoch_ms),

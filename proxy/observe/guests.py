@@ -1,6 +1,6 @@
-"""Connections to an HTTP listener: bounded in number, and in the time that they may stay silent.
+"""Limits the connections of an HTTP listener: their number, and how long each may send nothing.
 
-Scrapers, probes and operators are few; whatever else connects there must not take descriptors that Kafka clients need.
+Scrapers, probes and operators are few. Other peers that connect must not use up descriptors that Kafka clients need.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class ToldSeldom:
-    """A warning that anybody who connects can bring about: told once a minute, with how often it was so since."""
+    """A warning that any peer can cause. It is logged at most once a minute, with the number of times since."""
 
     def __init__(self, event: str, **about: str | int) -> None:
         self._event = event
@@ -28,7 +28,7 @@ class ToldSeldom:
         self._limiter = AtMostEvery(_REPORTED_EVERY_S)
 
     def note(self, **last: str) -> None:
-        """It is so once more; `last` says how."""
+        """Count one more occurrence; `last` are log keys that describe it."""
         self._count += 1
         if self._limiter.is_due(asyncio.get_running_loop().time()):
             log.warning(self._event, **self._about, connections=self._count, **last)
@@ -36,10 +36,10 @@ class ToldSeldom:
 
 
 class Guests:
-    """Who is connected to one listener: `most` at a time, none that has sent nothing for `idle_s`.
+    """The connections of one HTTP listener: at most `most`, each closed when it has sent nothing for `idle_s`.
 
-    `new_handler` makes what speaks HTTP with one of them; `section` is what the configuration calls the listener. When
-    it is full, an address makes room for others, see FairPool.
+    `new_handler` makes the HTTP protocol object of one connection; `section` is the listener's section in the
+    configuration. When the listener is full, addresses with many connections give way to others (see FairPool).
     """
 
     def __init__(self, section: str, new_handler: Callable[[], asyncio.Protocol], most: int, idle_s: float) -> None:
@@ -53,11 +53,11 @@ class Guests:
         return len(self._pool)
 
     def __call__(self) -> asyncio.Protocol:
-        """What the event loop gives a new connection to."""
+        """The asyncio protocol for a new connection."""
         return _Guest(self)
 
     def enter(self, guest: "_Guest", address: str) -> bool:
-        """Whether one more may be here. If it is full, it or one that makes room for it has to go."""
+        """Add a connection. Returns False if it must be closed. May close another connection to make room for it."""
         if len(self._pool) >= self._most:
             leaving = self._pool.who_leaves_for(address)
             self._refused.note(last_address=address)
@@ -69,13 +69,13 @@ class Guests:
         return True
 
     def leave(self, guest: "_Guest") -> None:
-        """It is here no longer."""
+        """Remove a connection that has ended."""
         if guest in self._pool:
             self._pool.leave(guest)
 
 
 class _Guest(asyncio.Protocol):
-    """One connection: hands on what it hears to what speaks HTTP, and ends when it has heard nothing for long."""
+    """One connection: passes its events to the HTTP handler, and aborts when the peer was silent for too long."""
 
     def __init__(self, home: Guests) -> None:
         self._home = home
@@ -85,8 +85,8 @@ class _Guest(asyncio.Protocol):
         self._heard_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin, if there is room."""
-        self._transport = cast(asyncio.Transport, transport)  # which uvloop's is not in name
+        """Start the HTTP handler, if there is room for this connection."""
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit it
         peer = transport.get_extra_info("peername")
         if not self._home.enter(self, plain_ip(peer[0]) if peer else ""):
             self.abort()
@@ -97,27 +97,27 @@ class _Guest(asyncio.Protocol):
         self._wait()
 
     def data_received(self, data: bytes) -> None:
-        """Something came."""
+        """Pass received bytes on."""
         self._heard_s = asyncio.get_running_loop().time()
         if self._handler is not None:
             self._handler.data_received(data)
 
     def eof_received(self) -> bool | None:
-        """It sends no more."""
+        """The peer has closed its sending direction."""
         return None if self._handler is None else self._handler.eof_received()
 
     def pause_writing(self) -> None:
-        """It does not read."""
+        """The write buffer is full: the peer does not read."""
         if self._handler is not None:
             self._handler.pause_writing()
 
     def resume_writing(self) -> None:
-        """It reads again."""
+        """The write buffer has room again."""
         if self._handler is not None:
             self._handler.resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """It has gone."""
+        """The connection has ended."""
         self._home.leave(self)
         if self._timer is not None:
             self._timer.cancel()
@@ -127,7 +127,7 @@ class _Guest(asyncio.Protocol):
             self._handler = None
 
     def abort(self) -> None:
-        """End it with whatever is still to be sent."""
+        """Close the connection at once, and drop bytes that are not sent."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -136,7 +136,7 @@ class _Guest(asyncio.Protocol):
         self._timer = asyncio.get_running_loop().call_at(at_s, self._look)
 
     def _look(self) -> None:
-        """A timer is for the earliest moment: what came since has put the end off."""
+        """Abort if the peer was silent for `idle_s`. Otherwise bytes came after the timer was set: set it again."""
         if asyncio.get_running_loop().time() < self._heard_s + self._home.idle_s:
             self._wait()
         else:

@@ -16,9 +16,9 @@ MAX_BODY_BYTES = 1_024
 
 
 class HttpListener:
-    """Serves one application; `section` is where the configuration says at which address and port.
+    """Serves one aiohttp application. `section` is the section of the configuration with its address and port.
 
-    It takes `most` connections at a time, and ends those that have sent nothing, or no whole request, for `idle_s`.
+    It takes `most` connections at a time, and closes those that have sent nothing, or no whole request, for `idle_s`.
     """
 
     def __init__(self, application: web.Application, section: str, most: int = 32, idle_s: float = 30) -> None:
@@ -30,7 +30,7 @@ class HttpListener:
         self._server: asyncio.Server | None = None
 
     async def start(self, bind: str, port: int) -> int:
-        """Listen; returns the port, one of the system's choice for 0. ConfigErrors if it cannot be had."""
+        """Listen, and return the port; for port 0 the system chooses one. Raises ConfigErrors if it cannot be bound."""
         runner = web.AppRunner(
             self._application,
             access_log=None,
@@ -51,7 +51,7 @@ class HttpListener:
         return address[1]
 
     async def stop(self) -> None:
-        """Close the listener; answers under way have a second. May be called at any time, and twice."""
+        """Close the listener; responses under way have one second. May be called at any time, and twice."""
         if self._server is not None:
             self._server.close()
             self._server = None
@@ -63,29 +63,29 @@ class HttpListener:
         section = self._section
         if error.errno == errno.EADDRINUSE:
             return Problem(f"{section}.port", f"expected a free port of {bind}, got {port}, which is in use")
-        if error.errno in (errno.EADDRNOTAVAIL, None):  # from Python 3.13 on asyncio tells it without a number
+        if error.errno in (errno.EADDRNOTAVAIL, None):  # from Python 3.13 on, asyncio raises it without errno
             return Problem(f"{section}.bind", f"expected an address of this machine, got {bind!r}")
         expected = f"expected a port of {bind} to listen on, got {port}"
         return Problem(f"{section}.port", f"{expected}: {error.strerror}")
 
 
 def _logger(section: str) -> logging.Logger:
-    """What aiohttp tells of one listener; but bytes that are not HTTP are no error of ours."""
-    logger = logging.Logger("aiohttp.server", logging.WARNING)  # whatever others have made of the root
+    """The logger for aiohttp's messages about one listener, without a traceback for each request that is not HTTP."""
+    logger = logging.Logger("aiohttp.server", logging.WARNING)  # not affected by settings of other loggers
     logger.parent = logging.getLogger()
     logger.addFilter(_NotHttp(section))
     return logger
 
 
 class _NotHttp(logging.Filter):
-    """Sums up what aiohttp would tell with a traceback each time."""
+    """Replaces aiohttp's traceback for each malformed request by a summary."""
 
     def __init__(self, section: str) -> None:
         super().__init__()
         self._reported = ToldSeldom("http_requests_malformed", listener=section)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is told as it is."""
+        """Whether the record is logged unchanged."""
         error = record.exc_info[1] if record.exc_info else None
         if not isinstance(error, HttpProcessingError):
             return True

@@ -1,4 +1,4 @@
-"""Who was throttled last, and why: a bounded memory of the latest throttle of each client, for `explain`."""
+"""The latest throttle of each client and its reason, for `explain`. The number of clients is bounded."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from quotas.entities import Entity, QuotaType, SensorTags
 from quotas.sensors.windowed_rate import SensorReading
 
 MAX_CLIENTS = 1_000
-"""Of so many (client, node, quota type) the latest throttle is known."""
+"""How many (client, node, quota type) are remembered."""
 
 
 @dataclass(slots=True)
 class PastThrottle:
     """The latest throttle of one client by one quota at one node.
 
-    `quota_type` is None for the node's own throttle; then there are no tags, no entity, and nothing was measured.
-    `rate` is what the sensor measured, in units/s. A token bucket has no rate; it had so many `tokens`. `throttles`
-    counts those of this client since it was first noted.
+    `quota_type` is None for a throttle that the node imposed; then there are no tags, no entity and no measurement.
+    `rate` is what the sensor measured, in units/s; for a token bucket `tokens` is set instead. `throttles` counts the
+    throttles of this client since it was first remembered.
     """
 
     at_epoch_ms: int
@@ -42,7 +42,7 @@ class PastThrottle:
 
 
 class LastThrottles:
-    """The latest throttles of one virtual cluster; a client that is throttled all the time takes one place."""
+    """The latest throttles of one virtual cluster, one entry for each (client, node, quota type)."""
 
     def __init__(self, ledger: ClientQuotaManager, clock: Clock) -> None:
         self._ledger = ledger
@@ -50,7 +50,7 @@ class LastThrottles:
         self._latest: Bounded[tuple[str, str, str, int, QuotaType | None], PastThrottle] = Bounded(MAX_CLIENTS)
 
     def note(self, ip: str, throttled: Throttled, facts: ConnectionFacts, now_ms: int) -> None:
-        """A client at `ip`, in its plain spelling, was throttled just now."""
+        """Remember that a client at `ip` (in its plain spelling) was throttled just now."""
         quota_type = throttled.quota_type
         client_id = measured_client_id(throttled.client_id, self._ledger.table)
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
@@ -82,11 +82,11 @@ class LastThrottles:
         )
 
     def of_sensor(self, quota_type: QuotaType, tags: SensorTags, most: int) -> list[PastThrottle]:
-        """Those of all who are measured under `tags`, the latest first."""
+        """The throttles of all clients that are measured with `tags`, the latest first."""
         return list(islice(self._where(quota_type, tags), most))
 
     def by_nodes(self, user: str, client_id: str, most: int) -> list[PastThrottle]:
-        """The throttles by nodes of one client, the latest first."""
+        """The throttles of one client that nodes imposed, the latest first."""
         own = (past for past in self._where(None, None) if (past.user, past.client_id) == (user, client_id))
         return list(islice(own, most))
 

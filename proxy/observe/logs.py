@@ -1,4 +1,4 @@
-"""The log: one line an event on standard error, also for libraries that use the standard logging module."""
+"""Sets up the log: one line for each event on standard error, also from libraries that use `logging`."""
 
 import logging
 import sys
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
 _MAX_LONG_CHARACTERS = 1_024
 _MAX_ITEMS = 64
 _LONG = frozenset({"event", "problem", "problems"})
-"""Keys whose values are not the client's: what libraries say, and what is wrong with the configuration."""
+"""Keys that may have long values, because they do not come from clients: messages of libraries, problems."""
 _CHATTY = {"kafka": logging.CRITICAL, "aiohttp.access": logging.ERROR, "asyncio": logging.ERROR}
-"""Libraries of which only what is as grave as this is of interest, unless somebody hunts for a fault.
+"""The least level that is logged of some libraries, unless the level is DEBUG.
 
-kafka-python calls each attempt to connect an error; what comes of them is in our own `cluster_unreachable`.
+kafka-python logs each failed attempt to connect as an error; our own event `cluster_unreachable` reports the result.
 """
 
 _INDISCREET = ("kafka.admin.client", "kafka.net.connection", "kafka.protocol.parser")
-"""Loggers that tell passwords at DEBUG."""
+"""Loggers that write passwords at DEBUG."""
 
 _threshold = logging.INFO
 
 
 def configure(level: str, form: Literal["json", "console"]) -> None:
     """Set up structlog and the standard logging module for this process. May be called again."""
-    # Loggers bound to a connection outlive a change of level, so none of them may carry the level in itself.
+    # Loggers that are bound to a connection outlive a change of the level, so they must not contain the level.
     structlog.configure(
         processors=[
             _drop_below_threshold,
@@ -53,10 +53,10 @@ def configure(level: str, form: Literal["json", "console"]) -> None:
 
 
 def _tell_unraisable(what: "sys.UnraisableHookArgs") -> None:
-    """Errors that Python can raise nowhere are log lines, too; but for one that the handshake tells in its own words.
+    """Log an exception that Python cannot raise anywhere, except one that the TLS stage reports itself.
 
-    That is a server name that is not ASCII: ssl decodes it before it calls anybody. Up to Python 3.13 the name is the
-    object, from 3.14 on it stands in the message.
+    That is a server name that is not ASCII: ssl fails to decode it before it calls our callback. Up to Python 3.13
+    `what.object` is the name, from 3.14 on `what.err_msg` contains it.
     """
     is_name = isinstance(what.object, bytes) or "ssl servername callback" in (what.err_msg or "")
     if isinstance(what.exc_value, UnicodeDecodeError) and is_name:
@@ -66,7 +66,7 @@ def _tell_unraisable(what: "sys.UnraisableHookArgs") -> None:
 
 
 def set_level(level: str) -> None:
-    """Log what is at least as grave as "debug", "info", "warning" or "error", from now on and everywhere."""
+    """Set the least level that is logged ("debug", "info", "warning" or "error"), at once for all loggers."""
     global _threshold
     _threshold = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(_threshold)
@@ -77,12 +77,12 @@ def set_level(level: str) -> None:
 
 
 def is_reported(level: str) -> bool:
-    """Whether the log takes what is no graver than "debug", "info", "warning" or "error"."""
+    """Whether events of this level ("debug", "info", "warning" or "error") are logged."""
     return structlog.processors.NAME_TO_LEVEL[level] >= _threshold
 
 
 class _Bound:
-    """Stands for a logger that is made when it is first asked for anything."""
+    """A proxy for a logger that is made on first use."""
 
     __slots__ = ("_log", "_make")
 
@@ -97,7 +97,7 @@ class _Bound:
 
 
 def bound_later(make: Callable[[], "FilteringBoundLogger"]) -> "FilteringBoundLogger":
-    """The logger that `make` makes, for who seldom tells anything: what it is bound to is put together then."""
+    """A logger that `make` makes on first use, because most connections log nothing and binding keys takes time."""
     return cast("FilteringBoundLogger", _Bound(make))
 
 
@@ -114,7 +114,7 @@ def _drop_below_threshold(logger: WrappedLogger, method: str, event: EventDict) 
 
 
 def _make_safe(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
-    """Nothing that a client has sent can forge a line, colour a terminal or fill the disk."""
+    """Make values safe: bytes of a client must not forge a log line, colour a terminal or fill the disk."""
     return {key: _safe(key, value) for key, value in event.items()}
 
 
@@ -129,7 +129,7 @@ def _safe(key: str, value: Any) -> Any:
 
 
 class _StandardError:
-    """Writes lines. A standard error that nobody reads any more is no reason to stop serving."""
+    """Writes log lines to standard error. Ignores errors: the proxy goes on if nothing reads its standard error."""
 
     def __init__(self, *_: Any) -> None:
         pass
@@ -146,7 +146,7 @@ class _StandardError:
 
 
 class _IntoStructlog(logging.Handler):
-    """Hands what libraries log to structlog."""
+    """Passes log records of libraries to structlog."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Log the record under the name of its logger."""

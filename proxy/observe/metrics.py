@@ -1,7 +1,7 @@
 """All metrics of the service, declared in one place.
 
-Rare events are metric objects. What is counted per frame are plain integers elsewhere; whoever holds them
-registers a source, and one collector reads all sources at scrape time.
+Rare events are counted by metric objects. What is counted for each frame is a plain integer elsewhere: the owner of
+these integers registers a source, and one collector reads all sources at scrape time.
 """
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
@@ -36,12 +36,13 @@ _ENTITY = (*_RULE, "user", "client_id")
 
 @dataclass(slots=True)
 class RelayTotals:
-    """What the relays of one (virtual cluster, listener, node) have counted, living and gone.
+    """What all relays of one (virtual cluster, listener, node) have counted, open and closed connections together.
 
-    `requests` is by the API's name; `throttles` and `throttled_ms` are by the quota type's name.
-    `node_throttles` are answers whose own throttle time was larger than ours, `withheld_bytes` those of fetches over
-    quota, `mutations_refused` topics that were not to be created, deleted or given partitions, `exempt_us` the request
-    time of what no quota is charged for. `authentications` are by how they ended.
+    `requests` is by the API's name; `throttles` and `throttled_ms` are by the quota type's name. `node_throttles`
+    counts responses in which the node's throttle time was larger than ours. `withheld_bytes` are the bytes of Fetch
+    responses over quota that were replaced by empty ones. `mutations_refused` counts topics whose creation, deletion or
+    new partitions were refused. `exempt_us` is the request time that is charged to no quota. `authentications` is by
+    result.
     """
 
     virtual_cluster: str
@@ -64,9 +65,10 @@ class RelayTotals:
 
 @dataclass(slots=True)
 class SensorTotals:
-    """How full a table of sensors is; `overflows` counts bindings to a shared row because it was full.
+    """How full the sensor tables are: one for enforced quotas, and one for shadow quotas (`shadow_used`).
 
-    `capped` counts throttles that were cut to `max_throttle_ms`. The table for shadow quotas is one of its own.
+    `overflows` counts clients that got a shared row because the table was full; `capped` counts throttles that were cut
+    to `max_throttle_ms`.
     """
 
     virtual_cluster: str
@@ -80,9 +82,10 @@ class SensorTotals:
 
 @dataclass(slots=True)
 class CapTotals:
-    """What a cap of a listener, or without one of the whole virtual cluster, let through and had wait.
+    """What one byte cap let through and delayed. `listener` is "" for a cap of the whole virtual cluster.
 
-    `limit` is in bytes/s (None: lifted); `waits` counts reads that had to wait, `waiting` those that do now.
+    `limit` is in bytes/s (None: no limit any more); `waits` counts reads that had to wait, `waiting` those that wait
+    now.
     """
 
     virtual_cluster: str
@@ -97,9 +100,9 @@ class CapTotals:
 
 @dataclass(slots=True)
 class ShadowTotals:
-    """What the shadow quotas of one type would have throttled at one node: how often, the sum of single times.
+    """What the shadow quotas of one type would have throttled at one node: the number, and the sum of throttle times.
 
-    Without a `node_id` it is about all nodes.
+    A `node_id` of None means all nodes together.
     """
 
     virtual_cluster: str
@@ -111,10 +114,10 @@ class ShadowTotals:
 
 @dataclass(slots=True)
 class EntityUse:
-    """What one entity uses of one quota, enforced or shadow, at one node, or without a `node_id` at all of them.
+    """What one entity uses of one quota, enforced or shadow, at one node, or for a `node_id` of None at all nodes.
 
-    Rate and limit are in the quota's unit, per second; there is no limit for who is only measured. A token bucket has
-    `tokens`, and in place of the rate what is missing in it.
+    `rate` and `limit` are in the quota's unit per second; `limit` is None for an entity that is only measured. A token
+    bucket has `tokens`; then `rate` is the number of tokens missing in the bucket.
     """
 
     virtual_cluster: str
@@ -130,7 +133,7 @@ class EntityUse:
 
 
 class StreamTotals(Protocol):
-    """What was done with the records of one stream."""
+    """The totals of the records of one stream."""
 
     stream: str
     written: int
@@ -143,8 +146,10 @@ class StreamTotals(Protocol):
 
 @dataclass(slots=True)
 class UsageTotals:
-    """What was written of everybody's use; `clients` are, by virtual cluster, how many are told apart, how many may be,
-    and how often one more had no place of its own.
+    """The totals of usage records. `failures` counts failed writes.
+
+    `clients` has three numbers for each virtual cluster: how many clients are counted separately, how many may be, and
+    how often a further client was not counted separately.
     """
 
     streams: Sequence[StreamTotals]
@@ -153,7 +158,7 @@ class UsageTotals:
 
 
 class ShippingTotals(Protocol):
-    """What a topic was given of what is in complete files, and what it is still to be given."""
+    """The totals of shipping complete files to a topic, and what is still to be shipped."""
 
     lines: int
     line_bytes: int
@@ -175,19 +180,19 @@ class Metrics:
         self.registry = registry
         self.config_reloads = Counter(
             "kafka_throttle_config_reloads",
-            "Readings of the configuration file after the first: applied or rejected.",
+            "Reloads of the configuration file, by result: applied or rejected.",
             ("result",),
             registry=registry,
         )
         self.upstream_connect_failures = Counter(
             "kafka_throttle_upstream_connect_failures",
-            "Connections to a node that could not be made.",
+            "Failed attempts to connect to a node.",
             ("virtual_cluster", "node_id"),
             registry=registry,
         )
         self.nodes_left_out = Counter(
             "kafka_throttle_nodes_left_out",
-            "Times that a node was left out of an answer, as no port of the listener is left for it.",
+            "How often a node was left out of a response because the listener has no port left for it.",
             ("virtual_cluster", "listener"),
             registry=registry,
         )
@@ -205,28 +210,30 @@ class Metrics:
         )
         self.quota_problems = Counter(
             "kafka_throttle_quota_problems",
-            "What came to be wrong with quotas: an entity that keeps its last good ones, or their source itself.",
+            "Problems with quotas: a wrong quota (the entity keeps its last good one), or a failing source.",
             ("virtual_cluster", "source"),
             registry=registry,
         )
         self.certificate_ends = Gauge(
             "kafka_throttle_certificate_expiry_timestamp_seconds",
-            "When the first certificate ends that a listener shows; no listener: that the cluster's nodes are shown.",
+            "Expiry of the listener's certificate; without a listener, of the client certificate for the nodes.",
             ("virtual_cluster", "listener"),
             registry=registry,
         )
         self.certificate_reloads = Counter(
             "kafka_throttle_certificate_reloads",
-            "Readings of certificates after the first, because their files have changed: applied or rejected.",
+            "Reloads of certificates whose files have changed, by result: applied or rejected.",
             ("virtual_cluster", "listener", "result"),
             registry=registry,
         )
         self.event_loop_lag = Gauge(
             "kafka_throttle_event_loop_lag_seconds",
-            "The longest that the event loop was late within the last 15 seconds.",
+            "The longest delay of the event loop in the last 15 seconds.",
             registry=registry,
         )
-        Info("kafka_throttle_build", "The version that runs.", registry=registry).info({"version": installed_version()})
+        Info("kafka_throttle_build", "The version of kafka-throttle.", registry=registry).info(
+            {"version": installed_version()}
+        )
         for result in ("applied", "rejected"):
             self.config_reloads.labels(result)
         ProcessCollector(registry=registry)
@@ -236,7 +243,7 @@ class Metrics:
 
     @property
     def top_entities(self) -> int:
-        """How many entities have series of their own, for each (virtual cluster, node, quota type)."""
+        """How many entities have separate series, for each (virtual cluster, node, quota type)."""
         return self._counted.top_entities
 
     @top_entities.setter
@@ -244,11 +251,11 @@ class Metrics:
         self._counted.top_entities = count
 
     def gather(self) -> Generator[None, None, None]:
-        """Look at all entities in steps of a few ms, for the scrape that follows; without it, that does it at once."""
+        """Read all entities in steps of a few ms, for the next scrape. A scrape without it reads them all at once."""
         return self._counted.gather()
 
     def connections_closed(self, virtual_cluster: str, listener: str) -> dict[CloseReason, int]:
-        """Where a listener counts its connections that ended, by why: read at each scrape."""
+        """The dictionary in which a listener counts its closed connections by reason. It is read at each scrape."""
         return self._counted.closed.setdefault((virtual_cluster, listener), {})
 
     def add_relays(self, source: Callable[[], Iterable[RelayTotals]]) -> None:
@@ -260,7 +267,7 @@ class Metrics:
         self._counted.sensors.append(source)
 
     def add_caps(self, source: Callable[[], Iterable[CapTotals]]) -> None:
-        """Read these at every scrape."""
+        """Export what `source` returns at each scrape."""
         self._counted.caps.append(source)
 
     def add_shadows(self, source: Callable[[], Iterable[ShadowTotals]]) -> None:
@@ -274,7 +281,7 @@ class Metrics:
         clusters: Callable[[], Iterable[ClusterGate]],
         addresses: Callable[[], Iterable[AddressUse]],
     ) -> None:
-        """Export what these return at each scrape; of the addresses the top ones, and the sum of the others."""
+        """Export what these sources return at each scrape: of the addresses the top ones, and the sum of the others."""
         self._counted.instances.append(instance)
         self._counted.listeners.append(listeners)
         self._counted.clusters.append(clusters)
@@ -291,7 +298,7 @@ class Metrics:
     def add_entities(self, source: Callable[[], Iterable[EntityUse | None]]) -> None:
         """Export the top entities of what `source` returns at each scrape, and the sum of the others.
 
-        None stands for one of which nothing is told, but that took time.
+        None stands for an entity that is not exported; it counts as a step of `gather` because reading it took time.
         """
         self._counted.entities.append(source)
 
@@ -316,7 +323,7 @@ class _Counted(Collector):
         self._gathered: tuple[_UseOfRules, _UseOfRules, dict[str, TopAddresses]] | None = None
 
     def collect(self) -> Iterator[Metric]:
-        """The families, each of them even when it is empty."""
+        """All metric families. Each is exported even when it has no value."""
         yield from _relay_families([row for source in self.relays for row in source()])
         yield from _sensor_families([source() for source in self.sensors])
         yield from _cap_families([row for source in self.caps for row in source()])
@@ -336,7 +343,7 @@ class _Counted(Collector):
         yield from _entity_families(shadow, "shadow_")
 
     def gather(self) -> Generator[None, None, None]:
-        """Look at all entities, in steps, for the next time that metrics are collected."""
+        """Read all entities, in steps, for the next `collect`."""
         enforced: _UseOfRules = {}
         shadow: _UseOfRules = {}
         for number, row in enumerate((row for source in self.entities for row in source()), 1):
@@ -354,7 +361,7 @@ class _Counted(Collector):
 
 
 class _UseOfRule:
-    """What the entities use of one quota type at one node: the `top` of them, how many they are, and the sum."""
+    """The use of one quota type at one node: the `top` entities, the number of all entities, and the sum of rates."""
 
     def __init__(self, top: int) -> None:
         self.count = 0
@@ -364,7 +371,7 @@ class _UseOfRule:
         self._most: list[EntityUse] = []
 
     def add(self, row: EntityUse) -> None:
-        """Count one more entity."""
+        """Add one entity."""
         self.count += 1
         self.rate += row.rate
         self.has_tokens = self.has_tokens or row.tokens is not None
@@ -373,7 +380,7 @@ class _UseOfRule:
             self._most = self._chosen()
 
     def most_used(self) -> dict[tuple[str, str], EntityUse]:
-        """The rows with the highest rate, by their labels; of two whose cut names are equal, the larger one."""
+        """The rows with the highest rates, by their labels; of rows with equal (shortened) labels, the highest."""
         chosen: dict[tuple[str, str], EntityUse] = {}
         for row in self._chosen():
             chosen.setdefault((shown(row.user), shown(row.client_id)), row)
@@ -387,7 +394,7 @@ _UseOfRules = dict[tuple[str, ...], _UseOfRule]
 
 
 class _Sums:
-    """One metric in the making: equal labels are added up, as a scrape may not repeat a series."""
+    """Collects the values of one metric. Values with equal labels are added up: a scrape must not repeat a series."""
 
     def __init__(self, family: GaugeMetricFamily | CounterMetricFamily) -> None:
         self._family = family
@@ -413,20 +420,22 @@ def _gauge(name: str, text: str, labels: tuple[str, ...]) -> _Sums:
 def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
     by_api, by_type = (*_RELAY, "api"), (*_RELAY, "quota_type")
     connections = _gauge("connections", "Client connections that are open.", _RELAY)
-    opened = _counter("connections_opened", "Client connections that were taken.", _RELAY)
-    requests = _counter("requests", "Requests that were sent on to the node.", by_api)
-    request_bytes = _counter("request_bytes", "Bytes of those requests.", _RELAY)
-    responses = _counter("responses", "Answers that were sent on to the client.", _RELAY)
-    response_bytes = _counter("response_bytes", "Bytes of those answers.", _RELAY)
+    opened = _counter("connections_opened", "Client connections that were opened.", _RELAY)
+    requests = _counter("requests", "Requests that were forwarded to the node.", by_api)
+    request_bytes = _counter("request_bytes", "Bytes of the forwarded requests.", _RELAY)
+    responses = _counter("responses", "Responses that were sent to the client.", _RELAY)
+    response_bytes = _counter("response_bytes", "Bytes of the responses sent to the client.", _RELAY)
     throttles = _counter("throttles", "Throttles of a client by the proxy.", by_type)
     throttled = _counter("throttled_seconds", "Time for which clients were muted.", by_type)
-    by_node = _counter("node_throttles", "Answers whose own throttle time was larger than the proxy's.", _RELAY)
-    as_empty_fetch = _counter(
-        "withheld_bytes", "Bytes of answers to Fetch that were over quota and went to nobody.", _RELAY
+    by_node = _counter(
+        "node_throttles", "Responses in which the node's throttle time was larger than the proxy's.", _RELAY
     )
-    refused = _counter("mutations_refused", "Topics that were refused creation, deletion or partitions.", _RELAY)
-    exempt = _counter("exempt_request_seconds", "Request time of requests that no quota is charged for.", _RELAY)
-    logins = _counter("authentications", "Authentications by SASL that the node has decided.", (*_RELAY, "result"))
+    as_empty_fetch = _counter(
+        "withheld_bytes", "Bytes of Fetch responses over quota, which were replaced by empty responses.", _RELAY
+    )
+    refused = _counter("mutations_refused", "Topics whose creation, deletion or new partitions were refused.", _RELAY)
+    exempt = _counter("exempt_request_seconds", "Request time that is charged to no quota.", _RELAY)
+    logins = _counter("authentications", "SASL authentications, by the node's result.", (*_RELAY, "result"))
     for row in rows:
         labels = (row.virtual_cluster, row.listener, str(row.node_id))
         for result, count in row.authentications.items():
@@ -455,11 +464,13 @@ def _relay_families(rows: list[RelayTotals]) -> Iterator[Metric]:
 def _sensor_families(tables: list[SensorTotals]) -> Iterator[Metric]:
     used = _gauge("sensors", "Rows of the sensor table in use.", ("virtual_cluster",))
     capacity = _gauge("sensors_capacity", "Rows of the sensor table.", ("virtual_cluster",))
-    overflows = _counter("sensor_overflows", "Bindings to a shared row, the table being full.", ("virtual_cluster",))
+    overflows = _counter(
+        "sensor_overflows", "Clients that got a shared row because the table was full.", ("virtual_cluster",)
+    )
     capped = _counter("capped", "Throttles that were cut to max_throttle_ms.", ("virtual_cluster",))
-    shadow_used = _gauge("shadow_sensors", "Rows in use of the table for shadow quotas.", ("virtual_cluster",))
+    shadow_used = _gauge("shadow_sensors", "Rows of the sensor table for shadow quotas in use.", ("virtual_cluster",))
     shadow_overflows = _counter(
-        "shadow_sensor_overflows", "Bindings to a shared row of that table.", ("virtual_cluster",)
+        "shadow_sensor_overflows", "Clients that got a shared row of the table for shadow quotas.", ("virtual_cluster",)
     )
     for table in tables:
         labels = (table.virtual_cluster,)
@@ -475,11 +486,15 @@ def _sensor_families(tables: list[SensorTotals]) -> Iterator[Metric]:
 
 def _cap_families(rows: list[CapTotals]) -> Iterator[Metric]:
     labels = ("virtual_cluster", "listener", "direction")
-    limit = _gauge("cap_bytes_per_second", "The cap on the bytes of all clients; no listener: of all.", labels)
-    waiting = _gauge("cap_waiting", "Connections whose next read waits for the cap.", labels)
-    read = _counter("cap_bytes", "Bytes that were read through the cap.", labels)
-    waits = _counter("cap_waits", "Reads that the cap had wait.", labels)
-    waited = _counter("cap_waited_seconds", "Sum of how long they waited.", labels)
+    limit = _gauge(
+        "cap_bytes_per_second",
+        "The byte cap for all clients of a listener; without a listener, of the virtual cluster.",
+        labels,
+    )
+    waiting = _gauge("cap_waiting", "Connections whose next read waits for the byte cap.", labels)
+    read = _counter("cap_bytes", "Bytes that were read through the byte cap.", labels)
+    waits = _counter("cap_waits", "Reads that the byte cap delayed.", labels)
+    waited = _counter("cap_waited_seconds", "Sum of the waiting times of these reads.", labels)
     for row in rows:
         where = (row.virtual_cluster, row.listener, row.direction)
         if row.limit is not None:
@@ -493,8 +508,8 @@ def _cap_families(rows: list[CapTotals]) -> Iterator[Metric]:
 
 
 def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
-    throttles = _counter("shadow_throttles", "Throttles that shadow quotas would have made.", _RULE)
-    throttled = _counter("shadow_throttled_seconds", "Sum of the throttle times that they would have given.", _RULE)
+    throttles = _counter("shadow_throttles", "Throttles that shadow quotas would have imposed.", _RULE)
+    throttled = _counter("shadow_throttled_seconds", "Sum of the throttle times of these throttles.", _RULE)
     for row in rows:
         labels = (row.virtual_cluster, _node(row.node_id), row.quota_type)
         throttles.add(labels, row.throttles)
@@ -504,16 +519,21 @@ def _shadow_families(rows: list[ShadowTotals]) -> Iterator[Metric]:
 
 
 _SHIPPING = (
-    ("lines", _counter, "usage_shipped_lines", "Lines that the topic has taken; some of them twice."),
-    ("line_bytes", _counter, "usage_shipped_bytes", "Bytes of those, before they are packed."),
-    ("files", _counter, "usage_shipped_files", "Files of which it has all lines."),
-    ("lost_files", _counter, "usage_files_lost_unshipped", "Files that retention deleted before the topic had them."),
-    ("long_lines", _counter, "usage_lines_unshippable", "Lines that are longer than any of ours, and were left out."),
-    ("failures", _counter, "usage_shipping_failures", "Attempts that failed; what they had to send is sent later."),
-    ("waiting_files", _gauge, "usage_unshipped_files", "Complete files that the topic does not have yet."),
-    ("waiting_bytes", _gauge, "usage_unshipped_bytes", "Bytes of those."),
+    ("lines", _counter, "usage_shipped_lines", "Lines written to the topic; some may be written twice."),
+    ("line_bytes", _counter, "usage_shipped_bytes", "Bytes of these lines before compression."),
+    ("files", _counter, "usage_shipped_files", "Files of which all lines are in the topic."),
+    ("lost_files", _counter, "usage_files_lost_unshipped", "Files that retention deleted before they were shipped."),
+    (
+        "long_lines",
+        _counter,
+        "usage_lines_unshippable",
+        "Lines that were left out because they are longer than any line of kafka-throttle.",
+    ),
+    ("failures", _counter, "usage_shipping_failures", "Failed attempts to ship; their lines are shipped later."),
+    ("waiting_files", _gauge, "usage_unshipped_files", "Complete files that are not shipped yet."),
+    ("waiting_bytes", _gauge, "usage_unshipped_bytes", "Bytes of these files."),
 )
-"""Of ShippingTotals: count, kind, name, meaning."""
+"""The metrics of ShippingTotals: attribute, kind, name, help text."""
 
 
 def _shipping_families(rows: list[ShippingTotals]) -> Iterator[Metric]:
@@ -527,15 +547,17 @@ def _shipping_families(rows: list[ShippingTotals]) -> Iterator[Metric]:
 def _usage_families(rows: list[UsageTotals]) -> Iterator[Metric]:
     of, reasons, of_cluster = ("stream",), ("stream", "reason"), ("virtual_cluster",)
     records = _counter("usage_records", "Usage records and trace events that were written.", of)
-    written = _counter("usage_bytes", "Bytes of those.", of)
-    files = _counter("usage_files", "Files of them that were completed.", of)
-    deleted = _counter("usage_files_deleted", "Files that were deleted, being too old or too many.", of)
+    written = _counter("usage_bytes", "Bytes of the usage records and trace events that were written.", of)
+    files = _counter("usage_files", "Files of usage records and trace events that were completed.", of)
+    deleted = _counter("usage_files_deleted", "Files that were deleted because they were too old or too many.", of)
     waiting = _gauge("usage_records_waiting", "Records that wait to be written.", of)
-    dropped = _counter("usage_records_dropped", "Records that were not written, by why.", reasons)
+    dropped = _counter("usage_records_dropped", "Records that were not written, by reason.", reasons)
     failures = _counter("usage_write_failures", "Failed attempts to write records.", ())
-    clients = _gauge("usage_clients", "Clients whose use is told apart.", of_cluster)
-    capacity = _gauge("usage_clients_capacity", "How many may be.", of_cluster)
-    overflows = _counter("usage_client_overflows", "Clients that had no place of their own.", of_cluster)
+    clients = _gauge("usage_clients", "Clients whose use is counted separately.", of_cluster)
+    capacity = _gauge("usage_clients_capacity", "The most clients whose use can be counted separately.", of_cluster)
+    overflows = _counter(
+        "usage_client_overflows", "Clients that were not counted separately because there were too many.", of_cluster
+    )
     for row in rows:
         failures.add((), row.failures)
         for stream in row.streams:
@@ -556,18 +578,22 @@ def _usage_families(rows: list[UsageTotals]) -> Iterator[Metric]:
 
 
 def _entity_families(rules: _UseOfRules, kind: str) -> Iterator[Metric]:
-    """`kind` is "" or "shadow_": the families of the two have names of their own."""
+    """The metric families of entities. `kind` is "" for enforced quotas, "shadow_" for shadow quotas."""
     what = "a shadow quota" if kind else "a quota"
-    rate = _gauge(f"{kind}entity_rate", f"Use of {what} now, in its unit, of the entities that use most.", _ENTITY)
-    tokens = _gauge(f"{kind}entity_tokens", f"What is left in the bucket of {what}; less than 0: overdrawn.", _ENTITY)
-    limit = _gauge(f"{kind}entity_limit", "The limit of those entities, if they have one, in its unit.", _ENTITY)
+    rate = _gauge(
+        f"{kind}entity_rate", f"Current use of {what}, in its unit, by the entities with the highest use.", _ENTITY
+    )
+    tokens = _gauge(f"{kind}entity_tokens", f"Tokens left in the bucket of {what}; negative if overdrawn.", _ENTITY)
+    limit = _gauge(f"{kind}entity_limit", "The limit of these entities, if they have one, in its unit.", _ENTITY)
     throttled = _counter(
         f"{kind}entity_throttle_seconds",
-        f"Throttle time {'that would have been given to' if kind else 'of'} those entities.",
+        f"Throttle time {'that would have been imposed on' if kind else 'of'} these entities.",
         _ENTITY,
     )
     others = _gauge(f"{kind}other_entities", "How many further entities are measured.", _RULE)
-    other_rate = _gauge(f"{kind}other_entities_rate", "Their use of it together, in its unit.", _RULE)
+    other_rate = _gauge(
+        f"{kind}other_entities_rate", "The sum of the use of these further entities, in its unit.", _RULE
+    )
     for rule, entities in rules.items():
         shown_rows = entities.most_used()
         for labels, row in shown_rows.items():

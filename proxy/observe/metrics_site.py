@@ -1,4 +1,4 @@
-"""The pages for scrapers and probes: /metrics, /livez, /readyz."""
+"""The HTTP pages for scrapers and probes: /metrics, /livez, /readyz."""
 
 import asyncio
 from collections import deque
@@ -20,7 +20,7 @@ _MAX_ACCEPT_CHARACTERS = 1_024
 class MetricsSite:
     """Serves the metrics and the health of one process.
 
-    `not_ready` says why the process cannot serve yet, one reason a line; nothing when it can.
+    `not_ready` returns the reasons why the process cannot serve clients; it is empty when it can.
     """
 
     def __init__(
@@ -32,20 +32,20 @@ class MetricsSite:
         self._lag: asyncio.Task[None] | None = None
 
     async def start(self, bind: str, port: int) -> int:
-        """Listen; returns the port, one of the system's choice for 0. ConfigErrors if it cannot be had."""
+        """Listen, and return the port; for port 0 the system chooses one. Raises ConfigErrors if it cannot be bound."""
         port = await self._listener.start(bind, port)
         self._lag = asyncio.create_task(measure_lag(self._metrics.event_loop_lag))
         return port
 
     async def stop(self) -> None:
-        """Close the listener; answers under way have a second. May be called at any time, and twice."""
+        """Close the listener; responses under way have one second. May be called at any time, and twice."""
         if self._lag is not None:
             self._lag.cancel()
             self._lag = None
         await self._listener.stop()
 
     def application(self) -> web.Application:
-        """The three pages."""
+        """The aiohttp application with the three pages."""
         application = web.Application(client_max_size=MAX_BODY_BYTES)
         application.router.add_get("/metrics", self._get_metrics)
         application.router.add_get("/livez", self._get_livez)
@@ -56,7 +56,7 @@ class MetricsSite:
         accept = request.headers.get("Accept", "")[:_MAX_ACCEPT_CHARACTERS]
         try:
             encode, content_type = choose_encoder(accept)
-        except (ValueError, TypeError):  # what the library makes of "version=x"
+        except (ValueError, TypeError):  # raised by the library for "version=x"
             encode, content_type = choose_encoder("")
         await finish_in_turns(self._metrics.gather())
         return web.Response(body=encode(self._metrics.registry), headers={"Content-Type": content_type})
@@ -70,7 +70,7 @@ class MetricsSite:
 
 
 async def measure_lag(gauge: Gauge) -> None:
-    """Keep in `gauge` how late the event loop was at worst in the last 15 s, in seconds; until cancelled."""
+    """Set `gauge` to the longest delay of the event loop in the last 15 s, in seconds. Runs until cancelled."""
     loop = asyncio.get_running_loop()
     latest: deque[float] = deque(maxlen=_LAG_STEPS)
     while True:

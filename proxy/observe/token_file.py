@@ -1,4 +1,4 @@
-"""The token of the admin listener."""
+"""Reads the token of the admin listener."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ MAX_TOKEN_BYTES = 4_096
 
 
 def read_token(config: AdminConfig, config_path: Path) -> str | None:
-    """The token that `admin.token_file` holds, None where none is configured. ConfigErrors if it holds none."""
+    """The token in `admin.token_file`, None if no file is configured. Raises ConfigErrors for a bad file."""
     if config.token_file is None:
         return None
     path = config_path.parent / config.token_file
