@@ -27,7 +27,7 @@ KEYS_PER_STEP = 500
 _LOOKED_AT_FOR_ROOM = 512
 _TOUCHED_KEPT = 10_000
 
-_MAX_BINDINGS = 10_000
+_MAX_CLIENT_IDS = 10_000
 
 NO_CEILING_BYTES = 2**31 - 1
 
@@ -39,7 +39,7 @@ WHOLE_CLUSTER = -2
 class ClientSensors:
     """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
-    It holds as long as `version` is the ledger's, or the ledger `renews` it. `fetch_ceiling_bytes` is what one Fetch
+    It holds as long as `version` is the quota manager's, or the quota manager `renews` it. `fetch_ceiling_bytes` is what one Fetch
     may ask for at most. `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is
     never empty. `costs` tell what requests cost this node, where their time is measured: for `request` or
     `shadow_request`. `limits` is False where no quota can hold its client back, `limits_produces` and
@@ -101,7 +101,7 @@ class ClientQuotaManager:
     """Hands out bindings, and keeps the limits of all sensors at what the quota table says.
 
     `version` goes up when the table is replaced and when sensors are closed: a binding made before holds on if the
-    ledger `renews` it, which it does unless its client is concerned. `overflowed` counts bindings that got no sensor of
+    quota manager `renews` it, which it does unless its client is concerned. `overflowed` counts bindings that got no sensor of
     their own because the table of sensors was full; a sixteenth of its rows is kept back for those that such newcomers
     share.
 
@@ -151,7 +151,7 @@ class ClientQuotaManager:
         self.overflowed = 0
         self.shadow_overflowed = 0
         self._handles: dict[SensorKey, int] = {}
-        self._bindings: dict[tuple[str, int, str, str], ClientSensors] = {}
+        self._client_sensors_by_id: dict[tuple[str, int, str, str], ClientSensors] = {}
         self._touched: dict[tuple[str, str], int] = {}
         """The version that made bindings stale: of a user and client-id, or of all with this user, or client-id."""
         self._touched_before: dict[tuple[str, str], int] = {}
@@ -173,40 +173,40 @@ class ClientQuotaManager:
     def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> ClientSensors:
         """The sensors for this client, opened where they are missing."""
         who = (virtual_cluster, node_id, user, client_id)
-        binding = self._bindings.get(who)
-        if binding is None or not self.renews(binding):
-            binding = self._make_binding(virtual_cluster, node_id, user, client_id, now_ms)
-            self._remember(who, binding)
-        return binding
+        client_sensors = self._client_sensors_by_id.get(who)
+        if client_sensors is None or not self.renews(client_sensors):
+            client_sensors = self._make_client_sensors(virtual_cluster, node_id, user, client_id, now_ms)
+            self._remember(who, client_sensors)
+        return client_sensors
 
-    def _remember(self, who: tuple[str, int, str, str], binding: ClientSensors) -> None:
-        self._bindings.pop(who, None)
-        if not binding.crowded:
-            if len(self._bindings) == _MAX_BINDINGS:
-                del self._bindings[next(iter(self._bindings))]
-            self._bindings[who] = binding
+    def _remember(self, who: tuple[str, int, str, str], client_sensors: ClientSensors) -> None:
+        self._client_sensors_by_id.pop(who, None)
+        if not client_sensors.crowded:
+            if len(self._client_sensors_by_id) == _MAX_CLIENT_IDS:
+                del self._client_sensors_by_id[next(iter(self._client_sensors_by_id))]
+            self._client_sensors_by_id[who] = client_sensors
 
-    def renews(self, binding: ClientSensors) -> bool:
+    def renews(self, client_sensors: ClientSensors) -> bool:
         """Whether a binding still is what `bind` would give; then its version is the present one from now on.
 
         It is if nothing that has happened since concerns its client. One that was crowded out of a full table holds
         while that has no room.
         """
-        since = binding.version
+        since = client_sensors.version
         if since == self.version:
             return True
         if since < self._all_touched:
             return False
-        if binding.crowded and (since < self._shared_closed or any(map(_has_room, binding.crowded))):
+        if client_sensors.crowded and (since < self._shared_closed or any(map(_has_room, client_sensors.crowded))):
             return False
-        user, client_id = binding.user, binding.client_id
+        user, client_id = client_sensors.user, client_sensors.client_id
         for name in ((user, client_id), (user, ""), ("", client_id)):
             if self._touched.get(name, 0) > since or self._touched_before.get(name, 0) > since:
                 return False
-        binding.version = self.version
+        client_sensors.version = self.version
         return True
 
-    def _make_binding(
+    def _make_client_sensors(
         self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int
     ) -> ClientSensors:
         self._spared.clear()

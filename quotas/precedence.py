@@ -58,7 +58,7 @@ def covering(user: str, client_id: str) -> Iterator[Names]:
     return _names(LEVELS if client_id else _LEVELS_WITHOUT_CLIENT_ID, user, client_id)
 
 
-def binding(tags: SensorTags) -> Iterator[Names]:
+def client_sensors(tags: SensorTags) -> Iterator[Names]:
     """The names whose quotas can bind what is measured under `tags`, the strongest first.
 
     An empty client-id is the absence of one here: so no default for client-ids, or for pairs, ever binds it.

@@ -13,7 +13,7 @@ import pytest
 from tests.disturbance import MOST_CORES, Disturbance, undisturbed
 from tests.integration.proxy_process import ROOT
 from tests.stalls import Stalls, go_on
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.exclusive
 
@@ -26,7 +26,7 @@ def sleeper():
 
 
 def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -88,6 +88,6 @@ def test_who_is_stopped_by_somebody_else_meanwhile_stays_stopped(sleeper):
 
 def test_the_commands_status_is_handed_on():
     command = [sys.executable, "-m", "tests.stalls", "--longest", "0.1", "--every", "0.1", "--", "sh", "-c"]
-    done = subprocess.run([*command, "sleep 1; exit 3"], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S)
+    done = subprocess.run([*command, "sleep 1; exit 3"], cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 3
     assert "status 3" in done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[1]
 OURS = {"common", "pipeline", "proxy", "protocol", "quotas"}
@@ -92,14 +92,14 @@ def _serves(program: Path, tmp_path: Path) -> None:
         assert b"kafka_throttle_build_info" in _body(f"http://127.0.0.1:{ports[2]}/metrics")
     finally:
         service.terminate()
-        assert service.wait(PATIENCE_S) == 0
+        assert service.wait(TIMEOUT_S) == 0
 
 
 def _body(url: str) -> bytes:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            with urllib.request.urlopen(url, timeout=PATIENCE_S) as response:
+            with urllib.request.urlopen(url, timeout=TIMEOUT_S) as response:
                 return response.read()
         except OSError:
             if time.monotonic() > deadline:

@@ -4,4 +4,4 @@ Any process may stand still for some seconds at any moment, and a machine may be
 a test was written: so nobody waits for less, and nothing is asserted about what may take a second.
 """
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0

@@ -46,7 +46,7 @@ class ListenerFacts:
 
     virtual_cluster: str
     nodes: Nodes
-    ledger: ClientQuotaManager
+    quota_manager: ClientQuotaManager
     offer: Callable[[int], tuple[int, int] | None]
     quotas: Callable[[], Quotas] = dict
     entities_of: Callable[[str], Sequence[Entity]] | None = None
@@ -84,8 +84,8 @@ class ConnectionFacts:
     def bind(self, raw_client_id: bytes, now_ms: int) -> ClientSensors:
         """Which sensors measure this client id of this user at this node."""
         listener = self.listener
-        client_id = measured_client_id(raw_client_id, listener.ledger.table)
-        return listener.ledger.bind(listener.virtual_cluster, self.node_id, self.user, client_id, now_ms)
+        client_id = measured_client_id(raw_client_id, listener.quota_manager.table)
+        return listener.quota_manager.bind(listener.virtual_cluster, self.node_id, self.user, client_id, now_ms)
 
     def become(self, identity: Identity) -> None:
         """The client has proven to be somebody: that user's quotas and rights are its own from now on."""

@@ -101,15 +101,15 @@ def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[De
         return Decision(close=Close(CloseReason.ANSWER_MALFORMED, f"Metadata: {error}"))
     costs = yield from _COSTS[ask.api_key](items, known)
     spending = _Spending(request, costs)
-    binding = facts.bind(ask.client_id, now_ms)
+    client_sensors = facts.bind(ask.client_id, now_ms)
     for start in range(0, len(items), ITEMS_PER_STEP):
         if start:
             yield
-            binding = facts.bind(ask.client_id, now_ms)  # its quota may be another by now
-        spending.spend(start, facts.listener.ledger, binding, now_ms)
+            client_sensors = facts.bind(ask.client_id, now_ms)  # its quota may be another by now
+        spending.spend(start, facts.listener.quota_manager, client_sensors, now_ms)
     if spending.shadow_throttles_ms and facts.listener.note_mutations is not None:
-        facts.listener.note_mutations(facts.user, binding.client_id, 0.0, spending.shadow_throttles_ms)
-    return (yield from _decision(ask, request, spending, known, binding))
+        facts.listener.note_mutations(facts.user, client_sensors.client_id, 0.0, spending.shadow_throttles_ms)
+    return (yield from _decision(ask, request, spending, known, client_sensors))
 
 
 class _Spending:
@@ -126,21 +126,21 @@ class _Spending:
         self.shadow_throttles_ms: list[int] = []
         self.charges: dict[int, _Charge] = {}
 
-    def spend(self, start: int, ledger: ClientQuotaManager, binding: ClientSensors, now_ms: int) -> None:
+    def spend(self, start: int, quota_manager: ClientQuotaManager, client_sensors: ClientSensors, now_ms: int) -> None:
         """Charge the topics of one step, which begins with number `start`."""
         costs, refused = self._costs, self.refused
         for i in range(start, min(start + ITEMS_PER_STEP, len(costs.now))):
             cost, spent, reported_ms = costs.now[i], 0.0, None
             if costs.same_as.get(i) in refused:
                 refused.add(i)
-            elif cost and binding.mutation is not None:
-                spent, reported_ms = self._spend(ledger.buckets, binding.mutation, cost, now_ms)
+            elif cost and client_sensors.mutation is not None:
+                spent, reported_ms = self._spend(quota_manager.buckets, client_sensors.mutation, cost, now_ms)
             if reported_ms is not None:
                 self.throttle_time_ms = reported_ms
                 if self._strict:
                     refused.add(i)
             if i not in refused:
-                shadow, shadow_due = self._spend_in_shadow(ledger, binding.shadow_mutation, cost, now_ms)
+                shadow, shadow_due = self._spend_in_shadow(quota_manager, client_sensors.shadow_mutation, cost, now_ms)
                 self.charges[i] = _Charge(spent, shadow, costs.due[i], shadow_due)
 
     def _spend(self, buckets: TokenBuckets, bucket: int, cost: int, now_ms: int) -> tuple[float, int | None]:
@@ -149,19 +149,19 @@ class _Spending:
         return value, spend(bucket, value, now_ms)
 
     def _spend_in_shadow(
-        self, ledger: ClientQuotaManager, bucket: int | None, cost: int, now_ms: int
+        self, quota_manager: ClientQuotaManager, bucket: int | None, cost: int, now_ms: int
     ) -> tuple[float, int]:
         """What the shadow quota is charged for one that passes, and what it costs that if it is done."""
         if bucket is None or not cost:
             return 0, 0
-        spent, reported_ms = self._spend(ledger.shadow_buckets, bucket, cost, now_ms)
+        spent, reported_ms = self._spend(quota_manager.shadow_buckets, bucket, cost, now_ms)
         if reported_ms:
             self.shadow_throttles_ms.append(reported_ms)
         return (spent, cost) if reported_ms is None or not self._strict else (0, 0)
 
 
 def _decision(
-    ask: DecisionRequest, request: MutationRequest, spending: _Spending, known: "_Known", binding: ClientSensors
+    ask: DecisionRequest, request: MutationRequest, spending: _Spending, known: "_Known", client_sensors: ClientSensors
 ) -> Steps[Decision]:
     """What becomes of a request of which all is charged."""
     refused, throttle_time_ms = spending.refused, spending.throttle_time_ms
@@ -179,10 +179,10 @@ def _decision(
         request.items,
         spending.charges,
         refusals,
-        binding.mutation,
-        binding.shadow_mutation,
+        client_sensors.mutation,
+        client_sensors.shadow_mutation,
         request.validate_only,
-        binding.client_id,
+        client_sensors.client_id,
     )
     return Decision(
         splices=request.without(refused),
@@ -200,10 +200,10 @@ def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[D
 
     Without a frame the request never went to the node, and all is given back.
     """
-    note, ledger = ask.note, facts.listener.ledger
+    note, quota_manager = ask.note, facts.listener.quota_manager
     assert isinstance(note, _Note)
     if not ask.frame:
-        _give_all_back(note, ledger, now_ms)
+        _give_all_back(note, quota_manager, now_ms)
         return Decision()
     reader = MutationResponseReader(ask.frame, ask.api_key, ask.api_version)
     results = yield from collected(reader.results())
@@ -218,9 +218,11 @@ def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[D
                 left = _left(ask, item, charge, result)
                 facts.listener.recent_topics.note(item.name or result.name, result.topic_id, left, now_ms)
             with suppress(StaleSensor):
-                _correct(ledger.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
+                _correct(quota_manager.buckets, note.bucket, charge.spent, charge.due, result, now_ms)
             with suppress(StaleSensor):
-                _correct(ledger.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow_due, result, now_ms)
+                _correct(
+                    quota_manager.shadow_buckets, note.shadow_bucket, charge.shadow, charge.shadow_due, result, now_ms
+                )
         if not number % ITEMS_PER_STEP:
             yield
     if used and facts.listener.note_mutations is not None:
@@ -231,10 +233,10 @@ def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[D
     return Decision(splices=(merged,), throttle_at=response.throttle_at)
 
 
-def _give_all_back(note: _Note, ledger: ClientQuotaManager, now_ms: int) -> None:
+def _give_all_back(note: _Note, quota_manager: ClientQuotaManager, now_ms: int) -> None:
     for buckets, bucket, spent in (
-        (ledger.buckets, note.bucket, sum(charge.spent for charge in note.charges.values())),
-        (ledger.shadow_buckets, note.shadow_bucket, sum(charge.shadow for charge in note.charges.values())),
+        (quota_manager.buckets, note.bucket, sum(charge.spent for charge in note.charges.values())),
+        (quota_manager.shadow_buckets, note.shadow_bucket, sum(charge.shadow for charge in note.charges.values())),
     ):
         if bucket is not None and spent:
             with suppress(StaleSensor):

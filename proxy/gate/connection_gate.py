@@ -78,9 +78,9 @@ class ConnectionGate:
         self.admission.add_listener(key, self._clock.now_ms())
         self._carry_on[key] = carry_on
 
-    def arrive(self, key: ListenerKey, arrival: IncomingConnection) -> bool:
+    def arrive(self, key: ListenerKey, incoming: IncomingConnection) -> bool:
         """Whether a new connection may go on. If not, its listener accepts no other until `carry_on` is called."""
-        may_go_on = self.admission.arrive(key, arrival, self._clock.now_ms())
+        may_go_on = self.admission.arrive(key, incoming, self._clock.now_ms())
         if not may_go_on:
             self._note_limits(key)
             self._plan()
@@ -101,10 +101,10 @@ class ConnectionGate:
         if self._limits.note("", "", _FULL, self._clock.now_ms()):
             self._log.warning("connection_limit_reached", setting=_FULL, limit=limit, others="are closed at once")
 
-    def admit(self, key: ListenerKey, arrival: IncomingConnection) -> ConnectionSlot | OnHold | Refused:
+    def admit(self, key: ListenerKey, incoming: IncomingConnection) -> ConnectionSlot | OnHold | Refused:
         """Decide about a connection, now that the client's address is known."""
-        measured = not arrival.of_balancer
-        outcome = self.admission.admit(key, arrival, arrival.address, self._clock.now_ms(), measured)
+        measured = not incoming.of_balancer
+        outcome = self.admission.admit(key, incoming, incoming.address, self._clock.now_ms(), measured)
         if isinstance(outcome, OnHold):
             self._plan()
         if not isinstance(outcome, ConnectionSlot):
@@ -169,12 +169,12 @@ class ConnectionGate:
 
     # ------------------------------------------------------------------ refusals
 
-    def note_refused(self, key: ListenerKey, arrival: IncomingConnection, reason: CloseReason, detail: str) -> None:
+    def note_refused(self, key: ListenerKey, incoming: IncomingConnection, reason: CloseReason, detail: str) -> None:
         """Log the first refusal of an address, and count the others."""
         name = key.virtual_cluster
-        origin = self.admission.origin_of(name, arrival.address)
+        origin = self.admission.origin_of(name, incoming.address)
         if self._refusals.note(name, origin, reason.value, self._clock.now_ms()):
-            arrival.log.warning("connection_refused", reason=reason.value, detail=shown(detail), counts_as=origin)
+            incoming.log.warning("connection_refused", reason=reason.value, detail=shown(detail), counts_as=origin)
 
     def note_fault(self, key: ListenerKey, address: str, fault: str) -> bool:
         """Count a connection that ended because of a wrong setting of its client. Returns whether to log it.

@@ -95,15 +95,15 @@ class SlowStage:
         """How many connections are in this stage."""
         return len(self._tasks)
 
-    def begin(self, arrival: IncomingConnection, go_on: GoOn, turn_away: TurnAway) -> None:
+    def begin(self, incoming: IncomingConnection, go_on: GoOn, turn_away: TurnAway) -> None:
         """Take a connection through the stage. Exactly one of `go_on` and `turn_away` is called, at once or later."""
-        origin = "" if arrival.place is None else arrival.place.origin
+        origin = "" if incoming.place is None else incoming.place.origin
         if len(self._tasks) >= self.most and not self._make_room_for(origin):
-            turn_away(arrival, self._crowded, "")
+            turn_away(incoming, self._crowded, "")
             return
-        task = asyncio.get_running_loop().create_task(self._work_on(arrival))
+        task = asyncio.get_running_loop().create_task(self._work_on(incoming))
         self._tasks.enter(task, origin)
-        task.add_done_callback(lambda done: self._finish(done, arrival, go_on, turn_away))
+        task.add_done_callback(lambda done: self._finish(done, incoming, go_on, turn_away))
 
     def _make_room_for(self, origin: str) -> bool:
         """Cancel another connection if the pool gives its place to this origin. Returns whether there is room now."""
@@ -120,15 +120,15 @@ class SlowStage:
         for task in self._tasks:
             task.cancel()
 
-    async def _work_on(self, arrival: IncomingConnection) -> None:
+    async def _work_on(self, incoming: IncomingConnection) -> None:
         try:
             async with asyncio.timeout(self.timeout_ms / 1000):
-                await self._work(arrival)
+                await self._work(incoming)
         except TimeoutError:
             raise Refused(self._overdue, f"not within {self.timeout_ms} ms") from None
 
     def _finish(
-        self, task: "asyncio.Task[None]", arrival: IncomingConnection, go_on: GoOn, turn_away: TurnAway
+        self, task: "asyncio.Task[None]", incoming: IncomingConnection, go_on: GoOn, turn_away: TurnAway
     ) -> None:
         crowded_out = task in self._crowded_out
         if crowded_out:
@@ -136,13 +136,13 @@ class SlowStage:
         else:
             self._tasks.leave(task)
         if task.cancelled():
-            turn_away(arrival, self._crowded if crowded_out else CloseReason.SHUTDOWN, "")
+            turn_away(incoming, self._crowded if crowded_out else CloseReason.SHUTDOWN, "")
             return
         match task.exception():
             case None:
-                go_on(arrival)
+                go_on(incoming)
             case Refused() as refused:
-                turn_away(arrival, refused.reason, refused.detail)
+                turn_away(incoming, refused.reason, refused.detail)
             case error:
-                arrival.log.error("internal_error", exc_info=error)
-                turn_away(arrival, CloseReason.INTERNAL_ERROR, "")
+                incoming.log.error("internal_error", exc_info=error)
+                turn_away(incoming, CloseReason.INTERNAL_ERROR, "")

@@ -35,7 +35,7 @@ class Cluster(Protocol):
     """What the API needs of a virtual cluster."""
 
     name: str
-    ledger: ClientQuotaManager
+    quota_manager: ClientQuotaManager
     last_throttles: LastThrottles
 
     @property
@@ -110,12 +110,12 @@ class AdminApi:
 
     async def _request_costs(self, request: web.Request) -> web.Response:
         cluster = self._cluster(_parameters(request, {"virtual_cluster"}))
-        return _response(costs_form(cluster.name, cluster.ledger.costs))
+        return _response(costs_form(cluster.name, cluster.quota_manager.costs))
 
     async def _explain(self, request: web.Request) -> web.Response:
         parameters = _parameters(request, {"virtual_cluster", "user", "client_id", "ip"})
         cluster = self._cluster(parameters)
-        return _response(explained_by(cluster, _client(parameters, cluster.ledger), self._clock))
+        return _response(explained_by(cluster, _client(parameters, cluster.quota_manager), self._clock))
 
     def _cluster(self, parameters: Mapping[str, str]) -> Cluster:
         """The virtual cluster of a request; the parameter may be left out if there is only one."""
@@ -132,8 +132,8 @@ class AdminApi:
 
 def explained_by(cluster: Cluster, client: Client, clock: Clock) -> Form:
     """The explanation of a client's quotas in a running virtual cluster, with current use."""
-    ledger, now_ms = cluster.ledger, clock.now_ms()
-    tables = Tables(ledger.table, ledger.shadow)
+    quota_manager, now_ms = cluster.quota_manager, clock.now_ms()
+    tables = Tables(quota_manager.table, quota_manager.shadow)
     hosts = () if client.ip is None else cluster.standing_of(client.ip, shadow=False).hosts
     reported = [
         _observed_address(cluster, explanation, client.ip)
@@ -154,12 +154,12 @@ def _observed(cluster: Cluster, explanation: Explanation, now_ms: int) -> Observ
     key, tags, rule = explanation.key, explanation.tags, explanation.rule
     if tags is None:
         return Observed()
-    ledger, entity = cluster.ledger, None if rule is None else rule.entity
+    quota_manager, entity = cluster.quota_manager, None if rule is None else rule.entity
     of_cluster = key.quota_type is QuotaType.CONTROLLER_MUTATION
     uses = []
     for node_id in [WHOLE_CLUSTER] if of_cluster else sorted(cluster.node_ids())[:_MAX_NODES]:
-        found = ledger.find(SensorKey(cluster.name, node_id, key.quota_type, tags, shadow=key.shadow), entity)
-        if found is not None and (reading := ledger.reading(found, now_ms)) is not None:
+        found = quota_manager.find(SensorKey(cluster.name, node_id, key.quota_type, tags, shadow=key.shadow), entity)
+        if found is not None and (reading := quota_manager.reading(found, now_ms)) is not None:
             uses.append((found, reading))
     throttles = [] if key.shadow else cluster.last_throttles.of_sensor(key.quota_type, tags, MAX_THROTTLES)
     return Observed(uses, throttles)
@@ -200,14 +200,14 @@ def _whole(parameters: Mapping[str, str], name: str, default: int, low: int, hig
     return int(text)
 
 
-def _client(parameters: Mapping[str, str], ledger: ClientQuotaManager) -> Client:
+def _client(parameters: Mapping[str, str], quota_manager: ClientQuotaManager) -> Client:
     """The client of a request, with its client-id as it is measured."""
     user, client_id, ip = parameters.get("user", "ANONYMOUS"), parameters.get("client_id", ""), parameters.get("ip")
     if not user:
         raise BadParameter("user: expected a name, got an empty one")
     if ip is not None and not is_ip(ip):
         raise BadParameter(f"ip: expected an IP address, got {shown(ip)!r}")
-    return Client(user, measured_client_id(client_id.encode(errors="replace"), ledger.table), ip)
+    return Client(user, measured_client_id(client_id.encode(errors="replace"), quota_manager.table), ip)
 
 
 def _names_this_machine(host: str) -> bool:

@@ -78,7 +78,7 @@ class _Guest(asyncio.Protocol):
     """One connection: passes its events to the HTTP handler, and aborts when the peer was silent for too long."""
 
     def __init__(self, home: Guests) -> None:
-        self._home = home
+        self._host = home
         self._handler: asyncio.Protocol | None = None
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -88,10 +88,10 @@ class _Guest(asyncio.Protocol):
         """Start the HTTP handler, if there is room for this connection."""
         self._transport = cast(asyncio.Transport, transport)  # uvloop's class does not inherit it
         peer = transport.get_extra_info("peername")
-        if not self._home.enter(self, plain_ip(peer[0]) if peer else ""):
+        if not self._host.enter(self, plain_ip(peer[0]) if peer else ""):
             self.abort()
             return
-        self._handler = self._home.new_handler()
+        self._handler = self._host.new_handler()
         self._handler.connection_made(transport)
         self._heard_s = asyncio.get_running_loop().time()
         self._wait()
@@ -118,7 +118,7 @@ class _Guest(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The connection has ended."""
-        self._home.leave(self)
+        self._host.leave(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -132,12 +132,12 @@ class _Guest(asyncio.Protocol):
             self._transport.abort()
 
     def _wait(self) -> None:
-        at_s = self._heard_s + self._home.idle_s
+        at_s = self._heard_s + self._host.idle_s
         self._timer = asyncio.get_running_loop().call_at(at_s, self._look)
 
     def _look(self) -> None:
         """Abort if the peer was silent for `idle_s`. Otherwise bytes came after the timer was set: set it again."""
-        if asyncio.get_running_loop().time() < self._heard_s + self._home.idle_s:
+        if asyncio.get_running_loop().time() < self._heard_s + self._host.idle_s:
             self._wait()
         else:
             self._timer = None

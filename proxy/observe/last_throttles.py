@@ -44,23 +44,23 @@ class PastThrottle:
 class LastThrottles:
     """The latest throttles of one virtual cluster, one entry for each (client, node, quota type)."""
 
-    def __init__(self, ledger: ClientQuotaManager, clock: Clock) -> None:
-        self._ledger = ledger
+    def __init__(self, quota_manager: ClientQuotaManager, clock: Clock) -> None:
+        self._quota_manager = quota_manager
         self._clock = clock
         self._latest: Bounded[tuple[str, str, str, int, QuotaType | None], PastThrottle] = Bounded(MAX_CLIENTS)
 
     def note(self, ip: str, throttled: Throttled, facts: ConnectionFacts, now_ms: int) -> None:
         """Remember that a client at `ip` (in its plain spelling) was throttled just now."""
         quota_type = throttled.quota_type
-        client_id = measured_client_id(throttled.client_id, self._ledger.table)
+        client_id = measured_client_id(throttled.client_id, self._quota_manager.table)
         who = (facts.user, client_id, ip, facts.node_id, quota_type)
         before = self._latest.get(who)
         tags = entity = rate = limit = tokens = None
         if quota_type is not None:
-            tags, limit, entity = self._ledger.table.tags_and_limit(quota_type, facts.user, client_id)
+            tags, limit, entity = self._quota_manager.table.tags_and_limit(quota_type, facts.user, client_id)
             where = WHOLE_CLUSTER if quota_type is QuotaType.CONTROLLER_MUTATION else facts.node_id
-            found = self._ledger.find(SensorKey(facts.listener.virtual_cluster, where, quota_type, tags), entity)
-            reading = None if found is None else self._ledger.reading(found, now_ms)
+            found = self._quota_manager.find(SensorKey(facts.listener.virtual_cluster, where, quota_type, tags), entity)
+            reading = None if found is None else self._quota_manager.reading(found, now_ms)
             if isinstance(reading, SensorReading):
                 rate, limit = reading.rate, reading.limit
             elif reading is not None:

@@ -36,7 +36,7 @@ class Authentication(ResponseSide):
 
     __slots__ = (
         "_bare",
-        "_bindings",
+        "_client_sensors_by_id",
         "_exchange",
         "_max_frame_bytes",
         "_out_of_place",
@@ -48,15 +48,15 @@ class Authentication(ResponseSide):
 
     def __init__(
         self,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
         usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, counters, limits, bind, usage_of)
+        super().__init__(quota_manager, counters, limits, bind, usage_of)
         self._max_frame_bytes = limits.max_frame_bytes
-        self._bindings: dict[bytes, ClientSensors] = {}
+        self._client_sensors_by_id: dict[bytes, ClientSensors] = {}
         self._request_ticket = NO_TICKET
         self._exchange: Exchange | None = None
         """What matters of the last thing that was said about the exchange; None: nothing does."""
@@ -137,7 +137,7 @@ class Authentication(ResponseSide):
         """The oldest in flight, whose response is here, is part of an authentication: it is charged to nobody."""
         request = self._in_flight[0]
         self._times.release(request)
-        request.binding = None
+        request.client_sensors = None
 
     def _note_exchange(self, exchange: Exchange) -> None:
         """What a decision has said about the exchange."""
@@ -151,7 +151,7 @@ class Authentication(ResponseSide):
             self._exchange, self._bare = None, False
             self._unproven, self._succeeded = False, True
             self._counters.authentications += 1
-            self._bindings.clear()
+            self._client_sensors_by_id.clear()
             self._forget_clients()
             self._become_unlike()
         elif exchange is Exchange.FAILED:

@@ -58,7 +58,6 @@ class Carriage:
         "_going",
         "_in_flight",
         "_kept_bytes",
-        "_ledger",
         "_max_in_flight",
         "_max_kept_bytes",
         "_meet",
@@ -67,6 +66,7 @@ class Carriage:
         "_mutes",
         "_now_us",
         "_own_responses",
+        "_quota_manager",
         "_shadows",
         "_ticket",
         "_timed",
@@ -82,13 +82,13 @@ class Carriage:
 
     def __init__(
         self,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
         usage_of: UsageOf | None = None,
     ) -> None:
-        self._ledger = ledger
+        self._quota_manager = quota_manager
         self._bind = bind
         self._meet = usage_of
         """None: use is not metered."""
@@ -99,10 +99,10 @@ class Carriage:
         """Of the response that is being sent on."""
         self._mutes: tuple[tuple[Use, int], ...] = ()
         """Whose quotas have muted the client for now, and for how many ms."""
-        self._charge: Callable[[int, float, int], int] = ledger.sensors.charge
-        self._charge_unthrottled = ledger.sensors.charge_unthrottled
-        self._shadows = ledger.shadow_sensors
-        self._times = ServiceTimes(ledger)
+        self._charge: Callable[[int, float, int], int] = quota_manager.sensors.charge
+        self._charge_unthrottled = quota_manager.sensors.charge_unthrottled
+        self._shadows = quota_manager.shadow_sensors
+        self._times = ServiceTimes(quota_manager)
         self._timed = False
         """Whether request time is measured of anybody here."""
         self._counters = counters
@@ -247,7 +247,7 @@ class Carriage:
 
     def _model_time(self, request: Request, count: int, response_bytes: int) -> None:
         """Where request time is not measured: what such requests cost."""
-        if (use := request.use) is not None and request.binding is not None:
+        if (use := request.use) is not None and request.client_sensors is not None:
             waiting = request.waiting
             size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
             client = use.client

@@ -65,13 +65,13 @@ class Relay(RequestSide):
 
     def __init__(
         self,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
         usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, counters, limits, bind, usage_of)
+        super().__init__(quota_manager, counters, limits, bind, usage_of)
         self._closed = False
         self._client_eof = False
         self._unsettled = False
@@ -169,7 +169,7 @@ class Relay(RequestSide):
         actions: list[Action] = []
         self._gathered += data
         self._missing -= len(data)
-        if self._missing > 0 and self._wanted_version == self._ledger.version:
+        if self._missing > 0 and self._wanted_version == self._quota_manager.version:
             self._settle_client(actions)
         else:
             self._put_together()

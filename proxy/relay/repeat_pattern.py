@@ -26,7 +26,7 @@ class RepeatPattern:
     """
 
     request: Request
-    binding: ClientSensors
+    client_sensors: ClientSensors
     api: int
     same: bytes
     end: int
@@ -77,7 +77,7 @@ class LimitedPattern(RepeatPattern):
 _LOOKED_AT_EACH_TIME = -1
 
 
-def pattern_of(request: Request, binding: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
+def pattern_of(request: Request, client_sensors: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
     """What further requests may have in common with the one that begins at `at`; None if that is too long.
 
     Requests whose responses are asked about do not come in rows.
@@ -86,8 +86,8 @@ def pattern_of(request: Request, binding: ClientSensors, buf: bytes, at: int) ->
     if end > _LONGEST_BYTES or request.plan.response is ResponseKind.HEAD:
         return None
     api = plan_key(request.plan.api_key, request.plan.api_version)
-    shadow = binding.shadow_produce if request.plan.api_key == PRODUCE else None
+    shadow = client_sensors.shadow_produce if request.plan.api_key == PRODUCE else None
     same = buf[at + _HEAD.size : at + end]
-    if binding.limits_requests and request.answered:
-        return LimitedPattern(request, binding, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
-    return RepeatPattern(request, binding, api, same, end, shadow, binding.version)
+    if client_sensors.limits_requests and request.answered:
+        return LimitedPattern(request, client_sensors, api, same, end, shadow, _LOOKED_AT_EACH_TIME)
+    return RepeatPattern(request, client_sensors, api, same, end, shadow, client_sensors.version)

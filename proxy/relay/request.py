@@ -67,7 +67,7 @@ class Request:
     body_at: int
     decided_at: int = 0
     answered: bool = True
-    binding: ClientSensors | None = None
+    client_sensors: ClientSensors | None = None
     muted_until_ms: int = 0
     charged: bool = False
     timed: bool = False

@@ -86,14 +86,14 @@ class RequestSide(Authentication):
 
     def __init__(
         self,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
         usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, counters, limits, bind, usage_of)
-        self._buckets = ledger.buckets
+        super().__init__(quota_manager, counters, limits, bind, usage_of)
+        self._buckets = quota_manager.buckets
         self._pattern: RepeatPattern | None = None
         self._requests = b""
         self._gathered: bytes | bytearray = b""
@@ -186,21 +186,24 @@ class RequestSide(Authentication):
                         break
                     self._decided = Decision(response=unsupported_version_response(request.correlation_id))
                     continue
-                binding = self._bindings.get(request.client_id)
-                if binding is None or (binding.version != self._ledger.version and not self._ledger.renews(binding)):
-                    binding = self._bound(request.client_id, now_ms)
-                request.binding = binding
-                if binding.limits and not self._may_begin(request, binding, buf, at, end, now_ms, after):
+                client_sensors = self._client_sensors_by_id.get(request.client_id)
+                if client_sensors is None or (
+                    client_sensors.version != self._quota_manager.version
+                    and not self._quota_manager.renews(client_sensors)
+                ):
+                    client_sensors = self._bound(request.client_id, now_ms)
+                request.client_sensors = client_sensors
+                if client_sensors.limits and not self._may_begin(request, client_sensors, buf, at, end, now_ms, after):
                     break
                 if plan.asked is not None:
-                    if _is_asked(request, binding):
+                    if _is_asked(request, client_sensors):
                         self._ask_about_request(request, buf, at, after)
                         break
                     self._own_responses = []
-                splice = self._take(request, binding, buf, now_ms)
+                splice = self._take(request, client_sensors, buf, now_ms)
                 if splice is None:
                     if not self._mute & FETCHING and request.incremental is None:
-                        self._pattern = pattern_of(request, binding, buf, at)
+                        self._pattern = pattern_of(request, client_sensors, buf, at)
                 else:
                     add_run(pieces, buf, run, splice.start)
                     pieces.append(splice.data)
@@ -214,7 +217,7 @@ class RequestSide(Authentication):
     def _want_whole(self, missing: int) -> None:
         """The next request waits for so many bytes more."""
         self._missing, self._gathered = missing, bytearray()
-        self._wanted_version = self._ledger.version
+        self._wanted_version = self._quota_manager.version
 
     def _put_together(self) -> None:
         """What has come of a request that is wanted whole is to be looked at."""
@@ -230,17 +233,17 @@ class RequestSide(Authentication):
     def _become_unlike(self) -> None:
         self._pattern = None
 
-    def _take(self, request: Request, binding: ClientSensors, buf: bytes, now_ms: int) -> Splice | None:
+    def _take(self, request: Request, client_sensors: ClientSensors, buf: bytes, now_ms: int) -> Splice | None:
         """Await the response of a request that is being sent on; return the splice that clamps a Fetch."""
         plan = request.plan
         if request.answered:
             self._await_response(request)
-        if plan.fetches and binding.limits_fetches:
+        if plan.fetches and client_sensors.limits_fetches:
             if plan.api_key == FETCH:
-                return fetch_clamp(buf, request.body_at, plan.api_version, binding.fetch_ceiling_bytes)
-            return limits_clamp(buf, request.decided_at - LIMITS_BYTES, binding.fetch_ceiling_bytes)
-        if plan.asked is DecisionKind.MUTATION and binding.mutation is not None:
-            self._buckets.spend_permissively(binding.mutation, 0, now_ms)
+                return fetch_clamp(buf, request.body_at, plan.api_version, client_sensors.fetch_ceiling_bytes)
+            return limits_clamp(buf, request.decided_at - LIMITS_BYTES, client_sensors.fetch_ceiling_bytes)
+        if plan.asked is DecisionKind.MUTATION and client_sensors.mutation is not None:
+            self._buckets.spend_permissively(client_sensors.mutation, 0, now_ms)
         return None
 
     def _pass(self, request: Request, at: int, end: int, now_ms: int, after: list[Action]) -> int:
@@ -276,7 +279,7 @@ class RequestSide(Authentication):
         request, self._half = self._half, None
         assert request is not None
         if request.plan.api_key == PRODUCE:
-            request.binding = self._binding(request.client_id, now_ms)
+            request.client_sensors = self._client_sensors(request.client_id, now_ms)
         return request
 
     def _came_whole(self, request: Request, now_ms: int, after: list[Action]) -> None:
@@ -291,19 +294,19 @@ class RequestSide(Authentication):
             request.muted_until_ms = self._muted_until_ms
             if size_bytes > LONG_CLIENT_ID_BYTES and len(request.client_id) > LONG_CLIENT_ID_BYTES:
                 self._keep_for(request)
-        elif request.binding is not None and request.binding.costs is not None:
-            self._counters.exempt_us += request.binding.costs.us(request.plan.cost_kind, size_bytes)
+        elif request.client_sensors is not None and request.client_sensors.costs is not None:
+            self._counters.exempt_us += request.client_sensors.costs.us(request.plan.cost_kind, size_bytes)
 
     def _charge_produce(self, request: Request, size_bytes: int, now_ms: int) -> int:
         """Charge so many bytes of a Produce; for how many ms they throttle."""
-        binding = request.binding
-        assert binding is not None
+        client_sensors = request.client_sensors
+        assert client_sensors is not None
         self._used(request.use, size_bytes)
-        if binding.shadow_produce is not None:
-            reported_ms = self._shadows.charge(binding.shadow_produce, size_bytes, now_ms)
+        if client_sensors.shadow_produce is not None:
+            reported_ms = self._shadows.charge(client_sensors.shadow_produce, size_bytes, now_ms)
             if reported_ms and request.use is not None:
                 request.use.note_shadow(reported_ms, self._now_us)
-        return 0 if binding.produce is None else self._charge(binding.produce, size_bytes, now_ms)
+        return 0 if client_sensors.produce is None else self._charge(client_sensors.produce, size_bytes, now_ms)
 
     def _abandon_half(self, now_ms: int) -> None:
         """No more comes of the request that is half-way: count and charge what has come."""
@@ -316,13 +319,20 @@ class RequestSide(Authentication):
             self._charge_produce(request, came_bytes, now_ms)
 
     def _may_begin(
-        self, request: Request, binding: ClientSensors, buf: bytes, at: int, end: int, now_ms: int, after: list[Action]
+        self,
+        request: Request,
+        client_sensors: ClientSensors,
+        buf: bytes,
+        at: int,
+        end: int,
+        now_ms: int,
+        after: list[Action],
     ) -> bool:
         """Whether a request of somebody with a quota may go on; False: it waits, or for more of it."""
-        if self._waits_first(request, binding, now_ms, after):
+        if self._waits_first(request, client_sensors, now_ms, after):
             return False
-        limits_fetches = request.plan.fetches and binding.limits_fetches
-        may_be_emptied = self._withholds and (limits_fetches or binding.limits_requests)
+        limits_fetches = request.plan.fetches and client_sensors.limits_fetches
+        may_be_emptied = self._withholds and (limits_fetches or client_sensors.limits_requests)
         if may_be_emptied and not _note_session(request, buf, at, end):
             return False
         if limits_fetches:
@@ -331,37 +341,39 @@ class RequestSide(Authentication):
 
     def _holds_back(self, request: Request, now_ms: int, after: list[Action]) -> bool:
         """Whether a request waits that the node has no part in, or may find out of place."""
-        binding = self._binding(request.client_id, now_ms)
-        return binding.limits and self._waits_first(request, binding, now_ms, after)
+        client_sensors = self._client_sensors(request.client_id, now_ms)
+        return client_sensors.limits and self._waits_first(request, client_sensors, now_ms, after)
 
-    def _waits_first(self, request: Request, binding: ClientSensors, now_ms: int, after: list[Action]) -> bool:
+    def _waits_first(self, request: Request, client_sensors: ClientSensors, now_ms: int, after: list[Action]) -> bool:
         """Whether a limited request waits: for what its entity owes, or for responses that make room for it."""
-        if self._must_pay_first(request, binding, now_ms, after):
+        if self._must_pay_first(request, client_sensors, now_ms, after):
             return True
-        if not (self._waiting and binding.limits_requests and request.answered):
+        if not (self._waiting and client_sensors.limits_requests and request.answered):
             return False
-        if self._times.allowed(request, binding, now_ms):
+        if self._times.allowed(request, client_sensors, now_ms):
             return False
         self._mute |= NO_ROOM
         return True
 
-    def _must_pay_first(self, request: Request, binding: ClientSensors, now_ms: int, after: list[Action]) -> bool:
+    def _must_pay_first(
+        self, request: Request, client_sensors: ClientSensors, now_ms: int, after: list[Action]
+    ) -> bool:
         """Whether an entity's first request of a limited kind on this connection waits for what the entity owes.
 
         Else hanging up were a way around a throttle. Strict mutations are refused in any case.
         """
-        plan, sensors = request.plan, self._ledger.sensors
+        plan, sensors = request.plan, self._quota_manager.sensors
         waits = False
-        if plan.api_key == PRODUCE and binding.limits_produces:
-            waits = self._owes(binding.produce, QuotaType.PRODUCE, sensors.owed_ms, request, now_ms, after)
-        elif plan.fetches and binding.limits_fetches:
-            waits = self._owes(binding.fetch, QuotaType.FETCH, sensors.owed_ms, request, now_ms, after)
-        elif plan.asked is DecisionKind.MUTATION and binding.limits_mutations and not is_strict(plan):
+        if plan.api_key == PRODUCE and client_sensors.limits_produces:
+            waits = self._owes(client_sensors.produce, QuotaType.PRODUCE, sensors.owed_ms, request, now_ms, after)
+        elif plan.fetches and client_sensors.limits_fetches:
+            waits = self._owes(client_sensors.fetch, QuotaType.FETCH, sensors.owed_ms, request, now_ms, after)
+        elif plan.asked is DecisionKind.MUTATION and client_sensors.limits_mutations and not is_strict(plan):
             owed_ms = self._buckets.throttle_ms
-            waits = self._owes(binding.mutation, QuotaType.CONTROLLER_MUTATION, owed_ms, request, now_ms, after)
-        if binding.limits_requests and request.answered:
-            owed_ms = self._ledger.request_sensors.owed_ms
-            waits |= self._owes(binding.request, QuotaType.REQUEST, owed_ms, request, now_ms, after)
+            waits = self._owes(client_sensors.mutation, QuotaType.CONTROLLER_MUTATION, owed_ms, request, now_ms, after)
+        if client_sensors.limits_requests and request.answered:
+            owed_ms = self._quota_manager.request_sensors.owed_ms
+            waits |= self._owes(client_sensors.request, QuotaType.REQUEST, owed_ms, request, now_ms, after)
         return waits
 
     def _owes(
@@ -397,7 +409,7 @@ class RequestSide(Authentication):
         pattern = self._pattern
         if pattern is None:
             return at, True
-        if pattern.version != self._ledger.version and not self._goes_on(pattern, now_ms):
+        if pattern.version != self._quota_manager.version and not self._goes_on(pattern, now_ms):
             return at, True
         while True:
             room = self._max_in_flight - self._waiting - 1
@@ -414,21 +426,21 @@ class RequestSide(Authentication):
 
     def _goes_on(self, pattern: RepeatPattern, now_ms: int) -> bool:
         """Whether requests may be taken as this one was; with a limit of request time, how many."""
-        binding = pattern.binding
-        if not self._ledger.renews(binding):
+        client_sensors = pattern.client_sensors
+        if not self._quota_manager.renews(client_sensors):
             return False
         if isinstance(pattern, LimitedPattern):
-            pattern.allowed = self._times.allowed(pattern.request, binding, now_ms)
+            pattern.allowed = self._times.allowed(pattern.request, client_sensors, now_ms)
             return pattern.allowed > 0
-        pattern.version = binding.version
+        pattern.version = client_sensors.version
         return True
 
     def _take_run(self, pattern: RepeatPattern, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
         """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
-        request, binding = pattern.request, pattern.binding
+        request, client_sensors = pattern.request, pattern.client_sensors
         api_key = request.plan.api_key
         sizes = frames_bytes - 4 * count
-        sensor = binding.produce if api_key == PRODUCE else None
+        sensor = client_sensors.produce if api_key == PRODUCE else None
         if sensor is not None and not self._charge_unthrottled(sensor, sizes, count, now_ms):
             return False
         self._count_requests(request, count, frames_bytes)
@@ -437,8 +449,8 @@ class RequestSide(Authentication):
             if api_key == PRODUCE:
                 use.used += sizes
         if not request.answered:
-            if binding.costs is not None:
-                self._counters.exempt_us += binding.costs.us(request.plan.cost_kind, sizes, count)
+            if client_sensors.costs is not None:
+                self._counters.exempt_us += client_sensors.costs.us(request.plan.cost_kind, sizes, count)
             return True
         if self._timed and not self._waiting:
             self._times.sent(self._now_us)
@@ -491,35 +503,35 @@ class RequestSide(Authentication):
             self._opening = True
             after.append(_OPEN_UPSTREAM)
 
-    def _binding(self, client_id: bytes, now_ms: int) -> ClientSensors:
+    def _client_sensors(self, client_id: bytes, now_ms: int) -> ClientSensors:
         """The binding of a client-id, made now if there is none that holds."""
-        binding = self._bindings.get(client_id)
-        if binding is None or not self._ledger.renews(binding):
-            binding = self._bound(client_id, now_ms)
-        return binding
+        client_sensors = self._client_sensors_by_id.get(client_id)
+        if client_sensors is None or not self._quota_manager.renews(client_sensors):
+            client_sensors = self._bound(client_id, now_ms)
+        return client_sensors
 
     def _bound(self, client_id: bytes, now_ms: int) -> ClientSensors:
         """The binding of a client-id that has none yet, or whose quotas have changed.
 
         To a client that was here before they changed the connection is not new: it never waits for what it owes.
         """
-        is_known = client_id in self._bindings
-        if len(self._bindings) >= MAX_CLIENT_IDS or len(client_id) > LONG_CLIENT_ID_BYTES:
-            for forgotten in forgotten_for(client_id, self._bindings):
-                del self._bindings[forgotten]
-        binding = self._bindings[client_id] = self._bind(client_id, now_ms)
+        is_known = client_id in self._client_sensors_by_id
+        if len(self._client_sensors_by_id) >= MAX_CLIENT_IDS or len(client_id) > LONG_CLIENT_ID_BYTES:
+            for forgotten in forgotten_for(client_id, self._client_sensors_by_id):
+                del self._client_sensors_by_id[forgotten]
+        client_sensors = self._client_sensors_by_id[client_id] = self._bind(client_id, now_ms)
         if is_known:
             self._note_looks(
-                (QuotaType.PRODUCE, binding.produce),
-                (QuotaType.FETCH, binding.fetch),
-                (QuotaType.REQUEST, binding.request),
-                (QuotaType.CONTROLLER_MUTATION, binding.mutation),
+                (QuotaType.PRODUCE, client_sensors.produce),
+                (QuotaType.FETCH, client_sensors.fetch),
+                (QuotaType.REQUEST, client_sensors.request),
+                (QuotaType.CONTROLLER_MUTATION, client_sensors.mutation),
             )
-        if binding.costs is not None and not self._timed:
+        if client_sensors.costs is not None and not self._timed:
             self._timed = True
             self._times.sent(self._now_us)
             self._times.held_up()
-        return binding
+        return client_sensors
 
     def _take_up_again(self) -> bool:
         """True, once, when what is in flight no longer keeps further requests from being taken."""
@@ -584,10 +596,10 @@ class RequestSide(Authentication):
         if request.plan.asked is DecisionKind.SASL:
             self._sent_sasl(request)
             if not self._unproven and request.plan is not SASL_TOKEN:
-                request.binding = self._binding(request.client_id, now_ms)
+                request.client_sensors = self._client_sensors(request.client_id, now_ms)
             self._await_response(request)
         else:
-            request.binding = self._bindings.get(request.client_id)
+            request.client_sensors = self._client_sensors_by_id.get(request.client_id)
             request.muted_until_ms = self._muted_until_ms
             self._await_response(request)
             self._keep_for(request)
@@ -596,7 +608,7 @@ class RequestSide(Authentication):
     def _response(self, request: Request, response: bytes) -> None:
         """Answer a request by ourselves, when its turn comes."""
         self._count_requests(request, 1, request.size_bytes + 4)
-        request.binding = self._bindings.get(request.client_id)
+        request.client_sensors = self._client_sensors_by_id.get(request.client_id)
         request.response = response
         request.muted_until_ms = self._muted_until_ms
         self._await_response(request)
@@ -636,8 +648,8 @@ def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
     return True
 
 
-def _is_asked(request: Request, binding: ClientSensors) -> bool:
+def _is_asked(request: Request, client_sensors: ClientSensors) -> bool:
     """Whether a request of the ask list is asked about; a shadow quota alone never has one refused for its size."""
-    if request.plan.asked is not DecisionKind.MUTATION or binding.limits_mutations:
+    if request.plan.asked is not DecisionKind.MUTATION or client_sensors.limits_mutations:
         return True
-    return binding.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES
+    return client_sensors.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES

@@ -108,13 +108,13 @@ class ResponseSide(Carriage):
 
     def __init__(
         self,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         counters: RelayCounters,
         limits: RelayLimits,
         bind: Bind,
         usage_of: UsageOf | None = None,
     ) -> None:
-        super().__init__(ledger, counters, limits, bind, usage_of)
+        super().__init__(quota_manager, counters, limits, bind, usage_of)
         self._slow_us = -1
         self._max_response_bytes = limits.max_response_bytes
         self._max_gathered_bytes = limits.max_frame_bytes
@@ -234,10 +234,10 @@ class ResponseSide(Carriage):
         count, end = quick_run(plan, buf, at, request.correlation_id, most, self._quick_bytes)
         if not count:
             return at
-        binding = request.binding
-        if binding is not None and binding.costs is not None:
+        client_sensors = request.client_sensors
+        if client_sensors is not None and client_sensors.costs is not None:
             response_bytes = end - at - 4 * count
-            if not self._times.charge_unthrottled(request, binding, count, response_bytes, now_ms, self._now_us):
+            if not self._times.charge_unthrottled(request, client_sensors, count, response_bytes, now_ms, self._now_us):
                 self._slow_us = self._now_us
                 return at
         elif request.use is not None:
@@ -255,18 +255,18 @@ class ResponseSide(Carriage):
 
     def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
         """Charge the response to a Fetch if it is plain that it is not throttled."""
-        binding = request.binding
-        if binding is None:
+        client_sensors = request.client_sensors
+        if client_sensors is None:
             return True
         value = frame_bytes - 4 - request.plan.response_tags
-        if binding.fetch is not None:
+        if client_sensors.fetch is not None:
             try:
-                if not self._charge_unthrottled(binding.fetch, value, 1, now_ms):
+                if not self._charge_unthrottled(client_sensors.fetch, value, 1, now_ms):
                     return False
             except StaleSensor:
                 return False
-        if binding.shadow_fetch is not None:
-            self._charge_shadow_fetch(binding.shadow_fetch, request.use, value, now_ms)
+        if client_sensors.shadow_fetch is not None:
+            self._charge_shadow_fetch(client_sensors.shadow_fetch, request.use, value, now_ms)
         if (use := request.use) is not None:
             if self._now_us >= use.until_us:
                 use.turn(self._now_us)
@@ -605,14 +605,14 @@ class ResponseSide(Carriage):
         The client is muted for it, and all responses say so until that is over.
         """
         request.timed = True
-        binding = request.binding
-        if binding is None or binding.costs is None:
+        client_sensors = request.client_sensors
+        if client_sensors is None or client_sensors.costs is None:
             self._model_time(request, 1, response_bytes)
             return 0
         if request.response is None:
-            throttle_time_ms = self._times.charge(request, binding, response_bytes, now_ms, self._now_us)
+            throttle_time_ms = self._times.charge(request, client_sensors, response_bytes, now_ms, self._now_us)
         else:
-            throttle_time_ms = self._times.charge_own(request, binding, response_bytes, now_ms, self._now_us)
+            throttle_time_ms = self._times.charge_own(request, client_sensors, response_bytes, now_ms, self._now_us)
         if throttle_time_ms:
             self._mute_until(now_ms, throttle_time_ms, QuotaType.REQUEST, request.client_id, after)
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
@@ -625,15 +625,15 @@ class ResponseSide(Carriage):
         What goes out although it is too much is charged for good.
         """
         request.charged = True
-        binding = request.binding
-        if binding is None:
+        client_sensors = request.client_sensors
+        if client_sensors is None:
             return
         over_time = not request.timed and self._charge_time(request, value, now_ms, after) > 0
-        throttle_time_ms = self._charge_bytes(request, binding.fetch, value, over_time, now_ms)
+        throttle_time_ms = self._charge_bytes(request, client_sensors.fetch, value, over_time, now_ms)
         if not request.as_empty_fetch:
             self._used(request.use, value)
-            if binding.shadow_fetch is not None:
-                self._charge_shadow_fetch(binding.shadow_fetch, request.use, value, now_ms)
+            if client_sensors.shadow_fetch is not None:
+                self._charge_shadow_fetch(client_sensors.shadow_fetch, request.use, value, now_ms)
         if throttle_time_ms:
             used = 0 if request.as_empty_fetch else value
             self._mute_until(now_ms, throttle_time_ms, QuotaType.FETCH, request.client_id, after, used)
@@ -644,7 +644,7 @@ class ResponseSide(Carriage):
 
         As in a broker: whoever is over the quota of request time or of bytes gets none, and is charged none.
         """
-        sensors, may_be_emptied = self._ledger.sensors, request.incremental is not None
+        sensors, may_be_emptied = self._quota_manager.sensors, request.incremental is not None
         throttle_time_ms = 0
         if sensor is not None:
             with suppress(StaleSensor):

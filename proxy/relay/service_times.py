@@ -44,11 +44,11 @@ class ServiceTimes:
         "_since_us",
     )
 
-    def __init__(self, ledger: ClientQuotaManager) -> None:
-        self._sensors = ledger.request_sensors
-        self._charge_unthrottled = ledger.request_sensors.charge_unthrottled
-        self._shadows = ledger.shadow_request_sensors
-        self._in_flight = ledger.time_in_flight
+    def __init__(self, quota_manager: ClientQuotaManager) -> None:
+        self._sensors = quota_manager.request_sensors
+        self._charge_unthrottled = quota_manager.request_sensors.charge_unthrottled
+        self._shadows = quota_manager.shadow_request_sensors
+        self._in_flight = quota_manager.time_in_flight
         self._last_us = 0.0
         """What the latest response cost that came by itself: those to come may cost as much."""
         self._since_us = 0
@@ -73,34 +73,34 @@ class ServiceTimes:
 
     # ------------------------------------------------------------- in flight
 
-    def allowed(self, request: Request, binding: ClientSensors, now_ms: int) -> int:
+    def allowed(self, request: Request, client_sensors: ClientSensors, now_ms: int) -> int:
         """How many further requests like this one there is room for under the quota, beside all that are in flight."""
-        assert binding.request is not None
-        percent = self._expected(request, binding, 1, request.size_bytes)
+        assert client_sensors.request is not None
+        percent = self._expected(request, client_sensors, 1, request.size_bytes)
         if not percent:
             return INT32_MAX
         try:
-            room = self._sensors.room(binding.request, now_ms) - self._in_flight.get(binding.request, 0.0)
+            room = self._sensors.room(client_sensors.request, now_ms) - self._in_flight.get(client_sensors.request, 0.0)
         except StaleSensor:
             return 0
         return int(min(max(room / percent + _ROUNDING, 0.0), INT32_MAX))
 
     def reserve(self, request: Request, count: int, size_bytes: int) -> None:
         """`count` further requests are in flight under `request`, which stands for all of them."""
-        binding = request.binding
-        if binding is not None and binding.limits_requests and binding.request is not None:
+        client_sensors = request.client_sensors
+        if client_sensors is not None and client_sensors.limits_requests and client_sensors.request is not None:
             if not request.reserved:
-                request.reserved_at = binding.request
-            percent = self._expected(request, binding, count, size_bytes)
+                request.reserved_at = client_sensors.request
+            percent = self._expected(request, client_sensors, count, size_bytes)
             request.reserved += percent
             self._in_flight[request.reserved_at] = self._in_flight.get(request.reserved_at, 0.0) + percent
 
-    def _expected(self, request: Request, binding: ClientSensors, count: int, size_bytes: int) -> float:
+    def _expected(self, request: Request, client_sensors: ClientSensors, count: int, size_bytes: int) -> float:
         """What requests are expected to cost: at least as much as the latest, as the size of a response is not
         known.
         """
-        assert binding.costs is not None
-        cost_us = binding.costs.us(request.plan.cost_kind, size_bytes, count)
+        assert client_sensors.costs is not None
+        cost_us = client_sensors.costs.us(request.plan.cost_kind, size_bytes, count)
         return max(cost_us, count * self._last_us) * PERCENT_PER_US
 
     def release(self, request: Request) -> None:
@@ -137,62 +137,64 @@ class ServiceTimes:
             self.release(request)
 
     def _charge_unanswered(self, request: Request, now_ms: int, now_us: int) -> None:
-        binding = request.binding
-        if binding is None or binding.costs is None or request.timed or request.response is not None:
+        client_sensors = request.client_sensors
+        if client_sensors is None or client_sensors.costs is None or request.timed or request.response is not None:
             return
         self._came_us = now_us
-        cost_us = self._cost_us(request, binding, 1, 0)
+        cost_us = self._cost_us(request, client_sensors, 1, 0)
         _meter(request, cost_us, now_us)
-        self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
+        self._charge(request, client_sensors, cost_us * PERCENT_PER_US, now_ms, now_us)
 
     # ---------------------------------------------------------------- charge
 
     def charge_unthrottled(
-        self, request: Request, binding: ClientSensors, count: int, response_bytes: int, now_ms: int, now_us: int
+        self, request: Request, client_sensors: ClientSensors, count: int, response_bytes: int, now_ms: int, now_us: int
     ) -> bool:
         """Charge `count` answers of `response_bytes` in all if it is plain that none is throttled; else do nothing."""
-        cost_us = self._cost_us(request, binding, count, response_bytes)
+        cost_us = self._cost_us(request, client_sensors, count, response_bytes)
         percent = cost_us * PERCENT_PER_US
-        sensor = binding.request
+        sensor = client_sensors.request
         try:
             if sensor is not None and not self._charge_unthrottled(sensor, percent, count, now_ms):
                 return False
         except StaleSensor:
             return False
-        if binding.shadow_request is not None:
-            self._charge_shadow(binding.shadow_request, request, percent, now_ms, now_us)
+        if client_sensors.shadow_request is not None:
+            self._charge_shadow(client_sensors.shadow_request, request, percent, now_ms, now_us)
         _meter(request, cost_us, now_us)
         self._free(request, count)
         self._last_us = cost_us / count
-        self._settle(request, binding, count, response_bytes, cost_us, now_us)
+        self._settle(request, client_sensors, count, response_bytes, cost_us, now_us)
         return True
 
-    def charge(self, request: Request, binding: ClientSensors, response_bytes: int, now_ms: int, now_us: int) -> int:
+    def charge(
+        self, request: Request, client_sensors: ClientSensors, response_bytes: int, now_ms: int, now_us: int
+    ) -> int:
         """Charge one response; the throttle time in ms."""
-        cost_us = self._cost_us(request, binding, 1, response_bytes)
-        throttle_ms = self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
+        cost_us = self._cost_us(request, client_sensors, 1, response_bytes)
+        throttle_ms = self._charge(request, client_sensors, cost_us * PERCENT_PER_US, now_ms, now_us)
         _meter(request, cost_us, now_us)
         self._free(request, 1)
         self._last_us = cost_us
-        self._settle(request, binding, 1, response_bytes, cost_us, now_us)
+        self._settle(request, client_sensors, 1, response_bytes, cost_us, now_us)
         return throttle_ms
 
     def charge_own(
-        self, request: Request, binding: ClientSensors, response_bytes: int, now_ms: int, now_us: int
+        self, request: Request, client_sensors: ClientSensors, response_bytes: int, now_ms: int, now_us: int
     ) -> int:
         """Charge a response of the proxy's own what it would cost the node; the throttle time in ms."""
-        assert binding.costs is not None
-        cost_us = binding.costs.us(request.plan.cost_kind, request.size_bytes + response_bytes)
+        assert client_sensors.costs is not None
+        cost_us = client_sensors.costs.us(request.plan.cost_kind, request.size_bytes + response_bytes)
         _meter(request, cost_us, now_us)
         self._free(request, 1)
-        return self._charge(request, binding, cost_us * PERCENT_PER_US, now_ms, now_us)
+        return self._charge(request, client_sensors, cost_us * PERCENT_PER_US, now_ms, now_us)
 
-    def _charge(self, request: Request, binding: ClientSensors, percent: float, now_ms: int, now_us: int) -> int:
-        if binding.shadow_request is not None:
-            self._charge_shadow(binding.shadow_request, request, percent, now_ms, now_us)
-        if binding.request is not None:
+    def _charge(self, request: Request, client_sensors: ClientSensors, percent: float, now_ms: int, now_us: int) -> int:
+        if client_sensors.shadow_request is not None:
+            self._charge_shadow(client_sensors.shadow_request, request, percent, now_ms, now_us)
+        if client_sensors.request is not None:
             with suppress(StaleSensor):
-                return self._sensors.charge(binding.request, percent, now_ms)
+                return self._sensors.charge(client_sensors.request, percent, now_ms)
         return 0
 
     def _charge_shadow(self, sensor: int, request: Request, percent: float, now_ms: int, now_us: int) -> None:
@@ -201,8 +203,8 @@ class ServiceTimes:
             if reported_ms and request.use is not None:
                 request.use.client.of(REQUEST).note_shadow(reported_ms, now_us)
 
-    def _cost_us(self, request: Request, binding: ClientSensors, count: int, response_bytes: int) -> float:
-        costs = binding.costs
+    def _cost_us(self, request: Request, client_sensors: ClientSensors, count: int, response_bytes: int) -> float:
+        costs = client_sensors.costs
         assert costs is not None
         waiting = request.waiting
         size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
@@ -215,10 +217,16 @@ class ServiceTimes:
         return observed_us if observed_us > 0 else 0.0
 
     def _settle(
-        self, request: Request, binding: ClientSensors, count: int, response_bytes: int, cost_us: float, now_us: int
+        self,
+        request: Request,
+        client_sensors: ClientSensors,
+        count: int,
+        response_bytes: int,
+        cost_us: float,
+        now_us: int,
     ) -> None:
         """The responses are charged; further ones that came with them have the time that these did not take."""
-        costs = binding.costs
+        costs = client_sensors.costs
         assert costs is not None
         since_us = self._since_us
         if self._alone:

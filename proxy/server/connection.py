@@ -99,7 +99,7 @@ class Connection:
         self.opened_ms = clock.now_ms()
         self.closing = False
         self.episode: ThrottleEpisode | None = None
-        self._home = home
+        self._host = home
         self._now_ms = clock.now_ms
         self._now_us = clock.now_us
         self._log = log
@@ -119,7 +119,7 @@ class Connection:
 
     def client_connected(self, sock: AnySocket) -> None:
         """The client is connected: open a stream over its socket."""
-        self._client = self._home.open_stream(sock, Side.CLIENT, self)
+        self._client = self._host.open_stream(sock, Side.CLIENT, self)
 
     def bytes_came(self, side: Side, data: bytes) -> None:
         """Bytes were read from one side."""
@@ -149,7 +149,7 @@ class Connection:
             reason = _LOST[side, isinstance(error, ssl.SSLError)]
             self._do(partial(self.relay.on_lost, reason, str(error) if error else ""))
         elif self._lingers and self._node is self._client is None:
-            self._home.gone(self)
+            self._host.gone(self)
 
     def writing_paused(self, side: Side) -> None:
         """The write buffer of one side is full."""
@@ -208,7 +208,7 @@ class Connection:
         self._steps.append(partial(self._decide, ask))
 
     def _open_upstream(self, action: OpenUpstream, now_us: int) -> None:
-        self._connecting = self._home.connect(self, self._reached)
+        self._connecting = self._host.connect(self, self._reached)
 
     def _pause(self, pause: Pause, now_us: int) -> None:
         if pause.side is Side.CLIENT:
@@ -236,7 +236,7 @@ class Connection:
         try:
             outcome = await finish_in_turns(decision.steps) if isinstance(decision, SlowDecision) else decision
             if isinstance(outcome, QuotaAlteration):
-                results = await self._home.alter_quotas(outcome, self._log.bind(user=shown(self.facts.user)))
+                results = await self._host.alter_quotas(outcome, self._log.bind(user=shown(self.facts.user)))
                 outcome = await finish_in_turns(outcome.reply(results))
         except Exception:
             self._fail()
@@ -271,7 +271,7 @@ class Connection:
 
     def _note_throttle(self, throttled: Throttled, now_us: int) -> None:
         now_ms = now_us // 1000
-        self._home.note_throttle(self, throttled, now_ms)
+        self._host.note_throttle(self, throttled, now_ms)
         if self.episode is None:
             self.episode = ThrottleEpisode.begin(throttled, now_ms)
             self._log.info("throttle_started", throttle_time_ms=throttled.throttle_time_ms, **self._why(throttled))
@@ -283,7 +283,9 @@ class Connection:
         why: dict[str, str | float | None] = {"user": shown(self.facts.user), "client_id": shown(client_id)}
         if throttled.quota_type is None:
             return {**why, "quota_type": "node"}
-        standing = self.facts.listener.ledger.table.tags_and_limit(throttled.quota_type, self.facts.user, client_id)
+        standing = self.facts.listener.quota_manager.table.tags_and_limit(
+            throttled.quota_type, self.facts.user, client_id
+        )
         entity = None if standing.entity is None else str(standing.entity)
         return {**why, "quota_type": throttled.quota_type.name.lower(), "entity": entity, "limit": standing.limit}
 
@@ -331,10 +333,10 @@ class Connection:
         if self.closing:
             upstream.socket.close()
             return
-        self._node = self._home.open_stream(upstream.socket, Side.NODE, self)
+        self._node = self._host.open_stream(upstream.socket, Side.NODE, self)
         self.facts.node_id = upstream.node_id
         if upstream.round_trip_us is not None:
-            self.facts.listener.ledger.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
+            self.facts.listener.quota_manager.costs.of_node(upstream.node_id).note_round_trip(upstream.round_trip_us)
         self._do(partial(self.relay.on_writable, Side.NODE))
 
     # ----------------------------------------------------------------- closing
@@ -353,7 +355,7 @@ class Connection:
         """The part of `_close` after logging."""
         self._ended = self.closing = True
         self._cancel_timer()
-        self._home.closed(self, reason)
+        self._host.closed(self, reason)
         if self._connecting is not None:
             self._connecting.cancel()
         for ask, task in self._work:
@@ -370,7 +372,7 @@ class Connection:
         finally:
             self._lingers = self._client is not None or self._node is not None
             if self._lingers:
-                self._home.lingers(self)
+                self._host.lingers(self)
 
     def _hang_up_on_node(self, action: HangUp, now_us: int) -> None:
         """Close the stream of the node, which stayed open after the client's end until all charges were settled."""
@@ -405,7 +407,7 @@ class Connection:
         if close.reason in ORDINARY and not (self.relay.ended_unasked and close.reason in _CLIENT_IS_GONE):
             return self._log.info
         what = ", ".join(str(value) for value in failed_login.values() if value) or close.detail
-        if not self._home.is_worth_a_line(self, close.reason, what):
+        if not self._host.is_worth_a_line(self, close.reason, what):
             return self._log.debug
         return self._log.info if close.reason in ORDINARY else self._log.warning
 

@@ -90,10 +90,10 @@ _REFUSED_AT_ONCE = frozenset(
 _HUNG_UP = frozenset({CloseReason.CLIENT_CLOSED, CloseReason.CLIENT_LOST})
 
 
-def _place_of(arrival: IncomingConnection) -> ConnectionSlot:
+def _place_of(incoming: IncomingConnection) -> ConnectionSlot:
     """The slot of a connection that was admitted."""
-    assert arrival.place is not None
-    return arrival.place
+    assert incoming.place is not None
+    return incoming.place
 
 
 _connection_ids = itertools.count(1)
@@ -107,7 +107,7 @@ class Listener:
         virtual_cluster: str,
         config: ListenerConfig,
         upstream: Upstream,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         book: QuotaStore,
         last_throttles: LastThrottles,
         poller: Poller,
@@ -143,7 +143,7 @@ class Listener:
         """How many more connections may go on in this turn of the event loop."""
         self._pool: FairQueue[IncomingConnection] = FairQueue()
         """Admitted connections that wait for a later turn. Addresses take turns: one with few overtakes a storm."""
-        self._arrivals: dict[Connection, IncomingConnection] = {}
+        self._all_incoming: dict[Connection, IncomingConnection] = {}
         """The IncomingConnection of each open connection."""
         self._waits = False
         """True while one connection waits for a rate or a slot: no other is accepted."""
@@ -151,7 +151,7 @@ class Listener:
         """Listening sockets, with their ports, at which connections arrived meanwhile."""
         self.tallies: dict[int, RelayCounters] = {}
         self._upstream = upstream
-        self._ledger = ledger
+        self._quota_manager = quota_manager
         self._book = book
         self._last_throttles = last_throttles
         self._quotas = QuotasConfig()
@@ -242,8 +242,8 @@ class Listener:
         self._left_alone.clear()
         for stage in (self._origin_stage, self._secure_stage):
             stage.stop()
-        for arrival in self._pool.take_all():
-            self._turn_away(arrival, CloseReason.SHUTDOWN)
+        for incoming in self._pool.take_all():
+            self._turn_away(incoming, CloseReason.SHUTDOWN)
 
     @property
     def open_sockets(self) -> int:
@@ -289,128 +289,128 @@ class Listener:
         address = peer[0] if len(peer) == 2 else plain_ip(peer[0])  # the kernel spells IPv4 plainly
         log = bound_later(partial(self._log_of, next(_connection_ids), address, peer[1], node_id))
         known = BOOTSTRAP_NODE_ID if node_id is None else node_id
-        arrival = IncomingConnection(client, port, known, address, ANONYMOUS, log, peer[1])
+        incoming = IncomingConnection(client, port, known, address, ANONYMOUS, log, peer[1])
         if not self._may_open():
             self._gate.note_full(self._limits.max_connections)
-            self._refuse(arrival, CloseReason.TOO_MANY_CONNECTIONS)
+            self._refuse(incoming, CloseReason.TOO_MANY_CONNECTIONS)
         elif node_id is None:
-            self._refuse(arrival, CloseReason.NODE_UNKNOWN, detail=f"no node has the spare port {port}")
+            self._refuse(incoming, CloseReason.NODE_UNKNOWN, detail=f"no node has the spare port {port}")
         else:
-            self._arrive(arrival)
+            self._arrive(incoming)
 
     def _log_of(self, connection_id: int, host: str, port: int, node_id: int | None) -> "FilteringBoundLogger":
         client = str(HostPort(host, port))
         log: FilteringBoundLogger = self._log.bind(connection_id=connection_id, client=client, node_id=node_id)
         return log
 
-    def _arrive(self, arrival: IncomingConnection) -> None:
+    def _arrive(self, incoming: IncomingConnection) -> None:
         """Stage 1: the rates and slots of listener and instance. One connection of a listener waits at a time."""
-        if self._gate.arrive(self.key, arrival):
-            self._admit(arrival) if self.origin is None else self._find_origin(arrival)
+        if self._gate.arrive(self.key, incoming):
+            self._admit(incoming) if self.origin is None else self._find_origin(incoming)
         else:
             self._waits = True
-            self._on_the_way.add(arrival)
+            self._on_the_way.add(incoming)
 
-    def _find_origin(self, arrival: IncomingConnection) -> None:
+    def _find_origin(self, incoming: IncomingConnection) -> None:
         """Stage 2, if there is one: finds the client's address in a PROXY header."""
         if self.origin is None:
-            self._admit(arrival)
+            self._admit(incoming)
         else:
-            self._wait(self.origin, arrival, self._admit, self._give_up)
+            self._wait(self.origin, incoming, self._admit, self._give_up)
 
-    def _admit(self, arrival: IncomingConnection) -> None:
+    def _admit(self, incoming: IncomingConnection) -> None:
         """Stage 3: the rate and the count of the client's address."""
-        match self._gate.admit(self.key, arrival):
+        match self._gate.admit(self.key, incoming):
             case ConnectionSlot() as place:
-                arrival.place = place
-                self._go_on_in_turn(arrival)
+                incoming.place = place
+                self._go_on_in_turn(incoming)
             case Refused(reason, reset):
-                self._refuse(arrival, reason, reset)
+                self._refuse(incoming, reason, reset)
             case _:
-                self._on_the_way.add(arrival)
+                self._on_the_way.add(incoming)
 
-    def _go_on_in_turn(self, arrival: IncomingConnection) -> None:
+    def _go_on_in_turn(self, incoming: IncomingConnection) -> None:
         """Go on now, or when it is the turn of the client's address."""
         if self._at_once:
             self._at_once -= 1
-            self._go_on(arrival)
+            self._go_on(incoming)
             return
         if not self._pool:
             asyncio.get_running_loop().call_soon(self._take_turns)
-        assert arrival.place is not None
-        self._on_the_way.add(arrival)
-        self._pool.put(arrival.place.origin, arrival)
+        assert incoming.place is not None
+        self._on_the_way.add(incoming)
+        self._pool.put(incoming.place.origin, incoming)
 
     def _take_turns(self) -> None:
         for _ in range(min(_OPENED_AT_ONCE, len(self._pool))):
-            arrival = self._pool.take()
-            self._on_the_way.discard(arrival)
-            self._go_on(arrival)
+            incoming = self._pool.take()
+            self._on_the_way.discard(incoming)
+            self._go_on(incoming)
         if self._pool:
             asyncio.get_running_loop().call_soon(self._take_turns)
 
-    def _go_on(self, arrival: IncomingConnection) -> None:
+    def _go_on(self, incoming: IncomingConnection) -> None:
         """Go on to stage 4. A bug of the proxy in the later stages ends this connection and no other."""
         try:
-            self._secure(arrival)
+            self._secure(incoming)
         except Exception:
-            arrival.log.exception("internal_error")
-            self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
+            incoming.log.exception("internal_error")
+            self._turn_away(incoming, CloseReason.INTERNAL_ERROR)
 
-    def _secure(self, arrival: IncomingConnection) -> None:
+    def _secure(self, incoming: IncomingConnection) -> None:
         """Stage 4, if there is one: the TLS handshake."""
         if self.secure is None:
-            self._open(arrival)
+            self._open(incoming)
         else:
-            self._wait(self.secure, arrival, self._open, self._turn_away)
+            self._wait(self.secure, incoming, self._open, self._turn_away)
 
-    def _open(self, arrival: IncomingConnection) -> None:
+    def _open(self, incoming: IncomingConnection) -> None:
         """Stage 5: make a relay and a connection, if the user may have one more connection."""
-        place, node_id = _place_of(arrival), arrival.node_id
-        if not self._demands_sasl and not self._gate.admission.user_became(place, arrival.user):
-            self._refuse(arrival, CloseReason.TOO_MANY_OF_USER)
+        place, node_id = _place_of(incoming), incoming.node_id
+        if not self._demands_sasl and not self._gate.admission.user_became(place, incoming.user):
+            self._refuse(incoming, CloseReason.TOO_MANY_OF_USER)
             return
         counters = self.tallies.get(node_id)
         if counters is None:
             counters = self.tallies[node_id] = RelayCounters()
-        user = NOBODY if self._demands_sasl else arrival.user
+        user = NOBODY if self._demands_sasl else incoming.user
         facts = ConnectionFacts(self._facts, node_id, user, *self._rights_of(user))
         usage_of = None if self._meter is None else partial(self._meet, facts)
-        relay = Relay(self._ledger, counters, self._relay_limits, facts.bind, usage_of)
-        connection = Connection(relay, facts, self, self._clock, arrival.log)
-        facts.note_identity = partial(self._note_identity, connection, arrival.log)
-        connection.client_connected(arrival.tls or arrival.socket)
+        relay = Relay(self._quota_manager, counters, self._relay_limits, facts.bind, usage_of)
+        connection = Connection(relay, facts, self, self._clock, incoming.log)
+        facts.note_identity = partial(self._note_identity, connection, incoming.log)
+        connection.client_connected(incoming.tls or incoming.socket)
         counters.connections_opened += 1
         counters.connections_open += 1
         self.connections.add(connection)
-        self._arrivals[connection] = arrival
+        self._all_incoming[connection] = incoming
 
     def _meet(self, facts: ConnectionFacts, raw_client_id: bytes) -> Client:
         """The usage counters of a client-id of this connection."""
         assert self._meter is not None
-        client_id = measured_client_id(raw_client_id, self._ledger.table)
+        client_id = measured_client_id(raw_client_id, self._quota_manager.table)
         return self._meter.hold(facts.node_id, facts.user, client_id)
 
-    def _first_words(self, arrival: IncomingConnection) -> bytes:
+    def _first_words(self, incoming: IncomingConnection) -> bytes:
         """The first bytes for the node: a PROXY header with the client's address, if `send_proxy_protocol` is set."""
         if not self._upstream.config.send_proxy_protocol:
             return b""
-        host, port, *_ = arrival.socket.getsockname()
-        destination = arrival.destination or Endpoint(plain_ip(host), port)
-        return proxy_header_v2(Endpoint(arrival.address, arrival.client_port), destination)
+        host, port, *_ = incoming.socket.getsockname()
+        destination = incoming.destination or Endpoint(plain_ip(host), port)
+        return proxy_header_v2(Endpoint(incoming.address, incoming.client_port), destination)
 
     def user_became(self, connection: Connection, user: str) -> bool:
         """Whether a connection may stay now that its user is known or has changed. If so, it counts for that user."""
-        arrival = self._arrivals.get(connection)
-        return arrival is None or self._gate.admission.user_became(_place_of(arrival), user)
+        incoming = self._all_incoming.get(connection)
+        return incoming is None or self._gate.admission.user_became(_place_of(incoming), user)
 
     # ---------------------------------------------------------- ConnectionHost
 
     def connect(self, connection: Connection, reached: Reached) -> Cancellable:
         """Connect to the node of this connection."""
-        arrival = self._arrivals[connection]
-        words, whose = self._first_words(arrival), _place_of(arrival).origin
-        return self._upstream.open(arrival.node_id, words, whose, reached)
+        incoming = self._all_incoming[connection]
+        words, whose = self._first_words(incoming), _place_of(incoming).origin
+        return self._upstream.open(incoming.node_id, words, whose, reached)
 
     def open_stream(self, sock: AnySocket, side: Side, owner: StreamListener) -> Stream:
         """A new stream, subject to the byte caps of the listener and the virtual cluster."""
@@ -425,19 +425,19 @@ class Listener:
 
     def note_throttle(self, connection: Connection, throttled: Throttled, now_ms: int) -> None:
         """Remember the throttle, for the page and the command that explain throttles."""
-        self._last_throttles.note(self._arrivals[connection].address, throttled, connection.facts, now_ms)
+        self._last_throttles.note(self._all_incoming[connection].address, throttled, connection.facts, now_ms)
 
     def is_worth_a_line(self, connection: Connection, reason: CloseReason, detail: str) -> bool:
         """Whether to log the end: the first time for each address and reason, and each time for a bug of the proxy."""
-        return reason is CloseReason.INTERNAL_ERROR or self._is_news(self._arrivals[connection], reason, detail)
+        return reason is CloseReason.INTERNAL_ERROR or self._is_news(self._all_incoming[connection], reason, detail)
 
     def closed(self, connection: Connection, reason: CloseReason) -> None:
         """The connection has ended and no longer counts."""
-        arrival = self._arrivals.pop(connection)
+        incoming = self._all_incoming.pop(connection)
         self.connections.discard(connection)
-        self.tallies[arrival.node_id].connections_open -= 1
+        self.tallies[incoming.node_id].connections_open -= 1
         connection.facts.tell_nobody()
-        self._gate.left(_place_of(arrival))
+        self._gate.left(_place_of(incoming))
         self._note_closed(reason)
 
     def lingers(self, connection: Connection) -> None:
@@ -452,23 +452,23 @@ class Listener:
 
     def _carry_on(self, what: Next[IncomingConnection]) -> None:
         """Carry out the gate's decision about a connection that has waited or was held."""
-        arrival = what.ticket
-        self._on_the_way.discard(arrival)
+        incoming = what.ticket
+        self._on_the_way.discard(incoming)
         try:
             match what.step:
                 case Step.GO_ON:
                     self._accept_more()
-                    self._find_origin(arrival)
+                    self._find_origin(incoming)
                 case Step.ADMITTED:
                     assert what.place is not None
-                    arrival.place = what.place
-                    self._go_on_in_turn(arrival)
+                    incoming.place = what.place
+                    self._go_on_in_turn(incoming)
                 case Step.CLOSE:
                     assert what.reason is not None
-                    self._refuse(arrival, what.reason)
+                    self._refuse(incoming, what.reason)
         except Exception:
-            arrival.log.exception("internal_error")
-            self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
+            incoming.log.exception("internal_error")
+            self._turn_away(incoming, CloseReason.INTERNAL_ERROR)
 
     def _accept_more(self) -> None:
         self._waits = False
@@ -476,19 +476,19 @@ class Listener:
             self._poller.add(sock.fileno(), READABLE, partial(self._accept_all, port, sock))
         self._left_alone.clear()
 
-    def _wait(self, stage: SlowStage, arrival: IncomingConnection, then: GoOn, turn_away: TurnAway) -> None:
+    def _wait(self, stage: SlowStage, incoming: IncomingConnection, then: GoOn, turn_away: TurnAway) -> None:
         """Begin a stage that waits for the client. A bug of the proxy in `then` ends this connection and no other."""
 
-        def go_on(arrival: IncomingConnection) -> None:
-            self._on_the_way.discard(arrival)
+        def go_on(incoming: IncomingConnection) -> None:
+            self._on_the_way.discard(incoming)
             try:
-                then(arrival)
+                then(incoming)
             except Exception:
-                arrival.log.exception("internal_error")
-                self._turn_away(arrival, CloseReason.INTERNAL_ERROR)
+                incoming.log.exception("internal_error")
+                self._turn_away(incoming, CloseReason.INTERNAL_ERROR)
 
-        self._on_the_way.add(arrival)
-        stage.begin(arrival, go_on, turn_away)
+        self._on_the_way.add(incoming)
+        stage.begin(incoming, go_on, turn_away)
 
     def _new_relay_limits(self) -> RelayLimits:
         limits = self._limits
@@ -513,7 +513,7 @@ class Listener:
         return ListenerFacts(
             self.virtual_cluster,
             self.ports,
-            self._ledger,
+            self._quota_manager,
             carried,
             self._quotas_in_force,
             self._book.entities_of,
@@ -552,59 +552,59 @@ class Listener:
             self._reported_of_sasl = True
             self._log.warning("sasl_not_required", mechanism=identity.mechanism, setting="sasl.required")
 
-    def _note_unnamed(self, arrival: IncomingConnection) -> None:
+    def _note_unnamed(self, incoming: IncomingConnection) -> None:
         """A client of a listener with host names asked for no server name. It is served as a client that bootstraps."""
-        if self._gate.note_unnamed(self.key, arrival.address):
-            arrival.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")
+        if self._gate.note_unnamed(self.key, incoming.address):
+            incoming.log.warning("server_name_missing", served_as="bootstrap", setting="require_server_name")
 
     def _let_go_of_port(self, port: int) -> None:
         """A port will stand for another node: close the connections that use it for the node that is gone."""
-        for connection, arrival in list(self._arrivals.items()):
-            if arrival.port == port:
+        for connection, incoming in list(self._all_incoming.items()):
+            if incoming.port == port:
                 connection.give_up(CloseReason.NODE_GONE, f"port {port} is given to another node")
 
     def _note_closed(self, reason: CloseReason) -> None:
         self._closed[reason] = self._closed.get(reason, 0) + 1
 
-    def _give_up(self, arrival: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
+    def _give_up(self, incoming: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
         """Turn away a connection before stage 3. A load balancer's health check, which sends nothing, uses no rate."""
         self._gate.give_up(self.key, measured=reason is not CloseReason.CLIENT_SENT_NOTHING)
-        self._turn_away(arrival, reason, detail)
+        self._turn_away(incoming, reason, detail)
 
-    def _turn_away(self, arrival: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
+    def _turn_away(self, incoming: IncomingConnection, reason: CloseReason, detail: str = "") -> None:
         if reason in _REFUSED_AT_ONCE:
-            self._refuse(arrival, reason, detail=detail)
+            self._refuse(incoming, reason, detail=detail)
             return
-        self._let_go(arrival)
-        arrival.socket.close()
-        self._level_of(arrival, reason, detail)("connection_closed", reason=reason.value, detail=shown(detail))
+        self._let_go(incoming)
+        incoming.socket.close()
+        self._level_of(incoming, reason, detail)("connection_closed", reason=reason.value, detail=shown(detail))
         self._note_closed(reason)
 
-    def _level_of(self, arrival: IncomingConnection, reason: CloseReason, detail: str) -> Callable[..., None]:
+    def _level_of(self, incoming: IncomingConnection, reason: CloseReason, detail: str) -> Callable[..., None]:
         """The log method for an incoming connection that ends: DEBUG if its address repeats the same mistake."""
         if reason in ORDINARY and reason not in _HUNG_UP:
-            return arrival.log.debug if reason is CloseReason.CLIENT_SENT_NOTHING else arrival.log.info
-        again = reason is not CloseReason.INTERNAL_ERROR and not self._is_news(arrival, reason, detail)
+            return incoming.log.debug if reason is CloseReason.CLIENT_SENT_NOTHING else incoming.log.info
+        again = reason is not CloseReason.INTERNAL_ERROR and not self._is_news(incoming, reason, detail)
         if again:
-            return arrival.log.debug
-        return arrival.log.info if reason in _HUNG_UP else arrival.log.warning
+            return incoming.log.debug
+        return incoming.log.info if reason in _HUNG_UP else incoming.log.warning
 
-    def _is_news(self, arrival: IncomingConnection, reason: CloseReason, detail: str) -> bool:
+    def _is_news(self, incoming: IncomingConnection, reason: CloseReason, detail: str) -> bool:
         return self._gate.note_fault(
-            self.key, arrival.address, shown(f"{reason.value}: {detail}" if detail else reason.value)
+            self.key, incoming.address, shown(f"{reason.value}: {detail}" if detail else reason.value)
         )
 
-    def _refuse(self, arrival: IncomingConnection, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
+    def _refuse(self, incoming: IncomingConnection, reason: CloseReason, reset: bool = False, detail: str = "") -> None:
         """Close a connection that exceeds a limit. The first refusal of an address is logged, others are counted."""
-        self._let_go(arrival)
+        self._let_go(incoming)
         if reset:
-            arrival.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
-        arrival.socket.close()
-        self._gate.note_refused(self.key, arrival, reason, detail)
+            incoming.socket.setsockopt(SOL_SOCKET, SO_LINGER, _RESET)
+        incoming.socket.close()
+        self._gate.note_refused(self.key, incoming, reason, detail)
         self._note_closed(reason)
 
-    def _let_go(self, arrival: IncomingConnection) -> None:
-        self._on_the_way.discard(arrival)
-        if arrival.place is not None:
-            self._gate.left(arrival.place)
-            arrival.place = None
+    def _let_go(self, incoming: IncomingConnection) -> None:
+        self._on_the_way.discard(incoming)
+        if incoming.place is not None:
+            self._gate.left(incoming.place)
+            incoming.place = None

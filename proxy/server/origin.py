@@ -43,24 +43,24 @@ class Origin:
     trusted: Sequence[Network] = ()
     required: bool = False
 
-    async def find_out(self, arrival: IncomingConnection) -> None:
+    async def find_out(self, incoming: IncomingConnection) -> None:
         """Note the client that the peer's PROXY header names, and remove the header from the socket. Raises Refused.
 
         The bytes of a peer that is not trusted are not searched for a header: they go on as Kafka bytes.
         """
-        peer = arrival.address
+        peer = incoming.address
         if not self._trusts(peer):
             if self.required:
                 raise Refused(CloseReason.PROXY_PEER_UNTRUSTED, f"{peer} is in none of the trusted networks")
             return
-        header = await self._header(arrival.socket)
+        header = await self._header(incoming.socket)
         if header is None:
             return
-        _take(arrival.socket, header.length_bytes)
-        arrival.of_balancer = header.local
+        _take(incoming.socket, header.length_bytes)
+        incoming.of_balancer = header.local
         if header.source is not None:
-            arrival.came_from(*header.source, header.destination)
-            arrival.log = arrival.log.bind(proxied_by=peer)
+            incoming.came_from(*header.source, header.destination)
+            incoming.log = incoming.log.bind(proxied_by=peer)
 
     def _trusts(self, peer: str) -> bool:
         ip = ip_address(peer)

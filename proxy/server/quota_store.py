@@ -36,7 +36,7 @@ class QuotaStore:
         self,
         virtual_cluster: str,
         source: Source,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         clock: Clock,
         note_problem: Callable[[str], None],
     ) -> None:
@@ -45,7 +45,7 @@ class QuotaStore:
         self.problems: Mapping[str, str] = {}
         self.when_changed: Callable[[Tables], None] = lambda _tables: None
         """Called with the new tables whenever quotas have changed."""
-        self._ledger = ledger
+        self._quota_manager = quota_manager
         self._clock = clock
         self._note_problem = note_problem
         self._log = structlog.get_logger().bind(virtual_cluster=virtual_cluster, source=source.name)
@@ -108,7 +108,7 @@ class QuotaStore:
             if news.changes:
                 self.when_changed(news.tables)
                 now_ms, changed = self._clock.now_ms(), news.changes.keys()
-                for _ in self._ledger.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
+                for _ in self._quota_manager.replacing(news.tables.enforced, now_ms, news.tables.shadow, changed):
                     await asyncio.sleep(0)
                 self._log.info("quotas_changed", entities=len(quotas), changed=len(changed))
 

@@ -130,17 +130,17 @@ class VirtualCluster:
         self.gate = gate
         costs = RequestCosts(SHIPPED, busy_shares=BUSY_SHARES)
         traces = None if tracer is None else tracer.chooses
-        self.ledger = ClientQuotaManager(sensors, QuotaTable(), buckets=buckets, costs=costs, traces=traces)
+        self.quota_manager = ClientQuotaManager(sensors, QuotaTable(), buckets=buckets, costs=costs, traces=traces)
         self.meter = Meter(config.name, usage.window_s, usage.max_clients, costs) if usage.directory else None
         self.source = source_of(config, config_path)
         self.book = QuotaStore(
             config.name,
             self.source,
-            self.ledger,
+            self.quota_manager,
             clock,
             lambda source: metrics.quota_problems.labels(config.name, source).inc(),
         )
-        self.last_throttles = LastThrottles(self.ledger, clock)
+        self.last_throttles = LastThrottles(self.quota_manager, clock)
         self.upstream = Upstream(
             config.name,
             config.upstream,
@@ -161,7 +161,7 @@ class VirtualCluster:
                 config.name,
                 listener,
                 self.upstream,
-                self.ledger,
+                self.quota_manager,
                 self.book,
                 self.last_throttles,
                 poller,
@@ -180,7 +180,7 @@ class VirtualCluster:
 
     def set_rules(self, config: VirtualClusterConfig) -> None:
         """Apply the settings that a reload can change."""
-        self.ledger.costs.pin(pinned_costs(config.quotas))
+        self.quota_manager.costs.pin(pinned_costs(config.quotas))
         self.caps.set(config.caps)
         self.address_quotas.set_rules(config.connections)
         settings = {listener.name: listener for listener in config.listeners}
@@ -232,20 +232,20 @@ class VirtualCluster:
 
     def sensor_totals(self) -> SensorTotals:
         """How full the sensor tables are."""
-        ledger = self.ledger
+        quota_manager = self.quota_manager
         return SensorTotals(
             self.name,
-            ledger.sensors.used,
-            ledger.sensors.capacity,
-            ledger.overflowed,
-            ledger.sensors.capped + ledger.buckets.capped,
-            ledger.shadow_sensors.used,
-            ledger.shadow_overflowed,
+            quota_manager.sensors.used,
+            quota_manager.sensors.capacity,
+            quota_manager.overflowed,
+            quota_manager.sensors.capped + quota_manager.buckets.capped,
+            quota_manager.shadow_sensors.used,
+            quota_manager.shadow_overflowed,
         )
 
     def shadow_totals(self) -> Iterator[ShadowTotals]:
         """What the shadow quotas would have throttled."""
-        for (_, node_id, quota_type), (throttles, throttled_ms) in self.ledger.shadow_throttles().items():
+        for (_, node_id, quota_type), (throttles, throttled_ms) in self.quota_manager.shadow_throttles().items():
             yield ShadowTotals(self.name, _one_node(node_id), quota_type.name.lower(), throttles, throttled_ms)
         of_connections = self.gate.shadow_totals(self.name)
         if of_connections.throttles:
@@ -254,10 +254,10 @@ class VirtualCluster:
     def entity_uses(self, clock: Clock) -> Iterator[EntityUse | None]:
         """What each measured entity uses now; None in place of a token bucket without a limit."""
         now_ms = clock.now_ms()
-        for key, reading in self.ledger.readings(now_ms):
+        for key, reading in self.quota_manager.readings(now_ms):
             limit = reading.limit if reading.limit < UNLIMITED else None
             yield self._entity_use(key, reading.rate, limit, reading.throttled_ms, None)
-        for key, bucket in self.ledger.bucket_readings(now_ms):
+        for key, bucket in self.quota_manager.bucket_readings(now_ms):
             limited, missing = bucket.limit < UNLIMITED, bucket.burst - bucket.tokens
             use = self._entity_use(key, missing, bucket.limit, bucket.throttled_ms, bucket.tokens)
             yield use if limited else None
@@ -339,7 +339,9 @@ class Service:
     def _recorder_of(self, usage: UsageConfig) -> Recorder | None:
         if usage.directory is None:
             return None
-        metered = [Metered(cluster.meter, cluster.ledger) for cluster in self.clusters if cluster.meter is not None]
+        metered = [
+            Metered(cluster.meter, cluster.quota_manager) for cluster in self.clusters if cluster.meter is not None
+        ]
         instance = usage.instance or own_name()
         spool = Spool(Path(usage.directory), instance, self.clock.epoch_ms(), rules_of(usage))
         recorder = Recorder(metered, spool, usage.window_s, self.clock, self._tracer)
@@ -374,8 +376,10 @@ class Service:
         """Write the settings of the sensors into the trace, if there is one."""
         if self._tracer is not None:
             for cluster in self.clusters:
-                ledger = cluster.ledger
-                self._tracer.note_settings(cluster.name, ledger.sensors, ledger.buckets, self.clock.now_ms())
+                quota_manager = cluster.quota_manager
+                self._tracer.note_settings(
+                    cluster.name, quota_manager.sensors, quota_manager.buckets, self.clock.now_ms()
+                )
 
     # ----------------------------------------------------------------- queries
 
@@ -550,7 +554,7 @@ class Service:
             step_ms, last_ms = min(now_ms - last_ms, _LONGEST_STEP_MS), now_ms
             for cluster in self.clusters:
                 for _ in range(_EXPIRIES_PER_SWEEP):
-                    cluster.ledger.expire(now_ms)
+                    cluster.quota_manager.expire(now_ms)
                     await asyncio.sleep(0)
             time_outs = _time_outs(self.config.limits)
             for number, connection in enumerate(self._connections(), 1):
@@ -612,7 +616,7 @@ class Service:
         for cluster in self.clusters:
             new = settings[cluster.name]
             cluster.upstream.reconfigure(new.upstream)
-            cluster.ledger.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
+            cluster.quota_manager.set_caps(new.throttle.max_throttle_ms, new.throttle.max_debt_ms)
             await asyncio.to_thread(renew, cluster.source, new)
             await cluster.book.take_up()
             cluster.set_rules(new)

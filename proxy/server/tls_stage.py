@@ -93,25 +93,25 @@ class TlsStage:
         node_id = self.names.node_named(name)
         return BOOTSTRAP_NODE_ID if node_id is None and plain_host(name) in hosts else node_id
 
-    async def come_in(self, arrival: IncomingConnection) -> None:
+    async def come_in(self, incoming: IncomingConnection) -> None:
         """Do the TLS handshake, and note the user and the node of the client. Raises Refused."""
         certified = self.certified
         assert certified is not None
-        tls = TlsSocket(arrival.socket, certified.context)
+        tls = TlsSocket(incoming.socket, certified.context)
         try:
-            await shake_hands(self.poller, arrival.socket, tls)
+            await shake_hands(self.poller, incoming.socket, tls)
         except ssl.SSLError as error:
             raise self._refused(tls, error) from error
         except OSError as error:
             reason = CloseReason.CLIENT_LOST if tls.first_bytes else CloseReason.CLIENT_SENT_NOTHING
             raise Refused(reason, error.strerror or str(error)) from error
-        await self._note_user(arrival, tls, certified.rules)
-        await self._note_node(arrival, tls)
-        arrival.tls = tls
+        await self._note_user(incoming, tls, certified.rules)
+        await self._note_node(incoming, tls)
+        incoming.tls = tls
 
     # ------------------------------------------------------------- user and node
 
-    async def _note_user(self, arrival: IncomingConnection, tls: TlsSocket, rules: PrincipalRules) -> None:
+    async def _note_user(self, incoming: IncomingConnection, tls: TlsSocket, rules: PrincipalRules) -> None:
         certificate = tls.tls.getpeercert(binary_form=True)
         if certificate is None:
             return
@@ -120,26 +120,26 @@ class TlsStage:
                 raise Refused(CloseReason.CLIENT_CERTIFICATE_EXPIRED)
             subject = subject_of(certificate)
             find = partial(_user, rules, subject)
-            arrival.user = find() if rules.quick else await beside_the_loop(find)
+            incoming.user = find() if rules.quick else await beside_the_loop(find)
         except ProtocolError as error:
             raise Refused(CloseReason.CLIENT_CERTIFICATE_UNTRUSTED, str(error)) from error
         except NoPrincipalRule as error:
             raise Refused(CloseReason.NO_PRINCIPAL_RULE, str(error)) from error
 
-    async def _note_node(self, arrival: IncomingConnection, tls: TlsSocket) -> None:
+    async def _note_node(self, incoming: IncomingConnection, tls: TlsSocket) -> None:
         if not isinstance(tls.tls, _NamedObject):
             return
         node_id = tls.tls.node_id
         if tls.tls.wanted is None:
-            self.note_unnamed(arrival)
-        if node_id is None or node_id == arrival.node_id:
+            self.note_unnamed(incoming)
+        if node_id is None or node_id == incoming.node_id:
             return
         try:
             await self.find_node(node_id)
         except LookupError as error:
             raise Refused(CloseReason.NODE_UNKNOWN, str(error)) from error
-        arrival.node_id = node_id
-        arrival.log = arrival.log.bind(node_id=node_id)
+        incoming.node_id = node_id
+        incoming.log = incoming.log.bind(node_id=node_id)
 
     # ------------------------------------------------------------------ failures
 

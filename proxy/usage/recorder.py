@@ -48,7 +48,7 @@ class Metered(NamedTuple):
     """One virtual cluster."""
 
     meter: Meter
-    ledger: ClientQuotaManager
+    quota_manager: ClientQuotaManager
 
 
 class Recorder:
@@ -120,16 +120,16 @@ class Recorder:
     def close_windows(self, at_end: bool = False) -> Iterator[None]:
         """Make the records of windows that are over, at the end of the process of those that are not, too; in steps."""
         self._set_offset()
-        for meter, ledger in self._metered:
+        for meter, quota_manager in self._metered:
             for number, (window, use) in enumerate(meter.take_open(), 1):
                 meter.settle(window, use, None if at_end else self._clock.now_us())
                 if not number % _SETTLED_PER_STEP:
                     yield
             while meter.closed:
-                self._record(meter, ledger)
+                self._record(meter, quota_manager)
                 yield
 
-    def _record(self, meter: Meter, ledger: ClientQuotaManager) -> None:
+    def _record(self, meter: Meter, quota_manager: ClientQuotaManager) -> None:
         now_ms = self._clock.epoch_ms()
         records: list[UsageRecord] = []
         first = self._sequence + 1
@@ -138,7 +138,7 @@ class Recorder:
             self._sequence += 1
             end_ms = max(min(counts.begin_ms + self._window_ms, now_ms), counts.begin_ms)
             who = (self.spool.instance, self.spool.epoch, self._sequence)
-            records.append(record_of(counts, ledger, *who, end_ms, meter.virtual_cluster))
+            records.append(record_of(counts, quota_manager, *who, end_ms, meter.virtual_cluster))
         self.spool.put(USAGE, records, first, self._sequence)
 
     def _flush_trace(self) -> None:

@@ -10,7 +10,7 @@ from quotas.records.usage_record import UsageRecord, profile_text
 
 def record_of(
     counts: WindowUsage,
-    ledger: ClientQuotaManager,
+    quota_manager: ClientQuotaManager,
     instance: str,
     epoch: int,
     sequence: int,
@@ -19,8 +19,8 @@ def record_of(
 ) -> UsageRecord:
     """The record of what one client has used of one quota type in a window that ended at `end_ms`."""
     client = counts.client
-    limit, rule = _standing(ledger.table, counts)
-    shadow_limit, shadow_rule = _standing(ledger.shadow, counts)
+    limit, rule = _standing(quota_manager.table, counts)
+    shadow_limit, shadow_rule = _standing(quota_manager.shadow, counts)
     return UsageRecord(
         instance=instance,
         epoch=epoch,

@@ -12,7 +12,7 @@ from demo.kafka_cluster import KafkaCluster
 from tests.admission.sockets import Target, all_are_reported, connect
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.quota_client import QuotaClient
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 MARKER = "127.0.4.250"
 """Banned or not, and nothing else: it tells when what was set before is in force."""
@@ -131,7 +131,7 @@ class Proxy:
 
 def _until_marked(target: Target, banned: bool) -> None:
     """Wait until the marker is turned away, or is not."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         batch = connect(target, MARKER, 1).wait(all_are_reported)
         closed = batch.closed

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 API_VERSIONS = bytes.fromhex("0000000d00120000000000010003676f64")
 """Version 0, as any client may ask it first."""
@@ -24,7 +24,7 @@ class Batch:
 
     def wait(self, until: Callable[["Batch"], bool]) -> "Batch":
         """Listen to those that wait until it is as wanted; AssertionError if it does not come to that."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         with selectors.DefaultSelector() as selector:
             for sock in self.waiting:
                 selector.register(sock, selectors.EVENT_READ)
@@ -65,7 +65,7 @@ def connect(target: Target, address: str, count: int) -> Batch:
     batch = Batch()
     for _ in range(count):
         sock = socket.socket()
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         sock.bind((address, 0))
         sock.connect(target)
         try:

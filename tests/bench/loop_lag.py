@@ -99,7 +99,7 @@ async def figures_during(work: Awaitable[object]) -> dict[str, float]:
 
 
 class Proxy:
-    """What of the proxy knows quotas: a book over a state file, a ledger, sensors of `count` clients, metrics."""
+    """What of the proxy knows quotas: a book over a state file, a quota manager, sensors of `count` clients, metrics."""
 
     def __init__(self, count: int, directory: Path) -> None:
         self.count = count
@@ -110,11 +110,13 @@ class Proxy:
         self.source = FileSource({}, "proxy.yaml", state)
         self.clock = SystemClock()
         # As many rows as clients take, so that newcomers find the table full.
-        self.ledger = ClientQuotaManager(Sensors(2 * count), QuotaTable())
-        self.book = QuotaStore("main", self.source, self.ledger, self.clock, lambda source: None)
+        self.quota_manager = ClientQuotaManager(Sensors(2 * count), QuotaTable())
+        self.book = QuotaStore("main", self.source, self.quota_manager, self.clock, lambda source: None)
         self.metrics = Metrics(CollectorRegistry())
         self.metrics.add_entities(self._uses)
-        facts = ListenerFacts("main", self, self.ledger, carried, lambda: self.book.quotas, self.book.entities_of)
+        facts = ListenerFacts(
+            "main", self, self.quota_manager, carried, lambda: self.book.quotas, self.book.entities_of
+        )
         self.facts = ConnectionFacts(facts, 1, "admin", may_alter=True, may_describe=True)
 
     def learn(self, node_id: int, host: str, port: int) -> None:
@@ -125,13 +127,13 @@ class Proxy:
         raise AssertionError(node_id)
 
     def _uses(self) -> Iterator[EntityUse | None]:
-        for key, reading in self.ledger.readings(self.clock.now_ms()):
+        for key, reading in self.quota_manager.readings(self.clock.now_ms()):
             names = key.tags.user, key.tags.client_id
             yield EntityUse("main", key.node_id, key.quota_type.value, *names, reading.rate, reading.limit, 0)
 
     def bind(self, number: int) -> None:
         """A client comes, and is measured from now on."""
-        self.ledger.bind("main", 1, *client_name(number), self.clock.now_ms())
+        self.quota_manager.bind("main", 1, *client_name(number), self.clock.now_ms())
 
     async def ask(self, api_key: int, frame: bytes) -> None:
         """A request about quotas, answered as a connection would have it answered."""
@@ -184,14 +186,14 @@ class Proxy:
     async def newcomers(self) -> None:
         """Clients that find the table full, with a quota by name and without."""
         for number in range(min(2000, self.count)):
-            self.ledger.bind("main", 2, *client_name(number), self.clock.now_ms())
-            self.ledger.bind("main", 1, "other", f"other-{number}", self.clock.now_ms())
+            self.quota_manager.bind("main", 2, *client_name(number), self.clock.now_ms())
+            self.quota_manager.bind("main", 1, "other", f"other-{number}", self.clock.now_ms())
             await asyncio.sleep(0)
 
     async def sweep(self) -> None:
         """What is done once a second."""
         for _ in range(20):
-            self.ledger.expire(self.clock.now_ms())
+            self.quota_manager.expire(self.clock.now_ms())
             await asyncio.sleep(0)
 
 

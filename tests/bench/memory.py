@@ -34,7 +34,7 @@ MIB = 1 << 20
 TOPIC = b"bench"
 LARGEST_REQUEST_BYTES = 104_857_600
 """Kafka's default for socket.request.max.bytes; the length prefix is not counted."""
-PATIENCE_S = 60
+TIMEOUT_S = 60
 REQUEST_HEADER = struct.Struct(">hhih3s")
 RESPONSE_HEADER = struct.Struct(">ii")
 FETCH_RESPONSE = struct.Struct(f">ihiih{len(TOPIC)}siihqqqiii")
@@ -105,7 +105,7 @@ class Client:
     """One blocking connection that checks what it reads."""
 
     def __init__(self, target: tuple[str, int]) -> None:
-        self.socket = socket.create_connection(target, timeout=PATIENCE_S)
+        self.socket = socket.create_connection(target, timeout=TIMEOUT_S)
         self._buffer = bytearray(MIB)
 
     def read(self, size: int) -> bytes:

@@ -82,13 +82,13 @@ def running(command: Sequence[str], cpu: int, log: Path, **options: Any) -> Iter
         end_group(process, 10)
 
 
-def end_group(process: "subprocess.Popen[Any]", patience_s: float) -> None:
+def end_group(process: "subprocess.Popen[Any]", timeout_s: float) -> None:
     """End a process that leads a group of its own, and all of the group: asked first, and killed after so long."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=patience_s)
+            process.wait(timeout=timeout_s)
     process.wait()
 
 

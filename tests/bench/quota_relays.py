@@ -106,10 +106,10 @@ class _Nodes:
 class Client:
     """One connection and the frames of one load that go over it, with new correlation ids each time."""
 
-    def __init__(self, ledger: ClientQuotaManager, load: Load, number: int, now_us: int) -> None:
+    def __init__(self, quota_manager: ClientQuotaManager, load: Load, number: int, now_us: int) -> None:
         self.user, self.client_id = client_name(number)
-        self._facts = ConnectionFacts(ListenerFacts("bench", _Nodes(), ledger, carried), 1, self.user)
-        self._relay = Relay(ledger, RelayCounters(), RelayLimits(), self._facts.bind)
+        self._facts = ConnectionFacts(ListenerFacts("bench", _Nodes(), quota_manager, carried), 1, self.user)
+        self._relay = Relay(quota_manager, RelayCounters(), RelayLimits(), self._facts.bind)
         self._requests = bytearray(b"".join(_request(load, self.client_id) for _ in range(load.depth)))
         self._responses = bytearray(b"".join(_response(load) for _ in range(load.depth)))
         self._request_bytes = len(self._requests) // load.depth
@@ -186,7 +186,7 @@ class Bench:
     def __init__(self, quotas: str, count: int) -> None:
         self.quotas, self.count = quotas, count
         sensors = Sensors(4 * count + 2 * CONNECTIONS + 64)
-        self.ledger = ClientQuotaManager(sensors, table(quotas, count))
+        self.quota_manager = ClientQuotaManager(sensors, table(quotas, count))
         self.now_us = 10**12
         for number in range(count):
             self._charge(number)
@@ -196,15 +196,15 @@ class Bench:
     def _charge(self, number: int) -> None:
         """A client that came, used its sensors and went."""
         now_ms = self.now_us // 1000
-        binding = self.ledger.bind("bench", 1, *client_name(number), now_ms)
-        for handle in (binding.produce, binding.fetch):
+        client_sensors = self.quota_manager.bind("bench", 1, *client_name(number), now_ms)
+        for handle in (client_sensors.produce, client_sensors.fetch):
             if handle is not None:
-                self.ledger.sensors.charge(handle, 100, now_ms)
+                self.quota_manager.sensors.charge(handle, 100, now_ms)
 
     def clients(self, load: str) -> list[Client]:
         """The connections with this load; each has had its first request."""
         if load not in self._clients:
-            made = [Client(self.ledger, LOADS[load], number, self.now_us) for number in self._numbers]
+            made = [Client(self.quota_manager, LOADS[load], number, self.now_us) for number in self._numbers]
             for client in made:
                 client.exchange(*client.frames(), self.now_us)
             self._clients[load] = made
@@ -225,7 +225,7 @@ class Bench:
             client.check()
         return spent_ns / (turns * len(clients) * depth)
 
-    def ns_per_binding(self, clients: int) -> float:
+    def ns_per_client_id(self, clients: int) -> float:
         """CPU time of finding the sensors of a client whose connection asks, in the mean of clients picked at random.
 
         Each is made to ask by a change of its user's quotas that leaves them as they are.
@@ -233,9 +233,9 @@ class Bench:
         now_ms, spent_ns = self.now_us // 1000, 0
         for number in random.Random(7).choices(range(self.count), k=clients):
             user, client_id = client_name(number)
-            self.ledger.replace(self.ledger.table, now_ms, changed=[Entity(user)])
+            self.quota_manager.replace(self.quota_manager.table, now_ms, changed=[Entity(user)])
             began_ns = time.thread_time_ns()
-            self.ledger.bind("bench", 1, user, client_id, now_ms)
+            self.quota_manager.bind("bench", 1, user, client_id, now_ms)
             spent_ns += time.thread_time_ns() - began_ns
         return spent_ns / clients
 
@@ -297,7 +297,7 @@ def measure(counts: Sequence[int], rounds: int, blocks: int, say: Callable[[str]
             for cell, mean in _means(benches, load, max(blocks // LOADS[load].depth, 1)).items():
                 found[load][cell].append(mean)
         for cell, bench in benches.items():
-            found[BIND][cell].append(bench.ns_per_binding(CONNECTIONS * 2))
+            found[BIND][cell].append(bench.ns_per_client_id(CONNECTIONS * 2))
     gc.unfreeze()
     return found
 

@@ -55,7 +55,7 @@ from tests.bench.speed import Runs, measure_unspoilt
 TOOLS = "org.apache.kafka.tools."
 KIB = 1 << 10
 LISTENER = "HAPROXY"
-PATIENCE_S = 180
+TIMEOUT_S = 180
 START_TIMEOUT_S = 60
 WARM_UP_S = 1.0
 
@@ -85,12 +85,12 @@ def new_topic(bench: Bench) -> Iterator[str]:
     """A topic with one partition for the length of a `with` block: the disk holds one run's records."""
     name = f"bench-{uuid.uuid4().hex[:8]}"
     for made in bench.administrator.create_topics([NewTopic(name, 1, 1)]).values():
-        made.result(PATIENCE_S)
+        made.result(TIMEOUT_S)
     try:
         yield name
     finally:
         for gone in bench.administrator.delete_topics([name]).values():
-            gone.result(PATIENCE_S)
+            gone.result(TIMEOUT_S)
 
 
 # ---- Kafka's tools -------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def new_topic(bench: Bench) -> Iterator[str]:
 
 def run_tool(bench: Bench, tool: str, *arguments: str) -> str:
     """What one of Kafka's tools prints on stdout. Raises RuntimeError with its output if it fails."""
-    done = bench.cluster.run(bench.cluster.java_command(TOOLS + tool, *arguments), timeout_s=PATIENCE_S)
+    done = bench.cluster.run(bench.cluster.java_command(TOOLS + tool, *arguments), timeout_s=TIMEOUT_S)
     if done.returncode:
         raise RuntimeError(f"{tool} {' '.join(arguments)}: exit {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
@@ -170,7 +170,7 @@ def latencies_us(bootstrap: str, topic: str, size: int, seconds: float) -> list[
             number += 1
             payload = number.to_bytes(8, "big").ljust(size, b"x")
             producer.produce(topic, payload)
-            message = consumer.poll(PATIENCE_S)
+            message = consumer.poll(TIMEOUT_S)
             took = time.perf_counter() - sent
             if message is None or message.error() or message.value() != payload:
                 raise RuntimeError(
@@ -181,13 +181,13 @@ def latencies_us(bootstrap: str, topic: str, size: int, seconds: float) -> list[
                 found.append(took * 1e6)
     finally:
         consumer.close()
-        producer.flush(PATIENCE_S)
+        producer.flush(TIMEOUT_S)
     return found
 
 
 def _await_position(producer: Producer, consumer: Consumer, topic: str) -> None:
     """Produce until something arrives, then until the last of it has arrived."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     number = 0
     arrived = None
     while arrived != number:

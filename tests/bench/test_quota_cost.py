@@ -21,13 +21,13 @@ def test_a_request_takes_as_many_calls_with_one_entity_as_with_many(quotas, load
 @pytest.mark.parametrize("load", LOADS)
 def test_all_clients_are_measured_and_none_is_throttled(load):
     bench = Bench(ALL, 200)
-    charged = sum(reading.charges for _, reading in bench.ledger.readings(0))
+    charged = sum(reading.charges for _, reading in bench.quota_manager.readings(0))
     bench.ns_per_request(load, turns=3)
     requests = 4 * quota_relays.CONNECTIONS * LOADS[load].depth
-    readings = [reading for _, reading in bench.ledger.readings(0)]
+    readings = [reading for _, reading in bench.quota_manager.readings(0)]
     assert sum(reading.charges for reading in readings) >= charged + requests
     assert sum(reading.throttles for reading in readings) == 0
-    assert len({key.tags for key, _ in bench.ledger.readings(0)}) >= 200
+    assert len({key.tags for key, _ in bench.quota_manager.readings(0)}) >= 200
 
 
 def test_the_report_has_every_load_at_every_count(tmp_path, capsys):

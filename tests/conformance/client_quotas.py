@@ -77,27 +77,27 @@ class ByTags:
         return self._handles.get(tags) if self.table.is_on(self.quota_type) else None
 
 
-class ByLedger(ByTags):
-    """The same by the product's own ledger, for the types that it binds."""
+class ByManager(ByTags):
+    """The same by the product's own quota manager, for the types that it binds."""
 
-    def __init__(self, quota_type: QuotaType, ledger: ClientQuotaManager, rows: Rows) -> None:
+    def __init__(self, quota_type: QuotaType, quota_manager: ClientQuotaManager, rows: Rows) -> None:
         super().__init__(quota_type, rows)
-        self._ledger = ledger
+        self._quota_manager = quota_manager
 
     def _replace(self, table: QuotaTable, now_ms: int) -> None:
         self.table = table
-        self._ledger.replace(table, now_ms)
+        self._quota_manager.replace(table, now_ms)
 
     def most_fetched(self, user: str, client_id: str, now_ms: int) -> int:
         """What the client may ask for in one fetch."""
-        return self._ledger.bind("main", 1, user, client_id, now_ms).fetch_ceiling_bytes
+        return self._quota_manager.bind("main", 1, user, client_id, now_ms).fetch_ceiling_bytes
 
     def _handle(self, user: str, client_id: str, tags: SensorTags, limit: float, now_ms: int) -> int | None:
-        binding = self._ledger.bind("main", 1, user, client_id, now_ms)
+        client_sensors = self._quota_manager.bind("main", 1, user, client_id, now_ms)
         return {
-            QuotaType.PRODUCE: binding.produce,
-            QuotaType.FETCH: binding.fetch,
-            QuotaType.CONTROLLER_MUTATION: binding.mutation,
+            QuotaType.PRODUCE: client_sensors.produce,
+            QuotaType.FETCH: client_sensors.fetch,
+            QuotaType.CONTROLLER_MUTATION: client_sensors.mutation,
         }[self.quota_type]
 
 
@@ -160,7 +160,7 @@ class ClientScript:
         value = self._value(rng, handle)
         line = f"{kind}\t{now_ms}\t{user}\t{client_id}\t{value!r}"
         if kind == "M":
-            assert isinstance(self.side, ByLedger)
+            assert isinstance(self.side, ByManager)
             return Step(line, str(self.side.most_fetched(user, client_id, now_ms)))
         if kind == "U":
             if handle is not None:
@@ -210,6 +210,6 @@ def client_script(
     sensors = Sensors(ROWS, samples, window_ms, max_throttle_ms=MAX_THROTTLE_MS)
     side = ByTags(quota_type, sensors, remembers_kinds=False)
     if remembers_kinds:
-        side = ByLedger(quota_type, ClientQuotaManager(sensors, QuotaTable()), sensors)
+        side = ByManager(quota_type, ClientQuotaManager(sensors, QuotaTable()), sensors)
     kinds = "C" if quota_type is QuotaType.PRODUCE else "FFFFFFFFFUM"
     return ClientScript(side, sensors, byte_limit, bytes_of_a_request, kinds)

@@ -9,7 +9,7 @@ from quotas.entities import QuotaType, SensorTags
 from quotas.quota_table import QuotaTable
 from quotas.sensors.token_buckets import TokenBuckets, remaining_ms
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS, Sensors
-from tests.conformance.client_quotas import BEGIN_MS, ROWS, ByLedger, ByTags, quota_step, state
+from tests.conformance.client_quotas import BEGIN_MS, ROWS, ByManager, ByTags, quota_step, state
 from tests.conformance.entities import EVENTS_BETWEEN_CHANGES, USERS, RandomQuotas, random_client, random_step_ms
 from tests.conformance.oracle import Step
 
@@ -122,7 +122,7 @@ def mutation_script(seed: int, samples: int = 11, window_s: int = 1, remembers_k
     buckets = TokenBuckets(ROWS, samples, window_s * 1000, max_throttle_ms=MAX_THROTTLE_MS)
     side = ByTags(QuotaType.CONTROLLER_MUTATION, buckets, remembers_kinds=False)
     if remembers_kinds:
-        side = ByLedger(
+        side = ByManager(
             QuotaType.CONTROLLER_MUTATION, ClientQuotaManager(Sensors(1), QuotaTable(), buckets=buckets), buckets
         )
     return MutationScript(buckets, side, random.Random(seed))

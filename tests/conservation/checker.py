@@ -69,14 +69,14 @@ class Member:
     library: str
     share: float
     compression: str = "none"
-    patience_s: float = 1000.0
+    timeout_s: float = 1000.0
 
 
 MEMBERS = (
     Member("confluent", 0.35),
     Member("confluent", 0.30, "lz4"),
     Member("confluent", 0.20, "zstd"),
-    Member("confluent", 0.05, patience_s=3),
+    Member("confluent", 0.05, timeout_s=3),
     Member("aiokafka", 0.06, "gzip"),
     Member("kafka_python", 0.04),
 )
@@ -421,7 +421,7 @@ class Round:
                 per_second=member.share * self._per_second,
                 seed=self._seed,
                 compression=member.compression,
-                patience_s=member.patience_s,
+                timeout_s=member.timeout_s,
             )
             for number, member in enumerate(MEMBERS)
         ]

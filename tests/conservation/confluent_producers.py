@@ -56,7 +56,7 @@ class ConfluentProducer:
         """Send what is due and hear what became of earlier records."""
         if self._fatal and len(self._producer) == 0:
             self._producer = self._make()
-        if self._waiting and time.monotonic() > next(iter(self._waiting.values())) + self.sender.plan.patience_s:
+        if self._waiting and time.monotonic() > next(iter(self._waiting.values())) + self.sender.plan.timeout_s:
             self._give_up()
         for _ in range(_BURST):
             if self._fatal or not self.sender.due:

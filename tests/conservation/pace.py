@@ -22,7 +22,7 @@ class Plan:
     per_second: float
     seed: int
     compression: str = "none"
-    patience_s: float = 1000.0
+    timeout_s: float = 1000.0
     """When a record has no response after so long, a producer of librdkafka gives up all that is under way."""
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conservation.wire import Frame, Frames, Wire
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 @given(st.lists(st.tuples(st.integers(0, 70), st.binary(min_size=6, max_size=50)), max_size=12), st.data())
@@ -39,5 +39,5 @@ async def test_what_is_sent_before_the_other_side_is_there_arrives():
             reached, _ = await asyncio.get_running_loop().sock_accept(node)
             with closing(reached):
                 reached.setblocking(False)
-                async with asyncio.timeout(PATIENCE_S):
+                async with asyncio.timeout(TIMEOUT_S):
                     assert await asyncio.get_running_loop().sock_recv(reached, 100) == b"early"

@@ -15,7 +15,7 @@ from tests.fidelity.clients import Connection
 from tests.fidelity.frames import Call
 from tests.fidelity.loads import EMPTY, KIB, PARTITIONS, READ, REPLICATED, SIZES, WRITTEN
 from tests.quota_frames import Altered, alter_request, altered
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 LIMIT_PERCENT = 100_000.0
 """So high that it throttles nobody: the sensors exist only where there is a quota."""
@@ -71,7 +71,7 @@ def set_request_quotas(address: tuple[str, int], percents: Mapping[Any, float | 
         ((("client-id", client_id),), (("request_percentage", percent or 0.0, percent is None),))
         for client_id, percent in percents.items()
     ]
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     with Connection(address) as connection:
         while refused := [response for response in _altered(connection, entries) if response.error_code]:
             assert time.monotonic() < deadline, refused
@@ -93,7 +93,7 @@ def make_topics(cluster: KafkaCluster, node_id: int) -> None:
         for name, on in copies.items()
     ]
     for made in admin.create_topics(topics).values():
-        made.result(PATIENCE_S)
+        made.result(TIMEOUT_S)
     _fill(cluster.address(node_id))
 
 
@@ -101,7 +101,7 @@ def delete_topics(cluster: KafkaCluster) -> None:
     """Take those of `make_topics` away."""
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     for gone in admin.delete_topics([WRITTEN, READ, EMPTY, REPLICATED]).values():
-        error = gone.exception(PATIENCE_S)
+        error = gone.exception(TIMEOUT_S)
         assert error is None or error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART, error
 
 
@@ -115,7 +115,7 @@ def _fill(address: tuple[str, int]) -> None:
 
 
 def _until_accepted(connection: Connection, call: Call) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while error := call.error_code(connection.exchange(call)):
         assert time.monotonic() < deadline, f"API {call.api_key} is still answered with error {error}"
         time.sleep(0.1)

@@ -8,7 +8,7 @@ from itertools import count
 from tests.fidelity import frames
 from tests.fidelity.clients import Connection, ResponseRefused
 from tests.fidelity.frames import Call
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 KIB = 1024
 SIZES = (100, KIB, 16 * KIB, 256 * KIB)
@@ -28,7 +28,7 @@ class Place:
 
     def new_group(self, connection: Connection) -> str:
         """A group that nobody has used, whose coordinator is the node."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
             group = f"group-{next(_GROUPS)}"
             if frames.coordinator(connection.exchange(frames.find_coordinator(group))) == self.node_id:
@@ -83,7 +83,7 @@ def _with_a_group(prepare: Callable[[Connection, str], Call]) -> Prepare:
     """Once more with another group when it is refused: who coordinates may just be loading, or have moved."""
 
     def prepare_patiently(connection: Connection, place: Place, number: int) -> Call:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while True:
             try:
                 return prepare(connection, place.new_group(connection))

@@ -132,15 +132,15 @@ _TURN = b"\n\n"
 
 def _sasl_connection(data: bytes) -> None:
     """Whatever both sides say, somebody is named only by a success, and before one nobody's quota is spent."""
-    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
-    script = Script(Relay, ledger, RelayLimits(authenticates=True)).connected()
+    quota_manager = ClientQuotaManager(Sensors(16), QuotaTable({Entity(user=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
+    script = Script(Relay, quota_manager, RelayLimits(authenticates=True)).connected()
     met: list[Identity] = []
     script.facts.user, script.facts.note_identity = "", met.append
     for turn, part in enumerate(data.split(_TURN)):
         if script.closed is None:
             (script.node if turn % 2 else script.client)(part)
     assert (script.facts.user == "") == (not met)
-    assert met or not list(ledger.readings(NOW_MS))
+    assert met or not list(quota_manager.readings(NOW_MS))
     assert b"secret" not in repr(script.facts.login).encode()
 
 

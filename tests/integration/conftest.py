@@ -12,7 +12,7 @@ from tests.integration import certified, logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ProxyProcess
 from tests.integration.quota_client import QuotaClient
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 CLUSTERS = {
     "3.9.2-zookeeper": ("3.9.2", "zookeeper"),
@@ -125,7 +125,7 @@ def no_quota_left(request):
 
 def _remove_quotas(cluster):
     address = next(cluster.address(node_id) for node_id in cluster.node_ids if cluster.is_running(node_id))
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     with QuotaClient(address) as client:
         while left := client.describe().entries:
             assert time.monotonic() < deadline, f"{cluster} does not let go of {left}"

@@ -19,7 +19,7 @@ from confluent_kafka.admin import (
 from kafka import KafkaProducer
 from kafka.net.sasl.oauth import AbstractTokenProvider
 
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 LISTENER = "CLIENTS"
 PLAIN, SHA_256, SHA_512, OAUTHBEARER = "PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"
@@ -56,7 +56,7 @@ def add_scram_users(bootstrap: str) -> None:
         credential = ScramCredentialInfo(kind, 4096)
         users = [UserScramCredentialUpsertion(name, credential, secret.encode()) for name, secret in PASSWORDS.items()]
         for done in admin.alter_user_scram_credentials(users).values():
-            done.result(PATIENCE_S)
+            done.result(TIMEOUT_S)
 
 
 def unsecured_token(user: str) -> str:
@@ -143,9 +143,9 @@ def send_with_kafka_python(client: Client, topic: str, value: bytes) -> None:
     how = python(client.mechanism, client.user, client.password, Tokens)
     producer = KafkaProducer(bootstrap_servers=client.bootstrap, client_id=client.client_id, **how)
     try:
-        producer.send(topic, value).get(PATIENCE_S)
+        producer.send(topic, value).get(TIMEOUT_S)
     finally:
-        producer.close(PATIENCE_S)
+        producer.close(TIMEOUT_S)
 
 
 def send_with_aiokafka(client: Client, topic: str, value: bytes) -> None:
@@ -156,7 +156,7 @@ def send_with_aiokafka(client: Client, topic: str, value: bytes) -> None:
         producer = AIOKafkaProducer(bootstrap_servers=client.bootstrap, client_id=client.client_id, **how)
         try:
             await producer.start()
-            await asyncio.wait_for(producer.send_and_wait(topic, value), PATIENCE_S)
+            await asyncio.wait_for(producer.send_and_wait(topic, value), TIMEOUT_S)
         finally:
             await producer.stop()
 
@@ -172,7 +172,7 @@ def send_with_confluent_kafka(client: Client, topic: str, value: bytes) -> None:
     )
     results: list[KafkaError | None] = []
     producer.produce(topic, value, on_delivery=lambda error, _message: results.append(error))
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not results and time.monotonic() < deadline:
         producer.poll(0.05)
         for error in errors:

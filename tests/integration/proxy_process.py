@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from common.child_process import die_with_parent
 from demo.proxy_process import free_port_run
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 HOST = "127.0.0.1"
@@ -121,7 +121,7 @@ class ProxyProcess:
         self._process.send_signal(signal.SIGTERM)
         return self.wait_for_exit()
 
-    def wait_for_exit(self, timeout_s: float = PATIENCE_S) -> int:
+    def wait_for_exit(self, timeout_s: float = TIMEOUT_S) -> int:
         """The exit status, once it is there."""
         assert self._process is not None
         assert self._reader is not None
@@ -129,7 +129,7 @@ class ProxyProcess:
             status = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             raise ProxyFailed(f"still alive {timeout_s:.0f} s later\n{self.tail()}") from None
-        self._reader.join(PATIENCE_S)
+        self._reader.join(TIMEOUT_S)
         return status
 
     def kill(self) -> None:
@@ -194,7 +194,7 @@ class ProxyProcess:
     def get(self, page: str) -> tuple[int, str]:
         """HTTP status and body of a page, (0, "") while nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=PATIENCE_S) as response:
+            with urllib.request.urlopen(f"http://{HOST}:{self.metrics_port}/{page}", timeout=TIMEOUT_S) as response:
                 return response.status, response.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -213,7 +213,7 @@ class ProxyProcess:
 
     def admin(self, page: str) -> Any:
         """What the admin API says."""
-        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=PATIENCE_S) as response:
+        with urllib.request.urlopen(f"http://{HOST}:{self.admin_port}/api/v1/{page}", timeout=TIMEOUT_S) as response:
             return json.load(response)
 
     def metric(self, name: str, **labels: str) -> float:
@@ -248,7 +248,7 @@ class ProxyProcess:
         """
         found: list[dict[str, Any]] = self.wait_for(
             lambda: [line for line in self.events("connection_closed")[since:] if line["client"] == client],
-            PATIENCE_S,
+            TIMEOUT_S,
             f"the end of {client}",
         )
         assert len(found) == 1, found
@@ -263,12 +263,12 @@ class ProxyProcess:
 
         It is waited for a minute at least, also where something comes much sooner as a rule.
         """
-        deadline = time.monotonic() + max(timeout_s, PATIENCE_S)
+        deadline = time.monotonic() + max(timeout_s, TIMEOUT_S)
         while not (found := condition()):
             if not self.running:
                 raise ProxyFailed(f"ended instead of {what}\n{self.tail()}")
             if time.monotonic() > deadline:
-                raise ProxyFailed(f"waited {max(timeout_s, PATIENCE_S):.0f} s for {what}\n{self.tail()}")
+                raise ProxyFailed(f"waited {max(timeout_s, TIMEOUT_S):.0f} s for {what}\n{self.tail()}")
             time.sleep(0.02)
         return found
 

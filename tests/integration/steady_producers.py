@@ -23,7 +23,7 @@ from common.jars import ToolMissing
 from demo.kafka_cluster import KafkaCluster
 from tests.integration.proxy_process import ROOT
 from tests.integration.quota_admins import go_program
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 PARTITIONS = 3
 _JAVA = Path(__file__).parents[1] / "java" / "PipedProducer.java"
@@ -74,8 +74,8 @@ class WithKafkaPython:
 
     def close(self) -> None:
         """As above."""
-        self._producer.flush(PATIENCE_S)
-        self._producer.close(PATIENCE_S)
+        self._producer.flush(TIMEOUT_S)
+        self._producer.close(TIMEOUT_S)
 
 
 class WithAiokafka:
@@ -96,7 +96,7 @@ class WithAiokafka:
         return producer
 
     def _wait_for(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(2 * PATIENCE_S)
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(2 * TIMEOUT_S)
 
     def send(self, partition: int, value: str) -> None:
         """As above."""
@@ -111,7 +111,7 @@ class WithAiokafka:
         """As above."""
         self._wait_for(self._producer.stop())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._loop.close()
 
 
@@ -146,7 +146,7 @@ class WithConfluentKafka:
 
     def close(self) -> None:
         """As above."""
-        assert self._producer.flush(2 * PATIENCE_S) == 0
+        assert self._producer.flush(2 * TIMEOUT_S) == 0
 
 
 class Piped:
@@ -197,9 +197,9 @@ class Piped:
         try:
             with contextlib.suppress(BrokenPipeError):
                 self._pipes[0].close()
-            status = self._process.wait(2 * PATIENCE_S)
+            status = self._process.wait(2 * TIMEOUT_S)
             for reader in self._readers:
-                reader.join(PATIENCE_S)
+                reader.join(TIMEOUT_S)
             assert status == 0, self._said()
         finally:
             self._process.kill()
@@ -213,7 +213,7 @@ class Piped:
         return [pipe for pipe in (process.stdin, process.stdout, process.stderr) if pipe is not None]
 
     def _said(self) -> str:
-        self._readers[1].join(PATIENCE_S)
+        self._readers[1].join(TIMEOUT_S)
         return f"exit status {self._process.poll()}\n{''.join(self._errors)}"
 
 
@@ -278,7 +278,7 @@ class Load:
         self.count += 1
         self._producer.send(partition, value)
 
-    def go_on_until(self, enough: Callable[[], bool], what: str, most_s: float = 2 * PATIENCE_S) -> None:
+    def go_on_until(self, enough: Callable[[], bool], what: str, most_s: float = 2 * TIMEOUT_S) -> None:
         """Send until something has come about."""
         deadline = time.monotonic() + most_s
         while not enough():
@@ -289,7 +289,7 @@ class Load:
 
     def arrive(self) -> None:
         """Wait until all are acknowledged."""
-        deadline = time.monotonic() + 2 * PATIENCE_S
+        deadline = time.monotonic() + 2 * TIMEOUT_S
         while (arrived := len(self._producer.acknowledged())) < self.count:
             assert time.monotonic() < deadline, f"{arrived} of {self.count} records have arrived"
             time.sleep(0.02)
@@ -312,7 +312,7 @@ def read_all(cluster: KafkaCluster, topic: str, count: int) -> dict[int, dict[st
     try:
         total = sum(consumer.end_offsets(partitions).values())
         assert total == count, f"{topic} has {total} records, not {count}"
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while (read := sum(map(len, found.values()))) < count:
             assert time.monotonic() < deadline, f"{read} of {count} records can be read"
             for messages in consumer.poll(1000).values():

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.integration.proxy_process import HOST, ProxyProcess
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 A, B, C, BANNED = "127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.9"
 NOBODY = "127.0.0.1:1"
@@ -28,7 +28,7 @@ class AtTheGate:
         """So many connections, one after another; each stands as far as the kernel goes."""
         for _ in range(count):
             sock = self._stack.enter_context(socket.socket())
-            sock.settimeout(PATIENCE_S)
+            sock.settimeout(TIMEOUT_S)
             sock.bind((address, 0))
             sock.connect((HOST, port or self.proxy.port))
             self.sockets.append(sock)
@@ -39,7 +39,7 @@ class AtTheGate:
         return int(self.proxy.metric("connections_opened_total", **labels))
 
     def wait_for(self, condition, what):
-        self.proxy.wait_for(condition, PATIENCE_S, what)
+        self.proxy.wait_for(condition, TIMEOUT_S, what)
 
     def settled(self, admitted, **closed):
         """So many are let in, so many closed, and nobody waits: each is accounted for."""

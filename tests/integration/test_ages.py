@@ -21,7 +21,7 @@ from quotas.sources.cluster_faults import ConnectionFault
 from quotas.sources.cluster_nodes import default_partitions_of
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 
@@ -66,7 +66,7 @@ class Age:
         options = ("-XX:TieredStopAtLevel=1",)
         jars = kafka_jars(NEWEST)
         command = java_argv(jars, "kafka.admin.ConfigCommand", *args, heap="256m", options=options, logging=logging)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -101,8 +101,8 @@ def test_a_kafka_of_any_age_is_served_and_all_its_quotas_hold(age, tmp_path):
 def own_questions_are_answered(age):
     """What the proxy asks by itself, beside its nodes: num.partitions, quotas, and it writes usage records."""
     server = age.cluster.bootstrap_servers
-    assert default_partitions_of({1: server}, Credentials(), PATIENCE_S) == 1
-    with closing(ClusterConnection(server, Credentials(), PATIENCE_S)) as connection:
+    assert default_partitions_of({1: server}, Credentials(), TIMEOUT_S) == 1
+    with closing(ClusterConnection(server, Credentials(), TIMEOUT_S)) as connection:
         if age.release >= FIRST_WITH_QUOTA_API:
             connection.ask(describe_request())
         else:
@@ -137,7 +137,7 @@ def set_quotas(configs, to, who, ip, all_types):
 def types_in_force(proxy, who, ip, all_types):
     """Have each quota exceeded, and see its client throttled; the types."""
     rates, time = f"{who}-rates", f"{who}-time"
-    proxy.wait_for(lambda: in_force(proxy, rates) and in_force(proxy, time), PATIENCE_S, "quotas in force")
+    proxy.wait_for(lambda: in_force(proxy, rates) and in_force(proxy, time), TIMEOUT_S, "quotas in force")
     exceed = Excess(proxy)
     exceed("produce", lambda client: client.send_produce(40_000), rates)
     exceed("fetch", lambda client: client.send(FETCH, 4, fetch_body()), rates)
@@ -180,7 +180,7 @@ class Excess:
         with RawClient(self._address, client_id) as client:
             send(client)
             self._proxy.wait_for(
-                lambda: self._throttles(quota_type) > before, PATIENCE_S, f"a throttle for {quota_type}"
+                lambda: self._throttles(quota_type) > before, TIMEOUT_S, f"a throttle for {quota_type}"
             )
         self.seen.append(quota_type)
 
@@ -192,7 +192,7 @@ class Excess:
         with ExitStack() as stack:
             for _ in range(15):
                 stack.enter_context(RawClient(self._address, "many", ip))
-            self._proxy.wait_for(lambda: held() > before, PATIENCE_S, f"connections of {ip} that are held")
+            self._proxy.wait_for(lambda: held() > before, TIMEOUT_S, f"connections of {ip} that are held")
         self.seen.append("connection")
 
     def _throttles(self, quota_type):

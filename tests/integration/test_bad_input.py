@@ -13,7 +13,7 @@ import pytest
 from protocol.api_key import METADATA as _METADATA
 from protocol.api_key import PRODUCE as _PRODUCE
 from tests.integration.proxy_process import HOST, ProxyProcess
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 def request(api_key, version, body=b"", client_id=b"bad", size=None, correlation_id=7):
@@ -75,7 +75,7 @@ class Bystander:
         self.error = None
         self._done = threading.Event()
         self._socket = socket.create_connection((HOST, port))
-        self._socket.settimeout(PATIENCE_S)
+        self._socket.settimeout(TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self):
@@ -84,7 +84,7 @@ class Bystander:
 
     def __exit__(self, *_):
         self._done.set()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._socket.close()
 
     def _run(self):
@@ -99,7 +99,7 @@ class Bystander:
     def assert_well(self):
         """It has no error and is answered now."""
         seen = self.responses
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while self.responses < seen + 3 and self.error is None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert self.error is None, self.error
@@ -123,7 +123,7 @@ def read_exactly(sock, count):
     return data
 
 
-def read_to_end(sock, timeout_s=PATIENCE_S):
+def read_to_end(sock, timeout_s=TIMEOUT_S):
     """All that comes until the proxy closes; a reset is an end as well."""
     data = b""
     sock.settimeout(timeout_s)
@@ -183,7 +183,7 @@ def test_a_request_may_come_byte_by_byte(proxy, at):
     closings = len(proxy.events("connection_closed"))
     with socket.create_connection((HOST, proxy.port if at == "bootstrap" else proxy.node_ports[1])) as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         for correlation_id in (1, 2):
             body = struct.pack(">i", 0)
             for byte in request(_METADATA, 1, body, b"a client with a long name", correlation_id=correlation_id):

@@ -9,7 +9,7 @@ import pytest
 from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 RATE = 3_000_000
 REQUEST_BYTES = 30_000
@@ -39,7 +39,7 @@ def rate_and_shares(proxy, floods):
     began_s, before = time.monotonic(), proxy.metric("cap_bytes_total", listener="plain", direction="ingress")
     sent_before = [flood.sent for flood in floods]
     proxy.wait_for(
-        lambda: sum(flood.sent for flood in floods) > sum(sent_before) + MEASURED_BYTES, PATIENCE_S, "what is measured"
+        lambda: sum(flood.sent for flood in floods) > sum(sent_before) + MEASURED_BYTES, TIMEOUT_S, "what is measured"
     )
     sent = [flood.sent - sent for flood, sent in zip(floods, sent_before, strict=True)]
     after, ended_s = proxy.metric("cap_bytes_total", listener="plain", direction="ingress"), time.monotonic()
@@ -65,7 +65,7 @@ def test_all_together_get_what_the_cap_allows_and_each_the_same(start_proxy, con
     (rate, sent), nobody_stood_still = undisturbed(lambda: rate_and_shares(proxy, floods))
     stop.set()
     for flood in floods:
-        flood.join(PATIENCE_S)
+        flood.join(TIMEOUT_S)
     print(f"{connections} connections: {rate / RATE:.3f} of the cap; shares {min(sent)} to {max(sent)} bytes")
     assert rate < 1.05 * RATE
     assert rate > 0.85 * RATE or not nobody_stood_still, "what the cap allowed while somebody stood still is lost"

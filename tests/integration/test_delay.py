@@ -13,7 +13,7 @@ RECORDS, RECORD_BYTES = 100, 5_000
 LEAST_S = (RECORDS * RECORD_BYTES - 11 * RATE) / RATE
 """What is beyond the burst that Kafka's window allows takes so long at least."""
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def record(number):
@@ -28,13 +28,13 @@ def produce_with_librdkafka(bootstrap, topic, reported):
     producer = Producer({**settings, "throttle_cb": note})
     for number in range(RECORDS):
         producer.produce(topic, record(number), partition=0)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
 
 def produce_with_kafka_python(bootstrap, topic, reported):
     producer = KafkaProducer(bootstrap_servers=bootstrap, client_id="slow-python", batch_size=20_000, retries=0)
     sent = [producer.send(topic, record(number), partition=0) for number in range(RECORDS)]
-    assert [future.get(PATIENCE_S).offset for future in sent] == list(range(RECORDS))
+    assert [future.get(TIMEOUT_S).offset for future in sent] == list(range(RECORDS))
     producer.close()
 
 
@@ -46,7 +46,7 @@ def consume_with_librdkafka(bootstrap, topic, reported):
     limits = {"message.max.bytes": 50_000, "max.partition.fetch.bytes": 50_000, "auto.offset.reset": "earliest"}
     consumer = Consumer({**settings, **limits, "throttle_cb": note})
     consumer.subscribe([topic])
-    numbers, deadline = [], time.monotonic() + PATIENCE_S
+    numbers, deadline = [], time.monotonic() + TIMEOUT_S
     while len(numbers) < RECORDS and time.monotonic() < deadline:
         for message in consumer.consume(50, timeout=0.2):
             assert message.error() is None, message.error()
@@ -61,7 +61,7 @@ def consume_with_kafka_python(bootstrap, topic, reported):
         client_id="slow-python",
         auto_offset_reset="earliest",
         max_partition_fetch_bytes=50_000,
-        consumer_timeout_ms=1000 * PATIENCE_S,
+        consumer_timeout_ms=1000 * TIMEOUT_S,
     )
     consumer.assign([TopicPartition(topic, 0)])
     numbers = []
@@ -87,7 +87,7 @@ def take_s(*works):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(2 * PATIENCE_S)
+        thread.join(2 * TIMEOUT_S)
     assert not failures, failures
     assert len(took) == len(works)
     return took

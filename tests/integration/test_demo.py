@@ -17,7 +17,7 @@ from demo.load import ClientReports, Report, Seen
 from demo.screen import summary_table
 from tests.disturbance import Disturbance
 from tests.integration.proxy_process import ROOT
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 def start_demo(folder, *arguments):
@@ -39,9 +39,9 @@ def _hear_interrupts():
 
 
 def assert_nothing_is_left(processes, folder):
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
+    _, alive = psutil.wait_procs(processes, timeout=TIMEOUT_S)
     assert alive == []
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while found := [path for path in folder.iterdir() if path.name.startswith("kafka-throttle")]:
         assert time.monotonic() < deadline, f"left behind: {found}"
         time.sleep(0.1)
@@ -94,7 +94,7 @@ def test_nothing_outlives_a_demo_that_is_ended_early(tmp_path, number):
     family = psutil.Process(demo.pid).children(recursive=True)
     assert len(family) >= 10, "".join(heard)  # three nodes, the proxy, four clients, two keepers
     demo.send_signal(number)
-    out, err = demo.communicate(timeout=PATIENCE_S)
+    out, err = demo.communicate(timeout=TIMEOUT_S)
     assert demo.returncode == (-number if number == signal.SIGKILL else 130), out + err
     assert "Traceback" not in out + err
     assert_nothing_is_left(family, tmp_path)

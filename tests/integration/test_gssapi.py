@@ -15,7 +15,7 @@ from tests.integration.logins import PASSWORDS, PLAIN
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import with_java
 from tests.integration.test_kafka_cluster import eventually
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 
@@ -155,9 +155,9 @@ def test_who_has_a_ticket_has_the_quota_of_the_mapping(kerberos_kafka, realm, tm
         java.send(0, " " * 20 * RATE)
         java.close()
         assert len(java.acknowledged()) == 1
-        lines = proxy.wait_for(lambda: proxy.events("throttle_started"), PATIENCE_S, "word of the throttle")
+        lines = proxy.wait_for(lambda: proxy.events("throttle_started"), TIMEOUT_S, "word of the throttle")
         assert {(line["user"], line["entity"]) for line in lines} == {(user, f"user={user}")}
-        ended = proxy.wait_for(lambda: of_gssapi(proxy.events("connection_closed")), PATIENCE_S, "the end of a login")
+        ended = proxy.wait_for(lambda: of_gssapi(proxy.events("connection_closed")), TIMEOUT_S, "the end of a login")
         assert {line["user"] for line in ended} == {user}
         assert proxy.metric("authentications_total", result="success") > 0
         assert proxy.metric("authentications_total", result="failure") == 0

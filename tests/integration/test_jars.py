@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from common.jars import ToolMissing, kafka_jars, spark_kafka_jars
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 FETCH = "import sys; from common.jars import kafka_jars; print(kafka_jars('4.3.1', lambda line: print(line)))"
@@ -87,12 +87,12 @@ def test_two_processes_at_once_fetch_once_and_the_second_says_for_whom_it_waits(
     for reader in readers:
         reader.start()
     waiting = "waiting for another process that fetches Apache Kafka 4.3.1"
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not any(waiting in line for lines in said for line in lines):
         assert time.monotonic() < deadline, said
         time.sleep(0.02)
     (tmp_path / "go").touch()
-    assert [process.wait(PATIENCE_S) for process in both] == [0, 0]
+    assert [process.wait(TIMEOUT_S) for process in both] == [0, 0]
     for reader in readers:
         reader.join()
     assert len(runs(tmp_path)) == 1
@@ -110,7 +110,7 @@ def test_a_killed_fetch_takes_maven_along_and_leaves_nothing_that_looks_complete
         fetching.kill()
         fetching.communicate()
     [pid] = runs(tmp_path)
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while psutil.pid_exists(pid):
         assert time.monotonic() < deadline
         time.sleep(0.02)

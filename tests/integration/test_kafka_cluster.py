@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 
 from demo import kafka_cluster
 from demo.kafka_cluster import _TOOLS, ClusterFailed, KafkaCluster, free_ports
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 
@@ -31,7 +31,7 @@ SASL = (
 )
 
 
-def nodes_named_at(address, timeout_s=PATIENCE_S, **settings):
+def nodes_named_at(address, timeout_s=TIMEOUT_S, **settings):
     """The ids of the nodes that an address names, by a client which is not the one that the harness uses."""
     host, port = address
     with contextlib.closing(socket.create_connection(address, timeout=timeout_s)):
@@ -45,7 +45,7 @@ def all_are_named_at(address, **settings):
     return eventually(lambda: nodes_named_at(address, **settings) == {1, 2, 3})
 
 
-def eventually(condition, timeout_s=PATIENCE_S):
+def eventually(condition, timeout_s=TIMEOUT_S):
     """What `condition` gives as soon as that is true; fails when it never is."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
@@ -251,7 +251,7 @@ def test_a_node_has_further_listeners_properties_and_jvm_options_and_a_host_of_i
         assert nodes_named_at(address, **login, **{"sasl.password": "wonderland"}) == {1}
         with pytest.raises(KafkaException):
             nodes_named_at(address, 10, **login, **{"sasl.password": "looking-glass"})
-        socket.create_connection(("127.0.0.2", jmx_port), timeout=PATIENCE_S).close()
+        socket.create_connection(("127.0.0.2", jmx_port), timeout=TIMEOUT_S).close()
         servers = ("--bootstrap-server", cluster.bootstrap_servers)
         described = cluster.tool(
             "kafka-configs", "--describe", "--all", "--entity-type", "brokers", "--entity-name", "1", *servers
@@ -342,7 +342,7 @@ def test_nothing_is_left_of_a_cluster_whose_owner_is_killed(moment, tmp_path):
         assert "starts" in moment or "sleep" in names
         assert len(list(tmp_path.glob("kafka-throttle-cluster-*"))) == 1
         os.kill(owner.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs(kept, timeout=PATIENCE_S)
+        _, alive = psutil.wait_procs(kept, timeout=TIMEOUT_S)
         assert not alive
         eventually(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")))
 
@@ -355,7 +355,7 @@ def test_nothing_is_left_when_a_fork_of_the_killed_owner_lives_on(tmp_path):
         try:
             kept = [process for process in kept_by(owner) if process != fork]
             os.kill(owner.pid, signal.SIGKILL)
-            _, alive = psutil.wait_procs(kept, timeout=PATIENCE_S)
+            _, alive = psutil.wait_procs(kept, timeout=TIMEOUT_S)
             assert not alive
             assert fork.is_running()
             eventually(lambda: not list(tmp_path.glob("kafka-throttle-cluster-*")))
@@ -370,7 +370,7 @@ def test_no_process_is_left_when_the_keeper_itself_is_killed(tmp_path):
         [keeper] = psutil.Process(owner.pid).children()
         nodes = [process for process in keeper.children() if process.name() == "java"]
         keeper.kill()
-        _, alive = psutil.wait_procs(nodes, timeout=PATIENCE_S)
+        _, alive = psutil.wait_procs(nodes, timeout=TIMEOUT_S)
         assert len(nodes) == 2
         assert not alive
 
@@ -380,7 +380,7 @@ def test_an_ordinary_end_leaves_nothing_either(tmp_path):
     code = "from demo.kafka_cluster import KafkaCluster\nwith KafkaCluster(nodes=1) as c: print(c.ports[1])"
     with owner_of_a_cluster(code, tmp_path) as owner:
         port = json.loads(owner.stdout.readline())
-        assert owner.wait(PATIENCE_S) == 0
+        assert owner.wait(TIMEOUT_S) == 0
         assert not list(tmp_path.iterdir())
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port))

@@ -7,7 +7,7 @@ from tests.integration.test_leadership import Reader
 from tests.integration.topics import make_topic
 from tests.integration.workloads.__main__ import library_of
 from tests.integration.workloads.scenarios import assert_same, wait_until
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 LEFT_OUT = 3
 LEADER_NOT_AVAILABLE = 5
@@ -41,7 +41,7 @@ def test_what_is_told_is_what_a_broker_says_of_a_node_that_it_cannot_name(newest
     topic = "left-out-told"
     leaders = make_topic(newest_kafka.bootstrap_servers, topic, partitions=3)
     proxy = start_proxy(listener={"node_ids": ["1-2"]})
-    reported = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(topic, timeout=PATIENCE_S)
+    reported = AdminClient({"bootstrap.servers": proxy.bootstrap}).list_topics(topic, timeout=TIMEOUT_S)
     assert sorted(reported.brokers) == [1, 2]
     for number, partition in reported.topics[topic].partitions.items():
         is_away = leaders[number] == LEFT_OUT

@@ -18,7 +18,7 @@ from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.workloads.scenarios import read_all
 from tests.integration.workloads.with_kafka_python import KafkaPython
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 SOON_BELIEVED_DEAD = {"broker.session.timeout.ms": "2000", "broker.heartbeat.interval.ms": "500"}
 """The next life of a killed node waits for that of the last one to be over."""
@@ -38,7 +38,7 @@ def test_the_proxy_starts_before_its_cluster_and_serves_when_that_comes():
             assert line["bootstrap_servers"] == [cluster.bootstrap_servers]
             with socket.create_connection((HOST, proxy.port)) as sock:
                 sock.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\0\0")
-                sock.settimeout(PATIENCE_S)
+                sock.settimeout(TIMEOUT_S)
                 assert sock.recv(100) == b""
                 client = "{}:{}".format(*sock.getsockname())
             assert proxy.closing_line(client)["reason"] == "node_unreachable"
@@ -55,7 +55,7 @@ def the_cluster_goes_and_comes_back(cluster, proxy):
         sock.sendall(b"\0\0\0\x0a\0\x12\0\0\0\0\0\1\0\0")
         assert sock.recv(100)
         cluster.kill(1)
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         with contextlib.suppress(ConnectionResetError):
             while sock.recv(4096):
                 pass
@@ -69,7 +69,7 @@ def the_cluster_goes_and_comes_back(cluster, proxy):
 
 def brokers_are_reported(proxy):
     """Soon: a cluster of one node may take that for dead for a moment, when it has stood still."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         with contextlib.suppress(KafkaError, OSError):
             if brokers(proxy) == {1: proxy.node_ports[1]}:
@@ -87,7 +87,7 @@ def brokers(proxy):
 
 def run_to_its_end(config_path):
     command = [sys.executable, "-m", "proxy", "run", "-c", str(config_path)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT, check=False)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ class Load:
 
     def stop(self):
         self._done.set()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
 
     def _run(self):
         producer = KafkaProducer(bootstrap_servers=self._bootstrap, linger_ms=2)

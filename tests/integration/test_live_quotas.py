@@ -9,7 +9,7 @@ from confluent_kafka import Producer
 
 from tests.disturbance import undisturbed
 from tests.integration.topics import make_topic
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 RATE = 500_000
 _WINDOW_S = 11.0
@@ -49,7 +49,7 @@ class NoisyProducer:
 
     def __exit__(self, *_):
         self._done.set()
-        self._thread.join(PATIENCE_S)
+        self._thread.join(TIMEOUT_S)
         self._producer.purge()
         self._producer.close()  # a failed test's frames would keep it alive, and it would go on to tell of lost peers
 
@@ -67,7 +67,7 @@ class NoisyProducer:
 
     def has_delivered(self, more_bytes):
         """Return when so many bytes more are acknowledged."""
-        wanted, deadline = self.delivered_bytes + more_bytes, time.monotonic() + PATIENCE_S
+        wanted, deadline = self.delivered_bytes + more_bytes, time.monotonic() + TIMEOUT_S
         while self.delivered_bytes < wanted:
             assert self.error is None, self.error
             assert time.monotonic() < deadline, f"{wanted - self.delivered_bytes} bytes are still to be delivered"

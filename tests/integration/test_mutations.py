@@ -20,7 +20,7 @@ from tests.disturbance import Disturbance
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.quota_frames import alter_request, altered
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from tests.topic_frames import create_partitions, create_topics, delete_topics, grown_topic, new_topic
 from tests.whole_messages import read_mutation_response
 
@@ -29,7 +29,7 @@ BURST = 11 * RATE
 REFUSED = 89
 DIRECT, PROXIED = "mutations-direct", "mutations-proxied"
 KINDS = ("create", "grow", "delete")
-_TIMEOUT_S = PATIENCE_S
+_TIMEOUT_S = TIMEOUT_S
 
 
 class Connection:
@@ -247,7 +247,7 @@ def create_with_librdkafka(bootstrap: str, client_id: str, prefix: str, seconds:
     begin = time.monotonic()
     ends_s = begin + seconds
     while (now_s := time.monotonic()) < ends_s:
-        if now_s > ends_s - 5 and end_of_burst(done, FAST) is None and now_s < begin + 2 * PATIENCE_S:
+        if now_s > ends_s - 5 and end_of_burst(done, FAST) is None and now_s < begin + 2 * TIMEOUT_S:
             ends_s = now_s + 5
         topic = NewTopic(f"{prefix}-{len(done)}", AT_ONCE, 1)
         [future] = admin.create_topics([topic], request_timeout=60).values()

@@ -10,7 +10,7 @@ from tests.integration.logins import PASSWORDS, SHA_256
 from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import Load, WithConfluentKafka
 from tests.integration.topics import make_topic
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 CLIENT_ID = "eight"
 RECORD_BYTES = 40_000
@@ -67,7 +67,7 @@ def test_each_of_the_eight_levels_rules_when_those_above_it_are_gone(newest_kafk
     source = {"state_file": "state.json", "admin_users": ["proxy", user]}
     with ProxyProcess(servers, source=source, throttle=SOON, limits={"drain_s": 1}, **settings) as proxy:
         client |= {"bootstrap.servers": proxy.bootstrap, "client.id": CLIENT_ID}
-        connection = ClusterConnection(proxy.bootstrap, setter, PATIENCE_S)
+        connection = ClusterConnection(proxy.bootstrap, setter, TIMEOUT_S)
         with closing(connection), Load(WithConfluentKafka(topic, **client), RECORD_BYTES) as load:
             load.send()
             load.arrive()
@@ -85,7 +85,7 @@ def test_each_of_the_eight_levels_rules_when_those_above_it_are_gone(newest_kafk
             load.send()
             load.assert_all_are_there_once_and_in_order(newest_kafka, topic)
             assert throttles(proxy) == count
-        lines = proxy.wait_for(lambda: proxy.events("throttle_started"), PATIENCE_S, "word of the throttles")
+        lines = proxy.wait_for(lambda: proxy.events("throttle_started"), TIMEOUT_S, "word of the throttles")
         assert {line["user"] for line in lines} == {user}
 
 
@@ -110,7 +110,7 @@ def await_rule(proxy, user, level):
         reported = explained(proxy, user)
         return reported if (reported["rule"] or {}).get("level") == level else None
 
-    return proxy.wait_for(found, PATIENCE_S, f"level {level}")
+    return proxy.wait_for(found, TIMEOUT_S, f"level {level}")
 
 
 def rule(reported):

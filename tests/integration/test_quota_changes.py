@@ -10,7 +10,7 @@ from tests.disturbance import undisturbed
 from tests.integration.proxy_process import HOST
 from tests.integration.raw_client import RawClient
 from tests.parity.sides import alter_client_quotas
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.exclusive
 
@@ -32,7 +32,7 @@ class Feeler(threading.Thread):
 
     def run(self):
         with self._client as client:
-            until_s = time.monotonic() + PATIENCE_S
+            until_s = time.monotonic() + TIMEOUT_S
             while time.monotonic() < until_s:
                 answered = client.produce(_PROBE_BYTES)
                 self.ready.set()
@@ -47,11 +47,11 @@ def delay_s(port, commit):
     client_id = f"felt-{next(_numbers)}"
     feeler = Feeler(port, client_id)
     feeler.start()
-    assert feeler.ready.wait(PATIENCE_S)
+    assert feeler.ready.wait(TIMEOUT_S)
     commit(client_id)
     committed_s = time.monotonic()
-    feeler.join(PATIENCE_S + 5)
-    assert feeler.felt_s is not None, f"not felt within {PATIENCE_S:.0f} s"
+    feeler.join(TIMEOUT_S + 5)
+    assert feeler.felt_s is not None, f"not felt within {TIMEOUT_S:.0f} s"
     return max(feeler.felt_s - committed_s, 0.0)
 
 
@@ -93,7 +93,7 @@ def test_a_change_in_the_cluster_is_in_force_within_the_interval_and_a_second(ne
         before = len(proxy.events("quotas_changed"))
         alter_client_quotas(newest_kafka.address(1), [quota(f"mirrored-{next(_numbers)}")])
         committed_s = time.monotonic()
-        proxy.wait_for(lambda: len(proxy.events("quotas_changed")) > before, PATIENCE_S, "the quota")
+        proxy.wait_for(lambda: len(proxy.events("quotas_changed")) > before, TIMEOUT_S, "the quota")
         return time.monotonic() - committed_s
 
     assert is_soon(measure_s, 1 + _POLL_MS / 1000)

@@ -12,7 +12,7 @@ from tests.fidelity.loads import chosen
 from tests.fidelity.runs import HALF
 from tests.fidelity.sensors import TooLate
 from tests.integration.topics import leaders_of
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 _GROUPS = "__consumer_offsets"
 _PREFERRED = 0
@@ -20,7 +20,7 @@ _PREFERRED = 0
 
 def lead_again(cluster, node_id):
     """Until the node leads partitions of groups again: one that was killed has lost all that it led."""
-    admin, deadline = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers), time.monotonic() + PATIENCE_S
+    admin, deadline = KafkaAdminClient(bootstrap_servers=cluster.bootstrap_servers), time.monotonic() + TIMEOUT_S
     try:
         while (leaders := leaders_of(cluster.bootstrap_servers, _GROUPS)) and node_id not in leaders.values():
             assert time.monotonic() < deadline, leaders

@@ -14,7 +14,7 @@ from tests.integration.quota_client import QuotaClient
 from tests.integration.steady_producers import Load, with_franz_go
 from tests.integration.topics import make_topic
 from tests.sasl_frames import authenticate, handshake, plain
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 RATE = 10_000
 A_SECOND_OVER = bytes(11 * RATE)
@@ -70,7 +70,7 @@ def throttled(proxy, client_id):
     """The throttle of a client, once it is told."""
     [line] = proxy.wait_for(
         lambda: [line for line in proxy.events("throttle_started") if line["client_id"] == client_id],
-        PATIENCE_S,
+        TIMEOUT_S,
         f"a throttle of {client_id}",
     )[:1]
     return line["user"], line["entity"]
@@ -89,7 +89,7 @@ def test_every_mechanism_has_the_quota_of_its_user(sasl_proxy, topic, library):
         assert throttled(sasl_proxy, client_id) == ("alice", "user=alice, client-id=<default>")
         sasl_proxy.wait_for(
             lambda mechanism=mechanism: endings(sasl_proxy, user="alice", mechanism=mechanism),
-            PATIENCE_S,
+            TIMEOUT_S,
             f"the end of a connection with {mechanism}",
         )
 
@@ -112,7 +112,7 @@ def test_a_wrong_password_is_told_by_the_node_and_spends_nothing(sasl_proxy, top
         LIBRARIES[library](client, topic, A_SECOND_OVER)
     assert not isinstance(refused.value, AssertionError)
     sasl_proxy.wait_for(
-        lambda: sasl_proxy.closed().get("authentication_failed", 0) > before, PATIENCE_S, "the end of a refusal"
+        lambda: sasl_proxy.closed().get("authentication_failed", 0) > before, TIMEOUT_S, "the end of a refusal"
     )
     [line, *_] = endings(sasl_proxy, reason="authentication_failed", claimed_user="bob")
     assert (line["user"], line["mechanism"], line["error"]) == (None, "PLAIN", "SASL_AUTHENTICATION_FAILED")
@@ -222,7 +222,7 @@ def test_the_quotas_of_the_cluster_itself_are_learned_over_sasl(sasl_kafka, topi
         quotas.alter([(entity, [("producer_byte_rate", float(RATE), False)])])
     servers = sasl_kafka.bootstrap(logins.LISTENER)
     with ProxyProcess(servers, upstream=admin(password_file), source={"source": "upstream"}) as proxy:
-        proxy.wait_for(lambda: proxy.events("quotas_changed"), PATIENCE_S, "the quotas of the cluster")
+        proxy.wait_for(lambda: proxy.events("quotas_changed"), TIMEOUT_S, "the quotas of the cluster")
         logins.send_with_confluent_kafka(Client(proxy.bootstrap, OAUTHBEARER, "alice", "learned"), topic, A_SECOND_OVER)
         assert throttled(proxy, "learned") == ("alice", "user=alice")
 
@@ -269,7 +269,7 @@ def test_a_user_has_so_many_connections_whoever_only_claims_to_be_that_takes_non
         for sock in (first, second):
             assert answered(sock, versions_request(1))
         first.close()
-        sasl_proxy.wait_for(lambda: comes_in(sasl_proxy, user), PATIENCE_S, "a place that is free again")
+        sasl_proxy.wait_for(lambda: comes_in(sasl_proxy, user), TIMEOUT_S, "a place that is free again")
         assert answered(sockets.enter_context(logged_in(sasl_proxy, "alice", PASSWORDS["alice"])), versions_request(1))
 
 
@@ -280,15 +280,15 @@ def of_users(proxy, counts):
     made["virtual_clusters"][0]["connections"] = {"max_connections_per_user_overrides": counts}
     reloads = len(proxy.events("config_reloaded"))
     proxy.write_text(json.dumps(made))
-    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads, PATIENCE_S, "the bound")
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads, TIMEOUT_S, "the bound")
     yield
     proxy.write_config(QUOTAS)
-    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads + 1, PATIENCE_S, "the bound to be gone")
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads + 1, TIMEOUT_S, "the bound to be gone")
 
 
 def logged_in(proxy, user, password):
     """A connection whose login the node has accepted. ConnectionError if it has not."""
-    sock = socket.create_connection((HOST, proxy.node_ports[1]), PATIENCE_S)
+    sock = socket.create_connection((HOST, proxy.node_ports[1]), TIMEOUT_S)
     answered(sock, handshake(PLAIN))
     response = answered(sock, authenticate(plain(user.encode(), password.encode())))
     if response[4:6] != b"\0\0":

@@ -3,7 +3,7 @@
 import time
 
 from tests.storm.storm import bad, blow
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 RATE, SECONDS = 4, 6.0
 
@@ -20,7 +20,7 @@ def test_bad_addresses_get_their_rate_and_good_ones_do_not_feel_it(start_proxy):
         assert len(reported["admitted"]) + reported["closed"] == len(reported["attempts"])
     for reported in (*seen.calm.values(), *seen.good.values()):
         assert len(reported["admitted"]) == len(reported["attempts"]) > 0
-    proxy.wait_for(lambda: proxy.metric("client_sockets") == 0, PATIENCE_S, "the end of all connections")
+    proxy.wait_for(lambda: proxy.metric("client_sockets") == 0, TIMEOUT_S, "the end of all connections")
     assert proxy.metric("held_connections") == 0
     closed = proxy.closed()
     assert closed["ip_rate_exceeded"] == sum(reported["closed"] for reported in seen.storm.values())

@@ -22,7 +22,7 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.steady_producers import Load
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import leaders_of, make_topic
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 RECORDS, RECORD_BYTES = 6, 40_000
 QUOTA = {"user": USER, "producer_byte_rate": 1_000}
@@ -94,14 +94,14 @@ def of_aiokafka(servers, topic, certificates, count):
         await consumer.stop()
         return found
 
-    return asyncio.run(asyncio.wait_for(read(), PATIENCE_S))
+    return asyncio.run(asyncio.wait_for(read(), TIMEOUT_S))
 
 
 def of_confluent_kafka(servers, topic, certificates, count):
     start = {"bootstrap.servers": servers, "group.id": topic, "auto.offset.reset": "earliest"}
     consumer = confluent_kafka.Consumer(certificates.confluent() | start)
     consumer.subscribe([topic])
-    found = consumer.consume(count, PATIENCE_S)
+    found = consumer.consume(count, TIMEOUT_S)
     consumer.close()
     return [message.value() for message in found]
 
@@ -176,7 +176,7 @@ def test_clients_speak_tls_and_their_certificate_names_the_user_of_the_quota(
     sends_and_is_throttled(proxy, newest_kafka, topic, start(library, proxy.bootstrap, topic))
     started = proxy.wait_for(
         lambda: [line for line in proxy.events("throttle_started") if line["client_id"] == library],
-        PATIENCE_S,
+        TIMEOUT_S,
         "word of a throttle",
     )
     assert {line["entity"] for line in started} == {f"user={USER}"}
@@ -241,7 +241,7 @@ def test_certificates_change_under_load_and_no_record_is_lost(library, proxy, ne
                 "new certificates",
             )
             context = certificates.context()
-            connected = socket.create_connection((HOST, proxy.port), PATIENCE_S)
+            connected = socket.create_connection((HOST, proxy.port), TIMEOUT_S)
             with connected as sock, context.wrap_socket(sock, server_hostname=HOST) as shown:
                 assert shown.getpeercert(binary_form=True) == renewed.der
             late = start("confluent-kafka", proxy.bootstrap, of_who_comes_late)
@@ -257,12 +257,12 @@ def test_a_client_without_a_certificate_is_told_and_so_is_the_operator(proxy, ce
     before = proxy.closed().get("client_certificate_missing", 0)
     with pytest.raises(ssl.SSLError, match=r"(?i)certificate.required|handshake.failure"):
         _speak(proxy.port, client_context(certificates.authority))
-    proxy.wait_for(lambda: proxy.closed().get("client_certificate_missing", 0) == before + 1, PATIENCE_S, "the refusal")
+    proxy.wait_for(lambda: proxy.closed().get("client_certificate_missing", 0) == before + 1, TIMEOUT_S, "the refusal")
 
 
 def _speak(port, context):
     """With TLS 1.3 the client learns what the server thinks of its certificate when it first reads."""
-    connected = socket.create_connection((HOST, port), PATIENCE_S)
+    connected = socket.create_connection((HOST, port), TIMEOUT_S)
     with connected as sock, context.wrap_socket(sock, server_hostname=HOST) as shown:
         shown.recv(1)
 
@@ -271,22 +271,22 @@ def test_a_user_that_a_certificate_names_has_so_many_connections(proxy, certific
     made = proxy.config([QUOTA])
     made["virtual_clusters"][0]["connections"] = {"max_connections_per_user_overrides": {USER: 2}}
     reloads, before = len(proxy.events("config_reloaded")), proxy.closed().get("too_many_of_user", 0)
-    proxy.wait_for(lambda: proxy.metric("connections") == 0, PATIENCE_S, "others to be gone")
+    proxy.wait_for(lambda: proxy.metric("connections") == 0, TIMEOUT_S, "others to be gone")
     proxy.write_text(json.dumps(made))
-    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads, PATIENCE_S, "the bound")
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads, TIMEOUT_S, "the bound")
     with contextlib.ExitStack() as sockets:
         kept = [sockets.enter_context(shown(proxy, certificates)) for _ in range(2)]
         with contextlib.suppress(OSError), shown(proxy, certificates) as third:
             assert third.recv(1) == b""
-        proxy.wait_for(lambda: proxy.closed().get("too_many_of_user", 0) == before + 1, PATIENCE_S, "one too many")
+        proxy.wait_for(lambda: proxy.closed().get("too_many_of_user", 0) == before + 1, TIMEOUT_S, "one too many")
         for sock in kept:
             sock.sendall(versions_request(1))
             assert sock.recv(1)
     proxy.write_config([QUOTA])
-    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads + 1, PATIENCE_S, "the bound to be gone")
+    proxy.wait_for(lambda: len(proxy.events("config_reloaded")) > reloads + 1, TIMEOUT_S, "the bound to be gone")
 
 
 def shown(proxy, certificates):
     """A connection that has shown its certificate."""
-    sock = socket.create_connection((HOST, proxy.node_ports[1]), PATIENCE_S)
+    sock = socket.create_connection((HOST, proxy.node_ports[1]), TIMEOUT_S)
     return certificates.context().wrap_socket(sock, server_hostname=HOST)

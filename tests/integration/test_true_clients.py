@@ -25,7 +25,7 @@ from tests.integration.proxy_process import HOST, ProxyProcess
 from tests.integration.raw_client import RawClient
 from tests.integration.steady_producers import PARTITIONS, Load
 from tests.integration.topics import make_topic
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 BALANCER, BALANCER_HOST = "127.0.0.9", "127.0.0.2"
 """Where it connects from, and where it listens: at the proxy's own ports."""
@@ -82,7 +82,7 @@ listen from{source}port{port}
         command = [need_tool("haproxy", "haproxy"), "-db", "-q", "-f", str(file)]
         process = subprocess.Popen(command, preexec_fn=die_with_parent)
         try:
-            proxy.wait_for(lambda: reachable(BALANCER_HOST, proxy.port), PATIENCE_S, "HAProxy")
+            proxy.wait_for(lambda: reachable(BALANCER_HOST, proxy.port), TIMEOUT_S, "HAProxy")
             yield
         finally:
             process.kill()
@@ -91,7 +91,7 @@ listen from{source}port{port}
 
 def reachable(host, port):
     try:
-        socket.create_connection((host, port), PATIENCE_S).close()
+        socket.create_connection((host, port), TIMEOUT_S).close()
     except ConnectionRefusedError:
         return False
     return True
@@ -102,11 +102,11 @@ def write_and_read(library, topic):
     producer = Producer({**library, "client.id": "true"})
     for number in range(10):
         producer.produce(topic, str(number), partition=0)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
     consumer = Consumer({**library, "group.id": f"{topic}-{uuid4()}", "auto.offset.reset": "earliest"})
     consumer.subscribe([topic])
     with contextlib.closing(consumer):
-        messages = [consumer.poll(PATIENCE_S) for _ in range(10)]
+        messages = [consumer.poll(TIMEOUT_S) for _ in range(10)]
     assert [message.value() for message in messages] == [str(number).encode() for number in range(10)]
 
 
@@ -134,12 +134,12 @@ def test_behind_haproxy_the_client_is_the_client(newest_kafka, tmp_path, version
     with BehindBalancer(newest_kafka, [quota], listener, counts) as proxy, haproxy(proxy, version):
         library["bootstrap.servers"] = f"{BALANCER_HOST}:{proxy.port}"
         write_and_read(library, topic)
-        proxy.wait_for(lambda: of_clients(proxy, HOST), PATIENCE_S, "closed connections of the library")
+        proxy.wait_for(lambda: of_clients(proxy, HOST), TIMEOUT_S, "closed connections of the library")
         assert all(line["proxied_by"] == BALANCER for line in of_clients(proxy, HOST))
 
         with RawClient((BALANCER_HOST, proxy.node_ports[1]), "raw", CLIENT, tls) as raw:
             assert raw.produce(20 * RATE).throttle_time_ms > 0
-            [started] = proxy.wait_for(lambda: proxy.events("throttle_started"), PATIENCE_S, "word of the throttle")
+            [started] = proxy.wait_for(lambda: proxy.events("throttle_started"), TIMEOUT_S, "word of the throttle")
             assert started["client"].startswith(f"{CLIENT}:")
             reported = explained(proxy, client_id="raw")
             only_so_many_connect_from_its_address(proxy, tls)
@@ -147,7 +147,7 @@ def test_behind_haproxy_the_client_is_the_client(newest_kafka, tmp_path, version
         ips = {past["ip"] for quota in reported["quotas"] for past in quota["throttles"]}
         assert ips == {CLIENT}
 
-        with socket.create_connection((HOST, proxy.port), PATIENCE_S, (CLIENT, 0)) as around:
+        with socket.create_connection((HOST, proxy.port), TIMEOUT_S, (CLIENT, 0)) as around:
             around.sendall(proxy_header_v2(Endpoint("192.0.2.1", 1), Endpoint(HOST, proxy.port)))
             assert ends(around)
         closed = proxy.closed()
@@ -193,8 +193,8 @@ def test_java_python_and_go_behind_haproxy_are_known_by_their_own_addresses(newe
 
         banned = ADDRESSES["Java"]
         proxy.write_config([rate, *address_quotas(banned)])
-        proxy.wait_for(lambda: rate_of(proxy, banned)["limit"] == 0, PATIENCE_S, "the ban")
-        with socket.create_connection((ROUTES[banned], proxy.port), PATIENCE_S) as refused:
+        proxy.wait_for(lambda: rate_of(proxy, banned)["limit"] == 0, TIMEOUT_S, "the ban")
+        with socket.create_connection((ROUTES[banned], proxy.port), TIMEOUT_S) as refused:
             assert ends(refused)
         assert proxy.closed()["ip_rate_exceeded"] > 0
         with RawClient((ROUTES[ADDRESSES["franz-go"]], proxy.port), "raw", tls=certificates.context()) as raw:
@@ -224,7 +224,7 @@ def is_known_by_its_address(proxy, library, address):
     """In the log, and where quotas are explained."""
     lines = proxy.wait_for(
         lambda: [line for line in proxy.events("throttle_started") if line["client_id"] == library],
-        PATIENCE_S,
+        TIMEOUT_S,
         "word of a throttle",
     )
     assert {(line["user"], line["client"].split(":")[0]) for line in lines} == {(certified.USER, address)}
@@ -247,10 +247,10 @@ def only_so_many_connect_from_its_address(proxy, tls):
     """Two may; that they all come from the load balancer is nothing to it."""
     with RawClient((BALANCER_HOST, proxy.node_ports[2]), "another", CLIENT, tls) as second:
         second.produce(100)
-        with socket.create_connection((BALANCER_HOST, proxy.port), PATIENCE_S, (CLIENT, 0)) as third:
+        with socket.create_connection((BALANCER_HOST, proxy.port), TIMEOUT_S, (CLIENT, 0)) as third:
             assert ends(third)
             client = "{}:{}".format(*third.getsockname())
-        refused = proxy.wait_for(lambda: proxy.events("connection_refused"), PATIENCE_S, "word of the refusal")
+        refused = proxy.wait_for(lambda: proxy.events("connection_refused"), TIMEOUT_S, "word of the refusal")
         assert [(line["client"], line["proxied_by"]) for line in refused] == [(client, BALANCER)]
         second.produce(100)
 
@@ -263,7 +263,7 @@ def of_clients(proxy, host):
 
 def ends(sock):
     """Whether the other end closes without a word."""
-    sock.settimeout(PATIENCE_S)
+    sock.settimeout(TIMEOUT_S)
     with contextlib.suppress(ConnectionResetError):
         return sock.recv(1) == b""
     return True
@@ -279,7 +279,7 @@ def test_a_proxy_before_a_proxy_tells_it_who_its_clients_are(newest_kafka):
             write_and_read({"bootstrap.servers": outer.bootstrap}, topic)
             with RawClient((HOST, outer.node_ports[2]), "raw", CLIENT) as raw:
                 raw.produce(100)
-            [line] = inner.wait_for(lambda: of_clients(inner, CLIENT), PATIENCE_S, "the end of the raw client")
+            [line] = inner.wait_for(lambda: of_clients(inner, CLIENT), TIMEOUT_S, "the end of the raw client")
         assert (line["proxied_by"], line["node_id"], line["requests"]) == (BALANCER, 2, 1)
         own = [line for line in inner.events("connection_closed") if "proxied_by" not in line]
         assert own, "nothing was asked over connections of the proxy's own"
@@ -294,7 +294,7 @@ def test_a_client_that_takes_too_long_is_closed_for_it_and_nobody_else(newest_ka
     log = {"level": "debug"}  # of three that take too long for a request, one is told
     with ProxyProcess(newest_kafka, limits=limits, log=log) as proxy, contextlib.ExitStack() as stack:
         clients = {
-            stack.enter_context(socket.create_connection((HOST, proxy.port), PATIENCE_S)): (sent, reason)
+            stack.enter_context(socket.create_connection((HOST, proxy.port), TIMEOUT_S)): (sent, reason)
             for sent, reason in (
                 (b"", "first_byte_timeout"),
                 (API_VERSIONS[:3], "request_timeout"),

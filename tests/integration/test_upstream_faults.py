@@ -9,7 +9,7 @@ from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.cluster_faults import CA_FILE, LOGIN, OWN_CERTIFICATE, PROTOCOL, ConnectionFault
 from tests.certificates import Authority
 from tests.integration import certified, logins
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 REFUSED_TLS = f"{OWN_CERTIFICATE}, {PROTOCOL}"
 WRONG = {"sasl_mechanism": "PLAIN", "sasl_plain_username": "proxy", "sasl_plain_password": "wrong"}
@@ -32,13 +32,13 @@ CASES = {
 def test_a_node_that_cannot_be_asked_is_told_with_the_setting_to_look_at(
     case, newest_kafka, certificates, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("quotas.sources.cluster_faults._WORD_S", PATIENCE_S)
+    monkeypatch.setattr("quotas.sources.cluster_faults._WORD_S", TIMEOUT_S)
     listener, protocol, settings, reason, setting = CASES[case]
     authorities = {"ours": certificates.authority, "strange": Authority(tmp_path)}
     if "ssl_cafile" in settings:
         settings = {"ssl_cafile": str(authorities[settings["ssl_cafile"]].file)}
     servers = newest_kafka.bootstrap(listener) if listener else newest_kafka.bootstrap_servers
-    own = ClusterConnection(servers.split(",")[0], Credentials(security_protocol=protocol, **settings), PATIENCE_S)
+    own = ClusterConnection(servers.split(",")[0], Credentials(security_protocol=protocol, **settings), TIMEOUT_S)
     with contextlib.closing(own), pytest.raises(ConnectionFault) as raised:
         own.ask(MetadataRequest(topics=[]))
     assert (raised.value.fault.reason, raised.value.fault.setting) == (reason, setting), raised.value

@@ -19,7 +19,7 @@ from quotas.sources.cluster_connection import ClusterConnection, Credentials
 from quotas.sources.last_good import LastGood
 from quotas.sources.upstream import THE_CLUSTER, UpstreamSettings, UpstreamSource
 from tests.integration.test_kafka_cluster import eventually, healed
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 PRODUCE, FETCH, REQUEST, MUTATIONS, CONNECTIONS = (
     QuotaKey(quota_type)
@@ -368,14 +368,14 @@ def test_stop_and_alter_do_not_wait_for_a_server_that_is_silent():
         source = UpstreamSource(UpstreamSettings((server,), timeout_s=600.0))
         start = threading.Thread(target=source.start, args=(lambda: None,), daemon=True)
         start.start()
-        assert asked.wait(PATIENCE_S)
+        assert asked.wait(TIMEOUT_S)
         results = []
         alterations = [Alteration(Entity("alice"), {PRODUCE: 5.0})]
         altering = threading.Thread(target=lambda: results.extend(source.alter(alterations)), daemon=True)
         altering.start()
         source.stop()
         for thread in (start, altering):
-            thread.join(PATIENCE_S)
+            thread.join(TIMEOUT_S)
             assert not thread.is_alive()
         assert isinstance(results[0], SourceUnavailable)
 

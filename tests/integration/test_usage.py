@@ -18,7 +18,7 @@ from quotas.records.usage_record import Dropped, End, Header, TraceEvent, UsageR
 from tests.integration.proxy_process import HOST, ROOT, ProxyProcess
 from tests.integration.topics import make_topic
 from tests.integration.wire_observer import WireObserver
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 OBSERVER = "127.0.0.3"
 RECORDS = 60
@@ -47,7 +47,7 @@ class Observed:
             self.observer.__exit__(kind, error, trace)
 
     def clients_are_gone(self):
-        self.proxy.wait_for(lambda: not self.observer.open, PATIENCE_S, "the end of all connections")
+        self.proxy.wait_for(lambda: not self.observer.open, TIMEOUT_S, "the end of all connections")
 
     @property
     def files(self):
@@ -75,7 +75,7 @@ def produce_and_consume(bootstrap, topic, client_id="limited"):
     other = Producer({"bootstrap.servers": bootstrap, "client.id": "free", "acks": "all"})
     for _ in range(RECORDS):
         other.produce(topic, bytes(2000))
-    assert other.flush(PATIENCE_S) == 0
+    assert other.flush(TIMEOUT_S) == 0
     del other
     consumer = KafkaConsumer(
         topic, bootstrap_servers=bootstrap, client_id=client_id, auto_offset_reset="earliest", enable_auto_commit=False
@@ -121,9 +121,9 @@ def test_sums_are_what_crossed_the_wire_and_a_killed_proxy_loses_only_its_end(ne
         produce_and_consume(observed.bootstrap, topic)
         observed.clients_are_gone()
         before = observer.counts
-        proxy.wait_for(lambda: wire_sums(records_of(observed.files)) == before, PATIENCE_S, "records of all of it")
+        proxy.wait_for(lambda: wire_sums(records_of(observed.files)) == before, TIMEOUT_S, "records of all of it")
         killed = KafkaProducer(bootstrap_servers=observed.bootstrap, client_id="limited")
-        killed.send(topic, bytes(10)).get(PATIENCE_S)
+        killed.send(topic, bytes(10)).get(TIMEOUT_S)
         os.kill(proxy.pid, signal.SIGKILL)
         proxy.wait_for_exit()
         killed.close(timeout=0)
@@ -190,7 +190,7 @@ def test_a_trace_of_real_traffic_is_replayed_to_the_millisecond(newest_kafka, tm
 
 def kafka_throttle_usage(*arguments):
     command = [sys.executable, "-m", "proxy", "usage", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10 * PATIENCE_S, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=10 * TIMEOUT_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -21,7 +21,7 @@ from tests.deaf import deaf_address
 from tests.integration.test_kafka_cluster import eventually
 from tests.integration.topics import make_topic
 from tests.integration.zookeeper_process import ZooKeeper, client_of
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 pytestmark = pytest.mark.kafka
 
@@ -64,7 +64,7 @@ def kazoo(zookeeper):
 def patient(monkeypatch):
     """Nobody is given up for having stood still, unless a test wants it."""
     for name in ("_START_S", "_ALTER_S", "_REQUEST_S"):
-        monkeypatch.setattr(f"quotas.sources.zookeeper.{name}", PATIENCE_S)
+        monkeypatch.setattr(f"quotas.sources.zookeeper.{name}", TIMEOUT_S)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def source_at(address, chroot, last_good=NO_QUOTAS, epoch_ms=None, **settings):
         yield source
     finally:
         source.stop()
-    source._thread.join(PATIENCE_S)
+    source._thread.join(TIMEOUT_S)
     assert not source._thread.is_alive()
     assert not [text for _, problems in reported for text in problems.values() if "Error:" in text], reported
 
@@ -298,7 +298,7 @@ def test_two_proxies_that_write_the_same_entities_lose_no_key_of_each_other(zook
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * PATIENCE_S)
+            thread.join(2 * TIMEOUT_S)
         assert failures == []
         expected = {entity: dict.fromkeys(keys, 7.0) for entity in entities}
         for source in (one, other):
@@ -456,7 +456,7 @@ def test_what_was_acknowledged_stands_however_often_zookeeper_is_killed(chroot):
             zookeeper.start()
         eventually(lambda: outcomes[-1] is None)
         done.set()
-        writer.join(PATIENCE_S)
+        writer.join(TIMEOUT_S)
         assert surprises == []
         assert values(source) == {ALICE: {PRODUCE: len(outcomes)}}
         refused = {str(outcome).rpartition("; ")[2] for outcome in outcomes if outcome}
@@ -475,7 +475,7 @@ def test_a_zookeeper_that_does_not_answer_holds_up_nobody_for_ever(zookeeper, ch
             assert isinstance(outcome, SourceUnavailable)
             eventually(lambda: "zookeeper" in source.problems)
             assert values(source) == {ALICE: {PRODUCE: 1}}
-        monkeypatch.setattr("quotas.sources.zookeeper._REQUEST_S", PATIENCE_S)
+        monkeypatch.setattr("quotas.sources.zookeeper._REQUEST_S", TIMEOUT_S)
         eventually(lambda: source.problems == {})
         eventually(lambda: source.alter([Alteration(ALICE, {PRODUCE: 3.0})]) == [None])
         assert values(source) == {ALICE: {PRODUCE: 3}}
@@ -701,7 +701,7 @@ def test_a_broker_describes_and_enforces_what_is_written_under_its_own_root(zook
     )
     for _ in range(10):  # a node that stood still meanwhile may first take it, and only then hear of the quota
         producer.produce("zookeeper-source", b"x" * 10_000)
-        assert producer.flush(PATIENCE_S) == 0
+        assert producer.flush(TIMEOUT_S) == 0
         producer.poll(1)
         if throttles:
             break

@@ -8,12 +8,12 @@ from kafka.errors import InvalidReplicationFactorError, KafkaError, TopicAlready
 
 from demo.kafka_cluster import KafkaCluster
 from protocol.messages.topic_partitions import BY_NAME_VERSION, partitions_by_name_request, read_topic_partitions
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 def make_topic(bootstrap: str, topic: str, partitions: int = 1) -> dict[int, int]:
     """Create a topic that all three nodes hold; return who leads each partition, once every partition has a leader."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     admin = KafkaAdminClient(bootstrap_servers=bootstrap)
     try:
         while not _created(admin, NewTopic(topic, num_partitions=partitions, replication_factor=3)):
@@ -47,8 +47,8 @@ def wait_until_known(cluster: KafkaCluster, topic: str, partitions: int) -> None
     """
     request = partitions_by_name_request([topic.encode()], 1)
     for node_id in cluster.node_ids:
-        deadline = time.monotonic() + PATIENCE_S
-        with socket.create_connection(cluster.address(node_id), PATIENCE_S) as sock, sock.makefile("rb") as stream:
+        deadline = time.monotonic() + TIMEOUT_S
+        with socket.create_connection(cluster.address(node_id), TIMEOUT_S) as sock, sock.makefile("rb") as stream:
             while True:
                 sock.sendall(request)
                 prefix = stream.read(4)

@@ -19,7 +19,7 @@ from tests.parity.clients import Seen, Throttle
 from tests.parity.report import Comparison, Run, SideOfCell
 from tests.parity.tiny import EntityMoved, Moved
 from tests.quotas.windowed_rate import WindowedRate
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 CELL = Cell("producer", "user", 2, "old")
 
@@ -224,7 +224,7 @@ def test_versions_are_from_before_and_after_clients_waited_by_themselves(cluster
             clients.SETTINGS, versions, {**settings, "debug": "protocol", "log_level": 7, "logger": log}
         )
         connected = clients.connect(Cell(role, "user", 1, versions), cluster.bootstrap_servers, 0, 5, 65_536)
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         while not spoken[versions]:
             assert time.monotonic() < deadline, "nothing was sent"
             clients.run([connected], 5)

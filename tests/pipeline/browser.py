@@ -12,7 +12,7 @@ from typing import Any
 
 import aiohttp
 
-PATIENCE_S = 120
+TIMEOUT_S = 120
 
 
 class Page:
@@ -35,7 +35,7 @@ class Page:
                 return reported["result"]
 
     async def _next(self) -> dict[str, Any]:
-        reported = json.loads((await self._socket.receive(timeout=PATIENCE_S)).data)
+        reported = json.loads((await self._socket.receive(timeout=TIMEOUT_S)).data)
         method, parameters = reported.get("method"), reported.get("params", {})
         if method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
@@ -91,7 +91,7 @@ async def chromium() -> AsyncIterator[Page]:
             stderr=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         try:
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 port = await _port(Path(profile) / "DevToolsActivePort")
                 async with aiohttp.ClientSession() as session:
                     async with session.get(f"http://127.0.0.1:{port}/json/list") as response:

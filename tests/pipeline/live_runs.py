@@ -1,4 +1,4 @@
-"""Simulated live runs: clients that use the proxy's own ledger, and what the proxy would have written of it."""
+"""Simulated live runs: clients that use the proxy's own quota manager, and what the proxy would have written of it."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -158,7 +158,7 @@ def live_run(
     rates = AddressRates(11, 1000, 100)
     is_time = quota_type == REQUEST
     sensors = Sensors(1_000)
-    ledger = ClientQuotaManager(sensors, table)
+    quota_manager = ClientQuotaManager(sensors, table)
     loads = [connection.load(random) for connection in connections]
     turns: list[tuple[int, int, float]] = []
     for i, load in enumerate(loads):
@@ -177,9 +177,15 @@ def live_run(
         if quota_type == CONNECTION:
             throttle_ms = rates.measure(user, table.ip_limit(user)[0], False, now_ms)
         else:
-            binding = ledger.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
-            handle = binding.fetch if quota_type == FETCH else binding.request if is_time else binding.produce
-            charge = ledger.request_sensors.charge if is_time else sensors.charge
+            client_sensors = quota_manager.bind(CLUSTER, NODE_ID, user, client_id, now_ms)
+            handle = (
+                client_sensors.fetch
+                if quota_type == FETCH
+                else client_sensors.request
+                if is_time
+                else client_sensors.produce
+            )
+            charge = quota_manager.request_sensors.charge if is_time else sensors.charge
             if quota_type == FETCH and not delivers:
                 charge, operation = sensors.charge_if_within, "charge_if_within"
             throttle_ms = 0 if handle is None else charge(handle, value, now_ms)

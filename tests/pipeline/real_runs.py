@@ -37,7 +37,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from quotas.records.usage_record import TraceEvent, UsageRecord, read_line
 from tests.integration.proxy_process import ProxyProcess
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 TOPIC = "real-runs"
 FILL_BYTES = 48_000_000
@@ -97,7 +97,7 @@ def ask_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float) -> Non
     """Metadata, again and again."""
     admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": client_id})
     while not stop.is_set():
-        admin.list_topics(timeout=PATIENCE_S)
+        admin.list_topics(timeout=TIMEOUT_S)
 
 
 def make_topics_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float) -> None:
@@ -109,7 +109,7 @@ def make_topics_greedily(bootstrap: str, client_id: str, stop: Stop, rate: float
         topic = NewTopic(f"{client_id}-{time.time_ns()}-{number}", 2, 1)
         while not stop.is_set():
             try:
-                admin.create_topics([topic], request_timeout=PATIENCE_S)[topic.topic].result()
+                admin.create_topics([topic], request_timeout=TIMEOUT_S)[topic.topic].result()
                 break
             except KafkaException:
                 stop.wait(0.01)
@@ -119,7 +119,7 @@ def connect_greedily(bootstrap: str, address: str, stop: Stop, rate: float) -> N
     """From this address one connection after the other, each until it is answered, or refused."""
     host, port = bootstrap.split(":")
     while not stop.is_set():
-        with socket.create_connection((host, int(port)), timeout=PATIENCE_S, source_address=(address, 0)) as connection:
+        with socket.create_connection((host, int(port)), timeout=TIMEOUT_S, source_address=(address, 0)) as connection:
             connection.sendall(_API_VERSIONS)
             with suppress(ConnectionError):
                 connection.recv(65_536)
@@ -223,7 +223,7 @@ def fill(bootstrap: str, size_bytes: int = FILL_BYTES) -> None:
                 break
             except BufferError:
                 producer.poll(0.1)
-    assert producer.flush(PATIENCE_S) == 0
+    assert producer.flush(TIMEOUT_S) == 0
 
 
 def live(
@@ -249,7 +249,7 @@ def live(
             stop.wait(seconds)
             stop.set()
             for thread in threads:
-                thread.join(2 * PATIENCE_S)
+                thread.join(2 * TIMEOUT_S)
         if keep is not None:
             shutil.copytree(folder, keep)
         return Run.read(Path(folder))

@@ -26,7 +26,7 @@ SMALL_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """For programs that run once, on few rows, the fast compiler and the smallest collector are the quicker ones."""
 
 _SPARK = Path(pyspark.__file__).parent
-_PATIENCE_S = 120.0
+_TIMEOUT_S = 120.0
 
 
 @contextlib.contextmanager
@@ -72,10 +72,10 @@ def _running(log: Path, program: str, *arguments: str) -> Iterator[None]:
 
 def _reported(log: Path, pattern: str, times: int) -> list[str]:
     """What the log says so many times; RuntimeError with the log if it does not."""
-    until = time.monotonic() + _PATIENCE_S
+    until = time.monotonic() + _TIMEOUT_S
     while time.monotonic() < until:
         found = re.findall(pattern, log.read_text())
         if len(found) >= times:
             return found
         time.sleep(0.1)
-    raise RuntimeError(f"{pattern} is not told {times} times within {_PATIENCE_S:.0f} s:\n{log.read_text()}")
+    raise RuntimeError(f"{pattern} is not told {times} times within {_TIMEOUT_S:.0f} s:\n{log.read_text()}")

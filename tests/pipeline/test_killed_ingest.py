@@ -21,7 +21,7 @@ from quotas.records.usage_record import UsageRecord, columns
 from tests.pipeline.spark_cluster import SMALL_JAVA
 from tests.pipeline.spools import Fleet, records, write_file
 from tests.pipeline.stopped_ingest import STEPS
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ROOT = Path(__file__).parents[2]
 FLEET = Fleet(entities=50, per_window=20, virtual_clusters=("one", "two"))
@@ -71,7 +71,7 @@ def start(spool, table, log, *, step=None):
 
 
 def wait_for(condition, process):
-    deadline = time.monotonic() + 4 * PATIENCE_S
+    deadline = time.monotonic() + 4 * TIMEOUT_S
     while not condition():
         assert process.poll() is None, "the ingest has ended by itself"
         assert time.monotonic() < deadline, "nothing happened"
@@ -98,7 +98,7 @@ def kill(process, chance, only=None):
         for pid in [pid for pid, name in members(process.pid).items() if name == only]:
             os.kill(pid, signal.SIGKILL)
         # Who has lost its Java ends by itself.
-        process.wait(PATIENCE_S)
+        process.wait(TIMEOUT_S)
     while found := list(members(process.pid)):
         chance.shuffle(found)
         for pid in found:
@@ -123,7 +123,7 @@ def test_an_ingest_that_is_killed_again_and_again_takes_each_record_once(tmp_pat
         spool.repeat()
         last = start(spool, table, log)
         try:
-            assert last.wait(4 * PATIENCE_S) == 0, (tmp_path / "log").read_text()[-2_000:]
+            assert last.wait(4 * TIMEOUT_S) == 0, (tmp_path / "log").read_text()[-2_000:]
         finally:
             kill(last, chance)
     assert "no record is missing" in (tmp_path / "log").read_text()

@@ -29,7 +29,7 @@ from tests.integration import logins
 from tests.integration.certified import Certificates
 from tests.integration.proxy_process import ROOT, ProxyProcess
 from tests.pipeline.spools import Fleet, records, write_spool
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 PARTITIONS = 3
 WRITER = Writer("usage", "proxy-1", Fleet().epoch)
@@ -137,7 +137,7 @@ QUICK = {"max_block_ms": 10_000, "request_timeout_ms": 3_000, "delivery_timeout_
 
 
 def until_shipped(shipper):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
             return shipper.ship()
@@ -283,7 +283,7 @@ def record(cluster, spool, kafka, starts=1):
     data = make_topic(cluster, f"data-{uuid4().hex}", 1)
     with ProxyProcess(cluster, usage=usage, limits={"drain_s": 1}) as proxy:
         some_traffic(proxy.bootstrap, data)
-        proxy.wait_for(lambda: proxy.metric("usage_shipped_lines_total") > 10, PATIENCE_S, "lines in the topic")
+        proxy.wait_for(lambda: proxy.metric("usage_shipped_lines_total") > 10, TIMEOUT_S, "lines in the topic")
         proxy.stop()
         for _ in range(starts - 1):
             proxy.start()
@@ -300,7 +300,7 @@ def killed_ingest(cluster, topic, table):
     said = []
     reader = threading.Thread(target=lambda: said.extend(process.stdout), daemon=True)
     reader.start()
-    deadline = time.monotonic() + 3 * PATIENCE_S
+    deadline = time.monotonic() + 3 * TIMEOUT_S
     while not list(table.glob("_staging/*")) and not list(table.glob("_log/*.json")):
         assert process.poll() is None, said
         assert time.monotonic() < deadline, said
@@ -348,7 +348,7 @@ def test_the_topic_gives_what_the_spool_gives_and_nobody_is_counted_twice(kafka_
     producer.flush()
     damaged = next(message.value for message in sent if b"\tusage\t" in message.value).replace(b"here", b"hier")
     values = [b"Dear diary", b"", None, b"\xff\xfe\x00", damaged, b"x" * 300_000]
-    at = [producer.send(name, value, key=b"mine", partition=2).get(PATIENCE_S).offset for value in values]
+    at = [producer.send(name, value, key=b"mine", partition=2).get(TIMEOUT_S).offset for value in values]
     producer.close()
     counts, _ = in_table(spark, topic, table)
     again = sum(message.value.split(b"\t")[1] == b"usage" for message in sent)

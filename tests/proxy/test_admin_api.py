@@ -38,12 +38,12 @@ class Cluster(SimpleNamespace):
     """A virtual cluster with nodes 1 and 2, in which alice's etl has produced at node 2."""
 
     def __init__(self, name, clock, quotas=QUOTAS, capacity=64):
-        ledger = ClientQuotaManager(Sensors(capacity), QuotaTable())
+        quota_manager = ClientQuotaManager(Sensors(capacity), QuotaTable())
         tables = tables_of(quotas)
-        ledger.replace(tables.enforced, clock.now_ms(), tables.shadow)
-        throttles = LastThrottles(ledger, clock)
+        quota_manager.replace(tables.enforced, clock.now_ms(), tables.shadow)
+        throttles = LastThrottles(quota_manager, clock)
         origin = Origin(name, "file", {"state.json": "cannot be read"})
-        super().__init__(name=name, ledger=ledger, last_throttles=throttles, quotas=quotas, origin=origin)
+        super().__init__(name=name, quota_manager=quota_manager, last_throttles=throttles, quotas=quotas, origin=origin)
 
     def node_ids(self):
         return [2, 1]
@@ -85,12 +85,12 @@ async def api(clusters, clock):
 
 
 def use_and_be_throttled(cluster, clock, user="alice", client_id=b"etl", node_id=2, value=1500):
-    facts = ConnectionFacts(ListenerFacts("main", None, cluster.ledger, None), node_id, user)
-    binding = cluster.ledger.bind("main", node_id, user, client_id.decode(), clock.now_ms())
-    throttle_ms = cluster.ledger.sensors.charge(binding.produce, value, clock.now_ms())
+    facts = ConnectionFacts(ListenerFacts("main", None, cluster.quota_manager, None), node_id, user)
+    client_sensors = cluster.quota_manager.bind("main", node_id, user, client_id.decode(), clock.now_ms())
+    throttle_ms = cluster.quota_manager.sensors.charge(client_sensors.produce, value, clock.now_ms())
     throttled = Throttled(QuotaType.PRODUCE, throttle_ms, client_id)
     cluster.last_throttles.note("10.0.0.1", throttled, facts, clock.now_ms())
-    return binding
+    return client_sensors
 
 
 async def quota(api, name, query):
@@ -151,8 +151,8 @@ async def test_what_is_used_now_and_the_last_throttles_of_all_who_share_are_told
 
 
 async def test_a_shadow_is_told_with_what_it_measures(api, clusters, clock):
-    binding = clusters[0].ledger.bind("main", 1, "alice", "etl", clock.now_ms())
-    clusters[0].ledger.shadow_sensors.charge(binding.shadow_fetch, 500, clock.now_ms())
+    client_sensors = clusters[0].quota_manager.bind("main", 1, "alice", "etl", clock.now_ms())
+    clusters[0].quota_manager.shadow_sensors.charge(client_sensors.shadow_fetch, 500, clock.now_ms())
     reported = await quota(api, "shadow_consumer_byte_rate", "user=alice&client_id=etl")
     assert reported["enforced"] is False
     assert reported["rule"]["limit"] == 50
@@ -173,11 +173,11 @@ async def test_an_address_is_told_with_its_use_and_as_whose_it_counts(api, clust
 async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, clusters, api):
     quotas = {Entity("alice"): {QuotaKey(QuotaType.CONTROLLER_MUTATION): Limit(2.0, "proxy.yaml")}}
     clusters[0].quotas = quotas
-    ledger = clusters[0].ledger
-    ledger.replace(tables_of(quotas).enforced, clock.now_ms())
-    bucket = ledger.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
-    ledger.buckets.spend_permissively(bucket, 30, clock.now_ms())
-    facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), 1, "alice")
+    quota_manager = clusters[0].quota_manager
+    quota_manager.replace(tables_of(quotas).enforced, clock.now_ms())
+    bucket = quota_manager.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
+    quota_manager.buckets.spend_permissively(bucket, 30, clock.now_ms())
+    facts = ConnectionFacts(ListenerFacts("main", None, quota_manager, None), 1, "alice")
     throttled = Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl")
     clusters[0].last_throttles.note("10.0.0.1", throttled, facts, clock.now_ms())
     reported = await quota(api, "controller_mutation_rate", "user=alice&client_id=etl")
@@ -190,7 +190,7 @@ async def test_the_bucket_of_controller_mutations_is_told_for_all_nodes(clock, c
 
 
 async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):
-    facts = ConnectionFacts(ListenerFacts("main", None, clusters[0].ledger, None), 1, "alice")
+    facts = ConnectionFacts(ListenerFacts("main", None, clusters[0].quota_manager, None), 1, "alice")
     clusters[0].last_throttles.note("10.0.0.1", Throttled(None, 700, b"etl"), facts, clock.now_ms())
     _, body, _ = await api.get("explain?user=alice&client_id=etl")
     [past] = body["node_throttles"]
@@ -200,10 +200,10 @@ async def test_throttles_by_nodes_are_told_by_themselves(api, clusters, clock):
 
 
 async def test_who_shares_the_sensor_of_newcomers_is_told_that(api, clock, clusters):
-    ledger = clusters[0].ledger
+    quota_manager = clusters[0].quota_manager
     for number in range(80):
-        binding = ledger.bind("main", 1, "bob", f"c{number}", clock.now_ms())
-        ledger.sensors.charge(binding.produce, 1, clock.now_ms())
+        client_sensors = quota_manager.bind("main", 1, "bob", f"c{number}", clock.now_ms())
+        quota_manager.sensors.charge(client_sensors.produce, 1, clock.now_ms())
     reported = await quota(api, "producer_byte_rate", "user=bob&client_id=c79")
     assert [(use["node_id"], use["shared_by"]) for use in reported["use"]] == [(1, {"client-id": None})]
 
@@ -266,7 +266,7 @@ async def test_a_bad_question_is_told_what_is_wrong_with_it(api, path, error):
 
 
 async def test_what_requests_are_taken_to_cost_is_told(api, clusters):
-    costs = clusters[0].ledger.costs
+    costs = clusters[0].quota_manager.costs
     assert (await api.get("request-costs?virtual_cluster=main"))[1] == {"virtual_cluster": "main", "nodes": []}
     costs.pin({3: Cost(40.0, 0.25)})
     node = costs.of_node(7)

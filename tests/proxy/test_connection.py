@@ -24,9 +24,9 @@ from tests.fakes.clock import FakeClock
 from tests.fakes.stream import FakeStream
 from tests.quota_frames import alter_request, altered
 from tests.relay.frames import frame, heartbeat, heartbeaten, produce, request
-from tests.relay.script import FixedNodes, ledger_with
+from tests.relay.script import FixedNodes, quota_manager_with
 from tests.sasl_frames import authenticate, authenticated, handshake, handshaken, plain, scram_first
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 from tests.topic_frames import create_topics, created, metadata_by_name, mutated, new_topic
 
 MALFORMED = b"\xff" * 4 + bytes(12)
@@ -40,10 +40,10 @@ class Shell:
         self.client, self.node, self.clock = FakeStream(), FakeStream(), FakeClock()
         self.ended, self.throttles, self.lingering = [], [], False
         self.written, self.altered = asyncio.Event(), 0
-        ledger = ledger_with(**quota)
-        facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), ledger, carried), 1, "ANONYMOUS")
+        quota_manager = quota_manager_with(**quota)
+        facts = ConnectionFacts(ListenerFacts("main", FixedNodes(), quota_manager, carried), 1, "ANONYMOUS")
         self.connection = Connection(
-            Relay(ledger, RelayCounters(), limits or RelayLimits(), facts.bind),
+            Relay(quota_manager, RelayCounters(), limits or RelayLimits(), facts.bind),
             facts,
             self,
             self.clock,
@@ -86,7 +86,7 @@ class Shell:
 
 
 async def until(condition):
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -158,26 +158,26 @@ async def test_nothing_is_decided_for_a_client_that_is_found_to_be_gone_just_bef
     request.
     """
     shell = Shell()
-    ledger = shell.connection.facts.listener.ledger
-    ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
+    quota_manager = shell.connection.facts.listener.quota_manager
+    quota_manager.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
     await shell.client_sends(heartbeat(1) + create_topics(7, [new_topic(7, b"t", 5)], corr=2))
     shell.client.write = lambda pieces: shell.connection.lost(Side.CLIENT, BrokenPipeError())
     shell.connection.bytes_came(Side.NODE, heartbeaten(1) + metadata_by_name(OWN_REQUEST_ID, {b"t": -1}))
     assert shell.ended == [CloseReason.CLIENT_LOST]
-    [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
+    [(_, bucket)] = quota_manager.bucket_readings(shell.clock.now_ms())
     assert bucket.total == 0
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["answered", "closed by the node"])
 async def test_a_node_is_read_until_it_has_answered_what_its_client_was_charged_for(kept):
     shell = Shell()
-    ledger = shell.connection.facts.listener.ledger
-    ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
+    quota_manager = shell.connection.facts.listener.quota_manager
+    quota_manager.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}), 0)
     await shell.client_sends(create_topics(7, [new_topic(7, b"t", 2_000_000_000)]))
     shell.connection.bytes_came(Side.NODE, metadata_by_name(OWN_REQUEST_ID, {b"t": -1}))
     shell.connection.lost(Side.CLIENT, ConnectionResetError())
     assert (shell.ended, shell.node.closed, shell.lingering) == ([CloseReason.CLIENT_LOST], False, True)
-    [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
+    [(_, bucket)] = quota_manager.bucket_readings(shell.clock.now_ms())
     assert bucket.tokens == -60
     if kept:
         response = mutated(CREATE_TOPICS, 7, [created(7, b"t", 37)])
@@ -187,7 +187,7 @@ async def test_a_node_is_read_until_it_has_answered_what_its_client_was_charged_
     else:
         shell.connection.eof_came(Side.NODE)
     assert shell.node.closed
-    [(_, bucket)] = ledger.bucket_readings(shell.clock.now_ms())
+    [(_, bucket)] = quota_manager.bucket_readings(shell.clock.now_ms())
     assert bucket.tokens == (11 if kept else -60)
     shell.connection.lost(Side.NODE, None)
     assert not shell.lingering
@@ -260,7 +260,7 @@ async def test_a_throttle_is_logged_once_with_who_and_why():
 async def test_a_bug_of_ours_ends_this_connection_and_leaves_a_traceback():
     with capture_logs() as logs:
         shell = Shell()
-        shell.connection.facts.listener.ledger = None
+        shell.connection.facts.listener.quota_manager = None
         await shell.client_sends(heartbeat(1))
     assert shell.ended == [CloseReason.INTERNAL_ERROR]
     assert logs[0]["event"] == "internal_error"

@@ -27,7 +27,7 @@ async def at_the_gate():
         gate.empty()
 
 
-def arrival():
+def incoming():
     return IncomingConnection(socket.socket(), 9092, 1, "192.0.2.1", ANONYMOUS, structlog.get_logger())
 
 
@@ -42,12 +42,12 @@ def reported(logs):
 async def test_a_full_listener_is_told_of_when_the_first_waits_and_when_nobody_has_for_long(at_the_gate):
     gate, clock, logs = at_the_gate
     gate.set_listener_limits(KEY, ConnectionLimits(connections=1))
-    assert gate.arrive(KEY, arrival())
-    place = gate.admit(KEY, arrival())
+    assert gate.arrive(KEY, incoming())
+    place = gate.admit(KEY, incoming())
     assert isinstance(place, ConnectionSlot)
     assert reported(logs) == []
     for _ in range(3):  # each waits until one has left, and is then the one that is there
-        assert not gate.arrive(KEY, arrival())
+        assert not gate.arrive(KEY, incoming())
         gate.admission.left(place)
         [what] = gate.admission.due(clock.now_ms())
         place = gate.admit(KEY, what.ticket)
@@ -66,13 +66,13 @@ async def test_the_limit_that_has_somebody_wait_is_named(at_the_gate):
     gate, _, logs = at_the_gate
     gate.set_limits(ConnectionLimits(creation_rate=1), 10)
     for _ in range(11):
-        if not gate.arrive(KEY, arrival()):
+        if not gate.arrive(KEY, incoming()):
             break
-        gate.admit(KEY, arrival())
+        gate.admit(KEY, incoming())
     [line] = reported(logs)
     assert line == {"setting": "connections.max_connection_creation_rate", "limit": 1, "others": "wait"}
     gate.set_limits(ConnectionLimits(connections=0), 10)
-    assert not gate.arrive(OTHER, arrival())
+    assert not gate.arrive(OTHER, incoming())
     assert [line["setting"] for line in reported(logs)][1:] == ["connections.max_connections"]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 
 from proxy.net.deadlines import Deadlines
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 async def test_who_waits_for_too_long_is_told_in_turn_and_who_was_called_off_is_not():
@@ -16,7 +16,7 @@ async def test_who_waits_for_too_long_is_told_in_turn_and_who_was_called_off_is_
     assert (len(deadlines), list(deadlines)) == (2, ["a", "c"])
     await asyncio.sleep(0)
     deadlines.add("d")
-    await asyncio.wait_for(last.wait(), PATIENCE_S)
+    await asyncio.wait_for(last.wait(), TIMEOUT_S)
     assert overdue == ["a", "c", "d"]
     assert len(deadlines) == 0
 
@@ -26,7 +26,7 @@ async def test_it_begins_again_after_all_are_over():
     deadlines = Deadlines(0.001, lambda _: reported.set())
     for name in ("first", "second"):
         deadlines.add(name)
-        await asyncio.wait_for(reported.wait(), PATIENCE_S)
+        await asyncio.wait_for(reported.wait(), TIMEOUT_S)
         reported.clear()
 
 

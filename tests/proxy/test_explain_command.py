@@ -144,20 +144,20 @@ async def proxy(path):
         Entity("alice"): {PRODUCE: Limit(100.0, "proxy.yaml")},
         Entity(client_id=DEFAULT): {SHADOW: Limit(70.0, "state.json")},
     }
-    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), ClientQuotaManager(Sensors(64), QuotaTable())
+    clock, quota_manager = FakeClock(epoch_ms=1_700_000_000_000), ClientQuotaManager(Sensors(64), QuotaTable())
     tables = tables_of(quotas)
-    ledger.replace(tables.enforced, 0, tables.shadow)
-    throttles = LastThrottles(ledger, clock)
-    facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), 2, "alice")
-    binding = ledger.bind("main", 2, "alice", "etl", clock.now_ms())
-    ledger.sensors.charge(binding.produce, 1500, clock.now_ms())
-    ledger.shadow_sensors.charge(binding.shadow_produce, 1500, clock.now_ms())
+    quota_manager.replace(tables.enforced, 0, tables.shadow)
+    throttles = LastThrottles(quota_manager, clock)
+    facts = ConnectionFacts(ListenerFacts("main", None, quota_manager, None), 2, "alice")
+    client_sensors = quota_manager.bind("main", 2, "alice", "etl", clock.now_ms())
+    quota_manager.sensors.charge(client_sensors.produce, 1500, clock.now_ms())
+    quota_manager.shadow_sensors.charge(client_sensors.shadow_produce, 1500, clock.now_ms())
     throttles.note("10.0.0.1", Throttled(QuotaType.PRODUCE, 5000, b"etl"), facts, clock.now_ms())
     throttles.note("10.0.0.1", Throttled(None, 250, b"etl"), facts, clock.now_ms())
     clock.advance(1000)
     cluster = SimpleNamespace(
         name="main",
-        ledger=ledger,
+        quota_manager=quota_manager,
         last_throttles=throttles,
         quotas=quotas,
         origin=Origin("main", "file", {}),
@@ -269,16 +269,19 @@ def test_it_is_reached_from_its_own_machine(bind, reached):
 
 async def test_a_token_bucket_is_told_by_what_is_left_in_it(path):
     quotas = {Entity("alice"): {QuotaKey(QuotaType.CONTROLLER_MUTATION): Limit(2.0, "proxy.yaml")}}
-    clock, ledger = FakeClock(epoch_ms=1_700_000_000_000), ClientQuotaManager(Sensors(64), tables_of(quotas).enforced)
-    bucket = ledger.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
-    ledger.buckets.spend_strictly(bucket, 30, clock.now_ms())
-    ledger.buckets.spend_strictly(bucket, 1, clock.now_ms())
-    throttles = LastThrottles(ledger, clock)
-    facts = ConnectionFacts(ListenerFacts("main", None, ledger, None), 1, "alice")
+    clock, quota_manager = (
+        FakeClock(epoch_ms=1_700_000_000_000),
+        ClientQuotaManager(Sensors(64), tables_of(quotas).enforced),
+    )
+    bucket = quota_manager.bind("main", 1, "alice", "etl", clock.now_ms()).mutation
+    quota_manager.buckets.spend_strictly(bucket, 30, clock.now_ms())
+    quota_manager.buckets.spend_strictly(bucket, 1, clock.now_ms())
+    throttles = LastThrottles(quota_manager, clock)
+    facts = ConnectionFacts(ListenerFacts("main", None, quota_manager, None), 1, "alice")
     throttles.note("10.0.0.1", Throttled(QuotaType.CONTROLLER_MUTATION, 4000, b"etl"), facts, clock.now_ms())
     cluster = SimpleNamespace(
         name="main",
-        ledger=ledger,
+        quota_manager=quota_manager,
         last_throttles=throttles,
         quotas=quotas,
         origin=Origin("main", "file", {}),

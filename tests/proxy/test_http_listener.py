@@ -8,7 +8,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from proxy.observe.http_listener import HttpListener
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 REQUEST = b"GET /page HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
@@ -38,14 +38,14 @@ class Visitor:
 
     async def ask(self, request=REQUEST):
         self.writer.write(request)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             head = await self.reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200 OK")
             return await self.reader.readexactly(4)
 
     async def is_closed(self):
         """It is, soon."""
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             try:
                 return await self.reader.read(1) == b""
             except ConnectionResetError:
@@ -115,14 +115,14 @@ async def test_who_does_not_read_the_response_is_closed(serve):
             gone.set()
 
     port = await serve(large, idle_s=0.2)
-    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as visitor:
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as visitor:
         visitor.sendall(REQUEST)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             await gone.wait()
 
 
 async def test_who_comes_again_in_time_stays(serve):
-    visitor = await visit(await serve(idle_s=PATIENCE_S))
+    visitor = await visit(await serve(idle_s=TIMEOUT_S))
     for _ in range(3):
         assert await visitor.ask() == b"well"
 
@@ -140,7 +140,7 @@ async def test_what_is_not_http_is_summed_up_and_has_no_traceback(serve, caplog)
         for garbage in GARBAGE * 3:
             visitor = await visit(port)
             visitor.writer.write(garbage)
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(TIMEOUT_S):
                 assert (await visitor.reader.readuntil(b"\r\n")).split()[1] == b"400"
     assert [(line["event"], line["listener"]) for line in logs] == [("http_requests_malformed", "metrics")]
     assert not caplog.records
@@ -152,6 +152,6 @@ async def test_a_bug_of_ours_has_its_traceback(serve, caplog):
 
     visitor = await visit(await serve(fail))
     visitor.writer.write(REQUEST)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         assert (await visitor.reader.readuntil(b"\r\n")).split()[1] == b"500"
     assert [record.exc_info[0] for record in caplog.records] == [ZeroDivisionError]

@@ -23,8 +23,8 @@ from proxy.server.sockets import PortsTaken, accept, bind_all
 from proxy.upstream.topology import NodeDirectory
 from quotas.connection_quotas import AddressLimits, ConnectionLimits, ConnectionQuotas
 from tests.fakes.clock import FakeClock
-from tests.relay.script import ledger_with
-from tests.timeouts import PATIENCE_S
+from tests.relay.script import quota_manager_with
+from tests.timeouts import TIMEOUT_S
 
 STORM, GOOD = "127.0.1.1", "127.0.1.2"
 
@@ -55,7 +55,7 @@ class House:
             "main",
             config,
             upstream,
-            ledger_with(),
+            quota_manager_with(),
             book,
             last_throttles,
             Poller(),
@@ -67,10 +67,10 @@ class House:
         )
         opens = self.listener._open
 
-        def note(arrival):
-            self.opened.append(arrival.address)
-            self.logged.append(structlog.get_context(arrival.log)["client"])
-            opens(arrival)
+        def note(incoming):
+            self.opened.append(incoming.address)
+            self.logged.append(structlog.get_context(incoming.log)["client"])
+            opens(incoming)
 
         self.listener._open = note
         [self.socket] = bind_all(bind, [self.port]).values()
@@ -79,12 +79,12 @@ class House:
     def come(self, *addresses):
         """One connection from each; they wait in the backlog."""
         return [
-            self.stack.enter_context(socket.create_connection(("127.0.0.1", self.port), PATIENCE_S, (address, 0)))
+            self.stack.enter_context(socket.create_connection(("127.0.0.1", self.port), TIMEOUT_S, (address, 0)))
             for address in addresses
         ]
 
     async def until_opened(self, count):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while len(self.opened) < count:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -117,7 +117,7 @@ async def test_the_log_spells_addresses_as_everybody_does():
     with ExitStack() as stack:
         house = House(stack, "::")
         house.come("127.0.0.1")
-        sixth = stack.enter_context(socket.create_connection(("::1", house.port), PATIENCE_S))
+        sixth = stack.enter_context(socket.create_connection(("::1", house.port), TIMEOUT_S))
         house.listener._accept_all(house.port, house.socket, 0)
         assert house.opened == ["127.0.0.1", "::1"]
         assert house.logged[0].startswith("127.0.0.1:")
@@ -208,7 +208,7 @@ async def test_hostile_and_broken_clients_are_summed_up_for_each_address(house, 
             client.sendall(sent)
             client.shutdown(socket.SHUT_WR)
         house.listener.serve({house.port: house.socket})
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while sum(house.closed.values()) < 20:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         house.clock.advance(61_000)
@@ -245,12 +245,12 @@ async def test_a_balancers_own_connections_spend_no_rate_and_its_looks_none_eith
     for client in house.come(*[GOOD] * 5):
         client.sendall(LOCAL_PROXY_HEADER)
     await house.until_opened(5)
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while house.closed != {CloseReason.CLIENT_SENT_NOTHING: 5}:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
     assert quotas.listener_reading(house.listener.key, house.clock.now_ms()).rate == 0
     [client] = house.come(GOOD)
     client.sendall(b"PROXY TCP4 192.0.2.7 192.0.2.1 40000 9092\r\n")
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not house.gate.admission.held:  # noqa: ASYNC110
             await asyncio.sleep(0.001)

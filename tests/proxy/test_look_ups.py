@@ -8,7 +8,7 @@ import pytest
 
 from proxy.net.look_ups import LookUps, _in_turn, at_port, look_up
 from tests.fakes.clock import FakeClock
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 A, B = ((socket.AF_INET, (address, 0)) for address in ("10.0.0.1", "10.0.0.2"))
 SIX = (socket.AF_INET6, ("2001:db8::1", 0, 0, 0))
@@ -25,7 +25,7 @@ class Resolver:
         return await self.responses.setdefault(host, asyncio.get_running_loop().create_future())
 
     async def response(self, host, response):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while host not in self.responses:  # noqa: ASYNC110
                 await asyncio.sleep(0)
         future = self.responses.pop(host)
@@ -109,14 +109,14 @@ async def test_a_hundred_slow_names_of_the_system_delay_no_other(monkeypatch):
         if settings["flags"]:
             raise socket.gaierror
         if host != "quick":
-            gate.wait(PATIENCE_S)
+            gate.wait(TIMEOUT_S)
         return [(*A[:1], socket.SOCK_STREAM, 0, "", A[1])]
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     look_ups = LookUps(FakeClock().now_us)
     slow = [asyncio.create_task(look_ups.of(f"slow-{number}")) for number in range(100)]
     await asyncio.sleep(0)
-    assert await asyncio.wait_for(look_ups.of("quick"), PATIENCE_S) == [A]
+    assert await asyncio.wait_for(look_ups.of("quick"), TIMEOUT_S) == [A]
     assert not any(task.done() for task in slow)
     gate.set()
     assert await asyncio.gather(*slow) == [[A]] * 100

@@ -29,7 +29,7 @@ class Way:
             self.peer = socket.create_connection(server.getsockname(), timeout=60)
             client, address = server.accept()
         client.setblocking(False)
-        self.arrival = IncomingConnection(client, 9092, 1, address[0], "ANONYMOUS", structlog.get_logger())
+        self.incoming = IncomingConnection(client, 9092, 1, address[0], "ANONYMOUS", structlog.get_logger())
         self.poller = Poller()
         self.stage = origin_stage(Origin(self.poller, trusted, required))
         self.stage.timeout_ms = timeout_ms
@@ -37,7 +37,7 @@ class Way:
 
     def begin(self):
         self.stage.begin(
-            self.arrival, lambda _: self.ends.append("on"), lambda _a, *why: self.ends.append((why[0].value, why[1]))
+            self.incoming, lambda _: self.ends.append("on"), lambda _a, *why: self.ends.append((why[0].value, why[1]))
         )
 
     async def end(self):
@@ -52,8 +52,8 @@ class Way:
     def unread(self):
         """All that the next stage reads, until the peer's end."""
         self.peer.close()
-        self.arrival.socket.setblocking(True)
-        with self.arrival.socket as sock:
+        self.incoming.socket.setblocking(True)
+        with self.incoming.socket as sock:
             return b"".join(iter(lambda: sock.recv(4096), b""))
 
 
@@ -69,8 +69,8 @@ async def test_the_client_is_whom_a_trusted_peer_names_and_its_own_bytes_stay(he
     way.peer.sendall(header + REQUEST)
     way.begin()
     assert await way.end() == "on"
-    assert way.arrival.address == "192.0.2.7"
-    reported = structlog.get_context(way.arrival.log)
+    assert way.incoming.address == "192.0.2.7"
+    reported = structlog.get_context(way.incoming.log)
     assert (reported["client"], reported["proxied_by"]) == ("192.0.2.7:40000", "127.0.0.1")
     assert way.unread() == REQUEST
 
@@ -91,8 +91,8 @@ async def test_a_balancers_own_connection_has_its_own_address(way, header):
     way.peer.sendall(header + REQUEST)
     way.begin()
     assert await way.end() == "on"
-    assert way.arrival.address == "127.0.0.1"
-    assert way.arrival.of_balancer is (header == LOCAL_PROXY_HEADER)
+    assert way.incoming.address == "127.0.0.1"
+    assert way.incoming.of_balancer is (header == LOCAL_PROXY_HEADER)
     assert way.unread() == REQUEST
 
 
@@ -102,7 +102,7 @@ async def test_without_a_header_the_first_bytes_decide_and_stay():
         way.peer.sendall(REQUEST)
         way.begin()
     assert await optional.end() == "on"
-    assert (optional.arrival.address, optional.unread()) == ("127.0.0.1", REQUEST)
+    assert (optional.incoming.address, optional.unread()) == ("127.0.0.1", REQUEST)
     assert await required.end() == ("proxy_header_missing", f"begins with {REQUEST[:8].hex(' ')}")
 
 
@@ -112,7 +112,7 @@ async def test_what_an_untrusted_peer_says_of_itself_is_never_believed():
         way.peer.sendall(V2 + REQUEST)
         way.begin()
     assert await optional.end() == "on"
-    assert (optional.arrival.address, optional.unread()) == ("127.0.0.1", V2 + REQUEST)
+    assert (optional.incoming.address, optional.unread()) == ("127.0.0.1", V2 + REQUEST)
     assert await required.end() == ("proxy_peer_untrusted", "127.0.0.1 is in none of the trusted networks")
 
 

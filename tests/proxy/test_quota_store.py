@@ -26,9 +26,9 @@ class Bound:
 
     def __init__(self, state_file, entries, clients=0):
         self.source = FileSource(entries, "proxy.yaml", state_file)
-        self.ledger = ClientQuotaManager(Sensors(2 * clients + 16), QuotaTable())
+        self.quota_manager = ClientQuotaManager(Sensors(2 * clients + 16), QuotaTable())
         self.problems = []
-        self.book = QuotaStore("main", self.source, self.ledger, FakeClock(), self.problems.append)
+        self.book = QuotaStore("main", self.source, self.quota_manager, FakeClock(), self.problems.append)
         self.clients = clients
 
     async def __aenter__(self):
@@ -41,7 +41,7 @@ class Bound:
         await self.book.stop()
 
     def bind(self, i):
-        return self.ledger.bind("main", 1, "u", f"c{i}", 0)
+        return self.quota_manager.bind("main", 1, "u", f"c{i}", 0)
 
     async def alter(self, entity, limit):
         alteration_request = QuotaAlteration(
@@ -59,19 +59,19 @@ async def test_what_is_altered_is_in_force_when_the_response_comes(state):
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=3) as bound:
         before = [bound.bind(i) for i in range(3)]
         assert await bound.alter(Entity(client_id="c1"), 7.0) == [None]
-        assert [bound.ledger.renews(binding) for binding in before] == [True, False, True]
-        assert bound.ledger.sensors.limit(bound.bind(1).produce) == 7.0
+        assert [bound.quota_manager.renews(client_sensors) for client_sensors in before] == [True, False, True]
+        assert bound.quota_manager.sensors.limit(bound.bind(1).produce) == 7.0
         assert bound.book.quotas == bound.source.quotas
         assert await bound.alter(Entity(client_id="c1"), None) == [None]
-        assert bound.ledger.sensors.limit(bound.bind(1).produce) == 10.0
+        assert bound.quota_manager.sensors.limit(bound.bind(1).produce) == 10.0
 
 
 async def test_a_file_that_has_changed_is_taken_up_whoever_tells(state):
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
         await asyncio.to_thread(bound.source.replace, {EVERYBODY: {PRODUCE: 11.0}, Entity("v"): {PRODUCE: 1.0}})
         await bound.book.take_up()
-        assert bound.ledger.table == tables_of(bound.source.quotas).enforced
-        assert bound.ledger.sensors.limit(bound.bind(0).produce) == 11.0
+        assert bound.quota_manager.table == tables_of(bound.source.quotas).enforced
+        assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 11.0
 
 
 @pytest.mark.parametrize("way", ["the API", "the configuration", "the state file"])
@@ -79,9 +79,9 @@ async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state
     """Its source tells of it, and whoever has made it has it taken up, too; the state file is looked at again."""
     monkeypatch.setattr(file, "_POLL_S", 0.01)
     async with Bound(state, {EVERYBODY: {PRODUCE: 10.0}}, clients=1) as bound:
-        in_force, reported = counted(bound.ledger, "replacing"), []
+        in_force, reported = counted(bound.quota_manager, "replacing"), []
         bound.book.when_changed = reported.append
-        version = bound.ledger.version
+        version = bound.quota_manager.version
         if way == "the API":
             await bound.alter(Entity(client_id="c0"), 7.0)
         elif way == "the configuration":
@@ -91,8 +91,8 @@ async def test_a_change_is_put_in_force_once_however_it_comes(monkeypatch, state
             other = FileSource({EVERYBODY: {PRODUCE: 10.0}}, "proxy.yaml", state)
             await asyncio.to_thread(other.alter, [Alteration(Entity(client_id="c0"), {PRODUCE: 7.0})])
         await asyncio.sleep(0.2)
-        assert bound.ledger.sensors.limit(bound.bind(0).produce) == 7.0
-        assert (len(in_force), len(reported), bound.ledger.version) == (1, 1, version + 1)
+        assert bound.quota_manager.sensors.limit(bound.bind(0).produce) == 7.0
+        assert (len(in_force), len(reported), bound.quota_manager.version) == (1, 1, version + 1)
 
 
 def counted(thing, name):
@@ -124,7 +124,7 @@ async def test_the_entities_of_a_user_are_known(state):
 async def test_alterations_at_the_same_time_are_all_in_force(state):
     async with Bound(state, {}, clients=5) as bound:
         await asyncio.gather(*(bound.alter(Entity(client_id=f"c{i}"), i + 1.0) for i in range(5)))
-        assert [bound.ledger.sensors.limit(bound.bind(i).produce) for i in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
+        assert [bound.quota_manager.sensors.limit(bound.bind(i).produce) for i in range(5)] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
 async def test_others_have_their_turn_while_a_change_of_all_is_put_in_force(state):
@@ -135,7 +135,7 @@ async def test_others_have_their_turn_while_a_change_of_all_is_put_in_force(stat
 
         async def look():
             while True:
-                old = sum(bound.ledger.sensors.limit(handle) == 10.0 for handle in handles)
+                old = sum(bound.quota_manager.sensors.limit(handle) == 10.0 for handle in handles)
                 limits_seen.add(old)
                 await asyncio.sleep(0)
 
@@ -143,4 +143,4 @@ async def test_others_have_their_turn_while_a_change_of_all_is_put_in_force(stat
         assert await bound.alter(EVERYBODY, 20.0) == [None]
         looking.cancel()
         assert len(limits_seen) >= 10
-        assert all(reading.limit == 20.0 for _, reading in bound.ledger.readings(0))
+        assert all(reading.limit == 20.0 for _, reading in bound.quota_manager.readings(0))

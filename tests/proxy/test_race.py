@@ -6,7 +6,7 @@ import pytest
 
 from proxy.upstream.race import AllFailed, Slow, race
 from tests.fakes.clock import FakeClock
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 NEVER_S = 1_000_000
 
@@ -33,7 +33,7 @@ class Attempts:
         return run
 
     async def begun_are(self, *names):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while self.begun != list(names):  # noqa: ASYNC110
                 await asyncio.sleep(0)
 

@@ -15,7 +15,7 @@ from quotas.connection_quotas import ListenerKey
 LATE, FULL = CloseReason.CLIENT_LOST, CloseReason.TOO_MANY_CONNECTIONS
 
 
-def arrival() -> IncomingConnection:
+def incoming() -> IncomingConnection:
     return IncomingConnection(socket.socket(), 9092, 0, "192.0.2.1", "ANONYMOUS", structlog.get_logger())
 
 
@@ -31,7 +31,7 @@ def ends(
         found: list[str] = []
         stage = SlowStage(work, timeout_ms, 2, LATE, FULL)
         for _ in range(count):
-            stage.begin(arrival(), lambda _: found.append("on"), lambda _a, reason, _d: found.append(reason.value))
+            stage.begin(incoming(), lambda _: found.append("on"), lambda _a, reason, _d: found.append(reason.value))
         if stopped:
             await asyncio.sleep(0)
             stage.stop()
@@ -43,19 +43,19 @@ def ends(
     return asyncio.run(run())
 
 
-async def pass_on(_arrival: IncomingConnection) -> None:
+async def pass_on(_incoming: IncomingConnection) -> None:
     await asyncio.sleep(0)
 
 
-async def hang(_arrival: IncomingConnection) -> None:
+async def hang(_incoming: IncomingConnection) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def refuse(_arrival: IncomingConnection) -> None:
+async def refuse(_incoming: IncomingConnection) -> None:
     raise Refused(CloseReason.REQUEST_MALFORMED, "no")
 
 
-async def fail(_arrival: IncomingConnection) -> None:
+async def fail(_incoming: IncomingConnection) -> None:
     raise ZeroDivisionError
 
 
@@ -77,7 +77,7 @@ def test_an_address_crowds_out_only_itself() -> None:
         stage = SlowStage(hang, 60_000, 4, LATE, FULL)
 
         def begin(origin: str, number: int) -> None:
-            one = arrival()
+            one = incoming()
             one.place = ConnectionSlot(ListenerKey("main", "tls"), origin)
             stage.begin(one, lambda _: None, lambda _a, reason, _d: found.append((origin, number, reason.value)))
 
@@ -126,6 +126,6 @@ def test_a_bug_ends_the_socket_that_met_it() -> None:
     ],
 )
 def test_a_peer_may_speak_for_a_client_at_another_address(host, address, client) -> None:
-    one = arrival()
+    one = incoming()
     one.came_from(host, 40_000)
     assert (one.address, structlog.get_context(one.log)["client"]) == (address, client)

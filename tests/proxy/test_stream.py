@@ -10,7 +10,7 @@ from proxy.net.poller import Poller
 from proxy.net.stream import Stream, StreamSettings
 from proxy.side import Side
 from quotas.byte_caps import ByteCap, Turnstile
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 HIGH_WATER_BYTES = 64 * 1024
 
@@ -66,7 +66,7 @@ class Ends:
 
     def __init__(self, room=256 * 1024, side=Side.CLIENT, caps=()):
         with socket.create_server(("127.0.0.1", 0)) as server:
-            self.peer = socket.create_connection(server.getsockname(), timeout=PATIENCE_S)
+            self.peer = socket.create_connection(server.getsockname(), timeout=TIMEOUT_S)
             ours, _ = server.accept()
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
@@ -75,7 +75,7 @@ class Ends:
         self.stream = Stream(settings, ours, self.owner)
 
     async def until(self, condition):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 

@@ -33,7 +33,7 @@ from quotas.connection_quotas import ConnectionLimits, ConnectionQuotas
 from tests.certificates import Authority, client_context, server_context
 from tests.fakes.clock import FakeClock
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 OVER = datetime.timedelta(days=-1)
 ETL = ((NameOID.ORGANIZATION_NAME, "Acme"), (NameOID.COMMON_NAME, "etl"))
@@ -141,7 +141,7 @@ class Client:
 
     async def ask(self, request):
         self.writer.write(request)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             size = int.from_bytes(await self.reader.readexactly(4), "big")
             return size.to_bytes(4, "big") + await self.reader.readexactly(size)
 
@@ -165,7 +165,7 @@ async def proxying(*args, node_context=None, **settings):
 
 
 async def until(condition):
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
@@ -318,7 +318,7 @@ async def test_a_client_that_does_not_trust_the_listener_says_so(paper, version)
     context.maximum_version = version
 
     def connect(port):
-        with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as sock:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as sock:
             context.wrap_socket(sock, server_hostname="localhost")
 
     with capture_logs() as logs:
@@ -426,7 +426,7 @@ class BlockingNode:
 
     def __init__(self, context):
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.server.settimeout(PATIENCE_S)
+        self.server.settimeout(TIMEOUT_S)
         self.port = self.server.getsockname()[1]
         self.context = context
 

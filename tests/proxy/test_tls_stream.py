@@ -18,7 +18,7 @@ from proxy.side import Side
 from quotas.byte_caps import Turnstile
 from tests.certificates import Authority, client_context, server_context
 from tests.proxy.test_stream import HIGH_WATER_BYTES, StreamListener, cap, now_ms
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ class Ends:
     def __init__(self, contexts, room=256 * 1024, side=Side.CLIENT, caps=(), version=None):
         server, client = contexts
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            self.raw = socket.create_connection(listening.getsockname(), timeout=PATIENCE_S)
+            self.raw = socket.create_connection(listening.getsockname(), timeout=TIMEOUT_S)
             self.ours, _ = listening.accept()
         self.ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
         self.ours.setblocking(False)
@@ -82,7 +82,7 @@ class Ends:
         self.push()
 
     async def until(self, condition):
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(TIMEOUT_S):
             while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
@@ -201,7 +201,7 @@ async def test_what_came_with_the_end_of_the_handshake_is_read(contexts):
     ends = Ends.__new__(Ends)
     ends.lock = threading.Lock()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        ends.raw = socket.create_connection(listening.getsockname(), timeout=PATIENCE_S)
+        ends.raw = socket.create_connection(listening.getsockname(), timeout=TIMEOUT_S)
         ours, _ = listening.accept()
     ours.setblocking(False)
     tls = TlsSocket(ours, server)
@@ -367,7 +367,7 @@ async def test_whoever_takes_a_little_is_seen_to_take_it(contexts):
     await asyncio.sleep(0.05)  # what is under way comes to rest
     written, taken = ends.stream.written_late_bytes, ends.stream.taken_bytes
     got = 0
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(TIMEOUT_S):
         while ends.stream.taken_bytes == taken:
             got += len(ends.raw.recv(1000))
             await asyncio.sleep(0.001)

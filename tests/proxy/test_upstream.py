@@ -22,7 +22,7 @@ from quotas.sources.cluster_connection import ClusterConnection
 from tests.certificates import Authority, server_context
 from tests.deaf import deaf_address
 from tests.fakes.clock import FakeClock
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 NOT_HERE = "192.0.2.1"
 
@@ -32,7 +32,7 @@ class Node:
 
     def __init__(self, **settings):
         self.server = socket.create_server(("127.0.0.1", 0))
-        self.server.settimeout(PATIENCE_S)
+        self.server.settimeout(TIMEOUT_S)
         self.port = self.server.getsockname()[1]
         self.paced, self.failed = [], []
         config = self.config(**settings)
@@ -50,7 +50,7 @@ class Node:
         connected = await self.upstream.connect(node_id, first)
         accepted, peer = self.server.accept()
         with accepted:
-            accepted.settimeout(PATIENCE_S)
+            accepted.settimeout(TIMEOUT_S)
             assert connected.socket.getsockname() == peer
             connected.socket.close()
             return peer[0], accepted.recv(100)
@@ -120,7 +120,7 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
     config = node.config(send_proxy_protocol=announced, connect_timeout_ms=20_000)
 
     def ask_for_quotas():
-        connection = ClusterConnection(f"127.0.0.1:{node.port}", credentials_of(config), PATIENCE_S)
+        connection = ClusterConnection(f"127.0.0.1:{node.port}", credentials_of(config), TIMEOUT_S)
         with contextlib.closing(connection), contextlib.suppress(SourceUnavailable):
             connection.ask(describe_request())
 
@@ -132,14 +132,14 @@ async def test_connections_of_its_own_say_so_where_nodes_want_to_know(node, anno
         threading.Thread(target=ask, daemon=True).start()  # it ends by itself, some time after it is hung up on
         accepted, _ = await asyncio.to_thread(node.server.accept)
         with accepted:
-            accepted.settimeout(PATIENCE_S)
+            accepted.settimeout(TIMEOUT_S)
             first = await asyncio.to_thread(accepted.recv, 16, socket.MSG_WAITALL)
         assert (first == LOCAL_PROXY_HEADER) == announced
 
 
 async def test_what_keeps_the_proxy_from_its_cluster_is_named_once_for_each_reason(tmp_path, monkeypatch):
     """First nobody is there, then somebody that speaks TLS."""
-    monkeypatch.setattr("proxy.upstream.connector._LONGEST_LOOK_S", PATIENCE_S)
+    monkeypatch.setattr("proxy.upstream.connector._LONGEST_LOOK_S", TIMEOUT_S)
     context = server_context(Authority(tmp_path).issue("127.0.0.1"))
     node = Node(connect_timeout_ms=100)
     node.server.close()
@@ -160,7 +160,7 @@ def refuse_plain(server, context):
     with contextlib.suppress(OSError):
         while True:
             with server.accept()[0] as sock, contextlib.suppress(OSError):
-                sock.settimeout(PATIENCE_S)
+                sock.settimeout(TIMEOUT_S)
                 context.wrap_socket(sock, server_side=True).close()
 
 
@@ -171,7 +171,7 @@ class Asker:
         self.outcome = asyncio.get_running_loop().create_future()
 
     async def reported(self):
-        return await asyncio.wait_for(self.outcome, PATIENCE_S)
+        return await asyncio.wait_for(self.outcome, TIMEOUT_S)
 
 
 def open_(node, node_id=1, first=b""):
@@ -354,7 +354,7 @@ async def test_the_proxys_own_look_reaches_a_cluster_past_dead_addresses_and_ser
         looking = asyncio.create_task(node.upstream._look())
         accepted, _ = await asyncio.to_thread(node.server.accept)
         with accepted:
-            accepted.settimeout(PATIENCE_S)
+            accepted.settimeout(TIMEOUT_S)
             assert await asyncio.to_thread(accepted.recv, 4)
         looking.cancel()
 
@@ -364,14 +364,14 @@ async def test_nodes_that_do_not_tell_their_num_partitions_hold_up_nobody(node, 
     monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", 0)
     named = [{"broker_id": 5, "host": "127.0.0.1", "port": node.port}]
     monkeypatch.setattr("proxy.upstream.connector.nodes_named_by", lambda *_: named)
-    monkeypatch.setattr("proxy.upstream.connector.default_partitions_of", lambda *_: answered.wait(PATIENCE_S) and 7)
+    monkeypatch.setattr("proxy.upstream.connector.default_partitions_of", lambda *_: answered.wait(TIMEOUT_S) and 7)
     for _ in range(2):
         assert await node.upstream._learn()
         assert node.upstream.directory.address(5) == ("127.0.0.1", node.port)
     with capture_logs():
         assert node.upstream.default_partitions() == 1
     answered.set()
-    monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", PATIENCE_S)
+    monkeypatch.setattr("proxy.upstream.connector._LONGEST_EXTRA_LOOK_S", TIMEOUT_S)
     assert await node.upstream._learn()
     assert node.upstream.default_partitions() == 7
 

@@ -53,8 +53,8 @@ class Both:
 
     def pass_time(self):
         self.now_ms += 4_000_000
-        for ledger in (self.plain, self.changed):
-            ledger.expire(self.now_ms)
+        for quota_manager in (self.plain, self.changed):
+            quota_manager.expire(self.now_ms)
 
     def take(self, step):
         if step == "an hour":
@@ -79,17 +79,17 @@ class Both:
     def check_sensors(self):
         assert _limits(self.changed, self.now_ms) == _limits(self.plain, self.now_ms)
 
-    def check_bindings(self):
+    def check_client_sensors(self):
         """What holds on is what would be made anew."""
-        ledger = self.changed
-        for who, binding in self.given:
-            if ledger.renews(binding):
-                anew = ledger._make_binding(*who, self.now_ms)
-                assert binding == anew, who
+        quota_manager = self.changed
+        for who, client_sensors in self.given:
+            if quota_manager.renews(client_sensors):
+                anew = quota_manager._make_client_sensors(*who, self.now_ms)
+                assert client_sensors == anew, who
 
 
-def _limits(ledger, now_ms):
-    readings = [*ledger.readings(now_ms), *ledger.bucket_readings(now_ms)]
+def _limits(quota_manager, now_ms):
+    readings = [*quota_manager.readings(now_ms), *quota_manager.bucket_readings(now_ms)]
     return {key: reading.limit for key, reading in readings}
 
 
@@ -100,7 +100,7 @@ def test_limits_sensors_and_bindings_are_those_of_a_table_made_anew(steps):
         both.take(step)
         both.check_tables()
         both.check_sensors()
-        both.check_bindings()
+        both.check_client_sensors()
 
 
 @given(STEPS)
@@ -109,91 +109,97 @@ def test_a_binding_that_holds_is_right_where_tables_are_full(steps):
     for step in steps:
         both.take(step)
         before = both.changed.version
-        for who, binding in both.given:
-            if both.changed.renews(binding):
-                handles = (binding.produce, binding.fetch)
+        for who, client_sensors in both.given:
+            if both.changed.renews(client_sensors):
+                handles = (client_sensors.produce, client_sensors.fetch)
                 for handle in handles:
                     assert handle is None or both.changed.sensors.limit(handle) == _limit_of(both.changed, handle)
-                assert who[2:] == (binding.user, binding.client_id)
+                assert who[2:] == (client_sensors.user, client_sensors.client_id)
         assert both.changed.version == before
 
 
-def _limit_of(ledger, handle):
+def _limit_of(quota_manager, handle):
     [key] = [
         key
-        for key, found in ledger._handles.items()
+        for key, found in quota_manager._handles.items()
         if found == handle and key.quota_type in (PRODUCE, FETCH) and not key.shadow
     ]
-    return ledger._limit(key)
+    return quota_manager._limit(key)
 
 
 def test_a_change_of_one_entity_looks_at_its_own_sensors_only():
-    ledger = ClientQuotaManager(
+    quota_manager = ClientQuotaManager(
         Sensors(30_000), QuotaTable({Entity(client_id=f"c{i}"): {PRODUCE: 1.0} for i in range(20_000)})
     )
-    bindings = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(20_000)]
+    all_client_sensors = [quota_manager.bind("main", 1, "u", f"c{i}", 0) for i in range(20_000)]
     looked_at = []
-    ledger._adjust = lambda key, now_ms: looked_at.append(key)
+    quota_manager._adjust = lambda key, now_ms: looked_at.append(key)
     entity = Entity(client_id="c5")
-    ledger.replace(ledger.table.changed({entity: {PRODUCE: 2.0}}), 0, changed=[entity])
+    quota_manager.replace(quota_manager.table.changed({entity: {PRODUCE: 2.0}}), 0, changed=[entity])
     assert len(looked_at) < 50
-    assert [i for i, binding in enumerate(bindings) if not ledger.renews(binding)] == [5]
+    assert [i for i, client_sensors in enumerate(all_client_sensors) if not quota_manager.renews(client_sensors)] == [5]
 
 
 def test_a_change_of_everything_comes_in_steps():
-    ledger = ClientQuotaManager(Sensors(30_000), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    quota_manager = ClientQuotaManager(Sensors(30_000), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
     for i in range(20_000):
-        ledger.bind("main", 1, "u", f"c{i}", 0)
-    steps = ledger.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0)
+        quota_manager.bind("main", 1, "u", f"c{i}", 0)
+    steps = quota_manager.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0)
     assert sum(1 for _ in steps) == 20_000 / KEYS_PER_STEP
-    assert {reading.limit for _, reading in ledger.readings(0)} == {2.0}
+    assert {reading.limit for _, reading in quota_manager.readings(0)} == {2.0}
 
 
 def test_with_a_full_table_only_clients_whose_sensors_were_closed_ask_again():
     names = {Entity(client_id=f"c{i}"): {PRODUCE: 100.0} for i in range(1300)}
-    ledger = ClientQuotaManager(Sensors(1024), QuotaTable(names))
-    bindings = [ledger.bind("main", 1, "u", f"c{i}", i) for i in range(1024)]
-    ledger.bind("main", 1, "u", "c1024", 1024)
-    stale = [i for i, binding in enumerate(bindings) if not ledger.renews(binding)]
+    quota_manager = ClientQuotaManager(Sensors(1024), QuotaTable(names))
+    all_client_sensors = [quota_manager.bind("main", 1, "u", f"c{i}", i) for i in range(1024)]
+    quota_manager.bind("main", 1, "u", "c1024", 1024)
+    stale = [i for i, client_sensors in enumerate(all_client_sensors) if not quota_manager.renews(client_sensors)]
     assert stale == list(range(8))
-    assert ledger.sensors.used == 1024 - 8 + 1
+    assert quota_manager.sensors.used == 1024 - 8 + 1
 
 
 def test_who_shares_a_sensor_asks_again_when_there_is_room_and_not_before():
-    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
-    first, *_, shared = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
-    ledger.replace(ledger.table.changed({Entity(client_id="x"): {PRODUCE: 1.0}}), 0, changed=[Entity(client_id="x")])
-    assert ledger.renews(shared)
-    ledger.sensors.charge(shared.produce, 1.0, 11_001)
-    ledger.expire(11_002)
-    assert not ledger.renews(shared)
-    assert not ledger.renews(first)
-    assert ledger.bind("main", 1, "u", "c19", 11_002).crowded == ()
+    quota_manager = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}}))
+    first, *_, shared = [quota_manager.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
+    quota_manager.replace(
+        quota_manager.table.changed({Entity(client_id="x"): {PRODUCE: 1.0}}), 0, changed=[Entity(client_id="x")]
+    )
+    assert quota_manager.renews(shared)
+    quota_manager.sensors.charge(shared.produce, 1.0, 11_001)
+    quota_manager.expire(11_002)
+    assert not quota_manager.renews(shared)
+    assert not quota_manager.renews(first)
+    assert quota_manager.bind("main", 1, "u", "c19", 11_002).crowded == ()
 
 
 def test_very_many_changes_are_forgotten_and_who_was_away_asks_again():
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
-    away, here = ledger.bind("main", 1, "u", "a", 0), ledger.bind("main", 1, "u", "b", 0)
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
+    away, here = quota_manager.bind("main", 1, "u", "a", 0), quota_manager.bind("main", 1, "u", "b", 0)
     for i in range(3):
         entities = {Entity(client_id=f"x{i}-{k}"): {PRODUCE: 1.0} for k in range(9_000)}
-        ledger.replace(ledger.table.changed(entities), 0, changed=entities)
-        assert ledger.renews(here)
-    assert not ledger.renews(away)
-    assert len(ledger._touched) + len(ledger._touched_before) <= 20_000
+        quota_manager.replace(quota_manager.table.changed(entities), 0, changed=entities)
+        assert quota_manager.renews(here)
+    assert not quota_manager.renews(away)
+    assert len(quota_manager._touched) + len(quota_manager._touched_before) <= 20_000
 
 
 def test_who_asks_amid_a_change_has_the_new_limit_already():
-    ledger = ClientQuotaManager(Sensors(4 * KEYS_PER_STEP), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}}))
-    bindings = [ledger.bind("main", 1, "u", f"c{i}", 0) for i in range(3 * KEYS_PER_STEP)]
-    next(ledger.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0))
-    assert not ledger.renews(bindings[-1])
-    assert ledger.sensors.limit(bindings[-1].produce) == 1.0
-    assert ledger.sensors.limit(ledger.bind("main", 1, "u", f"c{3 * KEYS_PER_STEP - 1}", 0).produce) == 2.0
+    quota_manager = ClientQuotaManager(
+        Sensors(4 * KEYS_PER_STEP), QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 1.0}})
+    )
+    all_client_sensors = [quota_manager.bind("main", 1, "u", f"c{i}", 0) for i in range(3 * KEYS_PER_STEP)]
+    next(quota_manager.replacing(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 2.0}}), 0))
+    assert not quota_manager.renews(all_client_sensors[-1])
+    assert quota_manager.sensors.limit(all_client_sensors[-1].produce) == 1.0
+    assert (
+        quota_manager.sensors.limit(quota_manager.bind("main", 1, "u", f"c{3 * KEYS_PER_STEP - 1}", 0).produce) == 2.0
+    )
 
 
 def test_a_quota_for_a_very_long_client_id_is_felt_though_it_was_measured_under_another_name():
-    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id="c"): {PRODUCE: 1.0}}))
-    before = ledger.bind("main", 1, "u", "xxx… sha256 0", 0)
+    quota_manager = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id="c"): {PRODUCE: 1.0}}))
+    before = quota_manager.bind("main", 1, "u", "xxx… sha256 0", 0)
     entity = Entity(client_id="x" * 2000)
-    ledger.replace(ledger.table.changed({entity: {PRODUCE: 5.0}}), 0, changed=[entity])
-    assert not ledger.renews(before)
+    quota_manager.replace(quota_manager.table.changed({entity: {PRODUCE: 5.0}}), 0, changed=[entity])
+    assert not quota_manager.renews(before)

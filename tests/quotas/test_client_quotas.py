@@ -13,14 +13,14 @@ def table(limit: float, quota_type: QuotaType = PRODUCE, entity: Entity | None =
     return QuotaTable({entity or Entity(client_id=DEFAULT): {quota_type: limit}})
 
 
-def ledger(capacity: int = 64, quotas: QuotaTable | None = None, samples: int = 11) -> ClientQuotaManager:
+def quota_manager(capacity: int = 64, quotas: QuotaTable | None = None, samples: int = 11) -> ClientQuotaManager:
     return ClientQuotaManager(
         Sensors(capacity, samples, max_throttle_ms=INT32_MAX), table(100.0) if quotas is None else quotas
     )
 
 
 def test_each_node_and_each_client_id_of_a_default_has_a_sensor_of_its_own():
-    made = ledger()
+    made = quota_manager()
     one = made.bind("main", 1, "u", "c", 0).produce
     assert one == made.bind("main", 1, "other", "c", 0).produce
     assert one not in (made.bind("main", 2, "u", "c", 0).produce, made.bind("main", 1, "u", "d", 0).produce)
@@ -28,7 +28,7 @@ def test_each_node_and_each_client_id_of_a_default_has_a_sensor_of_its_own():
 
 
 def test_nobody_is_measured_before_the_first_quota():
-    made = ledger(quotas=QuotaTable())
+    made = quota_manager(quotas=QuotaTable())
     assert made.bind("main", 1, "u", "c", 0).produce is None
     made.replace(table(100.0), 0)
     made.replace(QuotaTable(), 0)
@@ -37,18 +37,18 @@ def test_nobody_is_measured_before_the_first_quota():
 
 def test_a_fetch_may_ask_for_what_an_idle_client_may_use():
     for limit, samples, expected in ((2000.0, 11, 20_000), (2000.0, 3, 4000), (1e12, 11, INT32_MAX), (2000.0, 1, 0)):
-        made = ledger(quotas=table(limit, FETCH), samples=samples)
+        made = quota_manager(quotas=table(limit, FETCH), samples=samples)
         assert made.bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == expected
-    assert ledger().bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
+    assert quota_manager().bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
 
 
 def test_who_has_no_quota_has_no_ceiling_even_with_a_single_window():
-    made = ledger(quotas=table(2000.0, FETCH, Entity("alice")), samples=1)
+    made = quota_manager(quotas=table(2000.0, FETCH, Entity("alice")), samples=1)
     assert made.bind("main", 1, "u", "c", 0).fetch_ceiling_bytes == INT32_MAX
 
 
 def test_a_change_reaches_living_sensors_and_keeps_their_use():
-    made = ledger()
+    made = quota_manager()
     before = made.bind("main", 1, "u", "c", 0)
     made.sensors.charge(before.produce, 1000, 0)
     made.replace(table(50.0), 0)
@@ -58,7 +58,7 @@ def test_a_change_reaches_living_sensors_and_keeps_their_use():
 
 
 def test_a_more_specific_quota_starts_empty_and_its_end_brings_the_old_sensor_back():
-    made = ledger()
+    made = quota_manager()
     old = made.bind("main", 1, "u", "c", 0).produce
     made.replace(QuotaTable({Entity(client_id=DEFAULT): {PRODUCE: 100.0}, Entity("u"): {PRODUCE: 7.0}}), 0)
     assert made.bind("main", 1, "u", "c", 0).produce != old
@@ -67,7 +67,7 @@ def test_a_more_specific_quota_starts_empty_and_its_end_brings_the_old_sensor_ba
 
 
 def test_sensors_idle_for_more_than_an_hour_are_closed():
-    made = ledger()
+    made = quota_manager()
     made.bind("main", 1, "u", "c", 0)
     kept = made.bind("main", 1, "u", "d", 0)
     made.sensors.charge(kept.produce, 1, 1)
@@ -79,7 +79,7 @@ def test_sensors_idle_for_more_than_an_hour_are_closed():
 
 
 def test_a_full_table_has_newcomers_share_a_sensor_and_keeps_their_quota():
-    made = ledger(capacity=16)
+    made = quota_manager(capacity=16)
     own = {made.bind("main", 1, "u", f"c{i}", 0).produce for i in range(15)}
     shared = {made.bind("main", 1, "u", f"new{i}", 0).produce for i in range(20)}
     assert (len(own), len(shared), made.overflowed) == (15, 1, 20)
@@ -92,7 +92,7 @@ def test_a_full_table_has_newcomers_share_a_sensor_and_keeps_their_quota():
 
 
 def test_an_exhausted_reserve_takes_the_row_that_was_idle_longest():
-    made = ledger(capacity=16)
+    made = quota_manager(capacity=16)
     for i in range(15):
         made.bind("main", 1, "u", f"c{i}", i)
     version = made.bind("main", 1, "u", "new", 20).version
@@ -103,36 +103,36 @@ def test_an_exhausted_reserve_takes_the_row_that_was_idle_longest():
 
 
 def test_a_large_table_makes_room_for_several_at_once():
-    ledger = ClientQuotaManager(
+    quota_manager = ClientQuotaManager(
         Sensors(256), QuotaTable({Entity(client_id=f"c{i}"): {QuotaType.PRODUCE: 100.0} for i in range(300)})
     )
     for i in range(300):
-        ledger.bind("main", 1, "u", f"c{i}", i)
-    assert ledger.sensors.used == 256
-    assert ledger.version == 1 + (300 - 256) / 4
-    assert {key.tags.client_id for key, _ in ledger.readings(300)} == {f"c{i}" for i in range(44, 300)}
+        quota_manager.bind("main", 1, "u", f"c{i}", i)
+    assert quota_manager.sensors.used == 256
+    assert quota_manager.version == 1 + (300 - 256) / 4
+    assert {key.tags.client_id for key, _ in quota_manager.readings(300)} == {f"c{i}" for i in range(44, 300)}
 
 
 def test_a_binding_never_holds_a_sensor_that_was_closed_for_its_other_half():
     limits = {QuotaType.PRODUCE: 100.0, QuotaType.FETCH: 100.0}
-    ledger = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id=f"c{i}"): limits for i in range(12)}))
+    quota_manager = ClientQuotaManager(Sensors(16), QuotaTable({Entity(client_id=f"c{i}"): limits for i in range(12)}))
     for now_ms in range(2000):
-        binding = ledger.bind("main", 1, "ANONYMOUS", f"c{now_ms * 7 % 12}", now_ms)
-        assert binding.version == ledger.version
-        ledger.sensors.charge(binding.produce, 1, now_ms)
-        ledger.sensors.charge(binding.fetch, 1, now_ms)
+        client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", f"c{now_ms * 7 % 12}", now_ms)
+        assert client_sensors.version == quota_manager.version
+        quota_manager.sensors.charge(client_sensors.produce, 1, now_ms)
+        quota_manager.sensors.charge(client_sensors.fetch, 1, now_ms)
 
 
 def test_without_room_sensors_whose_window_is_empty_make_place():
-    ledger = ClientQuotaManager(Sensors(32), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
+    quota_manager = ClientQuotaManager(Sensors(32), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}))
     for i in range(40):
-        ledger.bind("main", 1, "ANONYMOUS", f"c{i}", 0)
-    assert ledger.overflowed > 0
-    used = ledger.sensors.used
-    ledger.expire(11_000)
-    assert ledger.sensors.used == used
-    ledger.expire(11_001)
-    assert ledger.sensors.used == 0
+        quota_manager.bind("main", 1, "ANONYMOUS", f"c{i}", 0)
+    assert quota_manager.overflowed > 0
+    used = quota_manager.sensors.used
+    quota_manager.expire(11_000)
+    assert quota_manager.sensors.used == used
+    quota_manager.expire(11_001)
+    assert quota_manager.sensors.used == 0
 
 
 def shadowed(capacity: int = 64, enforced: QuotaTable | None = None) -> ClientQuotaManager:
@@ -140,7 +140,7 @@ def shadowed(capacity: int = 64, enforced: QuotaTable | None = None) -> ClientQu
 
 
 def test_shadows_take_no_row_from_quotas_in_force():
-    made, plain = shadowed(16, table(100.0)), ledger(16)
+    made, plain = shadowed(16, table(100.0)), quota_manager(16)
     for i in range(40):
         both = made.bind("main", 1, "u", f"c{i}", 0)
         assert both.produce == plain.bind("main", 1, "u", f"c{i}", 0).produce
@@ -191,7 +191,7 @@ def test_only_the_table_that_is_full_has_idle_sensors_make_place_early():
 
 
 def test_all_nodes_share_the_bucket_of_controller_mutations():
-    made = ledger(quotas=table(10.0, MUTATION))
+    made = quota_manager(quotas=table(10.0, MUTATION))
     one, two = made.bind("main", 1, "u", "c", 0), made.bind("main", 2, "u", "c", 0)
     assert one.limits_mutations
     assert one.mutation == two.mutation is not None
@@ -202,33 +202,33 @@ def test_all_nodes_share_the_bucket_of_controller_mutations():
 
 
 def test_a_bucket_keeps_its_tokens_when_its_limit_changes_and_goes_with_nobody():
-    made = ledger(quotas=table(10.0, MUTATION))
+    made = quota_manager(quotas=table(10.0, MUTATION))
     bucket = made.bind("main", 1, "u", "c", 0).mutation
     made.buckets.spend_permissively(bucket, 150, 0)
     made.replace(table(20.0, MUTATION), 0)
-    binding = made.bind("main", 1, "u", "c", 0)
-    assert (binding.mutation, made.buckets.tokens(bucket, 1000)) == (bucket, -20.0)
+    client_sensors = made.bind("main", 1, "u", "c", 0)
+    assert (client_sensors.mutation, made.buckets.tokens(bucket, 1000)) == (bucket, -20.0)
     made.replace(QuotaTable(), 1000)
-    binding = made.bind("main", 1, "u", "c", 1000)
-    assert (binding.mutation, binding.limits_mutations) == (bucket, False)
+    client_sensors = made.bind("main", 1, "u", "c", 1000)
+    assert (client_sensors.mutation, client_sensors.limits_mutations) == (bucket, False)
 
 
 def test_shadows_of_controller_mutations_have_buckets_of_their_own():
     made = ClientQuotaManager(Sensors(64), table(10.0, MUTATION), table(5.0, MUTATION))
-    binding = made.bind("main", 1, "u", "c", 0)
-    assert made.buckets.spend_permissively(binding.mutation, 110, 0) is None
-    assert made.shadow_buckets.spend_permissively(binding.shadow_mutation, 110, 0) == 11_000
+    client_sensors = made.bind("main", 1, "u", "c", 0)
+    assert made.buckets.spend_permissively(client_sensors.mutation, 110, 0) is None
+    assert made.shadow_buckets.spend_permissively(client_sensors.shadow_mutation, 110, 0) == 11_000
     assert made.shadow_throttles() == {("main", WHOLE_CLUSTER, MUTATION): (1, 11_000)}
     made.set_caps(2000, 3000)
     assert made.shadow_buckets.max_throttle_ms == made.buckets.max_throttle_ms == 2000
 
 
 def test_a_full_table_of_buckets_falls_to_one_that_newcomers_share_and_full_ones_make_place():
-    made = ledger(16, table(10.0, MUTATION))
-    bindings = [made.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
-    assert bindings[-1].mutation == bindings[-2].mutation != bindings[0].mutation
+    made = quota_manager(16, table(10.0, MUTATION))
+    all_client_sensors = [made.bind("main", 1, "u", f"c{i}", 0) for i in range(20)]
+    assert all_client_sensors[-1].mutation == all_client_sensors[-2].mutation != all_client_sensors[0].mutation
     assert (made.buckets.used, made.overflowed, made.sensors.used) == (16, 5, 0)
-    made.buckets.spend_permissively(bindings[0].mutation, 200, 0)
+    made.buckets.spend_permissively(all_client_sensors[0].mutation, 200, 0)
     made.expire(12_000)
     assert [reading.total for _, reading in made.bucket_readings(12_000)] == [200]
     made.expire(IDLE_MS + 1)

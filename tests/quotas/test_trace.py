@@ -85,64 +85,70 @@ class Lines:
         return [read_line(line) for line in self.lines]
 
 
-def ledger_of(lines, traces=lambda tags, entity: True):
+def quota_manager_of(lines, traces=lambda tags, entity: True):
     sensors = TracedSensors(lines.note, 64, 11, 1000, *CAPS)
     buckets = TracedBuckets(lines.note, 64, 11, 1000, CAPS[0])
     table = QuotaTable({ALICE: LIMITS, Entity(user=DEFAULT): LIMITS})
     return ClientQuotaManager(sensors, table, QuotaTable({ALICE: LIMITS}), buckets, traces=traces)
 
 
-def charge(ledger, binding, value, now_ms):
-    return ledger.sensors.charge(binding.produce, value, now_ms)
+def charge(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.sensors.charge(client_sensors.produce, value, now_ms)
 
 
-def run(ledger, binding, value, now_ms):
-    return 0 if ledger.sensors.charge_unthrottled(binding.produce, value, 3, now_ms) else None
+def run(quota_manager, client_sensors, value, now_ms):
+    return 0 if quota_manager.sensors.charge_unthrottled(client_sensors.produce, value, 3, now_ms) else None
 
 
-def one_of_several(ledger, binding, value, now_ms):
-    return ledger.sensors.charge_each(binding.produce, iter([(now_ms, value)]))
+def one_of_several(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.sensors.charge_each(client_sensors.produce, iter([(now_ms, value)]))
 
 
-def fetch(ledger, binding, value, now_ms):
-    return ledger.sensors.charge(binding.fetch, value, now_ms)
+def fetch(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.sensors.charge(client_sensors.fetch, value, now_ms)
 
 
-def owe(ledger, binding, value, now_ms):
-    return ledger.sensors.owed_ms(binding.fetch, now_ms)
+def owe(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.sensors.owed_ms(client_sensors.fetch, now_ms)
 
 
-def withhold(ledger, binding, value, now_ms):
-    return ledger.sensors.charge_if_within(binding.fetch, value, now_ms)
+def withhold(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.sensors.charge_if_within(client_sensors.fetch, value, now_ms)
 
 
-def give_back(ledger, binding, value, now_ms):
-    return ledger.sensors.give_back(binding.fetch, value, now_ms) or 0
+def give_back(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.sensors.give_back(client_sensors.fetch, value, now_ms) or 0
 
 
-def shadow(ledger, binding, value, now_ms):
-    return None if binding.shadow_produce is None else ledger.shadow_sensors.charge(binding.shadow_produce, 9e4, now_ms)
+def shadow(quota_manager, client_sensors, value, now_ms):
+    return (
+        None
+        if client_sensors.shadow_produce is None
+        else quota_manager.shadow_sensors.charge(client_sensors.shadow_produce, 9e4, now_ms)
+    )
 
 
-def request_time(ledger, binding, value, now_ms):
-    return ledger.request_sensors.charge(binding.request, value / 300.3, now_ms)
+def request_time(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.request_sensors.charge(client_sensors.request, value / 300.3, now_ms)
 
 
-def spend(ledger, binding, value, now_ms):
-    return ledger.buckets.spend_permissively(binding.mutation, value // 1000, now_ms) or 0
+def spend(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.buckets.spend_permissively(client_sensors.mutation, value // 1000, now_ms) or 0
 
 
-def spend_strictly(ledger, binding, value, now_ms):
-    return ledger.buckets.spend_strictly(binding.mutation, value // 1000, now_ms) or 0
+def spend_strictly(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.buckets.spend_strictly(client_sensors.mutation, value // 1000, now_ms) or 0
 
 
-def put_back(ledger, binding, value, now_ms):
-    return ledger.buckets.give_back(binding.mutation, 1, now_ms) or 0
+def put_back(quota_manager, client_sensors, value, now_ms):
+    return quota_manager.buckets.give_back(client_sensors.mutation, 1, now_ms) or 0
 
 
-def change(ledger, binding, value, now_ms):
+def change(quota_manager, client_sensors, value, now_ms):
     changed = {t: limit * (1 + value % 3) for t, limit in LIMITS.items()}
-    ledger.replace(QuotaTable({ALICE: changed, Entity(user=DEFAULT): LIMITS}), now_ms, ledger.shadow, {ALICE})
+    quota_manager.replace(
+        QuotaTable({ALICE: changed, Entity(user=DEFAULT): LIMITS}), now_ms, quota_manager.shadow, {ALICE}
+    )
     return 0
 
 
@@ -161,12 +167,12 @@ REPORTED_OTHERWISE = {change}
 )
 def test_a_replay_of_the_lines_gives_every_throttle_time(steps):
     lines = Lines()
-    ledger = ledger_of(lines)
+    quota_manager = quota_manager_of(lines)
     now_ms, live = 5_000, []
     for way, user, value, pause_ms in steps:
         now_ms += pause_ms
-        binding = ledger.bind(VC, 1, user, "etl", now_ms)
-        if (throttle_ms := way(ledger, binding, value, now_ms)) is not None and way is not change:
+        client_sensors = quota_manager.bind(VC, 1, user, "etl", now_ms)
+        if (throttle_ms := way(quota_manager, client_sensors, value, now_ms)) is not None and way is not change:
             live.append(throttle_ms)
     replay = Replay(64)
     reported = [(event, replay.apply(event)) for event in lines.events]
@@ -180,10 +186,10 @@ def test_a_replay_of_the_lines_gives_every_throttle_time(steps):
 def test_only_chosen_sensors_are_traced():
     lines = Lines()
     before = len(lines.lines)
-    ledger = ledger_of(lines, traces=lambda tags, entity: tags.user == "bob")
-    charge(ledger, ledger.bind(VC, 1, "alice", "etl", 0), 10, 0)
+    quota_manager = quota_manager_of(lines, traces=lambda tags, entity: tags.user == "bob")
+    charge(quota_manager, quota_manager.bind(VC, 1, "alice", "etl", 0), 10, 0)
     assert len(lines.lines) == before
-    charge(ledger, ledger.bind(VC, 1, "bob", "etl", 0), 10, 0)
+    charge(quota_manager, quota_manager.bind(VC, 1, "bob", "etl", 0), 10, 0)
     event = lines.events[-1]
     assert (event.user, event.client_id, event.rule) == ("bob", "etl", "user=<default>")
     assert (event.operation, event.value) == (Operation.CHARGE, 10)
@@ -191,9 +197,9 @@ def test_only_chosen_sensors_are_traced():
 
 def test_a_traced_sensor_that_is_closed_is_told():
     lines = Lines()
-    ledger = ledger_of(lines)
-    ledger.bind(VC, 1, "alice", "etl", 0)
-    ledger.replace(QuotaTable(), 10, QuotaTable())
+    quota_manager = quota_manager_of(lines)
+    quota_manager.bind(VC, 1, "alice", "etl", 0)
+    quota_manager.replace(QuotaTable(), 10, QuotaTable())
     assert [event.operation for event in lines.events].count(Operation.CLOSE) == 4
     replay = Replay(64)
     for event in lines.events:
@@ -220,9 +226,9 @@ def test_what_a_replay_cannot_know_is_told():
 
 def test_what_earlier_versions_lent_is_taken_as_charged_at_once():
     lines = Lines()
-    ledger = ledger_of(lines)
-    binding = ledger.bind(VC, 1, "alice", "etl", 0)
-    charge(ledger, binding, 1_000_000, 10)
+    quota_manager = quota_manager_of(lines)
+    client_sensors = quota_manager.bind(VC, 1, "alice", "etl", 0)
+    charge(quota_manager, client_sensors, 1_000_000, 10)
     *before, charged = lines.events
     replay = Replay(64)
     for event in before:

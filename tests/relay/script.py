@@ -58,10 +58,10 @@ class FixedNodes:
         return self.host, 20_000 + node_id % 1000
 
 
-def ledger_with(
+def quota_manager_with(
     produce: int | None = None, fetch: int | None = None, client_id: str = "etl", **caps: int
 ) -> ClientQuotaManager:
-    """A ledger with byte rates for one client-id."""
+    """A quota manager with byte rates for one client-id."""
     return ClientQuotaManager(Sensors(64, **caps), table_with(produce, fetch, client_id))
 
 
@@ -97,21 +97,23 @@ class Script:
     def __init__(
         self,
         make: Callable,
-        ledger: ClientQuotaManager | None = None,
+        quota_manager: ClientQuotaManager | None = None,
         limits: RelayLimits | None = None,
         nodes: FixedNodes | None = None,
         checks_usage: bool = True,
     ) -> None:
         self.checks_usage = checks_usage
-        self.ledger = ledger if ledger is not None else ledger_with()
+        self.quota_manager = quota_manager if quota_manager is not None else quota_manager_with()
         self.nodes = nodes or FixedNodes()
         self.counters = RelayCounters()
         self.meter = Meter("main", 10, 1000, RequestCosts())
         self.read_bytes = 0
         self.counted: list[WindowUsage] = []
         self.metered = [0, 0]
-        self.relay = _Fed(make(self.ledger, self.counters, limits or RelayLimits(), self._bind, self._meet), self)
-        self.facts = ConnectionFacts(ListenerFacts("main", self.nodes, self.ledger, carried), 1, "ANONYMOUS")
+        self.relay = _Fed(
+            make(self.quota_manager, self.counters, limits or RelayLimits(), self._bind, self._meet), self
+        )
+        self.facts = ConnectionFacts(ListenerFacts("main", self.nodes, self.quota_manager, carried), 1, "ANONYMOUS")
         self.sent: dict[Side, bytearray] = {Side.CLIENT: bytearray(), Side.NODE: bytearray()}
         self.reads: dict[Side, bool] = {Side.CLIENT: True, Side.NODE: True}
         self.opened = 0
@@ -132,7 +134,7 @@ class Script:
 
     def _meet(self, raw_client_id: bytes) -> Client:
         facts = self.facts
-        return self.meter.hold(facts.node_id, facts.user, measured_client_id(raw_client_id, self.ledger.table))
+        return self.meter.hold(facts.node_id, facts.user, measured_client_id(raw_client_id, self.quota_manager.table))
 
     def usage(self) -> list[WindowUsage]:
         """What was metered so far: all windows are closed."""

@@ -12,7 +12,7 @@ from quotas.changes import Alteration, Limit
 from quotas.entities import Entity, QuotaKey, QuotaType
 from tests.quota_frames import alter_request, altered, correlation_id, describe_request, described
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
+from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with
 from tests.whole_messages import finish
 
 PRODUCE = QuotaKey(QuotaType.PRODUCE)
@@ -21,7 +21,7 @@ ETL = (("client-id", "etl"),)
 
 def asking(make_relay, **quota):
     """A connected relay whose user may do everything."""
-    script = Script(make_relay, ledger_with(**quota)).connected()
+    script = Script(make_relay, quota_manager_with(**quota)).connected()
     script.facts.may_alter = script.facts.may_describe = True
     script.facts.listener.quotas = lambda: {Entity(client_id="etl"): {PRODUCE: Limit(5.0, "file")}}
     return script

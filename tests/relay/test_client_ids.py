@@ -4,7 +4,7 @@ import pytest
 
 from quotas.entities import Entity
 from tests.relay.frames import produce, produced
-from tests.relay.script import NOW_MS, Script, ledger_with, table_with
+from tests.relay.script import NOW_MS, Script, quota_manager_with, table_with
 
 REMEMBERED = 64
 
@@ -12,9 +12,9 @@ REMEMBERED = 64
 class Counting(Script):
     """Notes which client-ids the relay has looked up: their sensors, and whose use is measured."""
 
-    def __init__(self, make, ledger=None):
+    def __init__(self, make, quota_manager=None):
         self.bound, self.met = [], []
-        super().__init__(make, ledger)
+        super().__init__(make, quota_manager)
 
     def _bind(self, raw_client_id, now_ms):
         self.bound.append(raw_client_id)
@@ -56,10 +56,10 @@ def test_one_more_has_only_the_oldest_forgotten(script):
 
 def test_new_quotas_of_a_remembered_one_have_no_other_forgotten(make_relay):
     concerned, *others = names(REMEMBERED)
-    script = Counting(make_relay, ledger_with(produce=2**40, client_id=concerned.decode())).connected()
+    script = Counting(make_relay, quota_manager_with(produce=2**40, client_id=concerned.decode())).connected()
     script.looked_up_for([concerned, *others])
     changed = [Entity(client_id=concerned.decode())]
-    script.ledger.replace(table_with(produce=2**41, client_id=concerned.decode()), NOW_MS, changed=changed)
+    script.quota_manager.replace(table_with(produce=2**41, client_id=concerned.decode()), NOW_MS, changed=changed)
     assert script.looked_up_for([concerned, *others]) == [concerned]
 
 

@@ -14,14 +14,14 @@ from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
+from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with
 
 DELAYS = RelayLimits(delays=True)
 END_MS = NOW_MS + 5000
 
 
 def delaying(make_relay, produce=None, fetch=None, **caps):
-    return Script(make_relay, ledger_with(produce=produce, fetch=fetch, **caps), DELAYS).connected()
+    return Script(make_relay, quota_manager_with(produce=produce, fetch=fetch, **caps), DELAYS).connected()
 
 
 def responses_by(script, now_ms):
@@ -115,9 +115,9 @@ def test_a_large_response_that_is_held_is_not_read(make_relay):
 
 
 def test_a_response_that_must_be_asked_about_is_held_too(make_relay):
-    script = Script(make_relay, ledger_with(), DELAYS).connected()
-    ledger = script.ledger
-    ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.FETCH: 100.0}}), NOW_MS)
+    script = Script(make_relay, quota_manager_with(), DELAYS).connected()
+    quota_manager = script.quota_manager
+    quota_manager.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.FETCH: 100.0}}), NOW_MS)
     script.client(fetch(1))
     script.node(fetched(1, size=1500))
     script.client(request(METADATA, 1, pack(">i", 0), corr=2))
@@ -155,12 +155,12 @@ def test_the_cap_and_the_debt_hold_as_in_a_mute(make_relay):
     script.client(produce(2, size=10), NOW_MS + 1000)
     script.node(produced(2), NOW_MS + 1000)
     assert responses_by(script, NOW_MS + 2000) == produced(2)
-    assert script.ledger.sensors.capped == 2
+    assert script.quota_manager.sensors.capped == 2
 
 
 def test_fetches_of_two_connections_are_each_held_for_what_they_owe_together(make_relay):
-    ledger = ledger_with(fetch=100)
-    scripts = [Script(make_relay, ledger, DELAYS).connected() for _ in range(2)]
+    quota_manager = quota_manager_with(fetch=100)
+    scripts = [Script(make_relay, quota_manager, DELAYS).connected() for _ in range(2)]
     for script in scripts:
         script.client(fetch(1))
     first, held = scripts
@@ -168,7 +168,7 @@ def test_fetches_of_two_connections_are_each_held_for_what_they_owe_together(mak
     assert held.node(fetched(1, size=1000)) == b""
     assert responses_by(held, NOW_MS + 9_999) == b""
     assert responses_by(held, NOW_MS + 10_000) == fetched(1, size=1000)
-    [(_, reading)] = list(ledger.readings(NOW_MS + 10_000))
+    [(_, reading)] = list(quota_manager.readings(NOW_MS + 10_000))
     assert reading.total == 2000
 
 
@@ -242,8 +242,8 @@ def test_bytes_that_come_before_a_late_timer_bring_the_response_along(make_relay
 
 
 def test_an_own_response_that_is_held_for_its_time_goes_out_when_that_is_over(make_relay):
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}}))
-    script = Script(make_relay, ledger, DELAYS).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}}))
+    script = Script(make_relay, quota_manager, DELAYS).connected()
     script.client(heartbeat(1))
     script.node(heartbeaten(1))
     unknown = request(API_VERSIONS, 99, b"\1\1\0", corr=7, tags=True)
@@ -257,11 +257,13 @@ def test_an_own_response_that_is_held_for_its_time_goes_out_when_that_is_over(ma
 
 def test_the_time_of_a_response_that_is_let_go_is_charged_once(make_relay):
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1e-4}})
-    ledger = ClientQuotaManager(Sensors(64), table, costs=RequestCosts(pinned={cost_kind(HEARTBEAT): Cost(10_000.0)}))
-    script = Script(make_relay, ledger, DELAYS).connected()
+    quota_manager = ClientQuotaManager(
+        Sensors(64), table, costs=RequestCosts(pinned={cost_kind(HEARTBEAT): Cost(10_000.0)})
+    )
+    script = Script(make_relay, quota_manager, DELAYS).connected()
     script.client(heartbeat(1))
     assert script.node(heartbeaten(1), NOW_MS + 50) == b""
     script.do(script.relay.on_lost(CloseReason.SHUTDOWN, "", 1000 * (NOW_MS + 100)), NOW_MS + 100)
     assert len(script.sent[Side.CLIENT]) == len(heartbeaten(1))
-    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS + 100)
-    assert ledger.request_sensors.reading(binding.request, NOW_MS + 100).total == 1.0
+    client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS + 100)
+    assert quota_manager.request_sensors.reading(client_sensors.request, NOW_MS + 100).total == 1.0

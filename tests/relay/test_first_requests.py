@@ -25,27 +25,33 @@ def mutation(version):
     return create_topics(version, [new_topic(version, b"t", 1)])
 
 
-def ledger_of(**limits):
+def quota_manager_of(**limits):
     table = QuotaTable({Entity(client_id=DEFAULT): {QuotaType[name]: float(limit) for name, limit in limits.items()}})
     costs = RequestCosts({}, {HEARTBEAT: Cost(50.0), API_VERSIONS: Cost(50.0)})
     return ClientQuotaManager(Sensors(64), table, costs=costs)
 
 
-def client_of(make_relay, ledger, limits=None):
-    script = Script(make_relay, ledger, limits).connected()
+def client_of(make_relay, quota_manager, limits=None):
+    script = Script(make_relay, quota_manager, limits).connected()
     script.hold_decisions = True
     return script
 
 
-def overdraw(ledger, quota_type, now_ms, times=1.5, client_id="etl"):
+def overdraw(quota_manager, quota_type, now_ms, times=1.5, client_id="etl"):
     """Somebody has used so many times what the quota allows at one instant."""
-    binding = ledger.bind("main", 1, "ANONYMOUS", client_id, now_ms)
+    client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", client_id, now_ms)
     if quota_type is QuotaType.CONTROLLER_MUTATION:
-        limit = ledger.buckets.limit(binding.mutation)
-        ledger.buckets.spend_permissively(binding.mutation, times * ledger.buckets.burst(limit), now_ms)
+        limit = quota_manager.buckets.limit(client_sensors.mutation)
+        quota_manager.buckets.spend_permissively(
+            client_sensors.mutation, times * quota_manager.buckets.burst(limit), now_ms
+        )
         return
-    sensors = ledger.request_sensors if quota_type is QuotaType.REQUEST else ledger.sensors
-    sensor = {QuotaType.PRODUCE: binding.produce, QuotaType.FETCH: binding.fetch, QuotaType.REQUEST: binding.request}
+    sensors = quota_manager.request_sensors if quota_type is QuotaType.REQUEST else quota_manager.sensors
+    sensor = {
+        QuotaType.PRODUCE: client_sensors.produce,
+        QuotaType.FETCH: client_sensors.fetch,
+        QuotaType.REQUEST: client_sensors.request,
+    }
     handle = sensor[quota_type]
     sensors.charge(handle, times * sensors.burst(sensors.limit(handle)), now_ms)
 
@@ -68,10 +74,10 @@ def went_on(script):
 
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
 def test_the_first_request_on_a_new_connection_waits_for_what_is_owed(make_relay, limits, quota_type, ask, how):
-    ledger = ledger_of(**limits)
-    overdraw(ledger, quota_type, NOW_MS)
+    quota_manager = quota_manager_of(**limits)
+    overdraw(quota_manager, quota_type, NOW_MS)
     for _ in range(3):
-        script = client_of(make_relay, ledger, RelayLimits(**how))
+        script = client_of(make_relay, quota_manager, RelayLimits(**how))
         script.client(ask, NOW_MS + 1)
         assert not went_on(script)
         [throttled] = script.throttles
@@ -80,7 +86,7 @@ def test_the_first_request_on_a_new_connection_waits_for_what_is_owed(make_relay
         assert 0 < throttled.throttle_time_ms <= most_ms
         assert script.wake_at == NOW_MS + 1 + throttled.throttle_time_ms
         script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS + 2)))
-    script = client_of(make_relay, ledger, RelayLimits(**how))
+    script = client_of(make_relay, quota_manager, RelayLimits(**how))
     script.client(ask, NOW_MS + 3)
     script.time(script.wake_at)
     assert went_on(script), "it waits once"
@@ -88,18 +94,18 @@ def test_the_first_request_on_a_new_connection_waits_for_what_is_owed(make_relay
 
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
 def test_whoever_owes_nothing_waits_for_nothing(make_relay, limits, quota_type, ask, how):
-    ledger = ledger_of(**limits)
-    overdraw(ledger, quota_type, NOW_MS, times=1.0)
-    script = client_of(make_relay, ledger, RelayLimits(**how))
+    quota_manager = quota_manager_of(**limits)
+    overdraw(quota_manager, quota_type, NOW_MS, times=1.0)
+    script = client_of(make_relay, quota_manager, RelayLimits(**how))
     script.client(ask, NOW_MS + 1)
     assert went_on(script)
 
 
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
 def test_a_connection_that_comes_to_be_used_by_somebody_else_is_a_new_one(make_relay, limits, quota_type, ask, how):
-    ledger = ledger_of(**limits)
-    overdraw(ledger, quota_type, NOW_MS)
-    script = client_of(make_relay, ledger, RelayLimits(**how))
+    quota_manager = quota_manager_of(**limits)
+    overdraw(quota_manager, quota_type, NOW_MS)
+    script = client_of(make_relay, quota_manager, RelayLimits(**how))
     other = heartbeat(7, client_id=b"other")
     assert script.client(other, NOW_MS + 1) == other
     script.node(heartbeaten(7), NOW_MS + 1)
@@ -110,24 +116,24 @@ def test_a_connection_that_comes_to_be_used_by_somebody_else_is_a_new_one(make_r
 
 def test_a_quota_that_is_new_is_felt_at_once_on_a_connection_that_is_not(make_relay):
     """What was used before there was a quota counts, as at a broker; the request goes on and its response tells."""
-    ledger = ledger_of(PRODUCE=2**62)
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(PRODUCE=2**62)
+    script = client_of(make_relay, quota_manager)
     script.client(produce(1, size=20_000), NOW_MS)
     script.node(produced(1), NOW_MS)
-    ledger.replace(QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}), NOW_MS + 1)
+    quota_manager.replace(QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: 100.0}}), NOW_MS + 1)
     assert script.client(produce(2), NOW_MS + 2)
     reported = script.node(produced(2), NOW_MS + 3)
     assert int.from_bytes(reported[-4:], "big") == CAP_MS - 1
-    new = client_of(make_relay, ledger)
+    new = client_of(make_relay, quota_manager)
     assert new.client(produce(3), NOW_MS + 4) == b""
 
 
 @pytest.mark.parametrize(("limits", "quota_type", "ask", "how"), KINDS.values(), ids=KINDS.keys())
 def test_a_shadow_quota_has_nobody_wait(make_relay, limits, quota_type, ask, how):
     of_default = {QuotaType[name]: float(limit) for name, limit in limits.items()}
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): of_default}))
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): of_default}))
     for _ in range(3):
-        script = client_of(make_relay, ledger, RelayLimits(**how))
+        script = client_of(make_relay, quota_manager, RelayLimits(**how))
         script.client(ask, NOW_MS)
         assert went_on(script)
         assert not script.throttles
@@ -135,36 +141,36 @@ def test_a_shadow_quota_has_nobody_wait(make_relay, limits, quota_type, ask, how
 
 @pytest.mark.parametrize("ask", [heartbeat(), fetch(), mutation(5)], ids=["heartbeat", "fetch", "topics"])
 def test_what_another_quota_limits_does_not_wait(make_relay, ask):
-    ledger = ledger_of(PRODUCE=100)
-    overdraw(ledger, QuotaType.PRODUCE, NOW_MS)
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(PRODUCE=100)
+    overdraw(quota_manager, QuotaType.PRODUCE, NOW_MS)
+    script = client_of(make_relay, quota_manager)
     script.client(ask, NOW_MS + 1)
     assert went_on(script)
 
 
 def test_of_two_quotas_the_longer_wait_holds(make_relay):
-    ledger = ledger_of(PRODUCE=100, REQUEST=0.1)
-    overdraw(ledger, QuotaType.PRODUCE, NOW_MS)
-    overdraw(ledger, QuotaType.REQUEST, NOW_MS)
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(PRODUCE=100, REQUEST=0.1)
+    overdraw(quota_manager, QuotaType.PRODUCE, NOW_MS)
+    overdraw(quota_manager, QuotaType.REQUEST, NOW_MS)
+    script = client_of(make_relay, quota_manager)
     script.client(produce(), NOW_MS + 1)
     assert {throttled.quota_type for throttled in script.throttles} == {QuotaType.PRODUCE}
     assert script.wake_at == NOW_MS + 1 + script.throttles[0].throttle_time_ms > NOW_MS + 1000
 
 
 def test_topics_of_a_version_that_knows_the_error_are_refused_at_once(make_relay):
-    ledger = ledger_of(CONTROLLER_MUTATION=1)
-    overdraw(ledger, QuotaType.CONTROLLER_MUTATION, NOW_MS)
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(CONTROLLER_MUTATION=1)
+    overdraw(quota_manager, QuotaType.CONTROLLER_MUTATION, NOW_MS)
+    script = client_of(make_relay, quota_manager)
     script.client(mutation(7), NOW_MS + 1)
     assert went_on(script)
 
 
 @pytest.mark.parametrize("ask", [UNKNOWN, HANDSHAKE], ids=["answered by the proxy", "out of place"])
 def test_what_no_node_works_for_waits_too(make_relay, ask):
-    ledger = ledger_of(REQUEST=0.1)
-    overdraw(ledger, QuotaType.REQUEST, NOW_MS)
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(REQUEST=0.1)
+    overdraw(quota_manager, QuotaType.REQUEST, NOW_MS)
+    script = client_of(make_relay, quota_manager)
     script.client(ask, NOW_MS + 1)
     assert (bytes(script.sent[Side.CLIENT]), went_on(script)) == (b"", False)
     script.time(script.wake_at)
@@ -173,27 +179,27 @@ def test_what_no_node_works_for_waits_too(make_relay, ask):
 
 def test_a_fetch_that_gets_nothing_is_not_asked_for_again_on_a_new_connection(make_relay):
     """Nothing is owed, as its charge was taken back, but a wait of one window: else nodes send all for nothing."""
-    ledger = ledger_of(FETCH=100)
+    quota_manager = quota_manager_of(FETCH=100)
     limits = RelayLimits(withholds=True)
-    script = client_of(make_relay, ledger, limits)
+    script = client_of(make_relay, quota_manager, limits)
     script.client(fetch(1), NOW_MS)
     script.node(fetched(1, size=1500), NOW_MS)
     [throttled] = script.throttles
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS + 1)))
-    script = client_of(make_relay, ledger, limits)
+    script = client_of(make_relay, quota_manager, limits)
     assert script.client(fetch(2), NOW_MS + 2) == b""
     assert throttled.throttle_time_ms > 1000
     assert script.wake_at == NOW_MS + 1000
     assert script.time(script.wake_at)
-    ledger.replace(QuotaTable({Entity(client_id=DEFAULT): {QuotaType.FETCH: 200.0}}), NOW_MS + 3)
-    script = client_of(make_relay, ledger, limits)
+    quota_manager.replace(QuotaTable({Entity(client_id=DEFAULT): {QuotaType.FETCH: 200.0}}), NOW_MS + 3)
+    script = client_of(make_relay, quota_manager, limits)
     assert script.client(fetch(3), NOW_MS + 4), "another limit, another wait"
 
 
 def test_whoever_hangs_up_after_each_produce_moves_no_more_than_one_request_per_cap_beyond_the_quota(make_relay):
-    ledger, now_ms, moved = ledger_of(PRODUCE=1000), NOW_MS, 0
+    quota_manager, now_ms, moved = quota_manager_of(PRODUCE=1000), NOW_MS, 0
     while now_ms < NOW_MS + 660_000:
-        script = client_of(make_relay, ledger)
+        script = client_of(make_relay, quota_manager)
         if not script.client(produce(1, size=20_000), now_ms):
             now_ms = script.wake_at
             script.time(now_ms)

@@ -13,18 +13,18 @@ from quotas.quota_table import QuotaTable
 from quotas.request_costs import Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with, table_with
+from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with, table_with
 
 SIZE = 10_000
 
 
 def charged(script, shadow=False):
     """How many bytes of Produce were charged to the one quota that there is."""
-    found = script.ledger.readings(NOW_MS)
+    found = script.quota_manager.readings(NOW_MS)
     return sum(reading.total for key, reading in found if key.quota_type is QuotaType.PRODUCE and key.shadow == shadow)
 
 
-def shadow_ledger(rate):
+def shadow_manager(rate):
     return ClientQuotaManager(
         Sensors(64), QuotaTable(), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.PRODUCE: rate}})
     )
@@ -37,8 +37,8 @@ def used(script):
 
 
 def test_a_request_that_is_only_announced_charges_and_holds_nobody(make_relay):
-    ledger = ledger_with(produce=100)
-    stranger, victim = Script(make_relay, ledger).connected(), Script(make_relay, ledger).connected()
+    quota_manager = quota_manager_with(produce=100)
+    stranger, victim = Script(make_relay, quota_manager).connected(), Script(make_relay, quota_manager).connected()
     head = produce(1, size=100_000_000)[:40]
     assert stranger.client(head) == head
     assert (charged(stranger), stranger.throttles) == (0, [])
@@ -50,7 +50,7 @@ def test_a_request_that_is_only_announced_charges_and_holds_nobody(make_relay):
 
 @pytest.mark.parametrize("acks", [0, 1, -1])
 def test_the_last_byte_charges_the_whole_request_and_begins_the_mute(make_relay, acks):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     data = produce(1, size=SIZE, acks=acks)
     for at in range(0, SIZE, 2500):
         assert script.throttles == []
@@ -72,7 +72,7 @@ def test_the_last_byte_charges_the_whole_request_and_begins_the_mute(make_relay,
 def test_what_is_charged_and_told_does_not_depend_on_how_tcp_cut_it(make_relay, sizes, data):
     stream = b"".join(produce(corr, size=max(size, 60)) for corr, size in enumerate(sizes, 1))
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=10)))
-    whole, cut = (Script(make_relay, ledger_with(produce=1_000_000)).connected() for _ in range(2))
+    whole, cut = (Script(make_relay, quota_manager_with(produce=1_000_000)).connected() for _ in range(2))
     whole.client(stream)
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         if end > start:
@@ -102,7 +102,7 @@ def loses_its_node(script):
 
 @pytest.mark.parametrize("ends", [hangs_up, is_lost, loses_its_node])
 def test_of_an_abandoned_request_what_came_is_charged_and_nobody_is_throttled_for_it(make_relay, ends):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=SIZE)[:3004])
     assert charged(script) == 0
     reason = ends(script)
@@ -115,7 +115,7 @@ def test_of_an_abandoned_request_what_came_is_charged_and_nobody_is_throttled_fo
 
 
 def test_a_request_that_came_whole_before_the_end_is_charged_once(make_relay):
-    script = Script(make_relay, ledger_with(produce=1_000_000)).connected()
+    script = Script(make_relay, quota_manager_with(produce=1_000_000)).connected()
     script.client(produce(1, size=SIZE)[:3004])
     script.client(produce(1, size=SIZE)[3004:])
     hangs_up(script)
@@ -132,11 +132,11 @@ def test_other_requests_are_counted_with_their_last_byte_too(make_relay):
 
 def test_the_quota_at_the_last_byte_counts(make_relay):
     """The one that was found with the head may be gone by then."""
-    script = Script(make_relay, ledger_with(produce=1_000_000)).connected()
+    script = Script(make_relay, quota_manager_with(produce=1_000_000)).connected()
     data = produce(1, size=SIZE)
     script.client(data[:3000])
-    script.ledger.replace(table_with(), NOW_MS)
-    script.ledger.replace(table_with(produce=100), NOW_MS)
+    script.quota_manager.replace(table_with(), NOW_MS)
+    script.quota_manager.replace(table_with(produce=100), NOW_MS)
     script.client(data[3000:])
     assert charged(script) == SIZE
     assert script.throttles
@@ -145,11 +145,11 @@ def test_the_quota_at_the_last_byte_counts(make_relay):
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_sensor_that_was_closed_meanwhile_is_opened_again(make_relay, ends):
     """As one is that nobody has used for an hour."""
-    script = Script(make_relay, ledger_with(produce=1_000_000)).connected()
+    script = Script(make_relay, quota_manager_with(produce=1_000_000)).connected()
     data = produce(1, size=SIZE)
     script.client(data[:3004])
-    script.ledger.expire(NOW_MS + 24 * 3_600_000)
-    assert not list(script.ledger.readings(NOW_MS))
+    script.quota_manager.expire(NOW_MS + 24 * 3_600_000)
+    assert not list(script.quota_manager.readings(NOW_MS))
     if ends:
         hangs_up(script)
     else:
@@ -158,7 +158,7 @@ def test_a_sensor_that_was_closed_meanwhile_is_opened_again(make_relay, ends):
 
 
 def test_a_shadow_quota_is_charged_with_the_last_byte_too(make_relay):
-    script = Script(make_relay, shadow_ledger(100.0)).connected()
+    script = Script(make_relay, shadow_manager(100.0)).connected()
     script.client(produce(1, size=SIZE)[:3004])
     assert (charged(script, shadow=True), script.usage()) == (0, script.counted)
     script.client(produce(1, size=SIZE)[3004:])
@@ -177,12 +177,14 @@ def test_the_time_of_a_request_begins_with_its_last_byte(make_relay):
     script.client(produce(1, size=SIZE)[:3000])
     script.client(produce(1, size=SIZE)[3000:], NOW_MS + 700)
     script.node(produced(1), NOW_MS + 705)
-    [(_, reading)] = [row for row in script.ledger.readings(NOW_MS + 705) if row[0].quota_type is QuotaType.REQUEST]
+    [(_, reading)] = [
+        row for row in script.quota_manager.readings(NOW_MS + 705) if row[0].quota_type is QuotaType.REQUEST
+    ]
     assert 0 < reading.total <= 0.5
 
 
 def test_requests_like_one_that_came_in_parts_go_on_behind_it(make_relay):
-    script = Script(make_relay, ledger_with(produce=1_000_000)).connected()
+    script = Script(make_relay, quota_manager_with(produce=1_000_000)).connected()
     frames = [produce(corr, size=200) for corr in range(1, 6)]
     script.client(frames[0][:100])
     script.client(frames[0][100:] + frames[1] + frames[2][:50])
@@ -194,7 +196,7 @@ def test_requests_like_one_that_came_in_parts_go_on_behind_it(make_relay):
 
 
 def test_a_throttle_for_another_request_does_not_stop_one_that_is_half_way(make_relay):
-    script = Script(make_relay, ledger_with(produce=1000)).connected()
+    script = Script(make_relay, quota_manager_with(produce=1000)).connected()
     data = produce(2, size=SIZE)
     script.client(heartbeat(1) + data[:3000])
     script.node(heartbeaten(1, throttle_time_ms=60_000))
@@ -205,8 +207,8 @@ def test_a_throttle_for_another_request_does_not_stop_one_that_is_half_way(make_
 
 def test_a_response_that_is_delayed_goes_out_in_time_though_a_longer_throttle_begins_meanwhile(make_relay):
     table = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 1.0, QuotaType.PRODUCE: 100.0}})
-    ledger = ClientQuotaManager(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
-    script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), table, costs=RequestCosts(pinned={HEARTBEAT: Cost(500_000)}))
+    script = Script(make_relay, quota_manager, RelayLimits(delays=True)).connected()
     data = produce(2, size=SIZE, acks=0)
     script.client(heartbeat(1) + data[:3000])
     assert script.node(heartbeaten(1), NOW_MS + 500) == b""

@@ -6,7 +6,7 @@ from proxy.relay.actions import Decision, RelayLimits
 from proxy.side import Side
 from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced
-from tests.relay.script import NOW_US, Script, ledger_with
+from tests.relay.script import NOW_US, Script, quota_manager_with
 
 LIMITS = RelayLimits(max_kept_bytes=100_000)
 RESPONSE = bytes(30_000)
@@ -90,7 +90,7 @@ def test_a_client_with_a_long_id_that_waits_for_each_response_feels_nothing(make
 
 
 def test_ordinary_requests_are_bounded_by_their_number_alone(make_relay):
-    script = Script(make_relay, ledger_with(produce=10**9), RelayLimits(max_kept_bytes=4096)).connected()
+    script = Script(make_relay, quota_manager_with(produce=10**9), RelayLimits(max_kept_bytes=4096)).connected()
     for corr in range(1, 1000):
         script.client(produce(corr, client_id=b"a-client-id-%03d" % (corr % 7)))
     assert script.relay.requests == 999

@@ -41,16 +41,16 @@ def mutation_table(rate: float | None, client_id: str = "etl") -> QuotaTable:
     return QuotaTable({} if rate is None else {Entity(client_id=client_id): {MUTATION: rate}})
 
 
-def mutation_ledger(rate: float | None = 1.0, shadow: float | None = None) -> ClientQuotaManager:
+def mutation_manager(rate: float | None = 1.0, shadow: float | None = None) -> ClientQuotaManager:
     return ClientQuotaManager(Sensors(64), mutation_table(rate), mutation_table(shadow))
 
 
 def connected(make_relay, rate: float | None = 1.0, shadow: float | None = None, **how) -> Script:
-    return Script(make_relay, mutation_ledger(rate, shadow), **how).connected()
+    return Script(make_relay, mutation_manager(rate, shadow), **how).connected()
 
 
 def tokens(script: Script, now_ms: int = NOW_MS, shadow: bool = False) -> float:
-    [left] = [r.tokens for key, r in script.ledger.bucket_readings(now_ms) if key.shadow is shadow]
+    [left] = [r.tokens for key, r in script.quota_manager.bucket_readings(now_ms) if key.shadow is shadow]
     return left
 
 
@@ -103,7 +103,7 @@ def test_clients_without_a_quota_pass_untouched_where_others_have_one_and_their_
     request = create((b"t", 1000))
     assert script.client(request) == request
     assert script.node(made(created(7, b"t"))) == made(created(7, b"t"))
-    [reading] = [reading for _, reading in script.ledger.bucket_readings(NOW_MS)]
+    [reading] = [reading for _, reading in script.quota_manager.bucket_readings(NOW_MS)]
     assert (reading.charges, reading.total) == (1, 0)
 
 
@@ -439,8 +439,8 @@ def test_our_own_response_waits_for_those_before_it(make_relay):
 
 
 def test_connections_share_one_bucket(make_relay):
-    ledger = mutation_ledger()
-    one, two = Script(make_relay, ledger).connected(), Script(make_relay, ledger).connected()
+    quota_manager = mutation_manager()
+    one, two = Script(make_relay, quota_manager).connected(), Script(make_relay, quota_manager).connected()
     one.client(create((b"a", 12)))
     two.client(create((b"b", 12)))
     assert tokens(one) == 11.0
@@ -454,10 +454,10 @@ def test_a_quota_that_comes_or_goes_while_the_node_is_asked_counts(make_relay):
     run_create(script, (b"a", 12))
     script.node(made(created(7, b"a")))
     script.client(create((b"b", 1), corr=2))
-    script.ledger.replace(mutation_table(None), NOW_MS)
+    script.quota_manager.replace(mutation_table(None), NOW_MS)
     assert tell(script, unknown(b"b"), NOW_MS + 1) == create((b"b", 1), corr=2)
     assert script.client(create((b"c", 1), corr=3), NOW_MS + 1) == create((b"c", 1), corr=3)
-    script.ledger.replace(mutation_table(1.0), NOW_MS + 1)
+    script.quota_manager.replace(mutation_table(1.0), NOW_MS + 1)
     assert script.client(create((b"d", 1), corr=4), NOW_MS + 1) == ask([b"d"])
 
 
@@ -480,7 +480,7 @@ def test_a_muted_client_that_goes_has_spent_nothing_on_what_waited_behind_the_mu
     script.client(heartbeat(1) + create((b"a", 5), corr=2))
     script.node(heartbeaten(1, throttle_time_ms=500) + metadata_by_name(OWN_REQUEST_ID, unknown(b"a")))
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
-    assert script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS).mutation is not None
+    assert script.quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS).mutation is not None
     assert tokens(script) == 11.0
 
 
@@ -515,7 +515,7 @@ def test_a_shadow_quota_refuses_nobody_and_counts_what_it_would_have(make_relay)
         assert tokens(script, shadow=True) == expected
         response = made(created(7, b"t", 41 * (i - 1)), corr=i)
         assert script.node(response) == response
-    [(key, reading)] = list(script.ledger.bucket_readings(NOW_MS))
+    [(key, reading)] = list(script.quota_manager.bucket_readings(NOW_MS))
     assert (key.shadow, reading.refusals, reading.tokens) == (True, 1, -1.0)
     assert script.wake_at is None
     assert script.counters.mutations_refused == 0
@@ -621,8 +621,8 @@ def test_a_quota_that_goes_while_very_many_are_judged_charges_the_rest_nothing(m
     work = decide(one, script.facts, NOW_MS)
     while tokens(script) == 11e6:
         next(work.steps)
-    script.ledger.replace(mutation_table(None), NOW_MS)
-    script.ledger.expire(NOW_MS + 4_000_000)
+    script.quota_manager.replace(mutation_table(None), NOW_MS)
+    script.quota_manager.expire(NOW_MS + 4_000_000)
     decision = finish(work.steps)
     script.do(script.relay.on_decision(one.ticket, decision, NOW_US))
     assert script.sent[Side.NODE].endswith(create(*[(name, 2) for name in MANY]))

@@ -11,7 +11,7 @@ from proxy.relay.actions import CloseReason, RelayLimits
 from proxy.relay.connection_timeouts import ConnectionTimeouts, TimeOuts, WaitingFor
 from proxy.side import Side
 from tests.relay.frames import fetch, fetched, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, Script, ledger_with
+from tests.relay.script import NOW_MS, Script, quota_manager_with
 from tests.sasl_frames import authenticate, log_in
 
 TIME_OUTS = TimeOuts(first_byte_ms=5_000, request_ms=10_000, idle_ms=30_000, unread_ms=20_000)
@@ -129,7 +129,7 @@ def test_while_the_node_is_connected_to_nothing_is_awaited(make_relay):
 
 def test_a_muted_client_has_time(make_relay):
     """Also for the request that stands behind, and while none does; the rest of one that is under way it must send."""
-    waiter = Waiter(make_relay, ledger=ledger_with(produce=100))
+    waiter = Waiter(make_relay, quota_manager=quota_manager_with(produce=100))
     waiter.script.connected()
     waiter.client(produce(1, size=10_000))
     waiter.node(produced(1))
@@ -203,7 +203,7 @@ def test_time_in_which_the_client_was_not_read_does_not_count(make_relay):
 
 
 def test_a_client_that_has_ended_while_it_is_muted_is_not_waited_for(make_relay):
-    waiter = Waiter(make_relay, ledger=ledger_with(produce=100))
+    waiter = Waiter(make_relay, quota_manager=quota_manager_with(produce=100))
     waiter.script.connected()
     waiter.client(produce(1, size=10_000) + heartbeat(2))
     waiter.script.do(waiter.script.relay.on_eof(Side.CLIENT, 1000 * waiter.now_ms))
@@ -240,7 +240,7 @@ def test_a_client_that_reads_a_byte_now_and_then_reads():
 @given(st.lists(st.sampled_from(["produce", "heartbeat", "response", "wake"]), max_size=30), st.data())
 def test_who_sends_whole_requests_is_never_closed_for_them(make_relay, moves, data):
     """Whatever is asked, answered and throttled, and however many stand unread behind a mute."""
-    waiter = Waiter(make_relay, TimeOuts(5_000, 1_000, 0, 0), ledger=ledger_with(produce=1000))
+    waiter = Waiter(make_relay, TimeOuts(5_000, 1_000, 0, 0), quota_manager=quota_manager_with(produce=1000))
     script = waiter.script.connected()
     corr = answered = 0
     for move in ("heartbeat", *moves):

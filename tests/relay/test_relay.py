@@ -16,7 +16,7 @@ from quotas.entities import Entity, QuotaType
 from quotas.quota_table import QuotaTable
 from tests.quota_frames import describe_request
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with, table_with
+from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with, table_with
 
 
 def test_nothing_is_opened_for_a_client_that_has_sent_no_whole_header(make_relay):
@@ -55,7 +55,7 @@ def test_requests_and_answers_pass_unchanged(make_relay):
 
 
 def test_a_violating_produce_goes_through_and_then_mutes_the_client(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     assert script.client(produce(1, size=1500)) == produce(1, size=1500)
     assert script.wake_at == NOW_MS + 5000
     assert script.client(produce(2, size=40), NOW_MS + 10) == b""
@@ -65,7 +65,7 @@ def test_a_violating_produce_goes_through_and_then_mutes_the_client(make_relay):
 
 
 def test_a_muted_client_is_read_until_one_head_is_here(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500))
     assert script.reads[Side.CLIENT]
     script.client(produce(2)[:10])
@@ -75,7 +75,7 @@ def test_a_muted_client_is_read_until_one_head_is_here(make_relay):
 
 
 def test_the_body_of_a_violating_request_is_read_to_its_end(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     large = produce(1, size=50_000)
     assert script.client(large[:2000]) == large[:2000]
     assert script.reads[Side.CLIENT]
@@ -84,7 +84,7 @@ def test_the_body_of_a_violating_request_is_read_to_its_end(make_relay):
 
 
 def test_a_wake_up_that_comes_too_early_is_asked_for_again(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500) + heartbeat(2))
     script.wake_at = None
     assert script.time(NOW_MS + 4999) == b""
@@ -93,7 +93,7 @@ def test_a_wake_up_that_comes_too_early_is_asked_for_again(make_relay):
 
 
 def test_acks_0_is_muted_without_a_response(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500, acks=0) + heartbeat(2))
     assert script.sent[Side.NODE] == produce(1, size=1500, acks=0)
     script.time(NOW_MS + 5000)
@@ -101,13 +101,13 @@ def test_acks_0_is_muted_without_a_response(make_relay):
 
 
 def test_a_response_to_an_earlier_request_does_not_report_a_later_ones_throttle(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(heartbeat(1) + produce(2, size=1500))
     assert script.node(heartbeaten(1) + produced(2), NOW_MS + 100) == heartbeaten(1) + produced(2, 4900)
 
 
 def test_a_fetch_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_relay):
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     script.client(fetch(1, max_bytes=500))
     assert script.node(fetched(1, size=1500)[:30]) == fetched(1, size=1500, throttle_time_ms=5000)[:30]
     assert script.node(fetched(1, size=1500)[30:]) == fetched(1, size=1500)[30:]
@@ -117,14 +117,14 @@ def test_a_fetch_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_r
 
 
 def test_a_fetch_is_clamped_to_what_its_quota_can_hold(make_relay):
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     assert script.client(fetch(1, max_bytes=5000, min_bytes=2000)) == fetch(1, max_bytes=1000, min_bytes=1000)
     script.node(fetched(1, size=100))
     assert script.client(fetch(2, max_bytes=1000, min_bytes=1)) == fetch(2, max_bytes=1000, min_bytes=1)
 
 
 def test_the_larger_throttle_time_is_reported_and_mutes(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500) + heartbeat(2))
     assert script.node(produced(1, throttle_time_ms=9000)) == produced(1, throttle_time_ms=9000)
     assert script.counters.throttles_by_node == 1
@@ -133,7 +133,7 @@ def test_the_larger_throttle_time_is_reported_and_mutes(make_relay):
 
 
 def test_a_cap_bounds_the_mute_and_the_debt_keeps_the_rest(make_relay):
-    script = Script(make_relay, ledger_with(produce=100, max_throttle_ms=2000, max_debt_ms=60_000)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100, max_throttle_ms=2000, max_debt_ms=60_000)).connected()
     script.client(produce(1, size=3000))
     assert script.wake_at == NOW_MS + 2000
     script.client(produce(2, size=40), NOW_MS + 2000)
@@ -142,10 +142,10 @@ def test_a_cap_bounds_the_mute_and_the_debt_keeps_the_rest(make_relay):
 
 
 def test_a_quota_change_is_felt_by_the_next_request(make_relay):
-    script = Script(make_relay, ledger_with()).connected()
+    script = Script(make_relay, quota_manager_with()).connected()
     script.client(produce(1, size=1500))
     assert script.throttles == []
-    script.ledger.replace(table_with(produce=100), NOW_MS)
+    script.quota_manager.replace(table_with(produce=100), NOW_MS)
     script.client(produce(2, size=1500))
     assert len(script.throttles) == 1
 
@@ -222,7 +222,7 @@ def test_too_many_unanswered_requests_wait_for_responses(make_relay):
 
 
 def test_what_a_client_sent_before_it_hung_up_is_carried_when_the_mute_ends(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500, acks=0) + produce(2, acks=0))
     script.do(script.relay.on_eof(Side.CLIENT, NOW_US + 10_000), NOW_MS + 10)
     assert script.closed is None
@@ -245,7 +245,7 @@ def test_a_client_that_hangs_up_without_a_word_closes_its_connection(make_relay)
 
 
 def test_a_muted_client_with_nothing_left_to_send_is_let_go_at_once(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     script.client(produce(1, size=1500))
     script.do(script.relay.on_eof(Side.CLIENT, NOW_US))
     assert script.close_reason is CloseReason.CLIENT_CLOSED
@@ -419,7 +419,7 @@ def _cut(stream, data):
 @settings(max_examples=300, deadline=None)
 @given(garbage=st.binary(max_size=400), side=st.sampled_from(Side))
 def test_whatever_arrives_a_relay_returns_actions_and_raises_nothing(make_relay, garbage, side):
-    script = Script(make_relay, ledger_with(produce=100, fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100, fetch=100)).connected()
     script.client(fetch(1) + heartbeat(2))
     script.do(script.relay.on_bytes(side, garbage, NOW_US))
 
@@ -474,16 +474,16 @@ def test_a_large_response_half_way_is_not_idle(make_relay):
 
 
 def test_long_client_ids_are_measured_under_a_digest(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     long = b"\xff" * 30_000
     assert script.client(heartbeat(1, client_id=long)) == heartbeat(1, client_id=long)
-    keys = [key for key, _ in script.ledger.readings(NOW_MS)]
+    keys = [key for key, _ in script.quota_manager.readings(NOW_MS)]
     assert [len(key.tags.client_id) < 200 for key in keys] == [True]
 
 
 def over_quota(make_relay):
     """A client whose quota is used up, and who has just fetched 500 bytes more: the script, and when its mute ends."""
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     script.client(fetch(1, max_bytes=1000))
     script.node(fetched(1, size=1000))
     script.client(fetch(2, max_bytes=1000))
@@ -492,7 +492,9 @@ def over_quota(make_relay):
 
 
 def fetched_bytes(script):
-    [total] = [reading.total for key, reading in script.ledger.readings(NOW_MS) if key.quota_type is QuotaType.FETCH]
+    [total] = [
+        reading.total for key, reading in script.quota_manager.readings(NOW_MS) if key.quota_type is QuotaType.FETCH
+    ]
     return total
 
 
@@ -506,8 +508,8 @@ def test_a_fetch_that_is_delivered_over_quota_is_charged_at_once_and_for_good(ma
 
 
 def test_several_connections_may_each_be_one_response_ahead_and_all_is_charged(make_relay):
-    ledger = ledger_with(fetch=100, max_throttle_ms=60_000)
-    scripts = [Script(make_relay, ledger).connected() for _ in range(3)]
+    quota_manager = quota_manager_with(fetch=100, max_throttle_ms=60_000)
+    scripts = [Script(make_relay, quota_manager).connected() for _ in range(3)]
     for script in scripts:
         script.client(fetch(1, max_bytes=1000))
     throttles_ms = [int.from_bytes(script.node(fetched(1, size=1000))[8:12], "big") for script in scripts]
@@ -527,22 +529,22 @@ def test_the_usage_of_a_second_has_the_fetches_that_were_throttled(make_relay):
 
 
 def test_the_usage_of_a_second_has_the_produces_that_were_throttled(make_relay):
-    script = Script(make_relay, ledger_with(produce=100)).connected()
+    script = Script(make_relay, quota_manager_with(produce=100)).connected()
     size_bytes = len(produce(1, size=1500)) - 4
     script.client(produce(1, size=10) + produce(2, size=1500) + heartbeat(3))
     assert reported_of_throttled(script) == [[size_bytes]]
 
 
 def test_a_response_whose_sensor_was_closed_meanwhile_passes(make_relay):
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     script.client(fetch(1, max_bytes=500))
-    script.ledger.replace(table_with(), NOW_MS)
+    script.quota_manager.replace(table_with(), NOW_MS)
     assert script.node(fetched(1, size=900)) == fetched(1, size=900)
     assert script.closed is None
 
 
 def test_fetches_that_are_sent_ahead_pass_one_by_one(make_relay):
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     assert script.client(fetch(1, max_bytes=500) + fetch(2, max_bytes=500) + heartbeat(3)) == fetch(1, max_bytes=500)
     script.node(fetched(1, size=500))
     assert script.sent[Side.NODE].endswith(fetch(1, max_bytes=500) + fetch(2, max_bytes=500))
@@ -551,14 +553,14 @@ def test_fetches_that_are_sent_ahead_pass_one_by_one(make_relay):
 
 
 def test_fetches_without_a_quota_need_not_wait_for_each_other(make_relay):
-    script = Script(make_relay, ledger_with(fetch=10**12)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=10**12)).connected()
     assert script.client(fetch(1) + fetch(2)) == fetch(1) + fetch(2)
 
 
 def test_who_comes_back_with_a_fetch_waits_for_what_is_owed(make_relay):
     script, _ = over_quota(make_relay)
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
-    again = Script(make_relay, script.ledger).connected()
+    again = Script(make_relay, script.quota_manager).connected()
     assert again.client(fetch(1, max_bytes=1000)) == b""
     [throttle] = again.throttles
     assert again.wake_at == NOW_MS + throttle.throttle_time_ms
@@ -568,9 +570,9 @@ def test_who_comes_back_with_a_fetch_waits_for_what_is_owed(make_relay):
 def test_a_fetch_under_another_name_pays_nothing_for_the_first(make_relay):
     script, _ = over_quota(make_relay)
     table = QuotaTable({Entity(client_id=name): {QuotaType.FETCH: 100.0} for name in ("etl", "decoy")})
-    script.ledger.replace(table, NOW_MS)
+    script.quota_manager.replace(table, NOW_MS)
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST))
-    again = Script(make_relay, script.ledger).connected()
+    again = Script(make_relay, script.quota_manager).connected()
     decoy = fetch(1, max_bytes=1000, client_id=b"decoy")
     assert again.client(decoy) == decoy
     again.node(fetched(1, size=50))
@@ -585,7 +587,7 @@ def test_a_train_at_the_edge_of_its_quota_is_looked_at_once_per_request(make_rel
     monkeypatch.setattr(
         RepeatPattern, "run", lambda self, *args: (found := run(self, *args), scanned.append(found[1]))[0]
     )
-    script = Script(make_relay, ledger_with(produce=1000, max_throttle_ms=1)).connected()
+    script = Script(make_relay, quota_manager_with(produce=1000, max_throttle_ms=1)).connected()
     for number in range(100):
         script.client(produce(number, size=101))
     script.time(NOW_MS + 1)

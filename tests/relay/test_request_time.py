@@ -27,17 +27,17 @@ HUGE = 1e9
 
 
 def timed(make_relay, percent=HUGE, *, pinned=True, **others):
-    """A connected relay whose client has a request quota, and its ledger."""
+    """A connected relay whose client has a request quota, and its quota manager."""
     limits = {QuotaType.REQUEST: float(percent)} | {QuotaType[name]: float(rate) for name, rate in others.items()}
     costs = RequestCosts({} if pinned else MODEL, MODEL if pinned else {})
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
-    return Script(make_relay, ledger).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    return Script(make_relay, quota_manager).connected()
 
 
 def charged_us(script):
     """What the client was charged so far."""
-    binding = script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-    return script.ledger.request_sensors.reading(binding.request, NOW_MS).total * 10_000
+    client_sensors = script.quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    return script.quota_manager.request_sensors.reading(client_sensors.request, NOW_MS).total * 10_000
 
 
 class Exchanges:
@@ -78,8 +78,8 @@ def test_size_counts_of_the_request_and_of_its_response(make_relay):
 def test_the_way_to_the_node_and_back_costs_nothing(make_relay):
     script = timed(make_relay)
     exchange = Exchanges(script)
-    script.ledger.costs.of_node(1).note_round_trip(15)
-    script.ledger.costs.of_node(1).note_round_trip(800)
+    script.quota_manager.costs.of_node(1).note_round_trip(15)
+    script.quota_manager.costs.of_node(1).note_round_trip(800)
     exchange(took_us=40)
     assert charged_us(script) == pytest.approx(25)
 
@@ -124,7 +124,7 @@ def test_without_a_request_quota_nothing_is_timed(make_relay):
     script = Script(make_relay, ClientQuotaManager(Sensors(64), QuotaTable())).connected()
     exchange = Exchanges(script)
     exchange(took_us=1000)
-    assert script.ledger.costs.by_node() == {}
+    assert script.quota_manager.costs.by_node() == {}
 
 
 # -------------------------------------------------------------------- throttle
@@ -178,8 +178,8 @@ def test_a_fetch_that_is_both_too_large_and_too_slow_is_charged_once(make_relay)
     exchange = Exchanges(script)
     got = exchange(took_us=200, ask=fetch, response=lambda corr: fetched(corr, size=900))
     assert got[8:12] == pack(">i", 1000)
-    binding = script.ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-    assert script.ledger.sensors.reading(binding.fetch, NOW_MS).total == 900
+    client_sensors = script.quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert script.quota_manager.sensors.reading(client_sensors.fetch, NOW_MS).total == 900
 
 
 def test_what_the_proxy_answers_is_charged_what_it_would_cost_the_node(make_relay):
@@ -216,13 +216,13 @@ def test_a_response_that_is_asked_about_is_charged_when_it_goes_out(make_relay):
 
 @pytest.mark.parametrize(("ask", "response"), [(heartbeat, heartbeaten), (fetch, fetched), (produce, produced)])
 def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(make_relay, ask, response):
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
-    script = Script(make_relay, ledger).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id=DEFAULT): {QuotaType.REQUEST: 50.0}}))
+    script = Script(make_relay, quota_manager).connected()
     exchange = Exchanges(script)
     exchange(took_us=100, ask=ask, response=response)
     script.client(ask(2), NOW_MS + 2)
     later_ms = NOW_MS + 3_700_000
-    ledger.expire(later_ms)
+    quota_manager.expire(later_ms)
     assert script.node(response(2), later_ms) == response(2)
     assert exchange(3, took_us=100, ask=ask, response=response) == response(3)
 
@@ -230,10 +230,10 @@ def test_a_sensor_that_is_closed_while_its_request_is_in_flight_harms_nobody(mak
 @pytest.mark.parametrize("ends", [False, True])
 def test_a_response_that_is_held_is_charged_once_whatever_ends_its_hold(make_relay, ends):
     limits = {QuotaType.REQUEST: 50.0, QuotaType.PRODUCE: 100.0}
-    ledger = ClientQuotaManager(
+    quota_manager = ClientQuotaManager(
         Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=RequestCosts({}, MODEL)
     )
-    script = Script(make_relay, ledger, RelayLimits(delays=True)).connected()
+    script = Script(make_relay, quota_manager, RelayLimits(delays=True)).connected()
     script.client(produce(1, size=1500))
     script.node(produced(1), NOW_MS + 1)
     assert script.sent[Side.CLIENT] == b""
@@ -263,13 +263,13 @@ def test_produce_without_acks_is_exempt(make_relay, train):
 
 def test_a_shadow_quota_is_charged_and_never_felt(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 0.001}})
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable(), shadow, costs=RequestCosts({}, MODEL))
-    script = Script(make_relay, ledger).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(), shadow, costs=RequestCosts({}, MODEL))
+    script = Script(make_relay, quota_manager).connected()
     exchange = Exchanges(script)
     for corr in range(1, 4):
         assert exchange(corr, took_us=50) == heartbeaten(corr)
-    sensor = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS).shadow_request
-    reading = ledger.shadow_request_sensors.reading(sensor, NOW_MS)
+    sensor = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS).shadow_request
+    reading = quota_manager.shadow_request_sensors.reading(sensor, NOW_MS)
     assert reading.total * 10_000 == pytest.approx(150)
     assert reading.throttles == 1
     assert not script.throttles
@@ -279,7 +279,7 @@ def test_a_shadow_quota_is_charged_and_never_felt(make_relay):
 
 
 def learned(script, api_key):
-    [reading] = [one for one in script.ledger.costs.of_node(1).readings() if one.kind == api_key]
+    [reading] = [one for one in script.quota_manager.costs.of_node(1).readings() if one.kind == api_key]
     return reading
 
 
@@ -325,7 +325,7 @@ def test_pinned_costs_are_not_learned_until_they_are_let_go(make_relay):
     for corr in range(SAMPLES):
         exchange(corr, took_us=5)
     assert learned(script, HEARTBEAT).cost == MODEL[HEARTBEAT]
-    script.ledger.costs.pin({})
+    script.quota_manager.costs.pin({})
     exchange.now_ms += PAUSE_US / 1000
     for corr in range(SAMPLES):
         exchange(corr, took_us=5)

@@ -25,14 +25,14 @@ OF_A_BURST = 100
 UNKNOWN = request(API_VERSIONS, 99, b"\1\1\0", tags=True)
 
 
-def ledger_of(percent=0.05, shadow=False, entity=None):
+def quota_manager_of(percent=0.05, shadow=False, entity=None):
     table = QuotaTable({entity or Entity(client_id="etl"): {QuotaType.REQUEST: percent}})
     tables = (QuotaTable(), table) if shadow else (table, None)
     return ClientQuotaManager(Sensors(64), *tables, costs=RequestCosts({}, MODEL))
 
 
-def client_of(make_relay, ledger, limits=None):
-    return Script(make_relay, ledger, limits).connected()
+def client_of(make_relay, quota_manager, limits=None):
+    return Script(make_relay, quota_manager, limits).connected()
 
 
 def heartbeats(first, count, client_id=b"etl"):
@@ -55,7 +55,7 @@ def spend(script, count, now_ms=NOW_MS):
 
 @pytest.mark.parametrize("trains", [[1000], [1] * 1000, [7] * 140, [99, 5, 896]])
 def test_no_more_is_in_flight_than_the_quota_has_room_for(make_relay, trains):
-    script = client_of(make_relay, ledger_of())
+    script = client_of(make_relay, quota_manager_of())
     sent = b""
     for number, count in enumerate(trains):
         sent += script.client(heartbeats(1000 * number, count))
@@ -65,7 +65,7 @@ def test_no_more_is_in_flight_than_the_quota_has_room_for(make_relay, trains):
 
 @pytest.mark.parametrize("cut", [1, 3, 100])
 def test_whoever_is_over_the_quota_has_one_in_flight(make_relay, cut):
-    script = client_of(make_relay, ledger_of())
+    script = client_of(make_relay, quota_manager_of())
     spend(script, OF_A_BURST)
     now_ms = NOW_MS + 1000
     frames = heartbeats(0, 10)
@@ -80,7 +80,7 @@ def test_whoever_is_over_the_quota_has_one_in_flight(make_relay, cut):
 
 
 def test_a_train_goes_on_as_its_responses_make_room(make_relay):
-    script = client_of(make_relay, ledger_of())
+    script = client_of(make_relay, quota_manager_of())
     script.client(heartbeats(0, 1000))
     before = len(script.sent[Side.NODE])
     script.node(b"".join(map(heartbeaten, range(OF_A_BURST))), NOW_MS + 1)  # in 1 ms, so they cost 1 ms in all
@@ -88,8 +88,8 @@ def test_a_train_goes_on_as_its_responses_make_room(make_relay):
 
 
 def test_connections_of_one_entity_share_the_room_and_each_has_one(make_relay):
-    ledger = ledger_of(entity=Entity(user=DEFAULT))
-    scripts = [client_of(make_relay, ledger) for _ in range(5)]
+    quota_manager = quota_manager_of(entity=Entity(user=DEFAULT))
+    scripts = [client_of(make_relay, quota_manager) for _ in range(5)]
     sent = [taken(script.client(heartbeats(0, 70, b"x-%d" % n)), b"x-0") for n, script in enumerate(scripts)]
     assert sent == [70, 30, 1, 1, 1]
     for corr in range(70):
@@ -98,16 +98,16 @@ def test_connections_of_one_entity_share_the_room_and_each_has_one(make_relay):
 
 
 def test_somebody_else_is_not_held_back(make_relay):
-    ledger = ledger_of(entity=Entity(client_id=DEFAULT))
-    script, other = client_of(make_relay, ledger), client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(entity=Entity(client_id=DEFAULT))
+    script, other = client_of(make_relay, quota_manager), client_of(make_relay, quota_manager)
     script.client(heartbeats(0, 1000))
     assert taken(other.client(heartbeats(0, 50, b"sql"))) == 50
 
 
 @pytest.mark.parametrize("ends", ["answered", "hung up", "node lost"])
 def test_room_comes_back_however_requests_end(make_relay, ends):
-    ledger = ledger_of()
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of()
+    script = client_of(make_relay, quota_manager)
     script.client(heartbeats(0, 60))
     if ends == "answered":
         script.node(b"".join(map(heartbeaten, range(60))))
@@ -115,52 +115,54 @@ def test_room_comes_back_however_requests_end(make_relay, ends):
         script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
     else:
         script.do(script.relay.on_eof(Side.NODE, us(NOW_MS)))
-    assert ledger.time_in_flight == {}
-    assert taken(client_of(make_relay, ledger).client(heartbeats(0, 1000))) == OF_A_BURST
+    assert quota_manager.time_in_flight == {}
+    assert taken(client_of(make_relay, quota_manager).client(heartbeats(0, 1000))) == OF_A_BURST
 
 
 @pytest.mark.parametrize("ends", ["accepted", "out of place", "amid it"])
 def test_an_authentication_keeps_no_room(make_relay, ends):
-    ledger = ledger_of()
+    quota_manager = quota_manager_of()
     for _ in range(3):
-        script = client_of(make_relay, ledger)
+        script = client_of(make_relay, quota_manager)
         if ends == "accepted":
             log_in(script)
             log_in(script)
         else:
             script.client(handshake())
             script.node(handshaken(error=34 if ends == "out of place" else 0))
-        assert ledger.time_in_flight == {}
+        assert quota_manager.time_in_flight == {}
         script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
-    assert taken(client_of(make_relay, ledger).client(heartbeats(0, 1000), NOW_MS + 12_000)) == OF_A_BURST
+    assert taken(client_of(make_relay, quota_manager).client(heartbeats(0, 1000), NOW_MS + 12_000)) == OF_A_BURST
 
 
 @pytest.mark.parametrize("ends", ["answered", "half-way"])
 @pytest.mark.parametrize("limited", [None, Entity(user="ANONYMOUS")])
 def test_a_request_whose_quota_changes_half_way_keeps_no_room(make_relay, limited, ends):
     """With its last byte it is looked up anew who measures it."""
-    ledger = ledger_of()
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of()
+    script = client_of(make_relay, quota_manager)
     frame = produce(1, size=1000)
     script.client(frame[:500])
-    before = dict(ledger.time_in_flight)
-    ledger.replace(QuotaTable({limited: {QuotaType.REQUEST: 0.05}} if limited else {}), NOW_MS)
+    before = dict(quota_manager.time_in_flight)
+    quota_manager.replace(QuotaTable({limited: {QuotaType.REQUEST: 0.05}} if limited else {}), NOW_MS)
     if ends == "answered":
         script.client(frame[500:])
-        binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-        assert ledger.time_in_flight == ({} if limited is None else {binding.request: next(iter(before.values()))})
+        client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+        assert quota_manager.time_in_flight == (
+            {} if limited is None else {client_sensors.request: next(iter(before.values()))}
+        )
         script.node(produced(1))
     else:
         script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
     assert before
-    assert ledger.time_in_flight == {}
+    assert quota_manager.time_in_flight == {}
 
 
 @given(data=st.data())
 @settings(max_examples=60)
 def test_what_is_reserved_is_what_is_in_flight(make_relay, data):
-    ledger = ledger_of(percent=1e6)
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(percent=1e6)
+    script = client_of(make_relay, quota_manager)
     sent = answered = 0
     for _ in range(data.draw(st.integers(1, 8))):
         count = data.draw(st.integers(0, 30))
@@ -169,9 +171,9 @@ def test_what_is_reserved_is_what_is_in_flight(make_relay, data):
         count = data.draw(st.integers(0, sent - answered))
         script.node(b"".join(map(heartbeaten, range(answered, answered + count))), NOW_MS)
         answered += count
-        assert sum(ledger.time_in_flight.values()) == pytest.approx((sent - answered) * 0.005)
+        assert sum(quota_manager.time_in_flight.values()) == pytest.approx((sent - answered) * 0.005)
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
-    assert ledger.time_in_flight == {}
+    assert quota_manager.time_in_flight == {}
 
 
 def test_responses_that_were_dear_are_expected_to_be_so_again(make_relay):
@@ -183,7 +185,7 @@ def test_responses_that_were_dear_are_expected_to_be_so_again(make_relay):
         body = pack(">ii", corr, 0) + pack(">i", 22_000) + topics
         return pack(">i", len(body)) + body
 
-    script = client_of(make_relay, ledger_of(percent=0.05), RelayLimits())
+    script = client_of(make_relay, quota_manager_of(percent=0.05), RelayLimits())
     assert script.client(metadata(0) + metadata(1)) == metadata(0) + metadata(1)
     script.node(response(0) + response(1), NOW_MS + 500)
     now_ms = NOW_MS + 12_000
@@ -193,26 +195,26 @@ def test_responses_that_were_dear_are_expected_to_be_so_again(make_relay):
 
 @pytest.mark.parametrize("percent", [10, 1e6])
 def test_far_from_the_quota_a_thousand_are_in_flight(make_relay, percent):
-    script = client_of(make_relay, ledger_of(percent))
+    script = client_of(make_relay, quota_manager_of(percent))
     assert taken(script.client(heartbeats(0, 2000))) == 1000
 
 
 def test_without_a_quota_and_under_a_shadow_quota_a_thousand_are(make_relay):
-    for ledger in (ClientQuotaManager(Sensors(64), QuotaTable()), ledger_of(shadow=True)):
-        script = client_of(make_relay, ledger)
+    for quota_manager in (ClientQuotaManager(Sensors(64), QuotaTable()), quota_manager_of(shadow=True)):
+        script = client_of(make_relay, quota_manager)
         assert taken(script.client(heartbeats(0, 2000))) == 1000
-        assert ledger.time_in_flight == {}
+        assert quota_manager.time_in_flight == {}
 
 
 def test_of_another_client_id_on_the_same_connection_as_many_as_ever_are(make_relay):
-    script = client_of(make_relay, ledger_of())
+    script = client_of(make_relay, quota_manager_of())
     spend(script, OF_A_BURST)
     script.client(heartbeat(500), NOW_MS + 1001)
     assert taken(script.client(heartbeats(0, 50, b"sql"), NOW_MS + 1001)) == 50
 
 
 def test_what_is_exempt_needs_no_room(make_relay):
-    script = client_of(make_relay, ledger_of())
+    script = client_of(make_relay, quota_manager_of())
     spend(script, OF_A_BURST)
     script.client(heartbeat(500), NOW_MS + 1001)
     silent = produce(1, acks=0) * 5
@@ -220,7 +222,7 @@ def test_what_is_exempt_needs_no_room(make_relay):
 
 
 def test_what_the_proxy_answers_itself_needs_room_too(make_relay):
-    script = client_of(make_relay, ledger_of())
+    script = client_of(make_relay, quota_manager_of())
     spend(script, OF_A_BURST)
     script.client(heartbeat(500) + UNKNOWN * 3, NOW_MS + 1001)
     before = len(script.sent[Side.CLIENT])
@@ -230,27 +232,27 @@ def test_what_the_proxy_answers_itself_needs_room_too(make_relay):
 
 
 def test_a_limit_that_comes_or_goes_counts_from_the_next_request_on(make_relay):
-    ledger = ledger_of(percent=1e6)
-    script = client_of(make_relay, ledger)
+    quota_manager = quota_manager_of(percent=1e6)
+    script = client_of(make_relay, quota_manager)
     assert taken(script.client(heartbeats(0, 300))) == 300
-    ledger.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 0.05}}), NOW_MS)
+    quota_manager.replace(QuotaTable({Entity(client_id="etl"): {QuotaType.REQUEST: 0.05}}), NOW_MS)
     assert script.client(heartbeats(300, 10)) == b""
-    ledger.replace(QuotaTable({}), NOW_MS)
+    quota_manager.replace(QuotaTable({}), NOW_MS)
     before = len(script.sent[Side.NODE])
     script.node(b"".join(map(heartbeaten, range(300))))
     assert taken(script.sent[Side.NODE][before:]) == 10
     assert taken(script.client(heartbeats(310, 500))) == 500
     script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS)))
-    assert ledger.time_in_flight == {}
+    assert quota_manager.time_in_flight == {}
 
 
 def test_whoever_hangs_up_pays_for_what_the_node_is_at(make_relay):
-    ledger = ledger_of()
+    quota_manager = quota_manager_of()
     for took_ms, cost_us in ((0.02, 20), (5, 50)):
-        script = client_of(make_relay, ledger)
-        binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-        before = ledger.request_sensors.reading(binding.request, NOW_MS).total
+        script = client_of(make_relay, quota_manager)
+        client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+        before = quota_manager.request_sensors.reading(client_sensors.request, NOW_MS).total
         script.client(heartbeats(0, 10))
         script.do(script.relay.on_lost(CloseReason.CLIENT_LOST, "", us(NOW_MS + took_ms)))
-        charged = ledger.request_sensors.reading(binding.request, NOW_MS).total - before
+        charged = quota_manager.request_sensors.reading(client_sensors.request, NOW_MS).total - before
         assert charged * 10_000 == pytest.approx(cost_us)

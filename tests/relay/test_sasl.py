@@ -53,16 +53,16 @@ def offered(corr=1):
     return frame(pack(">ihi", corr, 0, 0))
 
 
-def ledger_of(*users, client_id=None):
+def quota_manager_of(*users, client_id=None):
     """A byte rate of 100 for producers that are one of these users."""
     return ClientQuotaManager(
         Sensors(64), QuotaTable({Entity(user=user, client_id=client_id): {QuotaType.PRODUCE: 100.0} for user in users})
     )
 
 
-def client_of(make_relay, *users, limits=DEMANDED, rules=None, ledger=None):
+def client_of(make_relay, *users, limits=DEMANDED, rules=None, quota_manager=None):
     """A connected relay in front of a node that demands SASL."""
-    script = Script(make_relay, ledger or ledger_of(*users), limits).connected()
+    script = Script(make_relay, quota_manager or quota_manager_of(*users), limits).connected()
     script.facts.user = "" if limits.authenticates else "ANONYMOUS"
     script.facts.listener.answered = ()
     script.met = []
@@ -196,7 +196,7 @@ def test_all_eight_levels_hold_for_the_user_that_has_logged_in(make_relay):
     for level in levels:
         others = [Entity(user="bob"), Entity(user="ANONYMOUS"), Entity(user="bob", client_id="etl")]
         table = QuotaTable({level: {QuotaType.PRODUCE: 100.0}} | {o: {QuotaType.PRODUCE: 1.0} for o in others})
-        script = client_of(make_relay, ledger=ClientQuotaManager(Sensors(64), table))
+        script = client_of(make_relay, quota_manager=ClientQuotaManager(Sensors(64), table))
         logs_in(script)
         assert throttled_user(script) == "alice", level
         assert script.throttles[0].throttle_time_ms == 5000, level
@@ -267,7 +267,7 @@ def test_whoever_fails_and_goes_on_spends_nothing(make_relay, exchange):
     if script.closed:
         assert script.close_reason is CloseReason.NOT_AUTHENTICATED
         assert script.sent[Side.NODE] == sent
-    assert list(script.ledger.readings(NOW_MS)) == []
+    assert list(script.quota_manager.readings(NOW_MS)) == []
 
 
 @pytest.mark.parametrize("ends", [0, 1])
@@ -345,18 +345,18 @@ def test_nothing_else_passes_before(make_relay, early):
     script = client_of(make_relay, "alice", DEFAULT)
     assert script.client(early) == b""
     assert script.close_reason is CloseReason.NOT_AUTHENTICATED
-    assert list(script.ledger.readings(NOW_MS)) == []
+    assert list(script.quota_manager.readings(NOW_MS)) == []
 
 
 def test_api_versions_before_an_authentication_is_not_charged_and_behind_it_is(make_relay):
     table = QuotaTable({Entity(user=DEFAULT): {QuotaType.REQUEST: 0.001}})
-    script = client_of(make_relay, ledger=ClientQuotaManager(Sensors(64), table))
+    script = client_of(make_relay, quota_manager=ClientQuotaManager(Sensors(64), table))
     for corr in range(5):
         passes(script, (versions(corr), offered(corr)))
     logs_in(script)
-    assert list(script.ledger.readings(NOW_MS)) == []
+    assert list(script.quota_manager.readings(NOW_MS)) == []
     passes(script, (versions(9), offered(9)))
-    [(key, reading)] = script.ledger.readings(NOW_MS)
+    [(key, reading)] = script.quota_manager.readings(NOW_MS)
     assert key.tags.user == "alice"
     assert reading.charges == 1
 
@@ -418,7 +418,7 @@ def test_re_authentication_as_another_is_for_the_node_to_refuse(make_relay):
 
 def test_what_was_in_flight_is_charged_to_whom_it_was_sent_for(make_relay):
     table = QuotaTable({Entity(user="alice"): {QuotaType.FETCH: 1000.0}, Entity(user="bob"): {QuotaType.FETCH: 1000.0}})
-    script = client_of(make_relay, ledger=ClientQuotaManager(Sensors(64), table))
+    script = client_of(make_relay, quota_manager=ClientQuotaManager(Sensors(64), table))
     logs_in(script)
     small = fetch(1, max_bytes=5000)
     script.client(small + handshake(corr=2))
@@ -427,7 +427,7 @@ def test_what_was_in_flight_is_charged_to_whom_it_was_sent_for(make_relay):
     assert script.sent[Side.NODE].endswith(handshake(corr=2))
     script.node(handshaken(2))
     passes(script, (authenticate(plain(b"bob")), authenticated()))
-    readings = {key.tags.user: reading.rate for key, reading in script.ledger.readings(NOW_MS)}
+    readings = {key.tags.user: reading.rate for key, reading in script.quota_manager.readings(NOW_MS)}
     assert readings["alice"] > 0
     assert not readings.get("bob")
 
@@ -474,7 +474,7 @@ def test_sasl_out_of_place_is_no_way_around_a_mute(make_relay):
     assert script.counters.authentications_failed == 0
 
 
-def ledger_of_time(*users):
+def quota_manager_of_time(*users):
     """All request time is too much for these users."""
     return ClientQuotaManager(Sensors(64), QuotaTable({Entity(user=user): {QuotaType.REQUEST: 1e-4} for user in users}))
 
@@ -490,14 +490,16 @@ OUT_OF_PLACE = {
 @pytest.mark.parametrize("exchange", OUT_OF_PLACE.values(), ids=OUT_OF_PLACE.keys())
 def test_sasl_that_a_node_answers_as_out_of_place_is_charged_like_any_request(make_relay, exchange, demanded):
     user = "alice" if demanded else "ANONYMOUS"
-    script = client_of(make_relay, ledger=ledger_of_time(user), limits=RelayLimits(authenticates=demanded))
+    script = client_of(
+        make_relay, quota_manager=quota_manager_of_time(user), limits=RelayLimits(authenticates=demanded)
+    )
     if demanded:
         logs_in(script)
-    assert list(script.ledger.readings(NOW_MS)) == []
+    assert list(script.quota_manager.readings(NOW_MS)) == []
     ask, response = exchange
     script.client(ask)
     script.node(response, NOW_MS + 1)
-    [(key, reading)] = script.ledger.readings(NOW_MS + 1)
+    [(key, reading)] = script.quota_manager.readings(NOW_MS + 1)
     assert (key.tags.user, reading.charges) == (user, 1)
     assert [throttled.quota_type for throttled in script.throttles] == [QuotaType.REQUEST]
     for ask, _ in OUT_OF_PLACE.values():
@@ -513,23 +515,23 @@ def test_where_nobody_can_log_in_sasl_waits_for_a_mute_like_any_request(make_rel
 
 
 def test_an_exchange_that_goes_on_and_a_new_one_are_charged_to_nobody(make_relay):
-    script = client_of(make_relay, ledger=ledger_of_time("alice"))
+    script = client_of(make_relay, quota_manager=quota_manager_of_time("alice"))
     logs_in(script)
     logs_in(script)
     challenged(script)
     passes(script, (handshake("PLAIN"), handshaken(error=33)))
-    assert [reading.charges for _, reading in script.ledger.readings(NOW_MS)] == [0]
+    assert [reading.charges for _, reading in script.quota_manager.readings(NOW_MS)] == [0]
 
 
 def test_a_version_of_api_versions_that_nobody_knows_is_charged_once_somebody_is_known(make_relay):
     unknown = request(API_VERSIONS, 99, b"\1\1\0", corr=2, tags=True)
-    script = client_of(make_relay, ledger=ledger_of_time("alice"))
+    script = client_of(make_relay, quota_manager=quota_manager_of_time("alice"))
     for _ in range(5):
         script.client(unknown)
-    assert list(script.ledger.readings(NOW_MS)) == []
+    assert list(script.quota_manager.readings(NOW_MS)) == []
     logs_in(script)
     script.client(unknown)
-    [(key, reading)] = script.ledger.readings(NOW_MS)
+    [(key, reading)] = script.quota_manager.readings(NOW_MS)
     assert (key.tags.user, reading.charges) == ("alice", 1)
 
 
@@ -908,4 +910,4 @@ def test_whatever_comes_a_user_is_named_only_by_a_success(demanded, steps):
             script.time(now_ms)
     assert (script.facts.user == nobody) == (script.met == [])
     if not script.met:
-        assert all("alice" not in key.tags.user for key, _ in script.ledger.readings(now_ms))
+        assert all("alice" not in key.tags.user for key, _ in script.quota_manager.readings(now_ms))

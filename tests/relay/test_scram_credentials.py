@@ -10,7 +10,7 @@ from protocol.primitives import compact_string
 from proxy.relay.actions import OWN_REQUEST_ID
 from proxy.side import Side
 from tests.relay.frames import heartbeat, heartbeaten
-from tests.relay.script import Script, ledger_with
+from tests.relay.script import Script, quota_manager_with
 
 REFUSED = 31
 OFFER_ASKED = versions_request(OWN_REQUEST_ID)
@@ -50,7 +50,7 @@ def offer(*api_keys):
 
 @pytest.fixture
 def script(make_relay):
-    return Script(make_relay, ledger_with()).connected()
+    return Script(make_relay, quota_manager_with()).connected()
 
 
 def asked(script, frame):

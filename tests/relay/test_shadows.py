@@ -52,8 +52,8 @@ class Step:
 class Conversation:
     """A client that says all it has to say, step by step, and a node that answers what has reached it."""
 
-    def __init__(self, make_relay, ledger, asks):
-        self.script = Script(make_relay, ledger).connected()
+    def __init__(self, make_relay, quota_manager, asks):
+        self.script = Script(make_relay, quota_manager).connected()
         self.asks = asks
         self.frames = [ask.frame(corr) for corr, ask in enumerate(asks)]
         self.to_say = b"".join(self.frames)
@@ -109,7 +109,7 @@ class Conversation:
         )
 
 
-def ledger(enforced, shadow):
+def quota_manager(enforced, shadow):
     tables = [QuotaTable({entity: dict(limits) for entity, limits in quotas}) for quotas in (enforced, shadow)]
     return ClientQuotaManager(Sensors(64, **CAPS), tables[0], tables[1])
 
@@ -146,8 +146,8 @@ def test_a_shadow_quota_changes_nothing_and_counts_what_an_enforced_one_would_be
     make_relay, asks, steps, enforced, shadow
 ):
     """What it counts is without the feedback of a mute: a client that is not held back goes on."""
-    with_shadow = Conversation(make_relay, ledger(enforced, shadow), asks)
-    without = Conversation(make_relay, ledger(enforced, ()), asks)
+    with_shadow = Conversation(make_relay, quota_manager(enforced, shadow), asks)
+    without = Conversation(make_relay, quota_manager(enforced, ()), asks)
     for step in steps:
         with_shadow.step(step)
         without.step(step)
@@ -156,7 +156,7 @@ def test_a_shadow_quota_changes_nothing_and_counts_what_an_enforced_one_would_be
 
 
 def shadow_readings(conversation):
-    found = conversation.script.ledger.readings(conversation.now_ms)
+    found = conversation.script.quota_manager.readings(conversation.now_ms)
     return {key: reading for key, reading in found if key.shadow and reading.charges}
 
 
@@ -175,12 +175,14 @@ def readings_if_enforced(conversation, shadow):
 
 
 def shadow_reading(script, quota_type, now_ms=NOW_MS):
-    return script.ledger.reading(SensorKey("main", 1, quota_type, SensorTags("", "etl"), shadow=True), now_ms)
+    return script.quota_manager.reading(SensorKey("main", 1, quota_type, SensorTags("", "etl"), shadow=True), now_ms)
 
 
 @pytest.fixture
 def script(make_relay):
-    return Script(make_relay, ledger([], [(Entity(client_id="etl"), {PRODUCE: 100.0, FETCH: 100.0})])).connected()
+    return Script(
+        make_relay, quota_manager([], [(Entity(client_id="etl"), {PRODUCE: 100.0, FETCH: 100.0})])
+    ).connected()
 
 
 def test_runs_of_alike_requests_are_charged_to_a_shadow_one_by_one_where_they_are_too_much(script):
@@ -205,6 +207,6 @@ def test_a_fetch_is_neither_clamped_nor_held_up_by_a_shadow(script):
 
 def test_a_shadow_that_is_removed_while_a_response_is_under_way_is_charged_no_more(script):
     script.client(fetch(1))
-    script.ledger.replace(QuotaTable(), NOW_MS)
+    script.quota_manager.replace(QuotaTable(), NOW_MS)
     assert script.node(fetched(1, size=1500)) == fetched(1, size=1500)
     assert shadow_reading(script, FETCH) is None

@@ -10,7 +10,7 @@ from proxy.relay.actions import CloseReason
 from proxy.side import Side
 from quotas.entities import QuotaType
 from tests.relay.frames import frame, heartbeat, request
-from tests.relay.script import NOW_MS, Script, ledger_with
+from tests.relay.script import NOW_MS, Script, quota_manager_with
 
 
 def share_fetch(corr: int = 1, *, max_bytes: int = 52_428_800, min_bytes: int = 1, group: bytes = b"g") -> bytes:
@@ -29,7 +29,7 @@ def share_fetched(corr: int = 1, *, size: int = 1000, throttle_time_ms: int = 0,
 
 
 def test_what_is_asked_for_is_held_to_what_an_idle_client_may_have(make_relay):
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     assert script.client(share_fetch(min_bytes=5000)) == share_fetch(min_bytes=1000, max_bytes=1000)
     assert script.client(heartbeat(2)) == b""
     script = Script(make_relay).connected()
@@ -38,13 +38,13 @@ def test_what_is_asked_for_is_held_to_what_an_idle_client_may_have(make_relay):
 
 @pytest.mark.parametrize("cut", range(14, 48))
 def test_a_request_is_sent_on_as_soon_as_its_limits_are_here(make_relay, cut):
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     whole = share_fetch(max_bytes=2000)
     assert script.client(whole[:cut]) + script.client(whole[cut:]) == share_fetch(max_bytes=1000)
 
 
 def test_a_response_over_quota_is_delivered_with_its_throttle_time_and_mutes(make_relay):
-    script = Script(make_relay, ledger_with(fetch=100)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=100)).connected()
     script.client(share_fetch(max_bytes=900))
     reported = script.node(share_fetched(size=1501))
     assert reported == share_fetched(size=1501, throttle_time_ms=5000)
@@ -54,11 +54,11 @@ def test_a_response_over_quota_is_delivered_with_its_throttle_time_and_mutes(mak
 
 
 def test_addresses_of_nodes_are_not_charged(make_relay):
-    script = Script(make_relay, ledger_with(fetch=1_000_000)).connected()
+    script = Script(make_relay, quota_manager_with(fetch=1_000_000)).connected()
     script.client(share_fetch())
     endpoints = b"\2" + pack(">i", 1) + compact_string(b"node") + pack(">i", 9092) + b"\0\0"
     script.node(share_fetched(size=1500, endpoints=endpoints))
-    [(_, reading)] = list(script.ledger.readings(NOW_MS))
+    [(_, reading)] = list(script.quota_manager.readings(NOW_MS))
     assert reading.total == 1499
     assert b"proxy.example" in script.sent[Side.CLIENT]
 

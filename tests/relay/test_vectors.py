@@ -26,14 +26,14 @@ from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from tests.message_vectors import CEILING_BYTES, KAFKA_VERSIONS, LONG_HOST, THROTTLE_MS, Vector, message_vectors
 from tests.relay.frames import heartbeat, heartbeaten
-from tests.relay.script import NOW_MS, FixedNodes, Script, ledger_with
+from tests.relay.script import NOW_MS, FixedNodes, Script, quota_manager_with
 
 A_FEW = 300
 BYTE_BY_BYTE = 50
 EDGE = 100
 """Frames of twice this size and more are cut in two at every byte of their first and last EDGE bytes only."""
 
-UNLIMITED = ledger_with()
+UNLIMITED = quota_manager_with()
 SAMPLES = 3
 """With three samples of a second a quota of CEILING_BYTES / 2 clamps fetches to CEILING_BYTES."""
 
@@ -64,10 +64,10 @@ def requests_by_api(kafka_version: str) -> dict[tuple[int, int], bytes]:
 
 
 def awaiting(
-    make_relay, vector: Vector, nodes, ledger: ClientQuotaManager | None = None, before: bytes = b""
+    make_relay, vector: Vector, nodes, quota_manager: ClientQuotaManager | None = None, before: bytes = b""
 ) -> Script:
     """A relay that has sent on `before`, and the request that the vector answers."""
-    script = Script(make_relay, ledger or UNLIMITED, nodes=nodes, checks_usage=False).connected()
+    script = Script(make_relay, quota_manager or UNLIMITED, nodes=nodes, checks_usage=False).connected()
     script.facts.listener.offer = lambda api_key: (-(2**15), 2**15 - 1)
     script.facts.listener.answered = ()
     request = requests_by_api(vector.kafka_version)[vector.key, vector.version]
@@ -92,9 +92,11 @@ def cuts(frame: bytes, seed: int, exhaustive: bool) -> Iterator[list[bytes]]:
             yield [frame[:i], frame[i:]]
 
 
-def check_request(make_relay, vector: Vector, expected: bytes, ledger: ClientQuotaManager, exhaustive: bool) -> None:
+def check_request(
+    make_relay, vector: Vector, expected: bytes, quota_manager: ClientQuotaManager, exhaustive: bool
+) -> None:
     for pieces in cuts(vector.frame, len(vector.frame), exhaustive):
-        script = Script(make_relay, ledger, checks_usage=False).connected()
+        script = Script(make_relay, quota_manager, checks_usage=False).connected()
         for piece in pieces:
             script.client(piece)
         assert script.sent[Side.NODE] == expected, f"{vector} in {len(pieces)} pieces: {script.closed}"
@@ -213,10 +215,10 @@ def test_a_fetch_is_clamped_in_every_version(make_relay, kafka_version):
             continue
         limit = {QuotaType.FETCH: CEILING_BYTES / 2}
         everybody = QuotaTable({Entity(client_id=name): limit for name in {vector.client_id} - {None, ""}})
-        ledger = ClientQuotaManager(Sensors(64, SAMPLES), everybody)
+        quota_manager = ClientQuotaManager(Sensors(64, SAMPLES), everybody)
         if not everybody:
             continue
-        check_request(make_relay, vector, vector.clamped, ledger, exhaustive=len(vector.frame) < 300)
+        check_request(make_relay, vector, vector.clamped, quota_manager, exhaustive=len(vector.frame) < 300)
         checked += 1
     assert checked > 20
 
@@ -228,10 +230,10 @@ def test_a_fetch_is_charged_as_a_broker_charges_it(make_relay, kafka_version):
         if vector.charged_bytes is None or re.search("unknown|mixed", vector.variant):
             continue  # a broker sends no tags that it does not know
         sensors = Sensors(64)
-        ledger = ClientQuotaManager(sensors, QuotaTable({Entity(user="ANONYMOUS"): {QuotaType.FETCH: 1e12}}))
-        script = awaiting(make_relay, vector, NodesAtHome(vector), ledger)
+        quota_manager = ClientQuotaManager(sensors, QuotaTable({Entity(user="ANONYMOUS"): {QuotaType.FETCH: 1e12}}))
+        script = awaiting(make_relay, vector, NodesAtHome(vector), quota_manager)
         script.node(vector.frame)
-        (_, reading), *others = ledger.readings(NOW_MS)
+        (_, reading), *others = quota_manager.readings(NOW_MS)
         assert not others
         assert reading.total == vector.charged_bytes, vector
         checked += 1

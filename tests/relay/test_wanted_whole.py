@@ -13,7 +13,7 @@ from quotas.quota_table import QuotaTable
 from quotas.sensors.windowed_rate import Sensors
 from tests.quota_frames import describe_request
 from tests.relay.frames import heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, NOW_US, Script, ledger_with
+from tests.relay.script import NOW_MS, NOW_US, Script, quota_manager_with
 from tests.sasl_frames import authenticate, authenticated, log_in
 from tests.topic_frames import create_topics, new_topic
 
@@ -84,7 +84,7 @@ def test_what_comes_behind_a_frame_with_its_last_piece_follows(make_relay):
 
 
 def test_something_that_happens_meanwhile_loses_nothing(make_relay):
-    script = Script(make_relay, ledger_with(produce=1000)).connected()
+    script = Script(make_relay, quota_manager_with(produce=1000)).connected()
     log_in(script)
     script.client(produce(1, size=100_000))
     frame = authenticate(bytes(1000))
@@ -100,14 +100,14 @@ def test_something_that_happens_meanwhile_loses_nothing(make_relay):
 
 @pytest.mark.parametrize("cut", [1, 1000])
 def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks, cut):
-    ledger = ClientQuotaManager(
+    quota_manager = ClientQuotaManager(
         Sensors(64), QuotaTable({Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}})
     )
-    script = Script(make_relay, ledger).connected()
+    script = Script(make_relay, quota_manager).connected()
     frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
     in_pieces(script, frame[:3000], 500)
     assert not script.sent[Side.NODE]
-    ledger.replace(QuotaTable(), NOW_MS)
+    quota_manager.replace(QuotaTable(), NOW_MS)
     looks.clear()
     assert script.client(frame[3000 : 3000 + cut]) == frame[: 3000 + cut]
     in_pieces(script, frame[3000 + cut :], 500)
@@ -117,11 +117,11 @@ def test_what_is_no_longer_asked_about_is_not_waited_for_whole(make_relay, looks
 
 def test_a_change_of_the_quotas_of_others_has_it_looked_at_once_more(make_relay, looks):
     quotas = {Entity(client_id="etl"): {QuotaType.CONTROLLER_MUTATION: 1.0}}
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable(quotas))
-    script = Script(make_relay, ledger).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable(quotas))
+    script = Script(make_relay, quota_manager).connected()
     frame = create_topics(7, [new_topic(7, b"t%d" % n, 1) for n in range(500)])
     in_pieces(script, frame[:3000], 500)
-    ledger.replace(QuotaTable({**quotas, Entity(client_id="web"): {QuotaType.PRODUCE: 1.0}}), NOW_MS)
+    quota_manager.replace(QuotaTable({**quotas, Entity(client_id="web"): {QuotaType.PRODUCE: 1.0}}), NOW_MS)
     looks.clear()
     in_pieces(script, frame[3000:6000], 500)
     assert (len(looks), bytes(script.sent[Side.NODE])) == (1, b"")

@@ -15,7 +15,7 @@ from quotas.quota_table import QuotaTable
 from quotas.request_costs import PERCENT_PER_US, Cost, RequestCosts
 from quotas.sensors.windowed_rate import Sensors
 from tests.relay.frames import fetch, fetched, frame, heartbeat, heartbeaten, produce, produced, request
-from tests.relay.script import NOW_MS, Script, ledger_with, table_with
+from tests.relay.script import NOW_MS, Script, quota_manager_with, table_with
 from tests.relay.test_share_fetch import share_fetch, share_fetched
 
 WITHHOLDS = RelayLimits(withholds=True)
@@ -23,7 +23,7 @@ SESSION = 77
 
 
 def withholding(make_relay, fetch=100, **caps):
-    return Script(make_relay, ledger_with(fetch=fetch, **caps), WITHHOLDS).connected()
+    return Script(make_relay, quota_manager_with(fetch=fetch, **caps), WITHHOLDS).connected()
 
 
 def versioned_fetch(version, epoch, session_id=0, corr=1):
@@ -111,7 +111,7 @@ def test_what_is_withheld_is_taken_back_but_leaves_a_sample(make_relay):
     for corr, now_ms in ((1, NOW_MS), (2, NOW_MS + 5000)):
         script.client(fetch(corr), now_ms)
         script.node(fetched(corr, size=1500), now_ms)
-        [(_, reading)] = list(script.ledger.readings(now_ms))
+        [(_, reading)] = list(script.quota_manager.readings(now_ms))
         assert (reading.total, reading.throttles, reading.debt_ms) == (0, corr, 0)
         script.time(now_ms + 5000)
     assert len(script.throttles) == 2
@@ -123,7 +123,7 @@ def test_what_is_within_the_quota_is_delivered_and_charged(make_relay):
     assert script.node(fetched(1, size=1000)) == fetched(1, size=1000)
     script.client(fetch(2))
     assert script.node(fetched(2, size=100)) == empty(11, 2, throttle_ms=1000)
-    [(_, reading)] = list(script.ledger.readings(NOW_MS))
+    [(_, reading)] = list(script.quota_manager.readings(NOW_MS))
     assert reading.total == 1000
 
 
@@ -166,11 +166,11 @@ def test_what_comes_before_and_behind_keeps_its_order(make_relay):
 
 
 def test_a_new_connection_waits_for_the_throttle_of_its_entity(make_relay):
-    ledger = ledger_with(fetch=100)
-    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    quota_manager = quota_manager_with(fetch=100)
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     script.client(fetch(1, max_bytes=900))
     assert script.node(fetched(1, size=1500)) == empty(11, 1, throttle_ms=5000)
-    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     assert script.client(fetch(2, max_bytes=900)) == b""
     assert script.time(NOW_MS + 1000) == fetch(2, max_bytes=900)
     assert script.node(fetched(2, size=900), NOW_MS + 1000) == fetched(2, size=900)
@@ -188,7 +188,7 @@ def test_no_debt_is_left_where_none_is_kept(make_relay):
     script = withholding(make_relay, max_throttle_ms=1000, max_debt_ms=0)
     script.client(fetch(1))
     assert script.node(fetched(1, size=100_000)) == empty(11, throttle_ms=1000)
-    [(_, reading)] = list(script.ledger.readings(NOW_MS))
+    [(_, reading)] = list(script.quota_manager.readings(NOW_MS))
     assert (reading.debt_ms, reading.capped) == (0, 1)
     script.time(NOW_MS + 1000)
     script.client(fetch(2), NOW_MS + 1000)
@@ -197,23 +197,23 @@ def test_no_debt_is_left_where_none_is_kept(make_relay):
 
 def test_only_what_is_delivered_counts_for_a_shadow_quota(make_relay):
     shadow = QuotaTable({Entity(client_id="etl"): {QuotaType.FETCH: 10.0}})
-    ledger = ClientQuotaManager(Sensors(64), table_with(fetch=100), shadow)
-    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), table_with(fetch=100), shadow)
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     script.client(fetch(1))
     script.node(fetched(1, size=1500))
-    totals = {key.shadow: reading.total for key, reading in ledger.readings(NOW_MS)}
+    totals = {key.shadow: reading.total for key, reading in quota_manager.readings(NOW_MS)}
     assert totals == {False: 0, True: 0}
 
 
 def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged(make_relay):
-    ledger = ClientQuotaManager(Sensors(64), table_with(fetch=2**62))
-    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), table_with(fetch=2**62))
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     script.client(versioned_fetch(12, 4, SESSION, 1) + versioned_fetch(12, 0, 0, 2))
-    ledger.replace(table_with(fetch=100), NOW_MS)
+    quota_manager.replace(table_with(fetch=100), NOW_MS)
     responses = [versioned_response(12, corr, size=901, session_id=SESSION) for corr in (1, 2)]
     reported = [responses[0], versioned_response(12, 2, size=901, throttle_ms=8000, session_id=SESSION)]
     assert script.node(b"".join(responses)) == b"".join(reported)
-    [(_, reading)] = list(ledger.readings(NOW_MS))
+    [(_, reading)] = list(quota_manager.readings(NOW_MS))
     assert reading.total == 1800
     assert script.client(versioned_fetch(12, 5, SESSION, 3)) == b""
     script.time(NOW_MS + 8000)
@@ -223,22 +223,22 @@ def test_a_fetch_that_was_sent_before_there_was_a_quota_is_delivered_and_charged
 
 @pytest.mark.parametrize("limits", [WITHHOLDS, RelayLimits()])
 def test_a_shared_fetch_over_quota_is_delivered_and_charged_as_its_records_are_acquired(make_relay, limits):
-    ledger = ledger_with(fetch=100)
-    script = Script(make_relay, ledger, limits).connected()
+    quota_manager = quota_manager_with(fetch=100)
+    script = Script(make_relay, quota_manager, limits).connected()
     script.client(share_fetch(max_bytes=900))
     assert script.node(share_fetched(size=1501)) == share_fetched(size=1501, throttle_time_ms=5000)
-    [(_, reading)] = list(ledger.readings(NOW_MS))
+    [(_, reading)] = list(quota_manager.readings(NOW_MS))
     assert reading.total == 1500
     assert script.client(heartbeat(2)) == b""
-    again = Script(make_relay, ledger, limits).connected()
+    again = Script(make_relay, quota_manager, limits).connected()
     assert again.client(share_fetch(max_bytes=900)) == b""
     assert again.time(NOW_MS + 5000) == share_fetch(max_bytes=900)
 
 
 def test_no_session_is_looked_for_where_no_quota_can_have_a_fetch_withheld(make_relay):
-    far = ledger_with(fetch=10**12)
+    far = quota_manager_with(fetch=10**12)
     assert Script(make_relay, far, WITHHOLDS).connected().client(cut := fetch(1)[:36]) == cut
-    near = ledger_with(fetch=10_000)
+    near = quota_manager_with(fetch=10_000)
     assert Script(make_relay, near, WITHHOLDS).connected().client(cut) == b""
 
 
@@ -249,21 +249,21 @@ def test_fetches_within_their_quota_are_counted_at_a_glance(make_relay, monkeypa
     monkeypatch.setattr(ResponseSide, "_start_response", None)
     script.client(fetch(2))
     assert script.node(fetched(2, size=1000)) == fetched(2, size=1000)
-    [(_, reading)] = list(script.ledger.readings(NOW_MS))
+    [(_, reading)] = list(script.quota_manager.readings(NOW_MS))
     assert reading.total == 2000
 
 
 def test_the_time_of_a_fetch_that_is_looked_at_twice_is_charged_once(make_relay):
     limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 100.0}
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
-    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     for corr, size in ((1, 900), (2, 600)):
         script.client(fetch(corr))
         reported = script.node(fetched(corr, size=size), NOW_MS + 0.05)
     assert reported == empty(11, 2, throttle_ms=5000)
-    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-    assert ledger.request_sensors.reading(binding.request, NOW_MS).charges == 2
-    assert ledger.sensors.reading(binding.fetch, NOW_MS).total == 900
+    client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert quota_manager.request_sensors.reading(client_sensors.request, NOW_MS).charges == 2
+    assert quota_manager.sensors.reading(client_sensors.fetch, NOW_MS).total == 900
 
 
 def test_a_response_too_short_for_its_session_ends_the_connection(make_relay):
@@ -283,23 +283,25 @@ def test_a_fetch_too_short_for_its_session_ends_the_connection(make_relay):
 def test_whoever_is_over_the_quota_of_request_time_gets_no_data_and_is_charged_none(make_relay, fetch_quota):
     limits = {QuotaType.REQUEST: 1e-4} | ({} if fetch_quota is None else {QuotaType.FETCH: float(fetch_quota)})
     costs = RequestCosts({}, {FETCH: Cost(50.0)})
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
-    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}), costs=costs)
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     assert script.client(fetch(1))
     assert script.node(fetched(1, size=900), NOW_MS + 0.05) == empty(11, throttle_ms=1000)
     assert script.throttles[0].quota_type is QuotaType.REQUEST
-    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-    assert ledger.request_sensors.reading(binding.request, NOW_MS).total == pytest.approx(50 * PERCENT_PER_US)
-    if binding.fetch is not None:
-        assert ledger.sensors.reading(binding.fetch, NOW_MS).total == 0
+    client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert quota_manager.request_sensors.reading(client_sensors.request, NOW_MS).total == pytest.approx(
+        50 * PERCENT_PER_US
+    )
+    if client_sensors.fetch is not None:
+        assert quota_manager.sensors.reading(client_sensors.fetch, NOW_MS).total == 0
 
 
 def test_who_is_within_both_quotas_gets_the_data(make_relay):
     limits = {QuotaType.REQUEST: 100.0, QuotaType.FETCH: 10_000.0}
-    ledger = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
-    script = Script(make_relay, ledger, WITHHOLDS).connected()
+    quota_manager = ClientQuotaManager(Sensors(64), QuotaTable({Entity(client_id="etl"): limits}))
+    script = Script(make_relay, quota_manager, WITHHOLDS).connected()
     for corr in (1, 2):
         script.client(fetch(corr))
         assert script.node(fetched(corr, size=900), NOW_MS + 0.05) == fetched(corr, size=900)
-    binding = ledger.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
-    assert ledger.request_sensors.reading(binding.request, NOW_MS).charges == 2
+    client_sensors = quota_manager.bind("main", 1, "ANONYMOUS", "etl", NOW_MS)
+    assert quota_manager.request_sensors.reading(client_sensors.request, NOW_MS).charges == 2

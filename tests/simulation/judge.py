@@ -71,32 +71,32 @@ class Decided:
 class Judge:
     """One for all connections of a world, as the token buckets are."""
 
-    def __init__(self, plan: WorldPlan, ledger: ClientQuotaManager, exact_keys: bool) -> None:
+    def __init__(self, plan: WorldPlan, quota_manager: ClientQuotaManager, exact_keys: bool) -> None:
         self.refused = 0
         """Topics refused in all."""
         self.own_requests = 0
         """How often something was to be enquired first."""
         self._plan = plan
-        self._ledger = ledger
+        self._quota_manager = quota_manager
         self._exact = exact_keys
         self._recent: dict[Key, tuple[int, int]] = {}
-        assert isinstance(ledger.buckets, WatchedBuckets)
-        assert isinstance(ledger.shadow_buckets, WatchedBuckets)
-        self._buckets = ledger.buckets
-        self._shadows = ledger.shadow_buckets
+        assert isinstance(quota_manager.buckets, WatchedBuckets)
+        assert isinstance(quota_manager.shadow_buckets, WatchedBuckets)
+        self._buckets = quota_manager.buckets
+        self._shadows = quota_manager.shadow_buckets
 
     # ------------------------------------------------------------- who is asked about
 
     def is_limited(self, user: str, client_id: str) -> bool:
         """Whether a quota in force can hold this client back."""
-        table = self._ledger.table
+        table = self._quota_manager.table
         return table.is_on(MUTATION) and table.tags_and_limit(MUTATION, user, client_id).limit < UNLIMITED
 
     def is_asked(self, user: str, client_id: str) -> bool | None:
         """Whether requests of this client are judged at all; None: it depends on what a full table has room for."""
         if self.is_limited(user, client_id):
             return True
-        shadow = self._ledger.shadow
+        shadow = self._quota_manager.shadow
         if not shadow.is_on(MUTATION) or shadow.tags_and_limit(MUTATION, user, client_id).entity is None:
             return False
         return True if self._exact else None
@@ -136,9 +136,9 @@ class Judge:
             self.own_requests += 1
             return Decided(now_ms, send_own_requests=own_requests)
         costs = _Costs(call, self._found(reported or ()), self._recently(now_ms), self._plan.default_partitions)
-        binding = self._bind(user, client_id, now_ms)
-        bucket = binding.mutation if binding is not None else ANY
-        shadow_bucket = binding.shadow_mutation if binding is not None else ANY
+        client_sensors = self._bind(user, client_id, now_ms)
+        bucket = client_sensors.mutation if client_sensors is not None else ANY
+        shadow_bucket = client_sensors.shadow_mutation if client_sensors is not None else ANY
         spent, refused, throttle_ms = self._spend(call, costs, bucket)
         in_shadow, shadow_due = self._spend_in_shadow(call, costs, refused, shadow_bucket)
         self.refused += len(refused)
@@ -166,7 +166,7 @@ class Judge:
     def _bind(self, user: str, client_id: str, now_ms: int) -> ClientSensors | None:
         if not self._exact:
             return None
-        return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, user, client_id, now_ms)
+        return self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, user, client_id, now_ms)
 
     def _spend(self, call: Call, costs: "_Costs", bucket: int | None) -> tuple[list[float], set[int], int]:
         spent: list[float] = list(costs.now)

@@ -109,7 +109,7 @@ class Model:
         plan: WorldPlan,
         connection: ConnectionPlan,
         relay: Relay,
-        ledger: ClientQuotaManager,
+        quota_manager: ClientQuotaManager,
         around: wire.Surroundings,
         counts: WindowUsage,
         judge: Judge,
@@ -133,9 +133,9 @@ class Model:
         self.learned: dict[int, tuple[str, int]] = {}
         self._plan = plan
         self._relay = relay
-        self._ledger = ledger
-        assert isinstance(ledger.sensors, WatchedSensors)
-        self._sensors = ledger.sensors
+        self._quota_manager = quota_manager
+        assert isinstance(quota_manager.sensors, WatchedSensors)
+        self._sensors = quota_manager.sensors
         self._around = around
         self._counts = counts
         self._judge = judge
@@ -164,8 +164,8 @@ class Model:
         self._reported: list[tuple[bytes | None, bytes, int]] = []
         self._reported_nonsense = False
         self._decision_reason = ""
-        assert isinstance(ledger.request_sensors, WatchedSensors)
-        self._times = ledger.request_sensors
+        assert isinstance(quota_manager.request_sensors, WatchedSensors)
+        self._times = quota_manager.request_sensors
         self._bound: dict[bytes, TimedBy] = {}
         """By client id, what measures request time in the binding that the relay has."""
         self._to_look_up: deque[tuple[bytes, TimedBy, set[tuple[Of, int]]]] = deque()
@@ -580,19 +580,19 @@ class Model:
 
     def _sensor_of_time(self, head: wire.Head, now_ms: int) -> int | None:
         """By which sensor a request is measured whose time is limited, if it is known."""
-        table, client_id = self._ledger.table, measured_as(head.client_id)
+        table, client_id = self._quota_manager.table, measured_as(head.client_id)
         if self._unproven or not (head.answered and self._exact_keys and table.is_on(QuotaType.REQUEST)):
             return None
         if table.tags_and_limit(QuotaType.REQUEST, self.user, client_id).limit >= UNLIMITED:
             return None
-        return self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms).request
+        return self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms).request
 
     def _check_room(self, now_ms: int) -> None:
         """A request waits for room where there is none, and no more is in flight than that, but for a first one."""
         cost, limited = self._plan.cost_us / US_PER_PERCENT, self._limited
         self._limited = None
         if limited is not None and self._times.is_open(limited):
-            room = self._times.right_room(limited, now_ms) - self._ledger.time_in_flight.get(limited, 0.0)
+            room = self._times.right_room(limited, now_ms) - self._quota_manager.time_in_flight.get(limited, 0.0)
             room += self._unforeseen.get(limited, 0.0)
             require(room > -cost / 2, f"{-room / cost} requests more are in flight than the quota has room for")
         self._unforeseen.clear()
@@ -608,7 +608,7 @@ class Model:
         sensor = self._sensor_of_time(head, now_ms)
         require(sensor is not None or not self._exact_keys, f"{head} waits for room though nothing limits it")
         if sensor is not None:
-            room = self._times.right_room(sensor, now_ms) - self._ledger.time_in_flight.get(sensor, 0.0)
+            room = self._times.right_room(sensor, now_ms) - self._quota_manager.time_in_flight.get(sensor, 0.0)
             untold = self._times.limit(sensor) * self._times.window_ms / 1000
             require(room < 3 * cost + 1.001 * untold, f"{head} waits though there is room for {room / cost}")
 
@@ -843,7 +843,9 @@ class Model:
     def _check_looked(self, head: wire.Head, now_ms: int) -> None:
         """What the quotas of bytes and of request time ask of an entity's first request."""
         if head.api_key == wire.PRODUCE:
-            limit = self._ledger.table.tags_and_limit(QuotaType.PRODUCE, self.user, measured_as(head.client_id)).limit
+            limit = self._quota_manager.table.tags_and_limit(
+                QuotaType.PRODUCE, self.user, measured_as(head.client_id)
+            ).limit
             if limit < UNLIMITED:
                 self._require_looked(Of.OWED, self._bytes_handle(head, QuotaType.PRODUCE, now_ms), head, now_ms)
         self._require_looked(Of.OWED_TIME, self._sensor_of_time(head, now_ms), head, now_ms)
@@ -868,15 +870,15 @@ class Model:
 
     def _bytes_handle(self, head: wire.Head, quota_type: QuotaType, now_ms: int) -> int | None:
         """By which sensor the bytes of a client are measured; -1: nobody knows, None: by none."""
-        if not self._ledger.table.is_on(quota_type):
+        if not self._quota_manager.table.is_on(quota_type):
             return None
         if not self._exact_keys:
             return -1
         client_id = measured_as(head.client_id)
-        binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms)
-        handle = binding.produce if quota_type is QuotaType.PRODUCE else binding.fetch
+        client_sensors = self._quota_manager.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, client_id, now_ms)
+        handle = client_sensors.produce if quota_type is QuotaType.PRODUCE else client_sensors.fetch
         assert handle is not None
-        limit = self._ledger.table.tags_and_limit(quota_type, self.user, client_id).limit
+        limit = self._quota_manager.table.tags_and_limit(quota_type, self.user, client_id).limit
         require(self._sensors.limit(handle) == limit, f"{client_id} is measured by {self._sensors.limit(handle)}")
         return handle
 
@@ -892,7 +894,7 @@ class Model:
         handle = None if head.api_key != wire.FETCH else self._bytes_handle(head, QuotaType.FETCH, now_ms)
         if handle is None:
             return None
-        limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
+        limit = self._quota_manager.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
         ceiling_bytes = self._ceiling_bytes(limit)
         if ceiling_bytes < INT32_MAX:
             self._require_looked(Of.OWED, handle, head, now_ms)
@@ -905,7 +907,7 @@ class Model:
         return int(min(limit * window_s, INT32_MAX))
 
     def _has_ceiling(self, head: wire.Head) -> bool:
-        limit = self._ledger.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
+        limit = self._quota_manager.table.tags_and_limit(QuotaType.FETCH, self.user, measured_as(head.client_id)).limit
         return self._ceiling_bytes(limit) < INT32_MAX
 
     def _charge(
@@ -1096,17 +1098,25 @@ class Model:
         """By which sensor the time of a request is measured: that of the binding that the relay has."""
         if not self._exact_keys:
             return self._bound.get(head.client_id, TimedBy(ANY, False))
-        binding = self._ledger.bind(VIRTUAL_CLUSTER, NODE_ID, self.user, measured_as(head.client_id), now_ms)
-        right = TimedBy(binding.request, binding.limits_requests)
+        client_sensors = self._quota_manager.bind(
+            VIRTUAL_CLUSTER, NODE_ID, self.user, measured_as(head.client_id), now_ms
+        )
+        right = TimedBy(client_sensors.request, client_sensors.limits_requests)
         found = self._bound.get(head.client_id, right)
         require(found == right, f"{head} is measured by {found} instead of {right}")
         return found
 
-    def reported_binding(self, client_id: bytes, binding: ClientSensors) -> None:
+    def reported_sensors(self, client_id: bytes, client_sensors: ClientSensors) -> None:
         """The relay was told which sensors measure a client-id: with the next request of that."""
-        sensors = [(Of.OWED, binding.produce), (Of.OWED, binding.fetch), (Of.OWED_TIME, binding.request)]
-        looks = {(of, handle) for of, handle in (*sensors, (Of.OWED_TOKENS, binding.mutation)) if handle is not None}
-        self._to_look_up.append((client_id, TimedBy(binding.request, binding.limits_requests), looks))
+        sensors = [
+            (Of.OWED, client_sensors.produce),
+            (Of.OWED, client_sensors.fetch),
+            (Of.OWED_TIME, client_sensors.request),
+        ]
+        looks = {
+            (of, handle) for of, handle in (*sensors, (Of.OWED_TOKENS, client_sensors.mutation)) if handle is not None
+        }
+        self._to_look_up.append((client_id, TimedBy(client_sensors.request, client_sensors.limits_requests), looks))
 
     def _look_up(self, client_id: bytes) -> None:
         """The relay looks at a request: if it had no binding for that, it was told one, each time that it looked.
@@ -1138,7 +1148,7 @@ class Model:
         """Whether a quota can have the data of a request withheld: one that is there when it is sent on."""
         if not self._plan.withholds or self._unproven or head.api_key != wire.FETCH:
             return False
-        table, client_id = self._ledger.table, measured_as(head.client_id)
+        table, client_id = self._quota_manager.table, measured_as(head.client_id)
         limits_time = table.tags_and_limit(QuotaType.REQUEST, self.user, client_id).limit < UNLIMITED
         return self._has_ceiling(head) or (table.is_on(QuotaType.REQUEST) and limits_time)
 

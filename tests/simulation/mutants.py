@@ -88,14 +88,16 @@ class Mutant:
 
     shows_in: Callable[[WorldPlan], bool] = staticmethod(_anywhere)
 
-    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        self.sound = Relay(self.seen_ledger(ledger), counters, limits, bind)
+    def __init__(
+        self, quota_manager: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind
+    ) -> None:
+        self.sound = Relay(self.seen_manager(quota_manager), counters, limits, bind)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.sound, name)
 
-    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
-        return ledger
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        return quota_manager
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
         return actions
@@ -178,14 +180,14 @@ def _of_listener(facts: ConnectionFacts, **changes: Any) -> Any:
 class UnchargedFrameOfATrain(Mutant):
     """Of several like frames that are charged together one is left out."""
 
-    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
-        sensors: Sensors = ledger.sensors
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        sensors: Sensors = quota_manager.sensors
 
         def charge_unthrottled(handle: int, value: float, charges: int, now_ms: int) -> bool:
             counted = value - value // charges if charges > 1 else value
             return sensors.charge_unthrottled(handle, counted, charges, now_ms)
 
-        return _Changed(ledger, sensors=_Changed(sensors, charge_unthrottled=charge_unthrottled))
+        return _Changed(quota_manager, sensors=_Changed(sensors, charge_unthrottled=charge_unthrottled))
 
 
 class AbandonedRequestsAreFree(Mutant):
@@ -193,13 +195,13 @@ class AbandonedRequestsAreFree(Mutant):
 
     _ends = False
 
-    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
-        sensors: Sensors = ledger.sensors
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        sensors: Sensors = quota_manager.sensors
 
         def charge(handle: int, value: float, now_ms: int) -> int:
             return 0 if self._ends else sensors.charge(handle, value, now_ms)
 
-        return _Changed(ledger, sensors=_Changed(sensors, charge=charge))
+        return _Changed(quota_manager, sensors=_Changed(sensors, charge=charge))
 
     def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
         self._ends = True
@@ -209,8 +211,8 @@ class AbandonedRequestsAreFree(Mutant):
 class StaleQuota(Mutant):
     """A quota change is not noticed by clients that are bound already."""
 
-    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
-        return _Changed(ledger, renews=lambda binding: True)
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        return _Changed(quota_manager, renews=lambda client_sensors: True)
 
 
 class DelayForgotten(Mutant):
@@ -218,8 +220,10 @@ class DelayForgotten(Mutant):
 
     shows_in = staticmethod(_delaying)
 
-    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        super().__init__(ledger, counters, replace(limits, delays=False), bind)
+    def __init__(
+        self, quota_manager: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind
+    ) -> None:
+        super().__init__(quota_manager, counters, replace(limits, delays=False), bind)
 
 
 class HeldResponseLostAtTheEnd(Mutant):
@@ -237,8 +241,10 @@ class EmptyFetchAndCharged(Mutant):
 
     shows_in = staticmethod(_withholding)
 
-    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
-        return _Changed(ledger, sensors=_Changed(ledger.sensors, charge_if_within=ledger.sensors.charge))
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        return _Changed(
+            quota_manager, sensors=_Changed(quota_manager.sensors, charge_if_within=quota_manager.sensors.charge)
+        )
 
 
 class ThrottleOnlyInTheFirstResponse(Mutant):
@@ -287,8 +293,10 @@ class OwnResponseTooEarly(Mutant):
 class OneByteShort(Mutant):
     """A train ends one byte too early; that byte goes out with the next one."""
 
-    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        super().__init__(ledger, counters, limits, bind)
+    def __init__(
+        self, quota_manager: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind
+    ) -> None:
+        super().__init__(quota_manager, counters, limits, bind)
         self._kept = b""
 
     def changed(self, actions: list[Action], now_us: int) -> list[Action]:
@@ -361,9 +369,9 @@ class TokensNotGivenBack(Mutant):
     shows_in = staticmethod(_about_topics)
 
     def decide(self, ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration:
-        real = facts.listener.ledger
-        ledger: Any = _Changed(real, buckets=_Changed(real.buckets, give_back=lambda *_: None))
-        return decide(ask, _of_listener(facts, ledger=ledger), now_ms)
+        real = facts.listener.quota_manager
+        quota_manager: Any = _Changed(real, buckets=_Changed(real.buckets, give_back=lambda *_: None))
+        return decide(ask, _of_listener(facts, quota_manager=quota_manager), now_ms)
 
 
 class CorrectionsLostWithTheClient(Mutant):
@@ -561,8 +569,10 @@ class FailureIsForgotten(Mutant):
 class NobodyMustLogIn(Mutant):
     """Requests pass before a login has succeeded."""
 
-    def __init__(self, ledger: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind) -> None:
-        super().__init__(ledger, counters, replace(limits, authenticates=False), bind)
+    def __init__(
+        self, quota_manager: ClientQuotaManager, counters: RelayCounters, limits: RelayLimits, bind: Bind
+    ) -> None:
+        super().__init__(quota_manager, counters, replace(limits, authenticates=False), bind)
 
 
 # ---------------------------------------------------------------------- time-outs
@@ -573,8 +583,10 @@ class _OtherRoom(Mutant):
 
     room: float
 
-    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
-        return _Changed(ledger, request_sensors=_Changed(ledger.request_sensors, room=lambda *_: self.room))
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        return _Changed(
+            quota_manager, request_sensors=_Changed(quota_manager.request_sensors, room=lambda *_: self.room)
+        )
 
 
 class RoomForAll(_OtherRoom):
@@ -596,9 +608,9 @@ class RoomNeverBack(Mutant):
             kept[sensor] = max(percent, kept.get(sensor, 0.0))
         return actions
 
-    def seen_ledger(self, ledger: ClientQuotaManager) -> Any:
-        self._time_in_flight = ledger.time_in_flight
-        return ledger
+    def seen_manager(self, quota_manager: ClientQuotaManager) -> Any:
+        self._time_in_flight = quota_manager.time_in_flight
+        return quota_manager
 
 
 class BlameForOurWaits(Mutant):

@@ -289,16 +289,16 @@ class WatchedBuckets(TokenBuckets):
         return spent.reported_ms
 
 
-def watched_ledger(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> ClientQuotaManager:
-    """A ledger whose token buckets and request times are watched, too; every request costs the same."""
+def watched_manager(sensors: WatchedSensors, table: QuotaTable, shadow: QuotaTable, cost_us: int) -> ClientQuotaManager:
+    """A quota manager whose token buckets and request times are watched, too; every request costs the same."""
     costs = RequestCosts(pinned=dict.fromkeys(APIS, Cost(cost_us)))
     buckets = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)
-    ledger = ClientQuotaManager(sensors, table, shadow, buckets, costs)
+    quota_manager = ClientQuotaManager(sensors, table, shadow, buckets, costs)
     times = WatchedSensors(sensors.capacity, sensors.window_ms, 0, Of.TIME, sensors.journal)
-    ledger.request_sensors = ledger._rows[QuotaType.REQUEST, False] = times
+    quota_manager.request_sensors = quota_manager._rows[QuotaType.REQUEST, False] = times
     shadows = WatchedBuckets(sensors.capacity, sensors.max_throttle_ms, sensors.journal)
-    ledger.shadow_buckets = ledger._rows[QuotaType.CONTROLLER_MUTATION, True] = shadows
-    return ledger
+    quota_manager.shadow_buckets = quota_manager._rows[QuotaType.CONTROLLER_MUTATION, True] = shadows
+    return quota_manager
 
 
 def _require_equal(what: str, found: float, right: float) -> None:

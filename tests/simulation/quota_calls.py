@@ -88,7 +88,11 @@ class Book:
         self.known = _described_of(quotas)
 
     def write(
-        self, alteration_request: QuotaAlteration, plan: RequestPlan | None, ledger: ClientQuotaManager, now_ms: int
+        self,
+        alteration_request: QuotaAlteration,
+        plan: RequestPlan | None,
+        quota_manager: ClientQuotaManager,
+        now_ms: int,
     ) -> list[Exception | None]:
         """Do an errand, but for what its plan has fail; what became of each alteration."""
         self.alterations_done += 1
@@ -109,7 +113,7 @@ class Book:
             for alteration, result in zip(alteration_request.alterations, results, strict=True)
             if not result
         ]
-        ledger.replace(tables.enforced, now_ms, tables.shadow, changed)
+        quota_manager.replace(tables.enforced, now_ms, tables.shadow, changed)
         if plan is not None:
             self._expect(plan)
         else:  # a bit of the request was turned over: nobody knows what it wants

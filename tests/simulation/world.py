@@ -1,4 +1,4 @@
-"""One simulated world: an operator, a node, and clients that share a ledger, until nothing is left to happen."""
+"""One simulated world: an operator, a node, and clients that share a quota manager, until nothing is left to happen."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from tests.simulation.exchange import WindowUsage
 from tests.simulation.judge import NODE_ID, USER, VIRTUAL_CLUSTER, Judge
 from tests.simulation.model import Model
 from tests.simulation.network import Events, Link
-from tests.simulation.oracle import Of, Violation, WatchedSensors, watched_ledger
+from tests.simulation.oracle import Of, Violation, WatchedSensors, watched_manager
 from tests.simulation.plan import AMPLE_SENSORS, Change, ConnectionPlan, Fault, Raw, RequestPlan, WorldPlan
 from tests.simulation.quota_calls import Book, quotas_of
 from tests.simulation.shell import Shell, SimulatedNodes, Trace
@@ -181,12 +181,12 @@ class _Party:
         )
         self.nodes = SimulatedNodes(world.around)
         facts = self._facts(place)
-        self.relay = world.make_relay(world.ledger, world.counters, limits, partial(self._bind, facts))
+        self.relay = world.make_relay(world.quota_manager, world.counters, limits, partial(self._bind, facts))
         self.model = Model(
             world.plan,
             plan,
             self.relay,
-            world.ledger,
+            world.quota_manager,
             world.around,
             world.counts,
             world.judge,
@@ -218,7 +218,7 @@ class _Party:
         listener = ListenerFacts(
             VIRTUAL_CLUSTER,
             self.nodes,
-            world.ledger,
+            world.quota_manager,
             carried,
             quotas=lambda: world.book.quotas,
             recent_topics=world.recent_topics,
@@ -230,9 +230,9 @@ class _Party:
         return ConnectionFacts(listener, NODE_ID, user, self.plan.may_alter, self.plan.may_describe, reported)
 
     def _bind(self, facts: ConnectionFacts, raw_client_id: bytes, now_ms: int) -> ClientSensors:
-        binding = facts.bind(raw_client_id, now_ms)
-        self.model.reported_binding(raw_client_id, binding)
-        return binding
+        client_sensors = facts.bind(raw_client_id, now_ms)
+        self.model.reported_sensors(raw_client_id, client_sensors)
+        return client_sensors
 
     def _note_identity(self, place: ConnectionSlot, identity: Identity) -> None:
         """Somebody has logged in, and may be one too many."""
@@ -250,7 +250,7 @@ class _Party:
         world.book.alterations_begun += 1
 
         def done() -> None:
-            results = world.book.write(alteration_request, request, world.ledger, self._events.now_ms)
+            results = world.book.write(alteration_request, request, world.quota_manager, self._events.now_ms)
             world.outcome.faults["errands_fail"] += sum(result is not None for result in results)
             world.outcome.faults["errands_for_nobody"] += shell.closing
             shell.alteration_done(ask, alteration_request.reply(results))
@@ -373,9 +373,9 @@ class _World:
         sensors = WatchedSensors(plan.sensors, plan.max_throttle_ms, plan.max_debt_ms, Of.BYTES, deque())
         self.book = Book(quotas_of(plan.quotas, plan.shadows))
         tables = tables_of(self.book.quotas)
-        self.ledger = watched_ledger(sensors, tables.enforced, tables.shadow, plan.cost_us)
+        self.quota_manager = watched_manager(sensors, tables.enforced, tables.shadow, plan.cost_us)
         self.exact_keys = plan.sensors >= AMPLE_SENSORS
-        self.judge = Judge(plan, self.ledger, self.exact_keys)
+        self.judge = Judge(plan, self.quota_manager, self.exact_keys)
         self.recent_topics = RecentTopics()
         self.cluster = Cluster(plan.topics, plan.metadata_lag_ms, plan.default_partitions, lambda: self.events.now_ms)
         self.counters = RelayCounters()
@@ -425,8 +425,8 @@ class _World:
             party.check_all_delivered()
             party.check_learned()
         self._check_counters()
-        if self.ledger.time_in_flight:
-            raise Violation(f"room is kept for what is no longer in flight: {self.ledger.time_in_flight}")
+        if self.quota_manager.time_in_flight:
+            raise Violation(f"room is kept for what is no longer in flight: {self.quota_manager.time_in_flight}")
         if self.book.alterations_begun != self.book.alterations_done:
             raise Violation(f"{self.book.alterations_begun} errands were begun, {self.book.alterations_done} done")
 
@@ -441,11 +441,11 @@ class _World:
             case "quotas":
                 self.book.put(quotas_of(change.quotas, self.plan.shadows))
                 tables = tables_of(self.book.quotas)
-                self.ledger.replace(tables.enforced, now_ms, tables.shadow)
+                self.quota_manager.replace(tables.enforced, now_ms, tables.shadow)
             case "caps":
-                self.ledger.sensors.set_caps(change.max_throttle_ms, change.max_debt_ms)
+                self.quota_manager.sensors.set_caps(change.max_throttle_ms, change.max_debt_ms)
             case "sweep":
-                self.ledger.expire(now_ms)
+                self.quota_manager.expire(now_ms)
             case "gate":
                 self.acceptor.set(change.gate)
             case "time_outs":

@@ -29,7 +29,7 @@ _PACED_EVERY_S = 0.04
 
 _MOST_PACED = 200
 _GOOD_EVERY_S = 0.5
-_PATIENCE_S = 30.0
+_TIMEOUT_S = 30.0
 _RESET = struct.pack("ii", 1, 0)
 
 
@@ -53,7 +53,7 @@ async def attempt(address: str, target: tuple[str, int], began: float, reported:
         sock.bind((address, 0))
         start = time.monotonic()
         reported.attempts.append(round((start - began) * 1000))
-        async with asyncio.timeout(_PATIENCE_S):
+        async with asyncio.timeout(_TIMEOUT_S):
             await loop.sock_connect(sock, target)
             await loop.sock_sendall(sock, _API_VERSIONS)
             response = await loop.sock_recv(sock, 4)

@@ -48,9 +48,9 @@ class Put:
 
 
 def recorder_of(clock, spool, tracer=None):
-    ledger = ClientQuotaManager(Sensors(8), QUOTAS)
+    quota_manager = ClientQuotaManager(Sensors(8), QUOTAS)
     meter = Meter("main", 10, 100, RequestCosts())
-    return Recorder([Metered(meter, ledger)], spool, 10, clock, tracer), meter
+    return Recorder([Metered(meter, quota_manager)], spool, 10, clock, tracer), meter
 
 
 def test_a_record_says_who_used_what_and_which_quota_is_in_force(clock):

@@ -19,7 +19,7 @@ from proxy.usage.shipper import POSITION, Shipper, SpoolBusy, TopicUnavailable, 
 from proxy.usage.shipping import Order, Shipping, keep_shipping
 from quotas.records.usage_record import read_line
 from tests.pipeline.spools import Fleet, records, write_spool
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 FLEET = Fleet(entities=5, per_window=5)
 KEY = f"usage:{FLEET.instance}:{FLEET.epoch}".encode()
@@ -419,7 +419,7 @@ def test_settings_of_the_command_line():
 
 
 async def until(condition):
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)

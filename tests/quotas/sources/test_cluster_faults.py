@@ -23,7 +23,7 @@ from quotas.sources.cluster_faults import (
     plain_words,
 )
 from tests.certificates import Authority, server_context
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 VERSIONS = {3: (0, 1), 17: (0, 1), 18: (0, 0), 36: (0, 0)}
 TLS_HANDSHAKE = b"\x16"
@@ -46,7 +46,7 @@ class Listener:
                 threading.Thread(target=self._serve, args=(sock,), daemon=True).start()
 
     def _serve(self, sock):
-        sock.settimeout(PATIENCE_S)
+        sock.settimeout(TIMEOUT_S)
         with contextlib.suppress(OSError, ValueError), sock:
             stream = sock if self._context is None else self._context.wrap_socket(sock, server_side=True)
             with stream.makefile("rwb") as file:
@@ -90,7 +90,7 @@ def fault(listener, address=None, **credentials):
     try:
         with (
             contextlib.closing(
-                ClusterConnection(address or listener.address, Credentials(**credentials), PATIENCE_S)
+                ClusterConnection(address or listener.address, Credentials(**credentials), TIMEOUT_S)
             ) as own,
             pytest.raises(ConnectionFault) as raised,
         ):
@@ -117,7 +117,7 @@ def test_an_api_in_versions_that_nobody_asks_in():
 
 def test_an_api_that_came_with_a_later_kafka():
     listener = Listener()
-    with contextlib.closing(ClusterConnection(listener.address, Credentials(), PATIENCE_S)) as own:
+    with contextlib.closing(ClusterConnection(listener.address, Credentials(), TIMEOUT_S)) as own:
         reported = f"{listener.address}: it does not offer the API DescribeClientQuotas: Kafka 2.6 and later do"
         with listener.server, pytest.raises(ConnectionFault, match=reported):
             own.ask(describe_request())
@@ -214,7 +214,7 @@ def test_a_wrong_password_whether_the_node_says_so_or_only_closes(said):
 
 def test_a_node_that_wants_a_certificate_and_is_shown_none(paper, monkeypatch):
     """Its word for that comes behind the handshake, and is lost where we write before it is read."""
-    monkeypatch.setattr("quotas.sources.cluster_faults._WORD_S", PATIENCE_S)
+    monkeypatch.setattr("quotas.sources.cluster_faults._WORD_S", TIMEOUT_S)
     wants = server_context(paper[0].issue("127.0.0.1", name="strict"))
     wants.verify_mode = ssl.CERT_REQUIRED
     wants.load_verify_locations(paper[0].file)

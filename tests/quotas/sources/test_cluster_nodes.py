@@ -9,7 +9,7 @@ from quotas.changes import SourceUnavailable
 from quotas.sources.cluster_connection import Credentials
 from quotas.sources.cluster_nodes import default_partitions_of, nodes_named_by
 from tests.quotas.sources.test_cluster_faults import Listener, text
-from tests.timeouts import PATIENCE_S
+from tests.timeouts import TIMEOUT_S
 
 ME = Credentials()
 NO_RACK = pack(">h", -1)
@@ -35,7 +35,7 @@ def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered):
         responses=metadata((7, b"there", 9092), (1001, b"::1", 1)), versions=offered and {DESCRIBE_CLUSTER: offered}
     )
     with listener.server:
-        assert nodes_named_by(listener.address, ME, PATIENCE_S) == [
+        assert nodes_named_by(listener.address, ME, TIMEOUT_S) == [
             {"broker_id": 7, "host": "there", "port": 9092},
             {"broker_id": 1001, "host": "::1", "port": 1},
         ]
@@ -45,14 +45,14 @@ def test_nodes_are_learned_whatever_is_offered_of_describe_cluster(offered):
 def test_a_response_without_nodes_is_no_cluster(nodes):
     listener = Listener(responses=metadata(*nodes))
     with listener.server, pytest.raises(SourceUnavailable, match="its answer to Metadata names no node"):
-        nodes_named_by(listener.address, ME, PATIENCE_S)
+        nodes_named_by(listener.address, ME, TIMEOUT_S)
 
 
 def test_a_node_that_can_only_tell_all_topics_is_not_asked():
     listener = Listener(responses=metadata(), versions={3: (0, 0)})
     reported = "it offers the API Metadata in versions 0 to 0, the proxy asks in 1 to 13"
     with listener.server, pytest.raises(SourceUnavailable, match=reported):
-        nodes_named_by(listener.address, ME, PATIENCE_S)
+        nodes_named_by(listener.address, ME, TIMEOUT_S)
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_a_node_that_can_only_tell_all_topics_is_not_asked():
 def test_what_a_topic_gets_is_what_a_node_says(responses, expected):
     listener = Listener(responses=responses, versions={DESCRIBE_CONFIGS: (0, 0)})
     with listener.server:
-        assert default_partitions_of({7: listener.address}, ME, PATIENCE_S) == expected
+        assert default_partitions_of({7: listener.address}, ME, TIMEOUT_S) == expected
 
 
 def test_the_next_node_is_asked_where_the_first_says_nothing():
     silent, speaks = Listener(), Listener(responses=configuration(text(b"3")), versions={DESCRIBE_CONFIGS: (0, 0)})
     with silent.server, speaks.server:
-        assert default_partitions_of({1: silent.address, 7: speaks.address}, ME, PATIENCE_S) == 3
+        assert default_partitions_of({1: silent.address, 7: speaks.address}, ME, TIMEOUT_S) == 3
