@@ -39,9 +39,9 @@ WHOLE_CLUSTER = -2
 class ClientSensors:
     """The sensors that measure one client at one node, as handles; None where nothing is measured.
 
-    It holds as long as `version` is the quota manager's, or the quota manager `renews` it. `fetch_ceiling_bytes` is what one Fetch
-    may ask for at most. `mutation` is a token bucket that all nodes share; `limits_mutations` is False where it is
-    never empty. `costs` tell what requests cost this node, where their time is measured: for `request` or
+    It holds as long as `version` is the quota manager's, or the quota manager `renews` it. `fetch_ceiling_bytes` is
+    what one Fetch may ask for at most. `mutation` is a token bucket that all nodes share; `limits_mutations` is False
+    where it is never empty. `costs` tell what requests cost this node, where their time is measured: for `request` or
     `shadow_request`. `limits` is False where no quota can hold its client back, `limits_produces` and
     `limits_requests` where none of these can. What the sensors of shadow quotas say is never felt. `crowded` are the
     tables that were full when it was made.
@@ -101,9 +101,9 @@ class ClientQuotaManager:
     """Hands out bindings, and keeps the limits of all sensors at what the quota table says.
 
     `version` goes up when the table is replaced and when sensors are closed: a binding made before holds on if the
-    quota manager `renews` it, which it does unless its client is concerned. `overflowed` counts bindings that got no sensor of
-    their own because the table of sensors was full; a sixteenth of its rows is kept back for those that such newcomers
-    share.
+    quota manager `renews` it, which it does unless its client is concerned. `overflowed` counts bindings that got no
+    sensor of their own because the table of sensors was full; a sixteenth of its rows is kept back for those that such
+    newcomers share.
 
     Shadow quotas are measured in a table of sensors of their own, as large: they take no row from those in force. So
     are the token buckets of controller mutations, and request time, whose throttles Kafka cuts to one window.

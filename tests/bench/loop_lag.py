@@ -99,7 +99,9 @@ async def figures_during(work: Awaitable[object]) -> dict[str, float]:
 
 
 class Proxy:
-    """What of the proxy knows quotas: a book over a state file, a quota manager, sensors of `count` clients, metrics."""
+    """What of the proxy knows quotas: a book over a state file, a quota manager, sensors of `count` clients,
+    metrics.
+    """
 
     def __init__(self, count: int, directory: Path) -> None:
         self.count = count

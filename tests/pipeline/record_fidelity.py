@@ -2,10 +2,10 @@
 
     python -m tests.pipeline.record_fidelity [--seconds 600] [--seed 1] [--only TEXT]
 
-Each load runs on the proxy's own quota manager and sensors with clients on a virtual clock; then its 10 s records are replayed
-with the quota that was in force, and with a doubled one, and the load itself is run again with a doubled one. Prints a
-Markdown table: throttle times, replayed to live; and what the paced and the greedy client get of the doubled quota, as
-a share of what the load got of it live.
+Each load runs on the proxy's own quota manager and sensors with clients on a virtual clock; then its 10 s records are
+replayed with the quota that was in force, and with a doubled one, and the load itself is run again with a doubled one.
+Prints a Markdown table: throttle times, replayed to live; and what the paced and the greedy client get of the doubled
+quota, as a share of what the load got of it live.
 """
 
 import argparse
