@@ -6,6 +6,9 @@ sum. Slots without use are not among them: of a client that works one hour a day
 """
 
 from collections.abc import Iterable
+from functools import reduce
+from operator import or_
+from typing import Final
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
@@ -14,6 +17,8 @@ from pipeline.recommend.subject import CLIENT_ID, PAIR, USER
 from pipeline.report.figures import USER_AND_CLIENT_ID
 from pipeline.simulate.simulation import as_charged
 from pipeline.spark.day import DAY_MS
+from quotas.entities import DEFAULT
+from quotas.precedence import LEVELS, OWN
 
 SUBJECT = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
 """Whom a quota would be set on; those names are empty that do not count for the kind of entity."""
@@ -50,14 +55,18 @@ def used_by(usage: DataFrame, by: str, quota_types: Iterable[str]) -> DataFrame:
     )
 
 
+_LEVEL: Final = {PAIR: (OWN, OWN), USER: (OWN, None), CLIENT_ID: (None, OWN)}
+
+
 def _beats(by: str) -> Column:
     """Whether the rule of a record is stronger than a quota of the kind `by`, in Kafka's order of precedence."""
     rule = F.col("rule")
-    if by == PAIR:
-        return F.lit(False)
-    if by == CLIENT_ID:
-        return rule.startswith("user=")
-    return rule.rlike(USER_AND_CLIENT_ID) & ~rule.startswith("user=<default>,")
+    of_pair = rule.rlike(USER_AND_CLIENT_ID)
+    of_default = rule.startswith("user=<default>,") | (rule == "user=<default>")
+    of_user = {OWN: rule.startswith("user=") & ~of_default, DEFAULT: of_default, None: ~rule.startswith("user=")}
+    stronger = dict.fromkeys((user, client_id is None) for user, client_id in LEVELS[: LEVELS.index(_LEVEL[by])])
+    on_level = [of_user[user] & (~of_pair if alone else of_pair) for user, alone in stronger]
+    return reduce(or_, on_level, F.lit(False))
 
 
 def slots(used: DataFrame, slot_ms: int) -> DataFrame:
