@@ -1,1 +1,1 @@
-"""Kafka's bytes: frames, headers, single fields, splices. Pure, and knows nothing of quotas or sockets."""
+"""Kafka's bytes: frames, headers, single fields, splices. Pure; knows nothing of quotas or sockets."""

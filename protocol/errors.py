@@ -1,14 +1,15 @@
-"""What can be wrong with bytes that claim to be Kafka's. `protocol` raises nothing else."""
+"""The errors for bytes that are not valid Kafka messages. `protocol` raises no others for bytes."""
 
 
 class ProtocolError(ValueError):
-    """Bytes that are not what the protocol says; the connection they came on must be closed."""
+    """Bytes that do not follow the protocol. The connection that they came on must be closed."""
 
 
 class TruncatedMessage(ProtocolError):
-    """A field runs past the end of what is there.
+    """A field reaches beyond the end of the bytes that are here.
 
-    Attributes: `offset` where the field starts, `wanted` bytes it needs, `available` bytes in all.
+    Attributes: `offset` is where the field starts, `wanted` how many bytes it needs, `available` how many there are in
+    all.
     """
 
     def __init__(self, offset: int, wanted: int, available: int) -> None:

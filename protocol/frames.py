@@ -1,4 +1,4 @@
-"""The few fields of a request that decide what happens to it: header, acks of Produce, byte limits of Fetch."""
+"""The few fields of a request that decisions need: the header, acks of Produce, byte limits of Fetch."""
 
 from struct import Struct
 
@@ -10,21 +10,22 @@ HEAD = Struct(">ihhih")
 """size, api_key, api_version, correlation_id, client-id length: the fixed part of a frame with header v1 or v2."""
 
 MAX_HEAD_BYTES = 128 * 1024
-"""What may stand before the last field of a request that is read here: two strings of 32 KiB, and tags. Of responses,
-as much is held to be decided about, and more only if it lists more addresses."""
+"""The most that can precede the last field that is read of a request: two strings of 32 KiB, and tags. Of a response,
+as much is stored until it is decided about, and more only if it lists more addresses.
+"""
 
 MAX_ASKED_BYTES = 1024 * 1024
 """The largest request that is decided about as a whole: tens of thousands of quotas or topics."""
 
 MAX_HELD_BYTES = 32 * 1024 * 1024
-"""The largest response that is decided about as a whole: what thousands of new topics, or 500,000 partitions, take."""
+"""The largest response that is decided about as a whole: enough for thousands of new topics, or 500,000 partitions."""
 
 INT32_MAX = 2**31 - 1
 
 _INT32 = Struct(">i")
 _LIMITS = Struct(">ii")
 LIMITS_BYTES = _LIMITS.size
-"""min_bytes and max_bytes, one behind the other."""
+"""The size of min_bytes and max_bytes, which follow each other."""
 
 _PRODUCE_TRANSACTIONAL_SINCE = 3
 _PRODUCE_FLEXIBLE_SINCE = 9
@@ -33,9 +34,9 @@ _FETCH_WITHOUT_REPLICA_ID_SINCE = 15
 
 
 def acks_at(frame: bytes, body_at: int, api_version: int, end: int) -> int:
-    """Where `acks`, an int16, stands in a Produce request whose frame reaches to `end`; 0 means: no response will come.
+    """Where `acks`, an int16, is in a Produce request whose frame reaches to `end`. If it is 0, no response comes.
 
-    Raises TruncatedMessage when the field does not lie before `end`. Source: `ProduceRequest.json`.
+    Raises TruncatedMessage if the field does not lie before `end`. Source: `ProduceRequest.json`.
     """
     at = body_at
     if api_version >= _PRODUCE_FLEXIBLE_SINCE:
@@ -49,10 +50,10 @@ def acks_at(frame: bytes, body_at: int, api_version: int, end: int) -> int:
 
 
 def fetch_clamp(frame: bytes | memoryview, body_at: int, api_version: int, ceiling_bytes: int) -> Splice | None:
-    """The splice that holds a Fetch request's max_bytes and min_bytes to `ceiling_bytes`; None if they are below it.
+    """The splice that lowers max_bytes and min_bytes of a Fetch request to `ceiling_bytes`; None if nothing changes.
 
-    `min_bytes` never exceeds the new `max_bytes`; versions below 3 have no `max_bytes`. Source: quota-semantics of
-    Kafka 2.5 and later. Raises TruncatedMessage when the fields are not in `frame` yet.
+    `min_bytes` never exceeds the new `max_bytes`; versions below 3 have no `max_bytes`. Source: the behaviour of
+    brokers since Kafka 2.5. Raises TruncatedMessage if the fields are not in `frame` yet.
     """
     start = body_at + (4 if api_version >= _FETCH_WITHOUT_REPLICA_ID_SINCE else 8)
     if api_version < _FETCH_MAX_BYTES_SINCE:
@@ -62,9 +63,9 @@ def fetch_clamp(frame: bytes | memoryview, body_at: int, api_version: int, ceili
 
 
 def share_fetch_limits_at(frame: bytes | memoryview, body_at: int) -> int:
-    """Where min_bytes and max_bytes stand in a ShareFetch request. Source: `ShareFetchRequest.json`, 0+.
+    """Where min_bytes and max_bytes are in a ShareFetch request. Source: `ShareFetchRequest.json`, version 0 and later.
 
-    Raises TruncatedMessage when what comes before them is not in `frame` yet.
+    Raises TruncatedMessage if what comes before them is not in `frame` yet.
     """
     reader = Reader(frame, body_at)
     for _ in range(2):
@@ -74,7 +75,9 @@ def share_fetch_limits_at(frame: bytes | memoryview, body_at: int) -> int:
 
 
 def limits_clamp(frame: bytes | memoryview, start: int, ceiling_bytes: int) -> Splice | None:
-    """The splice that holds max_bytes, and with it min_bytes, to `ceiling_bytes`; they stand at `start`."""
+    """The splice that lowers max_bytes, at `start` + 4, and min_bytes, at `start`, to `ceiling_bytes`; None if
+    nothing changes.
+    """
     reader = Reader(frame, start)
     min_bytes, max_bytes = reader.int32(), reader.int32()
     clamped = min(max_bytes, ceiling_bytes)

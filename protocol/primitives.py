@@ -1,4 +1,4 @@
-"""Kafka's primitive types: reading them from a frame, and writing the few that splices need.
+"""Kafka's primitive types: reads them from a frame, and writes the few that splices need.
 
 Source: the primitive types of Kafka's protocol guide. *Compact* types are those of flexible versions.
 """
@@ -14,11 +14,11 @@ _FLOAT64 = Struct(">d")
 UVARINT_MAX_BYTES = 5
 
 MAX_HEADER_TAGS = 64
-"""No header has a tagged field so far. The bound keeps a header that comes byte by byte cheap to look at again."""
+"""No header has a tagged field so far. This limit makes it cheap to read a header again while it comes byte by byte."""
 
 
 class Reader:
-    """A cursor over one frame; copies nothing but what it returns. Raises TruncatedMessage past the end."""
+    """A cursor over one frame; copies only what it returns. Raises TruncatedMessage past the end."""
 
     __slots__ = ("_end", "_frame", "offset")
 
@@ -54,7 +54,7 @@ class Reader:
         return value
 
     def uvarint(self) -> int:
-        """An unsigned LEB128 number of at most 32 bits; one that is longer is malformed."""
+        """An unsigned LEB128 number of at most 32 bits; a longer one is malformed."""
         start, frame, value = self.offset, self._frame, 0
         for shift in range(0, 7 * UVARINT_MAX_BYTES, 7):
             byte = frame[self.skip(1)]
@@ -74,10 +74,10 @@ class Reader:
         return self._text(self.uvarint() - 1)
 
     def count(self, compact: bool, least_bytes: int) -> int:
-        """How many elements an array has, -1 for null: int32, or uvarint + 1 where it is compact.
+        """How many elements an array has, -1 for null: int32, or uvarint + 1 if it is compact.
 
-        More elements of at least `least_bytes` each than there are bytes left are malformed: nothing is allocated for
-        a count that is a lie.
+        A count is malformed if so many elements, of at least `least_bytes` each, do not fit into the bytes that are
+        left: nothing is allocated for a false count.
         """
         count = self.uvarint() - 1 if compact else self.int32()
         if count < -1 or count * least_bytes > self._end - self.offset:
@@ -85,7 +85,7 @@ class Reader:
         return count
 
     def tags(self, most: int = 0xFFFF_FFFF) -> int:
-        """Step over a tag buffer of at most `most` tags, and return how many there were; more are malformed."""
+        """Step over a tag buffer of at most `most` tags, and return how many it had; more are malformed."""
         count = self.uvarint()
         if count > most:
             raise MalformedMessage(f"{count} tagged fields, {most} allowed")

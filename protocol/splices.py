@@ -1,4 +1,4 @@
-"""Changing a message without decoding it: copy everything, replace a few ranges."""
+"""Changes a message without decoding it: copies everything except a few ranges, which are replaced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from protocol.primitives import int32
 
 @dataclass(slots=True)
 class Splice:
-    """`data` takes the place of the bytes [start, end) of a frame, its length prefix counted in the offsets."""
+    """`data` replaces the bytes [start, end) of a frame. Offsets count from its length prefix."""
 
     start: int
     end: int
@@ -21,7 +21,7 @@ def grows_by(splices: Sequence[Splice]) -> int:
 
 
 def joined(frame: bytes | memoryview, splices: Sequence[Splice]) -> list[Splice]:
-    """Ascending splices as one, with what stands between them; none if there are none."""
+    """One splice in place of several ascending ones, with the bytes between them; an empty list stays empty."""
     if len(splices) < 2:
         return list(splices)
     pieces: list[bytes | memoryview] = []
@@ -33,9 +33,9 @@ def joined(frame: bytes | memoryview, splices: Sequence[Splice]) -> list[Splice]
 
 
 def splice_frame(head: bytes | memoryview, size_bytes: int, splices: Sequence[Splice]) -> list[bytes | memoryview]:
-    """`head`, the whole or the first part of a frame, as pieces with `splices` (ascending, within it) carried out.
+    """The pieces of `head`, which is all or the first part of a frame, after `splices` (ascending, within `head`).
 
-    `size_bytes` is the frame's own length prefix; the new one stands in the first piece.
+    `size_bytes` is the frame's own length prefix; the first piece has the new one.
     """
     if not splices:
         return [head]

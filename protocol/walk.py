@@ -1,6 +1,6 @@
-"""Walking a response body by its shape, to find the few fields that a proxy changes.
+"""Walks over a response body by its shape, to find the few fields that a proxy changes.
 
-A walk copies nothing, keeps only positions, and can be continued when more bytes come: a response of many MiB is
+A walk copies nothing, stores only positions, and can be continued when more bytes come: a response of many MiB is
 walked while it streams through. Offsets count from the start of the frame, its length prefix included.
 """
 
@@ -37,7 +37,7 @@ BROKERS = 1
 
 @dataclass(slots=True)
 class Endpoint:
-    """One address in a response: `host` and `port` stand in [start, end)."""
+    """One address in a response: `host` and `port` are in [start, end)."""
 
     node_id: int
     host: bytes
@@ -49,7 +49,7 @@ class Endpoint:
 
 @dataclass(slots=True)
 class EndpointTag:
-    """The tagged field that holds endpoints: its number at `at`, its size in [size_at, start), its value to `end`."""
+    """The tagged field that holds endpoints: its number at `at`, its size in [size_at, start), the end of its value."""
 
     at: int
     size_at: int
@@ -58,7 +58,7 @@ class EndpointTag:
 
 
 class _Level:
-    """Where the walk is in one nested structure: which op comes next, and how many more such structures follow."""
+    """Where the walk is in one nested structure: which op comes next, and how many more of these structures follow."""
 
     __slots__ = ("end", "index", "left", "ops")
 
@@ -67,11 +67,11 @@ class _Level:
         self.index = 0
         self.left = left
         self.end = end
-        """For a tagged value: the offset at which it must end; else -1."""
+        """For a tagged value, the offset at which it must end; else -1."""
 
 
 class _TagsLevel:
-    """Where the walk is in a tag buffer: `left` tags to come, those in `known` are walked, the others stepped over."""
+    """Where the walk is in a tag buffer: `left` tags follow; those in `known` are walked, the others stepped over."""
 
     __slots__ = ("known", "left")
 
@@ -83,9 +83,9 @@ class _TagsLevel:
 class Walk:
     """A walk through one response body.
 
-    `offset` is the next byte wanted. `done` is true when nothing of interest can follow. `array_at` is where the length
-    of the first array stands, and `tail_at` where the first top-level array ended, -1 until then. `led` are the places
-    of the partitions and controllers whose leader is one of `leaders`: where they begin, and whether of a partition.
+    `offset` is the next byte that it needs. `done` is true when no field that matters can follow. `array_at` is where
+    the length of the first array is, and `tail_at` where the first top-level array ended, -1 until then. `led` are the
+    partitions and controllers whose leader is one of `leaders`: where each begins, and whether it is a partition.
     """
 
     __slots__ = (
@@ -120,9 +120,9 @@ class Walk:
     def advance(self, data: bytes | memoryview, data_at: int, stop_at_tail: bool = False) -> None:
         """Walk on over `data`, the bytes from offset `data_at` on; return when they run out or the walk is done.
 
-        What is left of `data` from `offset` on (part of a length or of an endpoint) must be given again with what
-        follows it. With `stop_at_tail` the walk also returns when it has passed the first top-level array.
-        Raises MalformedMessage.
+        The bytes of `data` from `offset` on (part of a length or of an endpoint) must be given again, with what follows
+        them. With `stop_at_tail` the walk also returns when it has passed the first top-level array. Raises
+        MalformedMessage.
         """
         end = data_at + len(data)
         reader = Reader(data)
@@ -140,11 +140,11 @@ class Walk:
             return
 
     def fits(self, frame_bytes: int) -> bool:
-        """Whether the walk is done and ended where the frame does (or earlier, where nothing of interest followed)."""
+        """Whether the walk is done and ended where the frame does (or before, if no field that matters followed)."""
         return self.done and (self.offset == frame_bytes or (self._early and self.offset < frame_bytes))
 
     def _step_op(self, level: _Level, reader: Reader, data_at: int) -> None:  # noqa: C901 one case for each op of a shape
-        """Take the next op whole: on TruncatedMessage nothing has changed."""
+        """Take the next op whole: after a TruncatedMessage nothing has changed."""
         op = level.ops[level.index]
         code = op[0]
         size = 0
@@ -212,7 +212,7 @@ class Walk:
         self._depth.append(_Level(shape, 1, start + size))
 
     def _leave(self) -> None:
-        """The structure on top is through: begin its next one, or go on in the one around it."""
+        """The innermost structure is complete: begin the next one like it, or go on in the one around it."""
         while self._depth:
             level = self._depth[-1]
             if isinstance(level, _TagsLevel):

@@ -1,1 +1,1 @@
-"""Who a peer says it is: PROXY headers, SASL names, distinguished names, principal rules."""
+"""The identity that a peer claims: PROXY headers, SASL names, distinguished names, principal rules."""

@@ -1,6 +1,7 @@
-"""The subject of an X.509 certificate as Java writes it, the host names it is for, and until when it is valid.
+"""The subject of an X.509 certificate as Java writes it, its host names, and the end of its validity.
 
-A broker's user of a client certificate is `X500Principal.getName()`: RFC 2253, with what Java makes of its open ends.
+For a client certificate, a broker's user is `X500Principal.getName()`: RFC 2253, with Java's choices where the RFC
+leaves them open.
 """
 
 import re
@@ -28,17 +29,17 @@ _KEYWORDS = {
     "0.9.2342.19200300.100.1.1": "UID",
     "0.9.2342.19200300.100.1.25": "DC",
 }
-"""Of all others the number is written, and their values as the hexadecimal of their DER."""
+"""Attribute types with a name. For all others Java writes the number, and the value as the hexadecimal of its DER."""
 
 _ESCAPED = frozenset(',=+<>#;"\\')
 _MAX_ARC_BYTES = 32
 
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
-"""Half a pair in UTF-8: Java replaces it by one U+FFFD, Python by one for each byte."""
+"""Half of a surrogate pair in UTF-8: Java replaces it by one U+FFFD, Python by one for each byte."""
 
 
 class _Der:
-    """A cursor over the elements between two offsets of DER (X.690). MalformedMessage, TruncatedMessage."""
+    """A cursor over the elements between two offsets of DER (X.690). Raises MalformedMessage or TruncatedMessage."""
 
     def __init__(self, data: bytes, at: int = 0, end: int | None = None) -> None:
         self.data = data
@@ -49,13 +50,13 @@ class _Der:
         return self.at < self.end
 
     def tag(self) -> int:
-        """The tag of the element that comes next."""
+        """The tag of the next element."""
         if self.at >= self.end:
             raise TruncatedMessage(self.at, 1, self.end)
         return self.data[self.at]
 
     def take(self, wanted: int | None = None) -> tuple[int, int]:
-        """Step over an element, which must have the tag `wanted` if one is given; where its content begins and ends."""
+        """Step over an element, with the tag `wanted` if one is given; return where its content begins and ends."""
         tag, begin = self.tag(), self.at
         if tag & 0x1F == 0x1F or (wanted is not None and tag != wanted):
             raise MalformedMessage(f"DER tag {tag:#04x} at offset {begin}")
@@ -102,7 +103,7 @@ def subject_of(certificate: bytes) -> str:
 
 
 def not_after(certificate: bytes) -> int:
-    """When a certificate in DER ends to be valid, in seconds since 1970. Raises ProtocolError."""
+    """When the validity of a certificate in DER ends, in seconds since 1970. Raises ProtocolError."""
     fields = _fields_from_issuer(certificate)
     fields.take(_SEQUENCE)
     validity = fields.inside(_SEQUENCE)
@@ -112,7 +113,7 @@ def not_after(certificate: bytes) -> int:
 
 
 def host_names_of(certificate: bytes) -> list[str]:
-    """The host names that a certificate in DER is for (RFC 5280, 4.2.1.6: dNSName); those with "*" too.
+    """The host names of a certificate in DER (RFC 5280, 4.2.1.6: dNSName), also those with "*".
 
     Raises ProtocolError.
     """
@@ -144,7 +145,7 @@ def _dns_names(extensions: _Der) -> list[str]:
 
 
 def _fields_from_issuer(certificate: bytes) -> _Der:
-    """RFC 5280: TBSCertificate after version, serialNumber and signature."""
+    """The fields of TBSCertificate after version, serialNumber and signature (RFC 5280)."""
     fields = _Der(certificate).inside(_SEQUENCE).inside(_SEQUENCE)
     if fields.tag() == _EXPLICIT_VERSION:
         fields.take()
@@ -154,7 +155,7 @@ def _fields_from_issuer(certificate: bytes) -> _Der:
 
 
 def _seconds(tag: int, text: bytes) -> int:
-    """YYMMDDHHMMSSZ up to 2049, YYYYMMDDHHMMSSZ from then on (RFC 5280, 4.1.2.5)."""
+    """The time in YYMMDDHHMMSSZ (up to 2049) or YYYYMMDDHHMMSSZ (from then on), in seconds (RFC 5280, 4.1.2.5)."""
     digits = text[:-1]
     size = {_UTC_TIME: 12, _GENERALIZED_TIME: 14}.get(tag)
     if len(digits) != size or not digits.isdigit() or text[-1:] != b"Z":
@@ -182,7 +183,7 @@ def distinguished_name(name: bytes) -> str:
             raise MalformedMessage("an empty part of a distinguished name")
         parts.append("+".join(attributes))
     if outer:
-        raise MalformedMessage(f"{outer.end - outer.at} bytes behind a distinguished name")
+        raise MalformedMessage(f"{outer.end - outer.at} bytes after a distinguished name")
     return ",".join(reversed(parts))
 
 
@@ -195,7 +196,7 @@ def _attribute(pair: _Der) -> str:
     else:
         text = f"{keyword}={_escaped(_text(pair.content(tag)))}"
     if pair:
-        raise MalformedMessage(f"{pair.end - pair.at} bytes behind an attribute")
+        raise MalformedMessage(f"{pair.end - pair.at} bytes after an attribute")
     return text
 
 
@@ -204,7 +205,9 @@ def _text(data: bytes) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Java escapes more than RFC 2253 wants: spaces and carriage returns at both ends, each "=" and "#", and NUL."""
+    """The text with Java's escapes, which are more than those of RFC 2253: spaces and carriage returns at both ends,
+    each "=" and "#", and NUL.
+    """
     stripped = text.strip(" \r")
     lead = len(text) - len(text.lstrip(" \r"))
     escaped = "".join(rf"\{c}" if c in _ESCAPED else r"\00" if c == "\0" else c for c in stripped)

@@ -1,9 +1,9 @@
-"""Regular expressions of Java, for Python: what means the same in both, what can be translated, and no more.
+"""Regular expressions of Java, for Python: those that mean the same in both, or that can be translated.
 
-Source: java.util.regex.Pattern and Matcher of JDK 17. A pattern whose meaning would differ is refused, not guessed.
+Source: java.util.regex.Pattern and Matcher of JDK 17. A pattern whose meaning would differ is refused.
 
-Like Java's, patterns may take exponentially long. They are matched by the library `regex`, which means by them what
-`re` does, can be told how long to try, and lets other threads run meanwhile.
+As in Java, a match may take exponentially long. Patterns are matched by the library `regex`: it gives them the same
+meaning as `re`, accepts a time limit, and lets other threads run meanwhile.
 """
 
 import re
@@ -16,7 +16,7 @@ import regex
 _LINE_END = "\n\r\x85\u2028\u2029"
 _ANY = f"[^{_LINE_END}]"
 _END = f"(?:(?=(?:\r\n|[{_LINE_END[1:]}])?\\Z)|(?<!\r)(?=\n\\Z))"
-"""Java's `$` and `\\Z`: at the end, or before a line end that is the last."""
+"""Java's `$` and `\\Z`: at the end, or before a line end that is the last one."""
 
 _QUANTIFIER = re.compile(r"\{[0-9]{1,4}(?:,(?:[0-9]{1,4})?)?\}")
 _REPEATED = re.compile(r"(?:[*+?]|\{[0-9,]+\})[+?]?")
@@ -26,25 +26,27 @@ _HEX = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})")
 
 
 class UnsupportedPattern(ValueError):
-    """A pattern or replacement that Java refuses, too, or that Python would understand in another way."""
+    """A pattern or replacement that Java refuses, too, or that has another meaning in Python."""
 
 
 class PatternTooSlow(Exception):
-    """A pattern has not come to an end in its time."""
+    """The match of a pattern did not end within its time."""
 
 
 MAX_PATTERN_SIZE: Final = 20_000
-"""In characters, sets and the like, each as often as repetitions say: `regex` writes some out."""
+"""The largest pattern: characters, sets and other pieces, each counted as often as it is repeated, because `regex`
+writes some repetitions out.
+"""
 
 TimeLeft = Callable[[], float]
-"""How many seconds of this process's processor time may be spent."""
+"""Returns how many seconds of this process's processor time may be spent."""
 
 
 class JavaPattern:
-    """Asked as Java's Matcher is. Raises PatternTooSlow when no time is left."""
+    """A translated pattern, with methods like Java's Matcher. Raises PatternTooSlow when no time is left."""
 
     def __init__(self, pattern: str) -> None:
-        """Of a translated pattern."""
+        """`pattern` is translated already."""
         self._pattern = regex.compile(pattern, regex.ASCII | regex.VERSION0)
         self.groups: int = self._pattern.groups
         self.groupindex: dict[str, int] = dict(self._pattern.groupindex)
@@ -68,7 +70,7 @@ class JavaPattern:
 
 
 def java_pattern(text: str) -> JavaPattern:
-    """The pattern that matches what Java's does. Raises UnsupportedPattern."""
+    """The pattern that matches what the Java pattern `text` matches. Raises UnsupportedPattern."""
     try:
         translated = _translated(text)
         re.compile(translated, re.ASCII)
@@ -82,16 +84,16 @@ def java_pattern(text: str) -> JavaPattern:
 
 
 def java_parser(text: str) -> re.Pattern[str]:
-    """The same of a pattern that is known to be quick, whatever it is matched with."""
+    """As `java_pattern`, for a pattern that is known to be quick with any text."""
     return re.compile(_translated(text), re.ASCII)
 
 
 _PIECE = re.compile(r"\\.|\[(?:\\.|[^\]\\])+\]|\{(\d+)(?:,(\d*))?\}|[^\\]", re.S)
-"""One of a pattern that is valid: an escape, a set, a repetition, or a character, such as a bracket."""
+"""One piece of a valid pattern: an escape, a set, a repetition, or another character, including brackets."""
 
 
 def _size(pattern: str) -> int:
-    """How long a translated pattern is with its repetitions written out."""
+    """The size of a translated pattern with its repetitions written out."""
     sizes, last = [0], 0
     for piece in _PIECE.finditer(pattern):
         if piece[0] == "(":
@@ -127,7 +129,7 @@ def _translated(text: str) -> str:
 
 
 def _check_repeated(group: str, text: str, at: int) -> None:
-    """Refuse what the two repeat differently: a group that may match nothing, and one that never gives back."""
+    """Refuse repetitions that differ in Java and Python: of a group that may match nothing, and possessive ones."""
     repeated = _REPEATED.match(text, at)
     if repeated and ((repeated[0].endswith("+") and len(repeated[0]) > 1) or re.fullmatch(group, "", re.ASCII)):
         raise UnsupportedPattern(
@@ -173,7 +175,7 @@ def _escape(text: str, at: int) -> tuple[str, int]:
 
 
 def _character(text: str, at: int) -> tuple[str, int]:
-    """An escape that stands for one character, or one of a set."""
+    """The translation of an escape for one character, or for one of a set."""
     letter = text[at + 1 : at + 2]
     if letter in _SAME_ESCAPES:
         return rf"\{letter}", at + 2
@@ -186,7 +188,7 @@ def _character(text: str, at: int) -> tuple[str, int]:
 
 
 def _set(text: str, at: int) -> tuple[str, int]:
-    """A set in brackets. Java nests and intersects them, Python does not."""
+    """The translation of a set in brackets. Java nests and intersects sets, Python does not."""
     begin, pieces = at, ["["]
     at += 1
     if text.startswith("^", at):
@@ -217,18 +219,18 @@ _STEPS: dict[str, Callable[[str, int], tuple[str, int]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """What takes the place of each match: texts and numbers of groups, in order."""
+    """The replacement for each match: texts and numbers of groups, in order."""
 
     parts: tuple[str | int, ...]
 
     def all_in(self, pattern: JavaPattern, text: str, time_left: TimeLeft) -> str:
-        """As String.replaceAll: the text with every match replaced. Raises PatternTooSlow."""
+        """The text with every match replaced, as by String.replaceAll. Raises PatternTooSlow."""
         pieces = []
         copied = search_from = 0
         while search_from <= len(text) and (match := pattern.search(text, search_from, time_left)):
             pieces += [text[copied : match.start()], self._of(match)]
             copied = search_from = match.end()
-            if match.start() == match.end():  # Java then looks one further, Python would look for more here first
+            if match.start() == match.end():  # Java goes on one character further, Python would look here again
                 search_from += 1
         return "".join([*pieces, text[copied:]])
 
@@ -240,7 +242,7 @@ _NAMED = re.compile(r"\{([a-zA-Z][a-zA-Z0-9]*)\}")
 
 
 def java_replacement(text: str, pattern: JavaPattern) -> Replacement:
-    """The replacement that a text stands for. Raises UnsupportedPattern where Java would throw."""
+    """The replacement that a text describes. Raises UnsupportedPattern if Java would throw."""
     parts: list[str | int] = []
     at = 0
     while at < len(text):
@@ -260,7 +262,7 @@ def java_replacement(text: str, pattern: JavaPattern) -> Replacement:
 
 
 def _group_of(text: str, at: int, pattern: JavaPattern) -> tuple[int, int]:
-    """A group's number and where the text goes on: of digits as many as there are groups for."""
+    """A group's number, with as many digits as the pattern has groups for, and where the text goes on."""
     name = _NAMED.match(text, at)
     if name is not None:
         if name[1] not in pattern.groupindex:

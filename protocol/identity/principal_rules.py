@@ -1,8 +1,7 @@
-"""Kafka's `ssl.principal.mapping.rules`: from the subject of a client's certificate to the name of a user.
+"""Kafka's `ssl.principal.mapping.rules`: make the name of a user from the subject of a client's certificate.
 
-Source: SslPrincipalMapper of Kafka 4.3.1. A rule is `DEFAULT` (the subject itself) or
-`RULE:pattern/replacement/` with `L` or `U` behind it for lower or upper case; the first whose pattern matches the whole
-subject counts.
+Source: SslPrincipalMapper of Kafka 4.3.1. A rule is `DEFAULT` (the subject itself) or `RULE:pattern/replacement/`,
+followed by `L` or `U` for lower or upper case. The first rule with a pattern that matches the whole subject applies.
 """
 
 import re
@@ -21,12 +20,12 @@ from protocol.identity.java_patterns import (
 )
 
 MAX_SUBJECT_CHARACTERS = 8_192
-"""No longer subject has a user."""
+"""Longer subjects have no user."""
 
 _MAX_MATCHED_CHARACTERS = 2_048
 _MAX_MATCHED_PARTS = 32
-"""To whatever is longer, or has more commas and plus signs, no pattern is applied: six times `(.*?),` would try the
-parts of a subject in more ways than there is time for.
+"""No pattern is applied to a subject with more characters or more parts (commas and plus signs separate them). For
+example, six times `(.*?),` would try the parts of a subject in more ways than there is time for.
 """
 
 _TRIAL_S = 0.02
@@ -39,7 +38,7 @@ _JAVA_BLANKS = "".join(map(chr, range(33)))
 
 
 class InvalidPrincipalRules(ValueError):
-    """Rules that Kafka would not take, or that can be understood in two ways."""
+    """Rules that Kafka refuses, or that have two meanings."""
 
 
 class NoPrincipalRule(LookupError):
@@ -61,17 +60,17 @@ class _Rule:
 
 @dataclass(frozen=True, slots=True)
 class PrincipalRules:
-    """A list of rules, None among them for `DEFAULT`."""
+    """A list of rules; None is `DEFAULT`."""
 
     rules: Sequence[_Rule | None]
 
     @property
     def quick(self) -> bool:
-        """Whether no pattern is to be matched."""
+        """Whether no rule has a pattern to match."""
         return all(rule is None for rule in self.rules)
 
     def name_of(self, subject: str, time_left: TimeLeft = lambda: _TRIAL_S) -> str:
-        """The name of the user whose certificate has this subject. Raises NoPrincipalRule, also for want of time."""
+        """The name of the user whose certificate has this subject. Raises NoPrincipalRule, also when time is over."""
         if len(subject) > MAX_SUBJECT_CHARACTERS:
             raise NoPrincipalRule(f"the subject has {len(subject)} characters, at most {MAX_SUBJECT_CHARACTERS} do")
         for number, rule in enumerate(self.rules, 1):
@@ -86,7 +85,7 @@ class PrincipalRules:
         raise NoPrincipalRule(f"no rule applies to the subject {subject!r}")
 
     def slow_rules(self) -> Iterator[int]:
-        """Numbers of rules, from 1 on, that take too long for a subject that might have been made for it."""
+        """The numbers of rules, from 1 on, that take too long for a subject that an attacker might choose."""
         for number, rule in enumerate(self.rules, 1):
             if rule is not None and any(_is_slow(rule.pattern, subject) for subject in _HOSTILE):
                 yield number
@@ -97,7 +96,7 @@ _HOSTILE = tuple(
     for begin in ("", "CN=", "CN=a,OU=")
     for repeated in ("a", "A", "0", " ", ".", "-", "aA0", "a.", "a,", "CN=a,")
 )
-"""Nearly what patterns are looking for, again and again, and then something else."""
+"""Repeated parts of what patterns usually look for, and then a character that does not match."""
 
 
 def _is_slow(pattern: JavaPattern, subject: str) -> bool:
@@ -118,7 +117,7 @@ def _check_matched(subject: str) -> None:
 
 
 def principal_rules(text: str) -> PrincipalRules:
-    """The rules in a text of Kafka's form. Raises InvalidPrincipalRules."""
+    """The rules in a text in Kafka's format. Raises InvalidPrincipalRules."""
     try:
         return PrincipalRules(tuple(_parsed(text)))
     except UnsupportedPattern as error:
@@ -139,9 +138,10 @@ def _parsed(text: str) -> Iterator[_Rule | None]:
 
 
 def _literal_beyond(replacement: str, groups: int) -> str:
-    """The replacement with a backslash before each `$n` that the pattern has no group for.
+    """The replacement with a backslash before each `$n` for which the pattern has no group.
 
-    As in Kafka, which took it from NiFi, each is put where the reference stood before the first one was inserted.
+    As in Kafka (which took the code from NiFi), each backslash is inserted at the place that the reference had before
+    any was inserted.
     """
     value = replacement
     for found in _BACK_REFERENCE.finditer(replacement) if groups else ():

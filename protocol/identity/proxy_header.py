@@ -1,4 +1,4 @@
-"""The PROXY protocol: a header that a load balancer puts before a client's bytes, to tell whose they are.
+"""The PROXY protocol: a header that a load balancer puts before a client's bytes, with the client's address.
 
 Source: "The PROXY protocol, versions 1 & 2" (HAProxy's doc/proxy-protocol.txt).
 """
@@ -13,10 +13,12 @@ from typing import Final, NamedTuple
 from protocol.errors import ProtocolError
 
 V1_MAX_BYTES: Final = 107
-"""With its line end; the specification's worst case."""
+"""The longest header of version 1, with its line end, by the specification."""
 
 MAX_PROXY_HEADER_BYTES: Final = 4096
-"""Of version 2. The specification allows 65,551; addresses and the TLVs in use take some hundred."""
+"""The longest header of version 2 that is accepted. The specification allows 65,551 bytes; addresses and the
+usual TLVs take a few hundred.
+"""
 
 V2_PREFIX_BYTES: Final = 16
 
@@ -27,18 +29,18 @@ _V2_LOCAL, _V2_PROXY = 0x20, 0x21
 _V2_TCP4, _V2_TCP6, _V2_UNIX_STREAM = 0x11, 0x21, 0x31
 _V2_FAMILIES = frozenset({0x00, 0x11, 0x12, 0x21, 0x22, 0x31, 0x32})
 _ADDRESSES_BYTES = {0x1: 12, 0x2: 36, 0x3: 216}
-"""By address family, the upper half of the byte: IPv4, IPv6, Unix."""
+"""The size of the addresses by address family, the upper half of the byte: IPv4, IPv6, Unix."""
 _TLV_HEAD = Struct(">BH")
 _CRC32C = 0x03
 _PORT = re.compile(rb"0|[1-9][0-9]{0,4}")
 
 
 class NoProxyHeader(ProtocolError):
-    """Bytes that do not begin as a header of either version does."""
+    """Bytes that do not begin like a header of either version."""
 
 
 class MalformedProxyHeader(ProtocolError):
-    """They do, and then are not as the specification says."""
+    """Bytes that begin like a header and then do not follow the specification."""
 
 
 class Endpoint(NamedTuple):
@@ -50,9 +52,10 @@ class Endpoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ProxyHeader:
-    """What a header says. Without a `source` the connection's own addresses are the ones that count.
+    """What a header contains. Without a `source` the connection's own addresses count.
 
-    That is: with LOCAL (the load balancer connects for itself), UNKNOWN, a Unix socket, UDP, or an unspecified family.
+    That is the case with LOCAL (the load balancer connects for itself), UNKNOWN, a Unix socket, UDP, or an unspecified
+    family.
     """
 
     length_bytes: int
@@ -62,10 +65,10 @@ class ProxyHeader:
 
 
 def read_proxy_header(data: bytes, crc32c: Callable[[bytes], int]) -> ProxyHeader | None:
-    """The header that `data` begins with; None while it is not here whole. What follows it is not looked at.
+    """The header at the beginning of `data`; None while it is not here whole. What follows it is not read.
 
-    Raises NoProxyHeader or MalformedProxyHeader as soon as that is certain: more bytes do not change what was said.
-    `crc32c` makes the checksum that a header may carry.
+    Raises NoProxyHeader or MalformedProxyHeader as soon as further bytes cannot change that. `crc32c` computes the
+    checksum that a header may have.
     """
     for signature, read in ((_V1_SIGNATURE, _read_v1), (_V2_SIGNATURE, _read_v2)):
         if data.startswith(signature):
@@ -76,9 +79,9 @@ def read_proxy_header(data: bytes, crc32c: Callable[[bytes], int]) -> ProxyHeade
 
 
 def proxy_header_v2(source: Endpoint, destination: Endpoint) -> bytes:
-    """A header of version 2 for a TCP connection; ValueError for what is no IP address.
+    """A header of version 2 for a TCP connection. Raises ValueError if an address is not an IP address.
 
-    Where one of the two is IPv6, the other is told as an IPv4-mapped address.
+    If one of the two is IPv6, the other is written as an IPv4-mapped address.
     """
     ends = ip_address(source.ip), ip_address(destination.ip)
     family = _V2_TCP4
@@ -91,7 +94,7 @@ def proxy_header_v2(source: Endpoint, destination: Endpoint) -> bytes:
 
 
 LOCAL_PROXY_HEADER: Final = _V2_PREFIX.pack(_V2_SIGNATURE, _V2_LOCAL, 0, 0)
-"""For a connection of the sender's own."""
+"""The header for a connection that the sender makes for itself."""
 
 
 def _as_v6(ip: IPv4Address | IPv6Address) -> IPv6Address:
@@ -145,7 +148,7 @@ def _read_v2(data: bytes, crc32c: Callable[[bytes], int]) -> ProxyHeader | None:
         raise MalformedProxyHeader(f"v2: version and command 0x{command:02x}")
     if length_bytes > MAX_PROXY_HEADER_BYTES:
         raise MalformedProxyHeader(f"v2: {length_bytes} bytes announced, {MAX_PROXY_HEADER_BYTES} allowed")
-    if command == _V2_LOCAL:  # whatever else it holds is to be ignored
+    if command == _V2_LOCAL:  # the rest of it must be ignored
         return ProxyHeader(length_bytes, local=True) if len(data) >= length_bytes else None
     if family not in _V2_FAMILIES:
         raise MalformedProxyHeader(f"v2: family and transport 0x{family:02x}")
@@ -170,7 +173,7 @@ def _v2_endpoints(header: bytes, family: int) -> tuple[Endpoint | None, Endpoint
 
 
 def _check_tlvs(header: bytes, at: int, crc32c: Callable[[bytes], int]) -> None:
-    """Step over all TLVs to the end of the header; one of them may be a checksum of it all."""
+    """Step over all TLVs to the end of the header, and check the checksum if one of them has it."""
     checksum_at = 0
     while at < len(header):
         if at + _TLV_HEAD.size > len(header):

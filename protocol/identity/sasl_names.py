@@ -1,7 +1,8 @@
-"""Who a SASL token says its sender is.
+"""The user that a SASL token names.
 
-A name found here is a claim: it counts once the node has said that the exchange succeeded. Whatever is not read without
-doubt gives no name, and never an error: the node is the judge of tokens. Nothing but the name is kept of one.
+A name found here is a claim: it counts once the node has reported that the exchange succeeded. A token that cannot be
+read with certainty gives no name, and never an error, because the node judges tokens. Of a token, only the name is
+stored.
 """
 
 import json
@@ -18,32 +19,32 @@ OAUTHBEARER = "OAUTHBEARER"
 
 ACCESS_TOKEN, CONNECTION_STRING = "$accessToken", "$ConnectionString"
 SHARED_NAMES = frozenset({ACCESS_TOKEN, CONNECTION_STRING})
-"""Users of PLAIN who are everybody: of Strimzi's OAuth over PLAIN, whose password is a token, and of Event Hubs."""
+"""Names of PLAIN that many users share: of Strimzi's OAuth over PLAIN, whose password is a token, and of Event Hubs."""
 
 
 class Claim(NamedTuple):
-    """A claim of a token that names the principal, and what stands before its value in the principal's name."""
+    """A claim of a token that names the principal, and the prefix of its value in the principal's name."""
 
     name: str
     prefix: str = ""
 
 
 SUBJECT_CLAIMS = (Claim("sub"),)
-"""Those of a broker, unless `sasl.oauthbearer.sub.claim.name` says otherwise."""
+"""The claims that a broker uses, unless `sasl.oauthbearer.sub.claim.name` names another."""
 
 MAX_TOKEN_BYTES = MAX_ASKED_BYTES
-"""One that is longer gives no name; a broker takes half of it (`sasl.server.max.receive.size`)."""
+"""A longer token gives no name. A broker accepts half of this size (`sasl.server.max.receive.size`)."""
 
 _TOKEN_AUTH = re.compile(r",tokenauth=([^,]*)")
 _JWT_PARTS = 3
 _JAVA_BLANKS = "".join(map(chr, range(0x21)))
-"""What Java's `String.trim` takes away."""
+"""The characters that Java's `String.trim` removes."""
 
 
 def claimed_name(mechanism: str, token: bytes | memoryview, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
-    """The user that a client names in its first token (OAUTHBEARER: in any), None where it cannot be seen.
+    """The user that a client names in its first token (OAUTHBEARER: in any token); None if the token does not show it.
 
-    Of a JWT the first of the `claims` counts that it has.
+    In a JWT, the first of the `claims` that it has names the user.
     """
     if len(token) > MAX_TOKEN_BYTES:
         return None
@@ -59,10 +60,9 @@ def claimed_name(mechanism: str, token: bytes | memoryview, claims: Sequence[Cla
 
 
 def succeeds(mechanism: str, response: bytes | memoryview) -> bool | None:
-    """Whether the token of a node that reports no error ends the exchange well; None: it does not tell.
+    """Whether a node's token without an error ends the exchange with success; None: the token does not show it.
 
-    A rejected OAUTHBEARER token is first answered without an error: the token of that response is the reason (RFC
-    7628).
+    The first response to a rejected OAUTHBEARER token has no error: its token has the reason (RFC 7628).
     """
     if mechanism in SCRAM:
         return bytes(response[:2]) == b"v="
@@ -72,9 +72,10 @@ def succeeds(mechanism: str, response: bytes | memoryview) -> bool | None:
 
 
 def plain_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
-    """`[authzid] NUL user NUL password`. Source: RFC 4616; as in Kafka, authzid is empty or the user.
+    """The user in a PLAIN token: `[authzid] NUL user NUL password`.
 
-    The password of the user `$accessToken` is a bearer token (Strimzi): its subject is the user, if it is a JWT.
+    Source: RFC 4616; as in Kafka, authzid is empty or the user. The password of the user `$accessToken` is a bearer
+    token (Strimzi): if it is a JWT, its subject is the user.
     """
     parts = token.split(b"\0", 3)
     if len(parts) != 3:
@@ -86,10 +87,10 @@ def plain_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | 
 
 
 def scram_name(token: bytes) -> str | None:
-    """The user in a client-first message; None with a delegation token, whose id stands in its place (KIP-48).
+    """The user in a client-first message; None with a delegation token, whose id is in its place (KIP-48).
 
-    `n,[a=authzid],[m=...,]n=user,r=nonce[,ext=value...]`, `=2C` for a comma and `=3D` for an equals sign in the user.
-    Source: RFC 5802; as in Kafka there is no channel binding, and authzid is empty or the user.
+    `n,[a=authzid],[m=...,]n=user,r=nonce[,ext=value...]`, with `=2C` for a comma and `=3D` for an equals sign in the
+    user. Source: RFC 5802; as in Kafka there is no channel binding, and authzid is empty or the user.
     """
     try:
         gs2_flag, authzid, *rest = token.decode().split(",", 2)
@@ -109,17 +110,17 @@ def scram_name(token: bytes) -> str | None:
 
 
 def _unescaped(saslname: str) -> str | None:
-    """A name as it is; None where an equals sign begins no escape."""
+    """The name without its escapes; None if an equals sign does not begin an escape."""
     if saslname.count("=") != saslname.count("=2C") + saslname.count("=3D"):
         return None
     return saslname.replace("=2C", ",").replace("=3D", "=")
 
 
 def oauthbearer_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
-    """The subject of the bearer token in an initial response, None if the token is opaque or encrypted.
+    """The subject of the bearer token in an initial response; None if the token is opaque or encrypted.
 
-    `n,[a=authzid],^A auth=Bearer token ^A [key=value ^A...] ^A`. Source: RFC 7628; as in Kafka, authzid is empty or
-    the subject.
+    `n,[a=authzid],^A auth=Bearer token ^A [key=value ^A...] ^A`. Source: RFC 7628; as in Kafka, authzid is empty or the
+    subject.
     """
     try:
         header, *pairs = token.decode().split("\1")
@@ -135,11 +136,10 @@ def oauthbearer_name(token: bytes, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> 
 
 
 def jwt_subject(token: str, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | None:
-    """The subject that a JWT names by the first of the `claims` that it has; None if it is none, or is encrypted.
+    """The subject of a JWT, in the first of the `claims` that it has; None if it is not a JWT, or is encrypted.
 
-    Its signature is for the node to judge.
-
-    As in Kafka, blanks around the name are taken away, but not in a token without a signature.
+    The signature is not checked: the node does that. As in Kafka, blanks around the name are removed, except in a token
+    without a signature.
     """
     parts = token.split(".", _JWT_PARTS)
     if len(parts) != _JWT_PARTS:
@@ -153,7 +153,7 @@ def jwt_subject(token: str, claims: Sequence[Claim] = SUBJECT_CLAIMS) -> str | N
 
 
 def _json_object(part: str) -> dict[str, object] | None:
-    """The object in base64url without padding, None if there is none."""
+    """The JSON object in base64url without padding; None if there is none."""
     plain = part.translate(_TO_PLAIN_BASE64).rstrip("=")
     try:
         found = json.loads(b64decode(plain + "=" * (-len(plain) % 4), validate=True))
@@ -166,7 +166,7 @@ _TO_PLAIN_BASE64 = str.maketrans("-_", "+/")
 
 
 def _is_text(name: str) -> bool:
-    """False for a name with half a character, which JSON can write."""
+    """Whether a name has no half of a surrogate pair, which JSON can write."""
     try:
         name.encode()
     except UnicodeEncodeError:

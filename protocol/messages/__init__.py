@@ -1,1 +1,1 @@
-"""The messages that are read or written, one file each."""
+"""One file for each API whose messages are read or written."""

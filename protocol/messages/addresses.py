@@ -1,4 +1,4 @@
-"""Rewriting node addresses in responses (Metadata, FindCoordinator, DescribeCluster, NodeEndpoints of KIP-951)."""
+"""Rewrites node addresses in responses (Metadata, FindCoordinator, DescribeCluster, NodeEndpoints of KIP-951)."""
 
 from collections.abc import Collection, Sequence
 
@@ -8,21 +8,21 @@ from protocol.splices import Splice, grows_by
 from protocol.walk import BROKERS, Endpoint, Walk
 
 Address = tuple[bytes, int]
-"""Host as UTF-8 and port."""
+"""The host as UTF-8, and the port."""
 
 LEADER_NOT_AVAILABLE = 5
 COORDINATOR_NOT_AVAILABLE = 15
 NOBODY = -1
-"""In place of the id of a node that clients are not told of."""
+"""In place of the id of a node whose address clients do not get."""
 
 HIDDEN_TAG = 0x7F
-"""The number that a tagged field gets when a client must not see it: unknown to all, one byte long."""
+"""The number that a tagged field gets when a client must not see it: no API has it, and it is one byte long."""
 
 
 def rewritable(walk: Walk) -> list[Endpoint]:
-    """The endpoints of a response that name a node: not those of a failed look-up, nor those of controllers.
+    """The endpoints of a response that name a node: not those of a failed look-up, and not those of controllers.
 
-    Raises MalformedMessage for an address that belongs to no node: nobody could stand in for it.
+    Raises MalformedMessage for an address that belongs to no node: there is no address to put in its place.
     """
     if walk.endpoint_type != BROKERS:
         return []
@@ -33,9 +33,10 @@ def rewritable(walk: Walk) -> list[Endpoint]:
 
 
 def hints_bytes(walk: Walk, frame_end: int) -> int:
-    """How many bytes NodeEndpoints take: what a Fetch or ShareFetch response would be shorter by without them.
+    """How many bytes NodeEndpoints take: without them a Fetch or ShareFetch response would be shorter by so much.
 
-    The plain array of ShareFetch, in [tail_at, frame_end - 1), leaves the one byte of its length.
+    The array of ShareFetch is not a tagged field: it is in [tail_at, frame_end - 1), and the one byte of its length
+    would remain.
     """
     if walk.endpoint_tag is not None:
         return walk.endpoint_tag.end - walk.endpoint_tag.at
@@ -43,7 +44,7 @@ def hints_bytes(walk: Walk, frame_end: int) -> int:
 
 
 def address_splices(walk: Walk, advertised: Sequence[Address | None]) -> list[Splice]:
-    """The splices that put what is advertised in place of each address that is rewritable, ascending; None: nothing."""
+    """The splices that put advertised addresses in place of the rewritable ones, ascending; those with None stay."""
     places = zip(rewritable(walk), advertised, strict=True)
     splices = [_address_splice(endpoint, address) for endpoint, address in places if address is not None]
     tag = walk.endpoint_tag
@@ -74,9 +75,9 @@ def leaving_out(walk: Walk, node_ids: Collection[int]) -> list[Splice]:
 
 
 def leaderless_splices(walk: Walk) -> list[Splice]:
-    """The splices for what a walk has found to be led by a node that clients are not told of. No length changes.
+    """The splices for partitions and controllers whose leader is one of the walk's `leaders`. No length changes.
 
-    As in a broker that knows no address of the leader: LEADER_NOT_AVAILABLE, and nobody leads.
+    The response becomes that of a broker that knows no address of the leader: LEADER_NOT_AVAILABLE, and no leader.
     """
     splices: list[Splice] = []
     for at, is_partition in walk.led:
@@ -89,9 +90,9 @@ def leaderless_splices(walk: Walk) -> list[Splice]:
 
 
 def coordinators_away(walk: Walk, node_ids: Collection[int], error_at: int | None) -> list[Splice]:
-    """The splices that make each such coordinator one that is not available, in a response to FindCoordinator.
+    """The splices that make coordinators at `node_ids` unavailable, in a response to FindCoordinator.
 
-    Its error stands at `error_at`; None: behind each address, as since version 4.
+    The error code is at `error_at`; None: after each address, as since version 4.
     """
     splices: list[Splice] = []
     for endpoint in rewritable(walk):
@@ -111,10 +112,10 @@ def without_hints(walk: Walk, frame_end: int) -> list[Splice]:
 
 
 def hiding_splices(walk: Walk, frame_end: int) -> list[Splice]:
-    """Splices that hide NodeEndpoints from the client and leave the frame's length as it is.
+    """The splices that hide NodeEndpoints from the client and do not change the frame's length.
 
-    For a response whose length prefix is already on its way: a tagged field only changes its number; the plain array
-    of ShareFetch and ShareAcknowledge becomes empty, and its bytes an unknown tagged field at the end. A client
+    They are for a response whose length prefix was sent already. A tagged field only changes its number. The array of
+    ShareFetch and ShareAcknowledge becomes empty, and its bytes become an unknown tagged field at the end. A client
     without the hint asks for Metadata, as it did before KIP-951.
     """
     if not rewritable(walk):
@@ -126,11 +127,11 @@ def hiding_splices(walk: Walk, frame_end: int) -> list[Splice]:
 
 
 def _hide_array(walk: Walk, frame_end: int) -> list[Splice]:
-    """The array in [tail_at, frame_end - 1), followed by an empty tag buffer."""
+    """Hide the array in [tail_at, frame_end - 1), which an empty tag buffer follows."""
     start = walk.tail_at
     filling = frame_end - start - 3
     if filling < 1:
-        raise MalformedMessage(f"{filling} bytes of endpoints behind a large answer")
+        raise MalformedMessage(f"{filling} bytes of endpoints at the end of a large response")
     tagged = bytes([1, 1, HIDDEN_TAG]) + _size_within(filling)
     return [Splice(start, frame_end, tagged + bytes(frame_end - start - len(tagged)))]
 
@@ -138,7 +139,7 @@ def _hide_array(walk: Walk, frame_end: int) -> list[Splice]:
 def _size_within(filling: int) -> bytes:
     """The uvarint size of a tagged field that takes `filling` bytes together with its size.
 
-    A number just below a power of 128 takes a byte more than it needs.
+    A size just below a power of 128 takes one byte more than it needs.
     """
     count = next(count for count in range(1, UVARINT_MAX_BYTES + 1) if filling - count < 1 << 7 * count)
     size = filling - count

@@ -1,8 +1,8 @@
-"""ApiVersions: offering clients what the proxy can carry of what a node offers, and what it answers by itself.
+"""ApiVersions: offers clients what the node offers and the proxy can carry, and what the proxy responds to by itself.
 
 Sources: KIP-35, KIP-511.
 
-The answer's header is v0 in every version. An ApiVersions request of an unknown version is answered in body v0 with
+The response header is v0 in every version. The response to an ApiVersions request of an unknown version has body v0,
 error 35 and the versions that are known.
 """
 
@@ -33,7 +33,7 @@ _FIRST_COMPACT_VERSION = 3
 
 VersionRange = tuple[int, int]
 Answered = tuple[tuple[int, VersionRange], ...]
-"""APIs, by ascending key, that the proxy answers by itself, or where a node has none, and in which versions."""
+"""The APIs that the proxy responds to by itself, always or if a node has none, by ascending key with their versions."""
 
 ANSWERED: Answered = tuple(
     (key, (APIS[key].min_version, APIS[key].max_version))
@@ -41,13 +41,13 @@ ANSWERED: Answered = tuple(
 )
 
 Offer = Callable[[int], VersionRange | None]
-"""api_key -> the lowest and highest version that may be offered, None to leave the API out."""
+"""api_key -> the lowest and highest version that may be offered; None to leave the API out."""
 
 
 def carried(api_key: int) -> VersionRange | None:
-    """What the proxy can carry of an API: all that the table knows, for APIs that a broker serves to clients.
+    """The versions of an API that the proxy can carry: all in the table, for APIs that a broker serves to clients.
 
-    Produce keeps its minimum: brokers list 0 there because some librdkafka releases otherwise give up compression.
+    Produce begins at 0, as brokers list it: some releases of librdkafka would otherwise give up compression.
     """
     api = APIS.get(api_key)
     if api is None or "broker" not in api.listeners:
@@ -57,7 +57,7 @@ def carried(api_key: int) -> VersionRange | None:
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """What becomes of an ApiVersions response: its splices, and where its throttle time stands (-1: it has none)."""
+    """The changes to an ApiVersions response: its splices, and where its throttle time is (-1: it has none)."""
 
     splices: tuple[Splice, ...]
     throttle_at: int
@@ -68,8 +68,8 @@ def intersect(
 ) -> Offered:
     """Intersect the entries of an ApiVersions response with `offer`; no splice if nothing changes.
 
-    What is `answered` by the proxy is offered in any case, unless the response is an error. Order and all that stands
-    behind the entries stay. Raises ProtocolError.
+    APIs in `answered` are offered in any case, unless the response is an error. The order, and everything after the
+    entries, stays. Raises ProtocolError.
     """
     refused = is_unsupported_version(frame)
     compact = api_version >= _FIRST_COMPACT_VERSION and not refused
@@ -96,7 +96,7 @@ def intersect(
 def _intersected(
     reader: Reader, frame: bytes | memoryview, compact: bool, offer: Offer, ours: Mapping[int, VersionRange]
 ) -> tuple[int, bytes | None]:
-    """The key of the entry at the reader, and what becomes of it: None if it goes."""
+    """The API key of the entry at the reader, and its new bytes: None if it is left out."""
     start = reader.skip(_ENTRY.size)
     api_key, lowest, highest = _ENTRY.unpack_from(frame, start)
     tags_at = reader.offset
@@ -115,7 +115,7 @@ def _intersected(
 
 
 def _add_missing(kept: list[tuple[int, bytes]], ours: Mapping[int, VersionRange], end: bytes) -> None:
-    """Put each API of ours that the node did not name before the first one with a higher key."""
+    """Insert each of the proxy's own APIs that the node did not list, before the first API with a higher key."""
     named = {api_key for api_key, _ in kept}
     for api_key, versions in ours.items():
         if api_key not in named:
@@ -124,13 +124,13 @@ def _add_missing(kept: list[tuple[int, bytes]], ours: Mapping[int, VersionRange]
 
 
 def versions_request(correlation_id: int) -> bytes:
-    """The whole frame that asks a node for what it offers, in version 0."""
+    """The request, a whole frame, that asks a node for what it offers, in version 0."""
     head = int16(API_VERSIONS) + int16(0) + int32(correlation_id) + string(_CLIENT_ID)
     return int32(len(head)) + head
 
 
 def is_whole_offer(frame: bytes) -> bool:
-    """Whether the response to that request, a whole frame, is an offer and nothing else."""
+    """Whether the response to `versions_request`, a whole frame, is an offer and nothing else."""
     if len(frame) < _ENTRIES_AT:
         return False
     error_code, count = _ERROR_AND_COUNT.unpack_from(frame, _BODY_AT)
@@ -143,12 +143,12 @@ def is_in_offer(frame: bytes, api_key: int) -> bool:
 
 
 def is_unsupported_version(frame: bytes | memoryview) -> bool:
-    """True for a response with error 35, whose body is version 0 whatever the request asked for."""
+    """Whether a response has error 35; its body is then version 0, whatever version the request had."""
     return Reader(frame, _BODY_AT).int16() == UNSUPPORTED_VERSION
 
 
 def unsupported_version_response(correlation_id: int) -> bytes:
-    """The whole frame that answers an ApiVersions request of a version the table does not know (KIP-511)."""
+    """The response, a whole frame, to an ApiVersions request of a version that the table does not have (KIP-511)."""
     api = APIS[API_VERSIONS]
     body = Struct(">hihhh").pack(UNSUPPORTED_VERSION, 1, API_VERSIONS, api.min_version, api.max_version)
     return _COUNT.pack(4 + len(body)) + _COUNT.pack(correlation_id) + body

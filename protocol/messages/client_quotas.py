@@ -1,8 +1,8 @@
-"""DescribeClientQuotas and AlterClientQuotas, versions 0 and 1: reading the requests, writing the responses (KIP-546).
+"""DescribeClientQuotas and AlterClientQuotas, versions 0 and 1: reads the requests, writes the responses (KIP-546).
 
 Version 1 only adds flexible encoding. Text that is not UTF-8 is read as a broker reads it: with U+FFFD in place of
-what is none. Fields that nobody has defined yet are stepped over. Sources: `DescribeClientQuotasRequest.json` and its
-three neighbours.
+invalid bytes. Unknown tagged fields are stepped over. Sources: `DescribeClientQuotasRequest.json` and its three
+neighbours.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ from protocol.errors import MalformedMessage
 from protocol.primitives import Reader, compact_string, float64, int16, int32, string, uvarint
 
 EXACT = 0
-"""Match type: the entity that is called so."""
+"""Match type: the entity with this name."""
 DEFAULT = 1
 """Match type: the default entity."""
 ANY = 2
@@ -25,7 +25,7 @@ MAX_TAGS = 64
 """How many tagged fields one structure may have; none is defined so far."""
 
 ELEMENTS_AT_ONCE = 100
-"""So many parts or operations of one entity are read at one go."""
+"""How many parts or operations of one entity are read in one step."""
 
 _FIRST_COMPACT_VERSION = 1
 _CORRELATION_ID_AT = 8
@@ -34,14 +34,14 @@ _Element = TypeVar("_Element")
 
 
 class EntityPart(NamedTuple):
-    """A type of entity, and a name; None for the default entity of that type."""
+    """An entity type and a name; None for the default entity of that type."""
 
     entity_type: str
     name: str | None
 
 
 class FilterComponent(NamedTuple):
-    """What an entity must have: this type, and a name as the match type (EXACT, DEFAULT, ANY) says."""
+    """What an entity must have: this type, and a name that fits the match type (EXACT, DEFAULT, ANY)."""
 
     entity_type: str
     match_type: int
@@ -49,7 +49,7 @@ class FilterComponent(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One key of an entity that is to be set, or removed; then the value counts for nothing."""
+    """One key of an entity that is to be set or removed; when it is removed, the value does not matter."""
 
     key: str
     value: float
@@ -57,14 +57,14 @@ class Operation(NamedTuple):
 
 
 class EntityOperations(NamedTuple):
-    """What is to be done to one entity."""
+    """All changes to one entity."""
 
     parts: tuple[EntityPart, ...]
     operations: tuple[Operation, ...]
 
 
 class RequestHead(NamedTuple):
-    """What a response and an audit need of a request's header."""
+    """The parts of a request's header that a response and an audit need."""
 
     api_version: int
     correlation_id: int
@@ -73,7 +73,7 @@ class RequestHead(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DescribeRequest:
-    """Which entities are asked for; with `strict`, only those that have no other types than the filter."""
+    """Which entities a request asks for; with `strict`, only those without any type that the filter does not name."""
 
     head: RequestHead
     components: tuple[FilterComponent, ...]
@@ -82,7 +82,7 @@ class DescribeRequest:
 
 @dataclass(frozen=True, slots=True)
 class AlterRequest:
-    """What is to be changed, or with `validate_only` just to be judged."""
+    """The changes of a request; with `validate_only` they are only checked."""
 
     head: RequestHead
     entries: tuple[EntityOperations, ...]
@@ -97,7 +97,7 @@ class DescribedEntity(NamedTuple):
 
 
 class AlteredEntity(NamedTuple):
-    """What became of one entity of an AlterClientQuotas request; error code 0 and no message where it is well."""
+    """The result for one entity of an AlterClientQuotas request; error code 0 and no message if it has succeeded."""
 
     error_code: int
     error_message: str | None
@@ -107,9 +107,9 @@ class AlteredEntity(NamedTuple):
 def read_describe_request(
     frame: bytes | memoryview, api_version: int, most_components: int | None = None
 ) -> DescribeRequest:
-    """The DescribeClientQuotas request that `frame`, its length prefix included, is. Raises ProtocolError.
+    """The DescribeClientQuotas request in `frame`, which has its length prefix. Raises ProtocolError.
 
-    Of a filter with more than `most_components` only the first so many are read, and nothing behind them.
+    Of a filter with more than `most_components`, only the first so many are read, and nothing after them.
     """
     body = _Body(frame, api_version)
     count = body.count(4 if body.compact else 5)
@@ -122,16 +122,16 @@ def read_describe_request(
 
 
 class AlterReader:
-    """Reads an AlterClientQuotas request entry by entry: first all `entries`, then the rest. Raises ProtocolError.
+    """Reads an AlterClientQuotas request entry by entry. Raises ProtocolError.
 
-    Or only the entities that a refusal names: `named`.
+    Either all `entries` and then the rest with `request`, or only the entities that a refusal names, with `named`.
     """
 
     def __init__(self, frame: bytes | memoryview, api_version: int) -> None:
         self._body = _Body(frame, api_version)
 
     def entries(self) -> Iterator[EntityOperations | None]:
-        """The entities, one by one; None after each ELEMENTS_AT_ONCE parts or operations of a long one."""
+        """The entities, one by one, and None after each ELEMENTS_AT_ONCE parts or operations of one entity."""
         for _ in range(self._count()):
             yield from self._body.entry()
 
@@ -155,7 +155,7 @@ class AlterReader:
 
     @property
     def head(self) -> RequestHead:
-        """What a response needs of the request's header."""
+        """The parts of the request's header that a response needs."""
         return self._body.head
 
     def _count(self) -> int:
@@ -180,7 +180,7 @@ class _Body:
         self.head = RequestHead(api_version, correlation_id, name)
 
     def count(self, least_bytes: int) -> int:
-        """How many elements of so many bytes at least an array has; they follow."""
+        """How many elements, of at least `least_bytes` each, an array has; they follow."""
         count = self._reader.count(self.compact, least_bytes)
         if count < 0:
             raise MalformedMessage(f"null in place of an array, before offset {self._reader.offset}")
@@ -192,7 +192,7 @@ class _Body:
         return component
 
     def entry(self) -> Iterator[EntityOperations | None]:
-        """One entity, behind a None for each ELEMENTS_AT_ONCE of its parts or operations."""
+        """One entity, after a None for each ELEMENTS_AT_ONCE of its parts or operations."""
         parts, operations = list[EntityPart](), list[Operation]()
         yield from self._some(self.part, self.part_count(), parts)
         yield from self._some(self.operation, self.operation_count(), operations)
@@ -252,43 +252,43 @@ class DescribeWriter:
         self._writer = _Writer(head)
 
     def entities(self, entities: Sequence[DescribedEntity]) -> bytes:
-        """The bytes of some of them."""
+        """The bytes of some entities."""
         return b"".join(map(self._writer.described, entities))
 
     def response(self, count: int, entities: Iterable[bytes]) -> bytes:
-        """The whole frame, with so many entities."""
+        """The response, a whole frame, with `count` entities."""
         return self._writer.frame(int16(0), self._writer.text(""), self._writer.count(count), *entities)
 
 
 def describe_refusal(head: RequestHead, error_code: int, error_message: str | None) -> bytes:
-    """The whole frame that answers a DescribeClientQuotas request with an error. A message too long is cut."""
+    """The response, a whole frame, to a DescribeClientQuotas request with an error. A long message is cut."""
     writer = _Writer(head)
     return writer.frame(int16(error_code), writer.text(_cut(error_message)), writer.no_array)
 
 
 def alter_response(head: RequestHead, entities: Iterable[AlteredEntity]) -> bytes:
-    """The whole frame that answers an AlterClientQuotas request. Messages too long are cut."""
+    """The response to an AlterClientQuotas request, a whole frame. Messages that are too long are cut."""
     writer = AlterWriter(head)
     return writer.response(map(writer.entity, entities))
 
 
 class AlterWriter:
-    """Writes the response to an AlterClientQuotas request entity by entity. Messages too long are cut."""
+    """Writes the response to an AlterClientQuotas request entity by entity. Messages that are too long are cut."""
 
     def __init__(self, head: RequestHead) -> None:
         self._writer = _Writer(head)
 
     def entity(self, entity: AlteredEntity) -> bytes:
-        """The bytes of one of them."""
+        """The bytes of one entity."""
         return self._writer.altered(entity)
 
     def response(self, entities: Iterable[bytes]) -> bytes:
-        """The whole frame."""
+        """The response, a whole frame."""
         return self._writer.frame(self._writer.array(entities))
 
 
 class _Writer:
-    """Writes the fields of a response; what it makes are their bytes."""
+    """Writes the fields of a response; each method returns bytes."""
 
     def __init__(self, head: RequestHead) -> None:
         self._correlation_id = head.correlation_id
@@ -297,7 +297,7 @@ class _Writer:
         self.no_array = b"\0" if self._compact else int32(-1)
 
     def frame(self, *fields: bytes) -> bytes:
-        """Header and body; throttle_time_ms, which comes first, is 0."""
+        """The whole frame; throttle_time_ms, its first field, is 0."""
         parts = (int32(self._correlation_id), self._end, int32(0), *fields, self._end)
         return b"".join((int32(sum(map(len, parts))), *parts))
 
@@ -326,7 +326,7 @@ class _Writer:
 
 
 def _cut(message: str | None) -> str | None:
-    """The message, or as much of it as a string of the protocol can hold."""
+    """The message, cut to what a string of the protocol can hold."""
     if message is None or len(message) * 4 <= MAX_STRING_BYTES:
         return message
     return message.encode()[:MAX_STRING_BYTES].decode(errors="ignore")

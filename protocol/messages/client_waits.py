@@ -1,7 +1,7 @@
 """From which version of an API on clients wait by themselves for the throttle time of a response (KIP-219).
 
-Below it they take it that an old broker has delayed the response already. Source: `shouldClientThrottle` of Kafka 3.9's
-response classes; APIs that are not here are never waited for.
+In earlier versions clients assume that an old broker has delayed the response already. Source: `shouldClientThrottle`
+of the response classes of Kafka 3.9. For APIs that are not listed here, clients never wait.
 """
 
 from collections.abc import Mapping
@@ -80,6 +80,6 @@ CLIENT_WAITS_SINCE: Final[Mapping[int, int]] = {
 
 
 def client_waits(api_key: int, api_version: int) -> bool:
-    """Whether a client holds back for the throttle time that a response of this version tells."""
+    """Whether a client waits by itself for the throttle time in a response of this version."""
     since = CLIENT_WAITS_SINCE.get(api_key)
     return since is not None and api_version >= since

@@ -1,7 +1,7 @@
-"""The empty response that a broker gives to a Fetch over quota, and what it depends on.
+"""The empty response that a broker gives to a Fetch over quota, and the fields that it depends on.
 
-A broker does so with a ShareFetch, too, and its records stay acquired until their lock ends: that is not copied.
-Sources: `FetchRequest.json`, `FetchResponse.json`; KIP-227 for sessions.
+A broker gives one to a ShareFetch, too, but then its records stay acquired until their lock ends: the proxy does not
+copy that. Sources: `FetchRequest.json`, `FetchResponse.json`; KIP-227 for sessions.
 """
 
 from struct import Struct
@@ -23,14 +23,14 @@ _THROTTLE_BYTES = 4
 
 
 def epoch_at(api_version: int) -> int:
-    """Where in the body of a Fetch request its session's epoch stands, above 0 if it goes on with one; 0: nowhere."""
+    """Where the session epoch is in the body of a Fetch request, 0 if nowhere. Epochs above 0 continue a session."""
     if api_version < _SESSIONS_SINCE:
         return 0
     return 17 if api_version >= _WITHOUT_REPLICA_ID_SINCE else 21
 
 
 def decisive_bytes(api_version: int) -> int:
-    """How much of the body of a response must be seen before the empty one can be made of it."""
+    """How many bytes of the body of a response must be here before an empty one can be made of it."""
     if api_version >= _SESSIONS_SINCE:
         return _THROTTLE_BYTES + _ERROR_AND_SESSION.size
     return _THROTTLE_BYTES if api_version >= _THROTTLE_SINCE else 0
@@ -39,10 +39,11 @@ def decisive_bytes(api_version: int) -> int:
 def empty_fetch_response(
     response: bytes | memoryview, body_at: int, api_version: int, incremental: bool, throttle_time_ms: int
 ) -> bytes:
-    """The frame in place of the `response` of a node, of which the head is here; its body begins at `body_at`.
+    """The frame that replaces the `response` of a node, of which the head is here; its body begins at `body_at`.
 
-    A full fetch is told of no session, even where the node has made one, and of no error. An incremental one keeps
-    its session; that its epoch does not fit any more (71) is told as long as the session lives, other errors are not.
+    For a full fetch it has no session, even if the node has made one, and no error. For an incremental fetch it keeps
+    the session. Error 71 (the epoch does not fit any more) stays as long as the session exists; other errors are left
+    out.
     """
     correlation_id = bytes(response[4:8])
     throttle = int32(throttle_time_ms)

@@ -1,4 +1,4 @@
-"""The common response to Produce, recognised at a glance instead of walked (`ProduceResponse.json`, v9 and later)."""
+"""The common response to Produce, recognised without a walk (`ProduceResponse.json`, v9 and later)."""
 
 _TOPICS_AT = 9
 _ONE = 2
@@ -9,13 +9,14 @@ _TOPIC_ID_BYTES = 16
 _PARTITION_BYTES = 30
 _SMALLEST_RESPONSE = _TOPICS_AT + 2 + 1 + _PARTITION_BYTES + 9
 _AFTER_PARTITION = (b"\x01\x00\x00\x00", b"\x00\x00\x00\x00")
-"""No record errors (an empty or a null array), no message, no tags of the partition, none of the topic."""
+"""No record errors (an empty or a null array), no error message, no tags of the partition or of the topic."""
 
 
 def lone_partition_throttle_at(frame: bytes, at: int, frame_bytes: int, api_version: int) -> int:
     """The offset of throttle_time_ms in a response about one partition with no message and no tags; else -1.
 
-    The whole frame of a flexible version begins at `at` in `frame`. No tags also means no NodeEndpoints (KIP-951).
+    The whole frame of a flexible version begins at `at` in `frame`. Without tags there are also no NodeEndpoints
+    (KIP-951).
     """
     if frame_bytes < _SMALLEST_RESPONSE or frame[at + 8] or frame[at + _TOPICS_AT] != _ONE:
         return -1

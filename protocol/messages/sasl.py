@@ -1,6 +1,6 @@
-"""The frames of a SASL authentication: SaslHandshake, SaslAuthenticate, and the bare tokens of handshake v0.
+"""The frames of a SASL authentication: SaslHandshake, SaslAuthenticate, and the bare tokens after handshake v0.
 
-Nothing here keeps a token: what is returned of one is a view into the frame it came in, and is never shown.
+Nothing here stores a token: a token is returned as a view into the frame that it came in, and is never printed.
 Sources: `SaslHandshakeRequest.json`, `SaslAuthenticateRequest.json` and their responses, KIP-43, KIP-152, KIP-368.
 """
 
@@ -13,10 +13,10 @@ from protocol.primitives import Reader
 SASL_APIS = frozenset({SASL_HANDSHAKE, SASL_AUTHENTICATE})
 
 BARE_TOKENS_VERSION = 0
-"""After a SaslHandshake of this version tokens come as they are: an int32 length and the bytes, on both sides."""
+"""After a SaslHandshake of this version tokens have no header: an int32 length and the bytes, in both directions."""
 
 BARE = -1
-"""In place of a version of SaslAuthenticate: such a token."""
+"""In place of a version of SaslAuthenticate: a token without a header."""
 
 NONE = 0
 """The error code of success."""
@@ -29,7 +29,7 @@ _RESPONSE_BODY_AT = 8
 
 @dataclass(slots=True, frozen=True)
 class SaslToken:
-    """What a response to a token says: an error code, why (if the node says so), and the token of the node."""
+    """A response to a token: an error code, the reason (if the node gives one), and the token of the node."""
 
     error_code: int
     token: memoryview = field(repr=False)
@@ -55,7 +55,7 @@ def read_authenticate(frame: bytes, body_at: int, api_version: int) -> memoryvie
 
 
 def read_authenticate_response(frame: bytes, api_version: int) -> SaslToken:
-    """What a response to SaslAuthenticate says. Raises ProtocolError."""
+    """The error code, error message and token of a response to SaslAuthenticate. Raises ProtocolError."""
     reader = Reader(frame, _RESPONSE_BODY_AT)
     if api_version >= _AUTHENTICATE_FLEXIBLE_SINCE:
         reader.tags()
@@ -66,7 +66,7 @@ def read_authenticate_response(frame: bytes, api_version: int) -> SaslToken:
 
 
 def bare_token(frame: bytes) -> memoryview:
-    """The token in a frame that is nothing but a length and a token."""
+    """The token in a frame that consists only of a length and a token."""
     return memoryview(frame)[_SIZE_BYTES:]
 
 

@@ -1,9 +1,9 @@
-"""CreateTopics, DeleteTopics and CreatePartitions: which topics a request names, taking some of them out of it, and
-answering for those (KIP-599).
+"""CreateTopics, DeleteTopics and CreatePartitions (KIP-599): reads which topics a request names, takes refused ones
+out, and writes their results.
 
-Names stay the bytes that they are. Items and results keep their place in the frame, so that what is sent on is what
-was received, unknown tagged fields included. Offsets count from the frame's start, its length prefix included.
-Sources: `CreateTopicsRequest.json` and its five neighbours.
+Names stay raw bytes. Items and results keep their place in the frame, so that what is sent on is what was received,
+with unknown tagged fields. Offsets count from the frame's start, its length prefix included. Sources:
+`CreateTopicsRequest.json` and its five neighbours.
 """
 
 from collections.abc import Collection, Generator, Iterable, Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from protocol.splices import Splice
 TOPIC_MUTATIONS = frozenset({CREATE_TOPICS, DELETE_TOPICS, CREATE_PARTITIONS})
 
 STRICT_SINCE = {CREATE_TOPICS: 6, DELETE_TOPICS: 5, CREATE_PARTITIONS: 3}
-"""From these versions on clients know error 89; all of them are flexible."""
+"""From these versions on clients know error 89; all these versions are flexible."""
 
 THROTTLING_QUOTA_EXCEEDED = 89
 
@@ -26,7 +26,7 @@ MAX_TAGS = 64
 """How many tagged fields one structure may have; Kafka's have one at most."""
 
 ELEMENTS_AT_ONCE = 100
-"""So many elements are looked at in one go: messages of thousands are read, matched and merged in steps."""
+"""How many elements are processed in one step: messages with thousands are read, matched and merged in steps."""
 
 NO_TOPIC_ID = bytes(16)
 
@@ -43,15 +43,15 @@ _BODY_AT = 8
 _MAX_STRING_BYTES = 32_767
 _NO_MESSAGE = b"\0"
 _NO_DETAILS = int32(-1) + int16(-1) + uvarint(1)
-"""num_partitions and replication_factor that nobody knows, no configurations."""
+"""num_partitions and replication_factor that are unknown, and no configurations."""
 
 
 class TopicItem(NamedTuple):
-    """One topic of a request; it stands in [start, end).
+    """One topic of a request, in [start, end).
 
     `partitions` is num_partitions of CreateTopics, count of CreatePartitions and 0 in DeleteTopics. `assigned` are the
-    partition indexes of the assignments, of CreatePartitions as if they were numbered from 0; None for null.
-    DeleteTopics from v6 on names a topic by `name`, which may be None, or by `topic_id`, NO_TOPIC_ID where it has none.
+    partition indexes of the assignments; those of CreatePartitions are numbered from 0; None for null. DeleteTopics
+    from v6 on names a topic by `name`, which may be None, or by `topic_id`, which is NO_TOPIC_ID if there is none.
     """
 
     start: int
@@ -65,7 +65,7 @@ class TopicItem(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MutationRequest:
-    """What a request is about: the length of its array of topics stands in [count_at, first_at)."""
+    """A request; the length of its array of topics is in [count_at, first_at)."""
 
     api_key: int
     api_version: int
@@ -96,7 +96,7 @@ class MutationRequest:
 
 
 class TopicResult(NamedTuple):
-    """What became of one topic; it stands in [start, end). `partitions` is -1 where the response does not say."""
+    """The result for one topic, in [start, end). `partitions` is -1 if the response does not have it."""
 
     start: int
     end: int
@@ -108,7 +108,7 @@ class TopicResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MutationResponse:
-    """What a response says. `throttle_at` is -1 if it has no throttle time; its results stand in [count_at, end)."""
+    """A response. `throttle_at` is -1 if it has no throttle time; its results are in [count_at, end)."""
 
     results: tuple[TopicResult, ...]
     throttle_at: int
@@ -116,9 +116,9 @@ class MutationResponse:
     end: int
 
     def matching(self, items: Sequence[TopicItem]) -> Generator[None, None, list[TopicResult | None]]:
-        """The result of each item, each result once. Nodes give them in any order, and one for a name given twice.
+        """The result of each item; each result is used once.
 
-        Taken in steps: messages are long.
+        Nodes give results in any order, and one result for a name that is given twice.
         """
         waiting: dict[tuple[bytes | None, bytes], list[TopicResult]] = {}
         for number, result in enumerate(reversed(self.results), 1):
@@ -137,9 +137,9 @@ class MutationResponse:
     def merging(
         self, frame: bytes, items: Sequence[TopicItem], refusals: Mapping[int, bytes]
     ) -> Generator[None, None, Splice]:
-        """The splice that puts results of our own, by the number of their item, among those of a strict version.
+        """The splice that puts the proxy's own results, by the number of their item, among those of a strict version.
 
-        They come in the order of the request; what belongs to none of its items comes last. Taken in steps.
+        They come in the order of the request; results that belong to none of its items come last.
         """
         others = [item for i, item in enumerate(items) if i not in refusals]
         matched = yield from self.matching(others)
@@ -156,7 +156,7 @@ class MutationResponse:
 
 
 def _keys_of(result: TopicResult) -> set[tuple[bytes | None, bytes]]:
-    """The names and ids under which the topic of a result may have been asked for."""
+    """The names and ids by which a request may have asked for the topic of a result."""
     keys = {(result.name, result.topic_id)}
     if result.name is not None:
         keys.add((result.name, NO_TOPIC_ID))
@@ -182,7 +182,7 @@ def _bytes_of(result: TopicResult | None, frame: bytes) -> bytes:
 
 
 class MutationReader:
-    """Reads a request topic by topic: first all `items`, then the rest. Raises ProtocolError."""
+    """Reads a request topic by topic: first all `items`, then the rest with `request`. Raises ProtocolError."""
 
     def __init__(self, frame: bytes, api_key: int, api_version: int) -> None:
         self._api_key, self._api_version = api_key, api_version
@@ -192,7 +192,7 @@ class MutationReader:
         self._first_at = self._fields.offset
 
     def items(self) -> Iterator[TopicItem | None]:
-        """The topics, one by one; None after each ELEMENTS_AT_ONCE assignments or configurations of one."""
+        """The topics, one by one, and None after each ELEMENTS_AT_ONCE assignments or configurations of a topic."""
         fields = self._fields
         item = {CREATE_TOPICS: fields.new_topic, DELETE_TOPICS: fields.doomed_topic}
         read = item.get(self._api_key, fields.grown_topic)
@@ -212,7 +212,7 @@ class MutationReader:
 
 
 class MutationResponseReader:
-    """Reads a response result by result: first all `results`, then the rest. Raises ProtocolError."""
+    """Reads a response result by result: first all `results`, then the rest with `response`. Raises ProtocolError."""
 
     def __init__(self, frame: bytes, api_key: int, api_version: int) -> None:
         self._fields = _Fields(frame, _BODY_AT, api_key, api_version)
@@ -221,7 +221,7 @@ class MutationResponseReader:
         self._count_at, self._count = self._fields.offset, self._fields.length()
 
     def results(self) -> Iterator[TopicResult]:
-        """What became of each topic, one by one."""
+        """The result for each topic, one by one."""
         return (self._fields.result() for _ in range(self._count))
 
     def response(self, results: Sequence[TopicResult]) -> MutationResponse:
@@ -232,7 +232,7 @@ class MutationResponseReader:
 
 
 class _Fields(Reader):
-    """Reads what the three APIs are made of."""
+    """Reads the structures of the three APIs."""
 
     __slots__ = ("_compact", "_key", "_version")
 
@@ -257,13 +257,13 @@ class _Fields(Reader):
         return self.count(self._compact, least_bytes)
 
     def tags(self, most: int = MAX_TAGS) -> int:
-        """The tagged fields that end every structure of a flexible version."""
+        """Step over the tagged fields that end every structure of a flexible version."""
         return super().tags(most) if self._compact else 0
 
     def end_of_message(self) -> None:
         self.tags()
         if self.offset != self._end:
-            raise MalformedMessage(f"{self._end - self.offset} bytes behind the last field")
+            raise MalformedMessage(f"{self._end - self.offset} bytes after the last field")
 
     def nullable_text(self) -> bytes | None:
         text = self.compact_string() if self._compact else self.string()
@@ -375,9 +375,9 @@ class _Fields(Reader):
 
 
 def refusal(request: MutationRequest, item: TopicItem, name: bytes | None) -> bytes:
-    """The result of an item that is refused with error 89; for strict versions. `name` is that of the topic, if known.
+    """The result of an item that is refused with error 89, for strict versions. `name` is that of the topic, if known.
 
-    As a broker's it has the name of a topic that was asked for by its id.
+    As in a broker's result, a topic that was asked for by its id has its name, too.
     """
     topic_id = item.topic_id if request.api_version >= _RESULT_TOPIC_ID_SINCE[request.api_key] else b""
     text = b"\0" if name is None else compact_string(name)
@@ -386,7 +386,7 @@ def refusal(request: MutationRequest, item: TopicItem, name: bytes | None) -> by
 
 
 def refusals_response(correlation_id: int, refusals: Iterable[bytes]) -> bytes:
-    """The whole frame that answers a request of a strict version all of whose items are refused; throttle time 0."""
+    """The response, a whole frame, to a request of a strict version whose items are all refused; throttle time 0."""
     results = list(refusals)
     body = int32(correlation_id) + b"\0" + int32(0) + uvarint(len(results) + 1) + b"".join(results) + b"\0"
     return int32(len(body)) + body

@@ -1,7 +1,7 @@
-"""Metadata requests of the proxy's own, about the partitions of some topics, and what their responses say.
+"""The proxy's own Metadata requests, about the partitions of some topics, and their responses.
 
-By name in version 4, which nodes since Kafka 1.0 serve; by topic id in version 12, since 3.1 (KIP-516). No topic is
-created by asking. Sources: `MetadataRequest.json`, `MetadataResponse.json`.
+By name in version 4, which nodes have since Kafka 1.0; by topic id in version 12, which they have since 3.1 (KIP-516).
+The requests create no topic. Sources: `MetadataRequest.json`, `MetadataResponse.json`.
 """
 
 import struct
@@ -24,7 +24,7 @@ _PARTITION_WITH_EPOCH_BYTES = 14
 
 
 class TopicPartitions(NamedTuple):
-    """A topic as a node knows it; 0 partitions where it does not know it, or may not tell."""
+    """A topic as a node knows it; 0 partitions if the node does not know it, or may not show it."""
 
     name: bytes | None
     topic_id: bytes
@@ -32,13 +32,13 @@ class TopicPartitions(NamedTuple):
 
 
 def partitions_by_name_request(names: Collection[bytes], correlation_id: int) -> bytes:
-    """The whole frame that asks for topics by their names."""
+    """The request, a whole frame, for topics by their names."""
     topics = int32(len(names)) + b"".join(map(string, names))
     return _request(BY_NAME_VERSION, correlation_id, topics + _FALSE)
 
 
 def partitions_by_id_request(topic_ids: Collection[bytes], correlation_id: int) -> bytes:
-    """The whole frame that asks for topics by their ids, of 16 bytes each."""
+    """The request, a whole frame, for topics by their ids, of 16 bytes each."""
     no_name, no_tags = b"\0", b"\0"
     topics = uvarint(len(topic_ids) + 1) + b"".join(topic_id + no_name + no_tags for topic_id in topic_ids)
     return _request(BY_ID_VERSION, correlation_id, no_tags + topics + 2 * _FALSE + no_tags)
@@ -50,14 +50,12 @@ def _request(api_version: int, correlation_id: int, body: bytes) -> bytes:
 
 
 def read_topic_partitions(frame: bytes, api_version: int) -> list[TopicPartitions]:
-    """What the response to one of these requests, a whole frame, says of each topic. Raises ProtocolError."""
+    """The topics in the response to one of these requests, a whole frame. Raises ProtocolError."""
     return list(each_topic_partitions(frame, api_version))
 
 
 def each_topic_partitions(frame: bytes, api_version: int) -> Iterator[TopicPartitions]:
-    """What the response to one of these requests, a whole frame, says of each topic, one by one. Raises
-    ProtocolError.
-    """
+    """The topics in the response to one of these requests, a whole frame, one by one. Raises ProtocolError."""
     if api_version == BY_NAME_VERSION:
         return _read_by_name(Reader(frame, _HEADER_BYTES), frame)
     return _read_by_id(Reader(frame, _HEADER_BYTES), frame)
@@ -129,4 +127,4 @@ def _skip_partitions(reader: Reader, frame: bytes, count: int) -> None:
 
 def _check_end(reader: Reader, frame: bytes) -> None:
     if reader.offset != len(frame):
-        raise MalformedMessage(f"{len(frame) - reader.offset} bytes behind the last field")
+        raise MalformedMessage(f"{len(frame) - reader.offset} bytes after the last field")

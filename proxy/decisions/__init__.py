@@ -1,1 +1,1 @@
-"""What a relay may not decide alone: one function per kind of DecisionRequest."""
+"""The decisions that a relay asks for: one function for each kind of DecisionRequest."""

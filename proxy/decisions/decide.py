@@ -37,11 +37,11 @@ from proxy.side import Side
 _NO_HEADER = bytes(8)
 _LONGEST_REMEMBERED_BYTES = 16 * 1024
 _WALKED_AT_ONCE = 8 * 1024
-"""So many bytes of a response are walked in one step: some two hundred addresses."""
+"""How many bytes of a response are walked in one step: about two hundred addresses."""
 
 
 def decide(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision | QuotaAlteration | SlowDecision:
-    """The decision on `ask`, or what must be done first. Bytes that cannot be understood close their connection."""
+    """The decision about `ask`, or what must be done first. Bytes that are not understood close their connection."""
     try:
         return _DECIDERS[ask.kind](ask, facts, now_ms)
     except ProtocolError as error:
@@ -57,11 +57,11 @@ def _close(ask: DecisionRequest, error: ProtocolError) -> Decision:
 def _decide_addresses(
     ask: DecisionRequest, facts: ConnectionFacts, now_ms: int
 ) -> Decision | QuotaAlteration | SlowDecision:
-    """Put our own address in place of each node's, and learn where the node really is.
+    """Put the proxy's own address in place of each node's, and learn where the node really is.
 
-    A node that no port is left for costs no other node anything: it is left out, and what names it is answered as by a
-    broker that does not know where it is. Nodes stand at the beginning of a response, as a rule whole in what is asked
-    about first; coordinators in all of it.
+    When no port is left for a node, only this node is left out, and the response is as from a broker that does not know
+    where the node is. Nodes are at the beginning of a response, usually within the bytes that the first DecisionRequest
+    has. Coordinators are in all of it.
     """
     plan = PLANS[plan_key(ask.api_key, ask.api_version)]
     frame_bytes = int.from_bytes(ask.frame[:4], "big") + 4
@@ -77,7 +77,7 @@ def _decide_addresses(
 
 
 def _with_addresses(walk: Walk, plan: Plan, frame: bytes, nodes: Nodes) -> Decision:
-    """The splices for all addresses that a walk has found."""
+    """The decision with splices for all addresses that a walk has found."""
     named = rewritable(walk)
     for endpoint in named:
         nodes.learn(endpoint.node_id, endpoint.host.decode(errors="replace"), endpoint.port)
@@ -97,7 +97,7 @@ def _advertised(nodes: Nodes, node_id: int) -> Address | None:
 
 
 def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, splices: list[Splice]) -> Decision:
-    """The decision on a response that names nodes for which no port is left; `splices` are for all others."""
+    """The decision about a response that names nodes for which no port is left; `splices` are for all other nodes."""
     rest = None
     if plan.api_key in (METADATA, DESCRIBE_CLUSTER):
         splices += leaving_out(walk, without)
@@ -112,16 +112,16 @@ def _leave_out(without: frozenset[int], plan: Plan, walk: Walk, frame: bytes, sp
 
 
 def _coordinators_error_at(plan: Plan, walk: Walk) -> int | None:
-    """Where the one error of a response to FindCoordinator stands; None: each coordinator has its own behind it."""
+    """Where the error code of a response to FindCoordinator is; None: each coordinator has one after its address."""
     if plan.api_version >= 4:
         return None
     return walk.throttle_at + 4 if walk.throttle_at >= 0 else len(_NO_HEADER)
 
 
 def _put_addresses(ask: DecisionRequest, plan: Plan, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
-    """The same for a response that is here whole and has addresses in all its length.
+    """Put addresses into a response that is here whole and has them in all its length.
 
-    It may have a million of them: those of a step become one splice, and are forgotten.
+    There may be a million of them: those of a step become one splice, and are forgotten.
     """
     frame, splices = memoryview(ask.frame), list[Splice]()
     walk, step_bytes = begin_walk(plan, ask.frame), _WALKED_AT_ONCE
@@ -146,7 +146,7 @@ def _require_done(walk: Walk, plan: Plan, ask: DecisionRequest) -> None:
 
 
 def _decide_api_versions(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision:
-    """Offer what the node offers and we can carry, and what we answer."""
+    """Offer the APIs that the node offers and the proxy can carry, and those that the proxy responds to by itself."""
     frame = _NO_HEADER + ask.frame[len(_NO_HEADER) :]
     work_out = _offer if len(frame) > _LONGEST_REMEMBERED_BYTES else _remembered_offer
     return work_out(frame, ask.api_version, facts.listener.offer, facts.listener.answered)
@@ -162,14 +162,14 @@ def _offer(
 def _decide_quota_api(
     ask: DecisionRequest, facts: ConnectionFacts, now_ms: int
 ) -> Decision | QuotaAlteration | SlowDecision:
-    """Describe or alter the quotas that are in force here."""
+    """Describe or alter the quotas that are in force in the proxy."""
     return _in_steps(ask, _steps_of_quota_api(ask, facts))
 
 
 def _in_steps(
     ask: DecisionRequest, steps: Steps[Decision | QuotaAlteration]
 ) -> Decision | QuotaAlteration | SlowDecision:
-    """What is decided, at once if it takes one step; what takes more is a SlowDecision."""
+    """The decision, made at once if it takes one step; a SlowDecision if it takes more."""
     try:
         next(steps)
     except StopIteration as end:
@@ -197,26 +197,26 @@ def _steps_of_quota_api(ask: DecisionRequest, facts: ConnectionFacts) -> Steps[D
 
 
 def _decide_sasl(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision:
-    """Who the client has proven to be, once the node has said so."""
+    """Which user the client has proven to be, once the node has accepted it."""
     return facts.login.judge(ask, facts.become)
 
 
 def _decide_mutation(
     ask: DecisionRequest, facts: ConnectionFacts, now_ms: int
 ) -> Decision | QuotaAlteration | SlowDecision:
-    """Which topics are created, deleted or extended, and what that costs; what came of it."""
+    """Which topics may be created, deleted or extended, and what that costs; for a response, what was done."""
     if ask.side is Side.NODE:
         return _in_steps(ask, mutations.settle(ask, facts, now_ms))
     return _in_steps(ask, mutations.judge(ask, facts, now_ms))
 
 
 def _decide_scram_credentials(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Decision:
-    """Who looks at quotas of users is not kept from it by an API that the cluster has not, or refuses."""
+    """Let a client look at quotas of users even if the cluster does not have this API, or refuses it."""
     return scram_credentials.settle(ask) if ask.side is Side.NODE else scram_credentials.judge(ask, facts)
 
 
 _remembered_offer = lru_cache(maxsize=64)(_offer)
-"""The nodes of a cluster say the same to everybody, but for the correlation id."""
+"""The nodes of a cluster offer the same to all clients; only the correlation id differs."""
 
 _DECIDERS: dict[
     DecisionKind, Callable[[DecisionRequest, ConnectionFacts, int], Decision | QuotaAlteration | SlowDecision]

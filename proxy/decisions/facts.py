@@ -1,4 +1,4 @@
-"""What a decision may know of the connection it is about."""
+"""The facts about a connection that a decision may use."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from quotas.entities import Entity
 
 
 class NoPortForNode(LookupError):
-    """No port of this listener can stand for a node: its id is outside node_ids, and living nodes have all spares."""
+    """No port of this listener is left for a node: its id is outside node_ids, and living nodes have all spares."""
 
 
 class Nodes(Protocol):
@@ -24,24 +24,26 @@ class Nodes(Protocol):
         """Note the upstream address under which the cluster names a node."""
 
     def advertised(self, node_id: int) -> tuple[bytes, int]:
-        """Host and port that clients are told for a node. Raises NoPortForNode."""
+        """The host and port of a node that clients get. Raises NoPortForNode."""
 
 
 def _unheard(_identity: Identity) -> None:
-    """In place of whoever is told of a login."""
+    """Called in place of a function that is to learn of a login."""
 
 
 @dataclass(slots=True)
 class ListenerFacts:
     """What the connections of one listener have in common.
 
-    `quotas` are those that the source has now, `entities_of` a user those of them that name it. `rights_of` a user says
-    whether it may alter, and describe, the quotas of others; `sasl` is about who is who.
-    `answered` are the APIs that are offered in any case, as the proxy answers them.
-    `recent_topics` is what was just done to topics of this cluster; `default_partitions` says how many a topic gets
-    that is created without a number; with `charge_validate_only` a mutation that is only to be validated is charged and
-    refused like any. `note_mutations` is told what mutations of a user and client-id have cost, and for how many ms a
-    shadow quota would have throttled.
+    - `quotas` are those that the source has now; `entities_of` a user are those of them that name the user.
+    - `rights_of` a user says whether it may alter, and describe, the quotas of others.
+    - `sasl` has the rules by which SASL names become users.
+    - `answered` are the APIs that are offered in any case, because the proxy responds to them.
+    - `recent_topics` is what was just done to topics of this cluster.
+    - `default_partitions` is how many partitions a topic gets that is created without a number.
+    - With `charge_validate_only` a mutation that is only to be validated is charged and refused like any other.
+    - `note_mutations` is called with what mutations of a user and client-id have cost, and for how many ms a shadow
+      quota would have throttled each.
     """
 
     virtual_cluster: str
@@ -61,9 +63,9 @@ class ListenerFacts:
 
 @dataclass(slots=True)
 class ConnectionFacts:
-    """Who is connected to what. `node_id` is known once the upstream connection stands.
+    """Which user is connected to which node. `node_id` is known once the upstream connection is there.
 
-    `may_alter` and `may_describe` are about the quotas of others. `note_identity` is told of each login.
+    `may_alter` and `may_describe` are about the quotas of others. `note_identity` is called with each login.
     """
 
     listener: ListenerFacts
@@ -76,24 +78,24 @@ class ConnectionFacts:
 
     @property
     def login(self) -> Login:
-        """Where it stands with SASL, which most connections never speak."""
+        """The state of the connection's SASL authentication; made when first used, as most connections have none."""
         if self._login is None:
             self._login = Login(self.listener.sasl)
         return self._login
 
     def bind(self, raw_client_id: bytes, now_ms: int) -> ClientSensors:
-        """Which sensors measure this client id of this user at this node."""
+        """The sensors that measure this client id of this user at this node."""
         listener = self.listener
         client_id = measured_client_id(raw_client_id, listener.quota_manager.table)
         return listener.quota_manager.bind(listener.virtual_cluster, self.node_id, self.user, client_id, now_ms)
 
     def become(self, identity: Identity) -> None:
-        """The client has proven to be somebody: that user's quotas and rights are its own from now on."""
+        """Take up the user that the client has proven to be: from now on it has the quotas and rights of this user."""
         self.user = identity.user
         if self.listener.rights_of is not None:
             self.may_alter, self.may_describe = self.listener.rights_of(identity.user)
         self.note_identity(identity)
 
     def tell_nobody(self) -> None:
-        """Who is told of logins leads back here: nothing is to be left to Python's collector at the end."""
+        """Forget `note_identity`, which refers back to this object: Python's collector need not look for the cycle."""
         self.note_identity = _unheard

@@ -1,10 +1,10 @@
 """Controller mutations: which topics of a request pass, which are refused, and what that costs the client (KIP-599).
 
-A topic costs the partitions that a controller would charge for it, which is nothing where a controller is certain to
-refuse it before it looks at the quota. Strict versions have a topic refused when the bucket is overdrawn already; in
+A topic costs the partitions that a controller would charge for it. It costs nothing if a controller is certain to
+refuse it before it looks at the quota. In strict versions a topic is refused if the bucket is overdrawn already. In
 permissive ones every topic passes, and an overdraft mutes the client.
 
-A request may name tens of thousands of topics, so all is done in steps.
+A request may name tens of thousands of topics, so everything is done in steps.
 """
 
 from collections import Counter
@@ -39,10 +39,10 @@ from quotas.sensors.token_buckets import TokenBuckets
 
 _NO_ERROR = 0
 _REQUEST_TIMED_OUT = 7
-"""The node has not waited for the end: the topic may well come to be, or to go."""
+"""The node has not waited for the end: the topic may still be created or deleted."""
 
 _PARTITIONS_AS_A_TOPIC = 50
-"""So many partitions that a node tells of take about as long to read as a topic without any."""
+"""So many partitions in a response take about as long to read as one topic without partitions."""
 
 _LONGEST_NAME_BYTES = 249
 _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
@@ -50,7 +50,7 @@ _NAME_BYTES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01
 
 @dataclass(frozen=True, slots=True)
 class _Charge:
-    """What one topic was charged to the quota and to its shadow, and what it costs either if it succeeds."""
+    """What one topic was charged to the quota and to its shadow quota, and what it costs them if it succeeds."""
 
     spent: float
     shadow: float
@@ -60,7 +60,7 @@ class _Charge:
 
 @dataclass(frozen=True, slots=True)
 class _Note:
-    """What the response to a request needs: the topics that went to the node have charges, the others refusals."""
+    """What the response will need: the charges of topics that went to the node, the refusals of the others."""
 
     items: tuple[TopicItem, ...]
     charges: dict[int, _Charge]
@@ -74,7 +74,7 @@ class _Note:
 class _Costs:
     """What each topic of a request costs now, and what it costs if it succeeds although that seems impossible.
 
-    `same_as` is the number of an earlier item that names the same topic, where one may be carried out for both.
+    `same_as` has the number of the first item that names the same topic, if one deletion may be done for both.
     """
 
     def __init__(self, count: int) -> None:
@@ -84,7 +84,7 @@ class _Costs:
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
-    """The decision on a request. Raises ProtocolError if it cannot be understood."""
+    """The decision about a request. Raises ProtocolError if the request is not understood."""
     reader = MutationReader(ask.frame, ask.api_key, ask.api_version)
     items = yield from collected(reader.items())
     request = reader.request(items)
@@ -105,7 +105,7 @@ def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[De
     for start in range(0, len(items), ITEMS_PER_STEP):
         if start:
             yield
-            client_sensors = facts.bind(ask.client_id, now_ms)  # its quota may be another by now
+            client_sensors = facts.bind(ask.client_id, now_ms)  # its quota may have changed by now
         spending.spend(start, facts.listener.quota_manager, client_sensors, now_ms)
     if spending.shadow_throttles_ms and facts.listener.note_mutations is not None:
         facts.listener.note_mutations(facts.user, client_sensors.client_id, 0.0, spending.shadow_throttles_ms)
@@ -113,10 +113,11 @@ def judge(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[De
 
 
 class _Spending:
-    """What the topics of a request are charged, one after the other, and which of them are refused for it.
+    """Charges the topics of a request one after the other, and notes which of them are refused for it.
 
-    `throttle_time_ms` is that of the last one that was too much. A shadow quota refuses nothing: it counts for how many
-    ms it would have throttled. No topic is charged more than it may be before it is known to be done.
+    `throttle_time_ms` is that of the last topic that exceeded the quota. A shadow quota refuses nothing:
+    `shadow_throttles_ms` has the times for which it would have throttled. Until a topic is known to be done, it is
+    charged no more than `TokenBuckets.unconfirmed` allows.
     """
 
     def __init__(self, request: MutationRequest, costs: _Costs) -> None:
@@ -151,7 +152,7 @@ class _Spending:
     def _spend_in_shadow(
         self, quota_manager: ClientQuotaManager, bucket: int | None, cost: int, now_ms: int
     ) -> tuple[float, int]:
-        """What the shadow quota is charged for one that passes, and what it costs that if it is done."""
+        """What the shadow quota is charged for a topic that passes, and what the topic costs it if it succeeds."""
         if bucket is None or not cost:
             return 0, 0
         spent, reported_ms = self._spend(quota_manager.shadow_buckets, bucket, cost, now_ms)
@@ -163,7 +164,7 @@ class _Spending:
 def _decision(
     ask: DecisionRequest, request: MutationRequest, spending: _Spending, known: "_Known", client_sensors: ClientSensors
 ) -> Steps[Decision]:
-    """What becomes of a request of which all is charged."""
+    """The decision about a request whose topics are all charged."""
     refused, throttle_time_ms = spending.refused, spending.throttle_time_ms
     refusals: dict[int, bytes] = {}
     for number, i in enumerate(sorted(refused), 1):
@@ -196,9 +197,9 @@ def _decision(
 
 
 def settle(ask: DecisionRequest, facts: ConnectionFacts, now_ms: int) -> Steps[Decision]:
-    """The decision on a response: refusals are put in, and what failed is given back. Raises ProtocolError.
+    """The decision about a response: put the refusals in, and give back what was charged for failures.
 
-    Without a frame the request never went to the node, and all is given back.
+    Without a frame the request was never sent to the node, and everything is given back. Raises ProtocolError.
     """
     note, quota_manager = ask.note, facts.listener.quota_manager
     assert isinstance(note, _Note)
@@ -244,7 +245,7 @@ def _give_all_back(note: _Note, quota_manager: ClientQuotaManager, now_ms: int) 
 
 
 def _left(ask: DecisionRequest, item: TopicItem, charge: _Charge, result: TopicResult) -> int:
-    """How many partitions a topic has after what was done to it."""
+    """How many partitions a topic has after the change."""
     if ask.api_key == DELETE_TOPICS:
         return 0
     if ask.api_key == CREATE_PARTITIONS:
@@ -255,7 +256,7 @@ def _left(ask: DecisionRequest, item: TopicItem, charge: _Charge, result: TopicR
 def _correct(
     buckets: TokenBuckets, bucket: int | None, spent: float, due: int, result: TopicResult, now_ms: int
 ) -> None:
-    """Have a topic charged what it cost in the end."""
+    """Correct the charge for a topic to what it cost in the end."""
     if bucket is None:
         return
     cost = _cost_in_the_end(spent, due, result)
@@ -288,14 +289,14 @@ def _wanted(items: Sequence[TopicItem]) -> Steps[list[TopicKey]]:
 
 
 def _has_one_key(item: TopicItem) -> bool:
-    """Whether it says which topic is meant, by a name that a topic may have or by an id."""
+    """Whether an item says which topic is meant: by a valid name or by an id, not both."""
     if item.name is None:
         return item.topic_id != NO_TOPIC_ID
     return item.topic_id == NO_TOPIC_ID and _is_topic_name(item.name)
 
 
 def _is_topic_name(name: bytes) -> bool:
-    """As Kafka's `Topic.validate` has it."""
+    """Whether Kafka's `Topic.validate` accepts the name."""
     return 0 < len(name) <= _LONGEST_NAME_BYTES and name not in (b".", b"..") and _NAME_BYTES.issuperset(name)
 
 
@@ -317,7 +318,7 @@ class _Known:
         self._names: dict[bytes, bytes] = {}
 
     def learn(self, own_requests: Sequence[bytes], own_responses: Sequence[bytes]) -> Steps[None]:
-        """Take in what a node has answered. Raises ProtocolError where that cannot be understood."""
+        """Read the responses of a node. Raises ProtocolError if one is not understood."""
         looked_at = 0
         for is_own_request, response in zip(own_requests, own_responses, strict=True):
             for topic in each_topic_partitions(response, int.from_bytes(is_own_request[6:8], "big")):
@@ -330,16 +331,16 @@ class _Known:
                     yield
 
     def name(self, item: TopicItem) -> bytes | None:
-        """What a topic is called, if that is known."""
+        """The name of a topic, if it is known."""
         return item.name if item.name is not None else self._names.get(item.topic_id)
 
     def partitions(self, item: TopicItem) -> int:
-        """How many partitions a topic has; 0 where the node does not know it, or may not tell."""
+        """How many partitions a topic has; 0 if the node does not know it, or may not show it."""
         key = (item.name, item.topic_id)
         return max(self._found.get(key, 0), self._facts.listener.recent_topics.partitions(key, self._now_ms) or 0)
 
     def exists(self, item: TopicItem) -> bool:
-        """Whether a topic is there already."""
+        """Whether a topic exists already."""
         key = (item.name, item.topic_id)
         recent = self._facts.listener.recent_topics.partitions(key, self._now_ms)
         return bool(self._found.get(key, 0) if recent is None else recent)
@@ -358,7 +359,7 @@ def _costs_of_creation(items: Sequence[TopicItem], known: _Known) -> Steps[_Cost
 
 
 def _new_partitions(item: TopicItem, known: _Known) -> int:
-    """How many partitions a new topic would have; 0 where it cannot be."""
+    """How many partitions a new topic would have; 0 if it cannot be created."""
     if item.assigned:
         indexes = set(item.assigned)
         whole = indexes == set(range(len(indexes))) and item.partitions == item.replication_factor == -1
@@ -369,7 +370,7 @@ def _new_partitions(item: TopicItem, known: _Known) -> int:
 
 
 def _costs_of_deletion(items: Sequence[TopicItem], known: _Known) -> Steps[_Costs]:
-    """A topic named twice is deleted once by a node in ZooKeeper mode, and refused by others."""
+    """The costs of deletions. A topic named twice is deleted once by a node in ZooKeeper mode; others refuse it."""
     costs = _Costs(len(items))
     first: dict[TopicKey, int] = {}
     for i, item in enumerate(items):

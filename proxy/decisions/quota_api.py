@@ -1,9 +1,13 @@
-"""DescribeClientQuotas and AlterClientQuotas, answered by the proxy about the quotas that it enforces.
+"""DescribeClientQuotas and AlterClientQuotas: the proxy responds to them with the quotas that it enforces.
 
-Judged as a KRaft controller does, in its words, but for these: a connection rate of 0 is a ban and welcome; what is no
-number, infinite, or less than 1 where whole numbers are meant is refused; an ip is an address, host names are refused;
-two spellings of one address are one entity, which Describe tells in the shortest; of several problems of one entity
-the first is told. Shadow quotas are no part of Kafka's API: never described, their keys unknown.
+Requests are checked as a KRaft controller does, with its messages, except for these differences:
+
+- A connection rate of 0 is accepted, as a ban.
+- Refused are values that are not numbers or are infinite, and values below 1 where whole numbers are required.
+- An ip is an address; host names are refused. Two spellings of one address are one entity, which Describe shows in the
+  shortest spelling.
+- Of several problems of one entity, the first is reported.
+- Shadow quotas are not part of Kafka's API: they are never described, and their keys are unknown.
 """
 
 import re
@@ -47,7 +51,7 @@ INVALID_REQUEST = 42
 POLICY_VIOLATION = 44
 
 _HOST_NAME = re.compile(r"(?!.{254})[A-Za-z0-9._-]*[A-Za-z][A-Za-z0-9-]*")
-"""What somebody may mean as the name of a host: letters in its last part, which an IP address in decimals has not."""
+"""What may be meant as a host name: its last part has letters, which an IP address in decimals does not have."""
 
 _ORDER = (CLIENT_ID, USER, IP)
 _IP_KEYS: dict[str, QuotaType] = {QuotaType.CONNECTION.value: QuotaType.CONNECTION}
@@ -70,9 +74,9 @@ _OTHERS_NOT_AUTHORISED = ApiError(
 )
 
 DECISIVE_COMPONENTS = 4
-"""One more than the types of an entity: among so many components of a filter one makes no sense."""
+"""One more than the entity types: a filter with so many components is always refused."""
 _NAMED_ELEMENTS = 100
-"""So many entities, parts and operations of a request that is refused are read."""
+"""How many entities, parts and operations of a refused request are read."""
 
 
 # -------------------------------------------------------------------- describe
@@ -81,7 +85,7 @@ _NAMED_ELEMENTS = 100
 def describe(request: DescribeRequest, facts: ConnectionFacts) -> Steps[bytes]:
     """The response to a DescribeClientQuotas request.
 
-    Who may not describe all quotas may describe their own: a filter that names their user.
+    A user that may not describe all quotas may describe its own, with a filter that names it.
     """
     if not facts.may_describe and not _asks_for_user(request, facts.user):
         return describe_refusal(request.head, CLUSTER_AUTHORIZATION_FAILED, None)
@@ -143,7 +147,10 @@ def _described(entity: Entity, limits: Mapping[QuotaKey, Limit]) -> DescribedEnt
 
 
 def _candidates(facts: ConnectionFacts, request: DescribeRequest) -> Iterable[tuple[Entity, Mapping[QuotaKey, Limit]]]:
-    """All entities that a filter can match: those of a user that it names; one, where it is strict and names all."""
+    """All entities that a filter can match.
+
+    If it names a user, these are the user's entities. If it is strict and names every part, there is at most one.
+    """
     quotas = facts.listener.quotas()
     for component in request.components:
         if component.entity_type == USER and component.match_type == EXACT and facts.listener.entities_of is not None:
@@ -158,7 +165,10 @@ def _candidates(facts: ConnectionFacts, request: DescribeRequest) -> Iterable[tu
 
 
 def _matcher(request: DescribeRequest) -> Callable[[Entity], bool]:
-    """Whether an entity is asked for: it has each part that the filter names and, if strict, no other."""
+    """Returns a function that says whether the filter matches an entity.
+
+    An entity matches if it has each part that the filter names and, if the filter is strict, no other part.
+    """
     if request.strict and not request.components:
         return lambda entity: False
     named = {component.entity_type: _wanted(component) for component in request.components}
@@ -197,9 +207,9 @@ def _parts(entity: Entity) -> list[EntityPart]:
 
 
 def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Decision | QuotaAlteration]:
-    """The response to an AlterClientQuotas request of somebody who may alter quotas, or what must be written first.
+    """The response to an AlterClientQuotas request of a user that may alter quotas, or what must be written first.
 
-    Entities are judged one by one, and each is changed whole or not at all.
+    Entities are checked one by one, and each is changed whole or not at all.
     """
     judged = yield from _judge(request.entries)
     wanted = [entry for entry in judged if entry.alteration is not None and entry.alteration.limits]
@@ -217,10 +227,11 @@ def alter(request: AlterRequest, facts: ConnectionFacts) -> Steps[Decision | Quo
 
 
 def refuse(reader: AlterReader) -> Decision:
-    """The response to somebody who may not alter quotas: each entity is refused as it was asked.
+    """The response to a user that may not alter quotas: each entity of the request is refused.
 
-    Of a long request only the first entities are read and named: a refusal costs less than 1 ms. One without any part,
-    which nobody can have asked for, stands for all the others: a client fails them, too, as it does not know it.
+    Of a long request only the first entities are read and named, so that a refusal takes less than 1 ms. One more
+    entity without any part, which no request can contain, is added for all the others: a client does not find its other
+    entities in the response, and fails them, too.
     """
     named, all_of_them = reader.named(_NAMED_ELEMENTS)
     refused = [AlteredEntity(*_NOT_AUTHORISED, parts) for parts in named]
@@ -237,7 +248,7 @@ def _response(request: AlterRequest, entities: Iterable[AlteredEntity]) -> Steps
 
 @dataclass(slots=True)
 class _Judged:
-    """An entity of a request, what is wrong with it, and what is to be done: both, for one that is repeated."""
+    """An entity of a request, its problem, and its alteration. An entity that is repeated has both."""
 
     parts: tuple[EntityPart, ...]
     problem: ApiError = _WELL
@@ -248,7 +259,7 @@ class _Judged:
 
 
 def _judge(entries: Sequence[EntityOperations]) -> Steps[list[_Judged]]:
-    """One for each distinct entity. Of a repeated one the first occurrence is done, and its result says otherwise."""
+    """Check each distinct entity. Of a repeated one the first occurrence is done, and yet its result is an error."""
     judged: dict[frozenset[tuple[str, str | None]], _Judged] = {}
     altered: set[Entity] = set()
     for number, entry in enumerate(entries, 1):
@@ -268,7 +279,7 @@ def _judge(entries: Sequence[EntityOperations]) -> Steps[list[_Judged]]:
 
 
 def _in_kafkas_order(part: tuple[str, str | None]) -> int:
-    """Where a part stands in a broker's messages, and when it is looked at."""
+    """The place of a part in a broker's messages, and in the order of its checks."""
     return _ORDER.index(part[0]) if part[0] in _ORDER else len(_ORDER)
 
 
@@ -317,7 +328,7 @@ def _problem_of_entity(names: dict[str, str | None]) -> str | None:
 
 
 def _problem_of_value(known: dict[str, QuotaType], key: str, value: float) -> str | None:
-    """What a KRaft controller says against a value; but for 0 where that is a ban."""
+    """The problem that a KRaft controller reports for a value; 0 is no problem where it is a ban."""
     quota_type = known.get(key)
     if quota_type is None:
         return f"Invalid configuration key {key}"

@@ -1,8 +1,8 @@
-"""Who a client has proven to be: SASL frames are read as they pass, never changed, and the node is the judge.
+"""Which user a client has proven to be. SASL frames are read as they pass and never changed; the node judges them.
 
-A name counts once the node has accepted the exchange it was claimed in (KIP-152, KIP-368); until then the client is who
-it was before. Frames that are not understood pass too, and then whoever succeeds has a name that the operator gives, or
-`?` and the mechanism. Of a token nothing but the name is kept.
+A name counts once the node has accepted the exchange in which the client claimed it (KIP-152, KIP-368); until then the
+client stays the user that it was. Frames that are not understood pass, too. A client that succeeds with them gets the
+name that the operator has set for the mechanism, or `?` and the mechanism. Of a token, only the name is stored.
 """
 
 import re
@@ -30,7 +30,7 @@ from proxy.side import Side
 
 _ILLEGAL_SASL_STATE = 34
 _MAX_NAME_BYTES = 32_767
-"""No quota can be set on a longer name: Kafka's strings end here."""
+"""No quota can be set on a longer name, as Kafka's strings are not longer."""
 
 _MAX_WORDS_BYTES = 500
 _ERROR_NAMES = {
@@ -47,8 +47,8 @@ _ASK_FIRST = Decision(own_requests=(versions_request(OWN_REQUEST_ID),))
 
 @dataclass(slots=True, frozen=True)
 class SaslRules:
-    """`principals` are users by mechanism, for whoever is not named by a token; the first of `claims` that a JWT has
-    names its user.
+    """`principals` are users by mechanism, for clients whose tokens do not name a user. The first of `claims` that a
+    JWT has names its user.
     """
 
     principals: Mapping[str, str] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class SaslRules:
 
 @dataclass(slots=True, frozen=True)
 class Identity:
-    """Whom the node has accepted. Not `visible`: neither a token nor the operator says who that is, others share it."""
+    """The user that the node has accepted. Not `visible`: the real name is unknown, and others share this one."""
 
     user: str
     mechanism: str
@@ -66,10 +66,10 @@ class Identity:
 
 @dataclass(slots=True, frozen=True)
 class LoginFailure:
-    """What is known of an authentication that failed: all of it but the mechanism's offer is the word of others.
+    """What is known of a failed authentication: claims of the client and of the node, which nothing proves.
 
-    `claimed_user` is who the client said to be, and has not proven; None where no token says. `error_code` is None
-    where the node told none.
+    `claimed_user` is the user that the client claimed to be; None if no token named one. `error_code` is None if the
+    node gave none.
     """
 
     mechanism: str
@@ -85,7 +85,7 @@ class LoginFailure:
 
 @dataclass(slots=True)
 class Login:
-    """Where one connection stands with SASL. `mechanism` is that of the last success, "" before one."""
+    """The state of one connection's SASL authentication. `mechanism` is that of the last success, "" before one."""
 
     rules: SaslRules = field(default_factory=SaslRules)
     mechanism: str = ""
@@ -97,11 +97,11 @@ class Login:
 
     @property
     def failure(self) -> LoginFailure:
-        """What is known of the authentication that failed last, or that is under way and did not come to its end."""
+        """What is known of the authentication that failed last, or that is under way and not over."""
         return self._failure or LoginFailure(self._exchanged, self._claimed)
 
     def judge(self, ask: DecisionRequest, become: Callable[[Identity], None]) -> Decision:
-        """What a SASL frame means; `become` is called once the node has accepted somebody."""
+        """What a SASL frame means; `become` is called once the node has accepted a user."""
         if ask.frame == BEHIND_AN_EXCHANGE:
             return self._judge_proof(ask.own_responses, become) if ask.own_responses else _ASK_FIRST
         if ask.side is Side.CLIENT:
@@ -114,7 +114,7 @@ class Login:
                 return self._judge_token(sasl.bare_token(ask.frame), become, bare=True)
             response = sasl.read_authenticate_response(ask.frame, ask.api_version)
         except ProtocolError as error:
-            self._failed(error_message=f"the node's answer: {error}")
+            self._failed(error_message=f"the node's response: {error}")
             return Decision(exchange=Exchange.FAILED)
         if response.error_code != sasl.NONE:
             self._failed(response.error_code, response.error_message)
@@ -134,9 +134,10 @@ class Login:
             self._note_token(b"")
 
     def _note_token(self, token: bytes | memoryview) -> None:
-        """A client may name somebody anew while its tokens are rejected (OAUTHBEARER): the last one counts.
+        """Note the user that a token claims.
 
-        With SCRAM it is the first: what follows is proof.
+        While tokens are rejected (OAUTHBEARER), a client may claim another user: the last one counts. With SCRAM the
+        first one counts: the tokens that follow are proof.
         """
         self._tokens += 1
         if self._tokens == 1 or self._exchanged not in SCRAM:
@@ -157,7 +158,7 @@ class Login:
         return Decision(exchange=Exchange.TOKENS if inspected else Exchange.OPAQUE_TOKENS)
 
     def _judge_token(self, token: memoryview, become: Callable[[Identity], None], bare: bool = False) -> Decision:
-        """What a token of the node means that comes without an error."""
+        """What a token of the node that comes without an error means."""
         mechanism = self._exchanged
         if not mechanism or (bare and mechanism not in _INSPECTED):
             return Decision(exchange=Exchange.ONGOING)
@@ -170,10 +171,10 @@ class Login:
         return Decision(exchange=Exchange.ONGOING if bare or success is False else Exchange.UNPROVEN)
 
     def _judge_proof(self, own_responses: Sequence[bytes], become: Callable[[Identity], None]) -> Decision:
-        """Whether a node has answered as it answers who is through. In an exchange it answers with error 34."""
+        """Whether the node's response shows that the exchange has succeeded. Before that it responds with error 34."""
         if is_whole_offer(own_responses[0]):
             return self._succeed(become)
-        self._failed(error_message="the node answers nothing behind it but what belongs to an authentication")
+        self._failed(error_message="after it the node responds only to requests that belong to an authentication")
         self._exchanged, self._claimed = "", None
         return Decision(exchange=Exchange.FAILED)
 
@@ -202,6 +203,6 @@ def _token_in(ask: DecisionRequest) -> memoryview:
 
 
 def _measurable(user: str) -> str:
-    """The name under which a user is measured: one that no quota can name, under a digest."""
+    """The name under which a user is measured. A name too long for any quota is replaced by a digest."""
     raw = user.encode()
     return user if len(raw) <= _MAX_NAME_BYTES else f"{user[:64]}… sha256 {sha256(raw).hexdigest()}"

@@ -1,7 +1,8 @@
-"""DescribeUserScramCredentials, which Kafka's `kafka-configs` sends with each look at the quotas of users.
+"""Decides about DescribeUserScramCredentials, which `kafka-configs` sends whenever it describes quotas of users.
 
-It gives up where a cluster has no such API (before Kafka 2.7), or refuses it, and with it the look at the quotas that
-are in force here. So there are no users then, for whoever may describe those quotas. What a node tells, passes.
+When a cluster does not have this API (before Kafka 2.7) or refuses it, `kafka-configs` gives up, and does not show the
+quotas that are in force in the proxy. So clients that may describe those quotas get a response without users then. Any
+other response of a node passes.
 """
 
 from protocol.api_key import DESCRIBE_USER_SCRAM_CREDENTIALS
@@ -12,7 +13,7 @@ from proxy.relay.actions import OWN_REQUEST_ID, Decision, DecisionRequest
 
 
 def judge(ask: DecisionRequest, facts: ConnectionFacts) -> Decision:
-    """The decision on a request: the node is asked first what it offers. Raises ProtocolError."""
+    """The decision about a request: the node is first asked which APIs it offers. Raises ProtocolError."""
     if not ask.own_responses:
         return Decision(own_requests=(versions_request(OWN_REQUEST_ID),))
     [offer] = ask.own_responses
@@ -23,5 +24,5 @@ def judge(ask: DecisionRequest, facts: ConnectionFacts) -> Decision:
 
 
 def settle(ask: DecisionRequest) -> Decision:
-    """The decision on a response to somebody who may describe quotas. Raises ProtocolError."""
+    """The decision about a response to a client that may describe quotas. Raises ProtocolError."""
     return Decision(splices=without_refusal(ask.frame), throttle_at=throttle_at(ask.frame))

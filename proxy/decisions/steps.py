@@ -1,4 +1,4 @@
-"""Decisions that take long are made in steps, so that others have their turn in between."""
+"""Decisions that take long are made in steps, so that other connections have their turn in between."""
 
 from collections.abc import Generator, Iterable
 from typing import TypeVar
@@ -6,13 +6,13 @@ from typing import TypeVar
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 Steps = Generator[None, None, Result]
-"""Yields between steps of a few ms; the result is what it returns."""
+"""Yields between steps of a few ms, and returns the result."""
 
 ITEMS_PER_STEP = 100
 
 
 def collected(items: Iterable[Item | None]) -> Steps[list[Item]]:
-    """A list of what is made one by one; None stands for work that has taken a step by itself."""
+    """A list of the items, made one by one. None is not an item, but work that has taken a step by itself."""
     found: list[Item] = []
     for number, item in enumerate(items, 1):
         if item is not None:

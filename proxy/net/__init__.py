@@ -1,1 +1,1 @@
-"""The uvloop shell: carries out what relays say and decides nothing."""
+"""The sockets, on uvloop's event loop: they carry out what relays decide, and decide nothing."""

@@ -1,4 +1,4 @@
-"""Many waits of equal length on one timer of the event loop: nearly all are called off long before they are over."""
+"""Many timeouts of equal length on one timer of the event loop. Nearly all are cancelled long before they are over."""
 
 import asyncio
 from collections.abc import Callable, Hashable, Iterator
@@ -8,24 +8,24 @@ Waiting = TypeVar("Waiting", bound=Hashable)
 
 
 class Deadlines(Generic[Waiting]):
-    """Calls `overdue` with whoever has waited for `delay_s`."""
+    """Calls `overdue` with each object that has waited for `delay_s`."""
 
     def __init__(self, delay_s: float, overdue: Callable[[Waiting], None]) -> None:
         self.delay_s = delay_s
         self._overdue = overdue
         self._loop = asyncio.get_running_loop()
         self._due_s: dict[Waiting, float] = {}
-        """By who waits, the first first."""
+        """The deadline of each waiting object, the earliest first."""
         self._timer: asyncio.TimerHandle | None = None
 
     def add(self, waiting: Waiting) -> None:
-        """One begins to wait."""
+        """Let an object begin to wait."""
         self._due_s[waiting] = self._loop.time() + self.delay_s
         if self._timer is None:
             self._timer = self._loop.call_later(self.delay_s, self._look)
 
     def discard(self, waiting: Waiting) -> None:
-        """One waits no longer, if it has."""
+        """Let an object wait no longer, if it waits."""
         self._due_s.pop(waiting, None)
 
     def __len__(self) -> int:

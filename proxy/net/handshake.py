@@ -1,4 +1,4 @@
-"""TLS handshakes on the event loop: the bytes move there, what takes time is computed beside it."""
+"""TLS handshakes on the event loop: bytes are read and written there; slow computation runs in threads beside it."""
 
 import asyncio
 import contextlib
@@ -13,9 +13,10 @@ from proxy.net.poller import READABLE, WRITABLE, Poller
 from proxy.net.tls_socket import TlsSocket
 
 _threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "tls")
-"""The response to the peer's first words holds a signature, or wants one checked: a third of a millisecond with short
-keys, six with long ones. OpenSSL computes it without Python's lock. All other steps take less than the way to a thread
-and back, and cannot come faster than these."""
+"""The response to the peer's first message has a signature, or needs one to be checked: that takes a third of a
+millisecond with short keys, six with long ones, and OpenSSL computes it without Python's lock. All other steps take
+less time than the way to a thread and back, and cannot come faster than these.
+"""
 
 
 _UNREAD_BYTES = 65_536
@@ -24,14 +25,14 @@ Result = TypeVar("Result")
 
 
 async def beside_the_loop(work: Callable[[], Result]) -> Result:
-    """What comes of work that belongs to a handshake and may take long, done where handshakes are computed."""
+    """The result of slow work that belongs to a handshake, done in the threads where handshakes are computed."""
     return await asyncio.get_running_loop().run_in_executor(_threads, work)
 
 
 async def shake_hands(poller: Poller, sock: socket.SocketType, tls: TlsSocket) -> None:
-    """Go through the handshake of `tls`, which speaks on `sock`; nobody else watches that. Raises OSError, SSLError.
+    """Go through the handshake of `tls` on `sock`, which nothing else may watch. Raises OSError, SSLError.
 
-    To whom it fails for, OpenSSL tells why, as far as the kernel takes it at once.
+    When it fails, OpenSSL's alert with the reason is sent to the peer, as far as the kernel takes it at once.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -48,7 +49,7 @@ async def shake_hands(poller: Poller, sock: socket.SocketType, tls: TlsSocket) -
     except ssl.SSLError:
         with contextlib.suppress(OSError):
             tls.flush()
-            sock.recv(_UNREAD_BYTES)  # else closing would reset the connection, and the peer never learn why
+            sock.recv(_UNREAD_BYTES)  # otherwise closing would reset the connection, and the alert could be lost
         raise
 
 

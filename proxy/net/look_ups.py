@@ -1,4 +1,4 @@
-"""Addresses of host names. Each name has a thread of its own while it is looked up: a slow one delays no other."""
+"""The addresses of host names. Each look-up has its own thread, so that a slow one delays no other."""
 
 import asyncio
 import contextlib
@@ -14,24 +14,24 @@ from common.bounded import Bounded
 Result = TypeVar("Result")
 
 Found: TypeAlias = tuple[int, tuple[Any, ...]]
-"""An address family, and the address as sockets of it take it, its port included."""
+"""An address family, and the address with its port as sockets of that family take it."""
 
 LookUp: TypeAlias = Callable[[str], Awaitable[Sequence[Found]]]
-"""All addresses of a host, with port 0. Raises OSError if it has none."""
+"""Returns all addresses of a host, with port 0. Raises OSError if it has none."""
 
 _FRESH_US = 5_000_000
 _KEPT_US = 300_000_000
-"""How long a response serves while there is no other."""
+"""How long a response is used while there is no newer one."""
 _LONGEST_WAIT_S = 1.0
-"""So long the next response is waited for where there is an older one."""
+"""How long the next response is waited for if there is an older one."""
 _MOST_AT_ONCE = 128
 _MOST_KEPT = 10_000
 MOST_TRIED = 8
-"""Of the addresses of one name."""
+"""How many addresses of one name are tried."""
 
 
 async def in_daemon_thread(work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises, from a thread that holds up no stop of this process."""
+    """What `work` returns or raises, from a thread that does not delay the end of this process."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Result] = loop.create_future()
 
@@ -45,7 +45,7 @@ async def in_daemon_thread(work: Callable[[], Result]) -> Result:
             result = work()
         except Exception as raised:
             error = raised
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nothing waits for the result any more
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, daemon=True).start()
@@ -53,7 +53,10 @@ async def in_daemon_thread(work: Callable[[], Result]) -> Result:
 
 
 async def look_up(host: str) -> Sequence[Found]:
-    """What the system's resolver says; the families take turns. An address needs no thread. Raises OSError."""
+    """The addresses from the system's resolver; address families alternate. Raises OSError.
+
+    An IP address in place of a name needs no thread.
+    """
     try:
         found = _asked(host, socket.AI_NUMERICHOST)
     except socket.gaierror:
@@ -62,7 +65,7 @@ async def look_up(host: str) -> Sequence[Found]:
 
 
 def _asked(host: str, flags: int) -> Sequence[Found]:
-    if "\0" in host:  # whatever follows would not be looked at
+    if "\0" in host:  # the resolver would not see what follows
         raise OSError(None, "there is a zero byte in the name")
     try:
         found = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
@@ -72,7 +75,7 @@ def _asked(host: str, flags: int) -> Sequence[Found]:
 
 
 def _in_turn(found: Sequence[Found]) -> list[Found]:
-    """The same addresses, one of the first one's family, one of the other, and so on (RFC 8305, section 4)."""
+    """The same addresses, alternating between the family of the first one and the other (RFC 8305, section 4)."""
     ours = [each for each in found if each[0] == found[0][0]]
     others = [each for each in found if each[0] != found[0][0]]
     return [each for each in chain.from_iterable(zip_longest(ours, others)) if each is not None]
@@ -85,26 +88,26 @@ def at_port(found: Found, port: int) -> Found:
 
 
 class LookUps:
-    """Looks names up, each once at a time, and remembers the responses for a moment.
+    """Looks up names, each once at a time, and caches the responses for a moment.
 
-    A response that is older serves for five minutes where none comes, or none within a second.
+    An older response is used for five minutes if a look-up fails, or takes longer than a second.
     """
 
     def __init__(self, now_us: Callable[[], int], look_up: LookUp = look_up) -> None:
         self._now_us = now_us
         self._look_up = look_up
         self._known: Bounded[str, tuple[Sequence[Found], int]] = Bounded(_MOST_KEPT)
-        """The last responses, and when they came."""
+        """The latest response for each host, and when it came."""
         self._asked: dict[str, asyncio.Task[Sequence[Found] | OSError]] = {}
         self._free = asyncio.Semaphore(_MOST_AT_ONCE)
 
     def fresh(self, host: str) -> Sequence[Found]:
-        """What came a moment ago; nothing if that is longer ago."""
+        """The addresses of a host that are still fresh; none if the response is older."""
         found, came_us = self._known.get(host, ((), 0))
         return found if self._now_us() - came_us < _FRESH_US else ()
 
     def penalty(self, host: str) -> None:
-        """What is known of a name did not work: it is looked up again before it serves."""
+        """Note that the known addresses of a host did not work: it is looked up again before they are used."""
         if host in self._known:
             found, came_us = self._known[host]
             self._known[host] = found, min(came_us, self._now_us() - _FRESH_US)

@@ -1,10 +1,10 @@
 """One epoll set for all sockets that carry Kafka, served within the event loop.
 
-uvloop sees a single descriptor, the set itself: whatever is ready is then handled in one sweep, without a handle, a
-callback and a buffer of the loop's own for each socket.
+uvloop sees a single descriptor, the set itself. All sockets that are ready are handled in one sweep, so the loop needs
+no handle, callback and buffer for each socket.
 
-What a sweep has to write goes out in batches. Each write may have to wake a process that sleeps, which costs more than
-the write; where many follow at once, the first one wakes whoever waits for the others, too.
+What a sweep writes goes out in batches. Each write may have to wake a sleeping process, which costs more than the write
+itself; when many writes follow each other, the first one also wakes the processes that wait for the others.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ _SWEEP = 256
 
 
 _BATCH = 32
-"""After so many sockets what is to be written goes out: nobody waits for his response until a long sweep is over."""
+"""After so many sockets of a sweep the pending writes go out, so that no response waits for the end of a long one."""
 
 _MOST_AT_END = 64
-"""So many sockets that are to be closed may wait for that: less than there are descriptors to spare."""
+"""How many sockets may wait to be closed: fewer than there are spare descriptors."""
 
 _NONE = -1
 
 
 class Poller:
-    """Calls back with the epoll events of a descriptor, level-triggered."""
+    """Calls back with the epoll events of each descriptor, level-triggered."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
@@ -39,7 +39,7 @@ class Poller:
         self._soon: deque[Callable[[], object]] = deque()
         self._at_end: deque[Callable[[], object]] = deque()
         self.sweeps = False
-        """Whether it is calling back now."""
+        """Whether a sweep is under way."""
         asyncio.get_running_loop().add_reader(self._epoll.fileno(), self._serve)
 
     def add(self, fd: int, events: int, on_ready: Callable[[int], None]) -> None:
@@ -52,16 +52,16 @@ class Poller:
         self._handlers[fd] = on_ready
 
     def change(self, fd: int, events: int) -> None:
-        """Watch for these events from now on."""
+        """Watch a descriptor for these events from now on."""
         self._epoll.modify(fd, events)
 
     def remove(self, fd: int) -> None:
-        """Watch a descriptor no longer."""
+        """Stop watching a descriptor."""
         del self._handlers[fd]
         self._epoll.unregister(fd)
 
     def hand_on(self, sock: SocketType, receive: Callable[[SocketType], object]) -> None:
-        """The same for a socket that `receive` closes, or adds anew: that is one call less."""
+        """Stop watching a socket and give it to `receive`, which closes it or adds it again: this is one call less."""
         fd = sock.fileno()
         del self._handlers[fd]
         self._handed_on = fd
@@ -71,13 +71,14 @@ class Poller:
             self._handed_on = _NONE
 
     def forget(self, fd: int) -> None:
-        """The same for a descriptor that is closed next: the kernel then drops it by itself."""
+        """Stop watching a descriptor that is closed next: the kernel then removes it from the set by itself."""
         del self._handlers[fd]
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have something done when the batch is over, or soon if nothing is swept now.
+        """Make a call when the batch is over, or soon if there is no sweep.
 
-        What it raises goes to the loop's exception handler: others, too, wait for the end of the batch.
+        An exception of the call goes to the loop's exception handler, because other calls also wait for the end of the
+        batch.
         """
         if self.sweeps:
             self._soon.append(call)
@@ -85,9 +86,9 @@ class Poller:
             asyncio.get_running_loop().call_soon(call)
 
     def at_end(self, call: Callable[[], object]) -> None:
-        """The same when the sweep is over, or now if there is none, or if many wait for that.
+        """Make a call when the sweep is over; at once if there is no sweep, or if many calls wait already.
 
-        A socket that is closed then keeps its number as long as the sweep may come upon it.
+        A socket that is closed then keeps its number as long as the sweep may still come to it.
         """
         if self.sweeps and len(self._at_end) < _MOST_AT_END:
             self._at_end.append(call)
@@ -95,11 +96,11 @@ class Poller:
             call()
 
     async def writable(self, fd: int) -> None:
-        """Wait until a descriptor that nobody watches takes bytes, or has failed."""
+        """Wait until a descriptor that nothing else watches takes bytes, or has failed."""
         await self.ready(fd, WRITABLE)
 
     async def ready(self, fd: int, events: int) -> None:
-        """Wait for one of these events on a descriptor that nobody watches, or until it has failed."""
+        """Wait for one of these events on a descriptor that nothing else watches, or until it has failed."""
         came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.add(fd, events, lambda _events: None if came.done() else came.set_result(None))
         try:
@@ -129,7 +130,7 @@ class Poller:
 
 
 def _do_all(calls: deque[Callable[[], object]]) -> None:
-    """One that fails harms nobody else of the sweep."""
+    """Make all calls. One that fails does not affect the others."""
     while calls:
         call = calls.popleft()
         try:

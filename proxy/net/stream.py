@@ -20,27 +20,27 @@ from quotas.byte_caps import Turnstile
 NO_CAPS = Turnstile()
 
 READ_BYTES = 256 * 1024
-"""The most that one read takes."""
+"""How many bytes one read takes at most."""
 
 _BATCHED_BYTES = 8 * 1024
-"""What is larger is written while the processor's caches still have it: that is worth more than fewer wake-ups."""
+"""Larger pieces are written at once, while they are in the processor's caches: that saves more than fewer wake-ups."""
 
 _PIECES_AT_ONCE = 64
-"""Of buffered pieces; the kernel takes 1,024 (IOV_MAX)."""
+"""How many buffered pieces are written in one call; the kernel takes 1,024 (IOV_MAX)."""
 
 _IOV_MAX = 1024
 _SIOCOUTQ = 0x5411
-"""Of <linux/sockios.h>: how many bytes the peer has not acknowledged."""
+"""From <linux/sockios.h>: how many bytes the peer has not acknowledged."""
 
 _NOTHING: deque[bytes | memoryview] = deque(maxlen=0)
-"""In place of what a stream has not sent, for the many that never have to wait: an empty deque takes 600 bytes."""
+"""The empty buffer that all streams share until they have to wait, as most never do: an empty deque takes 600 bytes."""
 
 _read_buffer = memoryview(bytearray(READ_BYTES))
-"""One for all: it is filled and emptied within one callback."""
+"""One buffer for all streams: it is filled and emptied within one callback."""
 
 
 class StreamListener(Protocol):
-    """Who is told what happens on a stream."""
+    """Gets a call for each event of a stream."""
 
     def bytes_came(self, side: Side, data: bytes) -> None:
         """Bytes were read."""
@@ -49,24 +49,24 @@ class StreamListener(Protocol):
         """The peer will send no more."""
 
     def lost(self, side: Side, error: Exception | None) -> None:
-        """The socket is closed: by a fault, or because `close` or `abort` has been called."""
+        """The socket is closed: after an error, or because `close` or `abort` was called."""
 
     def writing_paused(self, side: Side) -> None:
-        """More is buffered than should be."""
+        """More bytes are buffered than `high_water_bytes`."""
 
     def writing_resumed(self, side: Side) -> None:
-        """There is room again."""
+        """The buffer has room again."""
 
     def read_bytes(self) -> int:
-        """How much the next read of the client may take."""
+        """How many bytes the next read of the client may take."""
 
     def reading_waits(self, side: Side) -> None:
-        """There is something to read, but a cap has it wait."""
+        """There is something to read, but a byte cap makes it wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamSettings:
-    """What streams of one side have in common. What they read goes through `turnstile`, which counts in `now_ms`."""
+    """What streams of one side have in common. Their reads pass `turnstile`, which counts in `now_ms`."""
 
     poller: Poller
     side: Side
@@ -76,9 +76,10 @@ class StreamSettings:
 
 
 class Stream:
-    """Reads when there is something; writes what the kernel takes, small things in batches, the rest as it takes more.
+    """Reads when bytes are here; writes small pieces in batches, and the rest as the kernel takes more.
 
-    A fault while writing is kept quiet until reading has come to its end: what the peer has sent before is delivered.
+    An error while writing is not reported until reading has come to its end, so that what the peer sent before is
+    delivered.
     """
 
     def __init__(self, settings: StreamSettings, sock: AnySocket, owner: StreamListener) -> None:
@@ -95,13 +96,13 @@ class Stream:
         self._reading = True
         self._ended = False
         self._to_send: list[bytes | memoryview] = []
-        """What goes out when the poller's batch is over."""
+        """Pieces that go out when the poller's batch is over."""
         self._unsent = _NOTHING
         self._unsent_bytes = 0
         self.written_late_bytes = 0
-        """What the kernel did not take at once and has taken since."""
+        """Bytes that the kernel did not take at once and has taken since."""
         self.lost_bytes = 0
-        """What was to be written and never will be."""
+        """Bytes that were to be written and never will be."""
         self._write_paused = False
         self._fault: OSError | None = None
         self._closing = False
@@ -111,12 +112,12 @@ class Stream:
 
     @property
     def unsent_bytes(self) -> int:
-        """What the kernel has not taken yet."""
+        """How many bytes the kernel has not taken yet."""
         return self._unsent_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """Changes whenever the peer's system takes something of what had to wait; asks the kernel."""
+        """A number that changes whenever the peer's system takes bytes that had to wait; asks the kernel."""
         if self._closed:
             return self.written_late_bytes
         in_kernel = int.from_bytes(ioctl(self._fd, _SIOCOUTQ, bytes(4)), sys.byteorder)
@@ -125,11 +126,11 @@ class Stream:
     # ----------------------------------------------------------------- reading
 
     def pause_reading(self) -> None:
-        """Leave what comes in the kernel. Epoll is told only if something does come: most pauses are short."""
+        """Leave bytes that come in the kernel. Epoll is changed only when some do come, as most pauses are short."""
         self._reading = False
 
     def resume_reading(self) -> None:
-        """Read again, unless the peer has said that no more will come."""
+        """Read again, unless the peer has ended its side."""
         if not self._ended:
             self._reading = True
             self._watch()
@@ -148,7 +149,7 @@ class Stream:
             self._read(READ_BYTES)
 
     def _ask_for_a_turn(self) -> None:
-        """Read what the caps let through, or wait until they let something through."""
+        """Read as much as the caps allow, or wait until they allow something."""
         turnstile, now_ms = self._turnstile, self._settings.now_ms
         room = turnstile.ask(self, now_ms())
         if room:
@@ -159,7 +160,7 @@ class Stream:
             self._watch()
 
     def turn_came(self, most_bytes: int) -> int:
-        """Read now, at most so much, if that is still wanted; how much it was."""
+        """Read now, at most `most_bytes`, if the stream still reads; return how many bytes were read."""
         self._waits = False
         if self._closed:
             return 0
@@ -168,7 +169,7 @@ class Stream:
         return read
 
     def _read(self, room: int) -> int:
-        """Read once and tell what came; how many bytes it was."""
+        """Read once and report what came; return how many bytes were read."""
         try:
             if self._side is Side.CLIENT:
                 room = min(room, self._owner.read_bytes())
@@ -192,9 +193,10 @@ class Stream:
         return len(data)
 
     def _stop_watching(self, events: int) -> None:
-        """Something came that nobody reads now. A client that is gone is told at once: its place may be needed.
+        """Stop watching for bytes while the stream does not read.
 
-        Of a node, what it sent before it went is still to be delivered.
+        A client that has disconnected is reported at once, because its connection slot may be needed. For a node, the
+        bytes that it sent before must be delivered first.
         """
         if events & ~(READABLE | WRITABLE) and self._side is Side.CLIENT and not self._closed:
             number = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -222,7 +224,7 @@ class Stream:
             self._write(pieces)
 
     def _write_batch(self) -> None:
-        """Write what waits for the end of the batch, if that has not been done since."""
+        """Write what waits for the end of the batch, if it was not written since."""
         if self._to_send:
             pieces, self._to_send = self._to_send, []
             self._write(pieces)
@@ -290,7 +292,9 @@ class Stream:
             self._say_goodbye()
 
     def _give_up_writing(self, error: OSError) -> None:
-        """Reading finds the end soon; where nobody reads, it is told once all actions of this moment are done."""
+        """Write no more. Reading soon finds the end; if the stream does not read, the error is reported after all
+        actions of this moment.
+        """
         self._fault = error
         self._drop_unsent()
         self._watch()
@@ -300,9 +304,10 @@ class Stream:
     # ----------------------------------------------------------------- closing
 
     def close(self) -> None:
-        """Write out what is buffered and say that no more comes; what the peer still sends is read and dropped.
+        """Write out what is buffered and end the sending side; what the peer still sends is read and dropped.
 
-        Closed with bytes unread, a socket resets the connection, and the peer may lose what it has not read yet.
+        If a socket is closed with unread bytes, the connection is reset, and the peer may lose what it has not read
+        yet.
         """
         if self._closing or self._closed:
             return
@@ -313,7 +318,7 @@ class Stream:
             self._say_goodbye()
 
     def hang_up(self) -> None:
-        """The same for a peer that has answered everything: it sends no more, so that nothing need be waited for."""
+        """Close at once, if nothing is buffered: the peer has sent all its responses, and nothing more will come."""
         if self._to_send:
             self._write_batch()
         if self._unsent or self._closing:
@@ -325,12 +330,12 @@ class Stream:
         if self._ended or self._fault is not None:
             self._end(None)
             return
-        with contextlib.suppress(OSError):  # the peer is gone: reading tells
+        with contextlib.suppress(OSError):  # the peer is gone: reading finds that
             self._socket.shutdown(socket.SHUT_WR)
         self.resume_reading()
 
     def abort(self) -> None:
-        """Close now; what is buffered is lost."""
+        """Close now; buffered bytes are lost."""
         self._end(None)
 
     def _end(self, error: Exception | None) -> None:
@@ -353,7 +358,7 @@ class Stream:
         self._unsent_bytes = 0
 
     def _watch(self) -> None:
-        """Have epoll tell what is wanted now. That a client is gone it tells always."""
+        """Have epoll report the events that matter now. It always reports that a client has disconnected."""
         if self._closed:
             return
         wanted = self._wanted()

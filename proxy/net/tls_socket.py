@@ -1,4 +1,4 @@
-"""A TCP socket that speaks TLS, to be read and written like one that does not."""
+"""A TCP socket with TLS, which is read and written like one without."""
 
 import contextlib
 import socket
@@ -6,26 +6,26 @@ import ssl
 from collections.abc import Iterator, Sequence
 
 _MOST_AT_ONCE = 64 * 1024
-"""Of bytes that go through OpenSSL's buffers in one piece: a connection keeps two as large as the largest that came."""
+"""How many bytes pass OpenSSL's buffers in one piece. A connection's two buffers grow to the largest piece so far."""
 
 _LEAST_READ = 16 * 1024 + 1024
-"""A record and more, however little of it is wanted now."""
+"""The least that is read from the kernel, even if fewer bytes are needed now: one record and more."""
 
 _ciphertext = memoryview(bytearray(_MOST_AT_ONCE))
-"""One for all, on the event loop's thread: it is filled and emptied within one call."""
+"""One buffer for all sockets, on the event loop's thread: it is filled and emptied within one call."""
 
 
 class TlsSocket:
-    """Has those of a socket's methods that a stream needs: they never wait, but raise BlockingIOError.
+    """Has the methods of a socket that a stream needs. They never wait, but raise BlockingIOError.
 
     The handshake may be computed on another thread, one step at a time: it does not touch the socket.
 
-    Beyond a socket: what was taken from the kernel can be `pending`, epoll does not tell of it; and what a `send` has
-    taken can be `unsent`, until `flush` has found room for it in the kernel.
+    Two things differ from a plain socket. Bytes that were taken from the kernel may be `pending`, and epoll does not
+    report them. Bytes that a `send` has taken may be unsent until `flush` has found room for them in the kernel.
     """
 
     def __init__(self, sock: socket.SocketType, context: ssl.SSLContext, server_hostname: str | None = None) -> None:
-        """As the client's end if there is a `server_hostname`, whose certificate is then wanted."""
+        """With a `server_hostname` it is the client's end, and the server's certificate must be for that name."""
         self._socket = sock
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
@@ -42,13 +42,13 @@ class TlsSocket:
     # --------------------------------------------------------------- handshake
 
     def receive(self) -> None:
-        """Take what the kernel has; BlockingIOError if that is nothing."""
+        """Take what the kernel has. Raises BlockingIOError if it has nothing."""
         if not self._take(_LEAST_READ):
             self._incoming.write_eof()
         self.pending = True
 
     def step(self) -> bool:
-        """Go on with the handshake as far as the bytes allow; True when it is done. Raises SSLError."""
+        """Continue the handshake as far as the bytes allow; True when it is done. Raises SSLError."""
         try:
             self.tls.do_handshake()
         except ssl.SSLWantReadError:
@@ -58,14 +58,14 @@ class TlsSocket:
     # ----------------------------------------------------------------- reading
 
     def recv_into(self, buffer: memoryview, size: int) -> int:
-        """At least one byte and at most `size`; 0 when the peer has ended, with a goodbye or without."""
-        if self._said_goodbye:  # what comes now is dropped: it need not be understood
+        """Read at least one byte and at most `size`; 0 when the peer has ended, with a TLS close_notify or without."""
+        if self._said_goodbye:  # what comes now is dropped, so it need not be decrypted
             return self._socket.recv_into(buffer, size)
         if self.pending and (got := self._decrypted_into(buffer, size)):
             return got
         while not self._ended:
-            # An end without a goodbye is kept from OpenSSL, which would encrypt nothing more: the peer may still read.
-            # No frame that is cut short passes for a whole one, as each says how long it is.
+            # OpenSSL does not learn of an end without close_notify: it would then encrypt nothing more, although the
+            # peer may still read. A frame that is cut short is noticed in any case, as each begins with its length.
             self._ended = not self._take(max(size, _LEAST_READ))
             if got := self._decrypted_into(buffer, size):
                 return got
@@ -80,7 +80,7 @@ class TlsSocket:
         return taken > 0
 
     def _decrypted_into(self, buffer: memoryview, size: int) -> int:
-        """What there is, record by record; a fault behind it is told when there is nothing more before it."""
+        """Decrypt what is here, record by record. An error is raised only after the bytes before it were returned."""
         if self._error is not None:
             raise self._error
         got = 0
@@ -98,7 +98,7 @@ class TlsSocket:
             self._ended = True
         except ssl.SSLError as error:
             self._error = error
-        with contextlib.suppress(OSError):  # answers to a change of keys, alerts; reading finds a peer that is gone
+        with contextlib.suppress(OSError):  # responses to a key update, alerts; reading notices if the peer is gone
             self.flush()
         if self._error is not None and not got:
             raise self._error
@@ -108,9 +108,9 @@ class TlsSocket:
     # ----------------------------------------------------------------- writing
 
     def send(self, piece: bytes | memoryview) -> int:
-        """Encrypt and send until the kernel is full; how many plain bytes that took.
+        """Encrypt and send until the kernel is full; return how many plain bytes that took.
 
-        BlockingIOError while something of before is unsent.
+        Raises BlockingIOError while bytes of an earlier call are unsent.
         """
         if not self.flush():
             raise BlockingIOError
@@ -128,7 +128,7 @@ class TlsSocket:
         return taken
 
     def sendmsg(self, pieces: Sequence[bytes | memoryview]) -> int:
-        """The same for pieces; small ones become records together."""
+        """As `send`, for several pieces; small ones are joined into records."""
         taken = 0
         for joined in _joined(pieces):
             taken += self.send(joined)
@@ -138,11 +138,11 @@ class TlsSocket:
 
     @property
     def unsent_bytes(self) -> int:
-        """How much the kernel has not taken yet of what was sent, encrypted."""
+        """How many encrypted bytes the kernel has not taken yet."""
         return len(self._unsent) + self._outgoing.pending
 
     def flush(self) -> bool:
-        """Give the kernel what is encrypted; False if it does not take all."""
+        """Give the kernel the encrypted bytes; False if it does not take all."""
         while self._unsent or self._outgoing.pending:
             rest = self._unsent or self._outgoing.read()
             try:
@@ -157,28 +157,28 @@ class TlsSocket:
     # ----------------------------------------------------------------- closing
 
     def say_goodbye(self) -> bool:
-        """Tell the peer that no more comes; False if the kernel does not take all yet."""
+        """Send close_notify to the peer; False if the kernel does not take all yet."""
         if not self._said_goodbye:
             self._said_goodbye = True
             self.pending = False
-            with contextlib.suppress(ssl.SSLError, ValueError):  # the peer's own goodbye is not waited for
+            with contextlib.suppress(ssl.SSLError, ValueError):  # the peer's close_notify is not waited for
                 self.tls.unwrap()
         return self.flush()
 
     def shutdown(self, how: int) -> None:
-        """Of the TCP socket."""
+        """Shut down the TCP socket, without close_notify."""
         self._socket.shutdown(how)
 
     def close(self) -> None:
-        """Of the TCP socket."""
+        """Close the TCP socket."""
         self._socket.close()
 
     def fileno(self) -> int:
-        """Of the TCP socket."""
+        """The descriptor of the TCP socket."""
         return self._socket.fileno()
 
     def getsockopt(self, level: int, name: int) -> int:
-        """Of the TCP socket."""
+        """An option of the TCP socket."""
         return self._socket.getsockopt(level, name)
 
 
@@ -203,11 +203,11 @@ AnySocket = socket.SocketType | TlsSocket
 
 
 _PEM_LIB = 524297
-"""All that OpenSSL tells of a key that it cannot decrypt."""
+"""The only information that OpenSSL gives about a key that it cannot decrypt."""
 
 
 def why_tls_failed(error: ssl.SSLError) -> str:
-    """What OpenSSL says, without where in its source."""
+    """OpenSSL's message, without the place in its source."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return error.verify_message
     reason: str | None = getattr(error, "reason", None)

@@ -1,4 +1,4 @@
-"""A stream over TLS: what a `TlsSocket` holds back in either direction is not forgotten."""
+"""A stream over TLS, which also handles the bytes that a `TlsSocket` still has in either direction."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from proxy.net.tls_socket import TlsSocket
 
 
 class TlsStream(Stream):
-    """Reads on while something is pending that epoll does not tell of, and flushes what is encrypted."""
+    """Reads on while bytes are pending that epoll does not report, and flushes encrypted bytes."""
 
     def __init__(self, settings: StreamSettings, sock: TlsSocket, owner: StreamListener) -> None:
-        """The handshake is done."""
+        """The handshake of `sock` is done."""
         self._tls = sock
         self._looks_again = False
         super().__init__(settings, sock, owner)
@@ -21,21 +21,21 @@ class TlsStream(Stream):
 
     @property
     def unsent_bytes(self) -> int:
-        """What the kernel has not taken yet, encrypted or not."""
+        """How many bytes the kernel has not taken yet, encrypted or not."""
         return self._unsent_bytes + self._tls.unsent_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """Changes whenever the peer's system takes something of what had to wait, encrypted or not."""
+        """A number that changes whenever the peer's system takes bytes that had to wait, encrypted or not."""
         return super().taken_bytes - self._tls.unsent_bytes
 
     def resume_reading(self) -> None:
-        """Read again, what is pending before what comes."""
+        """Read again, pending bytes first."""
         super().resume_reading()
         self._look_again()
 
     def turn_came(self, most_bytes: int) -> int:
-        """Read now, at most so much, if that is still wanted; how much it was."""
+        """Read now, at most `most_bytes`, if the stream still reads; return how many bytes were read."""
         read = super().turn_came(most_bytes)
         self._look_again()
         return read
@@ -61,7 +61,7 @@ class TlsStream(Stream):
         return self._tls.pending and self._reading and not self._waits and not self._closed
 
     def _wanted(self) -> int:
-        unsent = self._fault is None and self._tls.unsent_bytes  # after a fault it stays so for ever
+        unsent = self._fault is None and self._tls.unsent_bytes  # after an error they are never sent
         return super()._wanted() | (WRITABLE if unsent else 0)
 
     def _write(self, pieces: Sequence[bytes | memoryview]) -> None:
@@ -79,7 +79,7 @@ class TlsStream(Stream):
             super()._flush()
 
     def hang_up(self) -> None:
-        """A goodbye is owed to every peer."""
+        """Every peer must get a close_notify, so this is the same as `close`."""
         self.close()
 
     def _say_goodbye(self) -> None:

@@ -1,4 +1,4 @@
-"""Work that takes long, done on the event loop in turns with everything else."""
+"""Long work, done on the event loop in steps that take turns with everything else."""
 
 import asyncio
 from collections.abc import Generator
@@ -8,14 +8,14 @@ from weakref import WeakKeyDictionary
 Result = TypeVar("Result")
 
 _lines: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
-"""Where all such work of an event loop waits for its next step."""
+"""The lock of each event loop, at which all long work waits for its next step."""
 
 
 async def finish_in_turns(steps: Generator[None, None, Result]) -> Result:
-    """Take all steps, the event loop's other work between any two of them; what they return.
+    """Take all steps, with the event loop's other work between any two of them; return the result.
 
-    However much is under way, one step is taken between two turns of the loop: of a hundred clients that each have
-    something decided, everybody else feels no more than of one.
+    One step at most is taken between two turns of the loop, however much long work there is. So a hundred clients that
+    wait for long decisions delay other clients no more than one does.
     """
     line = _lines.setdefault(asyncio.get_running_loop(), asyncio.Lock())
     while True:

@@ -1,1 +1,1 @@
-"""One client connection with its upstream connection, as a pure machine: bytes and times in, actions out."""
+"""One client connection with its upstream connection, as a pure state machine: bytes and times in, actions out."""

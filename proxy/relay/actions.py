@@ -1,4 +1,4 @@
-"""What goes into a relay and what comes out: plain data, so that a relay of another make can take its place."""
+"""The inputs and outputs of a relay: plain data, so that another implementation of the relay can take its place."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,7 @@ OWN_REQUEST_ID: Final = -0x6B74
 
 
 class CloseReason(QuickEnum):
-    """Why a connection ended; log line and metric label use the value."""
+    """Why a connection ended. The log line and the metric label have the value."""
 
     CLIENT_CLOSED = "client_closed"
     CLIENT_LOST = "client_lost"
@@ -73,17 +73,18 @@ class CloseReason(QuickEnum):
 
 
 class DecisionKind(QuickEnum):
-    """What somebody else must decide.
+    """What a relay needs a decision about.
 
-    ADDRESSES, API_VERSIONS: `frame` is a response, or the first MAX_HEAD_BYTES of it; the decision carries splices, or
-    says how many more bytes it takes.
-    QUOTA_API: `frame` is a whole request to describe or alter quotas; the decision carries the response.
-    MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole response to one;
-    it is empty where a request that was charged never went to the node. The decision carries what is to be enquired
-    first, or splices or a response and what that costs the client.
-    SCRAM_CREDENTIALS: `frame` is a whole request to describe SCRAM credentials, or the whole response to one.
-    SASL: `frame` is a whole frame of an authentication, or is empty: a request comes behind an exchange whose end the
-    node did not tell. The decision says where the exchange stands, or what is to be enquired first.
+    - ADDRESSES, API_VERSIONS: `frame` is a response, or its first MAX_HEAD_BYTES, or as much of it as an earlier
+      decision needed (`more`). The decision carries splices, or how much of the response it needs.
+    - QUOTA_API: `frame` is a whole request to describe or alter quotas; the decision carries the response.
+    - MUTATION: `frame` is a whole request to create or delete topics or to add partitions, or the whole response to
+      one. It is empty when a request that was charged was never sent to the node. The decision carries requests that
+      the proxy must send first, or splices or a response, and how long the client is muted.
+    - SCRAM_CREDENTIALS: `frame` is a whole request to describe SCRAM credentials, or the whole response to one.
+    - SASL: `frame` is a whole frame of an authentication. It is empty when a request follows an exchange and the node
+      has not shown that the exchange is over. The decision carries the state of the exchange, or requests that the
+      proxy must send first.
     """
 
     ADDRESSES = "addresses"
@@ -95,12 +96,17 @@ class DecisionKind(QuickEnum):
 
 
 class Exchange(Enum):
-    """Where a SASL exchange stands, as far as it matters to a relay.
+    """The state of a SASL exchange, as far as it matters to a relay.
 
-    BEGUN: requests follow that hold tokens. TOKENS: bare tokens follow, each is answered by one. OPAQUE_TOKENS: so they
-    do, but the last may get no response. ONGOING: a token was answered. UNPROVEN: it was, and perhaps was the last; as
-    behind opaque tokens, a request of our own that is answered shows that it was. SUCCEEDED: the client is who it is
-    said to be by now. FAILED: it is not. OUT_OF_PLACE: the node sees no reason for an authentication now.
+    - BEGUN: requests follow that hold tokens.
+    - TOKENS: bare tokens follow, and each has a response.
+    - OPAQUE_TOKENS: bare tokens follow, and the last one may have no response.
+    - ONGOING: a token had its response, and the exchange is not over.
+    - UNPROVEN: a token had its response, and that may have been the last one. Here, and after opaque tokens, the node
+      shows that the exchange has succeeded when it responds to a request of the proxy.
+    - SUCCEEDED: the node has accepted the client.
+    - FAILED: the node has refused the client.
+    - OUT_OF_PLACE: the node does not expect an authentication now.
     """
 
     BEGUN = "begun"
@@ -123,12 +129,12 @@ class Send:
 
 @dataclass(slots=True)
 class DecisionRequest:
-    """Have somebody decide; that direction waits until `on_verdict(ticket, ...)`, the other goes on.
+    """Ask for a decision. The direction that it is about waits until `on_decision(ticket, ...)`; the other one goes on.
 
-    The decision is given after all actions of the same list have been carried out, or later. About a request,
-    `client_id` is the raw one of its header, its body begins at `body_at` in `frame`, and `own_responses` are the
-    responses to what an earlier decision wanted to know. About a response, `note` is what the decision on its request
-    noted.
+    The decision is given after all actions of the same list have been carried out, or later. For a request, `client_id`
+    is the raw client id of its header, its body begins at `body_at` in `frame`, and `own_responses` are the responses
+    to the requests that an earlier decision had the proxy send. For a response, `note` is what the decision about its
+    request noted.
     """
 
     ticket: int
@@ -144,12 +150,12 @@ class DecisionRequest:
 
     @property
     def settles(self) -> bool:
-        """Whether it corrects what was charged: this is decided although nobody waits for the decision any more."""
+        """Whether the decision corrects what was charged. It is made even if the connection no longer waits for it."""
         return self.kind is DecisionKind.MUTATION and self.side is Side.NODE
 
     @property
     def only_tells(self) -> bool:
-        """Whether nothing comes of it but the decision: it need not be decided any more where nobody waits for that."""
+        """Whether the decision has no side effect that matters: it can be skipped when nothing waits for it."""
         return self.kind is DecisionKind.ADDRESSES or self.api_key == DESCRIBE_CLIENT_QUOTAS
 
 
@@ -169,21 +175,21 @@ class Resume:
 
 @dataclass(slots=True)
 class WakeAt:
-    """Call `on_time` at this monotonic time; takes the place of an earlier wish."""
+    """Call `on_time` at this monotonic time. It replaces an earlier WakeAt."""
 
     at_ms: int
 
 
 @dataclass(slots=True, frozen=True)
 class OpenUpstream:
-    """Connect to the node of this relay; `on_writable(NODE)` says that it stands."""
+    """Connect to the node of this relay; `on_writable(NODE)` reports that the connection is there."""
 
 
 @dataclass(slots=True)
 class Throttled:
-    """Tells that the client is muted: by which quota (None: the node's own throttle), for how long from now.
+    """Reports that the client is muted from now for `throttle_time_ms`, by which quota (None: the node's own throttle).
 
-    `client_id` is the raw one of the request that was too much.
+    `client_id` is the raw client id of the request that exceeded the quota.
     """
 
     quota_type: QuotaType | None
@@ -193,9 +199,9 @@ class Throttled:
 
 @dataclass(slots=True)
 class Close:
-    """Write out what was sent to either side, then close both. The relay sends nothing more.
+    """Write out what was sent to both sides, then close both. The relay sends nothing more.
 
-    While the relay is `unsettled` the node is read on, and its bytes are given to the relay.
+    While the relay is `unsettled` the node is still read, and its bytes are given to the relay.
     """
 
     reason: CloseReason
@@ -204,7 +210,7 @@ class Close:
 
 @dataclass(slots=True, frozen=True)
 class HangUp:
-    """Behind a Close: nothing more is wanted of the node."""
+    """Comes after a Close: the connection to the node is no longer needed."""
 
 
 Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | Throttled | Close | HangUp
@@ -212,17 +218,19 @@ Action = Send | DecisionRequest | Pause | Resume | WakeAt | OpenUpstream | Throt
 
 @dataclass(slots=True)
 class Decision:
-    """The response to a DecisionRequest: forward (with splices in the frame's own offsets), answer, or close.
+    """The result of a DecisionRequest: forward the frame, respond to the request, or close the connection.
 
-    `throttle_at` is where the throttle time stands in the response that was asked about, -1 if it has none. `response`
-    is the whole frame that answers the request that was asked about; it goes out when its turn comes.
-
-    `own_requests` are requests of the proxy's own, to be sent to the node first; their responses come with the same
-    DecisionRequest again. With a `note` the response to the request is asked about, too. `throttle_time_ms` is for how
-    long from now the client is muted for its controller mutations, `refused` how many of them were. `exchange` is about
-    SASL.
-    `rest` walks on through what follows in a response, and finds what is led by nodes that clients are not told of.
-    `more`: so many bytes of the response must be here, then it is asked about again.
+    - `splices`: the changes to the frame that is forwarded, in its own offsets.
+    - `throttle_at`: where the throttle time is in the response that the decision is about; -1 if it has none.
+    - `response`: the whole response to the request that the decision is about. It goes out when its turn comes.
+    - `own_requests`: requests of the proxy that must be sent to the node first. The same DecisionRequest then comes
+      again with their responses.
+    - `note`: if there is one, the response to the request needs a decision, too, and the note comes with it.
+    - `throttle_time_ms`: how long from now the client is muted for its controller mutations.
+    - `refused`: how many controller mutations were refused.
+    - `exchange`: the state of the SASL exchange.
+    - `rest`: continues the walk over a response to Metadata, and finds partitions whose leader was left out.
+    - `more`: how many bytes of the response must be here before the decision is asked for again.
     """
 
     splices: tuple[Splice, ...] = ()
@@ -240,7 +248,7 @@ class Decision:
 
 @dataclass(slots=True, frozen=True)
 class QuotaAlteration:
-    """What must be written before a DecisionRequest is answered; `reply` makes the Decision of what came of it."""
+    """The quotas to write before a DecisionRequest has its Decision; `reply` makes it from the results of writing."""
 
     alterations: tuple[Alteration, ...]
     client_id: str
@@ -249,22 +257,25 @@ class QuotaAlteration:
 
 @dataclass(slots=True, frozen=True)
 class SlowDecision:
-    """A decision that takes long: steps of a few ms, that yield in between and return what is decided."""
+    """A decision that takes long: `steps` of a few ms, which yield in between and return the result."""
 
     steps: Generator[None, None, Decision | QuotaAlteration]
 
 
 @dataclass(slots=True, frozen=True)
 class RelayLimits:
-    """Bounds of one relay: frames in bytes, requests whose responses are still to come; and how it throttles.
+    """The limits of one relay, and how it throttles.
 
-    Where more than `max_kept_bytes` are kept for requests in flight (answers of the proxy's own, long client ids, what
-    is noted of mutations), no further one is taken before all of them are answered.
-
-    With `withholds` the response to a Fetch over quota is replaced by an empty one, as by a broker, unless the Fetch
-    was sent before there was a quota; else it goes out and is charged for good. With `delays` answers
-    are held until the mute is over, as by brokers before 2.0; clients that would wait again hear of no throttle time.
-    With `authenticates` the node demands SASL: before a success only what belongs to that may pass, uncharged.
+    - `max_frame_bytes`, `max_response_bytes`: the largest request and response, without length prefix.
+    - `max_in_flight`: how many requests may wait for their responses.
+    - `max_kept_bytes`: if more bytes are stored for requests in flight (responses of the proxy, long client ids, notes
+      about mutations), no further request is taken until all of them have their responses.
+    - `withholds`: the response to a Fetch over quota is replaced by an empty one, as a broker does, unless the Fetch
+      was sent before there was a quota. Otherwise the response goes out and is charged for good.
+    - `delays`: responses are delayed until the mute is over, as brokers before 2.0 do. Clients that would wait again
+      get no throttle time of the proxy.
+    - `authenticates`: the node requires SASL. Before an authentication has succeeded, only what belongs to it may pass,
+      and it is not charged.
     """
 
     max_frame_bytes: int = 104_857_600

@@ -1,4 +1,4 @@
-"""What SASL means to a relay: whether frames are bare tokens, who may send what by now, and what a mute lets pass."""
+"""What SASL means to a relay: which frames are bare tokens, which requests may pass by now, and which pass a mute."""
 
 from struct import Struct
 from typing import Final
@@ -22,16 +22,16 @@ _TOKENS = frozenset({Exchange.TOKENS, Exchange.OPAQUE_TOKENS})
 _MAY_BE_OVER = frozenset({Exchange.OPAQUE_TOKENS, Exchange.UNPROVEN})
 
 _MOST_BEFORE_LOGIN: Final = 100
-"""So many requests may come before a login is through: nobody pays for them."""
+"""How many requests may come before an authentication has succeeded: they are charged to no quota."""
 
 BEHIND_AN_EXCHANGE: Final = b""
-"""The frame of a DecisionRequest: a request comes behind an exchange whose end the node did not tell."""
+"""The frame of a DecisionRequest when a request follows an exchange and the node has not shown that this is over."""
 
 
 class Authentication(ResponseSide):
-    """The part of a request side that knows where the client stands with SASL.
+    """The part of a request side that knows the state of the client's authentication.
 
-    It stands on the response side, not beside it: classes with slots make one line, and a relay has sixty of them.
+    It derives from the response side instead of standing beside it, because only one base class may have slots.
     """
 
     __slots__ = (
@@ -59,18 +59,18 @@ class Authentication(ResponseSide):
         self._client_sensors_by_id: dict[bytes, ClientSensors] = {}
         self._request_ticket = NO_TICKET
         self._exchange: Exchange | None = None
-        """What matters of the last thing that was said about the exchange; None: nothing does."""
+        """The last known state of the exchange, if it still matters; None: it does not."""
         self._bare = False
-        """What comes next of the client is a bare token, unless it ends an opaque exchange."""
+        """The next frame of the client is a bare token, unless it is the request that ends an opaque exchange."""
         self._unproven = limits.authenticates
-        """Nothing but what precedes an authentication may pass."""
+        """The node requires an authentication, and none has succeeded yet: nothing else may pass."""
         self._succeeded = False
         self._refused = False
         self._out_of_place = False
-        """The node answers SASL like any request now: it would be a way around a mute."""
+        """The node treats SASL frames like any request now, so they must not pass a mute."""
 
     def _passes_mute(self, buf: bytes, at: int) -> bool:
-        """Whether what comes next at `at` passes though the client is throttled: the clocks of sessions run on."""
+        """Whether the frame at `at` passes a throttle: SASL does, because a session may end meanwhile (KIP-368)."""
         if self._mute != THROTTLED or self._out_of_place:
             return False
         return self._may_authenticate and (self._bare or buf[at + 4 : at + 6] in _SASL_KEYS)
@@ -81,7 +81,7 @@ class Authentication(ResponseSide):
         return self._unproven or self._succeeded or self._exchange is not None
 
     def _read_next(self, buf: bytes, at: int, end: int) -> Request | None:
-        """The frame at `at` while bare tokens are due: a token, or the request that ends an opaque exchange."""
+        """The frame at `at` when a bare token is expected: a token, or the request that ends an opaque exchange."""
         if end - at < 4 or (
             self._exchange is Exchange.OPAQUE_TOKENS and end - at < min(_HEAD.size, _size(buf, at) + 4)
         ):
@@ -98,14 +98,16 @@ class Authentication(ResponseSide):
         return Request(SASL_TOKEN, size, 0, b"", at + 4, at + 4)
 
     def _sent_sasl(self, request: Request) -> None:
-        """A SASL frame is on its way: what follows waits for its response, but for tokens that may get none."""
+        """After a SASL frame was sent to the node, wait for its response before anything else, unless it may have
+        none.
+        """
         if request.plan is not SASL_TOKEN or self._exchange is not Exchange.OPAQUE_TOKENS:
             self._mute |= AUTHENTICATING
 
     def _passes_uncharged(self, request: Request, after: list[Action]) -> bool | None:
-        """Whether a request that is none of SASL is part of an authentication; None: that is asked first.
+        """Whether a request that is not SASL is part of an authentication; None: a decision must come first.
 
-        Raises Refusal where the node demands an authentication that has not been.
+        Raises Refusal when the node requires an authentication and none has succeeded.
         """
         if self._exchange in _MAY_BE_OVER and not self._succeeded:
             self._ask_whether_proven(after)
@@ -117,13 +119,13 @@ class Authentication(ResponseSide):
         return self._unproven
 
     def _bound_login(self) -> None:
-        """Raises Refusal where more has come than any login needs: nobody pays for it."""
+        """Raise Refusal when more requests have come than any login needs: they are charged to no quota."""
         if self._unproven and self.requests >= _MOST_BEFORE_LOGIN:
             detail = f"{self.requests} requests, and no authentication has succeeded"
             raise Refusal(CloseReason.NOT_AUTHENTICATED, detail)
 
     def _ask_whether_proven(self, after: list[Action]) -> None:
-        """Nothing of the client passes before the node has answered a request of our own: who it is must be known."""
+        """Ask the node, by a request of the proxy, whether the exchange is over; no client request passes before."""
         self._mute |= ASKING
         self._request_ticket = self._next_ticket()
         plan = SASL_TOKEN
@@ -134,15 +136,15 @@ class Authentication(ResponseSide):
         after.append(ask)
 
     def _exempt(self) -> None:
-        """The oldest in flight, whose response is here, is part of an authentication: it is charged to nobody."""
+        """The oldest request in flight, whose response is here, is part of an authentication: charge it to no quota."""
         request = self._in_flight[0]
         self._times.release(request)
         request.client_sensors = None
 
     def _note_exchange(self, exchange: Exchange) -> None:
-        """What a decision has said about the exchange."""
+        """Take up the state of the exchange that a decision has found."""
         if exchange is Exchange.OUT_OF_PLACE and self._exchange in _MAY_BE_OVER and not self._succeeded:
-            return  # it may be out of place because the exchange before was over
+            return  # perhaps it is out of place because the exchange before it was over
         if exchange is Exchange.OUT_OF_PLACE and self._unproven:
             exchange = Exchange.FAILED
         self._refused = exchange is Exchange.FAILED
@@ -165,11 +167,11 @@ class Authentication(ResponseSide):
 
     @property
     def _awaits_proof(self) -> bool:
-        """Whether the node may close instead of telling that it has accepted nobody."""
+        """Whether the node may close the connection instead of reporting that it refuses the client."""
         return self._bare or self._exchange in _MAY_BE_OVER
 
     def _become_unlike(self) -> None:
-        """The next request is to be looked at, however like the one before."""
+        """The next request must be read, even if it is like the one before."""
         raise NotImplementedError
 
 
@@ -178,6 +180,6 @@ def _size(buf: bytes, at: int) -> int:
 
 
 def _begins_request(buf: bytes, at: int) -> bool:
-    """Whether a frame begins as a request of Kafka's: tokens of GSSAPI begin with 0x60 or 0x05."""
+    """Whether a frame begins like a Kafka request. Tokens of GSSAPI begin with 0x60 or 0x05."""
     _, api_key, api_version = _HEAD.unpack_from(buf, at)
     return plan_key(api_key, api_version) in PLANS

@@ -16,14 +16,15 @@ from quotas.entities import QuotaType
 Piece = bytes | memoryview
 
 Bind = Callable[[bytes, int], ClientSensors]
-"""Says which sensors measure a raw client-id, at a time in ms."""
+"""Returns the sensors that measure a raw client-id, at a time in ms."""
 UsageOf = Callable[[bytes], Client]
-"""Says whose use it is that somebody with this raw client-id makes."""
+"""Returns the Client for which the usage under a raw client-id is counted."""
 
 # Why no further request is taken: a set of reasons. Reading goes on until one request head is here, so that a peer
-# that hangs up is noticed. Behind a Fetch with a quota nothing is taken until it is answered: a broker, too, has one
-# request of a connection at a time, and a client that sends a hundred ahead must not have them all delivered. The same
-# holds where a quota of request time has no room for one more beside all that its entity has in flight.
+# that hangs up is noticed. FETCHING: after a Fetch with a quota no request is taken until the Fetch has its response.
+# A broker, too, handles one request of a connection at a time, and a client that sends a hundred Fetches ahead must not
+# get a hundred responses over its quota. NO_ROOM: the quota of request time has no room for one more request beside
+# all that its entity has in flight.
 UNCONNECTED: Final = 1
 THROTTLED: Final = 2
 ASKING: Final = 4
@@ -38,13 +39,13 @@ ENDS_WITH_RESPONSES: Final = IN_FLIGHT_FULL | FETCHING | ASKING_FIRST | AUTHENTI
 NO_TICKET: Final = -1
 
 MAX_CLIENT_IDS: Final = 64
-"""A connection remembers so many client-ids, and what is measured of them."""
+"""How many client-ids a connection remembers, with their sensors and usage."""
 
 _NOBODY: dict[bytes, Client] = {}
 
 
 class Carriage:
-    """The state of a relay that its request side and its response side both work on."""
+    """The state of a relay that its request side and its response side share."""
 
     __slots__ = (
         "_bind",
@@ -91,20 +92,20 @@ class Carriage:
         self._quota_manager = quota_manager
         self._bind = bind
         self._meet = usage_of
-        """None: use is not metered."""
+        """None: usage is not metered."""
         self._clients: dict[bytes, Client] = _NOBODY if usage_of is None else {}
         self._coming: Use | None = None
-        """Of the request that is being sent on."""
+        """The Use of the request that is being sent on."""
         self._going: Use | None = None
-        """Of the response that is being sent on."""
+        """The Use of the response that is being sent on."""
         self._mutes: tuple[tuple[Use, int], ...] = ()
-        """Whose quotas have muted the client for now, and for how many ms."""
+        """The Use of each quota that mutes the client now, and by how many ms it prolonged the mute."""
         self._charge: Callable[[int, float, int], int] = quota_manager.sensors.charge
         self._charge_unthrottled = quota_manager.sensors.charge_unthrottled
         self._shadows = quota_manager.shadow_sensors
         self._times = ServiceTimes(quota_manager)
         self._timed = False
-        """Whether request time is measured of anybody here."""
+        """Whether request time is measured for any client-id of this connection."""
         self._counters = counters
         self._withholds = limits.withholds
         self._delays = limits.delays
@@ -119,7 +120,7 @@ class Carriage:
         self._in_flight: deque[Request] = deque()
         self._waiting = 0
         self._kept_bytes = 0
-        """What is kept for requests in flight, and perhaps for some that are answered since."""
+        """Bytes that are stored for requests in flight, and perhaps for some that have had their responses since."""
         self._own_responses: list[bytes] = []
 
         self.requests = 0
@@ -141,7 +142,7 @@ class Carriage:
             self._mute |= IN_FLIGHT_FULL
 
     def _keep_for(self, request: Request) -> None:
-        """Something is kept for the request that was taken last; if it is too much, all is to be answered first."""
+        """Count the bytes that are stored for the latest request. If they are too many, take no further one for now."""
         self._kept_bytes += request.kept_bytes
         if self._kept_bytes > self._max_kept_bytes:
             self._kept_bytes = sum(one.kept_bytes for one in self._in_flight)
@@ -149,7 +150,7 @@ class Carriage:
                 self._mute |= IN_FLIGHT_FULL
 
     def _no_longer_await(self, request: Request, count: int) -> None:
-        """The oldest `count` of the queue, all of `request`, are answered."""
+        """The oldest `count` requests of the queue, all under `request`, have their responses."""
         self._waiting -= count
         request.waiting_bytes -= request.waiting_bytes * count // request.waiting
         request.waiting -= count
@@ -167,9 +168,10 @@ class Carriage:
         after: list[Action],
         used: float = 0.0,
     ) -> None:
-        """Take no further request for `throttle_time_ms` from now, or longer if that was so already.
+        """Take no further request for `throttle_time_ms` from now; a mute that lasts longer stays.
 
-        `used` is what the request used that this comes of, if it is on its way, or its response is.
+        `used` is how much of the quota was used by the Produce or Fetch that caused the mute, if its bytes pass; else
+        0.
         """
         until_ms = now_ms + throttle_time_ms
         prolonged_ms = until_ms - max(self._muted_until_ms, now_ms)
@@ -221,32 +223,32 @@ class Carriage:
         return client
 
     def _forget_clients(self) -> None:
-        """From now on it is somebody else, or is somewhere else."""
+        """The user or the node is another from now on: release the clients of the one before."""
         for client in self._clients.values():
             client.release()
         self._clients.clear()
 
     def _read(self, use: Use | None, read_bytes: int) -> None:
-        """So many bytes of a request have come."""
+        """Count bytes of a request that have come."""
         if use is not None:
             if self._now_us >= use.until_us:
                 use.turn(self._now_us)
             use.in_bytes += read_bytes
 
     def _written(self, use: Use | None, written_bytes: int) -> None:
-        """So many bytes of a response go out."""
+        """Count bytes of a response that go out."""
         if use is not None:
             if self._now_us >= use.until_us:
                 use.turn(self._now_us)
             use.out_bytes += written_bytes
 
     def _used(self, use: Use | None, value: float) -> None:
-        """So much of what the quota counts is used."""
+        """Count what was used of a quota."""
         if use is not None:
             use.add(value, self._now_us)
 
     def _model_time(self, request: Request, count: int, response_bytes: int) -> None:
-        """Where request time is not measured: what such requests cost."""
+        """Count request time by the model of costs, where it is not measured."""
         if (use := request.use) is not None and request.client_sensors is not None:
             waiting = request.waiting
             size_bytes = request.waiting_bytes if count == waiting else request.waiting_bytes * count // waiting
@@ -262,7 +264,7 @@ class Carriage:
         self._mutes = ()
 
     def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
-        """So much of what the client was sent was never written: its end came before."""
+        """Count bytes that were handed over for the client and never written, because its connection ended first."""
         use = self._going or self._coming
         if unsent_bytes and use is not None:
             use.note_unsent(unsent_bytes, now_us)
@@ -273,10 +275,11 @@ class Carriage:
 
 
 def forgotten_for(client_id: bytes, known: Mapping[bytes, object]) -> list[bytes]:
-    """The client-ids that a connection forgets so that there is room for this one.
+    """The client-ids that a connection forgets to make room for this one.
 
-    It is the oldest one. Which one was used least lately would have to be noted with each request, and one that is
-    forgotten in vain is only looked up again. For a very long one all others are forgotten: only one is kept.
+    Usually this is the oldest one. To find the least recently used one, each request would have to be noted; and a
+    client-id that is forgotten too early is only looked up again. For a very long one all others are forgotten, so that
+    only one long one is stored.
     """
     if client_id in known:
         return []
@@ -290,7 +293,7 @@ def add_run(pieces: list[Piece], buf: bytes, start: int, end: int) -> None:
 
 
 def send_through(actions: list[Action], side: Side, pieces: list[Piece], buf: bytes, run: int, at: int) -> bytes:
-    """Send `pieces` and `buf[run:at]` behind them; return the bytes that are still to be looked at."""
+    """Send `pieces` and then `buf[run:at]`; return the bytes that are not yet looked at."""
     add_run(pieces, buf, run, at)
     if pieces:
         actions.append(Send(side, pieces))

@@ -1,6 +1,6 @@
-"""How long a client is waited for: to begin, to end a request, to use its connection, to read its responses.
+"""The timeouts of a client: to send a first byte, the rest of a request or the next one, and to read its responses.
 
-Looked at now and then, by what relays and streams count anyway: a request costs nothing more for it.
+Connections are checked now and then, by numbers that relays and streams count anyway: this costs nothing per request.
 """
 
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ from proxy.relay.actions import CloseReason
 
 
 class WaitingFor(Enum):
-    """What a client is waited for. NOTHING: it is our turn, or the node's, or it has to wait."""
+    """What the proxy waits for. NOTHING: the proxy or the node must act next, or the client is muted."""
 
     NOTHING = "nothing"
     FIRST_BYTE = "first_byte"
     REQUEST = "request"
-    """The rest of one that has begun."""
+    """The rest of a request that has begun."""
     USE = "use"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeOuts:
-    """In ms; 0: for ever."""
+    """The timeouts in ms; 0: no timeout."""
 
     first_byte_ms: int = 0
     request_ms: int = 0
@@ -30,7 +30,7 @@ class TimeOuts:
     unread_ms: int = 0
 
     def of(self, waiting_for: WaitingFor) -> int:
-        """How long that may take."""
+        """How long the proxy waits for it."""
         if waiting_for is WaitingFor.REQUEST:
             return self.request_ms
         return self.idle_ms if waiting_for is WaitingFor.USE else self.first_byte_ms
@@ -44,19 +44,19 @@ _REASONS = {
 
 
 class Waiting(Protocol):
-    """A relay, as far as its client is waited for."""
+    """The part of a relay that the timeouts look at."""
 
     @property
     def waiting_for(self) -> WaitingFor:
-        """What the client is waited for."""
+        """What the proxy waits for."""
 
     @property
     def whole_requests(self) -> int:
-        """How many requests have come to their end."""
+        """How many requests have come whole."""
 
 
 class ConnectionTimeouts:
-    """The waits of one connection. Each counts from the first look that finds it, so that none ends early."""
+    """The waiting times of one connection. Each counts from the first look that finds it, so that none ends early."""
 
     __slots__ = ("_held_up", "_requests", "_unread_ms", "_waited_ms", "_waiting_for", "_written_bytes")
 
@@ -69,13 +69,13 @@ class ConnectionTimeouts:
         self._held_up = False
 
     def note_held_up(self) -> None:
-        """We, or the node, keep the client from being read, if only for a moment."""
+        """Note that the proxy or the node keeps the client from being read, if only for a moment."""
         self._held_up = True
 
     def look(
         self, relay: Waiting, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
     ) -> CloseReason | None:
-        """Why the connection ends, if a time is over; see `for_bytes` and `for_reading`."""
+        """The reason to close the connection, if a timeout has passed; see `for_bytes` and `for_reading`."""
         held_up, self._held_up = self._held_up, False
         reason = self.for_bytes(relay.waiting_for, relay.whole_requests, held_up, step_ms, time_outs)
         return reason or self.for_reading(unsent_bytes, written_bytes, step_ms, time_outs)
@@ -83,9 +83,10 @@ class ConnectionTimeouts:
     def for_bytes(
         self, waiting_for: WaitingFor, requests: int, held_up: bool, step_ms: int, time_outs: TimeOuts
     ) -> CloseReason | None:
-        """Why the connection ends, if a time is over. `step_ms` have passed since the last look.
+        """The reason to close the connection, if the client was too slow to send.
 
-        `requests` are here whole. `held_up`: we, or the node, have kept the client from being read meanwhile.
+        `requests` is how many have come whole. `held_up`: since the last look the proxy or the node has kept the client
+        from being read. `step_ms` have passed since the last look.
         """
         if requests != self._requests:
             self._waiting_for, self._requests, self._waited_ms = waiting_for, requests, 0
@@ -102,7 +103,10 @@ class ConnectionTimeouts:
     def for_reading(
         self, unsent_bytes: int, written_bytes: int, step_ms: int, time_outs: TimeOuts
     ) -> CloseReason | None:
-        """The same for `unsent_bytes` of responses, after `written_bytes` that had to wait, too, and have gone out."""
+        """The reason to close the connection, if the client was too slow to read its responses.
+
+        `unsent_bytes` of responses still wait to be written, `written_bytes` had to wait as well and have gone out.
+        """
         so_far = written_bytes if unsent_bytes else -1
         if so_far != self._written_bytes or not unsent_bytes:
             self._written_bytes, self._unread_ms = so_far, 0

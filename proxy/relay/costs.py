@@ -1,4 +1,4 @@
-"""Which APIs cost a node alike, which of them wait by design, and what they cost until that is learned."""
+"""Which APIs cost a node about the same, which ones wait by design, and what each costs until that is learned."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -20,10 +20,10 @@ _LIKE: Final = {
     ),
     apis.SHARE_FETCH: apis.FETCH,
 }
-"""JoinGroup, LeaveGroup, SyncGroup and the heartbeats of later kinds of groups are taken for a Heartbeat."""
+"""JoinGroup, LeaveGroup, SyncGroup and the heartbeats of newer kinds of groups are counted as a Heartbeat."""
 
 _DATA_BYTES: Final = 1024
-"""A response to a Fetch with fewer bytes may have waited for data."""
+"""A response to a Fetch that has fewer bytes may have waited for data."""
 
 _WAITING: Final = frozenset(
     # ListOffsets waits where storage is tiered
@@ -76,16 +76,16 @@ _WAITING: Final = frozenset(
         apis.ENVELOPE,
     }
 )
-"""APIs whose response may wait for something: the time that it took tells nothing."""
+"""APIs whose response may wait for something: its time does not show what the request cost."""
 
 
 def cost_kind(api_key: int) -> int:
-    """The API whose cost holds for this one."""
+    """The API whose cost is used for this one."""
     return _LIKE.get(api_key, api_key)
 
 
 def least_telling_bytes(api_key: int) -> int | None:
-    """From how many bytes on a response that took long tells what such requests cost; None: it never does."""
+    """From how many bytes on the time of a response shows what these requests cost; None: it never does."""
     if api_key in _WAITING:
         return None
     return _DATA_BYTES if api_key == apis.FETCH else 0
@@ -115,7 +115,7 @@ SHIPPED: Final[Mapping[int, Cost]] = {
     **dict.fromkeys(_APPENDING, Cost(120.0, 1.0)),
     **dict.fromkeys(_THROUGH_CONTROLLER, Cost(300.0, 1.0)),
 }
-"""By API key; a node of 4.3.1 on two cores has about these. For the others UNKNOWN holds."""
+"""By API key: about the costs at a node of Kafka 4.3.1 on two cores. All other APIs begin with UNKNOWN."""
 
 BUSY_SHARES: Final[Mapping[int, float]] = {apis.PRODUCE: 0.5, apis.FETCH: 0.4}
-"""Handlers are busy with records for longer."""
+"""In place of BUSY_SHARE, by API key: handler threads are busy with records for longer."""

@@ -1,4 +1,4 @@
-"""How each API and version is carried: one table, made from the generated one, that a relay looks up per frame."""
+"""How each API and version is carried: one table, made from the generated one, in which a relay looks up each frame."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -29,19 +29,20 @@ from proxy.relay.actions import DecisionKind
 from proxy.relay.costs import cost_kind, least_telling_bytes
 
 _HEADER_BYTES = 8
-"""Length prefix and correlation id of a response."""
+"""The length prefix and correlation id of a response."""
 
 NO_THROTTLE = -1
 WALKED_THROTTLE = -2
 
 
 class ResponseKind(Enum):
-    """What happens to a response.
+    """How a response is handled.
 
-    PLAIN: streamed; the throttle time, if any, stands at a fixed place near its start.
-    HEAD: its first bytes must be decided about (addresses, API versions), then the rest streams.
-    LAST: the throttle time is the last field and addresses there are none; held whole when small.
-    TAIL: what matters stands behind an array: held whole when small, walked while it streams when large.
+    - PLAIN: it streams through; the throttle time, if it has one, is at a fixed place near its start.
+    - HEAD: its first bytes need a decision (addresses, API versions), then the rest streams through.
+    - LAST: the throttle time is its last field, and it has no addresses; collected whole when it is small.
+    - TAIL: what matters comes after an array; collected whole when it is small, walked while it streams when it is
+      large.
     """
 
     PLAIN = "plain"
@@ -51,7 +52,7 @@ class ResponseKind(Enum):
 
 
 HEAD_RESPONSES = frozenset({METADATA, FIND_COORDINATOR, API_VERSIONS, DESCRIBE_CLUSTER})
-"""The ask list for responses: everything else is handled by the relay alone unless its tail names node endpoints."""
+"""The APIs whose responses need a decision. Other responses need one only if their last part has node endpoints."""
 
 ASKED_REQUESTS = {
     DESCRIBE_CLIENT_QUOTAS: DecisionKind.QUOTA_API,
@@ -60,20 +61,26 @@ ASKED_REQUESTS = {
     DESCRIBE_USER_SCRAM_CREDENTIALS: DecisionKind.SCRAM_CREDENTIALS,
     **dict.fromkeys(SASL_APIS, DecisionKind.SASL),
 }
-"""The ask list for requests: their whole frame is asked about, those of MUTATION if a quota binds the client."""
+"""The APIs whose requests need a decision, as whole frames; those of MUTATION only if the client has a quota for
+them.
+"""
 
 
 @dataclass(slots=True, frozen=True)
 class Plan:
     """How one version of one API is carried. Offsets count from the frame's start, with empty header tags.
 
-    `asked` says as what the whole request is asked about, if it is. `quick`: a whole small response without a throttle
-    time is recognised at a glance. `fetches`: the response is charged to the quota of consumers. `epoch_at`: where in
-    the body of a Fetch the epoch of its session stands, 0 before there are sessions; None: what is over quota is never
-    answered without data. `client_waits`: clients hold back for the throttle time that they are told. `cost_kind` is
-    under which kind it stands among the costs of requests. A response of `telling_bytes` or more tells by its time what
-    such requests cost; None: no response does. `use` is as what it is metered. `lists_to_the_end`: addresses stand in
-    all of the response, as many as were asked for.
+    - `asked`: which kind of decision the whole request needs, if any.
+    - `quick`: whether a whole small response without a throttle time can be recognised without reading it field by
+      field.
+    - `fetches`: whether the response is charged to the quota of consumers.
+    - `epoch_at`: where the epoch of its session is in the body of a Fetch, 0 for versions without sessions. None: a
+      response over quota is never replaced by an empty one.
+    - `client_waits`: whether clients wait by themselves for the throttle time in the response.
+    - `cost_kind`: the API whose cost is used for this one.
+    - `telling_bytes`: a response of so many bytes or more shows by its time what these requests cost; None: none does.
+    - `use`: the type of quota under which its usage is counted.
+    - `lists_to_the_end`: whether all of the response has addresses, as many as the request asked for.
     """
 
     api_key: int
@@ -97,7 +104,7 @@ class Plan:
 
 
 def is_strict(plan: Plan) -> bool:
-    """Whether a request about topics is refused, not delayed, where its quota is exceeded (KIP-599)."""
+    """Whether a request about topics that exceeds its quota is refused instead of delayed (KIP-599)."""
     return plan.api_version >= STRICT_SINCE[plan.api_key]
 
 
@@ -155,14 +162,14 @@ def _kind_by_shape(shape: Shape | None) -> ResponseKind:
 
 
 def walk_response(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
-    """Walk a response as far as `head`, its beginning, goes; `leaders` are looked for. Raises ProtocolError."""
+    """Walk a response as far as `head`, its beginning, reaches. The walk looks for `leaders`. Raises ProtocolError."""
     walk = begin_walk(plan, head, leaders)
     walk.advance(head, 0)
     return walk
 
 
 def begin_walk(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -> Walk:
-    """A walk that is to begin where the body of a response does. Raises ProtocolError."""
+    """A walk that begins where the body of a response begins. Raises ProtocolError."""
     assert plan.shape is not None
     reader = Reader(head, _HEADER_BYTES)
     if plan.response_tags:
@@ -171,7 +178,7 @@ def begin_walk(plan: Plan, head: bytes, leaders: frozenset[int] = frozenset()) -
 
 
 def rest_of_metadata(api_version: int, walk: Walk, leaders: frozenset[int]) -> Walk:
-    """What goes on behind the nodes of a response to Metadata, where `walk` ends, and looks for leaders."""
+    """The walk that continues `walk` after the nodes of a response to Metadata, and looks for leaders."""
     return Walk(APIS[METADATA].rests[api_version], walk.tail_at, leaders)
 
 
@@ -190,7 +197,7 @@ UNKNOWN_API_VERSIONS = replace(
     PLANS[plan_key(API_VERSIONS, APIS[API_VERSIONS].max_version)],
     api_version=APIS[API_VERSIONS].max_version + 1,
 )
-"""An ApiVersions request of a version that the table does not know: the proxy answers it (KIP-511)."""
+"""An ApiVersions request of a version that the table does not have: the proxy responds to it (KIP-511)."""
 
 SASL_TOKEN = replace(PLANS[plan_key(SASL_AUTHENTICATE, 0)], api_version=BARE, name="SASL token")
-"""A frame behind a SaslHandshake of version 0: a length and a token, no header. Counted as SaslAuthenticate."""
+"""A frame after a SaslHandshake of version 0: a length and a token, no header. Counted as SaslAuthenticate."""

@@ -1,4 +1,4 @@
-"""Answers of which it is plain at a glance that they carry no throttle time and no addresses. Most are."""
+"""Recognises, without reading all fields, responses that have no throttle time and no addresses. Most have none."""
 
 from struct import Struct
 
@@ -7,7 +7,7 @@ from protocol.messages.produce import lone_partition_throttle_at
 from proxy.relay.plans import NO_THROTTLE, Plan, ResponseKind
 
 QUICK_BYTES = MAX_HEAD_BYTES - 4
-"""The largest response, without its length prefix, that is looked at whole."""
+"""The largest response, without its length prefix, that is recognised this way."""
 
 _HEAD = Struct(">ii")
 _SMALLEST_BYTES = 16
@@ -15,9 +15,9 @@ _ZERO = b"\0\0\0\0"
 
 
 def quick_run(plan: Plan, buf: bytes, at: int, due: int, most: int, max_response_bytes: int) -> tuple[int, int]:
-    """The whole responses at `at`, `most` at most, whose ids count up from `due` and that need only be passed on.
+    """How many whole responses at `at` need only be passed on, and where they end.
 
-    For requests of a `plan` that is `quick`. Returns how many they are, and where they end.
+    They are for requests of a `plan` that is `quick`, `most` at most, and their correlation ids count up from `due`.
     """
     plain, last = plan.response is ResponseKind.PLAIN, plan.response is ResponseKind.LAST
     offset, tags, end, count = plan.throttle_at, plan.response_tags, len(buf), 0

@@ -1,4 +1,4 @@
-"""The relay in Python: the reference that any other make is held to."""
+"""The relay in Python: the reference for any other implementation."""
 
 from protocol.errors import ProtocolError
 from protocol.frames import MAX_HEAD_BYTES
@@ -42,16 +42,16 @@ _RESPONSES_NO_MORE = frozenset(
         CloseReason.SHUTDOWN,
     }
 )
-"""Behind these ends no response of the node is waited for."""
+"""After a Close with one of these reasons, no response of the node is waited for."""
 _NOBODY_LISTENS = frozenset({CloseReason.CLIENT_LOST, CloseReason.INTERNAL_ERROR})
 
 
 class Relay(RequestSide):
     """One client connection with its upstream connection. Does no I/O and reads no clock.
 
-    Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order; after a
-    Close it only corrects what was charged for mutations: by DecisionRequests, and a HangUp in the end.
-    Requests and answers keep their order, and a frame that is not understood is not sent on.
+    Each `on_*` method takes what happened and when (`now_us`, monotonic), and returns what to do, in order. After a
+    Close the relay only corrects what was charged for mutations: by DecisionRequests, and a HangUp in the end. Requests
+    and responses keep their order, and a frame that is not understood is not sent on.
     """
 
     __slots__ = (
@@ -76,15 +76,15 @@ class Relay(RequestSide):
         self._client_eof = False
         self._unsettled = False
         self.ended_idle = False
-        """Whether nothing was in flight or half-way when it was closed: no side owes the other anything."""
+        """Whether, at the Close, nothing was in flight or incomplete: neither side owed the other anything."""
         self.ended_unasked = False
-        """Whether no whole request had come when it was closed."""
+        """Whether, at the Close, no whole request had come."""
         self.ended_unheard = False
-        """Whether the client had sent nothing at all then."""
+        """Whether, at the Close, the client had sent nothing at all."""
 
     @property
     def unsettled(self) -> bool:
-        """Behind a Close: whether answers of the node are still wanted."""
+        """After a Close: whether responses of the node are still wanted."""
         return self._unsettled
 
     @property
@@ -94,35 +94,35 @@ class Relay(RequestSide):
 
     @property
     def lacks_room(self) -> bool:
-        """True while a request waits as its quota of request time has no room beside what is in flight."""
+        """True while a request waits because its quota of request time has no room beside what is in flight."""
         return self._mute & NO_ROOM != 0
 
     @property
     def held_bytes(self) -> int:
-        """How many bytes the relay keeps by itself."""
+        """How many bytes the relay holds."""
         collected = sum(map(len, (*self._collecting, *self._own_responses, *self._gathered_response)))
         requests = len(self._requests) + len(self._gathered)
         return requests + len(self._responses) + collected + len(self._held_response)
 
     @property
     def missing_bytes(self) -> int:
-        """How much is still to come of a request that is wanted whole."""
+        """How many bytes are still to come of a request that is collected whole."""
         return self._missing
 
     @property
     def idle(self) -> bool:
-        """True between requests: nothing in flight, nothing half-way."""
+        """True between requests: nothing is in flight, and no frame is incomplete."""
         held = self._requests or self._responses or self._collecting or self._own_responses or self._held_response
         return not (self._in_flight or held or self._request_left or self._amid_response)
 
     @property
     def whole_requests(self) -> int:
-        """How many requests have come to their end."""
+        """How many requests have come whole."""
         return self.requests
 
     @property
     def waiting_for(self) -> WaitingFor:
-        """What the client is waited for."""
+        """What the proxy waits for the client to do."""
         if self._request_left:
             return WaitingFor.NOTHING if self._client_paused else WaitingFor.REQUEST
         may_not_begin = self._mute & ~UNCONNECTED or (self._opening and self._mute)
@@ -137,7 +137,7 @@ class Relay(RequestSide):
         return WaitingFor.USE if self.idle else WaitingFor.NOTHING
 
     def on_held_up(self) -> None:
-        """Something but the node has its responses wait: the time that they take tells nothing."""
+        """Something other than the node delays its responses: their time does not show what the requests cost."""
         self._times.held_up()
 
     def on_bytes(self, side: Side, data: bytes, now_us: int) -> list[Action]:
@@ -165,7 +165,7 @@ class Relay(RequestSide):
         return actions
 
     def _gather(self, data: bytes, now_ms: int) -> list[Action]:
-        """More of a request that is wanted whole: nothing happens before all of it is here, or quotas have changed."""
+        """Bytes of a request that is collected whole: nothing happens until it is complete or quotas have changed."""
         actions: list[Action] = []
         self._gathered += data
         self._missing -= len(data)
@@ -200,7 +200,7 @@ class Relay(RequestSide):
         return actions
 
     def on_decision(self, ticket: int, decision: Decision, now_us: int) -> list[Action]:
-        """The Decision on a DecisionRequest; one that is no longer waited for is dropped."""
+        """Carry on with the decision about a DecisionRequest. A decision that is no longer waited for is dropped."""
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
         if self._closed:
@@ -232,7 +232,7 @@ class Relay(RequestSide):
         return actions
 
     def on_time(self, now_us: int) -> list[Action]:
-        """A wake-up that was asked for: the throttle is over, unless it has grown meanwhile."""
+        """The time of a WakeAt has come: the throttle is over, unless it was prolonged meanwhile."""
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
         if self._closed or not self._mute & THROTTLED:
@@ -253,7 +253,7 @@ class Relay(RequestSide):
         return actions
 
     def on_writable(self, side: Side, now_us: int) -> list[Action]:
-        """A side takes bytes (again); for the node, the first time: the connection stands."""
+        """A side takes bytes (again). For the node, the first call means that it is connected."""
         actions: list[Action] = []
         self._now_us, now_ms = now_us, now_us // 1000
         if self._closed:
@@ -272,7 +272,7 @@ class Relay(RequestSide):
         return actions
 
     def on_blocked(self, side: Side) -> list[Action]:
-        """A side takes no more bytes for now: the other one is not read until it does."""
+        """A side takes no more bytes for now: the other side is not read until it does."""
         actions: list[Action] = []
         if self._closed:
             return actions
@@ -297,7 +297,7 @@ class Relay(RequestSide):
             if name:
                 self._close(actions, CloseReason.ANSWER_NOT_KAFKA, f"looks like {name}")
             else:
-                detail = "in the middle of an answer" if self._responses or self._amid_response else ""
+                detail = "in the middle of a response" if self._responses or self._amid_response else ""
                 self._close(actions, CloseReason.NODE_CLOSED, detail)
         else:
             self._client_eof = True
@@ -305,7 +305,7 @@ class Relay(RequestSide):
         return actions
 
     def on_lost(self, reason: CloseReason, detail: str = "", now_us: int = 0) -> list[Action]:
-        """A side is gone, cannot be had, or must be given up."""
+        """The connection to a side is lost, could not be made, or must be given up."""
         actions: list[Action] = []
         self._now_us = max(now_us, self._now_us)
         if not self._closed:
@@ -337,7 +337,7 @@ class Relay(RequestSide):
 
     @property
     def _client_waits(self) -> bool:
-        """Whether what it has sent may yet be taken."""
+        """Whether the client has sent something that may still be taken."""
         return self._client_blocked or bool(self._mute and (self._opening or self._mute != UNCONNECTED))
 
     def _go_on_with_responses(
@@ -362,7 +362,7 @@ class Relay(RequestSide):
                 self._settle_client(actions)
 
     def _wait_for_more(self, head_bytes: int, now_ms: int) -> list[Action]:
-        """A response cannot be decided about yet: so much of it must be here."""
+        """Wait until `head_bytes` of a response are here: it cannot be decided about before."""
         actions: list[Action] = []
         try:
             self._want_more(head_bytes)
@@ -401,10 +401,10 @@ class Relay(RequestSide):
             actions.append(Resume(_NODE))
         actions.append(Close(reason, detail))
 
-    # ----------------------------------------------------------- behind the end
+    # ------------------------------------------------------------ after a Close
 
     def _settle(self, data: bytes) -> list[Action]:
-        """Bytes of the node's, behind the end: ask about the response that corrects what was charged."""
+        """Take bytes of the node after a Close: ask about the response that corrects what was charged."""
         actions: list[Action] = []
         self._responses += data
         try:
@@ -415,7 +415,7 @@ class Relay(RequestSide):
         return actions + self._hang_up() if actions else []
 
     def _hang_up(self) -> list[Action]:
-        """Nothing more is waited for, if anything was."""
+        """Hang up if a response was still waited for; now nothing is."""
         if not self._unsettled:
             return []
         self._unsettled = False
@@ -428,7 +428,7 @@ class Relay(RequestSide):
         self._in_flight.clear()
 
     def _unspend(self, decision: Decision) -> list[Action]:
-        """What was decided about a request comes to nothing: what it was charged is given back."""
+        """A request that was decided about is not carried out: give back what it was charged."""
         self._request_ticket, self._decided = NO_TICKET, None
         plan = self._asked_plan
         if decision.note is None or plan is None or plan.asked is not DecisionKind.MUTATION:
@@ -442,9 +442,10 @@ class Relay(RequestSide):
 
     @property
     def _owes_correction(self) -> bool:
-        """Whether the node has yet to answer a mutation that was charged.
+        """Whether the response to a mutation that was charged is still to come.
 
-        There is one at most, and nothing before it: what it costs was enquired just before.
+        There is one at most, and it is the first in flight: no other request was in flight when the proxy asked the
+        node what the mutation costs.
         """
         if not self._in_flight or self._held_response:
             return False
@@ -452,7 +453,10 @@ class Relay(RequestSide):
         return first.plan.asked is DecisionKind.MUTATION and first.note is not None
 
     def _authentication_failed(self, reason: CloseReason) -> bool:
-        """Whether the end came of a refusal. A node that takes no bare token, or no request behind one, only closes."""
+        """Whether the connection ended because the node refused the client.
+
+        A node that does not accept a bare token, or a request after one, only closes the connection.
+        """
         if self._refused:
             return True
         by_node = reason in (CloseReason.NODE_CLOSED, CloseReason.NODE_LOST)

@@ -1,4 +1,4 @@
-"""What relays count: plain integers, exported by whoever scrapes."""
+"""What relays count: plain integers, which the collector of metrics exports when they are scraped."""
 
 from dataclasses import dataclass, field
 
@@ -9,13 +9,15 @@ MAX_API_KEYS = 128
 
 @dataclass(slots=True)
 class RelayCounters:
-    """Sums over the relays of one (virtual cluster, listener, node), living and gone.
+    """Sums over the relays of one (virtual cluster, listener, node), open and closed ones.
 
-    `requests_by_api` is indexed by API key. `throttles_by_node` counts answers whose own throttle time was larger
-    than ours. `withheld_bytes` are those of responses to Fetch that were over quota, and went to nobody. `throttled_ms`
-    adds up by how much each of our throttles prolonged a mute. `mutations_refused` counts topics that were not to be
-    created, deleted or given partitions. `exempt_us` is the request time, in us, of what no request quota is charged
-    for. `authentications` are those by SASL that the node accepted, first ones and later ones.
+    - `requests_by_api` is indexed by API key.
+    - `throttles_by_node` counts responses whose own throttle time was larger than the proxy's.
+    - `withheld_bytes` are those of Fetch responses over quota that were replaced by empty ones.
+    - `throttled_ms` adds up by how much each throttle of the proxy prolonged a mute.
+    - `mutations_refused` counts topics that were not to be created, deleted or given partitions.
+    - `exempt_us` is the request time, in us, of requests that are charged to no request quota.
+    - `authentications` counts those by SASL that the node accepted, first ones and later ones.
     """
 
     connections_opened: int = 0

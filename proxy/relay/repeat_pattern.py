@@ -1,4 +1,4 @@
-"""Requests like the one before: same API, client and settings, only length and id differ. Most are."""
+"""Recognises requests like the one before: same API, client and settings; only length and id differ. Most are so."""
 
 from dataclasses import dataclass
 from struct import Struct
@@ -20,9 +20,10 @@ _NO_ID = 1 << 40
 class RepeatPattern:
     """What the next requests have in common with `request`, so that they need not be read field by field.
 
-    `api` is key and version; `same` are the bytes behind the correlation id up to `end`, an offset from the frame's
-    start: client id, header tags, and what of the body was looked at. `shadow` is the sensor of a shadow quota that
-    their bytes are charged to, if there is one. Where the version of quotas is `version` they may be taken unseen.
+    `api` is key and version. `same` are the bytes after the correlation id up to `end`, an offset from the frame's
+    start: client id, header tags, and the fields of the body that were read. `shadow` is the sensor of the shadow quota
+    that their bytes are charged to, if there is one. While `version` is the version of the quotas, the requests may be
+    taken without looking up their sensors.
     """
 
     request: Request
@@ -34,7 +35,7 @@ class RepeatPattern:
     version: int
 
     def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
-        """The whole requests at `at` that are like this one, `most` at most, with ids that count up by one.
+        """Find the whole requests at `at` that fit the pattern, `most` at most, with ids that count up by one.
 
         Returns the first of their ids, how many they are, and where they end.
         """
@@ -63,12 +64,12 @@ class RepeatPattern:
 
 @dataclass(slots=True)
 class LimitedPattern(RepeatPattern):
-    """The same where a quota of request time may hold them back: only so many are `allowed` until that is told anew."""
+    """A pattern for a client with a quota of request time: only `allowed` more requests fit."""
 
     allowed: int = 0
 
     def run(self, buf: bytes, at: int, most: int, max_frame_bytes: int) -> tuple[int, int, int]:
-        """As of any, but for what is not allowed."""
+        """As for any pattern, but no more requests than are allowed."""
         first_id, count, end = RepeatPattern.run(self, buf, at, min(most, self.allowed), max_frame_bytes)
         self.allowed -= count
         return first_id, count, end
@@ -80,7 +81,7 @@ _LOOKED_AT_EACH_TIME = -1
 def pattern_of(request: Request, client_sensors: ClientSensors, buf: bytes, at: int) -> RepeatPattern | None:
     """What further requests may have in common with the one that begins at `at`; None if that is too long.
 
-    Requests whose responses are asked about do not come in rows.
+    Requests whose responses need a decision have no pattern: they do not come in runs.
     """
     end = request.decided_at - at
     if end > _LONGEST_BYTES or request.plan.response is ResponseKind.HEAD:

@@ -1,4 +1,4 @@
-"""Reading a request as far as its fate depends on it, and remembering it until its response has gone out."""
+"""Reads a request as far as decisions about it need, and remembers it until its response has gone out."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from proxy.relay.use import Use
 from quotas.client_quotas import ClientSensors
 
 LONG_CLIENT_ID_BYTES = 1024
-"""A longer client id than this is not kept as it is: 100,000 of 32 KiB would fill the memory."""
+"""Longer client ids than this are not stored as they are: 100,000 of 32 KiB would fill the memory."""
 
 _FETCH_LIMITS_BYTES = 16
 """How far into the body of a Fetch request its byte limits reach at most."""
@@ -24,17 +24,17 @@ _NO_ACKS = b"\0\0"
 _ONE_ACK = b"\0\1"
 
 _NOTE_FACTOR = 32
-"""So much more than a request takes what a decision notes of it: objects for each topic of a few bytes."""
+"""How many bytes the note of a decision takes for each byte of its request: it has objects for very short topics."""
 
 _SMALLEST_REQUEST = 10
-"""An api key, a version, a correlation id and the length of a client id, without the length prefix.
+"""An API key, a version, a correlation id and the length of a client id, without the length prefix.
 
-Only ControlledShutdown v0 has no client id; its body makes up for that.
+Only ControlledShutdown v0 has no client id; its body has at least as many bytes.
 """
 
 
 class Refusal(ProtocolError):
-    """A frame that cannot be carried, and the reason under which its connection is closed."""
+    """A frame that cannot be carried, and the reason for closing its connection."""
 
     def __init__(self, reason: CloseReason, detail: str) -> None:
         super().__init__(detail)
@@ -43,21 +43,26 @@ class Refusal(ProtocolError):
 
 @dataclass(slots=True)
 class Request:
-    """One request: what was read of it, and from then on what its response needs.
+    """One request: what was read of it, and what its response needs.
 
-    `size_bytes` is the frame without its length prefix, `body_at` and `decided_at` are offsets in the bytes it was
-    read from: where its body begins, and where what was read of it ends. `muted_until_ms` is the end of the mute as
-    it stood when the request was taken; the response reports what is left of it. `response` is the whole frame where
-    the proxy answers by itself; it goes out when its turn comes. With `held` the node's response is collected whole: an
-    `is_own_request` is the proxy's own, and its response is for the proxy; others are asked about, with `note`.
-    `incremental` tells whether a Fetch goes on with a session; None where its response is never withheld.
-    `as_empty_fetch`: it is.
+    - `size_bytes`: the size of the frame without its length prefix.
+    - `body_at`, `decided_at`: offsets in the bytes that it was read from, of its body, and of the end of what was read.
+    - `answered`: whether it will have a response.
+    - `muted_until_ms`: the end of the mute when the request was taken. The response reports what is left of it.
+    - `response`: the whole response, if the proxy responds by itself. It goes out when its turn comes.
+    - `held`: the node's response is collected whole. The proxy takes it if the request `is_own_request`; otherwise it
+      needs a decision, with `note`.
+    - `incremental`: whether a Fetch continues a session; None if its response is never replaced by an empty one.
+    - `as_empty_fetch`: the response is replaced by an empty one.
 
-    In flight it stands for `waiting` requests of equal fate, whose ids count up from `correlation_id`, the next to
-    be answered; `waiting_bytes` are their sizes together. The next response is `charged` if the bytes of that fetch
-    were, and `timed` if its request time was. Of what is `learned_from` the time of a response tells what it cost.
-    `use` is where it is metered, if it is. `reserved` is what all of them are expected to cost of the quota of request
-    time that is measured by the sensor `reserved_at`.
+    In flight, one Request counts for several requests that are handled alike:
+
+    - `waiting`: how many they are. Their ids count up from `correlation_id`, which has its response next.
+    - `waiting_bytes`: their sizes together.
+    - `charged`, `timed`: whether, for the next response, the bytes of the Fetch and the request time were charged.
+    - `learned_from`: whether the time of a response shows what the request cost.
+    - `use`: counts its usage, if that is metered.
+    - `reserved`: what all of them are expected to cost of the request time that the sensor `reserved_at` measures.
     """
 
     plan: Plan
@@ -84,7 +89,7 @@ class Request:
 
     @property
     def kept_bytes(self) -> int:
-        """What is kept for it until it is answered, beyond what any request takes."""
+        """How many bytes are stored for it until its response, beyond what any request takes."""
         kept = len(self.client_id) if len(self.client_id) > LONG_CLIENT_ID_BYTES else 0
         if self.response is not None:
             kept += len(self.response)
@@ -97,9 +102,9 @@ class Request:
 
 
 def read_request(buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request | None:
-    """The request whose frame begins at `at`, as soon as its decisive fields lie before `end`; None until then.
+    """The request whose frame begins at `at`, or None while the fields that are read do not all lie before `end`.
 
-    Raises Refusal or another ProtocolError for what can never become a request that the proxy carries.
+    Raises Refusal or another ProtocolError for bytes that can never become a request that the proxy carries.
     """
     if end - at < HEAD.size:
         _check_size(buf, at, max_frame_bytes)
@@ -127,7 +132,7 @@ def read_request(buf: bytes, at: int, end: int, max_frame_bytes: int) -> Request
 
 
 def _read_rest(request: Request, buf: bytes, id_end: int, end: int) -> None:
-    """Read header tags and the decisive fields of the body. Raises TruncatedMessage where they pass `end`."""
+    """Read header tags and the fields of the body that matter. Raises TruncatedMessage if they reach beyond `end`."""
     plan = request.plan
     body_at = id_end
     if plan.request_tags:
@@ -159,7 +164,7 @@ def _read_rest(request: Request, buf: bytes, id_end: int, end: int) -> None:
 
 
 def _check_size(buf: bytes, at: int, max_frame_bytes: int) -> None:
-    """Judge a length prefix as soon as it is there."""
+    """Check a length prefix as soon as it is here. Raises Refusal or MalformedMessage."""
     first_bytes = buf[at : at + 4]
     if len(first_bytes) < 4:
         return

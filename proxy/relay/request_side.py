@@ -1,4 +1,4 @@
-"""The request side of a relay: what the client sends is read, charged, decided about, and sent on to the node."""
+"""The request side of a relay: reads what the client sends, charges it, asks for decisions, sends it on to the node."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -54,7 +54,7 @@ _NODE = Side.NODE
 _INT32 = Struct(">i")
 _MAX_LOOKS = 4 * MAX_CLIENT_IDS
 _ALL_ANSWERED = IN_FLIGHT_FULL | FETCHING | AUTHENTICATING | NO_ROOM
-"""Reasons that end when nothing is in flight."""
+"""The reasons that end at the latest when nothing is in flight."""
 
 _OPEN_UPSTREAM = OpenUpstream()
 _PAUSE = Pause(_CLIENT)
@@ -97,31 +97,31 @@ class RequestSide(Authentication):
         self._pattern: RepeatPattern | None = None
         self._requests = b""
         self._gathered: bytes | bytearray = b""
-        """What has come behind `_requests` of a request that is wanted whole."""
+        """What has come after `_requests` of a request that is collected whole."""
         self._missing = 0
-        """So much is still to come of it, then it is put together: once, not with each piece."""
+        """How many bytes of it are still to come. It is put together once, when it is complete, not with each piece."""
         self._wanted_version = 0
-        """Of the quotas that have it wanted whole."""
+        """The version of the quotas that made the relay collect it."""
         self._half: Request | None = None
-        """The request of which so much has not come yet: it is counted and charged with its last byte."""
+        """The incomplete request: `_request_left` bytes are still to come, and the last one counts and charges it."""
         self._request_left = 0
         self._opening = False
         self._client_paused = False
         self._looked_at: set[tuple[QuotaType, int | None]] = set()
-        """The sensors whose entity has had its first limited request here: it owed nothing, or has waited for it."""
+        """The sensors that a first limited request was checked with: their entity owed nothing, or has waited."""
         self._node_blocked = False
         self._own_requests = 0
         self._decided: Decision | None = None
         self._decided_ms = 0
         self._read_before: Request | None = None
         self._asked_plan: Plan | None = None
-        """Of the request that was asked about last."""
+        """The plan of the latest request that a decision was asked for."""
 
     def _take_requests(self, actions: list[Action], now_ms: int, at: int = 0) -> None:
-        """Send on all that may be sent: whole frames, and what is here of a frame whose decisive fields are.
+        """Send on all that may be sent: whole frames, and the beginning of a frame if its decisive fields are in it.
 
-        `at` is where the next frame begins (before it, all is taken already), `run` where the bytes begin that go out
-        as they are.
+        `at` is where the next frame begins; everything before it is taken already. `run` is where the bytes begin that
+        go out unchanged.
         """
         buf = self._requests
         end = len(buf)
@@ -215,17 +215,17 @@ class RequestSide(Authentication):
             actions += after
 
     def _want_whole(self, missing: int) -> None:
-        """The next request waits for so many bytes more."""
+        """Collect the next request whole: `missing` bytes of it are still to come."""
         self._missing, self._gathered = missing, bytearray()
         self._wanted_version = self._quota_manager.version
 
     def _put_together(self) -> None:
-        """What has come of a request that is wanted whole is to be looked at."""
+        """Put together what has come of a request that was collected, so that it is looked at."""
         self._requests += self._gathered
         self._missing, self._gathered = 0, b""
 
     def _keep(self, request: Request, at: int) -> None:
-        """What was read at `at` will stand at the beginning, and need not be read again."""
+        """Remember the request that was read at `at`: its bytes move to the beginning, and need not be read again."""
         request.body_at -= at
         request.decided_at -= at
         self._read_before = request
@@ -234,7 +234,7 @@ class RequestSide(Authentication):
         self._pattern = None
 
     def _take(self, request: Request, client_sensors: ClientSensors, buf: bytes, now_ms: int) -> Splice | None:
-        """Await the response of a request that is being sent on; return the splice that clamps a Fetch."""
+        """Wait for the response of a request that is sent on; return the splice that limits the bytes of a Fetch."""
         plan = request.plan
         if request.answered:
             self._await_response(request)
@@ -247,7 +247,7 @@ class RequestSide(Authentication):
         return None
 
     def _pass(self, request: Request, at: int, end: int, now_ms: int, after: list[Action]) -> int:
-        """Have what is here of a request pass to the node; return where that ends."""
+        """Let the part of a request that is here pass to the node; return where that part ends."""
         frame_end = at + 4 + request.size_bytes
         if frame_end <= end:
             self._came_whole(request, now_ms, after)
@@ -261,7 +261,7 @@ class RequestSide(Authentication):
         return frame_end
 
     def _go_on(self, at: int, end: int, now_ms: int, after: list[Action]) -> int:
-        """Have more of the request pass that is half-way; return where that ends."""
+        """Let more of the incomplete request pass; return where that part ends."""
         step = min(self._request_left, end - at)
         self._request_left -= step
         self._read(self._coming, step)
@@ -275,7 +275,7 @@ class RequestSide(Authentication):
         return at + step
 
     def _take_half(self, now_ms: int) -> Request:
-        """The request that is no longer half-way; a Produce with the sensors that measure its client by now."""
+        """Take the request that was incomplete; for a Produce, look up the sensors that now measure its client."""
         request, self._half = self._half, None
         assert request is not None
         if request.plan.api_key == PRODUCE:
@@ -283,7 +283,7 @@ class RequestSide(Authentication):
         return request
 
     def _came_whole(self, request: Request, now_ms: int, after: list[Action]) -> None:
-        """Count and charge a request whose last byte is here, as a broker does then."""
+        """Count and charge a request whose last byte is here; a broker charges at that moment, too."""
         size_bytes = request.size_bytes
         self._count_requests(request, 1, size_bytes + 4)
         if request.plan.api_key == PRODUCE and (throttle_time_ms := self._charge_produce(request, size_bytes, now_ms)):
@@ -298,7 +298,7 @@ class RequestSide(Authentication):
             self._counters.exempt_us += request.client_sensors.costs.us(request.plan.cost_kind, size_bytes)
 
     def _charge_produce(self, request: Request, size_bytes: int, now_ms: int) -> int:
-        """Charge so many bytes of a Produce; for how many ms they throttle."""
+        """Charge `size_bytes` of a Produce; return the throttle time in ms."""
         client_sensors = request.client_sensors
         assert client_sensors is not None
         self._used(request.use, size_bytes)
@@ -309,7 +309,7 @@ class RequestSide(Authentication):
         return 0 if client_sensors.produce is None else self._charge(client_sensors.produce, size_bytes, now_ms)
 
     def _abandon_half(self, now_ms: int) -> None:
-        """No more comes of the request that is half-way: count and charge what has come."""
+        """No more bytes of the incomplete request will come: count and charge those that have come."""
         if self._half is None:
             return
         request = self._take_half(now_ms)
@@ -328,7 +328,7 @@ class RequestSide(Authentication):
         now_ms: int,
         after: list[Action],
     ) -> bool:
-        """Whether a request of somebody with a quota may go on; False: it waits, or for more of it."""
+        """Whether a request of a client with a quota may go on; False: it must wait, or more of it must come first."""
         if self._waits_first(request, client_sensors, now_ms, after):
             return False
         limits_fetches = request.plan.fetches and client_sensors.limits_fetches
@@ -340,7 +340,7 @@ class RequestSide(Authentication):
         return True
 
     def _holds_back(self, request: Request, now_ms: int, after: list[Action]) -> bool:
-        """Whether a request waits that the node has no part in, or may find out of place."""
+        """Whether a request that the proxy responds to, or that the node may find out of place, must wait."""
         client_sensors = self._client_sensors(request.client_id, now_ms)
         return client_sensors.limits and self._waits_first(request, client_sensors, now_ms, after)
 
@@ -358,9 +358,10 @@ class RequestSide(Authentication):
     def _must_pay_first(
         self, request: Request, client_sensors: ClientSensors, now_ms: int, after: list[Action]
     ) -> bool:
-        """Whether an entity's first request of a limited kind on this connection waits for what the entity owes.
+        """Whether the first request of a limited kind on this connection waits for what its entity owes.
 
-        Else hanging up were a way around a throttle. Strict mutations are refused in any case.
+        Without this wait a client could avoid a throttle by reconnecting. Strict mutations do not wait: they are
+        refused when their quota is exceeded.
         """
         plan, sensors = request.plan, self._quota_manager.sensors
         waits = False
@@ -385,7 +386,7 @@ class RequestSide(Authentication):
         now_ms: int,
         after: list[Action],
     ) -> bool:
-        """Whether something is owed at the first look on this connection; then the client is muted for it."""
+        """Whether the entity owes something when a sensor is first checked on this connection. Mutes the client."""
         if sensor is None or (quota_type, sensor) in self._looked_at:
             return False
         self._note_looks((quota_type, sensor))
@@ -395,7 +396,7 @@ class RequestSide(Authentication):
         return throttle_time_ms > 0
 
     def _note_looks(self, *looks: tuple[QuotaType, int | None]) -> None:
-        """What is owed on these sensors is waited for no more on this connection."""
+        """On this connection, no request waits any more for what is owed on these sensors."""
         if len(self._looked_at) + len(looks) > _MAX_LOOKS:
             self._looked_at.clear()
         self._looked_at.update(looks)
@@ -403,8 +404,8 @@ class RequestSide(Authentication):
     def _take_repeated(self, buf: bytes, at: int, now_ms: int) -> tuple[int, bool]:
         """Take the whole requests at `at` that are like the one before; return where they end.
 
-        Whatever may throttle, fill the queue or need a decision is left to `_take_requests`. The second value is False
-        when a throttle is near: to look at the same bytes again would be in vain.
+        A request that may throttle, may fill the queue or needs a decision is left to `_take_requests`. The second
+        value is False when a throttle is near: looking at the same bytes again would give the same result.
         """
         pattern = self._pattern
         if pattern is None:
@@ -425,7 +426,7 @@ class RequestSide(Authentication):
                 return at, True
 
     def _goes_on(self, pattern: RepeatPattern, now_ms: int) -> bool:
-        """Whether requests may be taken as this one was; with a limit of request time, how many."""
+        """Whether requests that fit the pattern may be taken; with a limit of request time, also set how many."""
         client_sensors = pattern.client_sensors
         if not self._quota_manager.renews(client_sensors):
             return False
@@ -436,7 +437,7 @@ class RequestSide(Authentication):
         return True
 
     def _take_run(self, pattern: RepeatPattern, first_id: int, count: int, frames_bytes: int, now_ms: int) -> bool:
-        """Charge, count and await `count` requests; False, and nothing done, where one of them may be throttled."""
+        """Charge and count `count` requests; if one of them may throttle, do nothing and return False."""
         request, client_sensors = pattern.request, pattern.client_sensors
         api_key = request.plan.api_key
         sizes = frames_bytes - 4 * count
@@ -488,7 +489,7 @@ class RequestSide(Authentication):
     def _charge_shadow_run(
         self, sensor: int, use: Use | None, buf: bytes, at: int, end: int, count: int, now_ms: int
     ) -> None:
-        """Charge the `count` requests between `at` and `end` to a shadow quota, which nobody feels."""
+        """Charge the `count` requests between `at` and `end` to a shadow quota, which throttles nobody."""
         if self._shadows.charge_unthrottled(sensor, end - at - 4 * count, count, now_ms):
             return
         while at < end:
@@ -504,16 +505,17 @@ class RequestSide(Authentication):
             after.append(_OPEN_UPSTREAM)
 
     def _client_sensors(self, client_id: bytes, now_ms: int) -> ClientSensors:
-        """The binding of a client-id, made now if there is none that holds."""
+        """The sensors of a client-id, looked up now if none are known or they are out of date."""
         client_sensors = self._client_sensors_by_id.get(client_id)
         if client_sensors is None or not self._quota_manager.renews(client_sensors):
             client_sensors = self._bound(client_id, now_ms)
         return client_sensors
 
     def _bound(self, client_id: bytes, now_ms: int) -> ClientSensors:
-        """The binding of a client-id that has none yet, or whose quotas have changed.
+        """Look up the sensors of a client-id that has none yet, or whose quotas have changed.
 
-        To a client that was here before they changed the connection is not new: it never waits for what it owes.
+        When the quotas of a client change on an open connection, the client does not wait for what it owes: that wait
+        is for new connections.
         """
         is_known = client_id in self._client_sensors_by_id
         if len(self._client_sensors_by_id) >= MAX_CLIENT_IDS or len(client_id) > LONG_CLIENT_ID_BYTES:
@@ -534,7 +536,7 @@ class RequestSide(Authentication):
         return client_sensors
 
     def _take_up_again(self) -> bool:
-        """True, once, when what is in flight no longer keeps further requests from being taken."""
+        """End the reasons that depend on what is in flight and are over; return whether there were any."""
         over = ASKING_FIRST if len(self._own_responses) == self._own_requests else 0
         if not self._waiting:
             self._kept_bytes = 0
@@ -546,7 +548,7 @@ class RequestSide(Authentication):
         return over != 0
 
     def _ask_about_request(self, request: Request, buf: bytes, at: int, after: list[Action]) -> None:
-        """Ask about the request at `at` once it is here whole."""
+        """Ask for a decision about the request at `at` once it is here whole."""
         plan, end = request.plan, at + 4 + request.size_bytes
         if request.size_bytes > MAX_ASKED_BYTES:
             detail = f"{plan.name}: {request.size_bytes} bytes announced, {MAX_ASKED_BYTES} allowed"
@@ -566,9 +568,10 @@ class RequestSide(Authentication):
             after.append(ask)
 
     def _send_own_requests(self, frames: Sequence[bytes], actions: list[Action]) -> None:
-        """Send requests of our own; with their responses the same is asked again, and no request is taken before.
+        """Send the proxy's own requests. When their responses are here, the same decision is asked for again.
 
-        It is asked when it can be carried out, too: what a decision costs is not for a client that may go meanwhile.
+        No request is taken before. The decision is asked for only when it can be carried out: a client that may
+        disconnect meanwhile must not be charged.
         """
         self._mute = self._mute & ~ASKING | ASKING_FIRST
         for frame in frames:
@@ -582,7 +585,7 @@ class RequestSide(Authentication):
     def _carry_out(
         self, decision: Decision, request: Request, frame: memoryview, now_ms: int, after: list[Action]
     ) -> Sequence[Piece]:
-        """Do with a request as was decided; what goes to the node of its frame."""
+        """Carry out the decision about a request; return the pieces of its frame that go to the node."""
         self._decided = None
         self._counters.mutations_refused += decision.refused
         throttle_time_ms = self._decided_ms + decision.throttle_time_ms - now_ms
@@ -606,7 +609,7 @@ class RequestSide(Authentication):
         return splice_frame(frame, request.size_bytes, decision.splices)
 
     def _response(self, request: Request, response: bytes) -> None:
-        """Answer a request by ourselves, when its turn comes."""
+        """Respond to a request without the node, when its turn comes."""
         self._count_requests(request, 1, request.size_bytes + 4)
         request.client_sensors = self._client_sensors_by_id.get(request.client_id)
         request.response = response
@@ -615,10 +618,10 @@ class RequestSide(Authentication):
         self._keep_for(request)
 
     def _settle_client(self, actions: list[Action]) -> None:
-        """Read the client or not, as things stand now.
+        """Pause or resume reading the client if that must change.
 
-        A decision is quick: while it is due reading goes on. It must go on, too, until a whole head has had the
-        upstream connection opened: nothing else would ever end that wait.
+        A decision is quick, so reading goes on while one is due. Reading must also go on until a whole head is here,
+        because only then the upstream connection is opened: nothing else would end that wait.
         """
         mute, pause = self._mute, self._node_blocked
         if (mute or self._client_blocked) and not (pause or self._request_left):
@@ -633,7 +636,7 @@ class RequestSide(Authentication):
 
 
 def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
-    """Note whether a Fetch goes on with a session: its epoch is above 0; False while that is not here yet."""
+    """Note whether a Fetch continues a session: its epoch is above 0. False while the epoch is not here yet."""
     epoch_at = request.plan.epoch_at
     if not epoch_at:
         request.incremental = None if epoch_at is None else False
@@ -649,7 +652,7 @@ def _note_session(request: Request, buf: bytes, at: int, end: int) -> bool:
 
 
 def _is_asked(request: Request, client_sensors: ClientSensors) -> bool:
-    """Whether a request of the ask list is asked about; a shadow quota alone never has one refused for its size."""
+    """Whether a request of ASKED_REQUESTS needs a decision; a shadow quota alone never has one refused for its size."""
     if request.plan.asked is not DecisionKind.MUTATION or client_sensors.limits_mutations:
         return True
     return client_sensors.shadow_mutation is not None and request.size_bytes <= MAX_ASKED_BYTES

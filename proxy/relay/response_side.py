@@ -1,4 +1,4 @@
-"""The response side of a relay: what the node sends is matched, charged, told its throttle time, and sent on."""
+"""The response side of a relay: matches what the node sends, charges it, puts throttle times in, and sends it on."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -49,7 +49,7 @@ from quotas.entities import QuotaType
 from quotas.sensors.windowed_rate import StaleSensor
 
 Passing = tuple[int, Sequence[Splice]]
-"""How many bytes of what is here pass now, and the splices among them, in offsets from their start."""
+"""How many of the bytes that are here pass now, and the splices among them, in offsets from their start."""
 
 _NOTHING: Passing = (0, ())
 
@@ -60,7 +60,7 @@ _HEAD = ResponseKind.HEAD
 
 _SMALLEST_RESPONSE = 4
 _RESPONSE_PREFIX_BYTES = 13
-"""Length prefix, correlation id, an empty tag buffer, throttle time: what most responses are judged by."""
+"""The length prefix, correlation id, an empty tag buffer and the throttle time: enough for most responses."""
 
 _RESPONSE_HEAD = Struct(">ii")
 _INT32 = Struct(">i")
@@ -125,9 +125,9 @@ class ResponseSide(Carriage):
         self._instead = b""
         self._to_drop = 0
         self._head_bytes = MAX_HEAD_BYTES
-        """How much of the response that is next must be here to be decided about."""
+        """How many bytes of the next response must be here before it can be decided about."""
         self._gathered_response: list[bytes] = []
-        """What has come behind `_responses` of a response of which more than MAX_HEAD_BYTES are wanted."""
+        """What has come after `_responses` of a response of which more than MAX_HEAD_BYTES are needed."""
         self._collecting: list[bytes] = []
         self._to_collect = 0
         self._held_response = b""
@@ -144,10 +144,10 @@ class ResponseSide(Carriage):
         return self._response_left > 0 or self._streamed is not None or self._to_collect > 0 or self._to_drop > 0
 
     def _take_responses(self, actions: list[Action], now_ms: int, at: int) -> None:
-        """Send on all that may be sent, throttle times patched; stop where a response must be decided about.
+        """Send on all that may be sent, with throttle times put in; stop at a response that needs a decision.
 
-        `at` is where the next frame begins (before it, all is passed already), `run` where the bytes begin that go out
-        as they are.
+        `at` is where the next frame begins; everything before it is passed already. `run` is where the bytes begin that
+        go out unchanged.
         """
         buf = self._responses
         end = len(buf)
@@ -205,7 +205,7 @@ class ResponseSide(Carriage):
             actions += after
 
     def _settle_node(self, actions: list[Action]) -> None:
-        """Read the node or not, as things stand now; there is nothing to stop before it is connected."""
+        """Pause or resume reading the node if that must change. Before it is connected there is nothing to pause."""
         if self._mute & UNCONNECTED:
             return
         pause = self._client_blocked or self._held_since_ms is not None
@@ -215,12 +215,12 @@ class ResponseSide(Carriage):
             self._node_paused = pause
             actions.append(_PAUSE if pause else _RESUME)
 
-    # -------------------------------------------------------------- as they are
+    # -------------------------------------------------------------- unchanged
 
     def _pass_repeated(self, buf: bytes, at: int, now_ms: int) -> int:
-        """Pass the whole responses at `at` that need only be counted, of one run of requests; return where they end.
+        """Pass the whole responses at `at`, of one run of requests, that need only be counted; return where they end.
 
-        They are small, carry no throttle time, and none of ours is to be put in.
+        They are small, have no throttle time, and the proxy has none to put in.
         """
         if not self._in_flight:
             return at
@@ -254,7 +254,7 @@ class ResponseSide(Carriage):
         return end
 
     def _charge_quick_fetch(self, request: Request, frame_bytes: int, now_ms: int) -> bool:
-        """Charge the response to a Fetch if it is plain that it is not throttled."""
+        """Charge the response to a Fetch if it is certain that it is not throttled; return whether that was done."""
         client_sensors = request.client_sensors
         if client_sensors is None:
             return True
@@ -276,7 +276,7 @@ class ResponseSide(Carriage):
     # --------------------------------------------------------------- one by one
 
     def _start_response(self, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
-        """Begin with the response at `at`: nothing passes while more bytes must come first or it is asked about."""
+        """Begin with the response at `at`. Nothing passes while more bytes must come first or a decision is due."""
         frame_bytes = self._response_bytes(buf, at)
         available = min(len(buf) - at, frame_bytes)
         if not frame_bytes or available < min(frame_bytes, _RESPONSE_PREFIX_BYTES):
@@ -308,7 +308,7 @@ class ResponseSide(Carriage):
     def _start_plain(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
     ) -> Passing:
-        """A response whose throttle time, if it has one, stands at a fixed place near its start."""
+        """Begin with a response whose throttle time, if it has one, is at a fixed place near its start."""
         plan = request.plan
         throttle_at = plan.throttle_at
         if throttle_at >= 0:
@@ -322,9 +322,7 @@ class ResponseSide(Carriage):
     def _start_tail(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
     ) -> Passing:
-        """A response that is decided by what stands at its end: here whole, or so large that it is walked on its
-        way.
-        """
+        """Begin with a response whose last part matters: collected whole, or walked while it streams if it is large."""
         plan = request.plan
         streams = frame_bytes > MAX_HEAD_BYTES
         if not streams:
@@ -354,7 +352,7 @@ class ResponseSide(Carriage):
         return self._pass_response(request, buf, at, walk.throttle_at, frame_bytes, frame_bytes, now_ms, after)
 
     def _stream(self, streamed: _StreamedResponse, buf: bytes, at: int, now_ms: int, after: list[Action]) -> Passing:
-        """Go on with a large response: what was walked passes; its tail is held until it is here whole."""
+        """Continue a large response: what was walked passes; its last part waits until it is here whole."""
         walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
         here = min(len(buf) - at, frame_bytes - sent)
         data = memoryview(buf)[at : at + here]
@@ -370,7 +368,7 @@ class ResponseSide(Carriage):
             if passed or walk.tail_at < 0:
                 return passed, ()
         if frame_bytes - sent > MAX_HELD_BYTES:
-            raise MalformedMessage(f"{frame_bytes - sent} bytes behind the partitions of an answer")
+            raise MalformedMessage(f"{frame_bytes - sent} bytes after the partitions of a response")
         if sent + here < frame_bytes:
             return _NOTHING
         throttled_before = walk.throttle_at
@@ -385,7 +383,7 @@ class ResponseSide(Carriage):
         return here, [Splice(splice.start - sent, splice.end - sent, splice.data) for splice in splices]
 
     def _stream_led(self, streamed: _StreamedResponse, data: memoryview) -> Passing:
-        """Go on with a response to Metadata behind its nodes: who is led by one that is left out has no leader."""
+        """Continue a response to Metadata after its nodes: partitions whose leader was left out get no leader."""
         walk, sent, frame_bytes = streamed.walk, streamed.sent, streamed.frame_bytes
         walk.advance(data, sent)
         passed = min(walk.offset - sent, len(data))
@@ -411,7 +409,7 @@ class ResponseSide(Carriage):
         now_ms: int,
         after: list[Action],
     ) -> Passing:
-        """The response goes out: take its request off the queue, count and time it, and put the throttle time in."""
+        """Let the response go out: take its request off the queue, count and charge it, put the throttle time in."""
         if not request.timed:
             self._charge_time(request, frame_bytes - 4, now_ms, after)
         if self._delays and self._holds(request, now_ms, after):
@@ -438,7 +436,7 @@ class ResponseSide(Carriage):
         return int(size) + 4
 
     def _token_bytes(self, buf: bytes, at: int) -> int:
-        """The length of the bare token that begins at `at`, with its prefix; 0 while it is unknown."""
+        """The length of the bare token that begins at `at`, its length prefix included; 0 while it is unknown."""
         if len(buf) - at < 4:
             return 0
         size: int = _INT32.unpack_from(buf, at)[0]
@@ -447,7 +445,7 @@ class ResponseSide(Carriage):
         return size + 4
 
     def _forget_unanswered_tokens(self) -> None:
-        """The last token of an opaque exchange gets no response: a request behind it shows that it was the last."""
+        """When a request follows opaque tokens, take tokens without a response off the queue: the last had none."""
         if not self._to_collect and self._in_flight[-1].plan is not SASL_TOKEN:
             while self._in_flight[0].plan is SASL_TOKEN:
                 self._no_longer_await(self._in_flight[0], 1)
@@ -471,7 +469,7 @@ class ResponseSide(Carriage):
             due = f"{self._in_flight[0].plan.name} {self._in_flight[0].correlation_id}"
         return Refusal(CloseReason.ANSWER_UNEXPECTED, f"correlation id {correlation_id}, {due} is due")
 
-    # -------------------------------------------------------- decided by others
+    # ---------------------------------------------------------------- decisions
 
     def _ask_about_response(self, plan: Plan, head: bytes, after: list[Action]) -> Passing:
         kind = DecisionKind.API_VERSIONS if plan.api_key == API_VERSIONS else DecisionKind.ADDRESSES
@@ -480,7 +478,7 @@ class ResponseSide(Carriage):
         return _NOTHING
 
     def _want_more(self, head_bytes: int) -> None:
-        """So much of the response that is next must be here to be decided about, or all of it."""
+        """Wait until `head_bytes` of the next response are here, or all of it: so much is needed to decide about it."""
         frame_bytes = _INT32.unpack_from(self._responses, 0)[0] + 4
         if frame_bytes > self._max_gathered_bytes:
             name = self._in_flight[0].plan.name
@@ -489,7 +487,7 @@ class ResponseSide(Carriage):
         self._head_bytes = min(head_bytes, frame_bytes)
 
     def _gather_response(self, data: bytes) -> bool:
-        """Whether `data` is only kept, as more is wanted of the response that is next; it is put together once."""
+        """Store `data` and return True while more of the next response is needed; else put its parts together."""
         self._gathered_response.append(data)
         if len(self._responses) + sum(map(len, self._gathered_response)) < self._head_bytes:
             return True
@@ -498,7 +496,7 @@ class ResponseSide(Carriage):
         return False
 
     def _collect(self, request: Request, buf: bytes, at: int, after: list[Action]) -> int:
-        """Take what is here of a response that is wanted whole; return where that ends."""
+        """Take the part that is here of a response that is collected whole; return where that part ends."""
         if not self._to_collect:
             self._to_collect = (
                 self._token_bytes(buf, at) if request.plan is SASL_TOKEN else self._response_bytes(buf, at)
@@ -530,7 +528,7 @@ class ResponseSide(Carriage):
         self._own_responses.append(frame)
 
     def _send_decided_response(self, decision: Decision, actions: list[Action], now_ms: int) -> None:
-        """Send the head, or the whole, that was asked about, spliced; the rest of its frame follows as it comes."""
+        """Send the part of a response that was decided about, with its splices; the rest follows as it comes."""
         if self._held_response:
             head, self._held_response = self._held_response, b""
             frame_bytes, rest = len(head), self._responses
@@ -561,10 +559,10 @@ class ResponseSide(Carriage):
             self._streamed = _StreamedResponse(decision.rest, frame_bytes, len(head), replace(request))
         self._responses = rest
 
-    # --------------------------------------------------------------- of our own
+    # -------------------------------------------------- responses of the proxy
 
     def _send_own_responses(self, actions: list[Action], now_ms: int) -> None:
-        """Send the responses of our own whose turn it is, where something is in flight."""
+        """Send the proxy's own responses whose turn it is. Something must be in flight."""
         first = self._in_flight[0]
         if (first.response is None and first.plan is not SASL_TOKEN) or self._amid_response:
             return
@@ -576,7 +574,7 @@ class ResponseSide(Carriage):
         actions += after
 
     def _pass_own_responses(self, now_ms: int, after: list[Action]) -> list[Piece]:
-        """The responses of our own that come before the next one of the node, taken off the queue."""
+        """Take the proxy's own responses that come before the node's next one off the queue, and return them."""
         responses: list[Piece] = []
         while self._in_flight and (response := self._in_flight[0].response) is not None:
             request = self._in_flight[0]
@@ -600,9 +598,9 @@ class ResponseSide(Carriage):
     # ----------------------------------------------------------- throttle times
 
     def _charge_time(self, request: Request, response_bytes: int, now_ms: int, after: list[Action]) -> int:
-        """Charge what the request cost the node, or would have, if that is measured; the throttle time in ms.
+        """Charge what the request cost the node, or would have, if that is measured; return the throttle time in ms.
 
-        The client is muted for it, and all responses say so until that is over.
+        The client is muted for that time, and all responses report it until it is over.
         """
         request.timed = True
         client_sensors = request.client_sensors
@@ -619,10 +617,10 @@ class ResponseSide(Carriage):
         return throttle_time_ms
 
     def _charge_fetch(self, request: Request, value: int, now_ms: int, after: list[Action]) -> None:
-        """Charge the response of a Fetch or ShareFetch: its size without length prefix, header tags and, where it is
-        here whole, NodeEndpoints, as a broker counts it; its time before.
+        """Charge the response of a Fetch or ShareFetch: first its time, then its size as a broker counts it.
 
-        What goes out although it is too much is charged for good.
+        `value` is the size without length prefix, header tags and, if the response is here whole, NodeEndpoints. A
+        response that goes out although it exceeds the quota is charged for good.
         """
         request.charged = True
         client_sensors = request.client_sensors
@@ -640,9 +638,9 @@ class ResponseSide(Carriage):
             self._answered_until_ms = max(self._answered_until_ms, now_ms + throttle_time_ms)
 
     def _charge_bytes(self, request: Request, sensor: int | None, value: int, over_time: bool, now_ms: int) -> int:
-        """Charge what was fetched; the throttle time in ms.
+        """Charge the bytes that were fetched; return the throttle time in ms.
 
-        As in a broker: whoever is over the quota of request time or of bytes gets none, and is charged none.
+        As in a broker, a client that is over its quota of request time or of bytes gets no data, and is charged none.
         """
         sensors, may_be_emptied = self._quota_manager.sensors, request.incremental is not None
         throttle_time_ms = 0
@@ -656,7 +654,7 @@ class ResponseSide(Carriage):
         return throttle_time_ms
 
     def _charge_shadow_fetch(self, sensor: int, use: Use | None, value: int, now_ms: int) -> None:
-        """Charge the response of a Fetch to a shadow quota, if it is measured still."""
+        """Charge the response of a Fetch to a shadow quota, if its sensor still exists."""
         with suppress(StaleSensor):
             reported_ms = self._shadows.charge(sensor, value, now_ms)
             if reported_ms and use is not None:
@@ -665,7 +663,7 @@ class ResponseSide(Carriage):
     def _throttle_splices(
         self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
     ) -> Sequence[Splice]:
-        """The larger of our throttle time and the node's is reported, and mutes the client."""
+        """Have the response report the larger throttle time, the proxy's or the node's; the client is muted for it."""
         if self._delays:
             return self._delayed_splices(request, throttle_at, node_ms, now_ms, after)
         own_ms = max(request.muted_until_ms, self._answered_until_ms) - now_ms
@@ -680,12 +678,12 @@ class ResponseSide(Carriage):
             return ()
         return (Splice(throttle_at, throttle_at + 4, int32(own_ms)),)
 
-    # ----------------------------------------------------------------- withheld
+    # ---------------------------------------------------- empty Fetch responses
 
     def _withhold(
         self, request: Request, buf: bytes, at: int, frame_bytes: int, body_at: int, now_ms: int, after: list[Action]
     ) -> Passing:
-        """The response to a Fetch over quota does not go out, however large; an empty one takes its place."""
+        """Drop the response to a Fetch over quota, however large, and send an empty one in its place."""
         plan = request.plan
         if frame_bytes < body_at + decisive_bytes(plan.api_version):
             return _too_short(plan, frame_bytes)
@@ -707,7 +705,7 @@ class ResponseSide(Carriage):
         return _NOTHING
 
     def _drop(self, pieces: list[Piece], at: int, end: int) -> int:
-        """Drop what is here of a response that is withheld; return where that ends."""
+        """Drop the part that is here of a response that was replaced by an empty one; return where that part ends."""
         if self._instead:
             pieces.append(self._instead)
             self._instead = b""
@@ -715,11 +713,12 @@ class ResponseSide(Carriage):
         self._to_drop -= step
         return at + step
 
-    # --------------------------------------------------------------------- held
+    # ------------------------------------------------------------------- delayed
 
     def _holds(self, request: Request, now_ms: int, after: list[Action]) -> bool:
-        """Whether the response to the oldest request is held, as a throttle is not over; how long it was, when it
-        is.
+        """Whether the response to the oldest request is delayed because a throttle is not over.
+
+        When it is over, `_held_ms` is how long the response was delayed.
         """
         until_ms = max(request.muted_until_ms, self._answered_until_ms)
         if request.plan.asked is DecisionKind.SASL:
@@ -738,9 +737,10 @@ class ResponseSide(Carriage):
     def _delayed_splices(
         self, request: Request, throttle_at: int, node_ms: int, now_ms: int, after: list[Action]
     ) -> Sequence[Splice]:
-        """A client that waits for what it is told hears of the node's throttle only, as far as it was not held for it.
+        """The splice for the throttle time of a response that may have been delayed.
 
-        Others are told how long they were throttled.
+        A client that waits for this time itself gets only what is left of the node's throttle after the delay. Other
+        clients get how long they were throttled.
         """
         left_ms = node_ms - self._held_ms
         if left_ms > 0:
@@ -752,7 +752,7 @@ class ResponseSide(Carriage):
         return (Splice(throttle_at, throttle_at + 4, int32(reported_ms)),)
 
     def _let_go(self, actions: list[Action]) -> None:
-        """The connection ends: what was held goes out at once, with what is left of the throttle."""
+        """The connection ends: send what was delayed at once, with what is left of the throttle."""
         now_ms, decision = self._now_us // 1000, self._held_decision
         self._delays, self._held_since_ms, self._held_decision = False, None, None
         with suppress(ProtocolError):
@@ -764,7 +764,7 @@ class ResponseSide(Carriage):
 
 
 def _after_header_tags(head: bytes, frame_bytes: int) -> int:
-    """Where the body begins behind the tags of an answer's header; 0 while they are not all here."""
+    """Where the body begins after the header tags of a response; 0 while they are not all here."""
     reader = Reader(head, 8)
     try:
         reader.tags(MAX_HEADER_TAGS)
@@ -776,9 +776,9 @@ def _after_header_tags(head: bytes, frame_bytes: int) -> int:
 
 
 def _throttle_behind(plan: Plan, buf: bytes, at: int, frame_bytes: int) -> int:
-    """Where throttle_time_ms stands in a whole response that need not be walked for it; -1 for the others.
+    """Where throttle_time_ms is in a whole response that need not be walked to find it; -1 for all others.
 
-    Most responses to Produce are about one partition without an error: their length alone tells.
+    Most responses to Produce are about one partition without an error: in these its place follows from their length.
     """
     if plan.response is ResponseKind.LAST:
         return frame_bytes - 4 if frame_bytes >= 16 else NO_THROTTLE

@@ -1,4 +1,4 @@
-"""Request time of one connection: what its requests cost the node."""
+"""The request time of one connection: what its requests cost the node."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,9 +12,9 @@ from quotas.request_costs import PERCENT_PER_US
 from quotas.sensors.windowed_rate import StaleSensor
 
 _ROUNDING: Final = 1e-6
-"""Of a request: what rounding may take of the room for a last one."""
+"""What rounding may take of the room for a last request, as a part of a request."""
 _NOTHING: Final = 1e-9
-"""Less than this, in per cent, is what rounding leaves of a sum."""
+"""A smaller rest of a sum than this, in percent, comes from rounding."""
 
 
 def _meter(request: Request, cost_us: float, now_us: int) -> None:
@@ -26,10 +26,10 @@ def _meter(request: Request, cost_us: float, now_us: int) -> None:
 
 
 class ServiceTimes:
-    """Charges each response with the smaller of the time that it took and of what such requests cost the node.
+    """Charges each response the smaller of the time that it took and of what such requests cost the node.
 
-    The time of a request begins when it is sent, or, where another one is in flight, when that one's response is here:
-    a node has one request of a connection at a time. Answers that come in one piece share the time before it.
+    The time of a request begins when it is sent or, if another one is in flight, when the response of that one is here:
+    a node handles one request of a connection at a time. Responses that come in one piece share the time before it.
     """
 
     __slots__ = (
@@ -50,7 +50,7 @@ class ServiceTimes:
         self._shadows = quota_manager.shadow_request_sensors
         self._in_flight = quota_manager.time_in_flight
         self._last_us = 0.0
-        """What the latest response cost that came by itself: those to come may cost as much."""
+        """What the latest response cost that came from the node: the next ones may cost as much."""
         self._since_us = 0
         self._came_us = 0
         self._charged_us = 0
@@ -62,19 +62,19 @@ class ServiceTimes:
         self._alone = True
 
     def came(self, now_us: int) -> None:
-        """The node's bytes begin with a new response, or go on with one that is charged already."""
+        """Bytes of the node have come: of a new response, or the rest of one that is charged already."""
         self._came_us = now_us
         if self._charged_us > self._since_us:
             self._since_us = self._charged_us
 
     def held_up(self) -> None:
-        """Something but the node makes answers wait."""
+        """Something other than the node delays responses."""
         self._alone = False
 
     # ------------------------------------------------------------- in flight
 
     def allowed(self, request: Request, client_sensors: ClientSensors, now_ms: int) -> int:
-        """How many further requests like this one there is room for under the quota, beside all that are in flight."""
+        """How many further requests like this one the quota has room for, beside all that are in flight."""
         assert client_sensors.request is not None
         percent = self._expected(request, client_sensors, 1, request.size_bytes)
         if not percent:
@@ -86,7 +86,7 @@ class ServiceTimes:
         return int(min(max(room / percent + _ROUNDING, 0.0), INT32_MAX))
 
     def reserve(self, request: Request, count: int, size_bytes: int) -> None:
-        """`count` further requests are in flight under `request`, which stands for all of them."""
+        """Note that `count` further requests, all counted in `request`, are in flight."""
         client_sensors = request.client_sensors
         if client_sensors is not None and client_sensors.limits_requests and client_sensors.request is not None:
             if not request.reserved:
@@ -96,24 +96,25 @@ class ServiceTimes:
             self._in_flight[request.reserved_at] = self._in_flight.get(request.reserved_at, 0.0) + percent
 
     def _expected(self, request: Request, client_sensors: ClientSensors, count: int, size_bytes: int) -> float:
-        """What requests are expected to cost: at least as much as the latest, as the size of a response is not
-        known.
+        """What requests are expected to cost, in percent.
+
+        At least as much as the latest response cost, because the size of the responses is not known yet.
         """
         assert client_sensors.costs is not None
         cost_us = client_sensors.costs.us(request.plan.cost_kind, size_bytes, count)
         return max(cost_us, count * self._last_us) * PERCENT_PER_US
 
     def release(self, request: Request) -> None:
-        """Nothing will be charged for it."""
+        """Free what is reserved for a request: it will not be charged."""
         self._free(request, request.waiting)
 
     def reserve_anew(self, request: Request) -> None:
-        """Somebody else may measure a request that is in flight."""
+        """Reserve again for a request in flight, because another sensor may measure it now."""
         self.release(request)
         self.reserve(request, 1, request.size_bytes)
 
     def _free(self, request: Request, count: int) -> None:
-        """So many of these are charged."""
+        """Free what is reserved for `count` of the requests, because they are charged now."""
         if request.reserved:
             percent = request.reserved if count == request.waiting else request.reserved * count / request.waiting
             request.reserved -= percent
@@ -127,9 +128,9 @@ class ServiceTimes:
             self._in_flight.pop(sensor, None)
 
     def abandon(self, in_flight: Sequence[Request], half: Request | None, now_ms: int, now_us: int) -> None:
-        """The connection ends: what the node is at is charged for the time so far. It will not see the rest.
+        """The connection ends: charge the request that the node is working on for the time so far, and free the others.
 
-        `half` is the request of which it has not seen all.
+        The node will not see the others. `half` is the request of which it has not seen all.
         """
         if in_flight and in_flight[0] is not half:
             self._charge_unanswered(in_flight[0], now_ms, now_us)
@@ -150,7 +151,7 @@ class ServiceTimes:
     def charge_unthrottled(
         self, request: Request, client_sensors: ClientSensors, count: int, response_bytes: int, now_ms: int, now_us: int
     ) -> bool:
-        """Charge `count` answers of `response_bytes` in all if it is plain that none is throttled; else do nothing."""
+        """Charge `count` responses of `response_bytes` in all if it is certain that none throttles; else do nothing."""
         cost_us = self._cost_us(request, client_sensors, count, response_bytes)
         percent = cost_us * PERCENT_PER_US
         sensor = client_sensors.request
@@ -170,7 +171,7 @@ class ServiceTimes:
     def charge(
         self, request: Request, client_sensors: ClientSensors, response_bytes: int, now_ms: int, now_us: int
     ) -> int:
-        """Charge one response; the throttle time in ms."""
+        """Charge one response; return the throttle time in ms."""
         cost_us = self._cost_us(request, client_sensors, 1, response_bytes)
         throttle_ms = self._charge(request, client_sensors, cost_us * PERCENT_PER_US, now_ms, now_us)
         _meter(request, cost_us, now_us)
@@ -182,7 +183,7 @@ class ServiceTimes:
     def charge_own(
         self, request: Request, client_sensors: ClientSensors, response_bytes: int, now_ms: int, now_us: int
     ) -> int:
-        """Charge a response of the proxy's own what it would cost the node; the throttle time in ms."""
+        """Charge a response of the proxy what it would cost the node; return the throttle time in ms."""
         assert client_sensors.costs is not None
         cost_us = client_sensors.costs.us(request.plan.cost_kind, request.size_bytes + response_bytes)
         _meter(request, cost_us, now_us)
@@ -225,7 +226,7 @@ class ServiceTimes:
         cost_us: float,
         now_us: int,
     ) -> None:
-        """The responses are charged; further ones that came with them have the time that these did not take."""
+        """The responses are charged: learn from their time, and leave the rest of it to others that came with them."""
         costs = client_sensors.costs
         assert costs is not None
         since_us = self._since_us

@@ -1,10 +1,11 @@
-"""What clients use, counted by relays as it crosses the wire, and handed on window by window.
+"""The usage of clients: relays count it as it crosses the wire, and hand it on window by window.
 
-A byte counts when it was read from the client's socket or is handed over to be written there, with the user and
-client-id of its request; of a connection that dies amid a frame so much of it counts as came. What was handed over and
-never written is told as unsent. A request counts with its last byte, or when no more of it comes. So requests are what
-began, in_bytes what was read, out_bytes - unsent_bytes what was written: an observer in front of the proxy sees the
-same, but for what only a kernel had when a connection was lost.
+A byte counts when it was read from the client's socket or is handed over to be written there, under the user and
+client-id of its request. When a connection ends within a frame, the part of the frame that came is counted. Bytes that
+were handed over and never written are also counted as unsent. A request counts with its last byte, or when no more of
+it will come. So `requests` are those that began, `in_bytes` what was read, `out_bytes` - `unsent_bytes` what was
+written. An observer in front of the proxy sees the same, except for bytes that only a kernel had when a connection was
+lost.
 """
 
 from collections import deque
@@ -16,7 +17,7 @@ from quotas.records.usage_record import LONGEST_PROFILE_S, MOST_REPORTED, Second
 from quotas.request_costs import NodeCosts, RequestCosts
 
 PRODUCE, FETCH, REQUEST, MUTATION, CONNECTION = range(5)
-"""Places of the types of quota in a client."""
+"""The index of each quota type in `Client.uses`."""
 
 TYPES = (
     QuotaType.PRODUCE,
@@ -28,7 +29,7 @@ TYPES = (
 PLACE = {quota_type: place for place, quota_type in enumerate(TYPES)}
 
 OVERFLOW = "<overflow>"
-"""In place of names of clients that are too many to be told apart."""
+"""In place of a name, when there are too many clients to count each by its name."""
 
 NO_WINDOW = -1
 _SECOND_US = 1_000_000
@@ -53,11 +54,11 @@ class WindowUsage(NamedTuple):
     unsent_bytes: int
     muted_ms: int
     seconds: tuple[SecondOfUse, ...]
-    """With times from `begin_ms`."""
+    """Their times count from `begin_ms`."""
 
 
 class Client:
-    """One client at one node, or one address."""
+    """One client at one node, or one IP address: its usage of each quota type."""
 
     __slots__ = ("client_id", "costs", "holders", "ip", "meter", "node_id", "open", "user", "uses")
 
@@ -69,13 +70,13 @@ class Client:
         self.ip = ip
         self.costs: NodeCosts | None = None
         self.holders = 0
-        """Connections that count for it."""
+        """How many connections count usage for it."""
         self.open = 0
-        """Types of which it has used something in this window."""
+        """How many quota types it has used in this window."""
         self.uses: list[Use | None] = [None] * len(TYPES)
 
     def of(self, place: int) -> "Use":
-        """Its use of one type of quota; mutations are those of the whole cluster."""
+        """Its usage of one quota type. Mutations are counted for the whole cluster, not for each node."""
         use = self.uses[place]
         if use is None:
             if place == MUTATION and self.node_id != WHOLE_CLUSTER:
@@ -84,7 +85,7 @@ class Client:
         return use
 
     def cost_us(self, kind: int, size_bytes: int, count: int) -> float:
-        """What requests of a kind cost its node, by the model; nothing before a node is known."""
+        """What requests of a kind cost its node, by the model; 0 before the node is known."""
         costs = self.costs
         if costs is None:
             if self.node_id < 0:
@@ -93,16 +94,16 @@ class Client:
         return costs.us(kind, size_bytes, count)
 
     def release(self) -> None:
-        """One connection less counts for it."""
+        """Note that one connection no longer counts usage for it."""
         self.holders -= 1
         if not self.holders and not self.open:
             self.meter.forget(self)
 
 
 class Use:
-    """What one client uses of one quota type: counted since the window began.
+    """What one client uses of one quota type, counted since the window began.
 
-    Before anything is counted at a time that is not before `until_us`, `turn` is to be called.
+    Before anything is counted at `until_us` or later, `turn` must be called.
     """
 
     __slots__ = (
@@ -139,7 +140,7 @@ class Use:
         self.window = NO_WINDOW
         self.until_us = -1
         self.began_us = -1
-        """By the wall clock."""
+        """When this second began to be used, by the wall clock."""
         self.muted_until_ms = -1
         self.is_profiled = client.meter.window_s <= LONGEST_PROFILE_S
         self._begin()
@@ -154,7 +155,7 @@ class Use:
         self.seconds: list[SecondOfUse] = []
 
     def turn(self, now_us: int) -> None:
-        """Another second has begun, perhaps in another window."""
+        """Begin another second, perhaps in another window."""
         meter = self.client.meter
         wall_s = (now_us + meter.offset_us) // _SECOND_US
         self._end_second()
@@ -183,7 +184,7 @@ class Use:
             self.reported = []
 
     def close(self) -> None:
-        """Hand on what was counted in the window, if there is one."""
+        """End the window, if one has begun, and hand on what was counted in it."""
         if self.window == NO_WINDOW:
             return
         self._end_second()
@@ -226,11 +227,12 @@ class Use:
             for second in self.seconds
         )
 
-    # ------------------------------------------------- what does not come often
+    # ------------------------------------------------------------- rare events
 
     def note_throttle(self, prolonged_ms: int, now_us: int, used: float = 0.0) -> None:
-        """The quota throttled, and prolonged a mute; `used` is what the request used of which that came, if it was
-        charged just now.
+        """Count a throttle of the quota, and by how many ms it prolonged the mute.
+
+        `used` is how much of the quota was used by the request that caused it, if that was charged just now.
         """
         if now_us >= self.until_us:
             self.turn(now_us)
@@ -245,39 +247,40 @@ class Use:
             self.muted_until_ms = until_ms
 
     def note_backlog(self, muted_ms: int, now_us: int) -> None:
-        """At the end of a mute by the quota a request was waiting."""
+        """Count a mute by the quota at whose end a request was waiting."""
         if now_us >= self.until_us:
             self.turn(now_us)
         self.backlogged_ms += muted_ms
 
     def note_shadow(self, throttle_ms: int, now_us: int) -> None:
-        """The shadow quota would have throttled."""
+        """Count a throttle time that the shadow quota would have given."""
         if now_us >= self.until_us:
             self.turn(now_us)
         self.shadow_throttles += 1
         self.shadow_throttled_ms += throttle_ms
 
     def note_unsent(self, unsent_bytes: int, now_us: int) -> None:
-        """So much of what was counted as written was not."""
+        """Count bytes that were counted as written and were not."""
         if now_us >= self.until_us:
             self.turn(now_us)
         self.unsent_bytes += unsent_bytes
 
     def add(self, value: float, now_us: int) -> None:
-        """What the quota counts has been used; negative if it was given back."""
+        """Add to what is used of the quota; a negative `value` was given back."""
         if now_us >= self.until_us:
             self.turn(now_us)
         elif self.used == self.mark:
-            # What has come so far in this second was not used yet, as a Fetch before its response.
+            # Nothing was used in this second so far: for example, a Fetch has come but not its response.
             self.began_us = now_us + self.client.meter.offset_us
         self.used += value
 
 
 class Meter:
-    """Who uses what in one virtual cluster: all clients that are connected, or were in this window.
+    """The usage of all clients of one virtual cluster that are connected, or were in this window.
 
-    There are `max_clients` at most, and a sixteenth more for the overflow of each user; beyond that all are one.
-    `closed` are the counts of windows that are over; whoever takes them is to be there once a window.
+    There are `max_clients` at most, and a sixteenth more for one overflow client for each user; beyond that, all
+    further clients are counted as one. `closed` has the usage of windows that are over; it must be taken once in each
+    window.
     """
 
     def __init__(self, virtual_cluster: str, window_s: int, max_clients: int, costs: RequestCosts) -> None:
@@ -285,10 +288,10 @@ class Meter:
         self.window_s = window_s
         self.max_clients = max_clients
         self.offset_us = 0
-        """What the wall clock is ahead of the monotonic one."""
+        """How far the wall clock is ahead of the monotonic one, in us."""
         self.closed: deque[WindowUsage] = deque()
         self.overflowed = 0
-        """How often a client got no place of its own."""
+        """How often a client was counted as overflow."""
         self.costs = costs
         self._clients: dict[tuple[int, str, str, str], Client] = {}
         self._open: list[tuple[int, Use]] = []
@@ -297,7 +300,7 @@ class Meter:
         return len(self._clients)
 
     def client(self, node_id: int, user: str, client_id: str, ip: str = "") -> Client:
-        """The client, or who stands for it when there are too many."""
+        """The client, or the overflow client it is counted with when there are too many."""
         key = (node_id, user, client_id, ip)
         client = self._clients.get(key)
         if client is None:
@@ -318,28 +321,28 @@ class Meter:
         return node_id, OVERFLOW, OVERFLOW, ""
 
     def hold(self, node_id: int, user: str, client_id: str) -> Client:
-        """The client, for a connection that counts for it until it releases it."""
+        """The client, for a connection that counts its usage until it releases the client."""
         client = self.client(node_id, user, client_id)
         client.holders += 1
         return client
 
     def forget(self, client: Client) -> None:
-        """Nobody counts for the client any more."""
+        """Remove a client for which no connection counts usage any more."""
         key = (client.node_id, client.user, client.client_id, client.ip)
         if self._clients.get(key) is client:
             del self._clients[key]
 
     def opened(self, use: Use) -> None:
-        """Something is used of which nothing was in this window."""
+        """Note a quota type that was not used before in this window."""
         self._open.append((use.window, use))
 
     def take_open(self) -> list[tuple[int, Use]]:
-        """The uses that may have to be closed, with their windows, each to be given to `settle`."""
+        """The uses that may have to be closed, each with its window; each must be given to `settle`."""
         uses, self._open = self._open, []
         return uses
 
     def settle(self, window: int, use: Use, now_us: int | None) -> None:
-        """Close a use whose window is over, or keep it for when that is; with no time, close it in any case."""
+        """Close a use if its window is over, or leave it open until then; without a time, close it in any case."""
         if use.window != window:
             return
         if now_us is not None and (now_us + self.offset_us) // _SECOND_US // self.window_s == window:

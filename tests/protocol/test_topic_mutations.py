@@ -183,7 +183,7 @@ def test_bytes_too_few_or_too_many_are_malformed(kafka_version):
             for cut in {rng.randrange(8, len(vector.frame)) for _ in range(5)}:
                 with pytest.raises(ProtocolError):
                     read(vector.frame[:cut], vector.key, vector.version)
-            with pytest.raises(MalformedMessage, match="behind the last field"):
+            with pytest.raises(MalformedMessage, match="after the last field"):
                 read(vector.frame + b"\0", vector.key, vector.version)
 
 

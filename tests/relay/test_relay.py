@@ -267,7 +267,7 @@ def test_a_node_that_hangs_up_closes_the_connection(make_relay):
     script.node(fetched(1)[:50])
     script.do(script.relay.on_eof(Side.NODE, NOW_US))
     assert script.close_reason is CloseReason.NODE_CLOSED
-    assert "middle of an answer" in script.closed.detail
+    assert "middle of a response" in script.closed.detail
 
 
 BAD_REQUESTS = {
@@ -320,7 +320,7 @@ def test_a_frame_of_exactly_the_limit_passes(make_relay):
 
 BAD_RESPONSES = {
     "TLS": (bytes.fromhex("160303004a02000046"), CloseReason.ANSWER_NOT_KAFKA, "TLS handshake"),
-    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", CloseReason.ANSWER_NOT_KAFKA, "HTTP answer"),
+    "HTTP": (b"HTTP/1.1 400 Bad Request\r\n", CloseReason.ANSWER_NOT_KAFKA, "HTTP response"),
     "a negative length": (pack(">i", -1), CloseReason.ANSWER_MALFORMED, "-1"),
     "another correlation id": (heartbeaten(8), CloseReason.ANSWER_UNEXPECTED, "Heartbeat 1 is due"),
     "too short": (frame(pack(">i", 1)), CloseReason.ANSWER_MALFORMED, "Heartbeat v2"),
