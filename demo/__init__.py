@@ -1,1 +1,1 @@
-"""A real Kafka cluster on this machine, and a show of the proxy in front of it. The service knows nothing of it."""
+"""A demonstration of the proxy in front of a real Kafka cluster on this machine. The service does not depend on it."""

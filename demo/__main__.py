@@ -1,4 +1,4 @@
-"""`python -m demo`, what `make run` starts."""
+"""`python -m demo`, which `make run` starts."""
 
 import sys
 from pathlib import Path

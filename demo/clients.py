@@ -1,12 +1,13 @@
-"""The four clients of the demo; each runs in a process of its own, so that they do not share a GIL.
+"""The four clients of the demo; each runs in a separate process, so that they do not share a GIL.
 
-`python -m demo.clients NAME BOOTSTRAP TOPIC` gets ready, says so, waits for SIGUSR1, and works until SIGTERM.
-It prints JSON lines: {"ready": true}, then several times a second what happened since the line before:
+`python -m demo.clients NAME BOOTSTRAP TOPIC` prepares the client, reports that it is ready, waits for SIGUSR1, and
+works until SIGTERM. It prints JSON lines: {"ready": true}, then several times a second what happened since the line
+before:
 
     {"at": MONOTONIC S, "bytes": N, "records": N, "failed": N, "latency_us": [...], "throttle_ms": [...]}
 
 Bytes are those of record values that were acknowledged or read. A throttle time is one that this client has seen in a
-response: librdkafka's throttle_cb, or the warning that kafka-python logs for each throttled response.
+response: from librdkafka's throttle_cb, or from the warning that kafka-python logs for each throttled response.
 """
 
 import json
@@ -29,11 +30,11 @@ NOISY_RECORD_BYTES = 8_000
 _NOISY_RECORDS_HELD = 250
 _REPORT_S = 0.2
 _STAMP = struct.Struct(">qq")
-"""What a good record begins with: its number, and the monotonic nanosecond at which it was due."""
+"""The beginning of a good record: its number, and the monotonic nanosecond at which it was due."""
 
 
 class Counters:
-    """What a client has seen since its last report; several threads add to it."""
+    """The counts of a client since its last report; several threads add to them."""
 
     def __init__(self) -> None:
         self.stop = threading.Event()
@@ -46,7 +47,7 @@ class Counters:
         self._throttle_ms: list[int] = []
 
     def add(self, size_bytes: int, records: int = 1, since_s: float | None = None) -> None:
-        """Records that were acknowledged or read; the latency runs since `since_s`, monotonic."""
+        """Count records that were acknowledged or read; the latency runs from `since_s`, monotonic."""
         now_s = time.monotonic()
         with self._lock:
             self._bytes += size_bytes
@@ -55,18 +56,18 @@ class Counters:
                 self._latency_us.append(int((now_s - since_s) * 1e6))
 
     def fail(self) -> None:
-        """A record that the client has given up."""
+        """Count a record that the client has given up."""
         with self._lock:
             self._failed += 1
 
     def throttle(self, throttle_time_ms: int) -> None:
-        """A response with a throttle time; zero is none."""
+        """Count a response with a throttle time; zero is no throttle."""
         if throttle_time_ms > 0:
             with self._lock:
                 self._throttle_ms.append(throttle_time_ms)
 
     def report(self) -> None:
-        """Print what came since the last report."""
+        """Print the counts since the last report."""
         with self._lock:
             line = {
                 "at": time.monotonic(),
@@ -80,7 +81,7 @@ class Counters:
             print(json.dumps(line), flush=True)
 
     def await_start(self) -> None:
-        """Say that this client is ready; return when it shall begin, with reports going out from now on."""
+        """Report that this client is ready; return when it must begin. From then on reports are printed."""
         print(json.dumps({"ready": True}), flush=True)
         signal.sigwait({signal.SIGUSR1})
         threading.Thread(target=self._keep_reporting, daemon=True).start()
@@ -92,14 +93,14 @@ class Counters:
 
 
 class ThrottleWarnings(logging.Handler):
-    """Takes the throttle times out of kafka-python's log, which has a warning for each throttled response."""
+    """Reads the throttle times from kafka-python's log, which has a warning for each throttled response."""
 
     def __init__(self, counters: Counters) -> None:
         super().__init__(logging.WARNING)
         self._counters = counters
 
     def emit(self, record: logging.LogRecord) -> None:
-        """A log record of kafka-python."""
+        """Read a log record of kafka-python."""
         if "throttled by broker" in record.msg and isinstance(record.args, tuple):
             throttle_time_ms = record.args[-1]
             assert isinstance(throttle_time_ms, int)
@@ -119,7 +120,7 @@ def _watch_throttles_of_librdkafka(counters: Counters) -> Callable[[Any], None]:
 
 
 def good_producer(bootstrap: str, topic: str, counters: Counters) -> None:
-    """200 KB/s at an even pace that no slow response slows down; the latency runs from when a record was due."""
+    """Sends 200 KB/s at an even pace that no slow response slows down; the latency runs from when a record was due."""
     from confluent_kafka import Producer
 
     producer = Producer(
@@ -161,7 +162,7 @@ def good_producer(bootstrap: str, topic: str, counters: Counters) -> None:
 
 
 def good_consumer(bootstrap: str, topic: str, counters: Counters) -> None:
-    """Reads the records of the good producer, in a group; each counts once, and its latency since it was due."""
+    """Reads the records of the good producer, in a group; each counts once, with its latency since it was due."""
     from kafka import KafkaConsumer
 
     consumer = KafkaConsumer(
@@ -185,7 +186,7 @@ def good_consumer(bootstrap: str, topic: str, counters: Counters) -> None:
 
 
 def noisy_producer(bootstrap: str, topic: str, counters: Counters) -> None:
-    """Sends as fast as it can; kafka-python holds as many records as it is given, so this bounds them."""
+    """Sends as fast as it can; kafka-python buffers as many records as it is given, so this function limits them."""
     from kafka import KafkaProducer
 
     producer = KafkaProducer(
@@ -217,7 +218,7 @@ def noisy_producer(bootstrap: str, topic: str, counters: Counters) -> None:
 
 
 def noisy_consumer(bootstrap: str, topic: str, counters: Counters) -> None:
-    """Reads the same records over and over, as fast as it can."""
+    """Reads the same records again and again, as fast as it can."""
     from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
@@ -266,7 +267,7 @@ def main() -> None:
     _watch_throttles_of_kafka_python(counters)
     CLIENTS[name](bootstrap, topic, counters)
     counters.report()
-    # What a noisy client still holds is not worth waiting for, and closing would wait for it.
+    # The records that a noisy client still holds need not be sent, and closing would wait for them.
     os._exit(0)
 
 

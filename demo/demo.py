@@ -1,4 +1,4 @@
-"""The demo: four clients at a real cluster, first without and then through the proxy, and what became of each."""
+"""The demo: four clients at a real cluster, first without and then through the proxy, and the results of both."""
 
 import json
 import os
@@ -29,7 +29,7 @@ QUOTAS = {
     "noisy-producer": 1 * MB,
     "noisy-consumer": 2 * MB,
 }
-"""In bytes per second, for each node."""
+"""The quotas in bytes per second, at each node."""
 
 _QUOTA_ENTRIES: tuple[dict[str, Any], ...] = (
     {"client_id": "noisy-producer", "producer_byte_rate": QUOTAS["noisy-producer"]},
@@ -42,22 +42,22 @@ _QUOTA_ENTRIES: tuple[dict[str, Any], ...] = (
 )
 _NODES = 3
 _HELD = (0.85, 1.15)
-"""Shares of the quota between which a client that wants more counts as held."""
+"""Shares of the quota: a client that wants more counts as held to its quota if its rate is between them."""
 
 _ARCHIVE_BYTES = 96 * MB
 _ARCHIVE_RECORD_BYTES = 32_000
 _WARM_UP_S = 3
-"""Before the first phase is measured: nodes that have just started are slow, and that would flatter the proxy."""
+"""The time before the first phase is measured: nodes that have just started are slow, which would flatter the proxy."""
 
 _ERRORS = 3
-"""As syslog counts: librdkafka writes to the terminal by itself, here into a table."""
+"""The level of errors in syslog. librdkafka would otherwise write to the terminal, here into a table."""
 
 _STOPPED = 130
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """How the time is spent, in seconds: each phase, and from when on each is measured."""
+    """How the time is divided, in seconds: the length of each phase, and from when on each is measured."""
 
     direct_s: int
     direct_from_s: int
@@ -66,14 +66,14 @@ class Split:
 
     @property
     def judges_rates(self) -> bool:
-        """True when what is measured through the proxy is whole windows after the first."""
+        """True if the measurement through the proxy covers whole windows after the first one."""
         return self.proxied_from_s >= WINDOW_S
 
 
 def split(seconds: int) -> Split:
     """A short phase without the proxy, the rest through it, measured over as many whole windows as there are.
 
-    The warm-up comes on top of `seconds`.
+    The warm-up comes in addition to `seconds`.
     """
     direct_s = min(max(round(seconds * 0.18), 2), 10)
     proxied_s = seconds - direct_s
@@ -84,7 +84,7 @@ def split(seconds: int) -> Split:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a phase has shown: each client over the measured stretch, and the good records from first to last."""
+    """The result of a phase: each client over the measured time, and the good records over the whole phase."""
 
     clients: Mapping[str, Seen]
     good_sent: int
@@ -93,12 +93,12 @@ class Outcome:
 
     @property
     def good_lost(self) -> int:
-        """Good records that were not acknowledged or not read."""
+        """The number of good records that were not acknowledged or not read."""
         return self.good_failed + self.good_sent - self.good_read
 
 
 def run_demo(seconds: int, json_output: bool, record: Path | None = None) -> int:
-    """Run the load for `seconds` in all and show it; 0 when all was as it should be, 1 if not, 130 when interrupted.
+    """Run the load for `seconds` in all and show it; 0 if the results are as expected, 1 if not, 130 if interrupted.
 
     With `record` usage records go to that directory, and the load through the proxy goes on until it is interrupted.
     """
@@ -119,7 +119,7 @@ def run_demo(seconds: int, json_output: bool, record: Path | None = None) -> int
 
 @contextmanager
 def _ending_on_signals() -> Iterator[None]:
-    """Lets SIGTERM and SIGHUP end the demo as Ctrl-C does."""
+    """SIGTERM and SIGHUP end the demo as Ctrl-C does."""
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -191,7 +191,7 @@ def _phase(
     from_s: int,
     proxy: ProxyProcess | None,
 ) -> tuple[Outcome, list[str]]:
-    """Run one phase; its outcome, and the telling lines of the metrics where a proxy took part."""
+    """Run one phase; its outcome, and the most important lines of the metrics if the proxy was used."""
     with screen.step(f"starting four clients, {phase.title}"):
         load = Load(processes, name, bootstrap, topics_of(name))
     screen.watch(load, phase)
@@ -212,7 +212,9 @@ def topics_of(phase: str) -> dict[str, str]:
 
 
 def _create_topics(bootstrap_servers: str) -> None:
-    """The good topics on all nodes; the noisy one led by node 1, the archive on node 2: quotas are per node."""
+    """Create the topics: the good ones on all nodes; the noisy one led by node 1, the archive on node 2. Quotas are per
+    node.
+    """
     spread = [[1, 2, 3], [2, 3, 1], [3, 1, 2]]
     good = {f"good-{phase}": spread for phase in ("direct", "proxied", RECORDED)}
     placed = {**good, "noisy": [[1, 2, 3]], "archive": [[2]]}
@@ -236,7 +238,7 @@ def _fill(topic: str, bootstrap_servers: str) -> None:
 
 
 def problems_of(plan: Split, direct: Outcome, proxied: Outcome) -> list[str]:
-    """What was not as it should be, as sentences."""
+    """What was not as expected, as sentences."""
     problems = []
     for where, outcome in (("without the proxy", direct), ("through the proxy", proxied)):
         if outcome.good_sent == 0:
@@ -254,7 +256,7 @@ def problems_of(plan: Split, direct: Outcome, proxied: Outcome) -> list[str]:
 
 
 def decision_of(plan: Split, direct: Outcome, proxied: Outcome) -> str:
-    """The end of a run without problems."""
+    """The last line of a run without problems."""
     good = "good-producer"
     latency = (
         f"{good} p99 {proxied.clients[good].p99_ms:.0f} ms (without the proxy {direct.clients[good].p99_ms:.0f} ms)"
@@ -316,7 +318,7 @@ def _summarize(
 def as_json(
     plan: Split, direct: Outcome, proxied: Outcome, metrics: list[str], decision: str, *, ok: bool
 ) -> dict[str, Any]:
-    """The same for machines; rates in bytes per second."""
+    """The results as JSON; rates in bytes per second."""
     return {
         "ok": ok,
         "verdict": decision,

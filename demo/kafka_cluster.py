@@ -31,9 +31,9 @@ _START_S = 180.0
 _STOP_S = 60.0
 _ATTEMPTS = 3
 _PORTS = range(10_000, 32_000)
-"""Below those that the system gives to outgoing connections: a port stays free while its node is down."""
+"""Below the ports that the system uses for outgoing connections: a port stays free while its node is down."""
 _SESSION_MS = 6000
-"""How long the cluster believes in a node that was killed; also how long the node's next life has to wait."""
+"""How long the cluster counts a node that was killed as alive; the node cannot start again before that."""
 
 _METADATA_REQUEST = bytes.fromhex("0003 0001 00000001 ffff 00000000")
 """Header (api 3, version 1, correlation id 1, no client-id) and an empty list of topics."""
@@ -66,7 +66,7 @@ _TOOLS = {
     "kafka-metadata-quorum": ("org.apache.kafka.tools.MetadataQuorumCommand",),
     "kafka-storage": ("kafka.tools.StorageTool",),
 }
-"""Command-line tools by the name of their script; the class that the jars hold is taken."""
+"""The classes of command-line tools by the name of their script; the first class that the jars have is used."""
 
 ZOOKEEPER_CLASS = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
 
@@ -92,7 +92,9 @@ logger.config.level=warn
 
 
 def modes_of(version: str) -> tuple[Mode, ...]:
-    """How a Kafka version can run: KRaft is made for production from 3.3 on, ZooKeeper went with 4.0."""
+    """The modes in which a Kafka version can run: KRaft is ready for production from 3.3 on, ZooKeeper was removed in
+    4.0.
+    """
     kraft: tuple[Mode, ...] = ("kraft",) if release(version) >= (3, 3) else ()
     zookeeper: tuple[Mode, ...] = ("zookeeper",) if release(version) < (4, 0) else ()
     return kraft + zookeeper
@@ -105,10 +107,10 @@ class ClusterFailed(RuntimeError):
 class KafkaCluster:
     """1 or 3 nodes of one Kafka version, numbered from 1; use it as a context manager.
 
-    `listeners` names further listeners with their security protocols ({"CLIENTS": "SASL_PLAINTEXT"}), each on a port
-    of its own; `extra` gives further broker properties for each node id (TLS, SASL, quotas); `jvm_options` are for
-    every node's JVM, or a function of the node id (JMX); leave "-XX:TieredStopAtLevel=1", which starts faster and
-    runs slower, away in measurements. Nothing is left behind, even when this process is killed: see keeper.py.
+    `listeners` names further listeners with their security protocols ({"CLIENTS": "SASL_PLAINTEXT"}), each on a
+    separate port. `extra` gives further broker properties for each node id (TLS, SASL, quotas). `jvm_options` are for
+    every node's JVM, or a function of the node id (JMX); in measurements leave out "-XX:TieredStopAtLevel=1", which
+    starts faster and runs slower. All processes and files are removed, even when this process is killed: see keeper.py.
     Its methods may be called from several threads.
     """
 
@@ -170,7 +172,7 @@ class KafkaCluster:
         return f"{self.host}:{self._zookeeper_port}"
 
     def data_folder(self, node_id: int) -> Path:
-        """Where a node keeps its partitions, each in a folder TOPIC-PARTITION."""
+        """The folder of a node's partitions, each in a folder TOPIC-PARTITION."""
         return self._file(f"data-{node_id}")
 
     def __str__(self) -> str:
@@ -213,7 +215,7 @@ class KafkaCluster:
             self._keeper = None
 
     def _start(self) -> None:
-        # The keeper makes the folder, so that there is no moment in which nobody would delete it.
+        # The keeper makes the folder, so that at every moment there is a process that would delete it.
         self._folder = Path(tempfile.gettempdir()) / f"kafka-throttle-cluster-{uuid.uuid4().hex[:12]}"
         self._log_begins.clear()
         self._keeper = keeper.start(self._folder)
@@ -293,7 +295,7 @@ class KafkaCluster:
         self._await(lambda: accepts(self.host, self._zookeeper_port), "zookeeper")
 
     def _format_storage(self) -> None:
-        """Format one node's storage with Kafka's tool, and give the others copies with ids of their own."""
+        """Format one node's storage with Kafka's tool, and give the other nodes copies with their own ids."""
         first = self.node_ids[0]
         self.tool(
             "kafka-storage",
@@ -339,18 +341,18 @@ class KafkaCluster:
         self._ended_within(_name(node_id), _STOP_S)
 
     def stop(self, node_id: int, timeout_s: float = _STOP_S) -> None:
-        """SIGTERM: the node hands over its partitions and ends. Later than `timeout_s` it is killed.
+        """SIGTERM: the node hands over its partitions and ends. After `timeout_s` it is killed.
 
-        That is the fate of a node whose controllers have lost their majority: it would wait for minutes.
+        That happens to a node whose controllers have lost their majority: it would wait for minutes.
         """
         self._signal(node_id, signal.SIGTERM)
-        self.thaw(node_id)  # one that is frozen would not notice
+        self.thaw(node_id)  # a frozen node would not act on the signal
         if not self._ended_within(_name(node_id), timeout_s):
             self._say(f"{self}: {_name(node_id)} did not stop in {timeout_s:.0f} s and is killed")
             self.kill(node_id)
 
     def freeze(self, node_id: int) -> None:
-        """SIGSTOP: the node keeps its connections and answers nothing."""
+        """SIGSTOP: the node keeps its connections and does not respond."""
         self._frozen.add(node_id)
         self._signal(node_id, signal.SIGSTOP)
 
@@ -366,9 +368,9 @@ class KafkaCluster:
         self.wait_until_serving(node_id)
 
     def wait_until_serving(self, node_id: int) -> None:
-        """Return when the node answers Metadata, and all nodes that run and are not frozen name one another.
+        """Return when the node responds to Metadata, and all nodes that run and are not frozen name one another.
 
-        Raises ClusterFailed when it has ended, or after three minutes.
+        Raises ClusterFailed if the node has ended, or after three minutes.
         """
         self._await(
             lambda: self._all_know_all(node_id), _name(node_id), lambda: self._launch_after_own_session(node_id)
@@ -379,7 +381,9 @@ class KafkaCluster:
         return all(awake <= _nodes_named_by(*self.address(id_)) for id_ in (first, *sorted(awake - {first})))
 
     def _launch_after_own_session(self, node_id: int) -> bool:
-        """Start a node anew that ended because ZooKeeper still knew its killed predecessor; False for other ends."""
+        """Start a node again that ended because ZooKeeper still had the session of its killed predecessor; False for
+        other ends.
+        """
         if self.mode != "zookeeper" or "NodeExists" not in self._log_of_this_life(_name(node_id)):
             return False
         time.sleep(1)
@@ -391,7 +395,7 @@ class KafkaCluster:
         return self._tail(_name(node_id), lines)
 
     def is_running(self, node_id: int) -> bool:
-        """False when the node's process has ended."""
+        """False if the node's process has ended."""
         return self._order(poll=_name(node_id))["status"] is None
 
     def log_tails(self, lines: int = 40) -> dict[str, str]:
@@ -409,7 +413,7 @@ class KafkaCluster:
             return log.read().decode(errors="replace")
 
     def _reason(self, name: str) -> str:
-        """Errors and last lines of a process's log: a node that gives up says much after the reason."""
+        """Errors and last lines of a process's log: a node that gives up logs much after the reason."""
         lines = self._log_of_this_life(name).splitlines()
         errors = [line for line in lines[:-40] if " ERROR " in line or " FATAL " in line or "Exception" in line]
         return "\n".join(errors[-20:] + lines[-40:])
@@ -463,7 +467,7 @@ class KafkaCluster:
         return java_argv(self._jars, main_class, *args, heap=heap, options=options, logging=logging)
 
     def tool_command(self, tool: str, *args: str) -> list[str]:
-        """The command line of a Kafka tool, named as its script without .sh."""
+        """The command line of a Kafka tool, named like its script without .sh."""
         return self.java_command(self._tool_class(tool), *args)
 
     def tool(self, tool: str, *args: str, timeout_s: float = 240, stdin: str = "", wrapper: Sequence[str] = ()) -> str:
@@ -476,7 +480,9 @@ class KafkaCluster:
         return done.stdout
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 240, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """Run a command that ends with the cluster at the latest. Raises TimeoutExpired with its output so far."""
+        """Run a command, which is killed with the cluster at the latest. Raises TimeoutExpired with its output
+        so far.
+        """
         with self._order_lock:
             self._runs += 1
             name = f"run-{self._runs}"
@@ -529,14 +535,14 @@ def java_argv(jars: Path, main_class: str, *args: str, heap: str, options: Seque
 
 
 def logging_properties(version: str, level: str, target: str) -> str:
-    """What has a class of these jars log to stdout ("OUT") or stderr ("ERR")."""
+    """Properties that make a class of these jars log to stdout ("OUT") or stderr ("ERR")."""
     is_old = release(version) < (4, 0)
     stream = f"System.{target.lower()}" if is_old else f"SYSTEM_{target}"
     return (_LOG4J if is_old else _LOG4J2).format(level=level, target=stream)
 
 
 def zookeeper_properties(data: Path, host: str, port: int) -> str:
-    """The configuration of a ZooKeeper by itself."""
+    """The configuration of a single ZooKeeper."""
     return (
         f"dataDir={data}\nclientPort={port}\nclientPortAddress={host}\n"
         "tickTime=2000\nmaxClientCnxns=0\nadmin.enableServer=false\n"
@@ -555,7 +561,7 @@ def _uuid() -> str:
 
 
 def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
-    """Ports that nobody listens on now, in no order. Two callers may be given the same."""
+    """Ports on which nothing listens now, in no order. Two callers may get the same ports."""
     found: list[int] = []
     for port in random.SystemRandom().sample(_PORTS, len(_PORTS)):
         with socket.socket() as sock, contextlib.suppress(OSError):
@@ -567,7 +573,7 @@ def free_ports(count: int, host: str = "127.0.0.1") -> list[int]:
 
 
 def accepts(host: str, port: int) -> bool:
-    """Whether somebody listens there."""
+    """Whether a process listens there."""
     try:
         socket.create_connection((host, port), timeout=1).close()
     except OSError:
@@ -576,9 +582,10 @@ def accepts(host: str, port: int) -> bool:
 
 
 def _nodes_named_by(host: str, port: int) -> set[int]:
-    """The ids of the nodes that this very node names in its Metadata; none while it does not answer.
+    """The ids of the nodes that this very node names in its Metadata; none if it does not respond.
 
-    Kafka's clients will not do: they may ask another node, and DescribeCluster also names those that are fenced.
+    Kafka's clients cannot be used for that: they may ask another node, and DescribeCluster also names nodes that are
+    fenced.
     """
     try:
         with socket.create_connection((host, port), timeout=2) as sock, sock.makefile("rb") as response:
@@ -599,7 +606,7 @@ def _node_in_metadata(reader: Reader) -> int:
 
 
 def _has_coordinator(servers: str) -> bool:
-    """True when a group finds its coordinator; the first to look has the topic of offsets made."""
+    """True if a group finds its coordinator; the first request makes the cluster create the topic of offsets."""
     with contextlib.suppress(KafkaError, OSError):
         admin = KafkaAdminClient(bootstrap_servers=servers, bootstrap_timeout_ms=2000, request_timeout_ms=2000)
         with contextlib.closing(admin):

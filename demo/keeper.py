@@ -1,12 +1,12 @@
-"""Keeps processes and their folder, and ends them with the process that started it.
+"""A keeper owns processes and their folder, and removes them when the process that started the keeper ends.
 
-`python -m demo.keeper FOLDER` makes the folder, and starts and signals processes as JSON lines on stdin tell it.
-When stdin ends or its parent is gone, for whatever reason (SIGKILL too, and while an order is carried out), it kills
-them all and deletes the folder. When it is killed itself, the kernel kills what it started.
+`python -m demo.keeper FOLDER` makes the folder, and starts and signals processes as JSON lines on stdin order it. When
+stdin ends or the parent is gone, for whatever reason (SIGKILL too, and while an order is carried out), it kills all
+processes and deletes the folder. When the keeper itself is killed, the kernel kills what it started.
 
-    {"folder": true}                             ->  {"folder": PATH}, when the folder is there
+    {"folder": true}                             ->  {"folder": PATH}, when the folder exists
     {"start": NAME, "argv": [...], "log": PATH}  ->  {"pid": PID} or {"error": TEXT}
-      ("errors": PATH takes stderr apart, "input": PATH is stdin)
+      ("errors": PATH is a separate file for stderr, "input": PATH is stdin)
     {"signal": NAME, "number": N, "wait": true}  ->  {"status": EXIT STATUS or null}; SIGKILL goes to its whole group
     {"poll": NAME}                               ->  {"status": EXIT STATUS or null}
 """
@@ -31,7 +31,7 @@ _STANDSTILL_S = 10.0
 
 
 def start(folder: Path) -> subprocess.Popen[str]:
-    """A keeper of `folder` in a session of its own, to be ordered through its stdin and stdout."""
+    """A keeper of `folder` in a separate session, which gets orders on stdin and responds on stdout."""
     return subprocess.Popen(
         [sys.executable, "-m", "demo.keeper", str(folder)],
         stdin=subprocess.PIPE,
@@ -43,11 +43,11 @@ def start(folder: Path) -> subprocess.Popen[str]:
 
 
 class ParentGone(Exception):
-    """Nobody is left to give orders."""
+    """The parent, which gives the orders, has ended."""
 
 
 def await_standstill(pid: int) -> None:
-    """Return when no thread of a process that was sent SIGSTOP runs any more, which on a busy machine takes a while."""
+    """Return when all threads of a process that was sent SIGSTOP have stopped; on a busy machine that takes a while."""
     deadline = time.monotonic() + _STANDSTILL_S
     while any(_is_awake(task) for task in Path(f"/proc/{pid}/task").glob("*/stat")) and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -61,7 +61,7 @@ def _is_awake(task: Path) -> bool:
 
 
 class Keeper:
-    """The processes by name. Each leads a process group, so that a wrapper takes what it has started with it."""
+    """The processes by name. Each leads a process group, so that what a wrapper has started is killed with it."""
 
     def __init__(self, parent: int) -> None:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
@@ -80,7 +80,7 @@ class Keeper:
             yield from map(json.loads, lines)
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Carry one order out; return what is answered. Raises ParentGone if that happens during a wait."""
+        """Carry out one order; returns the response. Raises ParentGone if the parent ends during a wait."""
         if "start" in order:
             try:
                 return {"pid": self._start(order)}
@@ -112,20 +112,20 @@ class Keeper:
         return process.pid
 
     def _wait(self, process: subprocess.Popen[bytes]) -> None:
-        """Wait for an end, but not longer than somebody waits for us."""
+        """Wait for the end of a process, but not longer than the parent waits for the keeper."""
         ended = os.pidfd_open(process.pid)
         try:
             poll = select.poll()
             poll.register(ended, select.POLLIN)
             poll.register(self._parent, select.POLLIN)
-            poll.register(_STDIN, 0)  # its hang-up only, which is always told
+            poll.register(_STDIN, 0)  # for its hang-up only, which poll always reports
             if ended not in dict(poll.poll()):
                 raise ParentGone
         finally:
             os.close(ended)
 
     def end(self) -> None:
-        """Kill what still runs."""
+        """Kill all processes that still run."""
         running = [process for process in self._processes.values() if _status(process) is None]
         for process in running:
             os.killpg(process.pid, signal.SIGKILL)
@@ -134,16 +134,17 @@ class Keeper:
 
 
 def _status(process: subprocess.Popen[bytes]) -> int | None:
-    """The exit status, None while it runs. What an ended process has left in its group is killed."""
+    """The exit status, None while it runs. Processes that an ended process has left in its group are killed."""
     if process.returncode is None and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        # Before it is reaped: after that its number, and so its group's, may belong to somebody else.
+        # Before the process is reaped: after that its number, and so the number of its group, may belong to another
+        # process.
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     return process.returncode
 
 
 def main() -> None:
-    """Obey until nobody gives orders any more, then clean up."""
+    """Carry out orders until the parent is gone, then clean up."""
     parent = os.getppid()
     for number in (signal.SIGINT, signal.SIGTERM):
         # A handler and not SIG_IGN, which the processes would inherit: a JVM then ignores SIGTERM for good.

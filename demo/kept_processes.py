@@ -1,4 +1,4 @@
-"""Processes that end with this one, whatever ends it, and a folder of their own that goes with them."""
+"""Processes that end with this one, however it ends, and a folder that is deleted with them."""
 
 import json
 import sys
@@ -15,11 +15,11 @@ from demo import keeper
 class KeptProcesses:
     """Processes by name under a keeper (see keeper.py); use it as a context manager.
 
-    What a process prints goes to a file in `folder`; `new_lines` reads it as it grows.
+    The output of a process goes to a file in `folder`; `new_lines` reads it as it grows.
     """
 
     def __init__(self) -> None:
-        # The keeper makes the folder, so that there is no moment in which nobody would delete it.
+        # The keeper makes the folder, so that at every moment there is a process that would delete it.
         self.folder = Path(tempfile.gettempdir()) / f"kafka-throttle-demo-{uuid.uuid4().hex[:12]}"
         self._read: dict[str, int] = {}
         self._keeper = keeper.start(self.folder)
@@ -44,7 +44,7 @@ class KeptProcesses:
             raise RuntimeError(f"{name} cannot be started: {response['error']}")
 
     def signal(self, name: str, number: Signals, *, wait: bool = False) -> None:
-        """Send a signal to a process that may have ended already; `wait` for its end if asked to."""
+        """Send a signal to a process, which may have ended already; with `wait`, wait for its end."""
         self._order(signal=name, number=int(number), wait=wait)
 
     def status(self, name: str) -> int | None:

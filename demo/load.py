@@ -1,4 +1,4 @@
-"""The four clients at work against one address, and what they report."""
+"""The four clients at work against one address, and their reports."""
 
 import json
 import time
@@ -21,7 +21,7 @@ class ClientFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a client has seen between the report before and `at_s`, monotonic."""
+    """The counts of a client between the report before and `at_s`, monotonic."""
 
     at_s: float
     bytes: int
@@ -33,7 +33,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a client has seen over a stretch of time; a percentile is None where nothing was measured."""
+    """The measurements of a client over a period; a percentile is None if nothing was measured."""
 
     bytes_per_second: float
     p50_ms: float | None
@@ -60,7 +60,7 @@ class ClientReports:
         return sum(report.failed for report in self.reports)
 
     def seen(self, from_s: float, to_s: float) -> Seen:
-        """What was seen from one monotonic time to another."""
+        """The measurements from one monotonic time to another."""
         found = list(self._between(from_s, to_s))
         latency_us = sorted(value for report in found for value in report.latency_us)
         throttle_ms = [value for report in found for value in report.throttle_ms]
@@ -104,18 +104,20 @@ class Load:
 
     @property
     def elapsed_s(self) -> float:
-        """Since the clients began."""
+        """The time since the clients began."""
         return time.monotonic() - self.began_s
 
     def read(self) -> None:
-        """Take in what the clients have reported. Raises ClientFailed if one has ended."""
+        """Read the clients' reports. Raises ClientFailed if a client has ended."""
         for name in CLIENTS:
             self._read(name)
             if self._processes.status(self._process(name)) is not None:
                 raise ClientFailed(f"{name} has ended\n{self._processes.tail(self._process(name))}")
 
     def end(self) -> None:
-        """Stop the noisy ones at once, the good producer when all is acknowledged, the good consumer when it has it."""
+        """Stop the noisy clients at once, the good producer when all is acknowledged, the good consumer when it has
+        read all.
+        """
         for name in ("noisy-producer", "noisy-consumer"):
             self._processes.signal(self._process(name), SIGKILL, wait=True)
         self._processes.signal(self._process("good-producer"), SIGTERM, wait=True)
@@ -144,7 +146,7 @@ class Load:
     def _read(self, name: str) -> None:
         for line in self._processes.new_lines(self._process(name)):
             if not line.startswith("{"):
-                continue  # a word of a library, kept for `tail`
+                continue  # output of a library, stays in the file for `tail`
             found: dict[str, Any] = json.loads(line)
             if "ready" in found:
                 self._ready.add(name)

@@ -1,4 +1,4 @@
-"""The proxy of the demo: a process of its own in front of a cluster, with quotas for the demo's clients."""
+"""The proxy of the demo: a separate process in front of a cluster, with quotas for the demo's clients."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from demo.kept_processes import KeptProcesses
 HOST = "127.0.0.1"
 _NAME = "proxy"
 _FIRST_PORT, _LAST_PORT = 12_000, 32_000
-"""Below the ports that outgoing connections take, so that none of those can be in the way."""
+"""Below the ports of outgoing connections, so that none of those can be in the way."""
 
 _START_S = 90.0
 _LIMIT = re.compile(r"kafka_throttle_entity_limit\{(?P<labels>.*)\} (?P<value>\S+)")
@@ -31,8 +31,8 @@ class ProxyFailed(RuntimeError):
 class ProxyProcess:
     """`python -m proxy run` with one listener for `nodes` nodes, numbered from 1; it ends with `processes`.
 
-    `quotas` are entries as the configuration file has them; anybody may change them by Kafka's API, until the end. With
-    `record` a usage record for every client and second goes to that directory.
+    `quotas` are entries as in the configuration file; every client may change them by Kafka's API. With `record` a
+    usage record for every client and second goes to that directory.
     """
 
     def __init__(
@@ -72,12 +72,12 @@ class ProxyProcess:
 
     @property
     def bootstrap(self) -> str:
-        """Where clients begin, as host:port."""
+        """The address at which clients bootstrap, as host:port."""
         return f"{HOST}:{self.port}"
 
     @property
     def metrics_url(self) -> str:
-        """What a Prometheus would scrape."""
+        """The address that Prometheus would scrape."""
         return f"http://{HOST}:{self.metrics_port}/metrics"
 
     def scrape(self) -> list[str]:
@@ -95,7 +95,7 @@ class ProxyProcess:
         return found
 
     def stop(self) -> None:
-        """Let it end in order, with all its records written."""
+        """End the proxy in order, with all its records written."""
         self._processes.signal(_NAME, SIGTERM, wait=True)
 
     def check(self) -> None:
@@ -123,7 +123,9 @@ _given_out: set[int] = set()
 
 
 def free_port_run(count: int) -> list[int]:
-    """The first of `count` ports in a row that nobody has and this process was not given before, and the others."""
+    """The first port of `count` consecutive ones that are free and were not given out by this process before, and the
+    others.
+    """
     for _ in range(200):
         ports = list(range(first := random.randrange(_FIRST_PORT, _LAST_PORT - count), first + count))
         if not _given_out.isdisjoint(ports):

@@ -1,4 +1,4 @@
-"""The demo that goes on: its use is recorded, and quotas that somebody changes meanwhile are seen to hold."""
+"""The part of the demo that goes on: its use is recorded, and changes of the quotas are shown."""
 
 import shlex
 import time
@@ -25,7 +25,7 @@ _QUOTA_TYPES = {
 
 
 class InForce:
-    """The quotas of the demo's clients as the proxy has them, in bytes/s, and what has changed of them."""
+    """The quotas of the demo's clients as the proxy has them, in bytes/s, and their changes."""
 
     def __init__(self, proxy: ProxyProcess, quotas: Mapping[str, float]) -> None:
         self.by_client = dict(quotas)
@@ -33,7 +33,7 @@ class InForce:
         self._at_first = dict(quotas)
 
     def changes(self) -> Iterator[str]:
-        """What has changed since the last call, in words. Raises OSError when the proxy does not answer."""
+        """The changes since the last call, in words. Raises OSError if the proxy does not respond."""
         limits = self._proxy.limits()
         for name, quota_type in _QUOTA_TYPES.items():
             now, before = limits.get((name, quota_type)), self.by_client[name]
@@ -42,7 +42,7 @@ class InForce:
                 yield f"in force now: {name} {now / MB:.2f} MB/s (was {before / MB:.2f})"
 
     def summary(self, load: Load) -> Iterator[str]:
-        """What has become of the clients whose quota is another than at first."""
+        """The results of the clients whose quotas have changed."""
         now_s = time.monotonic()
         for name, first in self._at_first.items():
             if (now := self.by_client[name]) != first:
@@ -54,7 +54,7 @@ class InForce:
 def go_on(
     screen: Screen, load: Callable[[], Load], proxy: ProxyProcess, quotas: Mapping[str, float], record: Path
 ) -> None:
-    """Have a load go on through the proxy until Ctrl-C, and tell of each change of its clients' quotas."""
+    """Run a load through the proxy until Ctrl-C, and report each change of its clients' quotas."""
     for line in next_commands(proxy.bootstrap, record):
         screen.console.print(Text(line), soft_wrap=True)
     with screen.step("starting four clients again, through the proxy"):
@@ -70,7 +70,7 @@ def go_on(
 
 
 def next_commands(bootstrap: str, record: Path) -> Iterator[str]:
-    """What to run next, in another terminal; the records of `record` become quotas in force."""
+    """The commands to run next, in another terminal; they turn the records of `record` into quotas in force."""
     spool, table, quotas, plan = (shlex.quote(f"{record}{end}") for end in ("", "-table", "-quotas", "-plan.json"))
     yield ""
     yield "The load goes on, and is recorded, until Ctrl-C. In another terminal, in this directory:"

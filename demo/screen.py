@@ -1,4 +1,4 @@
-"""What the demo shows: steps with their time, a live table of the clients, the summary."""
+"""The output of the demo: steps with their time, a live table of the clients, the summary."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,7 +29,7 @@ _WIDE = 100
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A stretch of load: what it is called, how long it takes (`inf`: until it is ended), and quotas by client."""
+    """A phase of the load: its title, its length (`inf`: until it is interrupted), and quotas by client."""
 
     title: str
     duration_s: float
@@ -37,7 +37,7 @@ class Phase:
 
 
 class Screen:
-    """Writes to the terminal, or plain lines where there is none; with `json_output` all of it to standard error."""
+    """Writes to the terminal, or plain lines if there is none; with `json_output` everything goes to standard error."""
 
     def __init__(self, json_output: bool) -> None:
         self.console = Console(stderr=json_output, highlight=False)
@@ -46,12 +46,12 @@ class Screen:
         self._live = self.console.is_terminal and not json_output
 
     def say(self, line: RenderableType = "") -> None:
-        """A line, or anything else that rich can print."""
+        """Print a line, or anything else that rich can print."""
         self.console.print(line)
 
     @contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Say what is being done and, when it is done, how long it took."""
+        """Print what is being done and, when it is done, how long it took."""
         began = time.monotonic()
         if self._live:
             with self.console.status(what):
@@ -62,7 +62,7 @@ class Screen:
         self.console.print(Text.assemble(("  ok ", "green"), f"{what} ({time.monotonic() - began:.1f} s)"))
 
     def watch(self, load: Load, phase: Phase, news: Callable[[], Iterable[str]] = tuple) -> None:
-        """Show the clients at work until the phase is over, and each time what `news` gives."""
+        """Show the clients at work until the phase is over, and each time what `news` returns."""
         if self._live:
             with Live(console=self.console, auto_refresh=False, transient=True) as live:
                 for _ in _ticks(load, phase, _LIVE_S):
@@ -79,7 +79,7 @@ class Screen:
 
 
 def _ticks(load: Load, phase: Phase, every_s: float) -> Iterator[None]:
-    """One item at each moment to show something, the last when the phase is over."""
+    """One item for each moment at which the display changes, the last when the phase is over."""
     due_s = min(every_s, phase.duration_s)
     while True:
         while (ahead_s := due_s - load.elapsed_s) > 0:
@@ -157,7 +157,7 @@ def _bars(load: Load, reports: ClientReports, width: int) -> str:
 def summary_table(
     direct: Mapping[str, Seen], proxied: Mapping[str, Seen], quotas: Mapping[str, int], width: int
 ) -> Table:
-    """Both phases side by side; 80 columns are enough."""
+    """Both phases side by side, in 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1 if width >= _WIDE else 0))
     table.add_column("client", no_wrap=True)
     heads = ("MB/s\ndirect", "MB/s\nproxy", "quota\nMB/s", "of\nquota", "throttle\navg/max s")
@@ -181,7 +181,7 @@ def summary_table(
 
 
 def libraries() -> str:
-    """Which client is of which library."""
+    """The library of each client."""
     return ", ".join(f"{name} is {library}" for name, library in LIBRARIES.items())
 
 

@@ -1,1 +1,1 @@
-"""From lines of usage records to rows of the table, with what is rejected."""
+"""From lines of usage records to rows of the table; lines that are rejected go to the quarantine."""

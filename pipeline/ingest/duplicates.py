@@ -1,8 +1,8 @@
-"""Which rows of a batch are new, told by runs of sequence numbers, not row by row.
+"""Finds the new rows of a batch by runs of sequence numbers, not row by row.
 
 A *run* is (writer, line offset, interval): the offset is sequence less line number, so within one offset no sequence
-comes twice. Two rows with the same sequence are therefore always in different runs, and it is enough to say of each
-run which part of its interval is new.
+number comes twice. Two rows with the same sequence number are therefore always in different runs, and it is enough to
+say for each run which part of its interval is new.
 """
 
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from pipeline.table.intervals import Interval, Intervals, size, union
 
 
 class Run(NamedTuple):
-    """Rows of one writer and offset, all the sequence numbers of the interval."""
+    """Rows of one writer and offset, with all the sequence numbers of the interval."""
 
     writer: Writer
     offset: int
@@ -23,7 +23,7 @@ class Run(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """What of a batch is taken."""
+    """The part of a batch that is taken."""
 
     taken: list[Run]
     accounts: dict[Writer, Account]
@@ -32,7 +32,7 @@ class Decision(NamedTuple):
 
 
 def judged(runs: Iterable[Run], known: Accounts) -> Decision:
-    """The parts of the runs that are neither in the table nor in another run before."""
+    """The parts of the runs that are neither in the table nor in an earlier run."""
     of_writer: Mapping[Writer, list[Run]] = defaultdict(list)
     for run in runs:
         of_writer[run.writer].append(run)
@@ -49,7 +49,7 @@ def judged(runs: Iterable[Run], known: Accounts) -> Decision:
 
 
 def _fresh(runs: list[Run], present: Intervals) -> list[Run]:
-    """By ascending first numbers: whoever began earlier and reaches furthest covers all between."""
+    """The new parts, by ascending first number: the run that reaches furthest covers everything before its end."""
     fresh = []
     covered = -1
     ends = [last for _, last in present]

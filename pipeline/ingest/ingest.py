@@ -1,10 +1,11 @@
-"""One batch of lines into the table, exactly once.
+"""Writes one batch of lines into the table, exactly once.
 
-What a batch is, Spark's streaming says and remembers: batch n of a checkpoint has the same files whenever it is run.
-Here it is written to directories that nobody knows of, and then one commit to the table's log makes them part of the
-table, together with the sequence numbers that are in them and the batch's number. Whoever is killed before the commit
-has changed nothing; whoever is killed after it finds the batch's number in the log when Spark runs the batch once more,
-and skips it. A record that comes again in another batch, or from another checkpoint, is known by its sequence number.
+Spark's streaming defines and remembers what a batch is: batch n of a checkpoint has the same files whenever it is run.
+Here the batch is written to directories that the table's log does not name. Then one commit to the log makes them part
+of the table, together with the sequence numbers in them and the batch's number. An ingest that is killed before the
+commit has changed nothing. If it is killed after the commit, the log has the batch's number when Spark runs the batch
+once more, and the batch is skipped. A record that comes again in another batch, or from another checkpoint, is
+recognised by its sequence number.
 """
 
 import uuid
@@ -29,30 +30,31 @@ from quotas.records.usage_record import TRACE, USAGE, Row
 
 STAGING = "_staging"
 _MOST_RUNS = 200_000
-"""Of more runs than that the rows are sorted first: then there are as many as there are real gaps."""
+"""If there are more runs than that the rows are sorted first: then there are only as many runs as there are real gaps.
+"""
 _REJECTS_AT_ONCE = 50_000
 _KEY = ("instance", "epoch")
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Lines to take in: LINES but for the number, and which files they come from."""
+    """The lines of a batch: LINES without the number, and the files that they come from."""
 
     source: str
-    """Where it comes from, in a few letters that may be part of a file's name."""
+    """The origin of the lines, as a few letters that may be part of a file's name."""
     query: str
-    """Whose number it is: the identity of the checkpoint. If that is lost, numbers begin anew."""
+    """The identity of the checkpoint that gives the numbers. If the checkpoint is lost, numbers begin again."""
     number: int
     lines: DataFrame
     files: Sequence[str]
-    """Each must have a header and an end; empty where lines come one by one."""
+    """Each of these files must have a header and an end; empty where lines come one by one."""
     latest_ms: int
-    """Of records later than that nothing is believed; ms since 1970."""
+    """Records later than this are refused; ms since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a batch: counts as in the table's log, and who misses what now."""
+    """What became of a batch: counts as in the table's log, and the accounts of the writers, with what is missing."""
 
     batch: int
     files: int
@@ -68,7 +70,7 @@ class Ingest:
         self._files = files
 
     def take(self, batch: Batch) -> Outcome | None:
-        """Make the batch part of the table. None if it is already."""
+        """Make the batch part of the table. None if it is part of it already."""
         state = read_state(self._files)
         if state.batches.get(batch.query, -1) >= batch.number:
             return None
@@ -97,14 +99,14 @@ class Ingest:
             try:
                 now = write_commit(self._files, state, commit)
             except Taken:
-                # Another ingest, or a compaction, was first: what is new is to be judged again.
+                # Another ingest, or a compaction, has committed first: what is new must be decided again.
                 state = read_state(self._files)
                 continue
             touched = {writer: now.accounts[writer] for writer in accounts}
             return Outcome(batch.number, len(batch.files), dict(counts), touched)
 
     def tidy(self, source: str) -> None:
-        """Remove what runs of this source left that were killed."""
+        """Remove what runs of this source left behind when they were killed."""
         state = read_state(self._files)
         known = {path.split("/")[1] for path in (*state.parts, *state.removed_ms)}
         for found in self._files.listed(STAGING):
@@ -117,7 +119,7 @@ class Ingest:
 
 
 class _Staged:
-    """A batch while it is not yet part of the table."""
+    """A batch that is not yet part of the table."""
 
     def __init__(self, spark: SparkSession, files: Files, batch: Batch, name: str) -> None:
         self._spark = spark
@@ -163,7 +165,7 @@ class _Staged:
         return f"{self._files.root}/{path}"
 
     def _path(self, into: str, kind: str) -> str | None:
-        """Where the lines of a kind are, if there are any."""
+        """The path of the lines of a kind, if there are any."""
         path = f"{self._folder}/{into}/kind={kind}"
         return self._at(path) if self._files.listed(path) else None
 
@@ -190,7 +192,7 @@ class _Staged:
         return [_run(stream, span) for span in (*whole, *self._pieces(records, holed))]
 
     def _pieces(self, records: DataFrame, offsets: list[tuple[str, int, int]]) -> list[Any]:
-        """The rows of offsets in which lines are missing, as intervals without holes."""
+        """The rows of offsets in which lines are missing, as intervals without gaps."""
         if not offsets:
             return []
         keys = self._spark.createDataFrame(offsets, f"instance string, epoch long, {OFFSET} long")
@@ -205,7 +207,7 @@ class _Staged:
         return pieces
 
     def _sorted(self, stream: str, records: DataFrame) -> DataFrame:
-        """For rows that come in no order at all: write them anew, each once, and the runs as long as can be."""
+        """For rows that come in no order at all: write them again, each once, in runs that are as long as possible."""
         once = records.dropDuplicates([*_KEY, "sequence"])
         self.counts[f"{stream} duplicates"] = records.count() - once.count()
         ordered = Window.partitionBy(*_KEY).orderBy("sequence")
@@ -217,7 +219,7 @@ class _Staged:
         return written
 
     def keep(self, stream: str, decision: Decision, attempt: str) -> list[Part]:
-        """Bring the rows that are taken to where they are to stay. Costs nothing if that is all."""
+        """Bring the rows that are taken to their final place. Costs nothing if that is all rows."""
         if not decision.taken:
             return []
         into = f"{stream}/commit={attempt}"
@@ -246,7 +248,7 @@ class _Staged:
     # ------------------------------------------------------------- quarantine
 
     def quarantine(self) -> list[Part]:
-        """Sort the lines without a record, and write down those that are wrong, not too many at a time."""
+        """Sort the lines without a record, and write the bad ones to the quarantine, a limited number at a time."""
         into = f"quarantine/commit={self._name}"
         first: dict[tuple[str, int], int] = {}
         for line in self._other():
@@ -267,7 +269,7 @@ class _Staged:
                 yield from (Line(*row) for row in rows.toLocalIterator())
 
     def _write_rejects(self, into: str, first: dict[tuple[str, int], int]) -> None:
-        """`first`: what is known of _first_numbers; it grows."""
+        """`first` caches the results of `_first_numbers`; this method adds to it."""
         rejects, self.sorted.rejects = self.sorted.rejects, []
         if not rejects:
             return
@@ -279,7 +281,7 @@ class _Staged:
         self._spark.createDataFrame(rows, QUARANTINE).coalesce(1).write.mode("append").parquet(self._at(into))
 
     def _first_numbers(self, files: set[str]) -> dict[tuple[str, int], int]:
-        """The number that the first line of a file would have if all of it were in this block."""
+        """The number that the first line of each file would have if the whole file were in this block."""
         if not files:
             return {}
         wanted = self._spark.createDataFrame([(file,) for file in files], "file string")
@@ -305,7 +307,7 @@ def _reported(
 ) -> tuple[str, int | None, str, str | None, int]:
     if (line := reject.line) is None:
         return reject.file, None, reject.reason, None, at_ms
-    # A line that came by itself has no number in a file.
+    # A line that came as a message has no number in a file.
     before = first.get((line.file, line.block))
     number = None if before is None else line.number - before + 1
     return reject.file, number, reject.reason, line.text, at_ms

@@ -1,8 +1,9 @@
-"""Lines as columns: as many at once as Arrow reads at once, and one by one where Arrow is not to be trusted.
+"""Lines as columns: most are read in large numbers by Arrow, and one by one where Arrow might read them differently.
 
-What a line says, `quotas.records.usage_record.read_line` knows. Arrow says the same of what a proxy writes, and twenty
-times as fast. So the lines of a batch are read by Arrow; if anything in them is such that the two might differ, or that
-a record is not to be taken, they are read by halves, and in the end the few around the odd one by `read_line`.
+`quotas.records.usage_record.read_line` defines what a line means. For lines that a proxy writes Arrow gives the same
+result, and is twenty times as fast. So Arrow reads the lines of a batch. If the batch has something that the two might
+read differently, or a record that must be refused, it is read in halves, and at the end the few lines around the odd
+one are read by `read_line`.
 """
 
 import re
@@ -33,22 +34,22 @@ from pipeline.table.schemas import (
 from quotas.records.usage_record import VERSION, Row, TraceEvent, UsageRecord, columns, read_line, unescaped
 
 OTHER = "other"
-"""The kind of all lines that hold no record, or none that can be taken."""
+"""The kind of all lines without a record, or without one that is accepted."""
 
 CHECKSUM = "checksum"
-"""The CRC-32 of a line without its last nine bytes, as it is and not as the line says."""
+"""The CRC-32 of a line without its last nine bytes, computed, not the one that the line has."""
 
 _ARROW: Mapping[type, Any] = {str: pa.string(), int: pa.int64(), float: pa.float64()}
 PLACE = {"text": pa.string(), "file": pa.string(), "block": pa.int64(), "number": pa.int64()}
 _QUOTA_TYPES = pa.array(QUOTA_TYPES)
 _MOST_SHAPES = 4
-"""Versions in one batch, until the rest is read line by line."""
+"""The number of versions in one batch that Arrow reads; the rest is read line by line."""
 _FEW = 32
-"""Lines that are not worth halving."""
+"""So few lines are not halved any more."""
 _AROUND = 3
-"""Of the parts of a line two come before the columns, version and kind, and one behind them, the checksum."""
+"""A line has three parts besides the columns: version and kind before them, the checksum after them."""
 _TAIL = 9
-"""Bytes of a tab and a checksum."""
+"""The length in bytes of a tab and a checksum."""
 _TAB = 9
 _NULL = "\\N"
 _HEXADECIMAL = re.compile(rb"\t *0[xX]")
@@ -57,14 +58,14 @@ _DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.u
 
 
 class _NotPlain(ValueError):
-    """Among these lines is one that Arrow is not to be trusted with, or that is not to be taken."""
+    """These lines have one that Arrow might read differently, or that must be refused."""
 
 
 class Reader:
-    """Reads lines of one stream. All other lines come out as they are, with the kind that they have."""
+    """Reads lines of one stream. All other lines are passed on unchanged, with the kind that they have."""
 
     def __init__(self, row: type[Row], latest_ms: int) -> None:
-        """Of records later than `latest_ms` (since 1970) nothing is believed."""
+        """Records later than `latest_ms` (since 1970) are refused."""
         self._row = row
         self._latest_ms = latest_ms
         self._kinds = columns(row)
@@ -91,7 +92,9 @@ class Reader:
         yield from self._one_by_one(lines)
 
     def _prefix(self, text: Any) -> bytes | None:
-        """The version and the kind of some line of our kind, with their tabs; the usual one if there is any."""
+        """The version and the kind of some line of our kind, with their tabs; those of the current version if there is
+        such a line.
+        """
         usual = f"{VERSION}\t{self._row.KIND}\t".encode()
         if pc.any(pc.starts_with(text, pattern=usual)).as_py():
             return usual
@@ -113,13 +116,13 @@ class Reader:
                 yield from self._alike(lines.slice(half))
 
     def _columns(self, text: Any) -> dict[str, Any]:
-        """The columns of the records. Raises ValueError where `read_line` is to be asked; Arrow does, too."""
+        """The columns of the records. Raises ValueError if `read_line` must read the lines; Arrow raises it, too."""
         every_line = pa.ListArray.from_arrays(pa.array([0, len(text)], pa.int32()), text)
         data = pc.binary_join(every_line, b"\n")[0].as_py()
         _hold(b"\r" not in data and not _is_hexadecimal(data))
         known, names = self._names(text[0].as_py())
         if len(names) > len(known) + _AROUND:
-            data.decode()  # Arrow does not look at columns that it is not to read
+            data.decode()  # Arrow does not check columns that it does not read
         table = csv.read_csv(
             pa.BufferReader(data),
             csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names),
@@ -141,7 +144,7 @@ class Reader:
         return self._checked({name: table[name].combine_chunks() for name in known}) | later
 
     def _names(self, line: bytes) -> tuple[list[str], list[str]]:
-        """Which columns a line of this shape has that we know, and names for all its parts."""
+        """The known columns of a line of this shape, and names for all its parts."""
         version, parts = int(line.partition(b"\t")[0]), line.count(b"\t") + 1 - _AROUND
         known = list(self._kinds)[: max(0, parts)]
         needed = len(self._kinds) - len(defaults(self._row))
@@ -151,7 +154,7 @@ class Reader:
         return known, ["version", "kind", *known, *unknown, CHECKSUM]
 
     def _checked(self, found: dict[str, Any]) -> dict[str, Any]:
-        """With texts as they were before they were escaped. Raises _NotPlain where a record is not to be taken."""
+        """The columns with escapes in texts resolved. Raises _NotPlain if a record must be refused."""
         for name, column in found.items():
             kind, optional = self._kinds[name]
             if kind is str:
@@ -208,7 +211,7 @@ class Reader:
         yield from self._others(lines.filter(pc.invert(good)), kinds)
 
     def _one(self, line: bytes) -> Row | str:
-        """The record, if it is to be taken, else the line's kind."""
+        """The record, if it is accepted, otherwise the line's kind."""
         kind = (line.split(b"\t", 2) + [b""])[1].decode(errors="replace")
         if kind != self._row.KIND:
             return kind if kind in ROWS else OTHER
@@ -219,7 +222,7 @@ class Reader:
         return row if isinstance(row, UsageRecord | TraceEvent) and not why_not(row, self._latest_ms) else OTHER
 
     def _others(self, lines: Any, kinds: list[str] | None) -> Iterator[Any]:
-        """Lines as they are."""
+        """The lines unchanged."""
         if len(lines):
             texts = [line.decode(errors="replace") for line in lines["text"].to_pylist()]
             place = {name: lines[name] for name in ("file", "block", "number")}
@@ -228,7 +231,7 @@ class Reader:
 
 
 def _parted(lines: Any, chosen: Any) -> tuple[Any, Any]:
-    """The lines that are chosen, and the others."""
+    """The chosen lines, and the others."""
     if pc.all(chosen, min_count=0).as_py():
         return lines, lines.slice(0, 0)
     return lines.filter(chosen), lines.filter(pc.invert(chosen))
@@ -240,7 +243,7 @@ def _hold(condition: bool) -> None:
 
 
 def _is_sound(text: Any, checksums: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """Which lines end in a tab and their own checksum."""
+    """For each line, whether it ends in a tab and its right checksum."""
     _, offsets, data = text.buffers()
     ends = np.frombuffer(offsets, np.int32)[text.offset : text.offset + len(text) + 1]
     sound = np.diff(ends) >= _TAIL
@@ -253,7 +256,7 @@ def _is_sound(text: Any, checksums: "np.ndarray[Any, Any]") -> "np.ndarray[Any, 
 
 
 def _is_hexadecimal(data: bytes) -> bool:
-    """Whether any part might be a number that Arrow reads and Python does not. Most data is without 0x at all."""
+    """Whether any part might be a number that Arrow reads and Python does not. Most data has no 0x at all."""
     letters = np.frombuffer(data, np.uint8)
     found = np.flatnonzero(letters == ord("x"))
     possible = b"X" in data or bool((letters[found - 1] == ord("0")).any())

@@ -1,7 +1,8 @@
 """Lines of a spool as columns.
 
-Spark reads the lines and sums them; in Spark's Python Arrow takes them apart (see `pipeline.ingest.line_columns`) and,
-if all executors share a directory, writes the columns. Else Spark writes them. docs/pipeline.md says what each costs.
+Spark reads the lines and computes their checksums. In Spark's Python processes Arrow splits them into columns (see
+`pipeline.ingest.line_columns`) and, if all executors share a directory, writes the columns. Otherwise Spark writes
+them. docs/pipeline.md says what each costs.
 """
 
 from collections.abc import Iterable, Iterator
@@ -25,14 +26,16 @@ LINES = T.StructType(
         T.StructField("number", T.LongType()),
     ]
 )
-"""Where a line is: the block's first byte in the file, and a number that grows by one from line to line of a block."""
+"""A line and its place: `block` is the block's first byte in the file, `number` grows by one from line to line of a
+block.
+"""
 
 
 def parsed(lines: DataFrame, row: type[Row], latest_ms: int) -> DataFrame:
-    """LINES -> `kind`, `day`, the row's columns, OFFSET, and of lines without such a record LINES.
+    """LINES -> `kind`, `day`, the row's columns, OFFSET, and, for lines without a good record of the row, LINES.
 
-    A line with a good record of the row has its `kind`; one of another stream whose checksum is right has that
-    stream's; all the rest is OTHER. Of records later than `latest_ms` (ms since 1970) nothing is believed.
+    A line with a good record of the row has its `kind`; a line of another stream with a right checksum has that
+    stream's kind; all others are OTHER. Records later than `latest_ms` (ms since 1970) are refused.
     """
 
     def read(batches: Iterable[Any]) -> Iterator[Any]:
@@ -45,7 +48,7 @@ def parsed(lines: DataFrame, row: type[Row], latest_ms: int) -> DataFrame:
 
 
 def written(lines: DataFrame, row: type[Row], latest_ms: int, folder: Path) -> DataFrame:
-    """As `parsed`, but the columns go to files of a directory that all executors share: ANSWER of task_files."""
+    """As `parsed`, but the columns go to files in a directory that all executors share: RESPONSE of task_files."""
 
     def write(batches: Iterable[Any]) -> Iterator[Any]:
         return task_files.written(batches, folder, row, latest_ms)

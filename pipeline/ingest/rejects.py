@@ -1,4 +1,4 @@
-"""Lines that hold no record that can be taken: those that frame a file, and those that are broken, with the reason."""
+"""Lines without an accepted record: headers and ends of files, and bad lines with the reason."""
 
 import re
 from collections.abc import Iterable
@@ -21,15 +21,15 @@ from pipeline.table.schemas import (
 from quotas.records.usage_record import BadLine, Dropped, End, Header, TraceEvent, UsageRecord, columns, read_line
 
 MOST_TEXT = 1_000
-"""Characters of a rejected line that are kept."""
+"""At most this many characters of a rejected line are stored."""
 
 
 NO_VALUE = "(no value)"
-"""What stands for the text of a message that has none: null is no text."""
+"""The text of a message without a value in the quarantine: null would not be a text."""
 
 
 class Line(NamedTuple):
-    """A line and where it is: see pipeline.ingest.lines.LINES."""
+    """A line and its place: see pipeline.ingest.lines.LINES."""
 
     text: str
     file: str
@@ -38,12 +38,12 @@ class Line(NamedTuple):
 
 
 def plain(file: str) -> str:
-    """A file's name as people write it; Spark has several ways to put it as a URI."""
+    """A file's name as people write it; Spark has several ways to write it as a URI."""
     return unquote(re.sub("^file:/+", "/", file))
 
 
 class Reject(NamedTuple):
-    """What is not taken; no line if the file as a whole is meant."""
+    """Something that is refused; `line` is None if it is the file as a whole."""
 
     file: str
     line: Line | None
@@ -52,7 +52,7 @@ class Reject(NamedTuple):
 
 @dataclass(slots=True)
 class Sorted:
-    """What the lines without a record come to."""
+    """The result of sorting the lines without a record."""
 
     rejects: list[Reject] = field(default_factory=list)
     accounts: dict[Writer, Account] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Sorted:
         self.accounts[writer] = self.accounts.get(writer, Account()) + account
 
     def close(self, files: Iterable[str]) -> None:
-        """All lines of these files have been taken: what their frames tell, and what is wrong with them."""
+        """All lines of these files have been taken: use their headers and ends, and note what is wrong with them."""
         for file in map(plain, files):
             header, end = self.headers.get(file), self.ends.get(file)
             if problem := _problem_of_frame(header, end):
@@ -109,7 +109,7 @@ def _problem_of_frame(header: Header | None, end: End | None) -> str:
 
 
 def why_not(row: UsageRecord | TraceEvent, latest_ms: int) -> str:
-    """Why a record that can be read is not taken; empty: it is."""
+    """The reason why a record that can be read is refused; empty if it is accepted."""
     for name, (kind, _) in columns(type(row)).items():
         value = getattr(row, name)
         if value is None or kind is str:
@@ -138,5 +138,5 @@ def why_not(row: UsageRecord | TraceEvent, latest_ms: int) -> str:
 
 
 def in_short(reason: str) -> str:
-    """The reason without what was found: the same for all that have the same mistake."""
+    """The reason without the value that was found: the same text for all lines with the same mistake."""
     return reason.partition(", got")[0]

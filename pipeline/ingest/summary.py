@@ -1,4 +1,4 @@
-"""What an ingest says in the end."""
+"""The summary that an ingest prints at its end."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ _MOST_GAPS = 20
 
 @dataclass(slots=True)
 class Totals:
-    """Of all batches of a run."""
+    """The totals of all batches of a run."""
 
     batches: int = 0
     files: int = 0
@@ -22,26 +22,26 @@ class Totals:
 
     @classmethod
     def of(cls, outcome: Outcome) -> "Totals":
-        """Of one batch alone."""
+        """The totals of one batch."""
         totals = cls()
         totals.add(outcome)
         return totals
 
     def add(self, outcome: Outcome) -> None:
-        """One more batch."""
+        """Add one more batch."""
         self.batches += 1
         self.files += outcome.files
         self.counts.update(outcome.counts)
 
     def in_short(self) -> str:
-        """In a line."""
+        """The totals in one line."""
         new = sum(self.counts[f"{stream} records"] for stream in ROWS)
         again = sum(self.counts[f"{stream} duplicates"] for stream in ROWS)
         rejected = sum(count for name, count in self.counts.items() if name.startswith("rejected: "))
         return f"{new:,} records new, {again:,} here already, {rejected:,} in quarantine"
 
     def lines(self, merged: int) -> Iterator[str]:
-        """In full; `merged`: how many directories were merged into others."""
+        """The totals in full; `merged`: how many directories were merged into others."""
         yield f"{self.files:,} files: {self.in_short()}" if self.files else self.in_short()
         for stream in ROWS:
             if new := self.counts[f"{stream} records"]:
@@ -54,7 +54,7 @@ class Totals:
 
 
 def gap_lines(accounts: Accounts, most: int = _MOST_GAPS) -> Iterator[str]:
-    """Who misses which records, and what the proxies had no room for."""
+    """The records that are missing, by writer, and those that the proxies have dropped."""
     reported = 0
     for writer, account in sorted(accounts.items()):
         who = f"{writer.stream} of {writer.instance}, epoch {writer.epoch}"

@@ -1,8 +1,8 @@
-"""What a task of Spark writes by itself: Parquet by kind, day and virtual cluster, and what it says about it.
+"""Parquet files that a task of Spark writes itself, by kind, day and virtual cluster, and its response about them.
 
-Spark's own writer takes rows, and several times as long as Arrow does for columns. A task does not know whether it is
-the one that counts: another may have been started in its place. So its files have names that nobody else has, in a
-directory that is no part of a table, and whoever has its response brings those files to where they are to be.
+Spark's own writer takes rows, and needs several times as long as Arrow does for columns. A task does not know whether
+its result is used: Spark may have started another task in its place. So its files have unique names, in a directory
+that is no part of a table, and the code that gets the task's response moves those files to their final place.
 """
 
 import uuid
@@ -32,19 +32,24 @@ RESPONSE = T.StructType(
         *(T.StructField(name, T.LongType()) for name in (OFFSET, "first", "last", "rows")),
     ]
 )
-"""Either a file and the folder where it is to be, as kind=usage/day=.../virtual_cluster=..., or a run of rows: all with
-one difference between sequence number and line number. Neither: the runs were too many to be told."""
+"""A row is either a file and the folder to which it belongs, as kind=usage/day=.../virtual_cluster=..., or a run of
+rows with the same difference between sequence number and line number. A row that is neither means that there were too
+many runs.
+"""
 
 _ROWS_AT_ONCE = 1 << 17
-"""Rows that are written together, a row group of Parquet; of all files not more than twice as many are kept."""
+"""Rows that are written together, a row group of Parquet; a task holds at most twice as many in memory for all its
+files.
+"""
 _MOST_OPEN = 200
-"""Files that a task has open at a time: a spool may hold years."""
+"""Files that a task has open at a time: a spool may hold years of records."""
 _MOST_RUNS = 10_000
 _DIFFERENT = frozenset({"sequence", "used", "peak", "in_bytes", "out_bytes", "at_ms", "wall_ms", "value", "profile"})
-"""Columns whose values are all different, or nearly so: no dictionary of them is worth its making."""
+"""Columns whose values are all or nearly all different: a dictionary of them costs more than it saves."""
 _NO_NAME = "__HIVE_DEFAULT_PARTITION__"
 _AS_THEY_ARE = " !$&()+,;<>@`|}~"
-"""What Spark leaves as it is in the name of a partition, as letters, digits and all that is not ASCII."""
+"""Characters that Spark does not escape in the name of a partition, besides letters, digits and all that is not ASCII.
+"""
 
 
 class _Where(NamedTuple):
@@ -74,7 +79,7 @@ class TaskFiles:
         folder.mkdir(parents=True, exist_ok=True)
 
     def take(self, batch: Any) -> None:
-        """A batch of `pipeline.ingest.line_columns`."""
+        """Take a batch of `pipeline.ingest.line_columns`."""
         if batch["text"].null_count:
             self._count(batch)
             for (day, cluster), part in _parts(batch, ["day", PARTITION]):
@@ -125,7 +130,7 @@ class TaskFiles:
             self._runs = None
 
     def close(self) -> Any:
-        """Write what is left; the ANSWER."""
+        """Write the rest; returns the RESPONSE."""
         for where in list(self._waiting):
             self._write(where)
         for where in list(self._writers):
@@ -143,7 +148,7 @@ class TaskFiles:
 
 
 def written(batches: Iterable[Any], folder: Path, row: type[Row], latest_ms: int) -> Iterator[Any]:
-    """Lines as `Reader.read` has them -> files in `folder`, and the ANSWER."""
+    """Lines as `Reader.read` takes them -> files in `folder`, and the RESPONSE."""
     files = TaskFiles(folder, row)
     for batch in Reader(row, latest_ms).read(batches):
         files.take(batch)
@@ -166,5 +171,5 @@ def _parts(batch: Any, by: list[str]) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def escaped(name: str) -> str:
-    """The name of a partition's directory, as Spark writes it."""
+    """The name of a partition's directory, escaped as Spark writes it."""
     return "".join(quote(c, safe=_AS_THEY_ARE) if c.isascii() else c for c in name) or _NO_NAME

@@ -1,4 +1,4 @@
-"""A Kafka topic with lines of spools as its messages: what the proxy's shipper writes, and whatever else is in it."""
+"""A Kafka topic whose messages are lines of spools, written by the proxy's shipper; others may be in it, too."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from pipeline.ingest.rejects import NO_VALUE
 from pipeline.spark.session import MOST_LINE_BYTES
 
 MOST_MESSAGES = 4_000_000
-"""That one batch takes."""
+"""The largest number of messages in one batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,16 +20,17 @@ class Topic:
 
     name: str
     servers: str
-    """host:port, several with commas between them."""
+    """host:port, several separated by commas."""
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Of Kafka's Java consumer."""
+    """Settings of Kafka's Java consumer."""
 
 
 def topic_lines(spark: SparkSession, servers: str, topic: str, settings: Mapping[str, str]) -> DataFrame:
-    """LINES but for the number: each message is a file of one line, `topic-partition@offset`.
+    """LINES without the number: each message is a file of one line, `topic-partition@offset`.
 
-    `settings` are those of Kafka's Java consumer. Read from the beginning. What the cluster has deleted before it was
-    read is passed over: sequence numbers tell what was lost. Several tasks may share a partition that is large.
+    `settings` are those of Kafka's Java consumer. The topic is read from the beginning. Messages that the cluster has
+    deleted before they were read are skipped: sequence numbers show what was lost. Several tasks may share a large
+    partition.
     """
     stream = (
         spark.readStream.format("kafka")
@@ -52,7 +53,7 @@ def topic_lines(spark: SparkSession, servers: str, topic: str, settings: Mapping
 
 
 def problem_of_topic(error: Exception) -> str:
-    """What an error of Spark says about the topic, for people; empty if it is about something else."""
+    """The explanation of an error of Spark about the topic; empty if the error is about something else."""
     text = str(error)
     if "Failed to find data source: kafka" in text or "Failed to find the data source: kafka" in text:
         return "Spark lacks the jars of its Kafka source"

@@ -1,1 +1,1 @@
-"""The work that one command asks for, one module and one main() each."""
+"""The commands' work: one module with one main() for each command."""

@@ -1,4 +1,4 @@
-"""`usage apply`: carry out a plan, if what it found is still in force."""
+"""`usage apply`: carry out a plan, if the quotas that it found are still in force."""
 
 import os
 import sys
@@ -39,10 +39,10 @@ AUDIT_NAME: Final = "quota-audit.jsonl"
 def main(
     plan: Path, place: Place, dry_run: bool = False, audit: Path | None = None, rollback_out: Path | None = None
 ) -> int:
-    """Carry out, and tell what came of each change; 0 when all is as planned, 1 if not.
+    """Carry out the plan, and report the result of each change; 0 if all is as planned, 1 if not.
 
-    ValueError for a plan that cannot be used, or if what is done could not be written down. Then nothing is changed.
-    The audit and the plan that takes this one back are beside the plan, if no other place is given.
+    ValueError for a plan that cannot be used, or if the changes could not be written down. Then nothing is changed. The
+    audit and the rollback plan are beside the plan, if no other place is given.
     """
     found = read_plan(plan)
     audit, rollback = audit or plan.with_name(AUDIT_NAME), rollback_out or _rollback(plan, found)
@@ -67,18 +67,18 @@ def main(
 
 
 def _refuse_as_audit(audit: Path, plans: Sequence[Path]) -> None:
-    """An audit is appended to, which would spoil a plan, or what somebody else has written."""
+    """Lines are appended to an audit file, which would damage a plan or a file of another kind."""
     for plan in plans:
-        with suppress(OSError):  # one of them is not there yet
+        with suppress(OSError):  # one of the files does not exist yet
             if audit.samefile(plan):
                 raise ValueError(f"{audit}: expected another file for the audit than {plan}, which is a plan")
-    with suppress(OSError):  # is told when it is opened
+    with suppress(OSError):  # reported when the file is opened
         if not is_audit(audit):
             raise ValueError(f"{audit}: expected a new file for the audit, or an audit: its first line is of none")
 
 
 def _rollback(path: Path, plan: PlanFile) -> Path:
-    """Beside the plan; where that name is taken by what takes back another plan, one with this plan's checksum."""
+    """The path beside the plan; if a file of that name undoes another plan, a path with this plan's checksum."""
     suffix = path.suffix or ".json"
     usual = path.with_name(f"{path.stem}.rollback{suffix}")
     if _taken_back(usual) in ("", plan.checksum):
@@ -87,7 +87,7 @@ def _rollback(path: Path, plan: PlanFile) -> Path:
 
 
 def _taken_back(path: Path) -> str:
-    """The checksum of the plan that the one in this file takes back; "" if there is none."""
+    """The checksum of the plan that the plan in this file undoes; "" if there is none."""
     try:
         return read_plan(path).made.takes_back
     except Problems:
@@ -112,7 +112,7 @@ def _refused(found: Standing, place: Place, plan: PlanFile, audit: Path | None) 
 
 
 def _reported_only(changes: Sequence[Change], place: Place, source: Source) -> int:
-    """What would be done, and what the place says to it."""
+    """Print what would be done, and the place's response to it."""
     results = place.judged(source, alterations_of(changes))
     said = dict(zip((one.entity for one in alterations_of(changes)), results, strict=True))
     rows = []
@@ -132,7 +132,7 @@ def _reported_only(changes: Sequence[Change], place: Place, source: Source) -> i
 
 
 class _Run:
-    """One run that changes something."""
+    """A run that makes changes."""
 
     def __init__(self, place: Place, plan: PlanFile, path: Path, audit: Path, rollback: Path) -> None:
         self._place = place
@@ -168,7 +168,9 @@ class _Run:
         return True
 
     def _write_rollback(self) -> None:
-        """Before anything is changed, so that it is there whatever happens then: what was not done is left alone."""
+        """Written before anything is changed, so that it exists whatever happens then; it leaves alone what was not
+        done.
+        """
         plan = self._plan.reversed(now(), who())
         try:
             if self._rollback.exists() and _taken_back(self._rollback) != self._plan.checksum:
@@ -178,7 +180,7 @@ class _Run:
             raise ValueError(f"{self._rollback}: cannot be written: {error.strerror or error}") from error
 
     def _read_back(self, changes: Sequence[Change], said: Said) -> Quotas | SourceUnavailable:
-        """What is in force now, by a connection of its own; brokers may take a moment to tell what they took."""
+        """What is in force now, read on a new connection; brokers may take a moment to report what they accepted."""
         deadline_s = time.monotonic() + _SHOWN_WITHIN_S
         taken = [change for change in changes if change in said and said[change] is None]
         while True:
@@ -212,14 +214,16 @@ def _opened(path: Path) -> AuditLog:
 
 
 def _progress(total: int) -> Callable[[int], None]:
-    """Shows how many changes of very many have been written, where somebody looks."""
+    """Shows on a terminal how many of very many changes have been written."""
     if total <= ENTITIES_A_REQUEST or not sys.stderr.isatty():
         return lambda count: None
     return lambda count: print(f"\r{count:,} of {total:,} changes", end="" if count < total else "\n", file=sys.stderr)
 
 
 def _print(*lines: str) -> None:
-    """On standard output, as far as that takes it: what is in force does not depend on who listens."""
+    """Print to standard output and ignore if it is closed: the quotas in force do not depend on who reads the
+    output.
+    """
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     text = "\n".join(lines).encode(encoding, "backslashreplace").decode(encoding)
     try:
@@ -227,7 +231,7 @@ def _print(*lines: str) -> None:
     except (OSError, ValueError) as error:
         _say(f"standard output: not all could be written: {getattr(error, 'strerror', None) or error}")
         with suppress(OSError, ValueError), Path(os.devnull).open("wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # else Python tries again at its end, and fails
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # otherwise Python writes again when it ends, and fails
 
 
 def _say(text: str) -> None:

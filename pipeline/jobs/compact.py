@@ -1,4 +1,4 @@
-"""`usage compact`: merge the small files of a table, and summarise its days: what to do each night."""
+"""`usage compact`: merge the small files of a table, and summarise its days; meant to run each night."""
 
 from collections.abc import Mapping
 
@@ -17,7 +17,7 @@ def main(
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
 ) -> int:
-    """Merge where a day of a virtual cluster has `at_least` small parts, and summarise days that are over; 0.
+    """Merge the parts of a day and virtual cluster that has `at_least` small ones, and summarise days that are over; 0.
 
     Raises BadTable.
     """

@@ -7,7 +7,7 @@ from pipeline.table.table import state_of
 
 
 def main(table: str) -> int:
-    """Print every stretch of missing numbers; 1 if there is any, else 0. Raises BadTable, ValueError for a URI."""
+    """Print every interval of missing numbers; 1 if there is any, else 0. Raises BadTable, ValueError for a URI."""
     accounts = state_of(None, table).accounts
     for line in gap_lines(accounts, most=sys.maxsize):
         print(line)

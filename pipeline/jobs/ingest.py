@@ -1,4 +1,4 @@
-"""`usage ingest`: from a spool or a topic into the table, once or for ever."""
+"""`usage ingest`: from a spool or a topic into the table, once or repeatedly."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from pipeline.table.table_log import now_ms, read_state
 
 FUTURE_TOLERANCE_S = 3_600
 _MOST_FILES = 5_000
-"""That one batch takes."""
+"""The largest number of files in one batch."""
 
 
 def main(
@@ -38,10 +38,10 @@ def main(
     memory: str = "2g",
     settings: Mapping[str, str] | None = None,
 ) -> int:
-    """Take in all that is new in the spool, or in the topic, and then, unless `once`, every so many seconds; 0.
+    """Take all that is new in the spool or in the topic, once, or unless `once` again every `every_s` seconds; 0.
 
-    `topic` is its name, its servers, and settings of Kafka's consumer: see pipeline.ingest.topic.Topic.
-    Raises ValueError if there is no such spool or topic, or the table is one that cannot be read.
+    `topic` is its name, its servers, and settings of Kafka's consumer: see pipeline.ingest.topic.Topic. Raises
+    ValueError if there is no such spool or topic, or if the table cannot be read.
     """
     spark = spark_session(master, memory, "kafka-throttle usage ingest", settings)
     every = None if once else every_s
@@ -62,7 +62,7 @@ def ingest_spool(
     future_tolerance_s: int = FUTURE_TOLERANCE_S,
     say: Any = print,
 ) -> Totals:
-    """See `main`; without `every_s` once. What it says goes to `say`, a line at a time."""
+    """See `main`; without `every_s` once. Messages go to `say`, one line at a time."""
     spool_files = files_at(spark, spool)
     _check(spool, spool_files, say)
     inlet = _Inlet(spool_files.root, _lines(spark, spool_files.root), batch_files)
@@ -90,14 +90,14 @@ def ingest_topic(
 
 @dataclass(frozen=True, slots=True)
 class _Inlet:
-    """Where lines come from."""
+    """The origin of lines."""
 
     name: str
-    """What its checkpoint is named for."""
+    """The name of its checkpoint."""
     lines: DataFrame
-    """LINES but for the number, as a stream."""
+    """LINES without the number, as a stream."""
     files: Callable[[Files, int], Sequence[str]]
-    """Which files batch n of a checkpoint has."""
+    """The files that batch n of a checkpoint has."""
 
 
 def _ingest(
@@ -145,12 +145,14 @@ def _check(spool: str, files: Files, say: Any) -> None:
 
 
 def _lines(spark: SparkSession, spool: str) -> DataFrame:
-    """LINES but for the number. What cannot be read is left out: such a file has no end, and that is told."""
+    """LINES without the number. Files that cannot be read are left out: such a file has no end, and that is
+    reported.
+    """
     return (
         spark.readStream.format("text")
         .option("lineSep", "\n")
         .option("maxFilesPerTrigger", _MOST_FILES)
-        # Files never grow too old: what is brought in late is taken.
+        # No file is too old: files that come late are taken.
         .option("maxFileAge", "36500d")
         .option("ignoreCorruptFiles", True)
         .option("ignoreMissingFiles", True)
@@ -170,7 +172,7 @@ def query_of(checkpoint: Files) -> str:
 
 
 def batch_files(checkpoint: Files, number: int) -> Sequence[str]:
-    """Which files a batch has, as Spark has written it down before it began the batch."""
+    """The files of a batch, as Spark has written them down before it began the batch."""
     for name in (str(number), f"{number}.compact"):
         data = checkpoint.read(f"sources/0/{name}")
         if data is not None:
@@ -180,7 +182,9 @@ def batch_files(checkpoint: Files, number: int) -> Sequence[str]:
 
 
 def _await(query: Any) -> None:
-    """Until it has ended, or this process is asked to: then the batch under way is left to the next start."""
+    """Wait until the query has ended, or this process is asked to end: then the next start takes the unfinished
+    batch.
+    """
     stopped = threading.Event()
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -1,4 +1,4 @@
-"""`usage plan`: what would lead from the quotas in force to those of a file, in steps of bounded size."""
+"""`usage plan`: the changes that lead from the quotas in force to those of a file, in steps of bounded size."""
 
 import math
 import sys
@@ -62,7 +62,7 @@ def main(
 def wanted_rules(path: Path, virtual_cluster: str | None) -> tuple[Rules, str]:
     """The quotas that a file wants, and the file's checksum.
 
-    Problems with every one, or ValueError where it is not plain which are meant.
+    Raises Problems with each problem and its place, or ValueError if it is not clear which quotas are meant.
     """
     candidate, checksum = load_with_checksum(path)
     return _chosen(candidate, path, virtual_cluster), checksum
@@ -81,7 +81,7 @@ def _chosen(candidate: Candidate, path: Path, name: str | None) -> Rules:
 
 
 def _refuse_what_is_no_plan(out: Path) -> None:
-    """A plan may be replaced, and an empty file, but nothing that somebody has written or a device."""
+    """Refuse to replace anything but a plan or an empty file."""
     try:
         if not out.exists() or (out.is_file() and not out.stat().st_size):
             return

@@ -30,7 +30,7 @@ from pipeline.table.table import read_usage, state_of
 from quotas.entities import Entity, QuotaType
 
 MOST_ENTITIES = 10_000
-"""Of each quota type: those with most use. The others are counted."""
+"""The number of entities of each quota type: those with most use. The others are only counted."""
 _STEPS = 5
 _ALL_ROWS = 2**31
 
@@ -90,7 +90,7 @@ def _folder(out: str) -> Path:
 def recommended(
     usage: DataFrame, asked: Settings, capacity: Capacity, steps: Steps, *, missing: int = 0, simulate: bool = True
 ) -> tuple[Advice, dict[str, Any]]:
-    """The advice from usage records, and what is told with it. ValueError if there are none."""
+    """The advice from usage records, and what is printed with it. ValueError if there are no records."""
     steps.next("how much there is")
     [extent] = (row.asDict() for row in demand.extent(usage).collect())
     if not extent["records"]:
@@ -139,7 +139,7 @@ def _warnings(rows: Iterable[Mapping[str, Any]], records: int, missing: int) -> 
 def _limits(
     recommendations: Iterable[Recommendation], stage: int = -1
 ) -> Iterable[tuple[str, Entity, QuotaType, float]]:
-    """Of a stage, counted from 0; of the last one if none is said."""
+    """The limits of a stage, counted from 0; of the last one by default."""
     for one in recommendations:
         subject = one.evidence.subject
         if (entity := subject.entity) is not None:
@@ -150,7 +150,7 @@ def _limits(
 
 
 def write(folder: Path, advice: Advice, asked: Settings, known: Mapping[str, Any]) -> None:
-    """quotas.yaml, stage-<n>.yaml, and recommendation.json, .csv and .txt; stages of an earlier run go."""
+    """Write quotas.yaml, stage-<n>.yaml, and recommendation.json, .csv and .txt; remove stages of an earlier run."""
     period = f"use from {moment(known['begin_ms'])} to {moment(known['end_ms'])} UTC"
     comment = f"kafka-throttle usage recommend, {period}; evidence: recommendation.json"
     names = [stage_name(stage) for stage in range(advice.stages)]

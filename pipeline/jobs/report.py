@@ -1,4 +1,4 @@
-"""`usage report`: from the usage table to one page of HTML, and CSV and Parquet of every table in it."""
+"""`usage report`: from the usage table to one page of HTML, and every table in it as CSV and Parquet."""
 
 import os
 import sys
@@ -26,7 +26,7 @@ from pipeline.table.accounts import Accounts
 from pipeline.table.table import read_usage, state_of
 
 EMPTY = 3
-"""The exit status where there is nothing to report on: the page is written all the same and says so."""
+"""The exit status if there are no records: the page is written all the same and says so."""
 
 
 def main(
@@ -68,7 +68,7 @@ def main(
 
 
 def find(usage: DataFrame, steps: "Steps", **known: Any) -> Findings:
-    """All that is shown of these records. What is given is what the table itself does not tell."""
+    """The findings from these records; `known` are the findings that the records themselves do not give."""
     steps.next("how much there is")
     with Kept() as kept:
         days, course = kept.frame(figures.daily(usage)), kept.frame(figures.course(usage))
@@ -170,7 +170,7 @@ def _noise(usage: DataFrame, top_n: int, slice_ms: int, steps: "Steps") -> dict[
 
 
 def _first(frame: DataFrame, order: Any, rows: int, *counts: Column) -> tuple[list[dict[str, Any]], list[int]]:
-    """The first rows in an order, and of how many rows each of the conditions is true: in one query."""
+    """The first rows in an order, and, for each condition, for how many rows it is true: in one query."""
     everything = Window.partitionBy(F.lit(0))
     counted = frame
     for i, condition in enumerate(counts):
@@ -184,7 +184,7 @@ def _rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 def missing_of(accounts: Accounts) -> list[Missing]:
-    """The usage records that the table's log knows to be missing, by writer."""
+    """The usage records that are missing according to the table's log, by writer."""
     return [
         Missing(writer.instance, writer.epoch, first, last, dropped)
         for writer, account in sorted(accounts.items())
@@ -195,12 +195,12 @@ def missing_of(accounts: Accounts) -> list[Missing]:
 
 
 def _quarantined(counts: Mapping[str, int]) -> int:
-    """Ingest counts what it did not take by its reason."""
+    """The number of lines that ingest did not accept; it counts them by reason."""
     return sum(count for name, count in counts.items() if name.startswith("rejected: "))
 
 
 def write(findings: Findings, folder: Path) -> None:
-    """`report.html`, and `tables/<name>.csv` and `.parquet`. Each appears when it is whole."""
+    """Write `report.html`, and `tables/<name>.csv` and `.parquet`. Each file appears when it is whole."""
     tables = tables_of(findings)
     for table in tables:
         _put(folder / "tables" / f"{table.name}.csv", csv_of(table).encode())
@@ -221,7 +221,7 @@ def _put_parquet(path: Path, table: Table) -> None:
 
 
 class Steps:
-    """Tells on standard error which step of the work has begun."""
+    """Prints on standard error which step of the work has begun."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -230,11 +230,11 @@ class Steps:
 
     @property
     def seconds(self) -> float:
-        """Since the first step."""
+        """The time since the first step."""
         return time.monotonic() - self._began
 
     def next(self, name: str) -> None:
-        """The next step begins."""
+        """Begin the next step."""
         self._number += 1
         _say(f"[{self._number}/{self._count}] {self.seconds:5.1f} s  {name}")
 

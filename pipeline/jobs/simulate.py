@@ -1,4 +1,4 @@
-"""`kafka-throttle usage simulate`: what would these quotas have done?"""
+"""`kafka-throttle usage simulate`: what other quotas would have done."""
 
 import csv
 import json
@@ -33,7 +33,9 @@ from pipeline.table.day_summaries import summary_of
 from pipeline.table.table import read_trace, read_usage, state_of
 
 KEPT_SHARE = 5
-"""Loud rows are kept if they are no more than this part of all: to keep one costs as much as to read four of them."""
+"""Rows that may throttle are cached if they are at most one in this many of all: caching a row costs as much as reading
+four.
+"""
 
 
 def main(
@@ -66,7 +68,7 @@ def simulate(
     until_ms: int | None = None,
     trace: bool = False,
 ) -> dict[str, Any]:
-    """The response as plain data. ValueError where there is no table, or nothing in it in that time."""
+    """The response as plain data. ValueError if there is no table, or if it has nothing in that time."""
     if trace:
         return _response_of_trace(read_trace(spark, table, since_ms, until_ms), candidate)
     state = state_of(spark, table)
@@ -75,7 +77,9 @@ def simulate(
 
 
 def response_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | None = None) -> dict[str, Any]:
-    """The response from usage records, of which there may be a summary already. ValueError if there are none."""
+    """The response from usage records, with their summary if there is one already. ValueError if there are no
+    records.
+    """
     with Kept() as kept:
         summary = kept.made(placed(summarised(usage) if summary is None else summary, candidate))
         total = summary.agg(
@@ -93,9 +97,9 @@ def response_of(usage: DataFrame, candidate: Candidate, summary: DataFrame | Non
         found = kept.counted(runs_of(loud, summary, candidate))
         rows = loud if few else rows_of(usage, summary, found)
         outcome = kept.made(replayed(in_runs(rows, found), candidate, total["end"]))
-        # First, and alone: on a cluster the outcome is there only when somebody has asked for it.
+        # This action runs first and alone: on a cluster the outcome is computed only with the first action.
         replayed_windows = outcome.where("of_sensor").agg(F.sum("windows")).collect()[0][0] or 0
-        # Spark plans these for longer, on one core, than it computes them.
+        # To plan these on one core takes Spark longer than to compute them.
         with ThreadPoolExecutor() as threads:
             clients, sensors = threads.map(reported, (of_clients(summary, outcome), of_sensors(summary, outcome)))
     return {

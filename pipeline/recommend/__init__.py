@@ -1,1 +1,1 @@
-"""Quotas recommended from recorded use, each with its evidence: docs/recommend.md."""
+"""Recommends quotas from recorded use, each with its evidence: docs/recommend.md."""

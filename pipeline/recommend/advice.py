@@ -1,4 +1,4 @@
-"""From evidence to limits: percentile x headroom, fitted to the capacity, with a roll-out."""
+"""From evidence to limits: percentile x headroom, fitted to the capacity, in the stages of a roll-out."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,18 +12,18 @@ from quotas.entities import QuotaType
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What was asked for."""
+    """The settings of a recommendation."""
 
     by: str = "user"
     quota_types: tuple[str, ...] = ("produce", "fetch", "request")
-    """As usage records call them."""
+    """The names of quota types in usage records."""
     percentile: float = 0.99
     headroom: float = 1.3
     least_days: int = 7
     least_windows: int = 100
     stages: int = 3
     factor: float = 2.0
-    """By which a limit is lowered at most from one stage to the next."""
+    """The largest factor by which a limit is lowered from one stage to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,7 @@ class Recommendation:
 
     evidence: Evidence
     asked: float
-    """Before it was fitted to the capacity."""
+    """The limit before it was fitted to the capacity."""
     limit: float
     path: tuple[float, ...]
     """The limit in each stage; the last one is `limit`."""
@@ -41,18 +41,18 @@ class Recommendation:
 
     @property
     def cut(self) -> float:
-        """By how much the capacity makes it less than it asked for."""
+        """The amount by which the capacity makes the limit less than what was asked for."""
         return self.asked - self.limit
 
     @property
     def confidence(self) -> str:
-        """high, medium or low."""
+        """`high`, `medium` or `low`."""
         return confidence(self.penalties)
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Nothing is recommended, and why."""
+    """An entity and quota type for which nothing is recommended, with the reason."""
 
     evidence: Evidence
     reason: str
@@ -60,7 +60,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fit:
-    """How the limits of one virtual cluster and type went into its capacity: all of one node, in units/s."""
+    """How the limits of one virtual cluster and quota type fit into its capacity: sums at one node, in units/s."""
 
     virtual_cluster: str
     quota_type: QuotaType
@@ -68,12 +68,12 @@ class Fit:
     asked: float
     given: float
     cut: int
-    """How many got less than they asked for."""
+    """How many entities got less than they asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """All that is recommended, and what is not."""
+    """All recommendations and refusals."""
 
     recommendations: Sequence[Recommendation] = ()
     refusals: Sequence[Refusal] = ()
@@ -81,12 +81,12 @@ class Advice:
 
     @property
     def stages(self) -> int:
-        """How many the longest roll-out has."""
+        """The number of stages of the longest roll-out."""
         return max((len(one.path) for one in self.recommendations), default=0)
 
 
 def advise(evidence: Iterable[Evidence], settings: Settings, capacity: Capacity) -> Advice:
-    """The limits for all of whom enough is known; without what `simulate` says of them, and without doubts."""
+    """The limits for all entities of which enough is known, without the result of the replay and its penalties."""
     refusals: list[Refusal] = []
     asked: dict[tuple[str, QuotaType], list[tuple[Evidence, float]]] = {}
     for one in evidence:
@@ -128,7 +128,9 @@ def _recommended(evidence: Evidence, asked: float, limit: float, settings: Setti
 
 
 def _with_all_stages(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
-    """Each with as many stages as the one that needs most; who is there stays there."""
+    """The recommendations, all with as many stages as the longest one; an entity that has reached its limit stays
+    there.
+    """
     stages = max((len(one.path) for one in recommendations), default=0)
     return [replace(one, path=(*one.path, *[one.limit] * (stages - len(one.path)))) for one in recommendations]
 
@@ -139,7 +141,7 @@ def judged(
     headroom: float,
     weekdays_missing: Sequence[int],
 ) -> Advice:
-    """With the outcome of the replay, one for each recommendation in their order, and all doubts."""
+    """The advice with the outcome of the replay (one for each recommendation, in their order) and all penalties."""
     judged = [
         replace(one, simulated=outcome, penalties=tuple(penalties(one.evidence, headroom, outcome, weekdays_missing)))
         for one, outcome in zip(advice.recommendations, simulated, strict=True)

@@ -1,18 +1,19 @@
-"""What the cluster can carry, as its operator declares it: the sum of all limits is fitted into it.
+"""The capacity of the cluster, as its operator declares it: the sum of all limits must fit into it.
 
-reserve: 0.2                     # of each capacity, kept free: for those who get no recommendation; 0 if not given
+reserve: 0.2                     # of each capacity, kept free for all that get no recommendation; 0 if not given
 virtual_clusters:
   - name: main
     nodes: 3                     # needed where a total is given
-    produce: {total: 300000000}  # units/s of all nodes together: each is taken to carry the same part of it
+    produce: {total: 300000000}  # units/s of all nodes together: each carries the same part of it
     fetch: {per_node: 200000000, reserve: 0.1}
     request: {per_node: 800}     # percent of a thread: 8 threads
 weights:                         # 1e-6 to 1e6, the first that matches counts, else 1; * any text, ? one character
   - {user: "payments-*", weight: 3}
   - {client_id: batch, virtual_cluster: main, weight: 0.5}
 
-A quota holds at each node, so what is fitted is one node's capacity: it suffices even if all come to the same node.
-Mutations are counted at the controller and connections at the proxy; for them `per_node` is that one place's.
+A quota applies at each node, so the limits are fitted to one node's capacity: they fit even if all clients use the
+same node. Mutations are counted at the controller and connections at the proxy; for them `per_node` is the capacity
+of that one place.
 """
 
 import re
@@ -95,12 +96,12 @@ class Capacity:
     weights: Sequence[_Weight] = ()
 
     def weight(self, subject: Subject) -> float:
-        """How much of a shortage's rest they get, in relation to others: 1 unless declared otherwise."""
+        """The weight of an entity when a capacity is shared out: 1 unless declared otherwise."""
         return next((rule.weight for rule in self.weights if rule.fits(subject)), 1.0)
 
 
 def capacity_of(data: Any) -> Capacity:
-    """The capacity that a YAML document declares. Problems with every one and its place."""
+    """The capacity that a YAML document declares. Raises Problems with each problem and its place."""
     sheet = read_settings(_Sheet, {} if data is None else data, [_repeated])
     return Capacity(
         {

@@ -1,8 +1,8 @@
-"""What everybody uses, as quotas measure it: every function takes and returns DataFrames.
+"""The use of each entity, as quotas measure it: every function takes and returns DataFrames.
 
-A quota holds at each node by itself, for all clients of the entity there together. So use is added up over clients and
-proxies in slots of a window's length at each node, and percentiles are of slots at one node, never of the cluster's
-sum. Slots without use are not among them: of a client that works one hour a day it is that hour that counts.
+A quota applies at each node separately, for all clients of the entity there together. So use is added up over clients
+and proxies in slots of a window's length at each node, and percentiles are of slots at one node, never of the sum over
+the cluster. Slots without use are left out: for a client that works one hour a day, that hour counts.
 """
 
 from collections.abc import Iterable
@@ -21,19 +21,20 @@ from quotas.entities import DEFAULT
 from quotas.precedence import LEVELS, OWN
 
 SUBJECT = ["virtual_cluster", "quota_type", "user", "client_id", "ip"]
-"""Whom a quota would be set on; those names are empty that do not count for the kind of entity."""
+"""The columns that say on what a quota would be set; names that do not matter for the kind of entity are empty."""
 
 RANK_ACCURACY = 10_000
 """A percentile's rank is off by at most 1 / this."""
 
 TREND_DAYS = 27
-"""So many whole days, the last ones, are handed on for a trend."""
+"""The number of whole days, the last ones, from which a trend is computed."""
 _MAY_BE_MISSING_MS = 1_800_000
 
 
 def used_by(usage: DataFrame, by: str, quota_types: Iterable[str]) -> DataFrame:
-    """USAGE -> WHOM and what is needed of each record; `value` is what the quota is charged, percent of a thread for
-    handler time. `elsewhere`: as much of it as is bound by a quota that would beat one of WHOM.
+    """USAGE -> SUBJECT and the columns that are needed of each record. `value` is what the quota is charged; handler
+    time is in percent of a thread. `elsewhere` is the part of `value` to which a quota applies that comes before one on
+    SUBJECT.
     """
     of_address = F.col("quota_type") == "connection"
     value = as_charged(F.col("quota_type"), F.col("used"))
@@ -59,7 +60,7 @@ _LEVEL: Final = {PAIR: (OWN, OWN), USER: (OWN, None), CLIENT_ID: (None, OWN)}
 
 
 def _beats(by: str) -> Column:
-    """Whether the rule of a record is stronger than a quota of the kind `by`, in Kafka's order of precedence."""
+    """Whether the rule of a record comes before a quota of the kind `by`, in Kafka's order of precedence."""
     rule = F.col("rule")
     of_pair = rule.rlike(USER_AND_CLIENT_ID)
     of_default = rule.startswith("user=<default>,") | (rule == "user=<default>")
@@ -70,9 +71,9 @@ def _beats(by: str) -> Column:
 
 
 def slots(used: DataFrame, slot_ms: int) -> DataFrame:
-    """What `used_by` gives -> WHOM, node_id, slot, rate (units/s of the quota), and sums of the slot.
+    """`used_by` -> SUBJECT, node_id, slot, rate (units/s of the quota), and sums of the slot.
 
-    A record that is longer than a slot has its own mean rate; shorter ones, as at a restart, add up.
+    A record that is longer than a slot gives its mean rate; shorter records, as at a restart, are added up.
     """
     slot = F.floor(F.col("begin_ms") / slot_ms).alias("slot")
     seconds = F.greatest(F.col("end_ms") - F.col("begin_ms"), F.lit(slot_ms)) / 1_000
@@ -88,11 +89,11 @@ def slots(used: DataFrame, slot_ms: int) -> DataFrame:
 
 
 def at_nodes(slots: DataFrame, percentile: float) -> DataFrame:
-    """SLOTS -> WHOM, node_id, windows, demand, at_least, and sums.
+    """`slots` -> SUBJECT, node_id, windows, demand, at_least, and sums.
 
-    In a slot that was throttled more may have been wanted, nobody knows how much more. So it counts as larger than
-    all others: if the percentile is still one of the others, it is that of what was wanted, however much that was. If
-    it is not, `at_least` is true, and the demand is that of what was let through.
+    In a slot that was throttled clients may have wanted more, and how much more is not known. So it counts as larger
+    than all others. If the percentile is one of the unthrottled slots, it is the percentile of what was wanted. If not,
+    `at_least` is true, and the demand is the percentile of what was let through.
     """
     most: Column = F.lit(float("inf"))
     wanted = F.percentile_approx(F.when(F.col("throttled"), most).otherwise(F.col("rate")), percentile, RANK_ACCURACY)
@@ -122,10 +123,10 @@ def _day(ms: Column) -> Column:
 
 
 def demand(nodes: DataFrame, least_windows: int) -> DataFrame:
-    """What `at_nodes` gives -> a row for each of WHOM.
+    """`at_nodes` -> one row for each SUBJECT.
 
-    node: the one with most demand of those with at least so many windows, null if there is none; peak: the largest
-    slot; thin: the node with most demand of those with fewer windows; days: on which there was use.
+    node: the node with most demand among those with at least `least_windows` windows, null if there is none; peak: the
+    largest slot; thin: the node with most demand among those with fewer windows; days: the number of days with use.
     """
     enough = F.col("windows") >= least_windows
     at_node = F.struct("node_id", "windows", "demand", "at_least")
@@ -145,8 +146,8 @@ def demand(nodes: DataFrame, least_windows: int) -> DataFrame:
 
 
 def whole_days(used: DataFrame, begin_ms: int, end_ms: int) -> DataFrame:
-    """What `used_by` gives -> WHOM, by_day: (day, value) of the last TREND_DAYS days that the records from `begin_ms`
-    to `end_ms` cover, but for half an hour.
+    """`used_by` -> SUBJECT, by_day: (day, value) of the last TREND_DAYS days that the records from `begin_ms` to
+    `end_ms` cover, except for half an hour.
     """
     first = -(-(begin_ms - _MAY_BE_MISSING_MS) // DAY_MS)
     after = (end_ms + _MAY_BE_MISSING_MS) // DAY_MS
@@ -159,8 +160,8 @@ def whole_days(used: DataFrame, begin_ms: int, end_ms: int) -> DataFrame:
 
 
 def largest(demands: DataFrame, days: DataFrame, rows: int) -> DataFrame:
-    """DEMAND and what `whole_days` gives -> both, of the `rows` with most use of each quota type, and `of`: how many
-    there were.
+    """DEMAND and `whole_days` -> both, for the `rows` subjects with most use of each quota type, and `of`: the number
+    of all subjects of the type.
     """
     types = Window.partitionBy("quota_type")
     order = types.orderBy(F.col("value").desc(), *SUBJECT)
@@ -169,8 +170,8 @@ def largest(demands: DataFrame, days: DataFrame, rows: int) -> DataFrame:
 
 
 def extent(usage: DataFrame) -> DataFrame:
-    """USAGE -> one row: records, begin_ms, end_ms, window_ms (the usual length), weekdays (of which there are records;
-    Monday is 0).
+    """USAGE -> one row: records, begin_ms, end_ms, window_ms (the usual length), weekdays (the weekdays that have
+    records; Monday is 0).
     """
     return usage.agg(
         F.count(F.lit(1)).alias("records"),

@@ -1,4 +1,4 @@
-"""What is known of one entity's use, and how far it can be trusted."""
+"""What is known about one entity's use, and how reliable it is."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _WEEKDAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday",
 
 @dataclass(frozen=True, slots=True)
 class AtNode:
-    """Use of one node. `demand` in units/s of the quota; `at_least`: more was wanted, but throttled."""
+    """Use at one node. `demand` is in units/s of the quota; `at_least`: the entity wanted more, but was throttled."""
 
     node_id: int
     windows: int
@@ -37,43 +37,43 @@ class Evidence:
 
     subject: Subject
     node: AtNode | None
-    """Where the demand is largest, of nodes with enough windows."""
+    """The node where the demand is largest, among those with enough windows."""
     thin: AtNode | None
-    """Where it is largest of the others."""
+    """The node where the demand is largest, among those with too few windows."""
     peak: float
     peak_node_id: int
     nodes: int
     windows: int
-    """With use, over all nodes; days likewise."""
+    """Windows with use, over all nodes; `days` are days with use."""
     days: int
     throttled_windows: int
     throttled_ms: int
     elsewhere_share: float
-    """Of the use, bound by quotas that would beat the one recommended."""
+    """The share of the use to which quotas apply that come before the recommended one."""
     limit: float | None
-    """Last in force, as `rule` says."""
+    """The limit that was last in force, by the quota that `rule` names."""
     rule: str
     by_day: tuple[tuple[date, float], ...] = ()
 
     @property
     def throttled_share(self) -> float:
-        """Of the windows."""
+        """The share of the windows that were throttled."""
         return self.throttled_windows / self.windows if self.windows else 0.0
 
     @property
     def today(self) -> float | None:
-        """The limit that holds for exactly this entity; None: there is none, or one that others share."""
+        """The limit that applies to exactly this entity; None if there is none, or one that it shares with others."""
         return self.limit if self.limit is not None and self.subject.holds_alone(self.rule) else None
 
     @property
     def growth_per_week(self) -> float | None:
-        """A fraction; None with less than two weeks of whole days."""
+        """The growth as a fraction; None with less than two weeks of whole days."""
         trend = forecast(self.by_day).trend
         return None if trend is None else trend.growth_per_week
 
 
 def evidence_of(row: Mapping[str, Any]) -> Evidence:
-    """Of a row of `demand.largest`, as a dict of dicts."""
+    """The evidence in a row of `demand.largest`, which is a dict of dicts."""
     names = (row[name] for name in ("user", "client_id", "ip"))
     latest = row["latest"]
     return Evidence(
@@ -96,28 +96,28 @@ def evidence_of(row: Mapping[str, Any]) -> Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """What the recommended quotas would have done, replayed by `simulate`: of all nodes, but for the share."""
+    """What the recommended quotas would have done, replayed by `simulate`: over all nodes, except for `muted_share`."""
 
     throttles: int = 0
     throttled_ms: int = 0
-    """Of a client that wants what was seen, in ms added over connections."""
+    """For a client that wants what was seen, in ms added up over connections."""
     greedy_throttled_ms: int = 0
-    """Of one that always wants more while it is throttled."""
+    """For a client that always wants more while it is throttled."""
     longest_ms: int = 0
     muted_share: float = 0.0
-    """Of the time, somebody was muted, at the node where it was most."""
+    """The share of the time in which a client was muted, at the node where it is largest."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConfidencePenalty:
-    """Something that speaks against a recommendation, and how much."""
+    """A reason against a recommendation, and its weight."""
 
     weight: int
     reason: str
 
 
 def too_thin(evidence: Evidence, by: str, least_days: int, least_windows: int) -> str:
-    """Why nothing can be recommended; empty: it can."""
+    """The reason why nothing can be recommended; empty if something can."""
     if nameless := evidence.subject.nameless(by):
         return nameless
     if evidence.peak <= 0:
@@ -133,7 +133,7 @@ def too_thin(evidence: Evidence, by: str, least_days: int, least_windows: int) -
 def penalties(
     evidence: Evidence, headroom: float, simulated: Simulated | None, weekdays_missing: Sequence[int]
 ) -> list[ConfidencePenalty]:
-    """All that lowers the confidence. `weekdays_missing`: of which the table has no records, Monday is 0."""
+    """All reasons that lower the confidence. `weekdays_missing`: weekdays without records, Monday is 0."""
     return [*_of_time(evidence, headroom, weekdays_missing), *_of_use(evidence), *_of_outcome(simulated)]
 
 
@@ -177,6 +177,6 @@ def _of_outcome(simulated: Simulated | None) -> list[ConfidencePenalty]:
 
 
 def confidence(found: Sequence[ConfidencePenalty]) -> str:
-    """Without any doubt high, with little of it medium."""
+    """`high` without any penalty, `medium` with small ones, otherwise `low`."""
     weight = sum(penalty.weight for penalty in found)
     return HIGH if not weight else LOW if weight >= _PENALTY_OF_LOW else MEDIUM

@@ -1,4 +1,4 @@
-"""Limits as people write them: rounded, never below a floor, in steps that can be lived with."""
+"""Limits as people write them: rounded, not below a floor, and lowered in steps."""
 
 from collections.abc import Mapping
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
@@ -17,24 +17,26 @@ FLOORS: Final[Mapping[QuotaType, float]] = {
 """No less is recommended for what somebody used, in the unit of the quota: below, a single request would throttle."""
 
 DIGITS = 2
-"""Of a limit as it is recommended."""
+"""Significant digits of a recommended limit."""
 FINE_DIGITS = 3
-"""Of a stage on the way there, and of what the capacity leaves."""
+"""Significant digits of the limits of stages, and of limits that the capacity cuts."""
 _EXACT = 1 - 1e-12
-"""Sums of doubles are only so exact: what is over by less than that is not rounded up."""
+"""The precision of sums of doubles: an excess smaller than that is not rounded up."""
 _WHOLE = BYTE_RATES | {QuotaType.CONNECTION}
 _MOST = {QuotaType.PRODUCE: MAX_BYTE_RATE, QuotaType.FETCH: MAX_BYTE_RATE, QuotaType.CONNECTION: MAX_CONNECTION_RATE}
 
 
 def rounded_up(value: float, quota_type: QuotaType, digits: int = DIGITS) -> float:
-    """`value`, above 0, at so many significant digits, not less; a whole number where the quota is one."""
+    """`value`, above 0, rounded up to `digits` significant digits, and to a whole number if the quota is a whole
+    number.
+    """
     up = _rounded(value * _EXACT, digits, ROUND_CEILING)
     whole = up.to_integral_value(ROUND_CEILING) if quota_type in _WHOLE else up
     return min(float(whole), float(_MOST.get(quota_type, float("inf"))))
 
 
 def rounded_down(value: float, quota_type: QuotaType, digits: int = FINE_DIGITS) -> float:
-    """The same, not more: 0 where a whole number is meant and `value` is less than 1."""
+    """The same, rounded down: 0 if the quota is a whole number and `value` is less than 1."""
     down = _rounded(value, digits, ROUND_FLOOR)
     return float(down.to_integral_value(ROUND_FLOOR) if quota_type in _WHOLE else down)
 
@@ -45,22 +47,23 @@ def _rounded(value: float, digits: int, rounding: str) -> Decimal:
 
 
 def wanted(demand: float, headroom: float, quota_type: QuotaType) -> float:
-    """The limit that `demand` calls for, both in the unit of the quota."""
+    """The limit for `demand`, both in the unit of the quota."""
     return rounded_up(max(demand * headroom, FLOORS[quota_type]), quota_type)
 
 
 def path_to(
     limit: float, today: float | None, peak: float, quota_type: QuotaType, stages: int, factor: float
 ) -> list[float]:
-    """The limits of each stage of the roll-out, the last one `limit`. `today`: the limit in force, None: none.
+    """The limits of each stage of the roll-out, the last one `limit`. `today`: the limit in force, None if there is
+    none.
 
     - A limit that is not below today's is set in the first stage.
-    - Whoever has no quota today, or one above all that was seen, has in the first stage room for `peak`, the most that
-      was seen: it throttles nothing that has been seen.
-    - From there, or from a tighter limit of today, it goes down by the same factor each time, but never to less than
-      1/`factor` of the stage before: rather there are more stages than `stages`.
+    - An entity without a quota today, or with one above everything that was seen, gets room for `peak` in the first
+      stage, the most that was seen: nothing that was seen would have been throttled.
+    - From there, or from a tighter limit of today, the limit goes down by the same factor each time, but never to less
+      than 1/`factor` of the stage before: if necessary there are more stages than `stages`.
 
-    With `stages` 1 there is no roll-out: the limit at once.
+    With `stages` 1 there is no roll-out: the limit applies at once.
     """
     if stages == 1 or (today is not None and today <= limit):
         return [limit]
@@ -75,7 +78,7 @@ def path_to(
         aim = max(before * (limit / before) ** (1 / left), before / factor)
         after = max(limit, rounded_up(aim, quota_type, FINE_DIGITS))
         if after >= before:
-            # Rounding leaves nothing in between, or a limit of a few connections has no smaller step than one.
+            # Rounding leaves no limit in between, or a limit of a few connections has no smaller step than one.
             after = limit if limit >= before / factor else before - 1
         before = after
         path.append(before)

@@ -1,4 +1,4 @@
-"""What a replay says of each recommendation."""
+"""The results of the replay for each recommendation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,9 @@ from pipeline.simulate.meter import type_of
 
 
 def outcomes(sensors: Iterable[Mapping[str, Any]], recommendations: Sequence[Recommendation]) -> list[Simulated]:
-    """Of the sensors of a response of `simulate`: what is not among them was not throttled and would not be."""
+    """The results for each recommendation, from the sensors in a response of `simulate`: an entity that is not among
+    them was not throttled and would not be.
+    """
     found: dict[tuple[str, str, str], Simulated] = {}
     for row in sensors:
         key = (row["virtual_cluster"], type_of(row["quota_type"]).value, row["new_rule"])

@@ -1,4 +1,4 @@
-"""Advice as a page of text: what is printed, and recommendation.txt."""
+"""The advice as a page of text: it is printed, and written as recommendation.txt."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
@@ -17,7 +17,7 @@ _STYLES = {"high": "green", "medium": "yellow", "low": "red"}
 
 
 def print_advice(advice: Advice, settings: Settings, known: Mapping[str, Any], to: IO[str], shown: int = SHOWN) -> None:
-    """Limits with their evidence, what was cut, and what was refused; of each at most `shown` lines."""
+    """Print the limits with their evidence, the limits that were cut, and the refusals, each at most `shown` lines."""
     console = Console(file=to, width=None if to.isatty() else _WIDTH, highlight=False)
     for line in _head(advice, settings, known):
         console.print(line, markup=False)
@@ -93,7 +93,7 @@ def _cells(one: Recommendation) -> Iterator[str | Text]:
 
 
 def _path(one: Recommendation) -> str:
-    """Of stages in which nothing changes, once."""
+    """The limits of the stages; stages in which nothing changes are shown once."""
     limits = list(dict.fromkeys(one.path))
     return (
         "at once"

@@ -1,5 +1,5 @@
-"""Recommended limits as the proxy's own YAML has them, `virtual_clusters[].quotas.entries`: what a quota source of kind
-`file` reads, `usage simulate` tries and `usage plan` compares.
+"""Recommended limits in the form of the proxy's YAML, `virtual_clusters[].quotas.entries`: a quota source of kind
+`file` reads it, `usage simulate` tries it and `usage plan` compares it.
 """
 
 import io
@@ -12,11 +12,11 @@ from ruamel.yaml.scalarstring import DoubleQuotedScalarString
 from quotas.entities import Entity, QuotaType
 
 Limits = Iterable[tuple[str, Entity, QuotaType, float]]
-"""Of a virtual cluster an entity, a quota type, and the limit in units/s."""
+"""Virtual cluster, entity, quota type, and the limit in units/s."""
 
 
 def document(limits: Limits) -> dict[str, Any]:
-    """The file's content as dicts and lists; entities in the order in which they come."""
+    """The file's content as dicts and lists; entities stay in the order of `limits`."""
     clusters: dict[str, dict[Entity, dict[str, Any]]] = {}
     for virtual_cluster, entity, quota_type, limit in limits:
         entry = clusters.setdefault(virtual_cluster, {}).setdefault(entity, _parts(entity))
@@ -34,12 +34,12 @@ def _parts(entity: Entity) -> dict[str, Any]:
 
 
 def _scalar(name: str) -> str:
-    """As it is, but for what YAML would read as a blank, such as U+0085: that is escaped."""
+    """The name as it is, except that characters which YAML would read as a blank, such as U+0085, are escaped."""
     return name if name.isprintable() else DoubleQuotedScalarString(name)
 
 
 def yaml_of(content: dict[str, Any], comment: Iterable[str] = ()) -> str:
-    """The content as a YAML text, under lines of comment."""
+    """The content as YAML text, below `comment` lines."""
     out = io.StringIO()
     for line in comment:
         out.write(f"# {line}\n")

@@ -1,4 +1,4 @@
-"""Advice as plain data: what stands in recommendation.json, and the rows of recommendation.csv."""
+"""The advice as plain data: the content of recommendation.json, and the rows of recommendation.csv."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -10,11 +10,11 @@ from pipeline.recommend.subject import Subject
 from pipeline.report.tables import Column, Table
 
 FORMAT = 1
-"""Of recommendation.json; a later one only adds keys."""
+"""The version of recommendation.json; later versions only add keys."""
 
 
 def plain(advice: Advice, settings: Settings, known: Mapping[str, Any]) -> dict[str, Any]:
-    """All of it, as JSON can hold it. `known`: what else is to stand at the top."""
+    """The whole advice in the form of JSON. `known`: further keys at the top."""
     return {
         "format": FORMAT,
         **known,
@@ -27,7 +27,7 @@ def plain(advice: Advice, settings: Settings, known: Mapping[str, Any]) -> dict[
 
 
 def stage_name(number: int) -> str:
-    """The file of a stage, counted from 0."""
+    """The file name of a stage, counted from 0."""
     return f"stage-{number + 1}.yaml"
 
 
@@ -118,7 +118,7 @@ _COLUMNS = (
 
 
 def csv_table(advice: Advice) -> Table:
-    """A row for each recommendation, with a column for each stage, and for each refusal, without limits."""
+    """A row for each recommendation, with a column for each stage, and a row without limits for each refusal."""
     stages = tuple(Column(f"stage_{i + 1}_limit", "", "number") for i in range(advice.stages))
     rows = [_row(one.evidence) | _limits(one) for one in advice.recommendations]
     rows += [_row(one.evidence) | {"confidence": "refused", "why": one.reason} for one in advice.refusals]

@@ -1,11 +1,11 @@
-"""Whom a quota could be set on, for use that was recorded under these names."""
+"""What a quota could be set on, for use that was recorded under certain names."""
 
 from dataclasses import dataclass
 
 from quotas.entities import DEFAULT, Entity, QuotaType
 
 OVERFLOW = "<overflow>"
-"""What records call clients that were too many to tell apart (quotas.records.usage_record)."""
+"""The name in records for clients that were too many to be recorded separately (quotas.records.usage_record)."""
 
 USER, CLIENT_ID, PAIR = "user", "client-id", "user+client-id"
 KINDS = (USER, CLIENT_ID, PAIR)
@@ -13,7 +13,7 @@ KINDS = (USER, CLIENT_ID, PAIR)
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Names as records have them; those that do not count for the kind of entity are empty."""
+    """Names as records have them; names that do not matter for the kind of entity are empty."""
 
     virtual_cluster: str
     quota_type: QuotaType
@@ -27,13 +27,13 @@ class Subject:
 
     @property
     def entity(self) -> Entity | None:
-        """None where they have no name at all."""
+        """The entity of these names; None if there is no name at all."""
         if not (self.user or self.client_id or self.ip):
             return None
         return Entity(self.user or None, self.client_id or None, self.ip or None)
 
     def nameless(self, by: str) -> str:
-        """Why no quota can be set on them, as what was asked for is `by`; empty: one can."""
+        """The reason why no quota of the kind `by` can be set on these names; empty if one can."""
         if OVERFLOW in (self.user, self.client_id, self.ip):
             return "clients that were too many for the proxy to tell apart"
         if not self.virtual_cluster:
@@ -47,7 +47,9 @@ class Subject:
         return ""
 
     def holds_alone(self, rule: str) -> bool:
-        """Whether the quota `rule`, as records write it, measures exactly these: their own, or a default for each."""
+        """Whether the quota `rule`, as records write it, measures exactly this subject: its own quota, or a default for
+        each.
+        """
         entity = self.entity
         if entity is None:
             return False

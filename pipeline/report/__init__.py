@@ -1,1 +1,1 @@
-"""From the usage table to what a platform team and finance read."""
+"""The usage report: from the usage table to pages for platform teams and finance."""

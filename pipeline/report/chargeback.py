@@ -1,4 +1,4 @@
-"""What each tenant used and owes: amounts are decimals, and every sum is that of its printed parts."""
+"""What each tenant used and owes. Amounts are decimals, and every total is the sum of the amounts that are printed."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,24 +17,26 @@ _EXACT = Context(prec=60, rounding=ROUND_HALF_EVEN)
 
 @dataclass(frozen=True, slots=True)
 class Bill:
-    """One tenant's month. By UNITS: what was used (an exact count of the smallest unit), charged for, and owed."""
+    """One tenant's month. By UNITS: the use (an exact count of the smallest unit), the part of it that is charged, and
+    the amounts.
+    """
 
     month: str
-    """`2026-11`, of UTC."""
+    """As `2026-11`, in UTC."""
     tenant: str
     used: Mapping[str, int]
     charged: Mapping[str, Decimal]
-    """In the unit of the price, less the free tier."""
+    """In the unit of the price, with the free tier subtracted."""
     amounts: Mapping[str, Decimal]
 
     @property
     def total(self) -> Decimal:
-        """The sum of the amounts, which are rounded already."""
+        """The sum of the amounts, which are already rounded."""
         return sum(self.amounts.values(), Decimal(0))
 
 
 def tenant_of(sheet: PriceSheet) -> Column:
-    """Of a row with PARTS, the tenant who has it: the first that matches, or UNASSIGNED."""
+    """The tenant of a row with PARTS: the first tenant whose rules match, or UNASSIGNED."""
     tenant: Column = F.lit(UNASSIGNED)
     for one in reversed(sheet.tenants):
         matches = reduce(or_, (_matches(rule) for rule in one.rules))
@@ -59,7 +61,7 @@ def by_tenant(days: DataFrame, sheet: PriceSheet) -> DataFrame:
 
 
 def bills(sheet: PriceSheet, used: Iterable[Mapping[str, object]]) -> list[Bill]:
-    """The bills of these rows of `by_tenant`, by month, tenants in the order of the sheet, what is unassigned last."""
+    """The bills for these rows of `by_tenant`, by month; tenants are in the order of the sheet, UNASSIGNED is last."""
     order = {tenant.name: i for i, tenant in enumerate(sheet.tenants)}
     free = {tenant.name: tenant.free_tier for tenant in sheet.tenants}
     found = [_bill(sheet, row, free.get(str(row["tenant"]), sheet.free_tier)) for row in used]

@@ -1,4 +1,5 @@
-"""Where the marks of a chart are: shares of its width and height. The template draws them, in the colours of the page.
+"""The positions of a chart's marks, as shares of its width and height. The template draws them, in the colours of the
+page.
 
 Charts are stretched to the width of the window, so text is beside them and never in them.
 """
@@ -18,7 +19,7 @@ WIDTH, HEIGHT = 1_000, 100
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A mark on an axis, at percent of its length from its zero."""
+    """A mark on an axis, `at` percent of the axis from its zero."""
 
     at: float
     text: str
@@ -26,7 +27,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A rectangle, in WIDTH and HEIGHT from the upper left; `text` is told when it is pointed at."""
+    """A rectangle, in WIDTH and HEIGHT from the upper left; `text` is shown when the pointer is over it."""
 
     x: float
     y: float
@@ -37,7 +38,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """Bytes over time, answers upon requests, and below them time throttled."""
+    """The timeline: bytes sent over time, with bytes received above them, and below the time throttled."""
 
     sent: str
     got: str
@@ -50,7 +51,7 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Fan:
-    """Days as bars, the line through them, and what is to come with its interval."""
+    """The days as bars, the line through them, and the forecast with its interval."""
 
     bars: tuple[Bar, ...]
     line: str
@@ -73,7 +74,7 @@ class Strip:
 
 
 def nice_top(value: float, steps: int = 4) -> float:
-    """The end of an axis from 0 that reaches `value` in `steps` round steps."""
+    """The end of an axis that starts at 0 and reaches `value` in `steps` round steps."""
     if value <= 0:
         return float(steps)
     raw = value / steps
@@ -90,7 +91,7 @@ def _points(values: Sequence[tuple[float, float]]) -> str:
 
 
 def course(findings: Findings) -> Course | None:
-    """The timeline; a step without records is 0. None for less than two steps."""
+    """The chart of the timeline; a step without records is 0. None if there are fewer than two steps."""
     steps = _steps(findings)
     if len(steps) < 2:
         return None
@@ -133,7 +134,7 @@ def _reported(at_ms: int, row: Row, seconds: float) -> str:
 
 
 def _area(values: Sequence[float], below: Sequence[float], top: float) -> str:
-    """A polygon with stairs' edges in the middle of the steps."""
+    """A polygon with edges like stairs, between the middles of the steps."""
     width = WIDTH / len(values)
 
     def edge(of: Sequence[float]) -> list[tuple[float, float]]:
@@ -167,7 +168,7 @@ _STRIDES_MS = (
 def _times(begin_ms: int, end_ms: int) -> tuple[Tick, ...]:
     length = max(end_ms - begin_ms, 1)
     stride = next((stride for stride in _STRIDES_MS if length / stride <= 7), length)
-    # Weeks begin on Mondays; 1970 did not.
+    # Weeks begin on Mondays; 1 January 1970 was a Thursday.
     offset = 4 * DAY_MS if stride % (7 * DAY_MS) == 0 else 0
     first = -(-(begin_ms - offset) // stride) * stride + offset
     return tuple(
@@ -185,7 +186,7 @@ def _time_text(at_ms: int, stride: int) -> str:
 
 
 def fan(findings: Findings, measure: str, text: Callable[[float], str]) -> Fan | None:
-    """The days of a measure and what is to come of it. None without days."""
+    """The days of a measure and its forecast. None without days."""
     if len(findings.days) < 2:
         return None
     found = findings.forecasts.get(measure, Forecast(None, None))
@@ -228,7 +229,7 @@ def _line(findings: Findings, found: Forecast, x: Callable[[date], float], y: Ca
     if found.trend is None:
         return ""
     line, days = found.trend.line, [row["day"] for row in findings.days]
-    # The line is through whole days, of which the table has some more at its ends.
+    # The line is through whole days only; the table may have further days before and after them.
     offset = _offset(len(days), len(line), findings)
     return _points([(x(day), y(value)) for day, value in zip(days[offset:], line, strict=False)])
 
@@ -248,6 +249,6 @@ def strip_end(rows: Sequence[Row]) -> float:
 
 
 def strip(row: Row, end: float) -> Strip:
-    """One quota's strip."""
+    """The strip of one quota."""
     p50, p95, p99, most = (100 * min(row[name] / end, 1.0) for name in ("p50", "p95", "p99", "most"))
     return Strip(p50, p95, p99, most, 100 / end)

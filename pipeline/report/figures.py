@@ -1,7 +1,7 @@
-"""What the report is made of, as Spark adds it up: every function takes and returns DataFrames.
+"""The figures of the report, as Spark sums them up: every function takes and returns DataFrames.
 
-Sums are of integers, so they are exact and do not depend on the order in which rows came: bytes, requests, ms, and for
-what a quota counts in fractions (ms of handler time, partitions) thousandths, each record's rounded.
+Sums are of integers, so they are exact and do not depend on the order of the rows: bytes, requests, ms. Quantities that
+a quota counts in fractions (ms of handler time, partitions) are summed in thousandths, with each record rounded.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 
 CLIENT = ("virtual_cluster", "user", "client_id")
-"""What the report calls a client."""
+"""The columns that identify what the report calls a client."""
 
 SUMS = (
     "in_bytes",
@@ -28,9 +28,10 @@ SUMS = (
     "throttled_window_ms",
     "records",
 )
-"""The columns of DAILY and of what is added up from it. `handler_us`: microseconds of handler time;
-`milli_mutations`: thousandths of a partition; `window_ms`: length of the records' windows, one for each node and quota
-type; `throttled_window_ms`: of those in which the quota throttled."""
+"""The columns of DAILY and of all tables that are summed up from it. `handler_us`: microseconds of handler time;
+`milli_mutations`: thousandths of a partition; `window_ms`: length of the records' windows, each counted once for each
+node and quota type; `throttled_window_ms`: length of those windows in which the quota throttled.
+"""
 
 PERCENTILES = (0.5, 0.95, 0.99)
 RANK_ACCURACY = 1_000
@@ -38,11 +39,13 @@ RANK_ACCURACY = 1_000
 
 _PARTS_OF_TEXT = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|[^"',= ]*)"""
 USER_AND_CLIENT_ID = rf"(?s)^user={_PARTS_OF_TEXT}, client-id="
-"""Matches rules of a user together with a client-id."""
+"""Matches the rule of a quota for a user together with a client-id."""
 
 
 def daily(usage: DataFrame) -> DataFrame:
-    """USAGE -> CLIENT, quota_type, day (a date, UTC), SUMS: the one pass that most of the report comes from."""
+    """USAGE -> CLIENT, quota_type, day (a date, UTC), SUMS: most of the report is made from this one pass over the
+    records.
+    """
     thousandths = F.round(F.col("used") * 1_000).cast("long")
     length = F.col("end_ms") - F.col("begin_ms")
     sums = {
@@ -77,9 +80,9 @@ LEVELS: Mapping[str, tuple[str, ...]] = {
     "client_ids": ("virtual_cluster", "client_id"),
     "throttled": (*CLIENT, "quota_type"),
 }
-"""By what use is added up."""
+"""The columns by which use is summed up."""
 MEASURES = ("bytes", "requests", "handler_us", "throttled_ms")
-"""By what clients are ranked."""
+"""The sums by which clients are ranked."""
 _RANKED = {
     "clients": MEASURES,
     "users": MEASURES,
@@ -89,15 +92,16 @@ _RANKED = {
 
 
 def ranked(days: DataFrame, rows: int) -> DataFrame:
-    """DAILY -> level (a key of LEVELS), its columns, SUMS, bytes, and of clients all_requests (of all quota types),
-    level_rows, level_throttled (how many rows the level has, and how many of them with throttled time).
+    """DAILY -> level (a key of LEVELS), its columns, SUMS, bytes, and for the level of clients all_requests (of all
+    quota types), level_rows, level_throttled (how many rows the level has, and how many of them have throttled time).
 
-    Of levels that grow with the number of clients only rows that are among the first `rows` by one of the measures.
+    In levels that grow with the number of clients only the rows that are among the first `rows` by one of the measures.
     """
     names = sorted({name for level in LEVELS.values() for name in level})
     sets = [[F.col(name) for name in level] for level in LEVELS.values()]
     sums = (F.coalesce(F.sum(name), F.lit(0).cast("long")).alias(name) for name in SUMS)
-    # A grouping id has a bit for each column, the first one's highest, set where the level is not by that column.
+    # A grouping id has a bit for each column, the highest bit for the first one. The bit is set where the level is not
+    # grouped by that column.
     ids = {
         level: sum(1 << (len(names) - 1 - i) for i, name in enumerate(names) if name not in columns)
         for level, columns in LEVELS.items()
@@ -131,12 +135,14 @@ def ranked(days: DataFrame, rows: int) -> DataFrame:
 
 
 STEP_MS = 10_000
-"""All widths of a timeline are multiples of this."""
+"""All step widths of a timeline are multiples of this."""
 _COURSE = ("in_bytes", "out_bytes", "throttled_ms", "backlogged_ms")
 
 
 def course(usage: DataFrame) -> DataFrame:
-    """USAGE -> for each step of STEP_MS and length of windows: what `span` and `timeline` are made of, in one pass."""
+    """USAGE -> one row for each step of STEP_MS and length of windows: `span` and `timeline` are made from it, in one
+    pass.
+    """
     unlimited = F.col("limit").isNull() & F.col("quota_type").isin("produce", "fetch")
     size = F.col("in_bytes") + F.col("out_bytes")
     length = (F.col("end_ms") - F.col("begin_ms")).alias("window_ms")
@@ -154,8 +160,8 @@ def _step(at_ms: str, width_ms: int) -> Column:
 
 
 def span(course: DataFrame) -> DataFrame:
-    """`course` -> one row: records, begin_ms, end_ms, window_ms (a window's usual length), unlimited_bytes (of Produce
-    and Fetch under no quota of their type).
+    """`course` -> one row: records, begin_ms, end_ms, window_ms (the usual length of a window), unlimited_bytes (bytes
+    of Produce and Fetch to which no quota of their type applied).
     """
     lengths = course.groupBy("window_ms").agg(
         F.sum("records").alias("records"),
@@ -173,21 +179,24 @@ def span(course: DataFrame) -> DataFrame:
 
 
 def timeline(course: DataFrame, width_ms: int) -> DataFrame:
-    """`course` -> at_ms (a multiple of `width_ms`), in_bytes, out_bytes, throttled_ms, backlogged_ms, by begin."""
+    """`course` -> at_ms (a multiple of `width_ms`), in_bytes, out_bytes, throttled_ms, backlogged_ms, by at_ms."""
     at = _step("at_ms", width_ms).alias("at_ms")
     return course.groupBy(at).agg(*(F.sum(name).alias(name) for name in _COURSE)).orderBy("at_ms")
 
 
 def utilisation(usage: DataFrame) -> DataFrame:
-    """USAGE -> virtual_cluster, quota_type, rule, user, client_id, ip (what shares the quota; empty: does not count),
-    limit (the last), windows, p50, p95, p99, most, most_node_id, peak, windows_over: utilisation as a fraction.
+    """USAGE -> virtual_cluster, quota_type, rule, user, client_id, ip (the clients that share the quota; an empty
+    column does not matter), limit (the last), windows, p50, p95, p99, most, most_node_id, peak, windows_over:
+    utilisation as a fraction.
 
-    Utilisation of a window at a node: what all that share the quota used, by what the quota allows in that time. `peak`
-    is of the one second in which one client used most. Windows without any use are not among them.
+    The utilisation of a window at a node is the use of all clients that share the quota, divided by what the quota
+    allows in that time. `peak` is of the one second in which one client used most. Windows without any use are left
+    out.
     """
     rule = F.col("rule")
     by_user = rule.startswith("user=")
-    # A regular expression costs more than all the rest: it is for the few rules that may have both names.
+    # A regular expression costs more than everything else, so it is applied only to the few rules that may have both
+    # names.
     both = rule.contains(", client-id=") & rule.rlike(USER_AND_CLIENT_ID)
     by_client_id = rule.startswith("client-id=") | both
     limited = usage.where((F.col("limit") > 0) & (F.col("used") > 0)).select(
@@ -236,7 +245,8 @@ def _allowed_unit(value: Column) -> Column:
 
 def hurt_by_shadows(usage: DataFrame) -> DataFrame:
     """USAGE -> CLIENT, quota_type, shadow_rule, shadow_limit (the last), shadow_throttles, shadow_throttled_ms,
-    shadow_windows (in which it would have throttled), windows, requests: whom the shadow quotas would have throttled.
+    shadow_windows (windows that it would have throttled), windows, requests: the clients that shadow quotas would have
+    throttled.
     """
     return (
         usage.where(F.col("shadow_rule") != "")

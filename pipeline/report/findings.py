@@ -1,4 +1,4 @@
-"""What Spark found, as much of it as is shown: the one thing that tables, words and the page are made from."""
+"""What Spark found, as much of it as is shown. Tables, sentences and the page are all made from it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,26 +19,25 @@ _MAY_BE_MISSING_MS = 30 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Records of one writer that are not in the table, from a sequence number to another one."""
+    """Records of one writer that are not in the table, from one sequence number to another one."""
 
     instance: str
     epoch: int
     first: int
     last: int
     dropped: bool
-    """By the proxy itself, which has told so; else nobody knows."""
+    """Whether the proxy itself has dropped them and reported that; if not, the reason is unknown."""
 
     @property
     def records(self) -> int:
-        """How many."""
+        """The number of missing records."""
         return self.last - self.first + 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All rows are plain dicts of Python's numbers and texts; lists are bounded by `top_n` where nothing else is told.
-
-    Columns are those of the functions that are named.
+    """Everything that the report shows. Rows are plain dicts of Python's numbers and texts; lists have at most `top_n`
+    rows unless stated otherwise. Columns are those of the functions that are named.
     """
 
     table: str
@@ -49,57 +48,57 @@ class Findings:
     begin_ms: int = 0
     end_ms: int = 0
     window_ms: int = 0
-    """How long a window of the proxy usually is."""
+    """The usual length of the proxy's windows."""
     unlimited_bytes: int = 0
     totals: Row = field(default_factory=dict)
-    """figures.totals of everything."""
+    """`figures.totals` of all records."""
     by_type: Sequence[Row] = ()
-    """figures.totals by quota_type."""
+    """`figures.totals` by quota_type."""
     client_count: int = 0
     clients: Sequence[Row] = ()
-    """figures.totals by CLIENT; the first by bytes, requests, handler time or throttled time."""
+    """`figures.totals` by CLIENT; the first by bytes, requests, handler time or throttled time."""
     users: Sequence[Row] = ()
     """The same by virtual cluster and user."""
     client_ids: Sequence[Row] = ()
     """The same by virtual cluster and client-id."""
     throttled: Sequence[Row] = ()
-    """figures.totals by CLIENT and quota_type with `all_requests` of the client; by throttled time."""
+    """`figures.totals` by CLIENT and quota_type, with `all_requests` of the client; the first by throttled time."""
     throttled_clients: int = 0
     utilisation: Sequence[Row] = ()
     quotas_in_use: int = 0
     quotas_exceeded: int = 0
-    """With windows in which more was used than the quota allows."""
+    """Quotas with windows in which more was used than the quota allows."""
     shadows: Sequence[Row] = ()
     shadow_hurt: int = 0
     shadow_seen: int = 0
-    """Clients that a shadow quota covers, by quota type."""
+    """The number of clients that a shadow quota covers, counted for each quota type."""
     width_ms: int = 0
     timeline: Sequence[Row] = ()
     days: Sequence[Row] = ()
-    """figures.totals by day."""
+    """`figures.totals` by day."""
     episodes: Sequence[Row] = ()
     episode_count: int = 0
     sheet: PriceSheet | None = None
     bills: Sequence[Bill] = ()
     tenants: Sequence[Row] = ()
-    """figures.totals by tenant."""
+    """`figures.totals` by tenant."""
     unassigned: Sequence[Row] = ()
-    """Of the clients that no tenant has, the first by bytes."""
+    """The clients that belong to no tenant, the first by bytes."""
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
-    """By `bytes`, `requests`, `handler_us`."""
+    """Forecasts by measure: `bytes`, `requests`, `handler_us`."""
     missing: Sequence[Missing] = ()
     quarantined: int = 0
     silences: Sequence[tuple[int, int]] = ()
-    """Stretches of time without any record, in ms since 1970."""
+    """Periods without any record, in ms since 1970."""
 
     @property
     def owed(self) -> Decimal:
-        """By all tenants together."""
+        """The amount that all tenants together owe."""
         return sum((bill.total for bill in self.bills), Decimal(0))
 
 
 def whole_days(days: Sequence[Row], begin_ms: int, end_ms: int) -> list[Row]:
-    """Without a first and last day of which more than half an hour is missing."""
+    """The days without a first or last day of which more than half an hour is missing."""
     return [
         row
         for row in days
@@ -113,7 +112,7 @@ def _begin_of(day: date) -> int:
 
 
 def silences(timeline: Sequence[Row], width_ms: int) -> list[tuple[int, int]]:
-    """Stretches of two widths and more between records of a timeline."""
+    """Periods of at least two widths between records of a timeline."""
     times = [row["at_ms"] for row in timeline]
     return [(a + width_ms, b) for a, b in pairwise(times) if b - a > 2 * width_ms]
 
@@ -134,7 +133,7 @@ MOST_STEPS = 200
 
 
 def width_for(begin_ms: int, end_ms: int) -> int:
-    """How long a step of the timeline is, for at most about MOST_STEPS of them."""
+    """The length of a step of the timeline that gives about MOST_STEPS steps at most."""
     return next(
         (width for width in WIDTHS_MS if (end_ms - begin_ms) / width <= MOST_STEPS),
         -(-(end_ms - begin_ms) // (MOST_STEPS * DAY_MS)) * DAY_MS,

@@ -1,13 +1,15 @@
-"""Where use is going: the trend of daily sums, and what the next calendar month will carry, with an interval.
+"""The trend of daily sums, and a forecast of the next calendar month, with an interval.
 
-Method. Days are compared without their weekday: each is divided by its weekday's factor (median of that weekday by the
-median of all, of days less their trend; 1 with less than 4 weeks). The trend is the line through the median of all
-slopes between two days (Theil-Sen), which a few odd days do not bend. The next month is the line times the factors.
-The interval of 80 % comes from 1,000 other histories: line and factors plus what was left over, drawn anew in blocks of
-a week so that weeks stay together; each has its own line drawn through it, and its future is given leftovers too.
+Method. Days are compared without the effect of weekdays: each is divided by its weekday's factor. The factor is the
+median of that weekday divided by the median of all days, of days less their trend; it is 1 with less than 4 weeks. The
+trend is the line through the median of all slopes between two days (Theil-Sen), on which a few odd days have no effect.
+The next month is the line times the factors.
 
-Refused where the data cannot carry it: fewer than 14 whole days for a trend; for the month fewer than 28, or if its end
-is further away than twice what the days reach back.
+The interval of 80 % comes from 1,000 simulated histories. Each is line and factors plus the residuals, drawn again in
+blocks of a week so that weeks stay together; each gets a line of its own, and residuals are added to its future, too.
+
+There is no forecast where the data is not enough: fewer than 14 whole days for a trend; for the month fewer than 28, or
+a month whose end is further away than twice the length of the data.
 """
 
 import calendar
@@ -21,7 +23,7 @@ import numpy.typing as npt
 TREND_DAYS = 14
 MONTH_DAYS = 28
 MOST_DAYS = 182
-"""Older days are not looked at: quotas, teams and workloads change."""
+"""Older days are not used: quotas, teams and workloads change."""
 INTERVAL = (0.1, 0.9)
 _HISTORIES = 1_000
 _BLOCK = 7
@@ -31,7 +33,7 @@ _Days = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Trend:
-    """What daily sums tell. `growth_per_week` is a fraction of the level in the middle of the days."""
+    """The trend of daily sums. `growth_per_week` is a fraction of the level in the middle of the days."""
 
     days: int
     growth_per_week: float
@@ -41,19 +43,21 @@ class Trend:
 
 @dataclass(frozen=True, slots=True)
 class Month:
-    """What a calendar month will carry, if all goes on as it does; from `low` to `high` in four cases of five."""
+    """The forecast of a calendar month if the trend goes on; four times out of five the sum is between `low` and
+    `high`.
+    """
 
     month: str
     expected: float
     low: float
     high: float
     daily: tuple[tuple[date, float, float, float], ...]
-    """Each day from the first one to come: expected, low, high."""
+    """Each day of the forecast from the first one on: expected, low, high."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What could be said, and why not more."""
+    """The forecast, or the reason why there is none or only a trend."""
 
     trend: Trend | None
     month: Month | None
@@ -61,7 +65,7 @@ class Forecast:
 
 
 def forecast(days: Sequence[tuple[date, float]], seed: int = 7) -> Forecast:
-    """Of whole days and their sums, in order; a day that is missing is not taken for one without use."""
+    """The forecast from whole days and their sums, in order; a missing day does not count as a day without use."""
     days = list(days)[-MOST_DAYS:]
     if len(days) < TREND_DAYS:
         return Forecast(None, None, f"a trend needs {TREND_DAYS} whole days, the table has {len(days)}")
@@ -157,7 +161,7 @@ def _futures(
     random: np.random.Generator,
 ) -> _Days:
     fitted = model.values(at, weekdays)
-    # A line has taken two degrees of freedom, factors six: what is left over is too small by that much.
+    # The line has taken two degrees of freedom, the factors six: the residuals are too small by that much.
     left = (values - fitted) * np.sqrt(len(values) / max(len(values) - 8, 1))
     left = left - left.mean()
     futures = np.empty((_HISTORIES, len(ahead_at)))
@@ -169,7 +173,7 @@ def _futures(
 
 
 def _blocks(left: _Days, length: int, random: np.random.Generator) -> _Days:
-    """So many leftovers, in weeks that begin anywhere."""
+    """As many residuals as `length`, in blocks of a week that begin anywhere."""
     count = -(-length // _BLOCK)
     starts = random.integers(0, len(left), count)
     drawn: _Days = left[(starts[:, None] + np.arange(_BLOCK)).ravel() % len(left)][:length]

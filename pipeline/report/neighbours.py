@@ -1,16 +1,17 @@
-"""Noisy neighbours: who took over a node while others were throttled or slowed.
+"""Noisy neighbours: clients that used most of a node while others were throttled or slowed.
 
-Time is cut into slices as long as the windows of the proxy. In a slice a client's share of a node is its bytes, in and
-out, of all bytes there. It is *noisy* in a slice if
+Time is cut into slices as long as the windows of the proxy. A client's share of a node in a slice is its bytes, in and
+out, divided by all bytes there. The client is *noisy* in a slice if
 
-- the node carried at least its median of bytes per slice: in a quiet night anybody has a large share,
-- its share is at least MIN_SHARE, and beyond its own far fence (Tukey): Q3 + 3 IQR, the quartiles of its share over all
-  slices of the node, those in which it was silent as 0, IQR at least MIN_SPREAD, and
-- others paid: they were throttled for longer than the node's outer fence of throttled time, Q3 + 1.5 IQR, and by at
-  least MIN_THROTTLED_MS, or they got through less than SLOWED of what was usual just before (the least that all but the
-  largest client of a slice had in one of the BEFORE slices before: so that a night is no slowness).
+- the node carried at least its median of bytes per slice, because in a quiet night any client has a large share,
+- its share is at least MIN_SHARE, and above its own outer fence (Tukey): Q3 + 3 IQR. The quartiles are of its share
+  over all slices of the node; slices in which it was silent count as 0, and IQR is at least MIN_SPREAD, and
+- other clients were affected: they were throttled for longer than the node's outer fence of throttled time, Q3 + 1.5
+  IQR, and for at least MIN_THROTTLED_MS, or they got through less than SLOWED of what was usual just before. Usual is
+  the least that all clients except the largest of a slice had in one of the BEFORE slices before, so that a quiet night
+  does not count as slow.
 
-Slices one after another are one episode.
+Consecutive slices are one episode.
 """
 
 from pyspark.sql import Column, DataFrame, Window
@@ -24,7 +25,7 @@ MIN_THROTTLED_MS = 1_000
 SLOWED = 0.5
 BEFORE = 6
 MIN_SLICES = 30
-"""With fewer slices nothing can be said of a node."""
+"""A node with fewer slices is not judged."""
 
 _NODE = ("virtual_cluster", "node_id")
 _WHO = (*_NODE, "user", "client_id")
@@ -33,7 +34,9 @@ _QUANTILES = [i / _STEPS for i in range(_STEPS + 1)]
 
 
 def use_by_slices(usage: DataFrame, slice_ms: int) -> DataFrame:
-    """USAGE -> virtual_cluster, node_id, user, client_id, slice, bytes, throttled_ms: the rows that all else is of."""
+    """USAGE -> virtual_cluster, node_id, user, client_id, slice, bytes, throttled_ms: everything else is made from
+    these rows.
+    """
     at = _slice_of(F.col("begin_ms"), slice_ms).alias("slice")
     size = F.col("in_bytes") + F.col("out_bytes")
     return (
@@ -56,11 +59,11 @@ def slices_of(use: DataFrame) -> DataFrame:
 
 
 def episodes(use: DataFrame, slices: DataFrame, slice_ms: int) -> DataFrame:
-    """`use_by_slices` and `slices_of` it -> virtual_cluster, node_id, user, client_id, begin_ms, end_ms, share (the
-    largest), usual_share (median), bytes, others_throttled_ms, others_throttled (clients, the most in a slice),
-    others_bytes_of_usual (the least, a fraction).
+    """`use_by_slices` and its `slices_of` -> virtual_cluster, node_id, user, client_id, begin_ms, end_ms, share (the
+    largest), usual_share (median), bytes, others_throttled_ms, others_throttled (the largest number of clients in a
+    slice), others_bytes_of_usual (the least, a fraction).
 
-    Only of who ever had MIN_SHARE it is asked what is usual, and there are few of these.
+    The usual share is computed only for the few clients that had MIN_SHARE in some slice.
     """
     share = F.when(F.col("node_bytes") > 0, F.col("bytes") / F.col("node_bytes")).otherwise(0.0)
     large = _in_slices(use, slices).withColumn("share", share).where(F.col("share") >= MIN_SHARE)
@@ -82,12 +85,14 @@ def episodes(use: DataFrame, slices: DataFrame, slice_ms: int) -> DataFrame:
 
 
 def _in_slices(use: DataFrame, slices: DataFrame) -> DataFrame:
-    """By node and time, which is what the rows are spread by: no client makes skew."""
+    """The rows with their slices, distributed by node and time, so that one large client does not make one large
+    partition.
+    """
     return use.join(slices, on=[*_NODE, "slice"], how="inner")
 
 
 def _slice_of(at_ms: Column, slice_ms: int) -> Column:
-    """Whole numbers throughout: a double would do for centuries, but is not needed."""
+    """The number of a slice, computed with whole numbers throughout, so that nothing is rounded."""
     return ((at_ms - F.pmod(at_ms, F.lit(slice_ms))) / slice_ms).cast("long")
 
 
@@ -101,7 +106,7 @@ def _nodes(slices: DataFrame) -> DataFrame:
 
 
 def _before(slices: DataFrame) -> DataFrame:
-    """The least that all but the largest client of a slice had in one of those just before."""
+    """The least that all clients except the largest of a slice had in one of the slices just before."""
     just_before = Window.partitionBy(*_NODE).orderBy("slice").rowsBetween(-BEFORE, -1)
     least = F.min(F.col("node_bytes") - F.col("largest_bytes")).over(just_before)
     return slices.select(*_NODE, "slice", least.alias("least_before"))
@@ -115,7 +120,7 @@ def _baselines(shares: DataFrame) -> DataFrame:
 
 
 def _quantile_of_all(p: float) -> Column:
-    """A quantile of a client's share over all slices of the node: 0 where it was silent."""
+    """A quantile of a client's share over all slices of the node; slices in which it was silent count as 0."""
     active, slices = F.col("active"), F.col("slices")
     rank = (F.lit(p) * slices - (slices - active)) / active
     step = F.round(F.greatest(rank, F.lit(0.0)) * _STEPS).cast("int")
@@ -147,7 +152,7 @@ def _others_paid() -> Column:
 
 
 def _joined(noisy: DataFrame, slice_ms: int) -> DataFrame:
-    """Slices one after another as one row."""
+    """Consecutive slices as one row."""
     in_order = Window.partitionBy(*_WHO).orderBy("slice")
     begins = (F.col("slice") - F.lag("slice").over(in_order) != 1).cast("long")
     others = F.col("throttled_clients") - (F.col("throttled_ms") > 0).cast("long")

@@ -1,4 +1,4 @@
-"""The page: everything in one file, nothing fetched from anywhere, whatever clients call themselves."""
+"""The page: one file that loads nothing else, and is safe whatever names clients give themselves."""
 
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
@@ -20,20 +20,20 @@ from pipeline.report.views import LIMIT_UNITS, MEASURE_NAMES, TYPE_NAMES, named
 
 MOST_BARS = 8
 MOST_UNBROKEN = 24
-"""Longer names are broken into lines where there is no room."""
+"""Longer names may be broken into several lines where there is little room."""
 _HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True, slots=True)
 class Talkers:
-    """Who is first by one measure: name, bar in percent of the first one's, value."""
+    """The largest clients by one measure: name, bar in percent of the first one's, value."""
 
     heading: str
     bars: tuple[tuple[Markup, float, str], ...]
 
 
 def page_of(findings: Findings, tables: Sequence[Table], now_ms: int) -> str:
-    """The report as HTML. `now_ms` since 1970 is when it was made."""
+    """The report as HTML. `now_ms` is the time at which it was made, since 1970."""
     script = (_HERE / "page.js").read_text()
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -74,7 +74,7 @@ def _figures(findings: Findings) -> list[tuple[str, str]]:
 
 
 def name_of(text: str) -> Markup:
-    """A client's name: what it is called, and no writing direction or markup beyond its own edges."""
+    """A client's name as markup, so that neither its writing direction nor its characters affect the text around it."""
     if not text:
         return Markup('<span class="none">no name</span>')
     short = words.name(text)
@@ -106,7 +106,7 @@ def _talkers(findings: Findings) -> list[Talkers]:
 
 
 def _outlook(findings: Findings) -> list[tuple[str, str, str]]:
-    """Of each measure: what it is, what the next month will carry, and how it grows."""
+    """For each measure: its name, the forecast of the next month, and its growth."""
     texts: Mapping[str, Callable[[float], str]] = {
         "bytes": words.size,
         "requests": words.about,
@@ -125,7 +125,7 @@ def _outlook(findings: Findings) -> list[tuple[str, str, str]]:
 
 
 def _shares_of_the_bill(findings: Findings) -> list[tuple[str, float, str, bool]]:
-    """Each tenant's part of what is owed: name, percent of all, amount, and whether it is nobody's."""
+    """Each tenant's part of the sum owed: name, percent of all, amount, and whether it is UNASSIGNED."""
     if findings.sheet is None:
         return []
     sums: dict[str, Decimal] = {}

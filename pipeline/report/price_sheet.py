@@ -1,8 +1,8 @@
-"""What use costs, and who is to pay for whom: the sheet that finance writes.
+"""The price sheet, which finance writes: what use costs, and which tenant pays for which clients.
 
 currency: EUR
 decimals: 2                      # places of an amount, 0 to 6
-prices:                          # whatever is not named is free
+prices:                          # what is not named is free
   gb_in: 0.02                    # 10^9 bytes that clients sent
   gb_out: 0.03                   # 10^9 bytes that they got
   million_requests: 0.10
@@ -10,9 +10,9 @@ prices:                          # whatever is not named is free
   thousand_mutations: 0.50
 free_tier:                       # per tenant and calendar month (UTC)
   gb_out: 100
-tenants:                         # the first whose rules match a client has it
+tenants:                         # a client belongs to the first tenant whose rules match it
   - name: payments
-    match:                       # any of these; in a rule all that it names; `*` any text, `?` one character
+    match:                       # any of these; all parts of a rule must match; `*` any text, `?` one character
       - user: pay-*
       - {user: etl, client_id: "payments-*", virtual_cluster: main}
     free_tier: {gb_out: 500}     # instead of the one above
@@ -37,7 +37,7 @@ UNITS: Mapping[str, tuple[str, int]] = {
     "handler_hour": ("handler_us", 3_600 * 10**6),
     "thousand_mutations": ("milli_mutations", 1_000 * 1_000),
 }
-"""What has a price: the sum that it is of (see figures.SUMS), and how much of that one price is for."""
+"""What has a price: the sum to which the price applies (see figures.SUMS), and for how much of it one price is."""
 
 PARTS = ("user", "client_id", "virtual_cluster")
 UNASSIGNED = "unassigned"
@@ -48,7 +48,7 @@ _MOST_DIGITS = 12
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """Who pays. Each rule is patterns by part (PARTS); those that it names must all match."""
+    """A tenant that pays. Each rule has patterns by part (PARTS); all parts that the rule names must match."""
 
     name: str
     rules: tuple[Mapping[str, str], ...]
@@ -57,13 +57,13 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class PriceSheet:
-    """Prices and free tiers by UNITS; what has no price is free."""
+    """Prices and free tiers by UNITS; use without a price is free."""
 
     currency: str
     decimals: int
     prices: Mapping[str, Decimal]
     free_tier: Mapping[str, Decimal] = field(default_factory=dict)
-    """Of what nobody is assigned to, and of tenants without one of their own."""
+    """For unassigned clients, and for tenants without a free tier in their own entry."""
     tenants: tuple[Tenant, ...] = ()
 
 
@@ -146,7 +146,7 @@ def _too_many(path: str, entries: tuple[Settings, ...]) -> Iterator[Problem]:
 
 
 def price_sheet(data: Any) -> PriceSheet:
-    """The sheet that a YAML document holds. Problems with every one and its place."""
+    """The sheet that a YAML document holds. Raises Problems with each problem and its place."""
     sheet = read_settings(_Sheet, data, [lambda data: repeated_names(items(data, "tenants"), "tenants")])
     free_tier = sheet.free_tier.by_unit()
     return PriceSheet(
@@ -166,7 +166,7 @@ def price_sheet(data: Any) -> PriceSheet:
 
 
 def regex_of(pattern: str) -> str:
-    """The pattern as a regular expression that Java and Python read alike; it is for the whole text."""
+    """The pattern as a regular expression that Java and Python read in the same way; to match the whole text."""
     parts = {"*": ".*", "?": "."}
     text = "".join(parts.get(part) or re.sub(r"(\W)", _escaped, part) for part in re.split(r"([*?])", pattern))
     return rf"(?s)\A{text}\z"

@@ -1,4 +1,4 @@
-"""What matters, in sentences."""
+"""The most important findings, in sentences."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,9 @@ MOST_MISSING = 5
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One sentence, or a few. `tone`: `bad`, `warning`, `good` or `plain`; `place`: the section that has more."""
+    """One sentence, or a few. `tone`: `bad`, `warning`, `good` or `plain`; `place`: the section of the page with the
+    details.
+    """
 
     text: str
     tone: str
@@ -22,7 +24,9 @@ class Remark:
 
 
 def summary(findings: Findings) -> list[Remark]:
-    """The most important things first: what cannot be trusted, who suffered, who uses what, where it goes."""
+    """The remarks: first what limits the data, then use, throttled clients, utilisation, neighbours, costs and
+    forecast.
+    """
     if not findings.records:
         return [Remark(_nothing(findings), "warning", ""), *_penalties(findings)]
     parts = (_use(findings), _throttling(findings), _utilisation(findings), _noise(findings), _shadows(findings),
@@ -39,7 +43,7 @@ def _nothing(findings: Findings) -> str:
 
 
 def who(row: Row) -> str:
-    """A client as it is called in a sentence."""
+    """The name of a client in a sentence."""
     user, client_id = row.get("user"), row.get("client_id")
     if user and client_id:
         return f"“{words.name(user, 40)}” ({words.name(client_id, 40)})"

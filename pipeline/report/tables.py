@@ -25,19 +25,19 @@ KINDS: Mapping[str, pa.DataType] = {
     "exact": pa.decimal128(38, 12),
     "money": pa.decimal128(38, MOST_PLACES),
 }
-"""What a column holds. A share is a fraction, on the page percent; a moment is in ms since 1970."""
+"""The type of a column's values. A share is a fraction, shown as percent on the page; a moment is in ms since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column. `unit` is what stands beside the heading where the kind does not tell."""
+    """One column. `unit` is shown beside the heading where the kind does not say it."""
 
     name: str
     heading: str
     kind: str = "count"
     unit: str = ""
     wide: bool = False
-    """Not shown where the window is narrow, as on a telephone."""
+    """Not shown in a narrow window, as on a telephone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Table:
     note: str = ""
 
     def values(self, column: Column) -> list[Any]:
-        """What is in a column, from the first row to the last."""
+        """The values of a column, from the first row to the last."""
         return [row.get(column.name) for row in self.rows]
 
 
@@ -69,9 +69,9 @@ def arrow_of(table: Table) -> pa.Table:
 
 
 def csv_of(table: Table) -> str:
-    """The table as CSV (RFC 4180, UTF-8), with column names that tell the unit.
+    """The table as CSV (RFC 4180, UTF-8), with the unit in each column name.
 
-    Texts that a spreadsheet would take for a formula have an apostrophe before them: a client-id may be `=cmd|...`.
+    Texts that a spreadsheet would take for a formula begin with an apostrophe: a client-id may be `=cmd|...`.
     """
     out = io.StringIO()
     writer = csv.writer(out)
@@ -98,7 +98,7 @@ def _stored(column: Column, value: Any) -> Any:
 
 
 def storable(text: str) -> str:
-    """The text with what UTF-8 cannot hold written as an escape."""
+    """The text with characters that UTF-8 cannot hold written as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

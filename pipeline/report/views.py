@@ -1,4 +1,4 @@
-"""The tables of the report, made from what was found."""
+"""The tables of the report, made from the findings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Context, Decimal
@@ -48,7 +48,7 @@ _USE = (
 
 
 def tables_of(findings: Findings) -> list[Table]:
-    """Every table, in the order of the page; those that need a price sheet only with one."""
+    """Every table, in the order of the page; tables that need a price sheet only if there is one."""
     tables = [
         _totals(findings),
         _talkers("clients", "Clients", findings.clients, (CLUSTER, USER, CLIENT_ID), findings),
@@ -69,7 +69,7 @@ def tables_of(findings: Findings) -> list[Table]:
 
 
 def named(tables: Iterable[Table]) -> dict[str, Table]:
-    """By name."""
+    """The tables by name."""
     return {table.name: table for table in tables}
 
 
@@ -83,7 +83,7 @@ def _use_of(row: Row, findings: Findings) -> dict[str, Any]:
 
 
 def _talkers(name: str, title: str, rows: Sequence[Row], keys: tuple[Column, ...], findings: Findings) -> Table:
-    """Those that are first by something; what is left is one last row, so that all is there."""
+    """The largest clients by a measure; one last row has all others, so that the sums are of everything."""
     note = "First by bytes, requests, handler time or throttled time; what is left is in the last row."
     ordered = sorted(rows, key=lambda row: (-row["bytes"], *(row[key.name] for key in keys)))
     shown = [_use_of(row, findings) for row in ordered]

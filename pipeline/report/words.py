@@ -13,7 +13,7 @@ _SIZES = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def size(value: float) -> str:
-    """Bytes, in powers of 1,000, as prices are."""
+    """Bytes in powers of 1,000, as prices are."""
     step = 0
     while abs(value) >= 999.5 and step < len(_SIZES) - 1:
         value, step = value / 1_000, step + 1
@@ -21,19 +21,19 @@ def size(value: float) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits."""
+    """The number with three digits."""
     if abs(value) >= 99.95:
         return f"{value:.0f}"
     return f"{value:.1f}" if abs(value) >= 9.995 else f"{value:.2f}"
 
 
 def count(value: float) -> str:
-    """A whole number, with its thousands apart."""
+    """A whole number with separators for thousands."""
     return f"{value:,.0f}"
 
 
 def about(value: float) -> str:
-    """A number in three digits, as `1.23 million`."""
+    """A number with three digits, as `1.23 million`."""
     for least, name in ((999.5e9, "trillion"), (999.5e6, "billion"), (999.5e3, "million")):
         if abs(value) >= least:
             return f"{_short(value / {'trillion': 1e12, 'billion': 1e9, 'million': 1e6}[name])} {name}"
@@ -41,7 +41,7 @@ def about(value: float) -> str:
 
 
 def duration(ms: float) -> str:
-    """Of a length of time, what matters."""
+    """A length of time in its largest units."""
     for least, per, unit in ((2 * DAY_MS, DAY_MS, "d"), (3_600_000, 3_600_000, "h"), (60_000, 60_000, "min")):
         if ms >= least:
             return f"{_whole_or_short(ms / per)} {unit}"
@@ -53,7 +53,7 @@ def _whole_or_short(value: float) -> str:
 
 
 def share(fraction: float) -> str:
-    """Percent; what is little but not nothing does not become 0."""
+    """Percent; a small share that is not 0 is not shown as 0."""
     percent = 100 * fraction
     if percent == 0:
         return "0 %"
@@ -63,28 +63,28 @@ def share(fraction: float) -> str:
 
 
 def money(amount: Decimal, currency: str = "") -> str:
-    """All its places."""
+    """The amount with all its decimal places."""
     return f"{amount:,f} {currency}".rstrip()
 
 
 def moment(ms: int) -> str:
-    """UTC, to the minute; to the second where it is not one."""
+    """A time in UTC, to the minute, or to the second if it is not a whole minute."""
     at = datetime.fromtimestamp(ms / 1_000, UTC)
     return f"{at:%Y-%m-%d %H:%M:%S}" if ms % 60_000 else f"{at:%Y-%m-%d %H:%M}"
 
 
 def day(at: date) -> str:
-    """As `Mon 26 Oct`."""
+    """A day as `Mon 26 Oct`."""
     return f"{at:%a} {at.day} {at:%b}"
 
 
 def month(text: str) -> str:
-    """Of `2026-11`: `November 2026`."""
+    """The name of a month: `November 2026` for `2026-11`."""
     return f"{date.fromisoformat(f'{text}-01'):%B %Y}"
 
 
 def visible(text: str) -> str:
-    """What cannot be seen, or turns the writing around, as `\\u202e`; all else as it is."""
+    """The text with characters that are invisible or change the writing direction as escapes like `\\u202e`."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escape(one) for one in text)
@@ -96,7 +96,7 @@ def _escape(one: str) -> str:
 
 
 def name(text: str, most: int = MOST_NAME) -> str:
-    """A name that a client gave itself: visible, on one line, its middle left out where it is long."""
+    """A name that a client gave itself: visible, on one line, with its middle left out if it is long."""
     seen = visible(text)
     if len(seen) <= most:
         return seen
@@ -105,14 +105,14 @@ def name(text: str, most: int = MOST_NAME) -> str:
 
 
 def listed(names: list[str], most: int = 3) -> str:
-    """As `a, b and c`, or `a, b, c and 4 more`."""
+    """Names as `a, b and c`, or `a, b, c and 4 more`."""
     if len(names) > most:
         return f"{', '.join(names[:most])} and {count(len(names) - most)} more"
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else ""
 
 
 def unbroken(text: str) -> str:
-    """The same, where no line ends between a number and its unit."""
+    """The text without a line break between a number and its unit."""
     return _BEFORE_UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
@@ -120,5 +120,5 @@ _BEFORE_UNIT = re.compile(r"(?<=[0-9]) (?=(%|[kMGTPE]?B(/s)?|d|h|min|m?s|(m|b|tr
 
 
 def plural(number: int, one: str, many: str = "") -> str:
-    """As `1 client`, `2 clients`."""
+    """A number with its noun, as `1 client`, `2 clients`."""
     return f"{count(number)} {one if number == 1 else many or one + 's'}"

@@ -1,1 +1,1 @@
-"""From quotas that are wanted to quotas in force: what to change, and changing it. Needs no Spark."""
+"""From wanted quotas to quotas in force: plans the changes and carries them out. Needs no Spark."""

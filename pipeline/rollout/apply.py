@@ -1,4 +1,4 @@
-"""Carrying out a plan where quotas are in force, and telling what came of each of its changes."""
+"""Carries out a plan where quotas are in force, and reports what became of each change."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,20 +15,20 @@ from quotas.sources.source import Source
 
 
 class ChangeStatus(Enum):
-    """What became of a change; the value is the word for it in audit lines."""
+    """The status of a change; the value is its word in audit lines."""
 
     APPLIED = "applied"
-    """It was read back."""
+    """The new limit was read back."""
     REFUSED = "refused"
-    """It is as before, and there is a reason."""
+    """The limit is as before, and there is a reason."""
     UNKNOWN = "unknown"
-    """It may have been written: what is in force could not be read any more, or is something else."""
+    """The limit may have been written: it could not be read back, or is neither the old nor the new one."""
     NOT_TRIED = "not tried"
-    """Something before it went wrong."""
+    """An earlier change failed."""
 
 
 class Outcome(NamedTuple):
-    """What became of a change; `found` is the limit that was read afterwards, None for none or not read."""
+    """The result of a change; `found` is the limit that was read afterwards, None for no limit or not read."""
 
     change: Change
     status: ChangeStatus
@@ -37,17 +37,17 @@ class Outcome(NamedTuple):
 
 
 class Standing(NamedTuple):
-    """How the changes of a plan stand against what is in force now."""
+    """The changes of a plan, compared with what is in force now."""
 
     to_do: tuple[Change, ...]
     done: tuple[Change, ...]
-    """In force already, and to be left alone."""
+    """In force already, and left alone."""
     drifted: tuple[tuple[Change, float | None], ...]
-    """Neither as the plan found it nor as it wants it, with what is in force."""
+    """Neither as the plan found it nor as it sets it, with the limit in force."""
 
 
 def standing(changes: Sequence[Change], in_force: Quotas) -> Standing:
-    """Which changes are still to be done, and which cannot be, as somebody else has changed what they change."""
+    """Which changes are still to be made, and which cannot be made because the limit has been changed meanwhile."""
     to_do, done, drifted = [], [], []
     for change in changes:
         found = limit_in(in_force, change)
@@ -61,13 +61,13 @@ def standing(changes: Sequence[Change], in_force: Quotas) -> Standing:
 
 
 def limit_in(quotas: Quotas, change: Change) -> float | None:
-    """The limit that a change is about, as it is."""
+    """The limit in `quotas` that a change is about."""
     limit = quotas.get(change.entity, {}).get(QuotaKey(change.quota_type))
     return None if limit is None else limit.value
 
 
 def alterations_of(changes: Sequence[Change]) -> list[Alteration]:
-    """One for each entity."""
+    """One alteration for each entity."""
     return [
         Alteration(entity, {QuotaKey(change.quota_type): change.after for change in group})
         for entity, group in _by_entity(changes).items()
@@ -83,18 +83,18 @@ def _by_entity(changes: Sequence[Change]) -> dict[Entity, list[Change]]:
 
 @dataclass(frozen=True)
 class Audited:
-    """Writes down what is about to be done, and what came of it; `about` stands in every line."""
+    """Writes down each change before it is made, and its result; every line has the keys of `about`."""
 
     log: AuditLog
     about: Mapping[str, Any]
     now: Callable[[], str]
 
     def intend(self, changes: Sequence[Change]) -> None:
-        """Before anything of it is done. Raises OSError; then it must not be done."""
+        """Write the lines before any of the changes is made. Raises OSError; then the changes must not be made."""
         self.log.write(self._line(change, "intended") for change in changes)
 
     def tell(self, outcomes: Sequence[Outcome]) -> None:
-        """What came of changes. Raises OSError."""
+        """Write the results of changes. Raises OSError."""
         lines = []
         for outcome in outcomes:
             line = self._line(outcome.change, outcome.status.value)
@@ -109,16 +109,16 @@ class Audited:
 
 
 Said = dict[Change, Exception | None]
-"""What a source has said to changes; None: that it has taken it."""
+"""The responses of a source to changes; None: it has accepted the change."""
 
 
 def carry_out(
     changes: Sequence[Change], source: Source, audited: Audited, said: Said, each: Callable[[int], None]
 ) -> None:
-    """Write changes, those of one entity whole or not at all, and put into `said` what came of those that were tried.
+    """Write changes, those of one entity whole or not at all, and put the responses to the tried changes into `said`.
 
-    After something that was not taken no more is tried. `each` is told how many changes have been tried. Raises OSError
-    if the audit cannot be written; what it was to tell of has not been tried.
+    After a change that was refused no more are tried. `each` is called with the number of changes that have been tried.
+    Raises OSError if the audit cannot be written; then the changes of that line have not been tried.
     """
     for batch in _batches(changes):
         audited.intend(batch)
@@ -138,7 +138,7 @@ def _batches(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def outcomes_of(changes: Sequence[Change], said: Said, read_back: Quotas | SourceUnavailable) -> list[Outcome]:
-    """What became of each change, by what is in force now: not by what was said, as a response can be lost."""
+    """The result of each change, by what is in force now and not by the response, as a response can be lost."""
     return [_outcome(change, said, read_back) for change in changes]
 
 

@@ -1,4 +1,6 @@
-"""A file that says who changed which quota when, and what came of it; one JSON object a line, only ever appended to."""
+"""A file with every change of a quota: who made it, when, and its result; one JSON object a line, only ever appended
+to.
+"""
 
 import json
 import os
@@ -13,7 +15,8 @@ _LONGEST_LINE_BYTES = 1 << 16
 
 
 class AuditLog:
-    """Lines in a file that only its owner may read, on the disk when `write` returns; use it as a context manager.
+    """Lines in a file that only its owner may read. They are on the disk when `write` returns; use it as a context
+    manager.
 
     Several processes may append to one file. All methods raise OSError.
     """
@@ -34,7 +37,7 @@ class AuditLog:
         os.close(self._file)
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append the lines, behind what a crash may have left of an earlier one."""
+        """Append the lines, after anything that a crash has left of an earlier line."""
         data = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines).encode()
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
@@ -45,9 +48,9 @@ class AuditLog:
 
 
 def is_audit(path: Path) -> bool:
-    """Whether lines may be appended here: there is nothing yet, or an audit, if only the first words of one.
+    """Whether lines may be appended here: the file does not exist, is empty, or begins as an audit does.
 
-    What is no regular file is not looked into. Raises OSError.
+    Anything but a regular file is not read. Raises OSError.
     """
     if not path.is_file():
         return True
@@ -56,7 +59,7 @@ def is_audit(path: Path) -> bool:
     first = head.partition(b"\n")[0]
     try:
         form = json.loads(first)
-    except (ValueError, RecursionError):  # a crash may have cut it
+    except (ValueError, RecursionError):  # a crash may have cut the line off
         return first.startswith(_BEGINNING) or (_BEGINNING.startswith(first) and first != b"") or head == b""
     return isinstance(form, dict) and form.keys() >= IN_EVERY_LINE
 

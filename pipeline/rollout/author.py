@@ -1,4 +1,4 @@
-"""Who does something, and when, as plans and audits tell it."""
+"""The author and the time of a plan or an audit line."""
 
 import os
 import pwd
@@ -7,15 +7,15 @@ from datetime import UTC, datetime
 
 
 def now() -> str:
-    """This moment, UTC, as ISO 8601 has it."""
+    """The current time in UTC, as ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def who() -> str:
-    """The user of this process by the system's own list, at which machine; and as whom he came, if by sudo."""
+    """The user of this process as the system knows him, with the machine; with sudo, also the user who called it."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # in a container, as a number
+    except KeyError:  # in a container the user may have a number only
         name = str(os.getuid())
     before = os.environ.get("SUDO_USER")
     return f"{name}@{socket.gethostname()}" + (f" (sudo of {before})" if before else "")

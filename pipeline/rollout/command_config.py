@@ -1,4 +1,4 @@
-"""Who a command is to a cluster: a file of properties, as Kafka's tools take with --command-config.
+"""The credentials of a command: a file of properties, as Kafka's tools take with --command-config.
 
 Kafka's names and librdkafka's are understood. Certificates and keys are PEM files.
 """
@@ -33,12 +33,12 @@ _KNOWN: Final = [*_FIELDS, *_PEM_ONLY, _JAAS]
 _MAX_FILE_BYTES: Final = 1_048_576
 _PROPERTY = re.compile(r"\s*(?P<key>[^\s=:]+)\s*[=:]?\s*(?P<value>.*)")
 _LIKE_A_NAME = re.compile(r"[a-z]+(\.[a-z]+)+")
-"""Anything else may be a line of a key, or a password."""
+"""Anything else may be a line of a key, or a password, and is not shown."""
 _LOGIN = re.compile(r'\b(username|password)\s*=\s*"((?:[^"\\]|\\.)*)"')
 
 
 def read_command_config(path: Path) -> Credentials:
-    """The credentials in the file. Problems with every one and its place; values are never shown."""
+    """The credentials in the file. Raises Problems with each problem and its place; values are never shown."""
     try:
         with path.open("rb") as file:
             text = file.read(_MAX_FILE_BYTES).decode()
@@ -69,7 +69,8 @@ def _properties(text: str, problems: list[Problem]) -> Iterator[tuple[str, str]]
 
 
 def _whole_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that are not blank, with the number of their first; one that ends in a backslash goes on in the next.
+    """The lines that are not blank, with the number of their first; a line that ends in a backslash goes on in the next
+    one.
 
     Comments are left out, and never go on.
     """

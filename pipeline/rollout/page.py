@@ -1,4 +1,4 @@
-"""What `usage plan` and `usage apply` print."""
+"""The printed output of `usage plan` and `usage apply`."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -14,7 +14,7 @@ _UNITS = "Byte rates in bytes/s, request_percentage in % of one thread, the othe
 
 
 def plan_page(planned: Planned, place: str) -> Iterator[str]:
-    """The lines that tell of a plan."""
+    """The lines that describe a plan."""
     if not planned.changes:
         yield f"nothing to change at {place}: {counted(planned.as_wanted, 'limit')} as wanted already"
         return
@@ -42,7 +42,7 @@ def _row(change: Change) -> tuple[str, ...]:
 
 
 def warnings_of(planned: Planned, in_force: QuotaTable) -> Iterator[str]:
-    """What will bind nobody, as another quota always comes before."""
+    """Warnings about quotas that will apply to no client, because another quota always comes first."""
     having: dict[QuotaType, set[Entity]] = {quota_type: set() for quota_type in QuotaType}
     for entity, limits in _after(planned.changes, in_force).items():
         for quota_type in limits:
@@ -64,7 +64,7 @@ def _after(changes: Sequence[Change], in_force: QuotaTable) -> QuotaTable:
 
 
 def drift_page(standing: Standing, place: str) -> Iterator[str]:
-    """The lines that tell why nothing is done."""
+    """The lines that say why nothing is done."""
     yield f"nothing is changed at {place}: other quotas are in force than when the plan was made; plan again"
     for change, found in standing.drifted:
         reported = f"the plan found {shown(change.before)} and sets {shown(change.after)}"
@@ -74,7 +74,7 @@ def drift_page(standing: Standing, place: str) -> Iterator[str]:
 def outcome_rows(
     outcomes: Sequence[Outcome], words: Mapping[ChangeStatus, str] = MappingProxyType({})
 ) -> Iterator[str]:
-    """A line for each outcome; `words` are for fates that are told otherwise."""
+    """A line for each outcome; `words` replace the usual word of a status."""
     heads = ("", "entity", "quota", "before", "after", "")
     rows = []
     for outcome in outcomes:
@@ -87,7 +87,7 @@ def outcome_rows(
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> Iterator[str]:
-    """Rows under their heads, as wide as they need to be; the columns `right` end at one place."""
+    """Rows under their headings, as wide as necessary; the columns in `right` are aligned to the right."""
     widths = [max(len(row[i]) for row in (heads, *rows)) for i in range(len(heads))]
     for row in (heads, *rows):
         cells = (
@@ -98,13 +98,13 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[i
 
 
 def shown(limit: float | None) -> str:
-    """A limit as people read it: whole where it is."""
+    """A limit as people read it, without decimals if it is a whole number."""
     if limit is None:
         return "none"
     return f"{int(limit):,}" if limit.is_integer() else f"{limit:,}"
 
 
 def counted(count: int, thing: str) -> str:
-    """A number of things, in words."""
+    """A number with its noun."""
     plural = f"{thing[:-1]}ies" if thing.endswith("y") else f"{thing}s"
     return f"{count:,} {thing if count == 1 else plural}"

@@ -1,4 +1,6 @@
-"""Where quotas are in force: a cluster or a proxy that is asked by Kafka's API, ZooKeeper, or a source of a proxy's."""
+"""Where quotas are in force: a cluster or a proxy that has Kafka's API, ZooKeeper, or the source in a proxy's
+configuration.
+"""
 
 import re
 import time
@@ -18,11 +20,11 @@ _FIRST_LOAD_S: Final = 60.0
 _LOOKS_EVERY_S: Final = 0.02
 
 ENTITIES_A_REQUEST: Final = 100
-"""What is asked, or written, at once."""
+"""The number of entities in one request."""
 
 _UNAUTHORISED = re.compile(r"the proxy's own credentials need (\w+) on the Cluster resource \(error (\d+)\)")
 _STAYS = re.compile(r"; the last good quotas [^;]*stay in force[^;]*")
-"""What a source that cannot be read means for a proxy; to who runs a command there are none from before."""
+"""What a source says about a proxy's last good quotas; a command has none, so this part is removed."""
 _NAMES = {29: "TOPIC_AUTHORIZATION_FAILED", 31: "CLUSTER_AUTHORIZATION_FAILED"}
 _SETTINGS = {
     "upstream.bootstrap_servers": "--bootstrap-server",
@@ -39,10 +41,10 @@ _SETTINGS = {
 
 @dataclass(frozen=True)
 class Place:
-    """`name` is for people; `makes` gives a source that is not started yet, a new one each time.
+    """A place with quotas. `name` is for people; `makes` gives a new source, not yet started, with each call.
 
-    A problem of the source's whose place begins with one of `itself` says that it could not be read; `unreadable` is
-    what is said around such a problem, if it does not say enough by itself.
+    A problem of the source whose place begins with one of `itself` means that the source could not be read;
+    `unreadable` is the text around such a problem, if the problem does not say enough.
     """
 
     name: str
@@ -52,7 +54,7 @@ class Place:
 
     @contextmanager
     def opened(self) -> Iterator[Source]:
-        """The source, as it is now. Raises SourceUnavailable, with why, if it cannot be read."""
+        """The source, started and read. Raises SourceUnavailable with the reason if it cannot be read."""
         source = self.makes()
         source.start(lambda: None)
         try:
@@ -76,11 +78,11 @@ class Place:
             time.sleep(_LOOKS_EVERY_S)
 
     def asks_whether(self, source: Source) -> bool:
-        """Whether it can be asked if it would take a change."""
+        """Whether the source can check a change without making it."""
         return isinstance(source, UpstreamSource)
 
     def judged(self, source: Source, alterations: Sequence[Alteration]) -> Sequence[Exception | None]:
-        """What it would say to alterations of different entities, each None if it would take it, or was not asked."""
+        """The source's response to alterations of different entities; None if it would accept one, or was not asked."""
         if not isinstance(source, UpstreamSource):
             return [None] * len(alterations)
         starts = range(0, len(alterations), ENTITIES_A_REQUEST)
@@ -88,7 +90,7 @@ class Place:
 
 
 def by_kafkas_api(servers: Sequence[str], credentials: Credentials) -> Place:
-    """A cluster, or a proxy, at these servers (host:port)."""
+    """A cluster or a proxy at these servers (host:port)."""
     settings = UpstreamSettings(tuple(servers), credentials, interval_s=_ONCE_S)
     return Place(",".join(servers), lambda: UpstreamSource(settings), ("upstream",))
 
@@ -102,7 +104,7 @@ def in_zookeeper(servers: Sequence[str], chroot: str) -> Place:
 
 
 def in_words_of_commands(text: str) -> str:
-    """What a source says to operators of a proxy, as it is said to who runs a command."""
+    """A source's message to the operators of a proxy, changed for the user of a command."""
     text = _STAYS.sub("", text)
     for setting, option in _SETTINGS.items():
         text = text.replace(setting, option)

@@ -1,7 +1,8 @@
-"""What one run may change of the quotas in force, so that they come nearer to those that are wanted.
+"""The changes that one run may make, so that the quotas in force come nearer to the wanted ones.
 
-No limit becomes less than 1/F, or more than F times, of what binds now. What binds an entity without a quota of its own
-is the quota that it falls under by Kafka's precedence; a quota where nothing binds has nothing to be bounded by.
+No limit becomes less than 1/F of the limit in force, or more than F times as much. If an entity has no quota of its
+own, the limit in force is that of the quota that applies to it by Kafka's precedence. Where no quota applies, a new
+quota has no bound.
 """
 
 import math
@@ -22,14 +23,14 @@ _NOBODY: Final = "\0"
 
 
 class Bounds(NamedTuple):
-    """How much may change in one run: by which factor a limit, above 1 (`inf`: any), and how many entities."""
+    """How much may change in one run: by which factor (above 1; `inf`: any) a limit, and how many entities."""
 
     most_change: float = 2.0
     most_entities: int | None = None
 
 
 class Inherited(NamedTuple):
-    """What binds an entity that has no quota of its own: a limit, and the entity whose quota that is."""
+    """What applies to an entity that has no quota of its own: a limit, and the entity whose quota that is."""
 
     limit: float
     entity: Entity
@@ -37,9 +38,9 @@ class Inherited(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A quota of an entity, as it is, as it shall be after this run, and in the end; None: no quota.
+    """A quota of an entity, as it is, as this run sets it, and as it is wanted in the end; None: no quota.
 
-    `why` says what keeps this run from going all the way, "" if nothing does.
+    `why` says why this run does not go all the way, "" if it does.
     """
 
     entity: Entity
@@ -52,12 +53,12 @@ class Change:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is left to be done after it."""
+        """Whether the quota is as wanted after this change."""
         return same(self.after, self.wanted)
 
     @property
     def lowers(self) -> bool:
-        """Whether somebody may have less after it than before."""
+        """Whether a client may get less after the change than before."""
         return self._bound(self.after) < self._bound(self.before)
 
     def _bound(self, own: float | None) -> float:
@@ -66,21 +67,21 @@ class Change:
         return math.inf if self.inherited is None else self.inherited.limit
 
     def reversed(self) -> "Change":
-        """What takes it back."""
+        """The change that undoes this one."""
         return Change(self.entity, self.quota_type, self.after, self.before, self.before)
 
 
 class Planned(NamedTuple):
-    """`changes` are for this run; `waiting` are entities' that --most-entities leaves for later ones."""
+    """The changes of this run, and `waiting`: those of entities that --most-entities leaves for later runs."""
 
     changes: tuple[Change, ...]
     waiting: tuple[Change, ...]
     as_wanted: int
-    """How many limits are as wanted already."""
+    """The number of limits that are as wanted already."""
 
 
 def same(one: float | None, other: float | None) -> bool:
-    """Whether two limits are equal; brokers may tell one as the next whole number."""
+    """Whether two limits are equal; brokers may report a limit as the next whole number."""
     if one is None or other is None:
         return one is other
     return one == other or abs(one - other) <= WHOLE_WITHIN
@@ -89,7 +90,8 @@ def same(one: float | None, other: float | None) -> bool:
 def planned(in_force: Limits, wanted: Limits, bounds: Bounds, *, prune: bool = False) -> Planned:
     """The changes that lead from `in_force` to `wanted`, as far as `bounds` let one run go.
 
-    What `wanted` does not name stays, or with `prune` is removed. Entities whose limits are only raised come first.
+    Quotas that `wanted` does not name stay, or with `prune` are removed. Entities whose limits are only raised come
+    first.
     """
     table = in_force if isinstance(in_force, QuotaTable) else QuotaTable(in_force)
     found = list(_changes(table, wanted, bounds.most_change, prune))
@@ -135,9 +137,9 @@ def _change(
 
 
 def step(base: float, goal: float, quota_type: QuotaType, most_change: float) -> float:
-    """The limit nearest to `goal` that is within the factor of `base`; by one at least where whole ones are meant.
+    """The limit nearest to `goal` that is within the factor of `base`; whole numbers move by at least one.
 
-    From 0, a ban, there is no factor: `goal`.
+    From 0, a ban, there is no factor: the result is `goal`.
     """
     if math.isinf(most_change) or base == 0:
         return goal
@@ -149,9 +151,9 @@ def step(base: float, goal: float, quota_type: QuotaType, most_change: float) ->
 
 
 def inherited_by(table: QuotaTable, entity: Entity, quota_type: QuotaType) -> Inherited | None:
-    """What would bind clients of an entity if it had no such quota of its own; None: nothing would.
+    """The quota that would apply to clients of an entity if it had none of its own; None if none would.
 
-    A part that it does not name, or names as the default, is that of clients which no quota names.
+    For parts that the entity does not name, or names as the default, a client is assumed that no quota names.
     """
     own = table.get(entity, {})
     others = {other: limit for other, limit in own.items() if other is not quota_type}

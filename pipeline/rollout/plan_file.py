@@ -1,6 +1,7 @@
-"""A plan as a file: what a run shall change and what it found, with a checksum that tells whether it was edited.
+"""A plan as a file: the changes of a run and the quotas that it found, with a checksum that shows whether it was
+edited.
 
-The checksum is no signature: it is against slips, not against who means it.
+The checksum is no signature: it finds mistakes, not forgeries.
 """
 
 import hashlib
@@ -30,7 +31,7 @@ _VERSION_KEY = "kafka_throttle_plan"
 class Made:
     """When (UTC, ISO 8601), by whom and where a plan was made, for which quotas, and with which options.
 
-    `takes_back` is the checksum of the plan that this one takes back; "" if it takes back none.
+    `takes_back` is the checksum of the plan that this one undoes; "" if it undoes none.
     """
 
     at: str
@@ -43,7 +44,7 @@ class Made:
 
 @dataclass(frozen=True)
 class PlanFile:
-    """A plan, and where it comes from."""
+    """A plan with its origin."""
 
     made: Made
     changes: tuple[Change, ...]
@@ -51,11 +52,11 @@ class PlanFile:
 
     @property
     def checksum(self) -> str:
-        """Of all that it says."""
+        """The checksum of the whole content."""
         return _checksum(self._content())
 
     def reversed(self, at: str, by: str) -> "PlanFile":
-        """The plan that takes this one back, in one run."""
+        """The plan that undoes this one, in one run."""
         made = Made(at, by, self.made.place, self.made.quotas, takes_back=self.checksum)
         return PlanFile(made, tuple(change.reversed() for change in self.changes))
 
@@ -76,17 +77,17 @@ class PlanFile:
         }
 
     def text(self) -> str:
-        """As the file has it."""
+        """The content of the file."""
         return json.dumps({**self._content(), "checksum": self.checksum}, indent=1, ensure_ascii=False) + "\n"
 
 
 def write_plan(path: Path, plan: PlanFile) -> None:
-    """Write the file, whole or not at all. Raises OSError."""
+    """Write the file whole or not at all. Raises OSError."""
     write_whole(path, [plan.text().encode("utf-8", "surrogatepass")])
 
 
 def read_plan(path: Path) -> PlanFile:
-    """The plan in a file. Problems with every one and its place in it."""
+    """The plan in a file. Raises Problems with each problem and its place in the file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -101,7 +102,7 @@ def read_plan(path: Path) -> PlanFile:
 
 
 def parse_plan(data: bytes) -> PlanFile:
-    """The plan that a file's bytes say. Problems with every one and its place."""
+    """The plan in a file's bytes. Raises Problems with each problem and its place."""
     try:
         raw = json.loads(data, object_pairs_hook=_once_each)
     except json.JSONDecodeError as error:
@@ -144,7 +145,7 @@ _Limit = Annotated[float | None, Optional(Number("a number from 0, or null for n
 
 
 def entity_form(entity: Entity) -> dict[str, str | None]:
-    """An entity as Kafka's API has it: its types, each with a name, or null for the default."""
+    """An entity as in Kafka's API: its types, each with a name, or null for the default."""
     return {part: None if name is DEFAULT else name for part, name in entity.parts if name is not None}
 
 

@@ -1,1 +1,1 @@
-"""The Spark session, its errors and the buckets of time."""
+"""The Spark session, its errors, cached frames and days."""

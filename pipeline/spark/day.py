@@ -1,4 +1,4 @@
-"""The day, UTC, by which tables are partitioned and days are counted."""
+"""The day in UTC, by which tables are partitioned."""
 
 from datetime import UTC, date, datetime
 

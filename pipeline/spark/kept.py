@@ -1,4 +1,4 @@
-"""What Spark is to keep while a job reads it more than once."""
+"""Frames that Spark caches while a job reads them more than once."""
 
 from typing import Self
 
@@ -9,32 +9,35 @@ from pyspark.sql import functions as F  # noqa: N812, as everybody calls it
 from pipeline.spark.session import on_one_machine
 
 FEW = 500_000
-"""So many rows of some numbers, about 40 MB, are sent to every executor."""
+"""At most this many rows of some numbers, about 40 MB, are sent to every executor."""
 
 _WHERE = StorageLevel.MEMORY_AND_DISK
 
 
 class Kept:
-    """Frames that are kept as long as a `with` block, on disk where memory is short."""
+    """Frames that are cached during a `with` block, on disk where memory is short."""
 
     def __init__(self) -> None:
         self._frames: list[DataFrame] = []
 
     def frame(self, frame: DataFrame) -> DataFrame:
-        """The same, kept from its first use on; packed, as becomes what may be large."""
+        """The frame, cached from its first use on; for frames that may be large."""
         self._frames.append(frame.persist(_WHERE))
         return frame
 
     def made(self, frame: DataFrame) -> DataFrame:
-        """The same, for what is not large and used often: on one machine it is made at once, and whatever is made of it
-        is not planned from the beginning again. On a cluster it must be known how to make it again if one part is lost.
+        """The frame, for small frames that are used often. On one machine it is computed at once, and frames made from
+        it are not planned from the beginning again. On a cluster Spark must be able to compute a lost part again, so it
+        is only cached.
         """
         if on_one_machine(frame.sparkSession):
             return frame.localCheckpoint(eager=True, storageLevel=_WHERE)
         return self.frame(frame)
 
     def counted(self, frame: DataFrame) -> DataFrame:
-        """As `made`, and counted, so that it is known how to join it: what is small is sent to where the rows are."""
+        """As `made`, with its rows counted to choose how it is joined: a small frame is sent to the executors that have
+        the rows.
+        """
         made = self.made(frame)
         return F.broadcast(made) if made.count() <= FEW else made
 

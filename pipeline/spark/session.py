@@ -15,27 +15,28 @@ LOCAL = "local[*]"
 """The master if none is named: this machine, all its cores."""
 
 _OURS = ("common", "quotas", "pipeline")
-"""The packages that executors need."""
+"""The packages of the project that executors need."""
 _ARCHIVE = "kafka_throttle_pipeline.zip"
 
 MOST_LINE_BYTES = 1 << 20
-"""Longer lines are not read: no line of ours is that long, and one that never ends would fill the memory."""
+"""Longer lines are not read: the proxy writes none of that length, and a line without an end would fill the memory."""
 
 _ALWAYS = {
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.parquet.compression.codec": "zstd",
-    # Days and virtual clusters are written side by side; without this each task would sort its rows first.
+    # Days and virtual clusters are written side by side; otherwise each task would sort its rows first.
     "spark.sql.maxConcurrentOutputFileWriters": "200",
-    # A method above 8,000 bytes is never compiled by the JVM: rather several stages than one that is interpreted.
+    # The JVM never compiles a method above 8,000 bytes: several stages are better than one that is interpreted.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # One simulation has 170 generated classes; where 100 are kept, the next one makes and compiles all of them anew.
+    # One simulation has 170 generated classes; if only 100 are cached, the next one generates and compiles all of them
+    # again.
     "spark.sql.codegen.cache.maxEntries": "500",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.input.linerecordreader.line.maxlength": str(MOST_LINE_BYTES),
-    # Whole commits are read, so what lies in a directory is not worth a job of its own.
+    # Whole commits are read, so listing a directory needs no Spark job.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "2000",
 }
 _ON_ONE_MACHINE = {
@@ -48,11 +49,13 @@ _ON_ONE_MACHINE = {
 def spark_session(
     master: str = LOCAL, memory: str = "2g", name: str = "kafka-throttle", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Spark on `master`, for one command. `memory` is the driver's, as in `4g`; `settings` are Spark's own and win."""
+    """Spark on `master`, for one command. `memory` is the driver's, as `4g`; `settings` are Spark's own and override
+    ours.
+    """
     chosen = {**_ALWAYS, "spark.driver.memory": memory}
     if _is_local(master):
         chosen |= _ON_ONE_MACHINE
-        # The one way to say it from within: the setting spark.pyspark.python is for spark-submit.
+        # Within the process this is the only way: the setting spark.pyspark.python is for spark-submit.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     chosen["spark.ui.showConsoleProgress"] = str(sys.stderr.isatty()).lower()
     builder = SparkSession.builder.master(master).appName(name)
@@ -66,7 +69,7 @@ def spark_session(
 
 
 def on_one_machine(spark: SparkSession) -> bool:
-    """Whether this process does all the work, so that nobody can be lost who has a part of it."""
+    """Whether this process does all the work, so that no executor that holds a part of it can be lost."""
     return _is_local(spark.sparkContext.master)
 
 
@@ -75,7 +78,7 @@ def _is_local(master: str) -> bool:
 
 
 def _zipped() -> Path:
-    """Our packages in one file, as addPyFile takes them; executors fetch it as long as this process lives."""
+    """The project's packages in one file, as addPyFile takes them; executors fetch it as long as this process lives."""
     folder = tempfile.mkdtemp(prefix="kafka-throttle-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     archive = Path(folder) / _ARCHIVE

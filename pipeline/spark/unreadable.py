@@ -1,4 +1,4 @@
-"""Files of a table that Spark cannot read, told for people."""
+"""Explains which file of a table Spark cannot read."""
 
 import re
 
@@ -7,7 +7,7 @@ _CAUSE = re.compile(r"^Caused by: (?:[\w$]+\.)*[\w$]+: (.*)$", re.MULTILINE)
 
 
 def problem_of_file(error: Exception) -> str:
-    """Which file an error of Spark is about, why, and what to do; empty if it is about something else."""
+    """The file that an error of Spark is about, the reason, and what to do; empty for other errors."""
     text = str(error)
     found = _FILE.search(text)
     if found is None:
