@@ -1,1 +1,1 @@
-"""What every room needs and no domain owns: files, child processes, text of strangers. Imports nothing of ours."""
+"""General code that all packages use: files, child processes, printable text. Imports no other package of ours."""

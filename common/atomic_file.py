@@ -1,4 +1,4 @@
-"""Files that are replaced whole, so that at any time, also after a crash, there is the old one or the new."""
+"""Atomic replacement of files: at any time, also after a crash, the old or the new content is complete."""
 
 import contextlib
 import os
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def write_whole(path: Path, pieces: Iterable[bytes]) -> os.stat_result:
-    """Replace a file by one of these bytes that only its owner may read; what the system says about it then.
+    """Replace a file by one with these bytes, which only its owner may read. Returns the `stat` of the new file.
 
-    Two at a time may not write the same file. Raises OSError when it is not sure to be the new one.
+    There must be only one writer of a file at a time. Raises OSError if it is not certain that the file was replaced.
     """
     aside = path.with_name(f"{path.name}.new")
     try:
@@ -30,14 +30,14 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> os.stat_result:
 
 
 def own_as(file: int, like: Path) -> None:
-    """Give a file that root makes, at a command line perhaps, to those whose folder it is in."""
+    """Give a file that root has created to the owner of `like`: root may run commands for the proxy's user."""
     if os.geteuid() == 0:
         owner = like.stat()
         os.fchown(file, owner.st_uid, owner.st_gid)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the renaming outlive a crash of the machine; some file systems do that by themselves and say EINVAL."""
+    """Make a renaming survive a crash of the machine. Some file systems do so without this, and return EINVAL."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):

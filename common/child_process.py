@@ -8,5 +8,5 @@ _LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent() -> None:
-    """Ask the kernel for SIGKILL when the thread that starts this process ends; for `preexec_fn`."""
+    """For `preexec_fn`: have the kernel send SIGKILL to this process when the thread that started it ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Apache Kafka's server jars, and those with which Spark reads topics, fetched once through Maven into the cache."""
+"""The jars of Apache Kafka's server and of Spark's Kafka source, downloaded once by Maven into a cache."""
 
 import fcntl
 import hashlib
@@ -21,7 +21,7 @@ LOGGING: Mapping[str, tuple[str, ...]] = {
     "3": ("org.slf4j:slf4j-reload4j:1.7.36",),
     "4": ("org.apache.logging.log4j:log4j-slf4j-impl:2.25.1", "org.apache.logging.log4j:log4j-core:2.25.1"),
 }
-"""What makes a node write its log, by the major version of Kafka."""
+"""The jars that a node needs to write its log, by the major version of Kafka."""
 
 _SPARK_KAFKA = (
     "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
@@ -41,11 +41,11 @@ _DOWNLOADED = re.compile(r"Downloaded from \S+ \S+\.jar ")
 
 
 class ToolMissing(RuntimeError):
-    """A program that the cluster needs is not installed; the message says how to install it."""
+    """A program is not installed; the text says how to install it."""
 
 
 def cache_dir() -> Path:
-    """Where downloads are kept: outside of the tree, KAFKA_THROTTLE_CACHE or ~/.cache/kafka-throttle."""
+    """The folder for downloads, outside of the repository: KAFKA_THROTTLE_CACHE or ~/.cache/kafka-throttle."""
     configured = os.environ.get("KAFKA_THROTTLE_CACHE")
     if configured:
         return Path(configured)
@@ -53,7 +53,7 @@ def cache_dir() -> Path:
 
 
 def need_program(program: str, package: str) -> str:
-    """The path of a program. Raises ToolMissing with the line that installs it."""
+    """The path of a program. Raises ToolMissing with the command that installs it."""
     path = shutil.which(program)
     if path is None:
         raise ToolMissing(f"{program} is missing. Install it with: apt-get install -y {package}")
@@ -61,40 +61,41 @@ def need_program(program: str, package: str) -> str:
 
 
 class _Wanted(NamedTuple):
-    """Jars that are kept together."""
+    """A set of jars in one folder of the cache."""
 
     name: str
-    """Of their folder in the cache."""
+    """Name of their folder in the cache."""
     what: str
     about: str
-    """How much it is."""
+    """Size of the download, in words."""
     dependencies: tuple[str, ...]
-    """As group:artifact:version."""
+    """Each as group:artifact:version."""
     alone: bool = False
-    """Without what they depend on."""
+    """Without their own dependencies."""
     sums: Mapping[str, str] = {}
-    """SHA-256 of all of them by file name; not checked if there are none."""
+    """SHA-256 of each jar by file name; not checked if empty."""
 
 
 def kafka_jars(version: str, say: Say = lambda line: None) -> Path:
-    """The folder with all server jars of a Kafka version; downloads them if need be and tells how far it is.
+    """The folder with all server jars of a Kafka version. Downloads them if needed, and reports progress to `say`.
 
-    Two processes may ask at once, and one that is killed leaves nothing that looks complete.
+    Several processes may call it at the same time. A process that is killed leaves nothing that looks complete.
     """
     what = f"Apache Kafka {version}"
     return _jars(_Wanted(f"kafka-{version}", what, "about 55 MB", (*_servers(version), *LOGGING[version[0]])), say)
 
 
 def release(version: str) -> tuple[int, int]:
-    """The first two numbers of a Kafka version: what it can do."""
+    """The first two numbers of a Kafka version, which decide about its features."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def _servers(version: str) -> tuple[str, ...]:
-    """A server and its command-line tools. Before Kafka 2.4 it is there for Scala 2.12 only.
+    """The artifacts of a server and its command-line tools.
 
-    Its ZooKeeper client then resolves no address with Java 14 and later (ZOOKEEPER-3779): the next one takes its place.
+    Before Kafka 2.4 they exist for Scala 2.12 only. Their ZooKeeper client cannot resolve addresses with Java 14 and
+    later (ZOOKEEPER-3779), so a later client replaces it.
     """
     is_older = release(version) < (2, 4)
     scala, instead = ("2.12", ("org.apache.zookeeper:zookeeper:3.5.8",)) if is_older else ("2.13", ())
@@ -102,9 +103,9 @@ def _servers(version: str) -> tuple[str, ...]:
 
 
 def spark_kafka_jars(say: Say = lambda line: None) -> list[Path]:
-    """The jars with which PySpark 4.2.0 reads Kafka topics; downloads them if need be, checked by their hashes.
+    """The jars with which PySpark 4.2.0 reads Kafka topics. Downloads them if needed, and checks their hashes.
 
-    Spark's shell would fetch them by `spark.jars.packages`; that takes the whole of Maven Central, and checks nothing.
+    Spark can download them with `spark.jars.packages`, but that resolves all dependencies and checks no hashes.
     """
     wanted = _Wanted("spark-kafka-4.2.0", "Spark's Kafka source", "about 10 MB", _SPARK_KAFKA, True, _SPARK_KAFKA_SUMS)
     return sorted(_jars(wanted, say).glob("*.jar"))
@@ -122,7 +123,7 @@ def _jars(wanted: _Wanted, say: Say) -> Path:
 
 
 def _lock(file: int, tell: Callable[[], None]) -> None:
-    """Take the lock, and tell every now and then that somebody else has it."""
+    """Take the lock. While another process holds it, call `tell` every 2 s."""
     reported_at = time.monotonic()
     while True:
         try:
@@ -135,7 +136,7 @@ def _lock(file: int, tell: Callable[[], None]) -> None:
 
 
 def _fetch(wanted: _Wanted, folder: Path, say: Say) -> None:
-    """Download aside and rename; the caller has the lock, so what lies aside is of those that were killed."""
+    """Download into a temporary folder and rename it. The caller has the lock, so other such folders are leftovers."""
     maven = need_program("mvn", "maven")
     need_program("java", "openjdk-17-jdk-headless")
     for left in folder.parent.glob(f".{folder.name}.*.part"):
@@ -152,7 +153,7 @@ def _fetch(wanted: _Wanted, folder: Path, say: Say) -> None:
 
 
 def _check(jars: Path, wanted: _Wanted) -> None:
-    """Raises RuntimeError if the jars are not those that are meant."""
+    """Raise RuntimeError if a jar does not have its expected hash."""
     for name, expected in wanted.sums.items():
         path = jars / name
         found = hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "nothing"
@@ -161,7 +162,7 @@ def _check(jars: Path, wanted: _Wanted) -> None:
 
 
 def _run_maven(command: list[str], log: Path, wanted: _Wanted, say: Say) -> None:
-    """Run Maven and tell how many jars it has downloaded. Raises RuntimeError with the end of its log."""
+    """Run Maven, and report how many jars it has downloaded. Raises RuntimeError with the end of its log."""
     what = wanted.what
     say(f"fetching {what} from Maven, {wanted.about}, once")
     began = time.monotonic()

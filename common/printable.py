@@ -1,10 +1,10 @@
-"""Text of strangers, fit for a log or a terminal."""
+"""Makes text from clients and other sources safe for a log or a terminal."""
 
 MAX_SHOWN_CHARACTERS = 128
 
 
 def shown(text: str, limit: int = MAX_SHOWN_CHARACTERS) -> str:
-    """`text` fit to be shown: whatever is not printable as an escape, at most `limit` characters."""
+    """`text` with escapes for characters that are not printable, cut to at most `limit` characters."""
     if len(text) <= limit and text.isprintable():
         return text
     printable = "".join(map(_printable, text[: limit + 1]))

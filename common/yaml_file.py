@@ -1,4 +1,4 @@
-"""Reading one YAML document of bounded size, with the place of whatever is wrong in it."""
+"""Reads YAML files of bounded size; errors name the place of the problem."""
 
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ class YamlFileError(Problems):
 
 
 class YamlFileUnreadable(YamlFileError):
-    """The file itself is not to be had, now at least."""
+    """The file cannot be read, at least not now."""
 
 
 def read_yaml_file(path: Path) -> Any:
-    """The content of the file's one document. YamlFileError if there is none to be had."""
+    """The content of the one document in a file. Raises YamlFileError."""
     return parse_yaml(text_of(read_bounded(path)), str(path))
 
 
@@ -44,7 +44,7 @@ def yaml_nodes(text: str) -> Node | None:
 
 
 def read_bounded(path: Path) -> bytes:
-    """What is in the file, at most MAX_FILE_BYTES. YamlFileError if it cannot be read, or is longer."""
+    """The bytes of a file. Raises YamlFileError if it cannot be read, or is longer than MAX_FILE_BYTES."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -56,7 +56,7 @@ def read_bounded(path: Path) -> bytes:
 
 
 def text_of(data: bytes) -> str:
-    """The text that these bytes of a file are. YamlFileError where they are not UTF-8."""
+    """The bytes of a file as text. Raises YamlFileError if they are not UTF-8."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -65,7 +65,7 @@ def text_of(data: bytes) -> str:
 
 
 def parse_yaml(text: str, name: str) -> Any:
-    """The content of `text`, None for an empty one; `name` is the place of a problem that has no line."""
+    """The content of `text`, None if it is empty. `name` is the place of problems without a line."""
     yaml = YAML(typ="safe", pure=True)
     try:
         node = yaml.compose(text)
@@ -84,12 +84,12 @@ def parse_yaml(text: str, name: str) -> Any:
     except RecursionError as error:
         raise YamlFileError(name, f"expected at most {MAX_DEPTH} levels, got more") from error
     except (YAMLError, ValueError, OverflowError) as error:
-        # A scalar that looks like a number or a date and is none, such as 2001-99-99.
+        # A scalar that looks like a number or a date but is invalid, such as 2001-99-99.
         raise YamlFileError(name, _first_line(str(error))) from error
 
 
 def _refuse_what_explodes(root: Node, name: str) -> None:
-    """Raise for aliases that stand for too much ("billion laughs") or for themselves, and for odd keys."""
+    """Raise for aliases that expand to too much ("billion laughs") or to themselves, and for keys that are not text."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
 

@@ -1,1 +1,1 @@
-"""Who may use how much, and how long they wait: Kafka's quota arithmetic, without clocks, sockets or wire bytes."""
+"""Kafka's quota arithmetic: limits, use, and throttle times. Has no clocks, no sockets and no wire formats."""

@@ -1,7 +1,7 @@
-"""Caps on the bytes that all clients together may move: over one, whoever wants to read waits for its turn.
+"""Byte caps: limits on the bytes/s of all clients together. Reads beyond a cap wait for their turn.
 
-A cap is nobody's quota: nobody is throttled by it, and nothing of it is owed. Turns are given in the order in which
-they were asked for, each for so few bytes that all have theirs soon.
+A byte cap is not a quota: no client is throttled by it, and no debt is left. Turns are given in the order of the
+requests for them. Each turn allows few bytes, so that all readers get a turn soon.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import MAX_THROTTLE_MS
 
 BURST_MS = 100
-"""What a cap that was not used lets through at once, as time."""
+"""How much an unused cap lets through at once, in ms of its limit."""
 
 _TURNS_PER_S = 50
 _LEAST_TURN_BYTES = 2048
@@ -21,15 +21,15 @@ MOST_TURN_BYTES = 256 * 1024
 
 
 class Reader(Protocol):
-    """Who reads through caps."""
+    """A reader that is subject to byte caps, such as a stream."""
 
     def turn_came(self, most_bytes: int) -> int:
-        """Read now, at most so much; how much it was, 0 if nothing is to be read any more."""
+        """Read at most `most_bytes` now. Returns the number of bytes read, 0 if there was nothing to read any more."""
 
 
 @dataclass(slots=True)
 class _Turn:
-    """A wish to read: through which caps it has still to pass, in order, and what it has reserved."""
+    """A pending read: the caps that it has to pass, in order, and those that it has `passed`, with bytes reserved."""
 
     reader: Reader
     caps: Sequence["ByteCap"]
@@ -39,15 +39,15 @@ class _Turn:
 
 
 class ByteCap:
-    """Bytes/s for all that read through it together; without a `limit` it lets everything pass.
+    """A limit in bytes/s for all its readers together; without a `limit` it lets everything pass.
 
-    `wake_in(ms)` has to bring about a call of `pump` after so many ms, and returns what calls that off.
+    `wake_in(ms)` must schedule a call of `pump` in that many ms, and return a function that cancels it.
     """
 
     def __init__(self, wake_in: Callable[[int], Callable[[], object]]) -> None:
         self.limit: int | None = None
         self.read_bytes = 0
-        """All that was read through it while it had a limit."""
+        """All bytes read through the cap while it had a limit."""
         self.waits = 0
         self.waited_ms = 0
         self._wake_in = wake_in
@@ -59,17 +59,17 @@ class ByteCap:
 
     @property
     def waiting(self) -> int:
-        """How many wait for their turn."""
+        """How many reads wait for their turn."""
         return len(self._queue)
 
     @property
     def turn_bytes(self) -> int:
-        """The most that one turn may read."""
+        """The most bytes that one turn may read."""
         limit = MOST_TURN_BYTES * _TURNS_PER_S if self.limit is None else self.limit
         return min(max(limit // _TURNS_PER_S, _LEAST_TURN_BYTES), MOST_TURN_BYTES)
 
     def set_limit(self, limit: int | None, now_ms: int) -> None:
-        """Bytes/s from now on; None: no cap, whoever waits has their turn."""
+        """Set the limit in bytes/s. None removes it: all waiting reads get their turn."""
         if limit == self.limit:
             return
         if limit is not None and self.limit is None:
@@ -81,7 +81,7 @@ class ByteCap:
         self._serve(now_ms)
 
     def pump(self, now_ms: int) -> None:
-        """Give turns to those who wait, as far as there is room."""
+        """Give turns to waiting reads, as far as the limit allows."""
         self._wake_at_ms = None
         self._serve(now_ms)
 
@@ -93,11 +93,11 @@ class ByteCap:
         self._see_to_waking(now_ms)
 
     def is_free(self, now_ms: int) -> bool:
-        """Whether a turn can be had without waiting."""
+        """Whether a read can have its turn without waiting."""
         return not self._queue and not self._wait_ms(now_ms)
 
     def wait(self, turn: _Turn, now_ms: int) -> None:
-        """Put a turn to the end of the queue."""
+        """Add a read to the end of the queue."""
         self.waits += 1
         turn.asked_ms = now_ms
         self._queue.append(turn)
@@ -110,7 +110,7 @@ class ByteCap:
         self.read_bytes += size
 
     def give_back(self, size: int, now_ms: int) -> None:
-        """What was reserved and not read."""
+        """Give back bytes that were reserved and not read."""
         if self.limit is not None and size:
             self._buckets.give_back(self._row, size, now_ms)
             self._see_to_waking(now_ms)
@@ -138,7 +138,7 @@ class ByteCap:
 
 
 class Turnstile:
-    """The caps that one direction of a listener goes through. Without any it must not be asked."""
+    """The byte caps that apply to one direction of a listener. `ask` may only be called if `caps` is not empty."""
 
     def __init__(self, caps: Sequence[ByteCap] = ()) -> None:
         self._all = tuple(caps)
@@ -146,11 +146,11 @@ class Turnstile:
         self.take_up()
 
     def take_up(self) -> None:
-        """Which caps have a limit has changed."""
+        """Update `caps`, after a cap got a limit or lost it."""
         self.caps = tuple(cap for cap in self._all if cap.limit is not None)
 
     def ask(self, reader: Reader, now_ms: int) -> int:
-        """How many bytes `reader` may read now, to be told to `took`; 0: its `turn_came` is called in time."""
+        """How many bytes `reader` may read now; report to `took` what it read. With 0, `turn_came` is called later."""
         caps = self.caps
         most_bytes = min(cap.turn_bytes for cap in caps)
         if all(cap.is_free(now_ms) for cap in caps):
@@ -161,13 +161,13 @@ class Turnstile:
         return 0
 
     def took(self, asked: int, read: int, now_ms: int) -> None:
-        """How much was read of what could have been."""
+        """Report that `read` of the `asked` bytes were read."""
         for cap in self.caps:
             cap.give_back(asked - read, now_ms)
 
 
 def _go_on(turn: _Turn, now_ms: int) -> None:
-    """Through the caps that are free, to the end or to the queue of the first that is not."""
+    """Pass a read through the caps in order. It reads after the last one, or waits at the first that is not free."""
     while len(turn.passed) < len(turn.caps):
         cap = turn.caps[len(turn.passed)]
         if not cap.is_free(now_ms):

@@ -1,4 +1,4 @@
-"""Quotas with the layers they stand in, changes of them, and the tables that are enforced and only measured."""
+"""Quotas with the layers that they come from, their changes, and the tables of enforced and shadow quotas."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,34 +11,34 @@ from quotas.shared_map import SharedMap
 
 
 class Limit(NamedTuple):
-    """A limit and the layer that it stands in, as `quotas describe` names it: a file, a znode, the cluster."""
+    """A limit, and the layer that it comes from (a file, a znode, the cluster), as `quotas describe` names it."""
 
     value: float
     layer: str
 
 
 Quotas = Mapping[Entity, Mapping[QuotaKey, Limit]]
-"""All quotas of a virtual cluster, valid each; an entity without any is not in it."""
+"""All quotas of a virtual cluster, all of them valid. Entities without quotas are not in it."""
 
 NO_QUOTAS: Final[Quotas] = SharedMap()
 
 Changes = Mapping[Entity, Mapping[QuotaKey, Limit] | None]
-"""The quotas that entities have from now on; None: no more."""
+"""The new quotas of each changed entity; None if it has no quotas any more."""
 
 
 class SourceUnavailable(Exception):
-    """The source cannot be written, or read, now. The text says what is wrong and where."""
+    """The source cannot be read or written now. The text says what is wrong and where."""
 
 
 class AlterationRefused(Exception):
-    """The source does not take this change. The text says why."""
+    """The source refuses this alteration. The text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alteration:
-    """Changes of one entity, all or nothing: a limit for each key, None to remove it, there or not.
+    """A change of the quotas of one entity, all or nothing. Raises InvalidQuota for an invalid limit.
 
-    Raises InvalidQuota for a limit that is nonsense.
+    `limits` has a limit for each key, or None to remove the quota if it exists.
     """
 
     entity: Entity
@@ -51,7 +51,7 @@ class Alteration:
 
 
 def changes_between(before: Quotas, now: Quotas) -> Changes:
-    """What makes `before` equal to `now`."""
+    """The changes that turn `before` into `now`."""
     if isinstance(before, SharedMap) and isinstance(now, SharedMap):
         return now.changes_since(before)
     changes: dict[Entity, Mapping[QuotaKey, Limit] | None] = {
@@ -62,19 +62,19 @@ def changes_between(before: Quotas, now: Quotas) -> Changes:
 
 
 def following(before: Quotas, now: Quotas) -> Quotas:
-    """The same as `now`, sharing with `before` what is equal."""
+    """A copy of `now` that shares all equal parts with `before`, so that later comparisons are fast."""
     shared = before if isinstance(before, SharedMap) else SharedMap(before)
     return shared.changed(changes_between(shared, now))
 
 
 class Tables(NamedTuple):
-    """The quotas that are enforced, and those that are only measured."""
+    """The table of enforced quotas, and the table of shadow quotas, which are only measured."""
 
     enforced: QuotaTable
     shadow: QuotaTable
 
     def changed(self, changes: Changes) -> "Tables":
-        """Their successors; costs what is changed."""
+        """The tables after these changes. The cost depends on the number of changes, not on the size of the tables."""
         enforced: dict[Entity, dict[QuotaType, float]] = {}
         shadow: dict[Entity, dict[QuotaType, float]] = {}
         for entity, limits in changes.items():
@@ -84,5 +84,5 @@ class Tables(NamedTuple):
 
 
 def tables_of(quotas: Quotas) -> Tables:
-    """The quotas without their layers, by what is done about them."""
+    """The tables for these quotas."""
     return Tables(QuotaTable(), QuotaTable()).changed(quotas)

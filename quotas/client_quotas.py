@@ -1,4 +1,4 @@
-"""The one owner of the quota table, and of which sensor measures whom."""
+"""Binds clients to the sensors that measure them, and keeps the limits of sensors equal to the quota tables."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,12 +17,12 @@ from quotas.sensors.token_buckets import BucketReading, TokenBuckets
 from quotas.sensors.windowed_rate import SensorReading, Sensors
 
 IDLE_MS = 3_600_000
-"""A sensor that was not used for longer is closed, as in a broker."""
+"""A sensor that is unused for longer is closed, as in a broker."""
 
 KEYS_PER_SWEEP = 1_000
 
 KEYS_PER_STEP = 500
-"""So many sensors are looked at in one step of a change of quotas."""
+"""How many sensors one step of a quota change looks at."""
 
 _LOOKED_AT_FOR_ROOM = 512
 _TOUCHED_KEPT = 10_000
@@ -32,19 +32,20 @@ _MAX_CLIENT_IDS = 10_000
 NO_CEILING_BYTES = 2**31 - 1
 
 WHOLE_CLUSTER = -2
-"""In place of a node's id: what is measured over all nodes."""
+"""In place of a node id, for use that is measured over all nodes."""
 
 
 @dataclass(slots=True)
 class ClientSensors:
-    """The sensors that measure one client at one node, as handles; None where nothing is measured.
+    """The sensors that measure one client at one node, as handles; None for a quota type that is not measured.
 
-    It holds as long as `version` is the quota manager's, or the quota manager `renews` it. `fetch_ceiling_bytes` is
-    what one Fetch may ask for at most. `mutation` is a token bucket that all nodes share; `limits_mutations` is False
-    where it is never empty. `costs` tell what requests cost this node, where their time is measured: for `request` or
-    `shadow_request`. `limits` is False where no quota can hold its client back, `limits_produces` and
-    `limits_requests` where none of these can. What the sensors of shadow quotas say is never felt. `crowded` are the
-    tables that were full when it was made.
+    A binding is valid while `version` is the version of its ClientQuotaManager, or if `renews` accepts it.
+
+    `fetch_ceiling_bytes` is the most that one Fetch may ask for. `mutation` is a token bucket that all nodes share;
+    `limits_mutations` is False if it has no limit. `costs` has the costs of requests at this node, if request time is
+    measured (for `request` or `shadow_request`). `limits` is False if no quota limits this client, `limits_produces`
+    and `limits_requests` if no quota of that type does. Sensors of shadow quotas never throttle. `crowded` are the
+    sensor tables that were full when the binding was made.
     """
 
     version: int
@@ -68,18 +69,18 @@ class ClientSensors:
 
     @property
     def limits_fetches(self) -> bool:
-        """Whether a quota can hold a Fetch back."""
+        """Whether a fetch quota limits this client."""
         return self.fetch_ceiling_bytes < NO_CEILING_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class SensorKey:
-    """What one sensor measures: a quota type under its tags at one node, for a quota that is enforced or a shadow.
+    """What one sensor measures: a quota type, enforced or shadow, under some tags at one node.
 
-    Controller mutations are measured for the WHOLE_CLUSTER, as Kafka's bucket sits at the controller.
+    Controller mutations are measured for the WHOLE_CLUSTER, because Kafka's bucket is at the controller.
 
-    `shared_by` is the entity whose newcomers share this sensor because the table was full; its tags then say
-    `<overflow>` where each of them has a name of its own.
+    `shared_by` is the entity whose new clients share this sensor because the table was full. Its tags then have
+    `<overflow>` in place of the names of these clients.
     """
 
     virtual_cluster: str
@@ -91,22 +92,22 @@ class SensorKey:
 
 
 class ShadowThrottles(NamedTuple):
-    """What shadow quotas would have throttled: how often, and the sum of the single throttle times in ms."""
+    """What shadow quotas would have throttled: the number of throttles, and the sum of their times in ms."""
 
     throttles: int = 0
     throttled_ms: int = 0
 
 
 class ClientQuotaManager:
-    """Hands out bindings, and keeps the limits of all sensors at what the quota table says.
+    """Gives each client the sensors that measure it (a binding), and keeps their limits equal to the quota tables.
 
-    `version` goes up when the table is replaced and when sensors are closed: a binding made before holds on if the
-    quota manager `renews` it, which it does unless its client is concerned. `overflowed` counts bindings that got no
-    sensor of their own because the table of sensors was full; a sixteenth of its rows is kept back for those that such
-    newcomers share.
+    `version` increases when a table is replaced and when sensors are closed. An older binding remains valid if `renews`
+    accepts it, which it does unless the change concerns its client. `overflowed` counts bindings without a separate
+    sensor because the sensor table was full; a sixteenth of its rows is reserved for sensors that such clients share.
 
-    Shadow quotas are measured in a table of sensors of their own, as large: they take no row from those in force. So
-    are the token buckets of controller mutations, and request time, whose throttles Kafka cuts to one window.
+    Shadow quotas have a separate sensor table of the same size, so they take no rows from enforced quotas. There are
+    also separate tables for the token buckets of controller mutations, and for request time, whose throttles Kafka
+    limits to one window.
     """
 
     def __init__(
@@ -118,18 +119,17 @@ class ClientQuotaManager:
         costs: RequestCosts | None = None,
         traces: Callable[[SensorTags, Entity | None], bool] | None = None,
     ) -> None:
-        """`buckets` are for controller mutations: as many as there are sensors, and with the same cap, if not given.
+        """`buckets` are for controller mutations; by default a table as large as `sensors`, with the same max throttle.
 
-        `costs` tell what requests cost the nodes. `traces` says which sensors are traced, by what they measure and
-        whose quota that is; the tables are to be such as tell of it.
+        `costs` has the costs of requests at the nodes. `traces` decides which sensors are traced, by their tags and the
+        entity of their quota; it needs TracedSensors and TracedBuckets.
         """
         self._traces = traces
         self.sensors = sensors
         self.request_sensors = _of_request_time(sensors)
         self.shadow_request_sensors = _of_request_time(sensors)
         self.time_in_flight: dict[int, float] = {}
-        """By the handle of a sensor of request time, in its unit: what requests in flight will cost, as far as that can
-        be told."""
+        """The expected cost of the requests in flight, by the handle of their sensor of request time, in its unit."""
         self.costs = costs or RequestCosts()
         self.buckets = buckets or TokenBuckets(sensors.capacity, max_throttle_ms=sensors.max_throttle_ms)
         self.shadow_buckets = self.buckets.like()
@@ -153,25 +153,25 @@ class ClientQuotaManager:
         self._handles: dict[SensorKey, int] = {}
         self._client_sensors_by_id: dict[tuple[str, int, str, str], ClientSensors] = {}
         self._touched: dict[tuple[str, str], int] = {}
-        """The version that made bindings stale: of a user and client-id, or of all with this user, or client-id."""
+        """The version at which bindings of a client became stale; "" stands for any user or any client-id."""
         self._touched_before: dict[tuple[str, str], int] = {}
         self._begin_of_touched = 0
         self._all_touched = 0
-        """Bindings of an earlier version are stale, whoever they are for."""
+        """All bindings of an earlier version are stale."""
         self._shared_closed = 0
-        """Bindings of an earlier version that hold a shared sensor may be stale."""
+        """Bindings of an earlier version with a shared sensor may be stale."""
         self._places: set[tuple[str, int]] = set()
         self._spared: set[SensorKey] = set()
-        """Sensors that the binding in the making holds already."""
+        """Sensors of the binding that is being made; they must not be closed to make room."""
         self._crowded: list[Rows] = []
-        """Tables in which it got no sensor of its own."""
+        """Sensor tables in which the binding that is being made got no separate sensor."""
         self._swept: Iterator[SensorKey] = iter(())
         self._in_turn: Iterator[SensorKey] = iter(())
         self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
         self.version += 1
 
     def bind(self, virtual_cluster: str, node_id: int, user: str, client_id: str, now_ms: int) -> ClientSensors:
-        """The sensors for this client, opened where they are missing."""
+        """The sensors of this client; missing ones are opened."""
         who = (virtual_cluster, node_id, user, client_id)
         client_sensors = self._client_sensors_by_id.get(who)
         if client_sensors is None or not self.renews(client_sensors):
@@ -187,10 +187,10 @@ class ClientQuotaManager:
             self._client_sensors_by_id[who] = client_sensors
 
     def renews(self, client_sensors: ClientSensors) -> bool:
-        """Whether a binding still is what `bind` would give; then its version is the present one from now on.
+        """Whether a binding is still what `bind` would return. If so, its version is set to the present one.
 
-        It is if nothing that has happened since concerns its client. One that was crowded out of a full table holds
-        while that has no room.
+        It is still valid if no change since then concerns its client. A binding without a separate sensor remains valid
+        while the full table has no room.
         """
         since = client_sensors.version
         if since == self.version:
@@ -253,10 +253,10 @@ class ClientQuotaManager:
         shadow: QuotaTable | None = None,
         changed: Collection[Entity] | None = None,
     ) -> None:
-        """Put `table` in force for the next charge of every sensor, and have `shadow` measured beside it.
+        """Put `table` in force from the next charge of each sensor on, and `shadow` as the table of shadow quotas.
 
-        Throttles that are running stay as they are. With `changed`, the tables differ from those before in the quotas
-        of these entities only, and what they do not bind is not looked at.
+        Running throttles are not changed. `changed` says that the tables differ from the old ones only in the quotas of
+        these entities; then sensors that these quotas cannot bind are skipped.
         """
         for _ in self.replacing(table, now_ms, shadow, changed):
             pass
@@ -268,10 +268,10 @@ class ClientQuotaManager:
         shadow: QuotaTable | None = None,
         changed: Collection[Entity] | None = None,
     ) -> Iterator[None]:
-        """As `replace`, in steps of a few ms between which anything may be done but another change.
+        """As `replace`, in steps of a few ms. Between the steps anything is allowed except another change of quotas.
 
-        With the first step bindings are made by the new tables, and their sensors have the new limits; until the last,
-        some of those have old ones that nobody has asked for again.
+        From the first step on, new bindings use the new tables and limits. Until the last step, sensors that were not
+        bound again may have their old limits.
         """
         table, shadow = table.succeeding(self.table), shadow if shadow is not None else QuotaTable()
         same_tags = table.measures_as(self.table) and shadow.measures_as(self.shadow)
@@ -293,7 +293,7 @@ class ClientQuotaManager:
             rows.set_limit(handle, limit, now_ms)
 
     def _adjust(self, key: SensorKey, now_ms: int) -> None:
-        """Give a sensor the limit that the table has for it, or close it if there is none any more."""
+        """Give a sensor its limit from the table, or close it if the table has no quota for it any more."""
         handle = self._handles.get(key)
         if handle is None:
             return
@@ -304,7 +304,7 @@ class ClientQuotaManager:
             self._set_limit(key, handle, limit, now_ms)
 
     def _keys_under(self, changed: Collection[Entity] | None) -> Iterator[Iterable[SensorKey]]:
-        """The sensors that quotas of these entities can bind, and perhaps others, or keys without one; bit by bit."""
+        """Keys of all sensors that quotas of these entities can bind, in batches. Other keys may be among them."""
         if changed is None or len(changed) * len(self._places) * len(QuotaType) * 2 > len(self._handles):
             return _batches(list(self._handles))
         clients = [entity for entity in changed if entity.ip is None]
@@ -313,7 +313,7 @@ class ClientQuotaManager:
         return chain(_batches(self._keys_of(named)), self._keys_like(templates) if templates else ())
 
     def _keys_of(self, entities: Iterable[Entity]) -> Iterator[SensorKey]:
-        """What may be measured for entities that are called by name."""
+        """Keys of all sensors that may exist for entities given by name, without defaults."""
         places = list(self._places)
         for entity in entities:
             tags = SensorTags(_named(entity.user), _named(entity.client_id))
@@ -323,7 +323,7 @@ class ClientQuotaManager:
                     yield SensorKey(virtual_cluster, node_id, quota_type, tags, shadow=True)
 
     def _keys_like(self, templates: Iterable[Entity]) -> Iterator[Iterable[SensorKey]]:
-        """The sensors that defaults can bind: those with the one name that is given beside the default, if any is."""
+        """Keys of the sensors that these defaults can bind: all, or those with the name given beside the default."""
         names = {(_named(entity.user), _named(entity.client_id)) for entity in templates}
         users, client_ids = {user for user, _ in names if user}, {client_id for _, client_id in names if client_id}
         for keys in _batches(list(self._handles)):
@@ -333,9 +333,9 @@ class ClientQuotaManager:
                 yield [key for key in keys if key.tags.user in users or key.tags.client_id in client_ids]
 
     def _touch_clients_of(self, entity: Entity) -> None:
-        """From the next version on, bindings of clients that this entity's quotas can bind are stale.
+        """Make bindings of clients that this entity's quotas can bind stale from the next version on.
 
-        Those of a very long client-id may stand under another name.
+        For a very long client-id all bindings become stale, because they may have a shortened name.
         """
         if entity.ip is not None:
             return
@@ -346,7 +346,7 @@ class ClientQuotaManager:
             self._all_touched = self.version + 1
 
     def _touch(self, user: str, client_id: str) -> None:
-        """From the next version on, bindings of this client are stale; "" for any user, or any client-id."""
+        """Make bindings of this client stale from the next version on; "" stands for any user or any client-id."""
         if len(self._touched) >= _TOUCHED_KEPT:
             self._all_touched = max(self._all_touched, self._begin_of_touched)
             self._touched_before, self._touched = self._touched, {}
@@ -354,7 +354,7 @@ class ClientQuotaManager:
         self._touched[user, client_id] = self.version + 1
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
-        """From now on: no throttle is longer than the first, no debt reaches further ahead than the second."""
+        """Set the limit of a single throttle time, and the limit of how far ahead a debt may reach."""
         self.sensors.set_caps(max_throttle_ms, max_debt_ms)
         self.shadow_sensors.set_caps(max_throttle_ms, max_debt_ms)
         self.buckets.set_cap(max_throttle_ms)
@@ -362,10 +362,10 @@ class ClientQuotaManager:
         self.buckets.max_debt_ms = self.shadow_buckets.max_debt_ms = max_debt_ms
 
     def expire(self, now_ms: int) -> None:
-        """Close sensors that nobody has used for more than an hour; called often, it looks at some each time.
+        """Close sensors that were unused for more than an hour. Each call looks at a part of them.
 
-        When no row is left for newcomers, those go whose window is empty, or whose bucket is full: a fresh one would
-        measure the same.
+        If there is no row left for new clients, also close sensors whose window is empty or whose bucket is full: a new
+        sensor would measure the same.
         """
         keys = list(islice(self._swept, KEYS_PER_SWEEP))
         if not keys:
@@ -391,33 +391,33 @@ class ClientQuotaManager:
         return self._rows[key.quota_type, key.shadow]
 
     def reading(self, key: SensorKey, now_ms: int) -> SensorReading | BucketReading | None:
-        """One sensor as it stands, None if there is none."""
+        """The present measurement of a sensor, None if there is no such sensor."""
         handle = self._handles.get(key)
         return None if handle is None else self._rows_of(key).reading(handle, now_ms)
 
     def find(self, key: SensorKey, entity: Entity | None) -> SensorKey | None:
-        """The sensor that measures what `key` says, or else the one that newcomers of `entity` share; None: neither."""
+        """`key` if it has a sensor, or the key of the sensor that new clients of `entity` share, or None."""
         if key in self._handles:
             return key
         shared = key if entity is None else _shared_key(key, entity)
         return shared if shared in self._handles else None
 
     def readings(self, now_ms: int) -> Iterator[tuple[SensorKey, SensorReading]]:
-        """What each sensor of a rate has measured. Between two of them anything may be done."""
+        """The measurements of all windowed rates. Sensors may be opened and closed between two items."""
         for key in list(self._handles):
             rows, handle = self._rows_of(key), self._handles.get(key)
             if isinstance(rows, Sensors) and handle is not None:
                 yield key, rows.reading(handle, now_ms)
 
     def bucket_readings(self, now_ms: int) -> Iterator[tuple[SensorKey, BucketReading]]:
-        """What each token bucket holds. Between two of them anything may be done."""
+        """The measurements of all token buckets. Buckets may be opened and closed between two items."""
         for key in list(self._handles):
             rows, handle = self._rows_of(key), self._handles.get(key)
             if isinstance(rows, TokenBuckets) and handle is not None:
                 yield key, rows.reading(handle, now_ms)
 
     def shadow_throttles(self) -> dict[tuple[str, int, QuotaType], ShadowThrottles]:
-        """By virtual cluster, node and quota type, of all shadow sensors that ever were."""
+        """The shadow throttles by virtual cluster, node and quota type, including sensors that are closed."""
         sums = dict(self._closed_shadows)
         if not any(rows.used for (_, shadow), rows in self._rows.items() if shadow):
             return sums
@@ -445,9 +445,9 @@ class ClientQuotaManager:
         shadow: bool,
         now_ms: int,
     ) -> tuple[int | None, float]:
-        """The handle, if this type is measured at all, and the limit.
+        """The handle of a client's sensor (None if the quota type is not measured) and its limit.
 
-        As in a broker clients without a quota are measured, too; not so for shadows.
+        As in a broker, clients without a quota are measured too. This does not apply to shadow quotas.
         """
         table = self.shadow if shadow else self.table
         if not table.is_on(quota_type):
@@ -467,10 +467,10 @@ class ClientQuotaManager:
         return _used_by(handle, user, client_id, entity), limit
 
     def _overflow(self, key: SensorKey, entity: Entity | None, limit: float, now_ms: int) -> int | None:
-        """A sensor from the reserve: one for all newcomers of a default, its own for whoever has a quota by name.
+        """A sensor from the reserved rows: shared for new clients of a default, separate for a named entity.
 
-        When that is used up, a quota in force gets the row that was idle longest. A shadow gets none: to close a row
-        has all clients ask for their bindings again.
+        When the reserve is used up, an enforced quota gets the row that was idle longest. A shadow quota gets none,
+        because closing a row makes bindings stale.
         """
         self._crowded.append(self._rows_of(key))
         if key.shadow:
@@ -492,13 +492,13 @@ class ClientQuotaManager:
         return handle
 
     def _close_longest_idle(self, rows: Sensors | TokenBuckets) -> None:
-        """Make room: of the next rows in turn (all of a small table), a 64th at once, those that are idle longest."""
+        """Make room: of the next rows in turn (all of a small table), close a 64th, those that were idle longest."""
         count = max(min(rows.capacity, _LOOKED_AT_FOR_ROOM) // 64, 1)
         some = self._some_in_turn(rows)
         self._close_unused(nsmallest(count, some, key=lambda key: rows.idle_since_ms(self._handles[key])))
 
     def _some_in_turn(self, rows: Sensors | TokenBuckets) -> Collection[SensorKey]:
-        """Sensors that may be closed, others each time."""
+        """Keys of sensors that may be closed; each call returns other ones."""
         found: dict[SensorKey, None] = {}
         rounds = 0
         while len(found) < _LOOKED_AT_FOR_ROOM and rounds < 2:
@@ -511,7 +511,7 @@ class ClientQuotaManager:
         return found
 
     def _close_unused(self, keys: Iterable[SensorKey]) -> None:
-        """Close sensors whose quotas are in force: their clients get new ones when they come back."""
+        """Close sensors whose quotas remain in force. Their clients get new sensors with their next request."""
         for key in keys:
             self._close(key)
             if key.shared_by is None:
@@ -546,7 +546,7 @@ class ClientQuotaManager:
         rows.close(handle)
 
     def _limit(self, key: SensorKey) -> float | None:
-        """What the table says for a sensor that lives; None for a shared one whose entity has no quota any more."""
+        """The limit of an open sensor by the tables. None if the sensor is not needed any more."""
         table = self.shadow if key.shadow else self.table
         if key.shared_by is not None:
             return table.get(key.shared_by, {}).get(key.quota_type)
@@ -554,9 +554,9 @@ class ClientQuotaManager:
         return None if key.shadow and limit == UNLIMITED else limit
 
     def _ceiling_bytes(self, limit: float) -> int:
-        """What may be fetched at one instant from an idle start: whoever asks for more would never get it.
+        """The most bytes of one Fetch: what the quota allows at one instant after a time without use.
 
-        With a single window that is nothing, but for clients without a quota: as in a broker, they have no ceiling.
+        With a single window this is 0. Clients without a quota have no ceiling, as in a broker.
         """
         if limit >= UNLIMITED:
             return NO_CEILING_BYTES
@@ -564,7 +564,7 @@ class ClientQuotaManager:
 
 
 def _used_by(handle: int | None, user: str, client_id: str, entity: Entity | None) -> int | None:
-    """The handle, in the hands of a client if it is traced."""
+    """The handle; if it is traced, with the client that uses it."""
     return handle.used_by(user, client_id, _rule(entity)) if isinstance(handle, TracedHandle) else handle
 
 
@@ -573,17 +573,17 @@ def _rule(entity: Entity | None) -> str:
 
 
 def _of_request_time(sensors: Sensors) -> Sensors:
-    """As many rows for request time; no throttle is longer than one window (KIP-124), so there is no debt."""
+    """A sensor table of the same size for request time. Throttles are at most one window (KIP-124), without debt."""
     return sensors.like(sensors.window_ms, 0)
 
 
 def _has_room(rows: Rows) -> bool:
-    """Whether a newcomer gets a row of its own; a sixteenth is kept back for those that newcomers share."""
+    """Whether a new client gets a separate row. A sixteenth of the rows is reserved for shared ones."""
     return rows.used < rows.capacity - max(rows.capacity // 16, 1)
 
 
 def _shared_key(key: SensorKey, entity: Entity) -> SensorKey:
-    """Of the sensor that all newcomers of a default share; of its own for whoever has a quota by name."""
+    """The key of the sensor that new clients of a default share; for a named entity the key itself."""
     if entity.user is not DEFAULT and entity.client_id is not DEFAULT:
         return key
     return replace(key, tags=SensorTags(_shared(entity.user), _shared(entity.client_id)), shared_by=entity)
@@ -596,7 +596,7 @@ def _batches(keys: Iterable[SensorKey]) -> Iterator[Iterable[SensorKey]]:
 
 
 def _named(name: Name) -> str:
-    """The name; "" for the default, or if there is none."""
+    """The name; "" for the default and for None."""
     return name if isinstance(name, str) else ""
 
 

@@ -1,13 +1,14 @@
-"""How fast connections may come, and how many there may be: at an instance, at each listener, from each address.
+"""Limits on the rate and the number of connections: of an instance, of each listener, and from each address.
 
-Kafka's arithmetic (KIP-402, KIP-612) as the steps that an acceptor goes through with a new connection:
+Kafka's arithmetic (KIP-402, KIP-612), as the steps of an acceptor with a new connection:
 
-1. `arrive` measures it and says how long it has to wait;
-2. after that it waits on until `has_slot`; meanwhile a broker's listener accepts nothing else;
-3. `admit` says whether its address may have it, and counts it;
-4. `leave` when it has ended.
+1. `arrive` measures it and returns how long it has to wait;
+2. after that it waits until `has_slot`; meanwhile a broker's listener accepts no other connection;
+3. `admit` decides whether its address may have it, and counts it;
+4. `leave` is called when it has ended.
 
-Nothing here waits or closes. Rates are windowed rates; a delay is one window at most, and no debt is left.
+This module itself does not wait and closes nothing. Rates are windowed rates. A delay is at most one window, and no
+debt is left.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +41,7 @@ class AddressKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """What an instance, or one listener, takes: connections/s, and how many at a time."""
+    """The limits of an instance or of one listener: connections/s, and the number of connections at a time."""
 
     creation_rate: float = NO_LIMIT
     connections: int = NO_LIMIT
@@ -48,10 +49,10 @@ class ConnectionLimits:
 
 @dataclass(frozen=True, slots=True)
 class AddressLimits:
-    """What each address may have in one virtual cluster: connections/s, and how many at a time.
+    """The limits of addresses in one virtual cluster: connections/s, and the number of connections at a time.
 
-    `rates` and `counts` are for single addresses, in their plain spelling, the others for all without an entry there.
-    Rates that begin with `shadow_` are measured and never felt.
+    `rates` and `counts` are for single addresses, in their plain spelling; `creation_rate` and `connections` are for
+    each address without an entry there. Rates that begin with `shadow_` are measured and not enforced.
     """
 
     creation_rate: float = NO_LIMIT
@@ -62,20 +63,20 @@ class AddressLimits:
     shadow_rates: Mapping[str, float] = field(default_factory=dict)
 
     def rate_of(self, address: str) -> float:
-        """Connections/s that may come from there."""
+        """The limit of this address in connections/s."""
         return self.rates.get(address, self.creation_rate)
 
     def count_of(self, address: str) -> int:
-        """How many connections there may be from there."""
+        """How many connections this address may have at a time."""
         return self.counts.get(address, self.connections)
 
     def has_own(self, address: str) -> bool:
-        """Whether anything is said about this address alone."""
+        """Whether there is a limit for this address alone."""
         return address in self.rates or address in self.counts or address in self.shadow_rates
 
 
 class Outcome(Enum):
-    """What becomes of a connection."""
+    """The decision about a connection."""
 
     ADMITTED = "admitted"
     TOO_FAST = "too_fast"
@@ -84,10 +85,10 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whether a connection is admitted, else which `limit` of its address it is over.
+    """Whether a connection is admitted; if not, the `limit` of its address that it exceeds.
 
-    One that comes too fast is to be held for `throttle_ms`, and then closed; one too many is to be closed at once.
-    `rate` is what its address may have, if that is limited; `has_own`: that is for this address alone.
+    A connection that is TOO_FAST is to be held for `throttle_ms` and then closed; one that is TOO_MANY is to be closed
+    at once. `rate` is the rate limit of its address, if there is one; with `has_own` it is for this address alone.
     """
 
     outcome: Outcome
@@ -101,7 +102,7 @@ ADMITTED = Admission(Outcome.ADMITTED)
 
 
 class _Rate:
-    """One windowed rate; `charge` counts a connection, and says for how many ms it has to wait."""
+    """One windowed rate; `charge` counts a connection and returns for how many ms it has to wait."""
 
     __slots__ = ("_row", "_sensors", "charge")
 
@@ -130,7 +131,7 @@ class _Listener:
 
 @dataclass(slots=True)
 class _Cluster:
-    """What is known of the addresses of one virtual cluster."""
+    """The limits, rates and counts of the addresses of one virtual cluster."""
 
     samples: int
     window_ms: int
@@ -141,11 +142,11 @@ class _Cluster:
 
 
 class ConnectionQuotas:
-    """The connections of one instance. Not for use by several threads; `now_ms` is monotonic.
+    """The connection quotas of one instance. Not thread-safe; `now_ms` is monotonic.
 
-    A row is kept for each address that has a rate limit and was seen within the last N windows, as `AddressRates` says,
-    `max_addresses` at most in each virtual cluster. `samples` and `window_ms` are those of the instance, and of virtual
-    clusters that are not said to have others.
+    Each address with a rate limit that was seen within the last N windows has a row, see `AddressRates`; at most
+    `max_addresses` in each virtual cluster. `samples` and `window_ms` are for the instance, and for virtual clusters
+    that are not added with others.
     """
 
     def __init__(
@@ -164,40 +165,43 @@ class ConnectionQuotas:
         self._listeners: dict[ListenerKey, _Listener] = {}
         self._clusters: dict[str, _Cluster] = {}
         self.connections = 0
-        """How many are admitted, at all listeners."""
+        """The number of admitted connections, at all listeners."""
         self.tell: Callable[[str, str, Admission, int], None] | None = None
-        """Is told what became of a connection in a virtual cluster, from which address, and when."""
+        """Called with each decision of `admit`: virtual cluster, address, decision and time."""
 
     # ---------------------------------------------------------- configuration
 
     def add_virtual_cluster(self, name: str, samples: int, window_ms: int) -> None:
-        """One that measures with windows of its own."""
+        """Add a virtual cluster with its measuring windows."""
         rates, shadow_rates = (AddressRates(samples, window_ms, self._max_addresses) for _ in range(2))
         self._clusters[name] = _Cluster(samples, window_ms, rates, shadow_rates)
 
     def add_listener(self, key: ListenerKey, limits: ConnectionLimits, now_ms: int, protected: bool = False) -> None:
-        """A `protected` one is beyond the instance's limits while there are others, as a broker's own listener is."""
+        """Add a listener. While there are others, the instance's limits do not apply to a `protected` one.
+
+        A broker protects its inter-broker listener like this.
+        """
         cluster = self._cluster(key.virtual_cluster)
         rate = _Rate(limits.creation_rate, cluster.samples, cluster.window_ms, now_ms)
         self._listeners[key] = _Listener(limits, rate, protected)
 
     def remove_listener(self, key: ListenerKey) -> None:
-        """Its connections go on; they still count for their addresses and for the instance."""
+        """Remove a listener. Its connections go on, and still count for their addresses and for the instance."""
         del self._listeners[key]
 
     def set_instance_limits(self, limits: ConnectionLimits, now_ms: int) -> None:
-        """In force for the next connection; who waits already waits on as told."""
+        """Set these limits from the next connection on. Connections that wait already are not affected."""
         self._limits = limits
         self._rate.set_limit(limits.creation_rate, now_ms)
 
     def set_listener_limits(self, key: ListenerKey, limits: ConnectionLimits, now_ms: int) -> None:
-        """In force for the next connection; who waits already waits on as told."""
+        """Set these limits from the next connection on. Connections that wait already are not affected."""
         listener = self._listeners[key]
         listener.limits = limits
         listener.rate.set_limit(limits.creation_rate, now_ms)
 
     def set_address_limits(self, virtual_cluster: str, limits: AddressLimits) -> None:
-        """In force for the next connection. What was measured stays, also while there is no limit."""
+        """Set the limits from the next connection on. Measurements stay, also while there is no limit."""
         self._cluster(virtual_cluster).limits = limits
 
     def _cluster(self, name: str) -> _Cluster:
@@ -208,15 +212,16 @@ class ConnectionQuotas:
     # ---------------------------------------------------------- a connection's way
 
     def arrive(self, key: ListenerKey, now_ms: int) -> int:
-        """Measure a new connection; return for how many ms it has to wait, one window at most."""
+        """Measure a new connection. Returns for how many ms it has to wait, one window at most."""
         listener = self._listeners[key]
         throttle_ms = listener.rate.charge(now_ms)
         return throttle_ms if self._is_protected(listener) else max(throttle_ms, self._rate.charge(now_ms))
 
     def has_slot(self, key: ListenerKey, on_the_way: int = 0, on_the_way_here: int = 0) -> bool:
-        """Whether the listener, and the instance, may have one connection more.
+        """Whether the listener and the instance may have one more connection.
 
-        Those that have been told so and are not admitted yet come on top, `on_the_way_here` those of this listener.
+        `on_the_way` and `on_the_way_here` are the connections that have a slot and are not admitted yet: of the
+        instance, and of this listener.
         """
         listener = self._listeners[key]
         if listener.connections + on_the_way_here >= listener.limits.connections:
@@ -224,9 +229,10 @@ class ConnectionQuotas:
         return self._is_protected(listener) or self.connections + on_the_way < self._limits.connections
 
     def admit(self, key: ListenerKey, address: str, now_ms: int) -> Admission:
-        """Whether the address may have the connection, which has arrived and waited; if so it is counted.
+        """Decide whether the address may have this connection, which has arrived and waited. If so, it is counted.
 
-        One that comes too fast is taken back from all rates, so that it delays nobody; one too many is not.
+        A connection that is TOO_FAST is taken back from all rates, so that it delays no others; one that is TOO_MANY is
+        not.
         """
         admission = self._admit(key, address, now_ms)
         if self.tell is not None:
@@ -247,7 +253,7 @@ class ConnectionQuotas:
         return self.count(key, address)
 
     def count(self, key: ListenerKey, address: str) -> Admission:
-        """Whether the address may have one connection more, however fast they come; if so it is counted."""
+        """Decide whether the address may have one more connection, ignoring its rate. If so, it is counted."""
         cluster = self._clusters[key.virtual_cluster]
         count = cluster.counts.get(address, 0)
         if count >= (most := cluster.limits.count_of(address)):
@@ -258,13 +264,13 @@ class ConnectionQuotas:
         return ADMITTED
 
     def measure_shadow(self, virtual_cluster: str, address: str, now_ms: int) -> None:
-        """Count a connection, admitted or not, for the shadow rates: would they have refused it?"""
+        """Measure a connection, admitted or not, for the shadow rates."""
         cluster = self._clusters[virtual_cluster]
         if (rate := cluster.limits.shadow_rates.get(address, cluster.limits.shadow_rate)) < NO_LIMIT:
             cluster.shadow_rates.measure(address, rate, address in cluster.limits.shadow_rates, now_ms)
 
     def leave(self, key: ListenerKey, address: str) -> None:
-        """A connection that was admitted has ended. ValueError if none is counted for its address."""
+        """An admitted connection has ended. Raises ValueError if none is counted for its address."""
         counts = self._clusters[key.virtual_cluster].counts
         count = counts.get(address, 0)
         if not count:
@@ -279,14 +285,14 @@ class ConnectionQuotas:
             listener.connections -= 1
 
     def must_close_one(self, key: ListenerKey) -> bool:
-        """Whether the instance has too many connections and this listener has to give one up.
+        """Whether the instance has too many connections and this listener has to close one.
 
-        It comes to that when the limit is lowered, or by a protected listener, which never waits for the others.
+        That happens when the limit is lowered, or by connections of a protected listener, which never wait for a slot.
         """
         return self.connections > self._limits.connections and not self._is_protected(self._listeners[key])
 
     def take_back(self, key: ListenerKey, now_ms: int) -> None:
-        """A connection that has arrived is not to count for the rates of listener and instance."""
+        """Take a connection that has arrived back from the rates of its listener and of the instance."""
         listener = self._listeners[key]
         if not self._is_protected(listener):
             self._rate.give_back(now_ms)
@@ -298,41 +304,41 @@ class ConnectionQuotas:
     # -------------------------------------------------------------------- read
 
     def address_limits(self, virtual_cluster: str) -> AddressLimits:
-        """What is in force for addresses."""
+        """The limits in force for addresses."""
         return self._clusters[virtual_cluster].limits
 
     def listener_limits(self, key: ListenerKey) -> ConnectionLimits:
-        """What is in force for a listener."""
+        """The limits in force for a listener."""
         return self._listeners[key].limits
 
     @property
     def instance_limits(self) -> ConnectionLimits:
-        """What is in force for the instance."""
+        """The limits in force for the instance."""
         return self._limits
 
     def connections_of(self, key: ListenerKey) -> int:
-        """How many are admitted at this listener."""
+        """The number of admitted connections of this listener."""
         return self._listeners[key].connections
 
     def connections_from(self, key: AddressKey) -> int:
-        """How many are admitted from this address."""
+        """The number of admitted connections from this address."""
         return self._clusters[key.virtual_cluster].counts.get(key.address, 0)
 
     def instance_reading(self, now_ms: int) -> SensorReading:
-        """What the instance has measured."""
+        """The measured rate of the instance."""
         return self._rate.reading(now_ms)
 
     def listener_reading(self, key: ListenerKey, now_ms: int) -> SensorReading:
-        """What the listener has measured."""
+        """The measured rate of a listener."""
         return self._listeners[key].rate.reading(now_ms)
 
     def rates(self, virtual_cluster: str, shadow: bool = False) -> AddressRates:
-        """What was measured for its addresses."""
+        """The rates of the addresses of a virtual cluster."""
         cluster = self._clusters[virtual_cluster]
         return cluster.shadow_rates if shadow else cluster.rates
 
     def address_reading(self, key: AddressKey, now_ms: int, shadow: bool = False) -> SensorReading | None:
-        """What was measured for an address, with the limit that it has now; None if it has no row of its own."""
+        """The measured rate of an address, with its present limit; None if it has no row."""
         reading = self.rates(key.virtual_cluster, shadow).reading(key.address, now_ms)
         if reading is None:
             return None
@@ -341,7 +347,7 @@ class ConnectionQuotas:
         return replace(reading, limit=limit)
 
     def address_readings(self, now_ms: int) -> Iterator[tuple[AddressKey, SensorReading]]:
-        """Every address that has a row, the longest unused of a virtual cluster first."""
+        """The measured rate of each address that has a row, for each virtual cluster the longest unused first."""
         for name, cluster in list(self._clusters.items()):
             for address, reading in cluster.rates.readings(now_ms):
                 yield AddressKey(name, address), replace(reading, limit=cluster.limits.rate_of(address))

@@ -1,4 +1,4 @@
-"""What quotas are set on, what they bound, and under which tags use is measured."""
+"""Entities (what quotas are set on), quota types, and the tags under which use is measured."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -7,11 +7,11 @@ from typing import Final, Literal, NamedTuple
 
 
 class InvalidQuota(ValueError):
-    """A quota, or the entity that it is set on, is nonsense."""
+    """A quota, or the entity that it is set on, is invalid."""
 
 
 class QuotaType(Enum):
-    """What a quota bounds; the value is Kafka's configuration key.
+    """What a quota limits; the value is Kafka's configuration key.
 
     PRODUCE and FETCH are in bytes/s, REQUEST in percent of one thread, CONTROLLER_MUTATION in partitions/s, CONNECTION
     in connections/s.
@@ -30,19 +30,19 @@ _SHADOW_PREFIX = "shadow_"
 
 
 class QuotaKey(NamedTuple):
-    """One quota of an entity: its type, and whether it is a shadow (measured, never felt)."""
+    """One quota of an entity: its type, and whether it is a shadow quota (measured, not enforced)."""
 
     quota_type: QuotaType
     shadow: bool = False
 
     @property
     def text(self) -> str:
-        """As YAML, znodes and command lines write it: `producer_byte_rate`, `shadow_producer_byte_rate`."""
+        """The key as in YAML, znodes and command lines: `producer_byte_rate`, `shadow_producer_byte_rate`."""
         return f"{_SHADOW_PREFIX}{self.quota_type.value}" if self.shadow else self.quota_type.value
 
     @classmethod
     def parse(cls, text: str) -> "QuotaKey":
-        """The key that `text` writes. InvalidQuota if there is none such."""
+        """The key with this text. Raises InvalidQuota if there is none."""
         try:
             return cls(QuotaType(text.removeprefix(_SHADOW_PREFIX)), text.startswith(_SHADOW_PREFIX))
         except ValueError:
@@ -50,24 +50,24 @@ class QuotaKey(NamedTuple):
 
 
 class Default(Enum):
-    """The type of DEFAULT, which no name can equal: a user may well be called `<default>`."""
+    """The type of DEFAULT. It differs from every name: a user may be called `<default>`."""
 
     DEFAULT = "<default>"
 
 
 DEFAULT: Final = Default.DEFAULT
-"""Stands for every user, or every client-id, or every address, without a quota of its own."""
+"""In place of a name: every user, client-id or address that has no quota under its name."""
 
 Name = str | Literal[Default.DEFAULT] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """A user, a client-id, a pair of them, or an IP address, each by name or as DEFAULT; None: a part not given.
+    """A user, a client-id, a pair of them, or an IP address, each by name or as DEFAULT; None for a part not given.
 
-    Prints as `user=alice, client-id=<default>`. An address has one spelling here: the shortest, and that of IPv4 for
-    mapped ones; a host name stays as it is. Raises InvalidQuota for an entity without parts, with an empty name, or of
-    an address together with something else.
+    Prints as `user=alice, client-id=<default>`. An address is kept in its plain spelling: the shortest one, and the
+    IPv4 one for a mapped address. A host name stays as it is. Raises InvalidQuota for an entity without parts, with an
+    empty name, or with an address and another part.
     """
 
     user: Name = None
@@ -87,7 +87,7 @@ class Entity:
 
     @property
     def parts(self) -> tuple[tuple[str, Name], ...]:
-        """Kafka's entity types, in the order in which they are told, with the name of each; None: not given."""
+        """Kafka's entity types, in the order of printing, with their names; None for a part not given."""
         return (("user", self.user), ("client-id", self.client_id), ("ip", self.ip))
 
     def __str__(self) -> str:
@@ -95,7 +95,7 @@ class Entity:
 
 
 def is_ip(text: str) -> bool:
-    """Whether `text` is an IP address, in whatever spelling."""
+    """Whether `text` is an IP address, in any spelling."""
     try:
         ip_address(text)
     except ValueError:
@@ -104,7 +104,7 @@ def is_ip(text: str) -> bool:
 
 
 def plain_ip(text: str) -> str:
-    """The one spelling of an address; what is no address, such as a host name, as it is."""
+    """The plain spelling of an address. Other texts, such as host names, are returned as they are."""
     try:
         address = ip_address(text)
     except ValueError:
@@ -114,7 +114,7 @@ def plain_ip(text: str) -> str:
 
 
 def _shown(name: str | Literal[Default.DEFAULT]) -> str:
-    """The name, in quotes where it could be taken for something else."""
+    """The name, in quotes if it could be misread."""
     if name is DEFAULT:
         return DEFAULT.value
     plain = name.isprintable() and name != DEFAULT.value and not set(name) & set("\"',= ")
@@ -123,9 +123,9 @@ def _shown(name: str | Literal[Default.DEFAULT]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SensorTags:
-    """Under which user and client-id use is measured; empty strings for what does not count.
+    """The user and client-id under which use is measured; an empty string for a part that does not count.
 
-    Names are as the client gave them, without the encoding that brokers use in metric names.
+    Names are as the client gave them, without the encoding that brokers use in names of metrics.
     """
 
     user: str

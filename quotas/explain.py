@@ -1,4 +1,4 @@
-"""Why a client may use how much: which rule binds it, which rules that one beats, and with whom it is measured."""
+"""Explains the quotas of a client: the rule that binds it, the rules that have lower precedence, and its sensors."""
 
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _NO_CLIENT_ID = "an empty client-id is covered by no default for client-ids"
 
 
 class Client(NamedTuple):
-    """Whom to explain; the client-id may be empty. Without an `ip`, quotas of addresses are left out."""
+    """The client to explain; its client-id may be empty. Without an `ip`, quotas of addresses are left out."""
 
     user: str
     client_id: str
@@ -30,9 +30,9 @@ class Client(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """A quota that covers the client: on which of Kafka's levels it stands, its limit, the layer it comes from.
+    """A quota that covers the client: its entity, level of precedence, limit, and the layer that it comes from.
 
-    Of the eight levels for users and client-ids the first with a quota binds; addresses have two of their own.
+    Of Kafka's eight levels for users and client-ids the first with a quota binds; addresses have two other levels.
     """
 
     entity: Entity
@@ -42,7 +42,7 @@ class Rule(NamedTuple):
 
 
 class BeatenRule(NamedTuple):
-    """A rule that covers the client and does not bind it, and why not."""
+    """A rule that covers the client and does not bind it, and the reason."""
 
     rule: Rule
     why: str
@@ -50,10 +50,10 @@ class BeatenRule(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """One quota type, enforced or shadow, for one client.
+    """The explanation of one quota type, enforced or shadow, for one client.
 
-    `rule` is None where no quota binds. `tags` are those it is measured under, None where it is not measured.
-    `shared_by` says in words who is measured together; `notes` what else is to be known.
+    `rule` is None if no quota binds. `tags` are those that the client is measured under, None if it is not measured.
+    `shared_by` says in words which clients are measured together; `notes` has further remarks.
     """
 
     key: QuotaKey
@@ -65,11 +65,12 @@ class Explanation:
 
 
 def explain(quotas: Quotas, tables: Tables, client: Client, hosts: Collection[str] = ()) -> list[Explanation]:
-    """All quota types in force, and the shadows that anybody has. `tables` are those made of `quotas`.
+    """The explanations for all quota types, and for the shadow quotas that exist. `tables` are made from `quotas`.
 
-    `hosts` are names that stand for the client's address, as far as that is known.
+    `hosts` are the known host names of the client's address.
 
-    A table remembers which kinds of entity ever had a quota: it decides where clients without one are measured.
+    `tables` are needed because they remember which kinds of entity ever had a quota; this decides under which tags
+    clients without a quota are measured.
     """
     explanations = []
     for key in (QuotaKey(quota_type, shadow) for quota_type in QuotaType for shadow in (False, True)):
@@ -110,14 +111,14 @@ def _limit(quotas: Quotas, entity: Entity, key: QuotaKey) -> Limit | None:
 
 
 def _why_beaten(beaten: Rule, client_sensors: Rule | None) -> str:
-    """A rule that covers a client and does not bind it comes after the binding one, or is not for empty client-ids."""
+    """Why a rule that covers the client does not bind it: its level comes later, or the client-id is empty."""
     if client_sensors is None or client_sensors.level > beaten.level:
         return _NO_CLIENT_ID
     return f"level {client_sensors.level} comes before level {beaten.level}"
 
 
 def _sharers(tags: SensorTags, quota_type: QuotaType) -> str:
-    """Who is measured together under `tags`."""
+    """In words: the clients that are measured together under `tags`."""
     if tags.user and tags.client_id:
         who = f"only {Entity(tags.user, tags.client_id)}"
     elif tags.user:
@@ -160,14 +161,14 @@ def _why_address_beaten(beaten: Rule, own: Sequence[Rule]) -> str:
 
 
 class Precedence(NamedTuple):
-    """An entity that always comes first; `but_for_empty`: clients with an empty client-id are left to the other."""
+    """An entity that always has precedence; with `but_for_empty`, except for clients with an empty client-id."""
 
     entity: Entity
     but_for_empty: bool
 
 
 def always_beaten_by(entity: Entity, others: Container[Entity]) -> Precedence | None:
-    """Which of `others`, all with a quota of one type, binds every client that `entity` covers; None if none does."""
+    """Which of `others`, entities with a quota of one type, binds all clients of `entity`; None if none does."""
     if entity.ip is not None:
         return None
     if entity.user is None:

@@ -1,4 +1,4 @@
-"""Which limits a quota may have, and the largest that there are."""
+"""The limits that a quota may have."""
 
 from math import inf
 
@@ -8,19 +8,19 @@ UNLIMITED = 2.0**63 - 1
 """Kafka's bound for a client without a quota: 2^63-1 as a double."""
 
 MAX_BYTE_RATE = 2**63 - 1
-"""Of produce and fetch quotas; the same, as the whole number that operators write."""
+"""The largest limit of produce and fetch quotas: the same number as an integer, as operators write it."""
 
 MAX_CONNECTION_RATE = 2**31 - 1
 
 WHOLE_WITHIN = 1e-6
-"""By how much a number may exceed a whole one where whole ones are meant; it is then kept as it is (KRaft)."""
+"""How much a limit that must be whole may exceed a whole number; it is then kept unchanged, as in KRaft."""
 
 
 def valid_limit(entity: Entity, quota_type: QuotaType, limit: float) -> float:
-    """`limit` as a double. InvalidQuota if it is nonsense, or no quota for this kind of entity.
+    """`limit` as a double. Raises InvalidQuota if it is invalid, or if this kind of entity cannot have the quota type.
 
-    As a KRaft controller judges it, but that a connection rate may be 0, which bans, and that what is no number, or
-    less than 1 where whole numbers are meant, is refused.
+    The rules are those of a KRaft controller, with two differences: a connection rate may be 0, which bans the address;
+    and NaN, and values below 1 for a type that must be whole, are refused.
     """
     problem = ""
     if entity.ip is not None and quota_type is not QuotaType.CONNECTION:
@@ -35,7 +35,7 @@ def valid_limit(entity: Entity, quota_type: QuotaType, limit: float) -> float:
 
 
 def _expected(quota_type: QuotaType, limit: float) -> str:
-    """What is expected where `limit` is refused."""
+    """What the limit is expected to be, if `limit` is refused; otherwise empty."""
     if quota_type in BYTE_RATES:
         fits = 1 <= limit <= UNLIMITED and limit % 1 <= WHOLE_WITHIN
         return "" if fits else "expected a whole number from 1 to 2^63-1"

@@ -12,10 +12,10 @@ class _Own(Enum):
 
 
 OWN: Final = _Own.OWN
-"""On a level: the client's own name, not the default."""
+"""In a level: the name of the client, not the default."""
 
 Names: TypeAlias = tuple[Name, Name]
-"""A user and a client-id, as an entity has them."""
+"""The user and the client-id of an entity."""
 
 _Level: TypeAlias = tuple[_Own | Default | None, _Own | Default | None]
 
@@ -29,7 +29,7 @@ LEVELS: Final[tuple[_Level, ...]] = (
     (None, OWN),
     (None, DEFAULT),
 )
-"""Of user and client-id, the strongest first."""
+"""The levels of user and client-id, the highest precedence first."""
 
 _NUMBERS: Final = {level: number for number, level in enumerate(LEVELS, 1)}
 _LEVELS_WITHOUT_CLIENT_ID: Final = tuple(level for level in LEVELS if level[1] is not OWN)
@@ -54,14 +54,14 @@ def _place(name: Name) -> _Own | Default | None:
 
 
 def covering(user: str, client_id: str) -> Iterator[Names]:
-    """The names that cover a client, on all levels in their order. An empty client-id is covered by defaults only."""
+    """The names of entities that cover a client, on all levels in order. Only defaults cover an empty client-id."""
     return _names(LEVELS if client_id else _LEVELS_WITHOUT_CLIENT_ID, user, client_id)
 
 
 def client_sensors(tags: SensorTags) -> Iterator[Names]:
-    """The names whose quotas can bind what is measured under `tags`, the strongest first.
+    """The names of entities whose quotas can bind use measured under `tags`, the highest precedence first.
 
-    An empty client-id is the absence of one here: so no default for client-ids, or for pairs, ever binds it.
+    An empty client-id counts as none: no default for client-ids or for pairs binds it.
     """
     user, client_id = tags.user, tags.client_id
     return _names(_LEVELS_MEASURED_AS[bool(user), bool(client_id)], user, client_id)

@@ -1,4 +1,4 @@
-"""All quotas in force, and which of them binds whom."""
+"""The table of the quotas in force, which finds the quota that binds a client."""
 
 from collections.abc import Iterator, Mapping
 from copy import copy
@@ -13,7 +13,7 @@ from quotas.shared_map import SharedMap
 
 
 class EffectiveQuota(NamedTuple):
-    """Under which tags a client is measured, its limit in units/s, and the entity whose quota that is, if any."""
+    """The tags that a client is measured under, its limit in units/s, and the entity that the limit is set on."""
 
     tags: SensorTags
     limit: float
@@ -27,7 +27,7 @@ class _Kind(Flag):
 
 
 class ConnectionRates(NamedTuple):
-    """Connections/s that may come from addresses: the default (None: no limit), single ones, and hosts by name."""
+    """Limits in connections/s: the default (None: no limit), of single addresses, and of host names."""
 
     default: float | None = None
     by_address: SharedMap[str, float] = SharedMap()
@@ -37,17 +37,17 @@ class ConnectionRates(NamedTuple):
 _OFF = _Kind(0)
 
 LONG_CLIENT_ID = 256
-"""Names of so many characters are counted, for `names_long_client_id`."""
+"""Client-ids of at least this many characters are counted, for `names_long_client_id`."""
 
 
 class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
-    """The quotas of all entities; immutable, in no order. Limits are in the unit of their type.
+    """The quotas of all entities; immutable, in no special order. Limits are in the unit of their type.
 
-    Raises InvalidQuota for a limit that `valid_limit` refuses. Those of addresses are looked up by `ip_limit`.
+    Raises InvalidQuota for a limit that `valid_limit` refuses. `ip_limit` looks up the limits of addresses.
 
-    A quota type is off until an entity has a quota of it. Then clients without a quota are measured too, and under
-    which tags depends on the kinds of entity (user, client-id, pair) that the type has ever been set on: a broker
-    remembers them until it restarts, a table takes them over from its predecessor by `succeeding` or `changed`.
+    A quota type is off until an entity has a quota of it. From then on clients without a quota are measured too. Their
+    tags depend on the kinds of entity (user, client-id, pair) that ever had a quota of this type: a broker remembers
+    these kinds until it restarts, and a table takes them over from its predecessor by `succeeding` or `changed`.
     """
 
     def __init__(self, quotas: Mapping[Entity, Mapping[QuotaType, float]] | None = None) -> None:
@@ -56,13 +56,13 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         self._kinds = dict.fromkeys(QuotaType, _OFF)
         self._long_client_ids: Mapping[str, int] = {}
         self.connection_rates = ConnectionRates()
-        """Those of ip entities, addresses in their plain spelling."""
+        """The limits of ip entities, with addresses in their plain spelling."""
         self._put(quotas or {})
 
     def changed(self, changes: Mapping[Entity, Mapping[QuotaType, float]]) -> "QuotaTable":
-        """A successor in which these entities have these quotas, and no others; nothing in place of all: none.
+        """A new table in which each of these entities has exactly the given quotas, or none for an empty mapping.
 
-        Costs what is changed, not what there is.
+        The cost depends on the number of changes, not on the size of the table.
         """
         table = copy(self)
         table._limits, table._kinds = dict(self._limits), dict(self._kinds)
@@ -128,35 +128,35 @@ class QuotaTable(Mapping[Entity, Mapping[QuotaType, float]]):
         return len(self._quotas)
 
     def succeeding(self, predecessor: "QuotaTable") -> "QuotaTable":
-        """The same quotas, with the memory of which kinds of entity were ever in use."""
+        """The same quotas, with the memory of `predecessor` of which kinds of entity ever had a quota."""
         table = copy(self)
         table._kinds = {t: self._kinds[t] | predecessor._kinds[t] for t in QuotaType}
         return table
 
     def measures_as(self, other: "QuotaTable") -> bool:
-        """Whether clients without a quota are measured under the same tags as by `other`."""
+        """Whether both tables measure clients without a quota under the same tags."""
         return self._kinds == other._kinds
 
     def names_long_client_id(self, client_id: str) -> bool:
-        """Whether some entity is called this, which has at least 256 characters."""
+        """Whether an entity has this client-id of at least LONG_CLIENT_ID characters."""
         return client_id in self._long_client_ids
 
     def is_on(self, quota_type: QuotaType) -> bool:
-        """Whether clients are measured at all: true from the first quota of this type on."""
+        """Whether use of this quota type is measured: true from the first quota of the type on."""
         return self._kinds[quota_type] is not _OFF
 
     def tags_and_limit(self, quota_type: QuotaType, user: str, client_id: str) -> EffectiveQuota:
-        """Where a client stands: the first of Kafka's eight levels that has a quota decides under which tags."""
+        """The tags, limit and entity for a client. The first of Kafka's eight levels that has a quota decides."""
         tags = self._tags(quota_type, user, client_id)
         limit, entity = self._by_tags(quota_type, tags)
         return EffectiveQuota(tags, limit, entity)
 
     def limit_of(self, quota_type: QuotaType, tags: SensorTags) -> float:
-        """The limit for what is measured under `tags`, in units/s; UNLIMITED if there is none."""
+        """The limit for use that is measured under `tags`, in units/s; UNLIMITED if there is none."""
         return self._by_tags(quota_type, tags)[0]
 
     def ip_limit(self, address: str) -> tuple[float, Entity | None]:
-        """Connections/s that may come from `address` (its plain spelling), and the entity whose quota that is."""
+        """The limit in connections/s for `address` (in its plain spelling), and the entity that it is set on."""
         for name in (address, DEFAULT):
             limits: Mapping[QuotaType, float] = self._quotas.get(entity := Entity(ip=name), {})
             if QuotaType.CONNECTION in limits:

@@ -1,9 +1,9 @@
-"""What a request costs a node in thread time, as far as that can be told from outside.
+"""A model of the thread time that requests cost a node, learned from response times.
 
 A broker measures for how long a handler thread and a network thread were busy with a request (KIP-124). A proxy sees
-only when the response came, and most of that time may be waiting. So a request is charged the smaller of what was
-observed and what requests of its kind and size cost where nothing waits: the model of this module, one for each node.
-A node that stalls thus charges nobody.
+only when the response came, and most of that time may be waiting. So a request is charged the smaller of two times:
+the observed time, and the time that requests of its kind and size cost when nothing waits. The second comes from this
+model, which is separate for each node. So clients are not charged for the time in which a node stalls.
 """
 
 from collections import defaultdict, deque
@@ -13,33 +13,36 @@ from statistics import fmean
 
 KIB = 1024
 SAMPLES = 200
-"""How many service times are looked at together. Until there are so many of a kind the shipped cost holds."""
+"""The number of service times in one fit. Until a kind has that many, its shipped cost is used."""
 
 PAUSE_US = 5_000_000
-"""After that many samples of a kind none are taken for so long."""
+"""The pause after a fit in which no samples of this kind are taken."""
 
 FITS = 12
-"""So many of the latest fits are kept; the lowest holds, for load makes answers late and work no cheaper."""
+"""The number of latest fits that are kept. The lowest is used: load delays responses, but makes no work cheaper."""
 
 NETWORK_US = 20.0
-"""For each request: a network thread reads it, and writes the response."""
+"""Thread time of the network thread for each request: it reads the request and writes the response."""
 
 BUSY_SHARE = 0.25
-"""Of the time that a small response takes where nothing waits: for so much of it a handler thread is busy, unless a
-kind has another share. The rest is the way from thread to thread (docs/request-time.md says what was measured)."""
+"""The share of the time of a small response, when nothing waits, for which a handler thread is busy.
+
+Some kinds have another share. The rest is the hand-over between threads; docs/request-time.md has the measurements.
+"""
 
 BYTES_SHARE = 2.0
-"""Of the time that a response takes for its size: two threads are busy with the bytes, one of them before that time."""
+"""Thread time per time that a response takes for its size: two threads handle the bytes, one of them before that time.
+"""
 
 PERCENT_PER_US = 1e-4
 """Request time is measured in percent of one thread: 10,000 us in a second are 1 % (KIP-124)."""
 
 _QUANTILE = 0.1
 _FEW = 5
-"""Fewer samples of an order of size than these tell nothing: of 200 in 33 orders one has more."""
+"""Size classes with fewer samples are ignored. Of 200 samples in 33 size classes, one class always has more."""
 _ROUND_TRIPS = 64
 _SPREAD = 4
-"""Sizes must differ by this factor for a cost per KiB to be told."""
+"""The cost per KiB is only fitted if sizes differ by this factor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,13 @@ class Cost:
     per_kib_us: float = 0.0
 
     def us(self, size_bytes: int, count: int = 1) -> float:
-        """What `count` requests cost, with so many bytes in all and with their responses."""
+        """The cost in us of `count` requests, which have `size_bytes` together with their responses."""
         return self.base_us * count + self.per_kib_us / KIB * size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class CostReading:
-    """What holds for one kind of request at one node; `samples` service times were learned from."""
+    """The cost in use for one kind of request at one node; it was learned from `samples` service times."""
 
     kind: int
     cost: Cost
@@ -65,16 +68,16 @@ class CostReading:
 
 
 UNKNOWN = Cost(60.0, 0.25)
-"""For kinds that no table has."""
+"""The cost of kinds that are in no table."""
 
 
 class NodeCosts:
-    """What requests cost one node, by their kind: a number that the caller has given a meaning."""
+    """The costs of requests at one node, by kind: a number whose meaning the caller defines (an API key)."""
 
     def __init__(
         self, shipped: Mapping[int, Cost], pinned: Mapping[int, Cost], busy_shares: Mapping[int, float]
     ) -> None:
-        """`busy_shares` are in place of BUSY_SHARE for some kinds."""
+        """`busy_shares` replace BUSY_SHARE for some kinds."""
         self._shipped = shipped
         self._busy_shares = busy_shares
         self._costs: dict[int, Cost] = {**shipped, **pinned}
@@ -85,14 +88,14 @@ class NodeCosts:
         self._learned: dict[int, int] = {}
         self._round_trips: deque[int] = deque(maxlen=_ROUND_TRIPS)
         self.floor_us = 0
-        """What a response takes at least: the way to the node and back."""
+        """The least time until a response: the round trip to the node."""
 
     def us(self, kind: int, size_bytes: int, count: int = 1) -> float:
-        """What `count` requests cost, with so many bytes in all and with their responses, as things stand."""
+        """The present cost in us of `count` requests, which have `size_bytes` together with their responses."""
         return self._costs.get(kind, UNKNOWN).us(size_bytes, count)
 
     def pin(self, pinned: Mapping[int, Cost]) -> None:
-        """From now on these hold, and only these are not learned."""
+        """Use these costs from now on. Only these kinds are not learned."""
         for kind in self._pinned - pinned.keys():
             self._costs[kind] = self._shipped.get(kind, UNKNOWN)
         for kind, cost in pinned.items():
@@ -102,14 +105,14 @@ class NodeCosts:
         self._pinned = frozenset(pinned)
 
     def note_round_trip(self, round_trip_us: int) -> None:
-        """Note how long a packet was under way to the node and back; the least of the latest ones counts."""
+        """Note a round-trip time to the node; the least of the latest ones is used."""
         self._round_trips.append(round_trip_us)
         self.floor_us = min(self._round_trips)
 
     def learn(self, kind: int, size_bytes: int, service_us: float, now_us: int) -> None:
-        """Note how long a request took that had its connection for itself and waited for nothing.
+        """Note the time of a request that was alone on its connection and did not wait.
 
-        `size_bytes` is that of request and answer, `service_us` without the way to the node and back.
+        `size_bytes` is the size of request and response, `service_us` is the time without the round trip to the node.
         """
         if now_us < self._resume_us[kind]:
             return
@@ -129,7 +132,7 @@ class NodeCosts:
         self._learned[kind] = self._learned.get(kind, 0) + SAMPLES
 
     def readings(self) -> list[CostReading]:
-        """All that hold, by kind."""
+        """The costs in use, by kind."""
         return [
             CostReading(kind, cost, kind in self._pinned, self._learned.get(kind, 0))
             for kind, cost in sorted(self._costs.items())
@@ -137,7 +140,7 @@ class NodeCosts:
 
 
 class RequestCosts:
-    """The costs of all nodes of a cluster. Those in `pinned` hold for every node, and are not learned."""
+    """The costs at all nodes of a cluster. Those in `pinned` are used for every node, and are not learned."""
 
     def __init__(
         self,
@@ -151,17 +154,17 @@ class RequestCosts:
         self._nodes: dict[int, NodeCosts] = {}
 
     def pin(self, pinned: Mapping[int, Cost]) -> None:
-        """From now on these hold for every node, and only these are not learned."""
+        """Use these costs for every node from now on. Only these kinds are not learned."""
         self._pinned = pinned
         for costs in self._nodes.values():
             costs.pin(pinned)
 
     def by_node(self) -> dict[int, NodeCosts]:
-        """Those of all nodes that were connected to, or whose request time was measured."""
+        """The costs at each node that was connected to, or whose request time was measured."""
         return dict(self._nodes)
 
     def of_node(self, node_id: int) -> NodeCosts:
-        """Those of one node."""
+        """The costs at one node."""
         costs = self._nodes.get(node_id)
         if costs is None:
             costs = self._nodes[node_id] = NodeCosts(self._shipped, self._pinned, self._busy_shares)
@@ -169,9 +172,9 @@ class RequestCosts:
 
 
 def _fitted(samples: Sequence[tuple[int, float]], per_kib_us: float, busy_share: float) -> tuple[Cost, float]:
-    """What the line tells below which a tenth of the samples lie, and the time on it for a typical size, in us.
+    """The cost by a line below which a tenth of the samples lie, and the time on that line for the median size, in us.
 
-    Where all are of like sizes bytes are taken to cost `per_kib_us`, as before.
+    If all sizes are similar, the cost per KiB remains `per_kib_us`.
     """
     points = _points(samples)
     (small_kib, small_us), (large_kib, large_us) = points[0], points[-1]
@@ -185,7 +188,7 @@ def _fitted(samples: Sequence[tuple[int, float]], per_kib_us: float, busy_share:
 
 
 def _points(samples: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
-    """KiB and us of the quickest answers for each order of size, the smallest first; rare sizes are left out."""
+    """KiB and us of the fastest responses in each size class, the smallest first; rare sizes are left out."""
     by_order: dict[int, list[tuple[float, int]]] = {}
     for size, us in samples:
         by_order.setdefault(size.bit_length(), []).append((us, size))

@@ -1,4 +1,4 @@
-"""Immutable mappings of which a changed copy shares nearly everything with what it was made from."""
+"""Immutable mappings. A changed copy shares nearly all memory with the original."""
 
 from collections.abc import ItemsView, Iterator, Mapping, ValuesView
 from itertools import chain
@@ -12,10 +12,10 @@ _MASK = _BUCKETS - 1
 
 
 class SharedMap(Mapping[Key, Value], Generic[Key, Value]):
-    """A mapping that is never changed; in no order. What it holds may be used by several threads.
+    """An immutable mapping, in no special order. Several threads may read it.
 
-    A copy with k changes costs k small dictionaries (of a 1024th of all keys each), and what two versions differ in is
-    found without a look at what they share.
+    A copy with k changes costs k small dictionaries (each with a 1024th of all keys). The differences of two versions
+    are found without looking at their shared parts.
     """
 
     __slots__ = ("_buckets", "_count")
@@ -26,7 +26,7 @@ class SharedMap(Mapping[Key, Value], Generic[Key, Value]):
         self._put(content or {})
 
     def changed(self, changes: Mapping[Key, Value | None]) -> "SharedMap[Key, Value]":
-        """A copy with these values; None: without the key."""
+        """A copy with these values; None removes the key."""
         made = SharedMap.__new__(SharedMap)
         made._buckets, made._count = self._buckets.copy(), self._count
         made._put(changes)
@@ -48,7 +48,7 @@ class SharedMap(Mapping[Key, Value], Generic[Key, Value]):
             self._count += len(self._buckets[i])
 
     def changes_since(self, before: "SharedMap[Key, Value]") -> dict[Key, Value | None]:
-        """What makes `before` equal to this, as `changed` takes it."""
+        """The changes that turn `before` into this mapping, in the form that `changed` takes."""
         changes: dict[Key, Value | None] = {}
         for new, old in zip(self._buckets, before._buckets, strict=True):
             if new is not old:
@@ -108,4 +108,4 @@ class _Values(ValuesView[Value], Generic[Value]):
 
 
 _EMPTY: dict[Any, Any] = {}
-"""Shared by all buckets that hold nothing; never written to."""
+"""Shared by all empty buckets; never changed."""

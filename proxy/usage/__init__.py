@@ -1,1 +1,1 @@
-"""Usage records and the trace: from what relays count to files that appear when they are complete."""
+"""Writes usage records and the trace: from the counters of relays to complete files, and from there to a topic."""

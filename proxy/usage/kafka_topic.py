@@ -1,4 +1,4 @@
-"""A Kafka topic as the shipper writes to it, with kafka-python's producer."""
+"""The Kafka topic that the shipper writes to, with kafka-python's producer."""
 
 import contextlib
 import gc
@@ -20,7 +20,7 @@ from quotas.sources.cluster_faults import plain_words
 _RESPONSE_MS = 10_000
 _DELIVERY_MS = 30_000
 _FLUSH_S = 40.0
-"""Longer than any delivery may take: what is not there by then has failed already."""
+"""Longer than any delivery may take: by then each message is delivered or has failed."""
 
 _ALWAYS: Mapping[str, Any] = {
     "client_id": "kafka-throttle-usage",
@@ -41,17 +41,16 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "security_protocol": ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "sasl_mechanism": ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "GSSAPI", "AWS_MSK_IAM"),
 }
-"""The library looks at these only when it is connected, and takes what it does not know for a cluster that is away.
-
-Its OAUTHBEARER is not among them: it needs an object that gives tokens.
+"""Checked here, because the library checks these settings only once it is connected, and reports an unknown value as
+an unreachable cluster. OAUTHBEARER is missing because the library needs an object that provides tokens for it.
 """
 
 
 class KafkaTopic:
-    """One topic of one cluster. A producer that has failed is never used again: the next `send` makes another."""
+    """One topic of one cluster. A producer that has failed is not used again: the next `send` makes a new one."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
-        """`settings` are KafkaProducer's: `bootstrap_servers`, and whom it is to be there."""
+        """`settings` are KafkaProducer's: `bootstrap_servers`, and the settings of security and compression."""
         self.name = name
         self._settings = {**_ALWAYS, **settings}
         self._producer: Any = None
@@ -66,16 +65,16 @@ class KafkaTopic:
             self._producer.flush(timeout=_FLUSH_S)
             for response in responses:
                 response.get(timeout=0)
-        except Exception as error:  # a library that stumbles over a cluster is a topic that takes nothing
+        except Exception as error:  # any failure of the library means that the topic takes nothing
             problem = self._reported(error)
         else:
             return
         self.close()
-        gc.collect()  # sockets that did not come to be connections are held in circles, with the error
+        gc.collect()  # sockets of failed connections are in reference cycles with the error
         raise TopicUnavailable(f"topic {self.name}: {problem}")
 
     def _client(self, **settings: Any) -> KafkaNetClient:
-        """What the producer would make for itself, but that its connections stand in time or fail."""
+        """The network client that the producer would make itself, but with a time limit for each connection."""
         net = NetworkSelector(**settings)
         self._connections = _Connections(net, **settings)
         return KafkaNetClient(net, self._connections)
@@ -89,7 +88,7 @@ class KafkaTopic:
         return text
 
     def close(self) -> None:
-        """See Topic. Waits until what is under way is there, or has failed: else its thread would go on for ever."""
+        """See Topic. Waits until each message is delivered or has failed: else the producer's thread never ends."""
         producer, self._producer = self._producer, None
         connections, self._connections = self._connections, None
         with contextlib.suppress(Exception):
@@ -100,20 +99,20 @@ class KafkaTopic:
 
 
 class _Connections(KafkaConnectionManager):  # type: ignore[misc]
-    """Connections that are closed when they do not stand in time.
+    """Connections that are closed when they are not ready in time.
 
-    kafka-python 3.0 waits without end for the server's part of a TLS handshake, and a producer that is being made with
-    it: a node whose kernel takes connections while its process stands still would stop the shipper for good.
+    kafka-python 3.0 waits without a limit for the server's part of a TLS handshake, and so does a new producer. Without
+    this class, a node whose kernel accepts connections while its process hangs would stop the shipper for ever.
     """
 
     def __init__(self, net: NetworkSelector, **settings: Any) -> None:
         super().__init__(net, **settings)
         self.problem = ""
-        """Why the last one that failed did."""
+        """The reason of the last failed connection."""
         self._bounded: WeakSet[KafkaConnection] = WeakSet()
 
     def get_connection(self, node_id: Any, timeout_ms: float | None = None, **settings: Any) -> KafkaConnection:
-        """As the library's; a new one has `timeout_ms` at most, and no longer than a response may take."""
+        """As in the library, but a new connection must be ready within `timeout_ms` and within `request_timeout_ms`."""
         connection = super().get_connection(node_id, timeout_ms=timeout_ms, **settings)
         if connection not in self._bounded:
             self._bounded.add(connection)
@@ -133,15 +132,15 @@ class _Connections(KafkaConnectionManager):  # type: ignore[misc]
         self.problem = plain_words(error)
 
     def let_go(self) -> None:
-        """Close all sockets, also of those that did not come to be connections."""
+        """Close all sockets, also those of connections that never became ready."""
         self.close()
         self._net.close()
 
 
 def producer_settings(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Texts as KafkaProducer takes them. Raises ValueError, which names the setting without its value.
+    """The settings of KafkaProducer from texts. Raises ValueError that names the setting without its value.
 
-    Only those that say whom to be and how to pack.
+    Only settings of security, compression, client-id and proxy are allowed.
     """
     for key in texts:
         if key not in _MAY_BE_SET and not key.startswith(_PREFIXES_THAT_MAY_BE_SET):

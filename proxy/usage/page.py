@@ -1,4 +1,4 @@
-"""docs/usage.md, made from the columns: python -m proxy.usage.page > docs/usage.md."""
+"""Generates docs/usage.md from the columns: python -m proxy.usage.page > docs/usage.md."""
 
 from dataclasses import fields
 
@@ -7,18 +7,18 @@ from quotas.records.usage_record import VERSION, Dropped, End, Header, Row, Trac
 
 _INTRODUCTION = f"""# Usage records and the trace
 
-Made from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m
-proxy.usage.page > docs/usage.md`; a test keeps it in step.
+Generated from `quotas/records/usage_record.py` and `quotas/records/trace.py` by `python -m
+proxy.usage.page > docs/usage.md`; a test checks that it is up to date.
 
-With `usage.directory` set, the proxy writes down what every client uses: one record for each (virtual cluster, node,
-user, client-id, quota type) and window of `usage.window_s` seconds in which there was any use, whether a quota binds
-it or not. Windows begin at multiples of their length by the wall clock; the last one ends with the process. It is off
-without a directory.
+With `usage.directory` set, the proxy records what every client uses: one record for each (virtual cluster, node,
+user, client-id, quota type) and window of `usage.window_s` seconds in which there was any use, whether or not a quota
+binds the client. Windows begin at multiples of their length by the wall clock; the last one ends with the process.
+Without a directory nothing is recorded.
 
 ```yaml
 usage:
-  directory: spool        # mode 0700; made if it is missing
-  instance: proxy-1       # no two proxies that are read together may have one name; default: the host's
+  directory: spool        # mode 0700; created if it is missing
+  instance: proxy-1       # unique among all proxies that are read together; default: the name of the host
   window_s: 10
 ```
 
@@ -26,55 +26,58 @@ All settings: [configuration.md](configuration.md). Metrics begin with `kafka_th
 
 ## What counts
 
-- **Sums are exact.** `in_bytes` is what was read from clients' sockets, `out_bytes - unsent_bytes` what was written
-  to them, to the byte: length prefixes, what the proxy answers by itself, frames before a login (with the user as it
-  was then: none) and frames that were cut by the end of a connection included, so far as they came. With TLS it is
-  what is inside. Not counted: PROXY headers, handshakes, and what a kernel still held when a connection was lost:
-  nobody but that kernel knows. Over TLS, what was encrypted counts as written.
-- A byte belongs to the client of its request; what came behind the last whole request head belongs to `request` of
-  the client before it. A request, and what a Produce used, counts in the window in
-  which its last byte came, bytes in the window in which they pass. One that is cut by the end of a
-  connection counts then, with what came of it.
-- `used` is what the quota counts: for produce request sizes, for fetch answer sizes, both as brokers have them; for
-  request, ms of handler time of all its requests (as charged while a request quota is on, else what such requests
-  cost by the model of [request-time.md](request-time.md)); for controller_mutation partitions in the end, when the
-  answer is there, and only while such a quota binds the client; for connection those that were admitted.
+- **Sums are exact.** `in_bytes` are the bytes that were read from clients' sockets, `out_bytes - unsent_bytes` those
+  that were written to them, to the byte. They include length prefixes, the responses that the proxy gives itself,
+  frames before a login (with an empty user), and the received part of frames that were cut by the end of a connection.
+  With TLS the bytes inside of it count. Not counted are PROXY headers, TLS handshakes, and bytes that a kernel still
+  held when a connection was lost, which only that kernel knows. With TLS, bytes count as written once they are
+  encrypted.
+- A byte belongs to the client of its request. Bytes behind the last whole request head belong to `request` of the
+  client before it. A request, and what a Produce used, counts in the window in which its last byte came; bytes count
+  in the window in which they pass. A request that is cut by the end of its connection counts at that moment, with
+  everything that was counted for it.
+- `used` is what the quota counts. For produce these are request sizes, for fetch response sizes, both as brokers
+  measure them. For request it is ms of handler time of all requests of the client: as charged while there is a request
+  quota, otherwise what the requests cost by the model of [request-time.md](request-time.md). For controller_mutation
+  it is the final number of partitions, counted when the response is there, and only while such a quota binds the
+  client. For connection it is the number of admitted connections.
 - `throttled_ms` is by how much throttles prolonged mutes, so that mutes of one connection by two quotas are not
   counted twice. `backlogged_ms` is the part of it in mutes at whose end the client had already sent something.
-- There are `usage.max_clients` clients at most in a virtual cluster at a time; those beyond are one record of their
-  user with the client-id `<overflow>`, and with very many users one in all. Sums stay exact.
+- At most `usage.max_clients` clients of a virtual cluster are counted separately at a time. Further ones share one
+  record for each user, with the client-id `<overflow>`; with very many users they share a single record. Sums stay
+  exact.
 - A client that reconnects may have two records of one window and type; add them up.
 
 ## Files
 
-A file appears when it is complete: `<stream>-<instance>-<epoch>-<number>.tsv`, mode 0600, written before under a
-hidden name. It is complete after `file_s` or `file_mib`; with `fsync` it is on the disk by then. Nothing of this ever
-holds up traffic: a thread writes, from a queue of `queue_records`. If the disk takes nothing it is tried again every
-second; what finds no room is dropped, counted in `kafka_throttle_usage_records_dropped_total`, logged once an
-episode, and told by a `dropped` line when there is room again.
+A file appears when it is complete: `<stream>-<instance>-<epoch>-<number>.tsv`, mode 0600. Until then it has a hidden
+name. It is complete after `file_s` or `file_mib`; with `fsync` it is on the disk by then. Writing never delays
+traffic: a thread writes, from a queue of `queue_records`. A failed write is tried again every second. Records that
+find no room in the queue are dropped, counted in `kafka_throttle_usage_records_dropped_total`, logged once for each
+episode, and reported by a `dropped` line when there is room again.
 
-What a reader can prove, for one (instance, epoch, stream):
+What a reader can verify, for one (instance, epoch, stream):
 
-- Files are numbered from 1, records too, both without gaps: a number that is missing is missing, one that is there
-  twice is doubled. `first_sequence` of a file is `next_sequence` of the one before.
-- A gap that a `dropped` line covers was dropped by the proxy; any other gap is a file that was lost, or that
-  retention has deleted (then it is at the beginning: always the oldest go).
-- `final` in an `end` says that the epoch is complete. If a later epoch of the instance is there and this one has no
-  `final`, its end is missing: at most what was used since the last window that was on disk when the process was
-  killed. How many records that were cannot be known. What a killed process had on disk is completed by the next one
-  that starts on the directory, with its own number.
+- Files are numbered from 1, and records too, both without gaps. A missing number is a missing file or record, a
+  repeated number is a duplicate. `first_sequence` of a file is `next_sequence` of the one before.
+- A gap that a `dropped` line covers was dropped by the proxy. Any other gap is a file that was lost, or that
+  retention has deleted (then the gap is at the beginning, as the oldest files are deleted first).
+- `final` in an `end` line says that the epoch is complete. If there is a later epoch of the instance and this one has
+  no `final`, its end is missing: at most what was used since the last window that was on disk when the process was
+  killed. It cannot be known how many records these were. What a killed process had on disk is completed by the next
+  process that starts on the directory, under the same name.
 
-Files older than `keep_s`, and the oldest when there are more than `total_mib`, are deleted, none younger than
-`keep_at_least_s`; each time with a log line and in `kafka_throttle_usage_files_deleted_total`.
+Files older than `keep_s`, and the oldest files when there are more than `total_mib`, are deleted, but none younger
+than `keep_at_least_s`. This is logged and counted in `kafka_throttle_usage_files_deleted_total`.
 
 ## A Kafka topic
 
-With `usage.kafka` a topic gets every line of complete files, too, some seconds after a file is complete:
+With `usage.kafka`, every line of complete files is also sent to a topic, some seconds after a file is complete:
 
 ```yaml
 usage:
   directory: spool
-  file_s: 60              # as old the newest lines in the topic may be, and some seconds more
+  file_s: 60              # the newest lines in the topic are as old as this, and some seconds more
   kafka:
     bootstrap_servers: [kafka-1:9092, kafka-2:9092]
     topic: kafka-throttle-usage
@@ -84,38 +87,40 @@ usage:
     password_file: usage-password
 ```
 
-- **A message is a line**, without its line feed. Its key is its writer, `stream:instance:epoch`, so all that one
-  process writes of one stream is in one partition, in order. Headers, ends and `dropped` lines come, too: what a reader
-  can prove of files he can prove of the topic.
-- **The spool stays what counts.** The topic is given what is in files, by a process of its own that the proxy starts
-  beside itself (some 50 MB) and that ends with it: packing takes time that clients would feel. When the cluster has
-  all of a file, that is noted in `.shipped.json` in the spool. If anybody is killed before, the file is sent again: its
-  numbers tell that, and `usage ingest` takes each record once. Without that note all files that are there are sent.
-- **A cluster that is away costs nothing but time**: files wait in the spool and are sent, the oldest first, when it is
-  back; tried again after 1 s, then ever more seldom, at least every 30 s. A server that takes connections and says
-  nothing, over TLS, too, is one that is away after 10 s. Files that retention deletes before that are lost for the
-  topic: set `keep_s` and `total_mib` for the longest outage. It is counted and logged; a reader of the topic finds
-  their numbers missing.
-- **A file that cannot be read** holds up those of its process and stream that follow, and no other; it is tried again,
-  and counted as a failure. So are `.shipped.json` and `.shipping.lock`, if this process may not read them (they were
-  somebody else's, perhaps): nothing is sent until it may, or until they are deleted. A file whose name is not UTF-8 is
-  no proxy's: it is logged once and left alone.
-- At the end of the proxy what is complete by then is sent, for 10 s at most; the next start on the spool sends the
+- **A message is a line**, without its line feed. Its key is its writer, `stream:instance:epoch`, so the lines that one
+  process writes of one stream are in one partition, in order. Headers, ends and `dropped` lines are sent too: what a
+  reader can verify in files can also be verified in the topic.
+- **The spool remains the primary copy.** A separate process, which the proxy starts and which ends with it (some
+  50 MB), sends the lines of complete files: in the proxy itself, compressing them would delay clients. When the cluster
+  has all lines of a file, that is noted in `.shipped.json` in the spool. If a process is killed before that, the file
+  is sent again: its sequence numbers show that, and `usage ingest` takes each record once. Without `.shipped.json` all
+  files in the spool are sent.
+- **A cluster that is unreachable delays lines and nothing else**: files wait in the spool and are sent, the oldest
+  first, when the cluster is back. Sending is tried again after 1 s, then less and less often, at least every 30 s. A
+  server that accepts connections and does not respond, also one with TLS, counts as unreachable after 10 s. Files that
+  retention deletes before that are lost for the topic: set `keep_s` and `total_mib` for the longest outage. Lost files
+  are counted and logged, and their numbers are missing in the topic.
+- **A file that cannot be read** delays the later files of its process and stream, and no others. It is tried again,
+  and counted as a failure. The same holds for `.shipped.json` and `.shipping.lock`, if this process may not read them
+  (another user may own them): nothing is sent until it may, or until they are deleted. A file whose name is not UTF-8
+  does not come from a proxy: it is logged once and left alone.
+- When the proxy stops, it sends the files that are complete, for 10 s at most. The next start on the spool sends the
   rest.
-- Make the topic before: `kafka-topics --create --topic kafka-throttle-usage --partitions 6 --config retention.ms=...`;
-  a cluster that makes topics by itself makes one with its defaults, also where the name is misspelled. Not with
-  `cleanup.policy=compact`: of lines with the same key only the last would stay.
-  The user needs WRITE and DESCRIBE on it (before Kafka 2.8 IDEMPOTENT_WRITE on the cluster, too). It gets names of
-  users and client-ids: let nobody read it who may not know them.
-- It should not be reached through this proxy: then each record of use would be use.
+- Create the topic before:
+  `kafka-topics --create --topic kafka-throttle-usage --partitions 6 --config retention.ms=...`.
+  A cluster that creates topics automatically creates one with its defaults, also for a misspelled name. Do not use
+  `cleanup.policy=compact`: it would keep only the last of all lines with the same key.
+  The user needs WRITE and DESCRIBE on the topic (before Kafka 2.8 also IDEMPOTENT_WRITE on the cluster). The topic
+  contains names of users and client-ids: restrict who may read it.
+- The proxy should not reach this topic through itself: then each record of use would cause further use.
 
 Metrics: `kafka_throttle_usage_shipped_lines_total`, `_shipped_bytes_total`, `_shipped_files_total`,
 `_shipping_failures_total`, `_unshipped_files` and `_unshipped_bytes` (how far the topic is behind),
-`_files_lost_unshipped_total`, `_lines_unshippable_total` (longer than 900 kB: none of ours).
+`_files_lost_unshipped_total`, `_lines_unshippable_total` (lines longer than 900 kB, which kafka-throttle never writes).
 
-Spools of proxies without `usage.kafka`, or of hosts that the cluster is not to see, can be sent by hand or by a service
-of its own; it keeps the same notes, and only one ships from a spool at a time. What root leaves in a spool belongs to
-the directory's owner:
+Spools of proxies without `usage.kafka`, or of hosts that must not connect to the cluster, can be sent by hand or by a
+separate service. It uses the same `.shipped.json`, and only one process ships from a spool at a time. Files that root
+creates in a spool are given to the owner of the directory:
 
 ```
 kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:PORT [--every 10]
@@ -125,23 +130,24 @@ kafka-throttle usage ship --from SPOOL --to-topic TOPIC --bootstrap-server HOST:
 
 ## A line
 
-Tab-separated UTF-8: version ({VERSION}), kind, the columns of that kind in this order, CRC-32 of all before the last
-tab as eight hexadecimal digits. In texts `\\\\`, `\\t`, `\\n`, `\\r` stand for backslash, tab, line feed, carriage
-return; `\\N` is a value that is not there. A later version only adds columns at the end.
-The version tells of columns alone. A second of a profile may get more numbers behind its last one, and readers leave
-out what they do not know. The first readers of profiles did not: they take one with requests and throttles in it as one
-that cannot be read, so their windows as even, and another version in front would not have helped them. A table keeps
-the text as it was written, so a newer pipeline reads all of it.
+Tab-separated UTF-8: the version ({VERSION}), the kind, the columns of that kind in the order below, and the CRC-32 of
+everything before the last tab as eight hexadecimal digits. In texts `\\\\`, `\\t`, `\\n`, `\\r` stand for backslash,
+tab, line feed, carriage return; `\\N` is a missing value. A later version only adds columns at the end.
+
+The version covers columns only. A later proxy may write more numbers at the end of each second of a profile; readers
+ignore numbers that they do not know. The first readers of profiles are an exception: they cannot read a profile with
+requests and throttles in it, and take the window as evenly used. A table keeps the text as it was written, so a newer
+pipeline reads all of it.
 """
 
 _TRACE = """
 ## The trace
 
-`usage.trace.entities` names entities as quotas do; every operation on their sensors is told, in order: on sensors
+`usage.trace.entities` names entities as quotas do. Every operation on their sensors is recorded, in order: on sensors
 that measure under these names, or for a quota that is set on exactly this entity (`default_user: true`: all sensors
-of that default). Beyond `events_per_second` operations are dropped, counted and told; from then on a replay of these
-sensors is not exact. Where nothing is traced it costs nothing. `quotas.records.trace.Replay` does the same again, and
-gives every throttle time to the millisecond.
+of that default). Operations beyond `events_per_second` are dropped, counted and reported; from then on a replay of
+these sensors is not exact. Without traced entities there is no cost. `quotas.records.trace.Replay` does the operations
+again, and reproduces every throttle time to the millisecond.
 
 """
 

@@ -1,4 +1,4 @@
-"""The recorder: closes the windows of all meters by the wall clock, and has their records written."""
+"""The recorder: closes the windows of all meters by the wall clock and passes their records to the spool."""
 
 import asyncio
 import re
@@ -21,11 +21,11 @@ _MIB = 1 << 20
 _SETTLED_PER_STEP = 200
 _RECORDS_PER_STEP = 100
 _FLUSH_S = 0.5
-"""How often what a trace has noted is handed on, and how late a window may be closed after a jump of the clock."""
+"""How often trace events are passed to the spool, and how late a window may be closed after a jump of the clock."""
 
 
 def rules_of(usage: UsageConfig) -> SpoolRules:
-    """As the spool has them."""
+    """The rules of the spool, from the settings."""
     return SpoolRules(
         usage.file_mib * _MIB,
         usage.file_s,
@@ -39,13 +39,13 @@ def rules_of(usage: UsageConfig) -> SpoolRules:
 
 
 def own_name() -> str:
-    """What this host is called, as far as that may be written in a file's name."""
+    """The name of this host; characters that a file name must not contain are replaced by "_"."""
     name = re.sub("[^A-Za-z0-9._-]", "_", socket.gethostname())[:64]
     return name or "proxy"
 
 
 class Metered(NamedTuple):
-    """One virtual cluster."""
+    """The usage counters and the quotas of one virtual cluster."""
 
     meter: Meter
     quota_manager: ClientQuotaManager
@@ -67,13 +67,13 @@ class Recorder:
         self._set_offset()
 
     def start(self) -> None:
-        """Begin to write. SpoolUnusable if the directory cannot be used."""
+        """Start writing. Raises SpoolUnusable if the directory cannot be used."""
         self.spool.start()
         if self._tracer is not None:
             self._tracer.identify(self.spool.instance, self.spool.epoch)
 
     def totals(self) -> UsageTotals:
-        """What was recorded, and how much of what may be there is."""
+        """The totals of written records, and how many clients are counted."""
         return UsageTotals(
             [*self.spool.totals()],
             self.spool.failures,
@@ -81,7 +81,7 @@ class Recorder:
         )
 
     def note_connection(self, virtual_cluster: str, address: str, admission: Admission, now_ms: int) -> None:
-        """What became of a connection at the door."""
+        """Count a connection that the gate has decided about."""
         if self._tracer is not None:
             self._tracer.note_connection(virtual_cluster, address, admission, now_ms)
         meter = self._by_cluster.get(virtual_cluster)
@@ -118,7 +118,7 @@ class Recorder:
             meter.offset_us = offset_us
 
     def close_windows(self, at_end: bool = False) -> Iterator[None]:
-        """Make the records of windows that are over, at the end of the process of those that are not, too; in steps."""
+        """Make the records of windows that are over; `at_end`, also of those that are not. Works in steps."""
         self._set_offset()
         for meter, quota_manager in self._metered:
             for number, (window, use) in enumerate(meter.take_open(), 1):
@@ -146,7 +146,7 @@ class Recorder:
             self._tracer.flush(self.spool.put, self.spool.drop)
 
     async def stop(self, timeout_s: float) -> None:
-        """Record all that was counted, and wait until it is written."""
+        """Record everything that was counted, and wait until it is written."""
         for _ in self.close_windows(at_end=True):
             await asyncio.sleep(0)
         self._flush_trace()

@@ -1,4 +1,4 @@
-"""Usage records from what relays have counted, and from what quotas say now."""
+"""Makes usage records from the counters of relays and the quotas in force."""
 
 from proxy.relay.use import WindowUsage
 from quotas.client_quotas import ClientQuotaManager
@@ -17,7 +17,7 @@ def record_of(
     end_ms: int,
     virtual_cluster: str,
 ) -> UsageRecord:
-    """The record of what one client has used of one quota type in a window that ended at `end_ms`."""
+    """The usage record of one client and quota type in a window that ended at `end_ms`."""
     client = counts.client
     limit, rule = _standing(quota_manager.table, counts)
     shadow_limit, shadow_rule = _standing(quota_manager.shadow, counts)
@@ -54,7 +54,7 @@ def record_of(
 
 
 def _standing(table: QuotaTable, counts: WindowUsage) -> tuple[float | None, str]:
-    """The bound in force for a client, and the entity that it is set on; None and "" where there is none."""
+    """The limit in force for a client, and the entity that it is set on; None and "" if there is none."""
     client, quota_type = counts.client, counts.quota_type
     entity: Entity | None
     if quota_type is QuotaType.CONNECTION:

@@ -1,11 +1,12 @@
-"""The shipper: the lines of complete spool files, in order, as messages of a topic, each at least once.
+"""The shipper: sends the lines of complete spool files to a topic, in order, each line at least once.
 
-The spool stays what counts. A file is noted as sent when the cluster has all of it, in a file of its own that is
-written aside and renamed; so whoever is killed in between sends some lines twice, which their sequence numbers tell,
-and leaves none out. What retention deletes before it was sent is counted, and told.
+The spool remains the primary copy. When the cluster has all lines of a file, the file is noted as sent in the position
+file, which is written under another name and renamed. A shipper that is killed in between sends some lines twice,
+which readers recognise by their sequence numbers, and leaves none out. Files that retention deletes before they were
+sent are counted and logged.
 
-In the topic a message is a line without its line feed. Its key is its writer, `stream:instance:epoch`: so what one
-process wrote of one stream is in one partition, in order.
+In the topic a message is a line without its line feed. Its key is its writer, `stream:instance:epoch`, so the lines
+that one process wrote of one stream are in one partition, in order.
 """
 
 import contextlib
@@ -30,49 +31,49 @@ _LOCK = ".shipping.lock"
 _FORMAT = 1
 _LINES_AT_ONCE = 1_000
 _LONGEST_LINE_BYTES = 900_000
-"""Below what a cluster takes by default; none of ours comes near."""
+"""Less than the default limit of a cluster. No line of kafka-throttle comes near it."""
 
 
 class TopicUnavailable(Exception):
-    """The topic does not take what it is given; the message says why."""
+    """The topic does not take messages; the text says why."""
 
 
 class SpoolBusy(Exception):
-    """Somebody else ships from this spool."""
+    """Another process ships from this spool."""
 
 
 class Topic(Protocol):
-    """Where lines go."""
+    """The destination of lines."""
 
     name: str
 
     def send(self, key: bytes, lines: Sequence[bytes]) -> None:
-        """Return when the cluster has them all. Raises TopicUnavailable; some may be there then."""
+        """Return when the cluster has all lines. Raises TopicUnavailable; then the cluster may have some of them."""
         ...
 
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         ...
 
 
 @dataclass(slots=True)
 class Shipped:
-    """What was done since the process began, and what there is to do."""
+    """Totals since the process started, and what is still to be sent."""
 
     lines: int = 0
     line_bytes: int = 0
     files: int = 0
     lost_files: int = 0
-    """Deleted before they were sent."""
+    """Files that were deleted before they were sent."""
     long_lines: int = 0
-    """Left out, as no cluster takes them."""
+    """Lines that were left out because they are too long for a cluster."""
     failures: int = 0
     waiting_files: int = 0
     waiting_bytes: int = 0
 
 
 class Writer(NamedTuple):
-    """Whose files follow each other."""
+    """The process and stream that a sequence of files belongs to."""
 
     stream: str
     instance: str
@@ -83,7 +84,7 @@ class Writer(NamedTuple):
 
 
 class SpoolPiece(NamedTuple):
-    """A complete file of the spool; their order is the one in which they are sent."""
+    """A complete file of the spool. Files are sent in the order of these tuples."""
 
     epoch: int
     number: int
@@ -94,16 +95,16 @@ class SpoolPiece(NamedTuple):
 
 @dataclass(slots=True)
 class Position:
-    """Up to which file of each writer a topic has everything, for each topic; in a file of the spool."""
+    """The last sent file of each writer, for each topic. Stored in a file of the spool."""
 
     path: Path
     topics: dict[str, dict[str, int]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, directory: Path) -> "Position":
-        """What was written last. If that makes no sense, nothing: all is sent again, and known again by its numbers.
+        """The stored position. If it is invalid, all files are sent again, and readers recognise them by their numbers.
 
-        Raises OSError if it is there and this process may not read it.
+        Raises OSError if the file exists and this process cannot read it.
         """
         path = directory / POSITION
         try:
@@ -115,11 +116,11 @@ class Position:
         return cls(path)
 
     def until(self, topic: str, writer: Writer) -> int:
-        """The number of the last file that the topic has; 0: none."""
+        """The number of the last file of this writer that the topic has; 0 if it has none."""
         return self.topics.get(topic, {}).get(str(writer), 0)
 
     def note(self, topic: str, writer: Writer, number: int, found: set[str]) -> None:
-        """The topic has this file, too; `found`: the writers of all files that there are."""
+        """Store that the topic has this file. `found` are the writers of all files in the spool; others are removed."""
         known = {**self.topics.get(topic, {}), str(writer): number}
         kept = found | _newest(known)
         self.topics[topic] = {of: until for of, until in known.items() if of in kept}
@@ -127,7 +128,7 @@ class Position:
 
 
 def _newest(writers: Iterable[str]) -> set[str]:
-    """The last writer of each stream and instance: its next file may come when it has no other left."""
+    """The latest writer of each stream and instance: it may write a next file even if it has no file now."""
     newest: dict[str, int] = {}
     for writer in writers:
         of, _, epoch = writer.rpartition(":")
@@ -150,7 +151,7 @@ def _is_position(form: Any) -> bool:
 
 @contextlib.contextmanager
 def alone_at(directory: Path) -> Iterator[None]:
-    """While nobody else ships from this spool. Raises SpoolBusy, or OSError if it cannot be written to."""
+    """Hold the lock for shipping from this spool. Raises SpoolBusy, or OSError if the spool cannot be written to."""
     lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         own_as(lock, directory)
@@ -163,7 +164,7 @@ def alone_at(directory: Path) -> Iterator[None]:
 
 
 class Shipper:
-    """Sends the files of one spool to one topic. One thread, and one process (`alone_at`), at a time."""
+    """Sends the files of one spool to one topic. For use by one thread, and one process (`alone_at`), at a time."""
 
     def __init__(self, directory: Path, topic: Topic, tell: Callable[[Shipped], None] = lambda totals: None) -> None:
         self.totals = Shipped()
@@ -172,9 +173,9 @@ class Shipper:
         self._tell = tell
         self._known: Position | None = None
         self._partly: dict[Path, int] = {}
-        """In which files an attempt failed, and how many bytes of them the topic has."""
+        """Files that are partly sent after a failed attempt: how many bytes of them the topic has."""
         self._nameless: set[Path] = set()
-        """Which files were told to have no name that a message could be under."""
+        """Files with a name that is not UTF-8, which were logged."""
 
     @property
     def _position(self) -> Position:
@@ -183,12 +184,12 @@ class Shipper:
         return self._known
 
     def ship(self) -> None:
-        """Send all files that are complete and were not sent. TopicUnavailable, OSError: then call it again.
+        """Send all complete files that are not sent yet. Raises TopicUnavailable or OSError; then call it again later.
 
-        A file that cannot be read holds up those of its writer that follow, and no other.
+        A file that cannot be read delays the later files of its writer, and no others.
         """
         found = self._found()
-        self._count_waiting(found)  # all of them, should it not be known which were sent
+        self._count_waiting(found)  # counts all files in case the position cannot be read
         waiting = [piece for piece in found if piece.number > self._position.until(self._topic.name, piece.writer)]
         writers = {str(piece.writer) for piece in found}
         self._count_waiting(waiting)
@@ -219,12 +220,12 @@ class Shipper:
         for path in self._directory.iterdir():
             if (name := FILE_NAME.fullmatch(path.name)) and self._is_text(path):
                 writer = Writer(name["stream"], name["instance"], int(name["epoch"]))
-                with contextlib.suppress(FileNotFoundError):  # retention was there first
+                with contextlib.suppress(FileNotFoundError):  # retention has just deleted it
                     found.append(SpoolPiece(writer.epoch, int(name["file"]), writer, path, _size(path)))
         return sorted(found)
 
     def _is_text(self, path: Path) -> bool:
-        """Whether a message can have the writer's name; others are told once and left alone."""
+        """Whether the file name is UTF-8, as keys of messages must be. Other files are logged once and left alone."""
         try:
             path.name.encode()
         except UnicodeEncodeError:
@@ -278,5 +279,5 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except FileNotFoundError:
         raise
-    except OSError:  # is told when the file is to be read
+    except OSError:  # the error is reported when the file is read
         return 0

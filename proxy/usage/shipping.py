@@ -1,9 +1,11 @@
-"""Shipping goes on: by a command, or beside a proxy, in a process of its own that it starts and watches.
+"""Continuous shipping: in a command, or in a separate process that the proxy starts and watches.
 
-`python -m proxy.usage.shipping` takes an Order as a line of JSON from standard input, tells its totals as lines of JSON
-on standard output, and ends when standard input does: it sends what is there then, as far as that takes no longer than
-`GRACE_S`. So it ends with the proxy, however that ends. Why a process: what packs lines for a cluster holds Python's
-lock, and a week of files that a cluster did not take would be felt by all clients.
+`python -m proxy.usage.shipping` reads an Order as a line of JSON from standard input and writes its totals as lines of
+JSON to standard output. When standard input is closed, it sends the files that are complete, for at most `GRACE_S`, and
+ends. So it ends with the proxy, however the proxy ends.
+
+It is a separate process because compressing lines holds Python's interpreter lock: sending the files of a long outage
+of the cluster would delay all clients of the proxy.
 """
 
 import asyncio
@@ -29,7 +31,7 @@ from proxy.usage.shipper import Shipped, Shipper, SpoolBusy, TopicUnavailable, a
 log = structlog.get_logger()
 
 GRACE_S = 10.0
-"""How long the end of the proxy waits for the last lines to be sent; the next start sends the rest."""
+"""How long the proxy waits at its end until the last lines are sent. The next start sends the rest."""
 _KILL_AFTER_S = GRACE_S + 5
 LOOK_S = 5.0
 _LONGEST_WAIT_S = 30.0
@@ -39,22 +41,22 @@ _AGAIN_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What to ship where."""
+    """What to ship, and where to."""
 
     directory: str
     topic: str
     settings: Mapping[str, Any]
-    """KafkaProducer's."""
+    """Settings of KafkaProducer."""
     log_level: str = "info"
     log_format: Literal["json", "console"] = "json"
 
     def topic_there(self) -> KafkaTopic:
-        """The topic, not yet connected."""
+        """The topic, not connected yet."""
         return KafkaTopic(self.topic, self.settings)
 
 
 def keep_shipping(shipper: Shipper, stopping: threading.Event, look_s: float, tell: Callable[[Shipped], None]) -> None:
-    """Ship whenever there is something, until `stopping`, and then once more; a topic that fails is tried for ever."""
+    """Ship new files again and again until `stopping` is set, then once more. Failures are retried for ever."""
     backoff, failed_s = Backoff(1.0, _LONGEST_WAIT_S), 0.0
     while True:
         is_last = stopping.is_set()
@@ -76,12 +78,12 @@ def keep_shipping(shipper: Shipper, stopping: threading.Event, look_s: float, te
         stopping.wait(failed_s or look_s)
 
 
-# ------------------------------------------------------------------- the child
+# ---------------------------------------------------------- the shipping process
 
 
 def main() -> None:
-    """See the module."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # those who stop a proxy may signal all that it has started
+    """Run the shipping process, see the docstring of the module."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # a signal to the proxy's process group must not end this process
         signal.signal(number, signal.SIG_IGN)
     order = Order(**json.loads(sys.stdin.readline()))
     configure(order.log_level, order.log_format)
@@ -111,7 +113,7 @@ def _end_with_stdin(stopping: threading.Event) -> None:
 
 
 class _Saying:
-    """Tells totals, not too often."""
+    """Writes totals to standard output, at most every 0.5 s."""
 
     def __init__(self) -> None:
         self._reported_s = -_TELL_S
@@ -121,17 +123,17 @@ class _Saying:
             self.now(totals)
 
     def now(self, totals: Shipped) -> None:
-        """Tell them at once. Nobody who listens is no reason to stop: then standard input ends, too."""
+        """Write the totals now. Ignores errors: if the reader is gone, standard input ends too."""
         self._reported_s = time.monotonic()
         with contextlib.suppress(OSError):
             print(json.dumps(asdict(totals)), flush=True)
 
 
-# ------------------------------------------------------------------ the proxy's
+# ------------------------------------------------------------ the proxy's side
 
 
 class Shipping:
-    """The process that ships, as the proxy sees it; it is started again when it ends."""
+    """Starts the shipping process, and starts it again whenever it ends."""
 
     def __init__(self, order: Order, again_s: float = _AGAIN_S) -> None:
         self._order = order
@@ -143,22 +145,22 @@ class Shipping:
         self._stopping = asyncio.Event()
 
     def totals(self) -> Shipped:
-        """What all of them have done."""
+        """The totals of all shipping processes of this proxy."""
         sums = Shipped(**{one.name: getattr(self._before, one.name) + getattr(self._now, one.name) for one in _COUNTS})
         sums.waiting_files, sums.waiting_bytes = self._now.waiting_files, self._now.waiting_bytes
         return sums
 
     @property
     def pid(self) -> int | None:
-        """Of the process, while there is one."""
+        """The id of the shipping process, None while there is none."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Ship from now on."""
+        """Start the shipping process."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Have the last lines sent, and end; not for long, whatever the cluster does."""
+        """Have the last lines sent and the process end. Bounded in time, whatever the cluster does."""
         self._stopping.set()
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()

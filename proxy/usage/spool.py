@@ -1,9 +1,9 @@
-"""The spool: a directory of complete files of usage records and trace events, written by a thread of its own.
+"""The spool: a directory with complete files of usage records and trace events, written by a separate thread.
 
-Who hands records over never waits: what finds no room is dropped, counted, and told by a `dropped` line as soon as
-records of its stream are written again. A disk that takes nothing is tried again every second. When records are handed
-over, a process that is killed loses what is in memory; what is written survives it, and with `fsync` complete files
-survive the machine.
+The caller of `put` never waits. Records that find no room in the queue are dropped and counted, and a `dropped` line
+reports them as soon as records of their stream are written again. Failed writes are retried every second. A process
+that is killed loses the records in memory; written records survive, and with `fsync` complete files also survive a
+crash of the machine.
 """
 
 import os
@@ -27,19 +27,19 @@ STREAMS = (USAGE, TRACE)
 _RETRY_S = 1.0
 _TIDY_S = 10.0
 _ROWS_AT_ONCE = 500
-"""So many are written before the event loop has its turn again."""
+"""How many records are written at once, before the event loop can run again."""
 
 NO_ROOM = "no_room"
-"""Why records are dropped: the queue was full, as the disk took nothing or too little."""
+"""The reason for dropped records: the queue was full because writing failed or was too slow."""
 
 
 class SpoolUnusable(Exception):
-    """The directory cannot be used; the message says why."""
+    """The directory cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolRules:
-    """When a file is complete, how long files stay, and how many records may wait to be written."""
+    """When a file is complete, how long files are kept, and how many records may wait to be written."""
 
     file_bytes: int = 64 << 20
     file_s: int = 60
@@ -53,7 +53,7 @@ class SpoolRules:
 
 @dataclass(slots=True)
 class SpoolTotals:
-    """What was done for one stream since the process began, and what there is."""
+    """The totals of one stream since the process started, and how many records wait."""
 
     stream: str
     written: int = 0
@@ -68,7 +68,7 @@ class SpoolTotals:
 class _Stream:
     totals: SpoolTotals
     dropped: list[Dropped] = field(default_factory=list)
-    """What the next records that are written tell."""
+    """Dropped records that are reported with the next written records."""
     file: SpoolFile | None = None
     file_number: int = 0
     begun_s: float = 0.0
@@ -77,7 +77,7 @@ class _Stream:
 
 
 class Spool:
-    """Takes records from the event loop, and writes them. Only `put`, `drop` and `totals` are for that thread."""
+    """Takes records from the event loop and writes them in a thread. The loop may call `put`, `drop` and `totals`."""
 
     def __init__(
         self,
@@ -104,10 +104,10 @@ class Spool:
         self._tidied_s = -_TIDY_S
         self._thread = threading.Thread(target=self._run, name="usage spool", daemon=True)
 
-    # ---------------------------------------------------------------- the loop's
+    # --------------------------------------------------------- for other threads
 
     def start(self) -> None:
-        """Make the directory ready, complete what an earlier process left, and write from now on. SpoolUnusable."""
+        """Prepare the directory, complete files of an earlier process, and start writing. Raises SpoolUnusable."""
         check_directory(self.directory)
         for found in salvage(self.directory, self.rules.sync):
             if found.problem:
@@ -118,7 +118,7 @@ class Spool:
         self._thread.start()
 
     def put(self, stream: str, rows: Sequence[Row], first: int, last: int) -> None:
-        """Have rows written, whose numbers are `first` to `last`; never waits, and drops them if there is no room."""
+        """Queue rows with the sequence numbers `first` to `last`. Never waits: drops them if there is no room."""
         with self._has_work:
             if self._waiting + len(rows) > self.rules.queue_records:
                 self._drop(stream, first, last, NO_ROOM)
@@ -130,7 +130,7 @@ class Spool:
             self._has_work.notify()
 
     def drop(self, stream: str, first: int, last: int, reason: str) -> None:
-        """Have it told that records with these numbers are not to come."""
+        """Report that the records with these sequence numbers were dropped."""
         with self._has_work:
             self._drop(stream, first, last, reason)
 
@@ -160,18 +160,18 @@ class Spool:
         self._streams[stream].totals.waiting += rows
 
     def totals(self) -> list[SpoolTotals]:
-        """Of each stream."""
+        """The totals of each stream."""
         return [of.totals for of in self._streams.values()]
 
     def close(self, timeout_s: float) -> bool:
-        """Write what waits, complete all files, end; False if that took too long. Blocks: not for the event loop."""
+        """Write what waits, complete all files and end. Blocks, for at most `timeout_s`: then it returns False."""
         with self._has_work:
             self._closing = True
             self._has_work.notify()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    # -------------------------------------------------------------- the thread's
+    # ------------------------------------------------------- for the own thread
 
     def _run(self) -> None:
         while not (self._closing and self._all_is_done()):
@@ -213,7 +213,7 @@ class Spool:
         return min(max(min(begun) + self.rules.file_s - self._now_s(), 0.0), _TIDY_S) if begun else _TIDY_S
 
     def _write(self, stream: str, rows: list[Row]) -> None:
-        """Write the first batch that waits, bit by bit: what is written is taken off it."""
+        """Write the first batch of the queue in parts. Written rows are removed from `rows`, so a retry skips them."""
         of = self._streams[stream]
         while rows:
             some = rows[:_ROWS_AT_ONCE]
@@ -262,7 +262,7 @@ class Spool:
         of.totals.files += 1
 
     def _give_up(self, batch: tuple[str, list[Row]] | None) -> None:
-        """A bug of ours: it costs this batch and no other."""
+        """Drop this batch after a bug of the proxy. Later batches are written."""
         if batch is not None:
             stream, rows = batch
             with self._has_work:
@@ -295,7 +295,7 @@ class Spool:
     # --------------------------------------------------------------- retention
 
     def _tidy(self) -> None:
-        """Delete files that are too old or too many, the oldest first, but none that is younger than the minimum."""
+        """Delete files that are too old or too many, the oldest first, but none younger than `keep_at_least_s`."""
         self._tidied_s = self._now_s()
         try:
             for stream, of in self._streams.items():
@@ -318,7 +318,7 @@ FILE_NAME = re.compile(r"(?P<stream>usage|trace)-(?P<instance>.+)-(?P<epoch>[0-9
 
 
 def tidy(directory: Path, stream: str, instance: str, most_bytes: int, rules: SpoolRules, now_s: float) -> list[str]:
-    """Delete what the rules no longer keep of one stream of one instance; the names, the oldest first."""
+    """Delete the files of one stream and instance that exceed the rules. Returns their names, the oldest first."""
     found = []
     for path in directory.iterdir():
         name = FILE_NAME.fullmatch(path.name)
@@ -337,7 +337,7 @@ def tidy(directory: Path, stream: str, instance: str, most_bytes: int, rules: Sp
 
 
 def check_directory(directory: Path) -> None:
-    """Make the directory if it is missing. SpoolUnusable if others may look into it, or it cannot be written to."""
+    """Create the directory if it is missing. Raises SpoolUnusable if others may read it, or it cannot be written to."""
     try:
         directory.mkdir(mode=0o700)
     except FileExistsError:
@@ -348,9 +348,9 @@ def check_directory(directory: Path) -> None:
 
 
 def look_at_directory(directory: Path, owner: int | None) -> None:
-    """SpoolUnusable for one that is there and cannot be used, or is not and cannot be made. Nothing is made.
+    """Raise SpoolUnusable if the directory exists and cannot be used, or is missing and cannot be created.
 
-    None: its owner may be anybody, as it is not for this process to use.
+    Creates nothing. With None as `owner` it may belong to any user, because another process will use it.
     """
     try:
         state = directory.stat()

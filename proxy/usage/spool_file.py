@@ -1,4 +1,4 @@
-"""One file of the spool: written under a hidden name, renamed when complete, salvaged if its writer was killed."""
+"""One file of the spool: written under a hidden name, renamed when complete, salvaged if its writer is killed."""
 
 import fcntl
 import os
@@ -23,12 +23,12 @@ _LONGEST_LINE_BYTES = 1 << 20
 
 
 def part_of(directory: Path, header: Header) -> Path:
-    """Where a file is while it is being written."""
+    """The path of a file while it is being written."""
     return directory / f".{file_name(header)}.part"
 
 
 def next_sequence(row: Row, before: int) -> int:
-    """Which number comes behind a line, where `before` came before it."""
+    """The sequence number that follows a line; `before` is the one that was next before it."""
     if isinstance(row, UsageRecord | TraceEvent):
         return row.sequence + 1
     return row.last_sequence + 1 if isinstance(row, Dropped) else before
@@ -47,13 +47,13 @@ def _end_of(header: Header, records: int, sequence: int, final: bool = False) ->
 
 
 class SpoolFile:
-    """A file in the making. A write that fails leaves what was there before, and may be tried again.
+    """A file that is being written. A failed write leaves the earlier content, and may be tried again.
 
-    While it is open it is locked, so that nobody salvages it.
+    While the file is open it is locked, so that no other process salvages it.
     """
 
     def __init__(self, directory: Path, header: Header) -> None:
-        """OSError if it cannot be begun; then nothing is left of it."""
+        """Raises OSError if the file cannot be started; then nothing of it is left."""
         self.header = header
         self.records = 0
         self.sequence = header.first_sequence
@@ -69,7 +69,7 @@ class SpoolFile:
             raise
 
     def add(self, rows: Sequence[Row]) -> int:
-        """Write records, and what was dropped; how many bytes that were. OSError if not all of them could be."""
+        """Write records and `dropped` lines. Returns the number of bytes. Raises OSError if a write failed."""
         data = "".join(map(line_of, rows)).encode()
         self._put(data)
         for row in rows:
@@ -85,7 +85,7 @@ class SpoolFile:
         self.size_bytes = at
 
     def finish(self, sync: bool, final: bool = False) -> Path:
-        """Write the end and give the file its name. OSError if that cannot be; it may be tried again."""
+        """Write the end line and give the file its name. Raises OSError on failure; it may be tried again."""
         before = self.size_bytes
         try:
             self._put(_end_of(self.header, self.records, self.sequence, final))
@@ -98,7 +98,7 @@ class SpoolFile:
         return path
 
     def abandon(self) -> None:
-        """Leave no trace of it."""
+        """Delete the file."""
         os.close(self._fd)
         self._part.unlink(missing_ok=True)
 
@@ -119,7 +119,7 @@ def _publish(fd: int, directory: Path, part: Path, header: Header, sync: bool) -
 
 @dataclass(frozen=True, slots=True)
 class Salvaged:
-    """What was found of a file whose writer is gone; no `path`: it held no record, or is no file of ours."""
+    """A file whose writer is gone. `path` is None if it had no record, or cannot be salvaged because of `problem`."""
 
     part: Path
     path: Path | None
@@ -128,9 +128,9 @@ class Salvaged:
 
 
 def salvage(directory: Path, sync: bool) -> Iterator[Salvaged]:
-    """Complete the files in which somebody was killed, with the whole lines that they hold; delete the empty ones.
+    """Complete the files of killed writers, with the whole lines that they contain; delete those without records.
 
-    Those that are being written are left alone, and so are those without a header: that is told.
+    Files that are being written are left alone, and so are files without a header, which are reported as a `problem`.
     """
     for part in sorted(directory.glob(".*.tsv.part")):
         try:
@@ -173,7 +173,7 @@ def _salvage_one(directory: Path, part: Path, fd: int, sync: bool) -> Salvaged:
 
 
 def _row_of(data: bytes) -> Row | None:
-    """The row of a whole line; None if it is none."""
+    """The row of a line; None if the line is incomplete or invalid."""
     if not data.endswith(b"\n"):
         return None
     try:

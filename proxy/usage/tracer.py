@@ -1,4 +1,4 @@
-"""The trace: what is done to the sensors of chosen entities, so far as its bound allows."""
+"""The trace: records the operations on the sensors of chosen entities, up to a limit of events per second."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -14,7 +14,7 @@ from quotas.sensors.token_buckets import TokenBuckets
 from quotas.sensors.windowed_rate import Sensors
 
 TOO_FAST = "too_fast"
-"""Why events are dropped: there were more in a second than may be."""
+"""The reason for dropped events: more events in a second than the limit."""
 
 Put = Callable[[str, Sequence[Row], int, int], None]
 Drop = Callable[[str, int, int, str], None]
@@ -23,7 +23,7 @@ _CONNECTION = QuotaType.CONNECTION.name.lower()
 
 
 class Tracer:
-    """Collects the events of all virtual clusters, in their order, until they are flushed."""
+    """Collects the trace events of all virtual clusters, in their order, until `flush`."""
 
     def __init__(self, entities: Iterable[Entity], events_per_s: int, clock: Clock) -> None:
         self._entities = tuple(entities)
@@ -39,20 +39,20 @@ class Tracer:
         self._dropped: list[tuple[int, int]] = []
 
     def identify(self, instance: str, epoch: int) -> None:
-        """Who traces; before that nothing is noted."""
+        """Set the instance and epoch of all events. Call it before the first event."""
         self._instance, self._epoch = instance, epoch
 
     def chooses(self, tags: SensorTags, rule: Entity | None) -> bool:
-        """Whether the sensor that measures this, for the quota of that entity, is traced."""
+        """Whether to trace the sensor with these tags, for the quota of the entity `rule`."""
         return any(
             entity == rule or (entity.ip is None and _names(entity.user, tags.user, entity.client_id, tags.client_id))
             for entity in self._entities
         )
 
-    # --------------------------------------------------------------------- noted
+    # -------------------------------------------------------------------- events
 
     def note(self, done: Traced) -> None:
-        """An operation on a sensor."""
+        """Record an operation on a sensor."""
         of = done.subject
         self._add(
             at_ms=done.at_ms,
@@ -72,7 +72,7 @@ class Tracer:
         )
 
     def note_connection(self, virtual_cluster: str, address: str, admission: Admission, now_ms: int) -> None:
-        """A connection from an address whose rate is limited was measured."""
+        """Record a connection from an address whose rate is limited."""
         own = address in self._addresses
         if admission.rate is None or not (own or DEFAULT in self._addresses):
             return
@@ -91,7 +91,7 @@ class Tracer:
         )
 
     def note_settings(self, virtual_cluster: str, sensors: Sensors, buckets: TokenBuckets, now_ms: int) -> None:
-        """How sensors work: before the first of them is used, and whenever a cap is changed."""
+        """Record the settings of the sensors: before the first sensor is used, and whenever a setting is changed."""
         windows = (sensors.samples, sensors.window_ms)
         own = {
             QuotaType.REQUEST: (*windows, sensors.window_ms, 0),
@@ -172,10 +172,10 @@ class Tracer:
             number = self._dropped.pop()[0]
         self._dropped.append((number, self._sequence))
 
-    # ------------------------------------------------------------------- flushed
+    # --------------------------------------------------------------------- flush
 
     def flush(self, put: Put, drop: Drop) -> None:
-        """Hand on what was noted since, and what was not, in the order of the numbers."""
+        """Pass on the events since the last call with `put`, and the dropped ones with `drop`, in sequence order."""
         events, self._events = self._events, []
         dropped, self._dropped = self._dropped, []
         begin = 0
@@ -190,7 +190,7 @@ class Tracer:
 
 
 _ALWAYS = SETTINGS | {Operation.OPEN, Operation.CLOSE, Operation.SET_LIMIT}
-"""Without these nothing could be done again, and they are few."""
+"""Operations that are never dropped: a replay needs them, and they are few."""
 
 _SETTINGS = (Operation.SAMPLES, Operation.WINDOW_MS, Operation.MAX_THROTTLE_MS, Operation.MAX_DEBT_MS)
 
@@ -201,5 +201,5 @@ def _put_run(put: Put, events: Sequence[TraceEvent]) -> None:
 
 
 def _names(user: Name, tagged_user: str, client_id: Name, tagged_client_id: str) -> bool:
-    """Whether all names of an entity are those under which a sensor measures; a default names nobody."""
+    """Whether a sensor's tags have all names that an entity has. A default matches no name."""
     return user in (None, tagged_user) and client_id in (None, tagged_client_id)

@@ -1,1 +1,1 @@
-"""Usage records and the trace: the contract between the proxy and the pipeline."""
+"""Usage records and the trace: the data format between the proxy and the pipeline."""

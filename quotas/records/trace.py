@@ -1,8 +1,8 @@
-"""What a trace tells, and how the same is done again: every live throttle time comes out to the millisecond.
+"""The operations of a trace, and their replay, which reproduces every throttle time to the millisecond.
 
-A `TraceEvent` is one operation on one sensor. Those of one (virtual cluster, quota type, shadow) that have the same
-`sensor` are in the order in which they were done; from its `open` on nothing that was done to a sensor is missing but
-what a `dropped` line tells.
+A `TraceEvent` is one operation on one sensor. The events with one (virtual cluster, quota type, shadow, sensor) are in
+the order of the operations. From the `open` of a sensor on its events are complete, except those that a `dropped`
+line reports.
 """
 
 from enum import StrEnum
@@ -18,37 +18,39 @@ MAX_SENSORS = 65_536
 
 
 class Operation(StrEnum):
-    """What was done. `value` is what the quota counts (percent of a thread for request) unless it is told otherwise.
+    """What was done. Unless stated otherwise, `value` is in the quota's unit (request: percent of a thread).
 
-    Settings: how the sensors of a quota type work; `sensor` is 0. They come before the first `open`, and whenever one
-    of them changes.
+    Settings of the sensors of a quota type; `sensor` is 0. They come before the first `open`, and whenever a setting
+    changes.
 
-    - SAMPLES, WINDOW_MS: a broker's `quota.window.num` and `quota.window.size.seconds`, or of controller mutations.
-    - MAX_THROTTLE_MS, MAX_DEBT_MS: the caps on a throttle and on a debt.
+    - SAMPLES, WINDOW_MS: a broker's `quota.window.num` and `quota.window.size.seconds`, or those that begin with
+      `controller.`.
+    - MAX_THROTTLE_MS, MAX_DEBT_MS: the limits of a throttle time and of a debt.
 
-    Sensors. `user` and `client_id` are the names that it measures: empty where one does not count.
+    Sensors. `user` and `client_id` are the names that the sensor measures; a name that does not count is empty.
 
-    - OPEN: a new one; `value` is its limit.
-    - SET_LIMIT: another limit, `value`, from now on.
-    - CLOSE: it is not used any more.
+    - OPEN: a new sensor; `value` is its limit.
+    - SET_LIMIT: the limit is `value` from now on.
+    - CLOSE: the sensor is not used any more.
 
-    Use, by the client that `user` and `client_id` tell. `throttle_ms` is what the arithmetic gave.
+    Use by the client `user`, `client_id`. `throttle_ms` is the resulting throttle time.
 
     - CHARGE: `value` was recorded.
-    - RUN: `value` in all was recorded for `count` requests, none of which was throttled.
-    - OWE: nothing was recorded; `throttle_ms` is what a client had to wait before its first request of a kind.
-    - CHARGE_IF_WITHIN: recorded, and taken back at once if it was too much: a Fetch over quota gets no data.
+    - RUN: `value` in total was recorded for `count` requests, none of which was throttled.
+    - OWE: nothing was recorded; `throttle_ms` is how long a client had to wait before its first request of a kind.
+    - CHARGE_IF_WITHIN: `value` was recorded, and taken back at once if it exceeded the quota, as for a Fetch over
+      quota.
     - GIVE_BACK: `value` was taken back.
 
     Token buckets (controller_mutation), by a client:
 
-    - SPEND: `value` was taken, whatever is left.
-    - SPEND_STRICTLY: `value` was taken unless the bucket was overdrawn.
+    - SPEND: `value` was taken, even if the bucket is overdrawn by it.
+    - SPEND_STRICTLY: `value` was taken unless the bucket was overdrawn before.
     - GIVE_BACK: `value` was put back.
 
     Connections, by `ip`:
 
-    - CONNECT: one came, where the rate is `limit`; `throttle_ms` is for how long it was to be held.
+    - CONNECT: a connection came from an address with the rate `limit`; `throttle_ms` is how long it was to be held.
     """
 
     SAMPLES = "samples"
@@ -69,15 +71,16 @@ class Operation(StrEnum):
 
 
 SETTINGS = frozenset({Operation.SAMPLES, Operation.WINDOW_MS, Operation.MAX_THROTTLE_MS, Operation.MAX_DEBT_MS})
-"""Operations that say how sensors work."""
+"""The operations that change settings of sensors."""
 
 OF_EARLIER_VERSIONS: dict[str, Operation | None] = {
     "charge_or_lend": Operation.CHARGE,
     "repay": None,
     "call_in": None,
 }
-"""What is done now for operations of traces from before a Fetch over quota was answered without data: it was charged
-when its mute was over, and is taken as charged at once. None: nothing is done.
+"""Operations of old traces, from proxies that charged a Fetch over quota only after its mute, and what replaces them.
+
+The replay charges such a Fetch at once. None: the replay ignores the operation.
 """
 
 _Place = tuple[str, str, int]
@@ -88,11 +91,11 @@ _ANY_ADDRESS = str(Entity(ip=DEFAULT))
 
 
 class Unknown(LookupError):
-    """An event about a sensor whose `open` was not seen, or of an operation that this version does not know."""
+    """An event of a sensor whose `open` is missing, or with an operation that this version does not know."""
 
 
 class Replay:
-    """Does again what the events of one (instance, epoch) tell, in their order. For another epoch take another one."""
+    """Replays the events of one (instance, epoch), in their order. Another epoch needs another Replay."""
 
     def __init__(self, max_sensors: int = MAX_SENSORS) -> None:
         self._max_sensors = max_sensors
@@ -103,7 +106,7 @@ class Replay:
         self._handles: dict[tuple[_Place, int], int] = {}
 
     def apply(self, event: TraceEvent) -> int:
-        """Do what the event tells; the throttle time in ms that comes of it here. Raises Unknown."""
+        """Do the operation of an event, and return the resulting throttle time in ms. Raises Unknown."""
         place = (event.virtual_cluster, event.quota_type, event.shadow)
         operation = _operation(event)
         if operation is None:

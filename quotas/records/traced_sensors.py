@@ -1,4 +1,4 @@
-"""Sensors that tell what is done to them: what a trace is made of. Where nothing is traced they are not used at all."""
+"""Sensors that report the operations on them, for the trace. They are used only if something is traced."""
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from quotas.sensors.windowed_rate import Sensors
 
 
 class Subject(NamedTuple):
-    """Whose use a traced handle stands for; `rule` is the entity whose quota it is, empty if there is none."""
+    """The client and the quota of a traced handle. `rule` is the entity that the quota is set on; empty: none."""
 
     virtual_cluster: str
     node_id: int
@@ -23,24 +23,24 @@ class Subject(NamedTuple):
 
 
 class TracedHandle(int):
-    """A handle whose operations are told of; to everybody else it is the number that it is."""
+    """A handle whose operations are reported. For all other uses it is a plain handle."""
 
     subject: Subject
 
     @classmethod
     def of(cls, handle: int, subject: Subject) -> "TracedHandle":
-        """The same handle, traced."""
+        """The traced form of a handle."""
         traced = cls(handle)
         traced.subject = subject
         return traced
 
     def used_by(self, user: str, client_id: str, rule: str) -> "TracedHandle":
-        """The same handle in the hands of one client, by the quota of `rule`."""
+        """The same handle, used by this client for the quota of `rule`."""
         return self.of(int(self), self.subject._replace(user=user, client_id=client_id, rule=rule))
 
 
 class Traced(NamedTuple):
-    """What was done. `limit` is in units/s."""
+    """One operation that was done. `limit` is in units/s."""
 
     operation: Operation
     subject: Subject
@@ -53,11 +53,11 @@ class Traced(NamedTuple):
 
 
 Note = Callable[[Traced], None]
-"""Is told of an operation when it has been done."""
+"""Called with each operation after it is done."""
 
 
 class _Telling(Rows):
-    """Rows that tell `note`."""
+    """Rows that report operations to `note`."""
 
     note: Note
 
@@ -75,7 +75,7 @@ class _Telling(Rows):
 
 
 class TracedSensors(_Telling, Sensors):
-    """Sensors that tell `note` what is done to those whose handle is a TracedHandle."""
+    """Sensors that report the operations on each TracedHandle to `note`."""
 
     def __init__(
         self, note: Note, capacity: int, samples: int, window_ms: int, max_throttle_ms: int, max_debt_ms: int
@@ -133,7 +133,7 @@ class TracedSensors(_Telling, Sensors):
 
 
 class TracedBuckets(_Telling, TokenBuckets):
-    """Token buckets that tell `note` what is done to those whose handle is a TracedHandle."""
+    """Token buckets that report the operations on each TracedHandle to `note`."""
 
     def __init__(self, note: Note, capacity: int, samples: int, window_ms: int, max_throttle_ms: int) -> None:
         self.note = note

@@ -1,15 +1,16 @@
-"""What the proxy writes down of everybody's use, and how one line of it reads: the one place that knows.
+"""The records that the proxy writes about use, and the format of their lines. No other module knows the format.
 
-A line is tab-separated UTF-8: version, kind, the columns of that kind in order, and in the end the CRC-32 of all
-before it as eight hexadecimal digits. In texts a backslash, tab, line feed and carriage return are written `\\\\`,
-`\\t`, `\\n` and `\\r`; a value that is not there is `\\N`. A later version only adds columns behind the last one, so
-who knows fewer reads what he knows, and who knows more takes the defaults.
+A line is tab-separated UTF-8: version, kind, the columns of that kind in order, and the CRC-32 of everything before
+it as eight hexadecimal digits. In texts a backslash, tab, line feed and carriage return are written `\\\\`, `\\t`,
+`\\n` and `\\r`; a missing value is `\\N`. A later version only adds columns behind the last one: an older reader
+ignores columns that it does not know, a newer reader uses defaults for columns that are missing.
 
-A file of the spool is a `header`, records, and an `end`; it has its name only when it is complete. Usage and trace have
-files, and sequences, of their own: each record has the next number of its (instance, epoch, stream), so whoever reads
-them can tell what is missing and what is there twice. What the proxy itself had to drop is told by a `dropped` line.
-An epoch whose last file is not `final`, though a later one has begun, lost its end: what was not on disk when its
-process was killed. What a killed process had on disk is completed by the next one, under the same name.
+A file of the spool is a `header`, records, and an `end`; it gets its name only when it is complete. Usage and trace
+have separate files and sequences: each record has the next number of its (instance, epoch, stream), so a reader can
+find missing and duplicate records. Records that the proxy had to drop are reported by a `dropped` line.
+
+If a later epoch exists and the last file of an epoch is not `final`, the end of the epoch is lost: the records that
+were not on disk when its process was killed. The next process completes what was on disk, under the same name.
 """
 
 import math
@@ -24,18 +25,18 @@ VERSION = 2
 
 USAGE = "usage"
 TRACE = "trace"
-"""The streams, and the kinds of their records."""
+"""The two streams, and the kinds of their records."""
 
 _NULL = "\\N"
 _ESCAPES = {"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
 _CRC_DIGITS = 8
 _VERSION_DIGITS = 9
-"""At most: Python refuses to read a number of thousands of digits."""
+"""The most digits that are read: Python refuses to convert numbers of thousands of digits."""
 _Row = TypeVar("_Row", bound="Row")
 
 
 class BadLine(ValueError):
-    """A line that cannot be read; the message says why, and which column is meant."""
+    """A line that cannot be read; the text says why, and names the column."""
 
 
 def _column(unit: str, about: str, **default: Any) -> Any:
@@ -44,7 +45,7 @@ def _column(unit: str, about: str, **default: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What has a line of its own."""
+    """The base of all kinds of lines."""
 
     KIND: ClassVar[str]
 
@@ -58,8 +59,8 @@ class Header(Row):
     stream: str = _column("", "`usage` or `trace`")
     instance: str = _column("", "which proxy wrote this")
     epoch: int = _column("ms since 1970", "when its process began")
-    file: int = _column("", "number of the file among those of its stream and epoch, from 1")
-    first_sequence: int = _column("", "number that its first record has, or would have")
+    file: int = _column("", "number of the file within its stream and epoch, from 1")
+    first_sequence: int = _column("", "number of its first record, or of the next record if it has none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,34 +70,36 @@ class End(Row):
     KIND = "end"
 
     records: int = _column("", "records in this file")
-    next_sequence: int = _column("", "number that the next file's first record has")
-    final: int = _column("", "1: the process was stopped in order and wrote no more in this epoch; else 0", default=0)
-    stream: str = _column("", "as in the header, for those who get lines one by one; empty: only there", default="")
+    next_sequence: int = _column("", "number of the next file's first record")
+    final: int = _column(
+        "", "1: the process stopped in an orderly way, and this epoch has no further records; else 0", default=0
+    )
+    stream: str = _column("", "as in the header, for readers that get single lines; empty: see the header", default="")
     instance: str = _column("", "as in the header", default="")
     epoch: int = _column("ms since 1970", "as in the header", default=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped(Row):
-    """Records that the proxy had no room for. Their numbers are used up; the line itself has none."""
+    """Records that the proxy dropped. Their numbers are used up; the line itself has no number."""
 
     KIND = "dropped"
 
     instance: str = _column("", "which proxy dropped them")
     epoch: int = _column("ms since 1970", "when its process began")
     stream: str = _column("", "`usage` or `trace`")
-    first_sequence: int = _column("", "number of the first")
-    last_sequence: int = _column("", "number of the last")
-    reason: str = _column("", "why")
+    first_sequence: int = _column("", "number of the first dropped record")
+    last_sequence: int = _column("", "number of the last dropped record")
+    reason: str = _column("", "why they were dropped: `no_room` or `too_fast`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageRecord(Row):
-    """What one client did of one quota type at one node in one window of time.
+    """What one client used of one quota type at one node in one window of time.
 
     `used` and `peak` are in the unit that the quota counts: bytes for produce and fetch, ms of handler time for
-    request, partitions for controller_mutation, connections for connection. Sums over all records of a stretch of time
-    are what happened in it: no request, byte or throttle is in two records.
+    request, partitions for controller_mutation, connections for connection. No request, byte or throttle is in two
+    records, so the sums over the records of a period are the totals of that period.
     """
 
     KIND = USAGE
@@ -107,54 +110,57 @@ class UsageRecord(Row):
     begin_ms: int = _column("ms since 1970", "when the window began")
     end_ms: int = _column("ms since 1970", "when it was closed")
     virtual_cluster: str = _column("", "virtual cluster")
-    node_id: int = _column("", "node that served; -2: all of them; -1: none yet")
+    node_id: int = _column("", "node that served the client; -2: all nodes; -1: no node yet")
     user: str = _column("", "principal's name; empty: not known yet")
-    client_id: str = _column("", "as the client gave it; `<overflow>`: of clients that were too many to tell apart")
+    client_id: str = _column(
+        "", "as the client gave it; `<overflow>`: further clients, which are not counted separately"
+    )
     ip: str = _column("", "address of the client, for connection; else empty")
     quota_type: str = _column("", "`produce`, `fetch`, `request`, `controller_mutation`, `connection`")
     used: float = _column("by type", "what the quota counts")
-    peak: float = _column("by type, per s", "the most that was used in one second")
-    requests: int = _column("", "Produce requests, Fetch requests; for request: all others")
-    in_bytes: int = _column("bytes", "of those requests, as the client sent them, with their length prefixes")
-    out_bytes: int = _column("bytes", "of their answers, as the client got them")
+    peak: float = _column("by type, per s", "the highest use in one second")
+    requests: int = _column("", "number of Produce requests, or Fetch requests; for request: of all others")
+    in_bytes: int = _column("bytes", "bytes of these requests, as the client sent them, with their length prefixes")
+    out_bytes: int = _column("bytes", "bytes of their responses, as the client got them")
     throttles: int = _column("", "how often this quota throttled")
-    throttled_ms: int = _column("ms", "by how much they prolonged mutes of its connections")
-    backlogged_ms: int = _column("ms", "of mutes by this quota at whose end a request was already waiting")
-    limit: float | None = _column("by type, per s", "bound in force at the end of the window; percent for request")
-    rule: str = _column("", "entity whose quota that is, as `user=alice, client-id=<default>`; empty: none")
-    shadow_limit: float | None = _column("by type, per s", "bound of the shadow quota")
-    shadow_rule: str = _column("", "entity whose shadow quota that is")
+    throttled_ms: int = _column("ms", "by how much these throttles prolonged mutes of the client's connections")
+    backlogged_ms: int = _column("ms", "time of mutes by this quota at whose end a request was already waiting")
+    limit: float | None = _column("by type, per s", "limit in force at the end of the window; percent for request")
+    rule: str = _column("", "entity that this limit is set on, as `user=alice, client-id=<default>`; empty: none")
+    shadow_limit: float | None = _column("by type, per s", "limit of the shadow quota")
+    shadow_rule: str = _column("", "entity that the shadow quota is set on")
     shadow_throttles: int = _column("", "how often the shadow quota would have throttled")
-    shadow_throttled_ms: int = _column("ms", "sum of those")
+    shadow_throttled_ms: int = _column("ms", "sum of these throttle times")
     unsent_bytes: int = _column(
-        "bytes", "of out_bytes, here or in earlier records: what the client did not get before its end", default=0
+        "bytes", "part of out_bytes, of this or earlier records, that the client had not got when it ended", default=0
     )
     muted_ms: int = _column(
-        "ms", "of throttled_ms, what was not at the same time as another mute by this quota of this client", default=0
+        "ms", "part of throttled_ms without the time in which another mute of this client by this quota ran", default=0
     )
     profile: str = _column(
         "",
-        "of each second with use `at:used`, or `at:used:throttled_ms:requests:throttles` if it was throttled, and "
-        "behind that `:at=used,at=used` of each Produce or Fetch that was, if they were 16 at most, with blanks "
-        "between: `at` is when its first use came, or when that one was charged, in ms from begin_ms; empty: every "
-        "second was used about evenly and nothing throttled, or window_s > 60",
+        "each second with use, separated by blanks: `at:used`, or `at:used:throttled_ms:requests:throttles` if "
+        "something was throttled in it, followed by `:at=used,at=used` for the Produce or Fetch requests that were "
+        "throttled, if there were 16 at most; `at` is when the first use of the second came, or when that request was "
+        "charged, in ms from begin_ms; empty: every second was used about evenly and nothing was throttled, or "
+        "window_s > 60",
         default="",
     )
 
 
 LONGEST_PROFILE_S = 60
-"""Windows that are longer have no profile."""
+"""Longer windows have no profile."""
 
 _EVEN = 1.5
 
 
 def is_even(seconds: int, window_s: int, peak: float, used: float) -> bool:
-    """Whether a window in which so many seconds were used needs no profile if nothing was throttled."""
+    """Whether a window with use in `seconds` seconds was used evenly: without throttles it needs no profile."""
     return seconds == window_s and peak * window_s <= _EVEN * used
 
 
 MOST_REPORTED = 16
-"""Of a second in which more requests than that were throttled no single one is told."""
+"""A second in which more requests were throttled has no entries of single requests."""
 
 
 class ThrottledUse(NamedTuple):
@@ -165,10 +171,10 @@ class ThrottledUse(NamedTuple):
 
 
 class SecondOfUse(NamedTuple):
-    """What a profile tells of one second. `requests` are known only if it was throttled; 0 also if they are not.
+    """One second of a profile. `requests` is 0 if nothing was throttled in it: then the number is not recorded.
 
-    `reported` are those that were throttled, all of them, in their order; none if that is not known. What was throttled
-    again when it was paid for is told once.
+    `reported` are all throttled requests in their order; empty if they are not recorded. A request that was throttled a
+    second time when it was paid for is listed once.
     """
 
     at_ms: int
@@ -180,7 +186,7 @@ class SecondOfUse(NamedTuple):
 
 
 def profile_text(seconds: Iterable[SecondOfUse]) -> str:
-    """A record's profile, from its seconds; times in ms from the record's begin."""
+    """The profile of a record as text, from its seconds. Times are in ms from the begin of the record."""
     return " ".join([_second_text(second) for second in seconds])
 
 
@@ -194,9 +200,10 @@ def _second_text(second: SecondOfUse) -> str:
 
 
 def read_profile(text: str) -> list[SecondOfUse]:
-    """The seconds of a profile; none of one that cannot be read.
+    """The seconds of a profile; empty if it cannot be read.
 
-    Earlier proxies wrote no requests and throttles, or told of none; what later ones may write behind it is left out.
+    Profiles of earlier proxies have no numbers of requests and throttles, or no single requests. Numbers that later
+    proxies may add at the end of a second are ignored.
     """
     try:
         return [_read_second(*second.split(":")) for second in text.split()]
@@ -205,7 +212,7 @@ def read_profile(text: str) -> list[SecondOfUse]:
 
 
 _TOO_MUCH = 1 << 53
-"""For a time in ms, or a count, within one record."""
+"""No time in ms and no count within one record can be this large."""
 
 
 def _read_second(
@@ -234,41 +241,41 @@ def _read_use(at_ms: str, used: str) -> ThrottledUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceEvent(Row):
-    """One thing that was done to a sensor, in the order in which it was done."""
+    """One operation on a sensor. The events are in the order of the operations."""
 
     KIND = TRACE
 
     instance: str = _column("", "which proxy wrote this")
     epoch: int = _column("ms since 1970", "when its process began")
     sequence: int = _column("", "number of this event, from 1, without gaps")
-    at_ms: int = _column("ms", "the sensors' clock; its zero is the same throughout an epoch")
-    wall_ms: int = _column("ms since 1970", "the same moment by the wall clock")
+    at_ms: int = _column("ms", "by the monotonic clock of the sensors; its zero is the same throughout an epoch")
+    wall_ms: int = _column("ms since 1970", "the same time by the wall clock")
     virtual_cluster: str = _column("", "virtual cluster")
-    node_id: int = _column("", "node; -2: all of them")
+    node_id: int = _column("", "node; -2: all nodes")
     user: str = _column("", "principal's name")
     client_id: str = _column("", "as the client gave it")
     ip: str = _column("", "address of the client, for connection; else empty")
     quota_type: str = _column("", "as in usage records")
     operation: str = _column("", "what was done: see quotas.records.trace")
-    value: float = _column("by type", "with which value")
-    throttle_ms: int = _column("ms", "throttle time that came of it")
-    limit: float | None = _column("by type, per s", "bound that was in force; percent for request")
-    rule: str = _column("", "entity whose quota that is; empty: none")
-    sensor: int = _column("", "which sensor of this quota type: a number that no other one has, in an epoch", default=0)
-    shadow: int = _column("", "1: of a quota that is measured and never felt; else 0", default=0)
-    count: int = _column("", "of how many requests; for run", default=1)
+    value: float = _column("by type", "the value of the operation")
+    throttle_ms: int = _column("ms", "the resulting throttle time")
+    limit: float | None = _column("by type, per s", "limit that was in force; percent for request")
+    rule: str = _column("", "entity that this limit is set on; empty: none")
+    sensor: int = _column("", "number of the sensor, unique for its quota type within an epoch", default=0)
+    shadow: int = _column("", "1: of a shadow quota, which is measured and not enforced; else 0", default=0)
+    count: int = _column("", "for `run`: number of requests", default=1)
 
 
 ROWS: Mapping[str, type[Row]] = {row.KIND: row for row in (Header, End, Dropped, UsageRecord, TraceEvent)}
 
 
 def file_name(header: Header) -> str:
-    """The name of a complete file; while it is written it has a dot before that and `.part` behind."""
+    """The name of a complete file. While it is written, its name begins with a dot and ends with `.part`."""
     return f"{header.stream}-{header.instance}-{header.epoch}-{header.file:06}.tsv"
 
 
 def columns(row: type[Row]) -> Mapping[str, tuple[type, bool]]:
-    """Each column's type, which is str, int or float, and whether it may be missing, in the order of the line."""
+    """The type of each column (str, int or float) and whether its value may be missing, in the order of the line."""
     return _COLUMNS[row.KIND]
 
 
@@ -306,7 +313,7 @@ _TRANSLATION = str.maketrans(_ESCAPES)
 
 
 def read_line(line: str) -> Row:
-    """The row that a line holds. BadLine if it is none, or of a kind that this version does not know."""
+    """The row of a line. Raises BadLine if the line is invalid or of an unknown kind."""
     body, _, crc = line.removesuffix("\n").rpartition("\t")
     if crc != f"{crc32(body.encode()):0{_CRC_DIGITS}x}":
         raise BadLine("the checksum is wrong")
@@ -359,7 +366,7 @@ _UNESCAPES = {"\\": "\\", "t": "\t", "n": "\n", "r": "\r"}
 
 
 def unescaped(part: str) -> str:
-    """A text as it was before it was written."""
+    """A text with its escapes replaced."""
     if "\\" not in part:
         return part
     pieces = iter(part.split("\\"))

@@ -1,1 +1,1 @@
-"""What measures: windowed rates and token buckets, as rows of a flat buffer."""
+"""The sensors that measure use: windowed rates and token buckets, as rows of a flat buffer."""

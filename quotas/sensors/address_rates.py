@@ -1,4 +1,4 @@
-"""How fast connections come from each address of one virtual cluster."""
+"""The connection rates of the addresses of one virtual cluster."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from itertools import islice
 from quotas.sensors.windowed_rate import SensorReading, Sensors
 
 _CLOSED_AT_ONCE = 2
-"""So many empty rows may go for each that is opened: they never pile up, and no connection waits for all of them."""
+"""How many empty rows may be closed for each one opened: they do not pile up, and no connection waits long."""
 
 
 class AddressRates:
-    """A windowed rate for each address that was seen within the last N windows, `max_addresses` at most.
+    """A windowed rate for each address seen within the last N windows; at most `max_addresses`. Not thread-safe.
 
-    When rows run out, newcomers share one more, counted in `overflowed`; a sixteenth is kept back for addresses with a
-    rate of their own. When that is used up, the longest unused row goes. Not for use by several threads.
+    When rows run out, new addresses share one extra row, which `overflowed` counts. A sixteenth of the rows is reserved
+    for addresses with a limit for themselves. When these are used up too, the longest unused row is closed.
     """
 
     def __init__(self, samples: int, window_ms: int, max_addresses: int) -> None:
@@ -22,19 +22,20 @@ class AddressRates:
         self._of_newcomers = Sensors(1, samples, window_ms, window_ms, max_debt_ms=0)
         self._shared: int | None = None
         self._rows: OrderedDict[str, int] = OrderedDict()
-        """The longest unused first."""
+        """The row of each address, the longest unused first."""
         self._reserve = max_addresses // 16
         self._empty_after_ms = samples * window_ms
         self.overflowed = 0
         self.throttles = 0
-        """How many were too fast."""
+        """The number of connections that exceeded the rate of their address."""
         self.throttled_ms = 0
-        """For how long, taken together, they were to be held."""
+        """The sum of their throttle times."""
 
     def measure(self, address: str, limit: float, has_own: bool, now_ms: int) -> int:
-        """For how many ms a connection is to be held that comes too fast, and so is not measured; else 0.
+        """Measure a connection. Returns for how many ms to hold it, 0 if it does not exceed the rate.
 
-        `has_own` says whether `limit`, in connections/s, is for this address alone.
+        A connection that exceeds the rate is not counted. `limit` is in connections/s; `has_own` says whether it is for
+        this address alone.
         """
         sensors, row = self._sensors, self._row_of(address, limit, has_own, now_ms)
         if row is None:
@@ -49,7 +50,7 @@ class AddressRates:
         return throttle_ms
 
     def _row_of(self, address: str, limit: float, has_own: bool, now_ms: int) -> int | None:
-        """None for a newcomer without a rate of its own when there are no more rows."""
+        """The row of an address, opened if needed. None for a new address without an own limit if no row is free."""
         row = self._rows.get(address)
         if row is not None:
             self._rows.move_to_end(address)
@@ -70,7 +71,7 @@ class AddressRates:
         return self._shared
 
     def _close_empty(self, now_ms: int) -> None:
-        """Close rows whose window is empty: fresh ones would measure the same."""
+        """Close some rows whose window is empty: new ones would measure the same."""
         sensors = self._sensors
         for address, row in list(islice(self._rows.items(), _CLOSED_AT_ONCE)):
             if now_ms - sensors.idle_since_ms(row) >= self._empty_after_ms:
@@ -84,16 +85,16 @@ class AddressRates:
 
     @property
     def capacity(self) -> int:
-        """How many may."""
+        """How many addresses may have a row."""
         return self._sensors.capacity
 
     def reading(self, address: str, now_ms: int) -> SensorReading | None:
-        """What was measured for an address; its limit is the one at its last connection. None if it has no row."""
+        """The measured rate of an address, with the limit at its last connection. None if it has no row."""
         row = self._rows.get(address)
         return None if row is None else self._sensors.reading(row, now_ms)
 
     def readings(self, now_ms: int) -> Iterator[tuple[str, SensorReading]]:
-        """Every address that has a row, the longest unused first."""
+        """The measured rate of each address that has a row, the longest unused first."""
         for address, row in list(self._rows.items()):
             if address in self._rows:
                 yield address, self._sensors.reading(row, now_ms)

@@ -1,4 +1,4 @@
-"""Running measurements as fixed-size rows in one flat buffer, each reached by a handle.
+"""Sensors as fixed-size rows in one flat buffer; each is accessed by a handle.
 
 The buffer consists of 8-byte words: *float* words are IEEE doubles, the others signed integers, in the machine's byte
 order. It begins with a head of 16 words (0: rows, 1: words of a row, 2: N, 3: window in ms,
@@ -8,11 +8,11 @@ others 0). All rows have as many words, and they begin alike:
 word  content
 ====  ====================================================
 0     generation: odd while the row is in use
-1     lock, for makes with threads; one thread needs none
+1     lock, reserved for implementations with threads; not used here
 2     limit in units/s (float)
 ====  ====================================================
 
-A handle is made of the generation and of where the row begins, in words.
+A handle combines the generation with the position of the row in words.
 """
 
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
@@ -32,14 +32,14 @@ class SensorsFull(Exception):
 
 
 class StaleSensor(LookupError):
-    """The row of this handle was closed."""
+    """The row of this handle is closed."""
 
 
 class Rows:
-    """Rows of `words_of_row` words, as many as `capacity`. Not for use by several threads.
+    """A table of `capacity` rows of `words_of_row` words each. Not thread-safe.
 
-    `samples` and `window_ms` are a broker's `quota.window.num` and `quota.window.size.seconds`, or those that begin
-    with `controller.`. `scratch_rows` more lie behind the last one.
+    `samples` and `window_ms` are a broker's `quota.window.num` and `quota.window.size.seconds`, or the settings that
+    begin with `controller.`. There are `scratch_rows` additional rows behind the last one.
     """
 
     def __init__(self, capacity: int, samples: int, window_ms: int, words_of_row: int, scratch_rows: int = 0) -> None:
@@ -50,7 +50,7 @@ class Rows:
         self.window_ms = window_ms
         self.used = 0
         self._words_of_row = words_of_row
-        # The kernel hands out zeroed pages at their first use: rows that nobody opens cost no memory.
+        # The kernel provides zeroed pages at their first use: rows that are never opened cost no memory.
         words = HEAD_WORDS + (capacity + scratch_rows) * words_of_row
         self._buffer = mmap(-1, words * _WORD_BYTES, flags=MAP_PRIVATE | MAP_ANONYMOUS)
         self._ints = memoryview(self._buffer).cast("q")
@@ -61,28 +61,28 @@ class Rows:
         self._closed: list[int] = []
 
     def close(self, handle: int) -> None:
-        """Give the row back; its handle is stale from now on."""
+        """Free the row. Its handle is stale from now on."""
         row = self._row(handle)
         self._ints[row + GENERATION] += 1
         self._closed.append(row)
         self.used -= 1
 
     def limit(self, handle: int) -> float:
-        """The limit that the row is judged by."""
+        """The limit of the row, in units/s."""
         return self._floats[self._row(handle) + LIMIT]
 
     def copied(self, handle: int) -> bytes:
-        """The words of the row, to be put back."""
+        """A copy of the row's words, for `overwrite`."""
         row = self._row(handle)
         return self._ints[row : row + self._words_of_row].tobytes()
 
     def overwrite(self, handle: int, copied: bytes) -> None:
-        """Have the row be what it was when it was `copied`."""
+        """Restore the row from a copy that `copied` made."""
         row = self._row(handle)
         self._ints[row : row + self._words_of_row] = memoryview(copied).cast("q")
 
     def _open_row(self, limit: float) -> int:
-        """A handle of a row that is zero but for its limit. SensorsFull if there is none left."""
+        """The handle of a new row, which is zero except for its limit. Raises SensorsFull if no row is free."""
         if self.used == self.capacity:
             raise SensorsFull(self.capacity)
         if self._closed:

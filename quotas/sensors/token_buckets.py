@@ -1,7 +1,7 @@
 """Token buckets as rows, and Kafka's arithmetic on them: the quota of controller mutations.
 
-A bucket holds up to N windows' worth of its limit. It refills whenever it is looked at, in the steps of a broker, so
-that the tokens are those of Kafka's own class, bit for bit. Source: KIP-599.
+A bucket holds up to N windows' worth of its limit. It is refilled whenever it is used, in the same steps as in a
+broker, so the tokens equal those of Kafka's class bit for bit. Source: KIP-599.
 
 Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row has
 
@@ -9,9 +9,9 @@ Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row 
 word  content
 ====  ========================================================================================================
 0-2   generation, lock, limit in units/s (float)
-3     tokens (float); infinity until the first look, which cuts them to what the bucket holds by then
-4     when it was refilled
-5     when it was last charged or given back to, or opened
+3     tokens (float); infinity until the first use, which cuts them to the size of the bucket
+4     time of the last refill
+5     time of the last charge or give-back, or of the opening
 6     number of charges
 7     number of refusals
 8     number of charges and refusals with a throttle time
@@ -38,7 +38,8 @@ class BucketReading:
     """A copy of what one row holds.
 
     `tokens` and `burst` are in units, `limit` in units/s, `total` is everything charged less what was given back.
-    `throttled_ms` adds up what charges and refusals told; of those of one request, only the last counts for its client.
+    `throttled_ms` is the sum of the throttle times of charges and refusals. If one request has several of them, its
+    client only gets the last one.
     """
 
     tokens: float
@@ -54,28 +55,28 @@ class BucketReading:
 
 
 class TokenBuckets(Rows):
-    """Token buckets, as many as `capacity`. Not for use by several threads.
+    """A table of `capacity` token buckets. Not thread-safe.
 
     `samples` and `window_ms` are a broker's `controller.quota.window.num` and `controller.quota.window.size.seconds`.
-    No throttle is longer than `max_throttle_ms`. A cap forgives nothing: what is overdrawn stays in the bucket.
+    No throttle is longer than `max_throttle_ms`. This limit forgives nothing: the overdraft stays in the bucket.
     """
 
     def __init__(self, capacity: int, samples: int = 11, window_ms: int = 1000, max_throttle_ms: int = 20_000) -> None:
         super().__init__(capacity, samples, window_ms, _ROW_WORDS)
         self.capped = 0
-        """How many throttles were cut to the cap, in all rows that ever were."""
+        """The number of throttles that were cut to the maximum, in all rows including closed ones."""
         self.max_debt_ms = 60_000
-        """For so long, or for one cap, a charge that nobody has confirmed yet may overdraw a bucket."""
+        """How long an unconfirmed charge may overdraw a bucket, if this is longer than `max_throttle_ms`."""
         self.set_cap(max_throttle_ms)
 
     def set_cap(self, max_throttle_ms: int) -> None:
-        """From now on no throttle is longer than this. MAX_THROTTLE_MS leaves Kafka's own numbers alone."""
+        """Set the limit of a single throttle time. MAX_THROTTLE_MS leaves Kafka's throttle times unchanged."""
         if not 0 < max_throttle_ms <= MAX_THROTTLE_MS:
             raise ValueError(f"expected a cap from 1 to 2^31-1, got {max_throttle_ms}")
         self.max_throttle_ms = max_throttle_ms
 
     def like(self) -> "TokenBuckets":
-        """As many more, all unused."""
+        """A new table of the same size and settings, without open rows."""
         return TokenBuckets(self.capacity, self.samples, self.window_ms, self.max_throttle_ms)
 
     def burst(self, limit: float) -> float:
@@ -83,7 +84,7 @@ class TokenBuckets(Rows):
         return self.samples * (self.window_ms / 1000.0) * limit
 
     def open(self, limit: float, now_ms: int) -> int:
-        """A handle of a full bucket. SensorsFull if there is no row left."""
+        """The handle of a new, full bucket. Raises SensorsFull if no row is free."""
         handle = self._open_row(limit)
         row = handle & ROW_MASK
         self._floats[row + _TOKENS] = inf
@@ -91,15 +92,16 @@ class TokenBuckets(Rows):
         return handle
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
-        """From the next look on `limit` counts, also for the time since the last one. Tokens, or debt, are kept."""
+        """Use `limit` from the next use on, also for the time since the last use. Tokens or an overdraft are kept."""
         self._floats[self._row(handle) + LIMIT] = limit
 
     # ------------------------------------------------------------------- spend
 
     def spend_permissively(self, handle: int, value: float, now_ms: int) -> int | None:
-        """Charge `value` in any case; return for how many ms the request is to be throttled, None if tokens are left.
+        """Charge `value` in any case. Returns for how many ms to throttle the request, None if tokens are left.
 
-        As a refusal, an overdraft may have 0; it, too, stands for what an earlier one of the request was told.
+        An overdraft may have a throttle time of 0, as a refusal may; it replaces an earlier throttle time of the
+        request.
         """
         row = self._row(handle)
         self._refill(row, now_ms)
@@ -107,10 +109,10 @@ class TokenBuckets(Rows):
         return self._reported_ms(row) if self._floats[row + _TOKENS] < 0 else None
 
     def spend_strictly(self, handle: int, value: float, now_ms: int) -> int | None:
-        """Charge all of `value`, however much, unless the bucket is overdrawn already: then charge nothing.
+        """Charge all of `value`, however large, unless the bucket is already overdrawn: then charge nothing.
 
-        Returns None if it was charged, else for how many ms the request is to be throttled. A refusal may have 0: of a
-        debt so small that it rounds to no time at all.
+        Returns None if it was charged, otherwise for how many ms to throttle the request. A refusal may return 0 if the
+        overdraft is so small that its time rounds to 0.
         """
         row = self._row(handle)
         self._refill(row, now_ms)
@@ -121,10 +123,10 @@ class TokenBuckets(Rows):
         return None
 
     def unconfirmed(self, handle: int, value: float, now_ms: int) -> float:
-        """How much of `value` may be charged before it is known to be done; changes nothing.
+        """How much of `value` to charge before it is known whether the request succeeds. Changes nothing.
 
-        All of it, unless that overdraws the bucket for longer than `max_debt_ms`, or one cap where that is longer. A
-        bucket that is not overdrawn yet is charged 1 at least, so that it is overdrawn by whatever is too much.
+        All of it, unless that overdraws the bucket for longer than the larger of `max_debt_ms` and `max_throttle_ms`. A
+        bucket that is not overdrawn is charged at least 1, so that a value that is too large overdraws it.
         """
         tokens, limit = self.tokens(handle, now_ms), self.limit(handle)
         most = tokens + limit * (max(self.max_debt_ms, self.max_throttle_ms) / 1000)
@@ -133,7 +135,7 @@ class TokenBuckets(Rows):
         return max(floor(most), 1 if tokens >= 0 else 0)
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
-        """Put back what was charged, never beyond what the bucket holds."""
+        """Put charged tokens back, at most until the bucket is full."""
         row = self._row(handle)
         self._refill(row, now_ms)
         self._put(row, value, now_ms)
@@ -158,7 +160,7 @@ class TokenBuckets(Rows):
         self._ints[row + _USED] = now_ms
 
     def _reported_ms(self, row: int) -> int:
-        """The throttle time of an overdrawn bucket, cut to the cap and counted."""
+        """The throttle time of an overdrawn bucket, cut to the maximum, and counted."""
         ints, floats = self._ints, self._floats
         wanted_ms = overdraft_ms(floats[row + _TOKENS], floats[row + LIMIT])
         throttle_ms = min(wanted_ms, self.max_throttle_ms)
@@ -173,20 +175,20 @@ class TokenBuckets(Rows):
     # -------------------------------------------------------------------- read
 
     def tokens(self, handle: int, now_ms: int) -> float:
-        """What is left at `now_ms`, below 0 if it is overdrawn; changes nothing."""
+        """The tokens at `now_ms`, negative if the bucket is overdrawn. Changes nothing."""
         return self._tokens(self._row(handle), now_ms)
 
     def throttle_ms(self, handle: int, now_ms: int) -> int:
-        """What a refusal at `now_ms` would tell, 0 if there would be none; changes nothing."""
+        """The throttle time of a refusal at `now_ms`, 0 if there would be none. Changes nothing."""
         tokens = self.tokens(handle, now_ms)
         return min(overdraft_ms(tokens, self.limit(handle)), self.max_throttle_ms) if tokens < 0 else 0
 
     def idle_since_ms(self, handle: int) -> int:
-        """When the row was last charged or given back to, or opened. As in a broker, a refusal is no use of it."""
+        """Time of the last charge or give-back, or of the opening. As in a broker, a refusal does not count."""
         return self._ints[self._row(handle) + _USED]
 
     def reading(self, handle: int, now_ms: int) -> BucketReading:
-        """What the row holds at `now_ms`; changes nothing."""
+        """The content of the row at `now_ms`. Changes nothing."""
         row = self._row(handle)
         ints, limit = self._ints, self._floats[row + LIMIT]
         return BucketReading(
@@ -204,10 +206,10 @@ class TokenBuckets(Rows):
 
 
 def overdraft_ms(tokens: float, limit: float) -> int:
-    """How long it takes at `limit` until tokens below 0 are 0 again, where brokers wrap cut to MAX_THROTTLE_MS."""
+    """The ms until negative tokens are 0 again at `limit`; cut to MAX_THROTTLE_MS, where a broker would overflow."""
     return min(rounded(-tokens / limit * 1000), MAX_THROTTLE_MS)
 
 
 def remaining_ms(throttle_ms: int, since_ms: int, now_ms: int) -> int:
-    """What is left at `now_ms`, when a request is answered, of the throttle time that was found at `since_ms`."""
+    """The rest at `now_ms`, when a response is sent, of a throttle time that was determined at `since_ms`."""
     return max(throttle_ms - (now_ms - since_ms), 0)

@@ -1,8 +1,8 @@
 """Windowed rates as rows, and Kafka's arithmetic on them.
 
 The arithmetic is that of a broker's windowed rate, bit for bit (N+1 samples, each expiring N windows after its last
-event, as brokers do since 3.8), and of its throttle time; on top of it stands a cap for single throttles that keeps
-what it cuts off as a debt.
+event, as in brokers since 3.8), and of its throttle time. In addition, single throttle times have a maximum; what
+exceeds it is kept as a debt.
 
 Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row has
 
@@ -10,19 +10,19 @@ Rows are as `quotas.sensors.rows` says; times are monotonic milliseconds. A row 
 word  content
 ====  ======================================================================================================
 0-2   generation, lock, limit in units/s (float)
-3     where the current sample begins, in words from here; 0: no sample yet
+3     position of the current sample, in words from the begin of the row; 0: no sample yet
 4     number of samples so far, at most N+1
-5     before this time no sample expires and the current one goes on
-6     while the current sample's sum is below this until then, the limit certainly holds (float)
-7     no sample begins before this time; good until the time in word 5
-8     the debt is paid at this time (float); -infinity: no debt
+5     before this time no sample expires and the current one does not end
+6     until then the limit certainly holds while the current sample's sum is below this (float)
+7     start of the oldest sample, or an earlier time; valid until the time in word 5
+8     time at which the debt is paid (float); -infinity: no debt
 9     sum of everything recorded in earlier samples than the current one (float)
 10    number of charges
 11    number of charges that were throttled
-12    number of throttles that were cut to the cap
+12    number of throttles that were cut to the maximum
 13    sum of all throttle times in ms
-14    when it was opened
-15    until then the latest was to wait whose charge was taken back, as nothing was given out for it; 0: nobody
+14    time of the opening
+15    end of the wait for the latest charge that was taken back because it exceeded the limit; 0: none
 16..  N+1 samples of three words: start, time of the last event, sum (float)
 ====  ======================================================================================================
 """
@@ -37,7 +37,7 @@ from quotas.sensors.rows import SensorsFull as SensorsFull
 from quotas.sensors.rows import StaleSensor as StaleSensor
 
 MAX_THROTTLE_MS = 2**31 - 1
-"""Throttle times are int32 on the wire. As a cap it leaves Kafka's own numbers alone."""
+"""Throttle times are int32 on the wire. As a maximum it leaves Kafka's throttle times unchanged."""
 
 _ROW_WORDS = 16
 _SAMPLE_WORDS = 3
@@ -54,15 +54,15 @@ _FIRST_SUM = _ROW_WORDS + _SUM
 _NEVER = -(2**63)
 
 _SAFETY = 1 - 1e-9
-"""How far below the limit a sum must be to need no exact look: far more than rounding can move it."""
+"""A sum below this part of the limit needs no exact calculation. The margin is far larger than rounding errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class SensorReading:
     """A copy of what one row holds.
 
-    `rate` and `limit` are in units/s, `total` is everything recorded less what was given back, `debt_ms` is how far
-    ahead the debt reaches, `charged_ms` is the time of the last recording (None: never).
+    `rate` and `limit` are in units/s. `total` is everything recorded less what was given back. `debt_ms` is the time
+    until the debt is paid. `charged_ms` is the time of the last recording, None if there was none.
     """
 
     rate: float
@@ -77,7 +77,7 @@ class SensorReading:
 
 
 class Sensors(Rows):
-    """Windowed rates, as many as `capacity`. Not for use by several threads.
+    """A table of `capacity` windowed rates. Not thread-safe.
 
     `samples` and `window_ms` are a broker's `quota.window.num` and `quota.window.size.seconds`.
     """
@@ -91,31 +91,31 @@ class Sensors(Rows):
         max_debt_ms: int = 60_000,
     ) -> None:
         self._ring_end = _ROW_WORDS + (samples + 1) * _SAMPLE_WORDS
-        # One row more, to try things on.
+        # One additional row, for calculations that must not change a row.
         super().__init__(capacity, samples, window_ms, self._ring_end, scratch_rows=1)
         self.capped = 0
-        """How many throttles were cut to the cap, in all rows that ever were."""
+        """The number of throttles that were cut to the maximum, in all rows including closed ones."""
         self.set_caps(max_throttle_ms, max_debt_ms)
         self._expire_age_ms = samples * window_ms
         self._least_window_ms = max((samples - 1) * window_ms, 1)
 
     def set_caps(self, max_throttle_ms: int, max_debt_ms: int) -> None:
-        """From now on: no throttle is longer than the first, no debt reaches further ahead than the second."""
+        """Set the limit of a single throttle time, and the limit of how far ahead a debt may reach."""
         if not 0 < max_throttle_ms <= MAX_THROTTLE_MS or max_debt_ms < 0:
             raise ValueError(f"expected a cap from 1 to 2^31-1 and a debt from 0, got {max_throttle_ms}, {max_debt_ms}")
         self.max_throttle_ms = max_throttle_ms
         self.max_debt_ms = max_debt_ms
 
     def like(self, max_throttle_ms: int, max_debt_ms: int) -> "Sensors":
-        """As many more, all unused, with caps of their own."""
+        """A new table of the same size and windows, with other limits of throttle time and debt."""
         return Sensors(self.capacity, self.samples, self.window_ms, max_throttle_ms, max_debt_ms)
 
     def burst(self, limit: float) -> float:
-        """What may be recorded at one instant from an idle start."""
+        """How much may be recorded at one instant after a time without use."""
         return limit * (self.samples - 1) * (self.window_ms / 1000)
 
     def open(self, limit: float, now_ms: int) -> int:
-        """A handle of a fresh row. SensorsFull if there is none left."""
+        """The handle of a new row. Raises SensorsFull if no row is free."""
         handle = self._open_row(limit)
         row = handle & ROW_MASK
         self._ints[row + _QUIET_UNTIL] = _NEVER
@@ -126,7 +126,7 @@ class Sensors(Rows):
     # ------------------------------------------------------------------ charge
 
     def charge(self, handle: int, value: float, now_ms: int) -> int:
-        """Record `value`; return for how many ms the client is to be throttled, 0 while the quota holds."""
+        """Record `value`. Returns for how many ms to throttle the client, 0 if the quota is not exceeded."""
         ints, floats = self._ints, self._floats
         row = handle & ROW_MASK
         if ints[row] != handle >> ROW_BITS:
@@ -148,9 +148,9 @@ class Sensors(Rows):
         return throttle_ms
 
     def charge_unthrottled(self, handle: int, value: float, charges: int, now_ms: int) -> bool:
-        """Record several charges, `value` in all, if it is plain that none is throttled; else do nothing: False.
+        """Record several charges, `value` in total, if certainly none is throttled. Otherwise do nothing: False.
 
-        Equal bit for bit to so many calls of `charge` as long as the values are whole numbers (below 2^53 in all).
+        Equal bit for bit to single calls of `charge` if the values are whole numbers (below 2^53 in total).
         """
         ints, floats = self._ints, self._floats
         row = handle & ROW_MASK
@@ -168,9 +168,9 @@ class Sensors(Rows):
         return True
 
     def charge_each(self, handle: int, uses: Iterable[tuple[int, float]]) -> int:
-        """As `charge` for each of these, ms and value, up to the first that is throttled: its throttle time, or 0.
+        """As `charge` for each (time in ms, value), up to the first that is throttled. Returns its throttle time, or 0.
 
-        Each is asked for behind the one before it; whoever tells them may not look at the row meanwhile.
+        The next item is taken from `uses` after the one before is recorded. `uses` must not use the row itself.
         """
         ints, floats = self._ints, self._floats
         row = handle & ROW_MASK
@@ -209,8 +209,9 @@ class Sensors(Rows):
         return throttle_ms
 
     def charge_if_within(self, handle: int, value: float, now_ms: int) -> int:
-        """Charge what is only given out while the quota holds: else it is taken back at once, as a broker does for a
-        fetch that it answers without data. The throttle time in ms. A debt stays what it was.
+        """Charge `value`, and take it back at once if it exceeds the quota. Returns the throttle time in ms.
+
+        A broker does this for a Fetch over quota, which gets a response without data. A debt is not changed.
         """
         row = self._row(handle)
         owed_at = self._floats[row + _PAID_AT]
@@ -222,9 +223,10 @@ class Sensors(Rows):
         return throttle_ms
 
     def room(self, handle: int, now_ms: int) -> float:
-        """How much may be recorded now within the limit, below 0 if it is exceeded; changes nothing.
+        """How much may be recorded now within the limit, negative if it is exceeded. Changes nothing.
 
-        It may be told up to a sample's time too low, where the row has at a glance what is certainly within the limit.
+        The result may be too low for up to the time of a sample: it is then the amount that is certainly within the
+        limit.
         """
         row = self._row(handle)
         floats = self._floats
@@ -234,7 +236,7 @@ class Sensors(Rows):
         return floats[row + LIMIT] * (window_ms / 1000) - total
 
     def owed_ms(self, handle: int, now_ms: int) -> int:
-        """For how long whoever charges nothing now would wait, or the latest that was refused does; changes nothing."""
+        """The throttle time of a charge of 0, or the rest of the wait for the latest refused one. Changes nothing."""
         copy, capped = self._copy(handle), self.capped
         owed_ms = self.charge(copy, 0.0, now_ms)
         self.capped = capped
@@ -242,15 +244,15 @@ class Sensors(Rows):
         return max(owed_ms, min(refused_ms, self.max_throttle_ms))
 
     def _copy(self, handle: int) -> int:
-        """A handle of a copy of the row, to try things on; there is one at a time."""
+        """The handle of a copy of the row. There is one copy at a time, in the scratch row."""
         row, scratch = self._row(handle), self._ring_end * self.capacity + HEAD_WORDS
         self._ints[scratch : scratch + self._ring_end] = self._ints[row : row + self._ring_end]
         return self._ints[scratch + GENERATION] << ROW_BITS | scratch
 
     def give_back(self, handle: int, value: float, now_ms: int) -> None:
-        """Take back what was charged: recorded as its negative, without a look at the limit."""
+        """Take a charge back: record its negative, without checking the limit."""
         row = self._row(handle)
-        # In a sample that goes on, a smaller sum is as safe as it was.
+        # Within the current sample a smaller sum stays safe.
         if now_ms >= self._ints[row + _QUIET_UNTIL]:
             self._ints[row + _QUIET_UNTIL] = _NEVER
         self._record(row, -value, now_ms)
@@ -258,7 +260,7 @@ class Sensors(Rows):
             self._floats[row + _PAID_AT] -= value / self._floats[row + LIMIT] * 1000
 
     def set_limit(self, handle: int, limit: float, now_ms: int) -> None:
-        """The next charge is judged by `limit`. What is recorded stays; a debt of T ms becomes T * old / new ms."""
+        """Use `limit` from the next charge on. Recorded use is kept; a debt of T ms becomes T * old / new ms."""
         row = self._row(handle)
         floats = self._floats
         debt_ms = floats[row + _PAID_AT] - now_ms
@@ -272,7 +274,7 @@ class Sensors(Rows):
         self._ints[row + _REFUSED_UNTIL] = 0
 
     def _record(self, row: int, value: float, now_ms: int) -> None:
-        """Add `value` to the current sample, or to a new one if that is a window old. Nothing expires by this."""
+        """Add `value` to the current sample, or to a new one if it is a window old. This expires nothing."""
         ints, floats = self._ints, self._floats
         current = ints[row + _CURRENT]
         if not current or now_ms - ints[row + current + _START] >= self.window_ms:
@@ -284,7 +286,7 @@ class Sensors(Rows):
         floats[sample + _SUM] += value
 
     def _next_sample(self, row: int, current: int, now_ms: int) -> int:
-        """Make the slot after `current` the current sample, emptied; return where it begins."""
+        """Make the slot after `current` the current sample, empty it, and return its position."""
         ints = self._ints
         following = current + _SAMPLE_WORDS if current else _ROW_WORDS
         if following == self._ring_end:
@@ -300,16 +302,17 @@ class Sensors(Rows):
     # ----------------------------------------------------------------- measure
 
     def _settle(self, row: int, now_ms: int) -> None:
-        """Empty what has expired, and find out until when, and up to which sum, charging needs no exact look.
+        """Empty expired samples, and find until which time and up to which sum a charge needs no exact calculation.
 
-        Until the current sample ends or another one expires, only the sum of the current sample changes, and the rate
-        is at most all positive sums divided by the least window to come. Sums of doubles never shrink when a summand
-        grows, so leaving the negative ones out is safe whatever the order of adding.
+        Until the current sample ends or another one expires, only the sum of the current sample changes. The rate is
+        then at most the sum of all positive samples divided by the shortest window possible until then. A sum of
+        doubles never gets smaller when one of its terms gets larger, so leaving out the negative samples is safe in any
+        order of addition.
         """
         ints, floats, current = self._ints, self._floats, self._ints[row + _CURRENT]
         first = row + _ROW_WORDS
         end = first + ints[row + _SAMPLES] * _SAMPLE_WORDS
-        # Lists, because to look at a word of a memoryview takes several times as long.
+        # Lists, because access to a word of a memoryview takes several times as long.
         starts, lasts = ints[first:end:_SAMPLE_WORDS].tolist(), ints[first + _LAST : end : _SAMPLE_WORDS].tolist()
         sums = floats[first + _SUM : end : _SAMPLE_WORDS].tolist()
         expired_ms = now_ms - self._expire_age_ms
@@ -331,9 +334,9 @@ class Sensors(Rows):
         floats[row + _SAFE_SUM] = safe - others if others < safe and not in_debt else -inf
 
     def _throttle_ms(self, row: int, value: float, now_ms: int) -> int:
-        """The throttle time for what was just recorded and settled: Kafka's own, or what the debt asks for."""
+        """The throttle time after a recording: Kafka's, or that of the debt."""
         floats, total = self._floats, 0.0
-        # One after the other, as Java adds them: from Python 3.12 on sum() is more exact. What is not used yet is 0.
+        # Added one by one, as in Java: from Python 3.12 on sum() is more exact. Unused samples are 0.
         for of_sample in floats[row + _FIRST_SUM : row + self._ring_end : _SAMPLE_WORDS].tolist():
             total += of_sample
         window_ms = divisor_ms(now_ms - self._ints[row + _OLDEST_START], self.samples, self.window_ms)
@@ -346,10 +349,10 @@ class Sensors(Rows):
         return self._throttle_in_debt_ms(row, value, delay_ms, paid_at, now_ms)
 
     def _throttle_in_debt_ms(self, row: int, value: float, delay_ms: int, paid_at: float, now_ms: int) -> int:
-        """The throttle time when Kafka's is over the cap, or an earlier one was and is not paid yet.
+        """The throttle time if Kafka's exceeds the maximum, or if there is a debt because an earlier one did.
 
-        What is recorded in debt moves its end; waiting pays it. So however many callers share the row, together they
-        get what the limit allows. The throttle is never less than Kafka's, cut to the cap.
+        A charge in debt moves the end of the debt; waiting pays it. So all clients that share the row together get what
+        the limit allows. The throttle time is never less than Kafka's, cut to the maximum.
         """
         floats = self._floats
         if paid_at > now_ms:
@@ -373,7 +376,7 @@ class Sensors(Rows):
     # -------------------------------------------------------------------- read
 
     def reading(self, handle: int, now_ms: int) -> SensorReading:
-        """What the row holds at `now_ms`; changes nothing."""
+        """The content of the row at `now_ms`. Changes nothing."""
         row = self._row(handle)
         ints, floats = self._ints, self._floats
         current = ints[row + _CURRENT]
@@ -390,7 +393,7 @@ class Sensors(Rows):
         )
 
     def idle_since_ms(self, handle: int) -> int:
-        """When the row was last used, by a recording or by its opening."""
+        """Time of the last recording, or of the opening."""
         row = self._row(handle)
         current = self._ints[row + _CURRENT]
         return self._ints[row + current + _LAST] if current else self._ints[row + _OPENED]
@@ -400,7 +403,7 @@ class Sensors(Rows):
         return total / (window_ms / 1000.0)
 
     def _measured(self, row: int, now_ms: int) -> tuple[float, int]:
-        """What all samples that have not expired hold together, and by how many ms that is divided."""
+        """The sum of all samples that have not expired, and the number of ms to divide it by."""
         ints, floats = self._ints, self._floats
         oldest_start, total = now_ms, 0.0
         first = row + _ROW_WORDS
@@ -412,9 +415,9 @@ class Sensors(Rows):
 
 
 def divisor_ms(elapsed_ms: int, samples: int, window_ms: int) -> int:
-    """By how many ms a total is divided, `elapsed_ms` after its oldest sample began.
+    """The number of ms to divide a total by, `elapsed_ms` after its oldest sample began.
 
-    Before N-1 windows are full, the missing ones are added; the started part of a window counts as it is.
+    Until N-1 windows are complete, the missing ones are added. The present window counts with its elapsed part.
     """
     missing = samples - 1 - elapsed_ms // window_ms
     if missing > 0:
@@ -423,7 +426,10 @@ def divisor_ms(elapsed_ms: int, samples: int, window_ms: int) -> int:
 
 
 def delay(rate: float, limit: float, window_ms: int) -> int:
-    """Kafka's delay in ms for a rate over the limit, where brokers wrap cut to MAX_THROTTLE_MS. A limit of 0 bans."""
+    """Kafka's delay in ms for a rate over the limit. A limit of 0 bans.
+
+    The delay is cut to MAX_THROTTLE_MS, where a broker would overflow.
+    """
     if not limit:
         return MAX_THROTTLE_MS
     delay_ms = rounded((rate - limit) / limit * window_ms)
@@ -431,9 +437,9 @@ def delay(rate: float, limit: float, window_ms: int) -> int:
 
 
 def rounded(value: float) -> int:
-    """The nearest integer, halves going up; NaN is 0, and what is out of range of 64 bits becomes its end.
+    """The nearest integer, as Java's Math.round: halves are rounded up, NaN becomes 0, the result is cut to 64 bits.
 
-    This is Java's Math.round. Adding 0.5 first would be wrong for 0.49999999999999994.
+    Adding 0.5 first would be wrong for 0.49999999999999994.
     """
     if -(2.0**63) < value < 2.0**63:
         whole = floor(value)
