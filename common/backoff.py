@@ -1,4 +1,4 @@
-"""How long to wait after a failure: twice as long after each one more."""
+"""The time to wait after a failure: it doubles with each further failure."""
 
 
 class Backoff:
@@ -10,10 +10,10 @@ class Backoff:
         self._next_s = first_s
 
     def failed(self) -> float:
-        """For how many seconds to wait now."""
+        """Note a failure. Returns how many seconds to wait."""
         wait_s, self._next_s = self._next_s, min(2 * self._next_s, self._longest_s)
         return wait_s
 
     def succeeded(self) -> None:
-        """The next failure is a first one."""
+        """Note a success: the next failure counts as the first one."""
         self._next_s = self._first_s

@@ -1,4 +1,4 @@
-"""Remembering the latest of what there may be any number of."""
+"""A mapping of bounded size."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -8,7 +8,7 @@ Value = TypeVar("Value")
 
 
 class Bounded(OrderedDict[Key, Value]):
-    """A mapping with `most` keys at most, the latest that were set, in that order."""
+    """A mapping that keeps only the `most` keys that were set last, in that order."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,15 +1,15 @@
-"""Whether a file is still the one that was read."""
+"""Finds out whether a file has changed since it was read."""
 
 import os
 from pathlib import Path
 from typing import TypeAlias
 
 Signature: TypeAlias = tuple[int, int, int]
-"""Changes when the file does, also when it is replaced or a link on the way is."""
+"""A value that changes when the file changes or is replaced, or a link in its path changes."""
 
 
 def signature(path: Path) -> Signature | None:
-    """The signature of a file, None where it cannot be seen."""
+    """The signature of a file; None if the file is missing or not accessible."""
     try:
         return signature_of(path.stat())
     except OSError:
@@ -17,5 +17,5 @@ def signature(path: Path) -> Signature | None:
 
 
 def signature_of(found: os.stat_result) -> Signature:
-    """The signature of a file of which the system says this."""
+    """The signature of a file with this `stat`."""
     return found.st_mtime_ns, found.st_size, found.st_ino

@@ -1,4 +1,4 @@
-"""Kinds of value that a file takes, each with words for what it expects."""
+"""Kinds of values in settings files, each with a text that says what is expected."""
 
 import sys
 from collections.abc import Callable
@@ -18,19 +18,19 @@ def _expected(expected: str) -> PydanticCustomError:
 
 
 class Kind:
-    """Checks one scalar of the file; `expected` says in words what it takes."""
+    """Checks one scalar value of a file; `expected` says in words which values are valid."""
 
     expected: str
 
     def parse(self, value: Any) -> Any:
-        """What the model holds for `value`. ValueError if it is not of this kind."""
+        """The parsed value. Raises ValueError if it is not of this kind."""
         raise NotImplementedError
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
         return core_schema.no_info_plain_validator_function(self.validate)
 
     def validate(self, value: Any) -> Any:
-        """What the model holds for `value`. An error in pydantic's own terms if it is not of this kind."""
+        """The parsed value. Raises a pydantic error if it is not of this kind."""
         try:
             return self.parse(value)
         except ValueError as error:
@@ -39,7 +39,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Whole(Kind):
-    """A whole number from `low` to `high`; True is none."""
+    """A whole number from `low` to `high`, not a boolean."""
 
     low: int
     high: int
@@ -58,7 +58,7 @@ class Whole(Kind):
 
 @dataclass(frozen=True)
 class Number(Kind):
-    """A number that `accepts`, as a double; True is none."""
+    """A number for which `accepts` is true, as a double; not a boolean."""
 
     expected: str
     accepts: Callable[[float], bool]
@@ -72,7 +72,7 @@ class Number(Kind):
 
 @dataclass(frozen=True)
 class Text(Kind):
-    """A string that `accepts`."""
+    """A string for which `accepts` is true."""
 
     expected: str
     accepts: Callable[[str], bool]
@@ -86,7 +86,7 @@ class Text(Kind):
 
 @dataclass(frozen=True)
 class Optional(Kind):
-    """What another kind takes, or null."""
+    """A value of another kind, or null."""
 
     kind: Kind
 
@@ -96,7 +96,7 @@ class Optional(Kind):
         return self.kind.expected
 
     def parse(self, value: Any) -> Any:
-        """None for null, else what the other kind makes of it."""
+        """None for null, otherwise the value parsed by the other kind."""
         return None if value is None else self.kind.parse(value)
 
 

@@ -1,4 +1,4 @@
-"""On which line of a YAML file a problem is: that of the setting, or of the section that it should stand in."""
+"""Finds the line of a problem in a YAML file: that of the setting, or of the section where it is missing."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ _STEP = re.compile(r"\.?(\w+)|\[(\d+)\]", re.ASCII)
 
 
 def placed(problems: Sequence[Problem], file: Path) -> list[Problem]:
-    """The problems with their lines, as far as the file tells them now. Reads it again."""
+    """The problems with their lines, as far as they are found. Reads the file again."""
     try:
         text = text_of(read_bounded(file)) if problems else ""
     except YamlFileError:
@@ -25,7 +25,7 @@ def placed(problems: Sequence[Problem], file: Path) -> list[Problem]:
 
 
 def placed_in(problems: Sequence[Problem], text: str) -> list[Problem]:
-    """The problems with their lines in the text of a file, as far as it is YAML."""
+    """The problems with their lines in the text of a file, if it is YAML."""
     try:
         root = yaml_nodes(text)
     except YamlFileError:
@@ -34,7 +34,7 @@ def placed_in(problems: Sequence[Problem], text: str) -> list[Problem]:
 
 
 def with_places(file: Path, step: Callable[[], Result]) -> Result:
-    """What `step` returns. A Problems that it raises gets the lines of its problems in the file."""
+    """Calls `step` and returns its result. If it raises Problems, their lines in the file are added."""
     try:
         return step()
     except Problems as errors:
@@ -42,9 +42,9 @@ def with_places(file: Path, step: Callable[[], Result]) -> Result:
 
 
 def made_of(file: Path, make: Callable[[Any], Result], content: bytes | None = None) -> Result:
-    """What is made of the YAML document in a file. Problems, with their lines and the name of the file.
+    """The result of `make` for the YAML document in a file. Raises Problems with their lines and the file's name.
 
-    `content` is what the file holds, where it is read already.
+    `content` is the content of the file, if it was already read.
     """
     try:
         text = text_of(read_bounded(file) if content is None else content)
@@ -58,7 +58,7 @@ def made_of(file: Path, make: Callable[[Any], Result], content: bytes | None = N
 
 
 def _line_of(path: str, node: Node | None) -> int | None:
-    """The line of what `path` leads to, or of the last thing on the way; None if it leads to nothing."""
+    """The line of the node at `path`, or of its nearest existing parent; None if there is neither."""
     line = None
     for step in _steps(path):
         found = _child(node, step)
@@ -76,7 +76,7 @@ def _steps(path: str) -> Iterator[str | int]:
 
 
 def _child(node: Node | None, step: str | int) -> tuple[int, Node] | None:
-    """A part of a node, and its line."""
+    """A child of a node, with its line; None if there is no such child."""
     if isinstance(node, MappingNode) and isinstance(step, str):
         for key, value in node.value:
             if isinstance(key, ScalarNode) and key.value == step:

@@ -1,15 +1,15 @@
-"""What is wrong with a file that people write: each problem with its place, and the words to tell it in."""
+"""Problems in files that people write: each with its place, and text for its values."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _MOST_BITS = 4_096
-"""A number of more bits is shown by its size: Python refuses to print one of 4,300 digits."""
+"""Larger numbers are shown by their size in bits: Python refuses to print one of 4,300 digits."""
 
 
 class Problem(NamedTuple):
-    """Where something is wrong, as `quotas.entries[0].user`, and what was expected and found there."""
+    """One problem: its place, such as `quotas.entries[0].user`, and what was expected and found there."""
 
     path: str
     problem: str
@@ -20,14 +20,14 @@ class Problem(NamedTuple):
 
 
 class Problems(ValueError):
-    """Everything that is wrong with a file, or a section of it; its text has one line for each problem."""
+    """All problems of a file, or of a section of it. The text has one line for each problem."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("\n".join(map(str, problems)))
         self.problems = tuple(problems)
 
     def named(self, file: Path) -> "Problems":
-        """The same, with the name of the file before each problem."""
+        """The same problems, each with the name of the file in front."""
         name = str(file)
         return Problems(
             [each if each.path == name else each._replace(path=f"{name}: {each.path}") for each in self.problems]
@@ -35,7 +35,7 @@ class Problems(ValueError):
 
 
 def show(value: Any) -> str:
-    """What was found in a file, in one short line."""
+    """A value from a file as one short line of text."""
     if value is None:
         return "nothing"
     if isinstance(value, bool):

@@ -1,4 +1,4 @@
-"""Files that people write, as frozen, strict models; all that is wrong with one is told in one run, in one way."""
+"""Reads files that people write into frozen, strict models. All problems of a file are reported at once."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,24 +15,24 @@ from common.kinds import Kind
 from common.problems import Problem, Problems, either, show
 
 _PERHAPS = 0.6
-"""So much alike is a setting of the same section that is meant."""
+"""The least similarity of a suggested setting of the same section."""
 _SURELY = 0.9
-"""And one of another section."""
+"""The least similarity of a suggested setting of another section."""
 _AS_WELL = 0.05
-"""A name that is no less alike than by this may be meant as well as the one that is the most."""
+"""Names whose similarity is lower than the highest by at most this are suggested too."""
 _FEW_SECTIONS = 4
-"""A setting that more sections have is no word for any of them."""
+"""A setting that more sections have is not used to suggest a section."""
 
 
 class Settings(BaseModel):
-    """A mapping of the file: frozen, no unknown keys, no value converted from another type."""
+    """A mapping of the file: frozen, without unknown keys, and without conversion of types."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", use_attribute_docstrings=True)
 
     def unless(self, problems: Iterable[str | Problem]) -> Self:
-        """These settings, for a validator of what they are together: Problems if there are some.
+        """These settings, for use at the end of a validator. Raises Problems if there are any.
 
-        Paths count from the section; a text by itself is about the whole section.
+        Paths are relative to the section; a plain text is a problem of the whole section.
         """
         if found := [Problem("", each) if isinstance(each, str) else each for each in problems]:
             raise Problems(found)
@@ -41,13 +41,13 @@ class Settings(BaseModel):
 
 Model = TypeVar("Model", bound=Settings)
 Check = Callable[[Any], Iterable[Problem]]
-"""What can be wrong between sections, in a model, or in what a file holds where that is not valid."""
+"""A check across sections. It gets a model, or the plain content of the file if that is not valid."""
 
 
 def read_settings(
     model: type[Model], data: Any, checks: Iterable[Check] = (), context: Mapping[str, Any] | None = None
 ) -> Model:
-    """The model that lists, dicts and scalars describe. Problems with every problem, of the model and of the checks."""
+    """The model for the content of a file. Raises Problems, with those of the model and of the checks."""
     try:
         settings = model.model_validate(data, context=dict(context or {}))
     except ValidationError as error:
@@ -59,7 +59,7 @@ def read_settings(
 
 
 def valid(model: type[Model], data: Any, context: Mapping[str, Any] | None = None) -> Model | None:
-    """The model that `data` describes, or is; None if something is wrong with it."""
+    """The model for `data` (plain content or a model); None if it is not valid."""
     try:
         return model.model_validate(data, context=dict(context or {}))
     except ValidationError:
@@ -67,7 +67,7 @@ def valid(model: type[Model], data: Any, context: Mapping[str, Any] | None = Non
 
 
 def repeated_names(sections: Sequence[Any], path: str) -> Iterator[Problem]:
-    """Sections of the list at `path` that have the `name` of one before them."""
+    """Problems for sections of the list at `path` with the same `name` as an earlier section."""
     seen: dict[str, int] = {}
     for i, section in enumerate(sections):
         name = part(section, "name")
@@ -80,7 +80,7 @@ def repeated_names(sections: Sequence[Any], path: str) -> Iterator[Problem]:
 
 
 def sections(path: str, model: type[Settings]) -> Iterator[tuple[str, type[Settings]]]:
-    """Each section that a model has, and it itself, by its pattern such as "virtual_clusters[].quotas"."""
+    """A model and all its sections, each with its pattern, such as "virtual_clusters[].quotas"."""
     yield path, model
     for name, field in model.model_fields.items():
         annotation = without_none(field.annotation)
@@ -92,7 +92,7 @@ def sections(path: str, model: type[Settings]) -> Iterator[tuple[str, type[Setti
 
 
 def found_at(data: Any, pattern: str, above: str = "") -> Iterator[tuple[str, Any]]:
-    """What stands at a place like "virtual_clusters[].upstream", in each element of the lists, with its path."""
+    """The values at a pattern such as "virtual_clusters[].upstream", each with its path; one for each list element."""
     step, _, rest = pattern.partition(".")
     key = step.removesuffix("[]")
     value = part(data, key)
@@ -106,20 +106,20 @@ def found_at(data: Any, pattern: str, above: str = "") -> Iterator[tuple[str, An
 
 
 def part(data: Any, key: str) -> Any:
-    """A setting of a section, or of what a file holds in its place; None where there is none."""
+    """A setting of a section, which is a model or plain content; None if it is missing."""
     if isinstance(data, Mapping):
         return data.get(key)
     return getattr(data, key, None) if isinstance(data, Settings) else None
 
 
 def items(data: Any, key: str) -> Sequence[Any]:
-    """The list that is a setting of a section, or of what a file holds in its place; empty where there is none."""
+    """A list in a section, which is a model or plain content; empty if it is missing."""
     value = part(data, key)
     return value if isinstance(value, list | tuple) else ()
 
 
 def without_none(annotation: Any) -> Any:
-    """The annotation of a section, of one that may be left out as well."""
+    """The annotation without `| None`."""
     parts = get_args(annotation)
     return parts[0] if len(parts) == 2 and parts[1] is NoneType else annotation
 
@@ -128,7 +128,7 @@ def without_none(annotation: Any) -> Any:
 
 
 def problems_of(error: ValidationError, model: type[Settings]) -> list[Problem]:
-    """What pydantic found wrong with what was to become a `model`, in the order of the settings."""
+    """The problems that pydantic found in the content for a `model`, in the order of the settings."""
     return [problem for details in error.errors(include_url=False) for problem in _problems(details, model)]
 
 
@@ -172,7 +172,7 @@ def _unknown_key(loc: tuple[int | str, ...], model: type[Settings]) -> str:
 
 
 def _alike(key: str, names: Iterable[str], least: float) -> dict[str, float]:
-    """Those of the names that `key` may be meant for, and how much alike they are, at least so much: 1 is the same."""
+    """The names that `key` may be a misspelling of, with their similarity (1: equal), which is at least `least`."""
     ratios = {name: SequenceMatcher(None, name, key).ratio() for name in names}
     least = max(least, max(ratios.values(), default=0) - _AS_WELL)
     return {name: ratio for name, ratio in ratios.items() if ratio >= least}
@@ -180,7 +180,7 @@ def _alike(key: str, names: Iterable[str], least: float) -> dict[str, float]:
 
 @cache
 def sections_by_setting(model: type[Settings]) -> dict[str, list[str]]:
-    """Where settings stand that only few sections have, by name; each section as "virtual_clusters[].quotas"."""
+    """The sections of each setting that only few sections have; a section is a "virtual_clusters[].quotas"."""
     found: dict[str, list[str]] = {}
     for path, section in sections("", model):
         for name in section.model_fields:
@@ -191,7 +191,7 @@ def sections_by_setting(model: type[Settings]) -> dict[str, list[str]]:
 def _path(loc: Sequence[int | str]) -> str:
     path = ""
     for step in loc:
-        if step == "[key]":  # pydantic's word for what is wrong with the key before
+        if step == "[key]":  # pydantic's mark for a problem of the key before
             continue
         if isinstance(step, int):
             path += f"[{step}]"
@@ -217,7 +217,7 @@ def _model_at(loc: Sequence[int | str], model: type[Settings]) -> type[Settings]
 
 
 def expected_of(field: FieldInfo) -> str:
-    """What a setting takes, in words."""
+    """The valid values of a setting, in words."""
     for kind in field.metadata:
         if isinstance(kind, Kind):
             return kind.expected

@@ -19,7 +19,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 class YamlFileError(Problems):
-    """A file that holds no YAML; `place` is "line 3, column 5", or the file's name where no line is known."""
+    """A file that is not valid YAML; `place` is "line 3, column 5", or the file's name if the line is not known."""
 
     def __init__(self, place: str, problem: str) -> None:
         super().__init__([Problem(place, problem)])
@@ -35,7 +35,7 @@ def read_yaml_file(path: Path) -> Any:
 
 
 def yaml_nodes(text: str) -> Node | None:
-    """The nodes of the text's one document, which know their lines; they may go in circles. YamlFileError."""
+    """The nodes of the one document in a text, with their lines. They may have cycles. Raises YamlFileError."""
     try:
         node: Node | None = YAML(typ="safe", pure=True).compose(text)
     except (YAMLError, RecursionError, ValueError) as error:

@@ -39,13 +39,13 @@ WHOLE_CLUSTER = -2
 class ClientSensors:
     """The sensors that measure one client at one node, as handles; None for a quota type that is not measured.
 
-    A binding is valid while `version` is the version of its ClientQuotaManager, or if `renews` accepts it.
+    They are valid while `version` is the version of their ClientQuotaManager, or if its `renews` accepts them.
 
     `fetch_ceiling_bytes` is the most that one Fetch may ask for. `mutation` is a token bucket that all nodes share;
     `limits_mutations` is False if it has no limit. `costs` has the costs of requests at this node, if request time is
     measured (for `request` or `shadow_request`). `limits` is False if no quota limits this client, `limits_produces`
     and `limits_requests` if no quota of that type does. Sensors of shadow quotas never throttle. `crowded` are the
-    sensor tables that were full when the binding was made.
+    sensor tables that were full when this was made.
     """
 
     version: int
@@ -99,11 +99,12 @@ class ShadowThrottles(NamedTuple):
 
 
 class ClientQuotaManager:
-    """Gives each client the sensors that measure it (a binding), and keeps their limits equal to the quota tables.
+    """Gives each client the sensors that measure it (ClientSensors), and keeps their limits equal to the quota tables.
 
-    `version` increases when a table is replaced and when sensors are closed. An older binding remains valid if `renews`
-    accepts it, which it does unless the change concerns its client. `overflowed` counts bindings without a separate
-    sensor because the sensor table was full; a sixteenth of its rows is reserved for sensors that such clients share.
+    `version` increases when a table is replaced and when sensors are closed. Older ClientSensors remain valid if
+    `renews` accepts them, which it does unless the change concerns their client. `overflowed` counts clients without a
+    separate sensor because the sensor table was full; a sixteenth of its rows is reserved for sensors that such clients
+    share.
 
     Shadow quotas have a separate sensor table of the same size, so they take no rows from enforced quotas. There are
     also separate tables for the token buckets of controller mutations, and for request time, whose throttles Kafka
@@ -153,18 +154,18 @@ class ClientQuotaManager:
         self._handles: dict[SensorKey, int] = {}
         self._client_sensors_by_id: dict[tuple[str, int, str, str], ClientSensors] = {}
         self._touched: dict[tuple[str, str], int] = {}
-        """The version at which bindings of a client became stale; "" stands for any user or any client-id."""
+        """The version at which the sensors of a client became stale; "" stands for any user or any client-id."""
         self._touched_before: dict[tuple[str, str], int] = {}
         self._begin_of_touched = 0
         self._all_touched = 0
-        """All bindings of an earlier version are stale."""
+        """All ClientSensors of an earlier version are stale."""
         self._shared_closed = 0
-        """Bindings of an earlier version with a shared sensor may be stale."""
+        """ClientSensors of an earlier version that have a shared sensor may be stale."""
         self._places: set[tuple[str, int]] = set()
         self._spared: set[SensorKey] = set()
-        """Sensors of the binding that is being made; they must not be closed to make room."""
+        """Sensors of the ClientSensors that are being made; they must not be closed to make room."""
         self._crowded: list[Rows] = []
-        """Sensor tables in which the binding that is being made got no separate sensor."""
+        """Sensor tables in which the client whose ClientSensors are being made got no separate sensor."""
         self._swept: Iterator[SensorKey] = iter(())
         self._in_turn: Iterator[SensorKey] = iter(())
         self._closed_shadows: dict[tuple[str, int, QuotaType], ShadowThrottles] = {}
@@ -187,9 +188,9 @@ class ClientQuotaManager:
             self._client_sensors_by_id[who] = client_sensors
 
     def renews(self, client_sensors: ClientSensors) -> bool:
-        """Whether a binding is still what `bind` would return. If so, its version is set to the present one.
+        """Whether these sensors are still what `bind` would return. If so, their version is set to the present one.
 
-        It is still valid if no change since then concerns its client. A binding without a separate sensor remains valid
+        They are if no change since then concerns their client. A client without a separate sensor keeps its shared one
         while the full table has no room.
         """
         since = client_sensors.version
@@ -270,8 +271,8 @@ class ClientQuotaManager:
     ) -> Iterator[None]:
         """As `replace`, in steps of a few ms. Between the steps anything is allowed except another change of quotas.
 
-        From the first step on, new bindings use the new tables and limits. Until the last step, sensors that were not
-        bound again may have their old limits.
+        From the first step on, `bind` uses the new tables and limits. Until the last step, sensors that were not bound
+        again may have their old limits.
         """
         table, shadow = table.succeeding(self.table), shadow if shadow is not None else QuotaTable()
         same_tags = table.measures_as(self.table) and shadow.measures_as(self.shadow)
@@ -333,9 +334,10 @@ class ClientQuotaManager:
                 yield [key for key in keys if key.tags.user in users or key.tags.client_id in client_ids]
 
     def _touch_clients_of(self, entity: Entity) -> None:
-        """Make bindings of clients that this entity's quotas can bind stale from the next version on.
+        """Make the sensors of clients that this entity's quotas can bind stale from the next version on.
 
-        For a very long client-id all bindings become stale, because they may have a shortened name.
+        For a very long client-id the sensors of all clients become stale: its clients may be measured under a shortened
+        name.
         """
         if entity.ip is not None:
             return
@@ -346,7 +348,7 @@ class ClientQuotaManager:
             self._all_touched = self.version + 1
 
     def _touch(self, user: str, client_id: str) -> None:
-        """Make bindings of this client stale from the next version on; "" stands for any user or any client-id."""
+        """Make the sensors of this client stale from the next version on; "" stands for any user or any client-id."""
         if len(self._touched) >= _TOUCHED_KEPT:
             self._all_touched = max(self._all_touched, self._begin_of_touched)
             self._touched_before, self._touched = self._touched, {}
@@ -470,7 +472,7 @@ class ClientQuotaManager:
         """A sensor from the reserved rows: shared for new clients of a default, separate for a named entity.
 
         When the reserve is used up, an enforced quota gets the row that was idle longest. A shadow quota gets none,
-        because closing a row makes bindings stale.
+        because closing a row makes ClientSensors stale.
         """
         self._crowded.append(self._rows_of(key))
         if key.shadow:

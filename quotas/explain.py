@@ -95,7 +95,7 @@ def _of_client(quotas: Quotas, table: QuotaTable, key: QuotaKey, client: Client)
         if (limit := _limit(quotas, entity, key)) is not None
     ]
     if not table.is_on(quota_type):
-        return Explanation(key, None, notes=("nobody has such a quota, so nothing is measured",))
+        return Explanation(key, None, notes=("no entity has this quota, so use is not measured",))
     tags, _, client_sensors = table.tags_and_limit(quota_type, client.user, client.client_id)
     rule = next((rule for rule in rules if rule.entity == client_sensors), None)
     beaten = tuple(BeatenRule(other, _why_beaten(other, rule)) for other in rules if other is not rule)
@@ -154,7 +154,7 @@ def _of_address(quotas: Quotas, key: QuotaKey, address: str, hosts: Collection[s
 def _why_address_beaten(beaten: Rule, own: Sequence[Rule]) -> str:
     if beaten.level == 1:
         return "the address itself comes before host names" if own else "of host names the lowest limit comes first"
-    return "an address of its own comes before the default"
+    return "a quota of the address comes before the default"
 
 
 # ------------------------------------------------------------- never binding

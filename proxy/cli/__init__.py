@@ -1,1 +1,1 @@
-"""What the command line does, one module a command, or a family of them."""
+"""The commands of the command line, one module for each command or group of commands."""

@@ -1,4 +1,4 @@
-"""Asking the admin API of a running proxy, at the address and with the token that its configuration says."""
+"""Requests to the admin API of a running proxy, at the address and with the token in its configuration."""
 
 import json
 from http.client import HTTPConnection, HTTPException
@@ -16,22 +16,22 @@ _MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 
 
 class NoProxy(Exception):
-    """Nobody answers there."""
+    """No proxy answers at the address."""
 
 
 class ProxyRefuses(Exception):
-    """Somebody answers, but not with what was asked for. The text says what."""
+    """The response is an error, or not from kafka-throttle. The text says what it is."""
 
 
 def address_of(admin: AdminConfig) -> HostPort:
-    """Where to reach the listener from its own machine."""
+    """The address at which the admin listener can be reached from its own machine."""
     ip = ip_address(admin.bind)
     loopback = "127.0.0.1" if ip.version == 4 else "::1"
     return HostPort(loopback if ip.is_unspecified else admin.bind, admin.port)
 
 
 def ask(admin: AdminConfig, config_path: Path, page: str, parameters: dict[str, str]) -> dict[str, Any]:
-    """The response of a page. Raises NoProxy, ProxyRefuses, or ConfigErrors where the token is not to be had."""
+    """The JSON content of a page. Raises NoProxy, ProxyRefuses, or ConfigErrors if the token cannot be read."""
     address, token = address_of(admin), read_token(admin, config_path)
     connection = HTTPConnection(address.host, address.port, timeout=_TIMEOUT_S)
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}

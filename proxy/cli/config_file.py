@@ -1,4 +1,4 @@
-"""The configuration file that commands are given, and what ends them when it cannot be used."""
+"""Loads the configuration file of a command, and ends the process if it cannot be used."""
 
 import os
 import sys
@@ -35,7 +35,7 @@ BAD_INPUT = 2
 """The exit status for a configuration or a command line that cannot be used."""
 
 REFUSED = 1
-"""The exit status when a source, or a proxy, refuses or is away."""
+"""The exit status if a source or a proxy refuses a request or is unreachable."""
 
 config_option = click.option(
     "-c",
@@ -47,12 +47,12 @@ config_option = click.option(
 )
 
 virtual_cluster_option = click.option(
-    "--virtual-cluster", "virtual_cluster", metavar="NAME", help="Which one, where the file has several."
+    "--virtual-cluster", "virtual_cluster", metavar="NAME", help="The virtual cluster, if the file has several."
 )
 
 
 def load(path: Path) -> Config:
-    """The configuration; ends the process with every problem on standard error if it cannot be used."""
+    """The configuration. If it is invalid, prints all problems on standard error and ends the process."""
     try:
         return load_config(path)
     except ConfigErrors as problems:
@@ -60,7 +60,7 @@ def load(path: Path) -> Config:
 
 
 def load_with_files(path: Path) -> Config:
-    """As `load`; the files that it names have to be in order, too."""
+    """As `load`, but also checks the files that the configuration names."""
     problems: list[Problem] = []
     data: Any = None
     try:
@@ -76,9 +76,10 @@ def load_with_files(path: Path) -> Config:
 
 
 def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
-    """What is wrong with the files that the configuration at `path` names: certificates, keys, secrets, the spool.
+    """The problems of files that the configuration at `path` names: certificates, keys, secrets, the spool.
 
-    Of `data`, a Config or what the file holds, each section is looked at that is right by itself.
+    `data` is a Config, or the plain content of the file if that is invalid; each section that is valid by itself is
+    checked.
     """
     for place, section in valid_sections(data, path.absolute().parent, _SECTIONS_WITH_FILES):
         try:
@@ -96,7 +97,7 @@ def _problems_of_files(data: Any, path: Path) -> Iterator[Problem]:
 
 
 def _problems_of_spool(directory: Path) -> Iterator[Problem]:
-    """As the proxy will find it; but whoever is root may look for somebody else."""
+    """The problems that the proxy would have with the spool. Root may check a spool of another user."""
     try:
         look_at_directory(directory, os.geteuid() or None)
     except SpoolUnusable as error:
@@ -118,7 +119,7 @@ def _problems_of_credentials(path: str, admin: CredentialsConfig) -> Iterator[Pr
 
 
 def cluster_of(config: Config, name: str | None) -> VirtualClusterConfig:
-    """The virtual cluster that is meant; ends the process where that is not plain."""
+    """The virtual cluster with this name, or without a name the only one. Ends the process if that is not one."""
     clusters = {cluster.name: cluster for cluster in config.virtual_clusters}
     if name is None and len(clusters) == 1:
         return config.virtual_clusters[0]

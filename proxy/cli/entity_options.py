@@ -1,4 +1,4 @@
-"""Entities on the command line: --user NAME or --default-user, and so on."""
+"""Options that name an entity: --user NAME or --default-user, and so on."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -11,24 +11,24 @@ from quotas.entities import DEFAULT, Entity, InvalidQuota, Name, is_ip
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _OPTIONS = (
-    click.option("--user", metavar="NAME", help="A user; ANONYMOUS is who does not authenticate."),
-    click.option("--default-user", is_flag=True, help="Each user without a quota of its own."),
+    click.option("--user", metavar="NAME", help="A user; ANONYMOUS for clients that do not authenticate."),
+    click.option("--default-user", is_flag=True, help="All users without a quota under their name."),
     click.option("--client-id", metavar="NAME", help="A client-id."),
-    click.option("--default-client-id", is_flag=True, help="Each client-id without a quota of its own."),
-    click.option("--ip", metavar="ADDRESS", help="An address, by itself."),
-    click.option("--default-ip", is_flag=True, help="Each address without a quota of its own."),
+    click.option("--default-client-id", is_flag=True, help="All client-ids without a quota under their name."),
+    click.option("--ip", metavar="ADDRESS", help="An IP address; not together with other options."),
+    click.option("--default-ip", is_flag=True, help="All addresses without a quota of the address."),
 )
 
 
 def entity_options(command: Command) -> Command:
-    """Give a command the six options; it takes them as `**parts`."""
+    """Add the six options to a command, which takes them as `**options`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
 def parts_of(options: dict[str, Any]) -> dict[str, Name]:
-    """Each part that was given; ends the process if one was given twice."""
+    """The parts of the entity that were given. Ends the process if a part is invalid or was given twice."""
     parts: dict[str, Name] = {}
     for part in ("user", "client_id", "ip"):
         name, is_default = options[part], options[f"default_{part}"]
@@ -45,7 +45,7 @@ def parts_of(options: dict[str, Any]) -> dict[str, Name]:
 
 
 def _is_utf8(argument: str) -> bool:
-    """False for an argument whose bytes the system could not read as text."""
+    """Whether an argument is valid UTF-8. Python keeps other bytes as surrogates."""
     try:
         argument.encode()
     except UnicodeEncodeError:
@@ -54,7 +54,7 @@ def _is_utf8(argument: str) -> bool:
 
 
 def entity_of(options: dict[str, Any]) -> Entity:
-    """The entity that was given; ends the process if there is no such."""
+    """The entity that was given. Ends the process if none was given, or it is invalid."""
     parts = parts_of(options)
     if not parts:
         refuse("expected an entity (--user, --client-id, --ip, or the default of one), got nothing")

@@ -1,4 +1,4 @@
-"""`kafka-throttle explain`: why a client may use how much, and what a running proxy has measured of it."""
+"""`kafka-throttle explain`: the quotas of a client, why they apply, and what a running proxy has measured."""
 
 import json
 from collections.abc import Iterator
@@ -30,15 +30,15 @@ from quotas.explain import explain as explain_client
 @click.command()
 @config_option
 @virtual_cluster_option
-@click.option("--user", default="ANONYMOUS", show_default=True, help="Who the client is.")
-@click.option("--client-id", default="", help="What it calls itself; nothing, if left out.")
-@click.option("--ip", metavar="ADDRESS", help="Where it comes from.")
+@click.option("--user", default="ANONYMOUS", show_default=True, help="The user of the client.")
+@click.option("--client-id", default="", help="The client-id of the client; empty by default.")
+@click.option("--ip", metavar="ADDRESS", help="The address of the client.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, ip: str | None, as_json: bool) -> None:
-    """Tell which quotas bind a client, which they beat, who shares them, and what is used of them.
+    """Explain which quotas bind a client, which have lower precedence, who shares them, and how much is used.
 
-    Asks the running proxy at the configured admin address. Where none answers, it tells what the source of the quotas
-    alone says.
+    Asks the running proxy at the configured admin address. If no proxy answers, the explanation comes from the source
+    of the quotas alone, without measurements.
     """
     config = load(path)
     cluster = cluster_of(config, virtual_cluster)
@@ -47,14 +47,14 @@ def explain(path: Path, virtual_cluster: str | None, user: str, client_id: str, 
     try:
         form = ask(config.admin, path, "explain", parameters if ip is None else {**parameters, "ip": ip})
     except NoProxy as error:
-        click.echo(f"no proxy answers at {error}: told from the source alone, without what is measured", err=True)
+        click.echo(f"no proxy answers at {error}: this is from the source alone, without what is measured", err=True)
         form = _from_source(cluster, path, client)
     except ProxyRefuses as error:
         refuse(str(error), REFUSED)
     except ConfigErrors as error:
         refuse(str(error))
     else:
-        click.echo(f"told by the proxy at {address_of(config.admin)}", err=True)
+        click.echo(f"answered by the proxy at {address_of(config.admin)}", err=True)
     click.echo(json.dumps(form, indent=1) if as_json else "\n".join(_lines(form)))
 
 
@@ -67,10 +67,10 @@ def _client(user: str, client_id: str, ip: str | None) -> Client:
 
 
 def _from_source(cluster: VirtualClusterConfig, path: Path, client: Client) -> Form:
-    """What the quotas say by themselves; ends the process if they cannot be had."""
+    """The explanation from the quotas alone. Ends the process if they cannot be read."""
     with opened_source(cluster, path) as source:
         if warn_of_problems(source, cluster, path):
-            refuse(f"the quotas of {cluster.name} cannot be had now", REFUSED)
+            refuse(f"the quotas of {cluster.name} cannot be read now", REFUSED)
         tables = tables_of(source.quotas)
         measured = measured_client_id(client.client_id.encode(errors="surrogateescape"), tables.enforced)
         client = client._replace(client_id=measured)
@@ -99,7 +99,7 @@ def _lines(form: Form) -> Iterator[str]:
         yield from _quota_lines(reported)
     if form.get("caps"):
         yield ""
-        yield "bytes/s of all clients together, beyond which reading waits and nobody is throttled:"
+        yield "bytes/s of all clients together, beyond which reads wait and no client is throttled:"
         yield from (f"  {_cap(cap)}" for cap in form["caps"])
     for past in form["node_throttles"]:
         yield ""
@@ -154,7 +154,7 @@ def _use(use: Form, unit: str) -> str:
     if use.get("debt_ms"):
         words.append(f"a debt of {use['debt_ms'] / 1000:.1f} s")
     if use["shared_by"] is not None:
-        words.append(f"shared by newcomers of {_entity(use['shared_by'])}, as the table of sensors was full")
+        words.append(f"shared by new clients of {_entity(use['shared_by'])}, because the table of sensors was full")
     return ", ".join(words)
 
 

@@ -1,4 +1,4 @@
-"""KEY=VALUE, as several options take it. There may be a secret in it, so no value is ever told."""
+"""Options of the form KEY=VALUE. A value may be a secret, so errors never print values."""
 
 import re
 from collections.abc import Sequence
@@ -8,10 +8,10 @@ from proxy.cli.config_file import refuse
 
 
 def key_values(pairs: Sequence[str], option: str, key_of: str, expected: str) -> dict[str, str]:
-    """What comes before the first "=" of each pair, and what comes after it.
+    """The pairs as a dictionary, split at the first "=" of each.
 
-    Ends the process if one has none, or no key that `key_of` matches: with its place in the command line and nothing
-    of its text.
+    Ends the process for a pair without "=", or with a key that the pattern `key_of` does not match. The error has the
+    position of the pair and nothing of its text.
     """
     found = {}
     for number, pair in enumerate(pairs, 1):
@@ -23,7 +23,7 @@ def key_values(pairs: Sequence[str], option: str, key_of: str, expected: str) ->
 
 
 def with_files(values: dict[str, str], option: str) -> dict[str, str]:
-    """The same, but for each @FILE what is in that file, without its line end; ends the process if it is unreadable."""
+    """The values, with each @FILE replaced by the content of the file without its line end; errors end the process."""
     return {key: _content(value, f"{option}: {key}") for key, value in values.items()}
 
 

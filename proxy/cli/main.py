@@ -45,7 +45,7 @@ def run(path: Path) -> None:
 @main.command()
 @config_option
 def check(path: Path) -> None:
-    """Validate a configuration file; tell every problem with its place."""
+    """Validate a configuration file; print every problem with its place."""
     config = load_with_files(path)
     for warning in placed(warnings_of(config, ephemeral_ports()), path):
         click.echo(f"warning: {warning}", err=True)
@@ -53,7 +53,7 @@ def check(path: Path) -> None:
 
 
 def summary(config: Config) -> str:
-    """What a configuration comes to, for people."""
+    """A summary of a configuration, for people."""
     lines = []
     for cluster in config.virtual_clusters:
         servers = ", ".join(str(server) for server in cluster.upstream.bootstrap_servers)

@@ -1,4 +1,4 @@
-"""A number that an option takes."""
+"""A type of option: a number within a range."""
 
 import math
 from typing import Any
@@ -7,10 +7,10 @@ import click
 
 
 class NumberRange(click.FloatRange):
-    """As click's, which lets nan through: no bound is above or below it."""
+    """As click.FloatRange, but refuses nan, which passes every comparison of click."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """What click asks for; fails for what is no number."""
+        """The number; fails for nan and for text that is no number."""
         number = super().convert(value, param, ctx)
         if math.isnan(number):
             self.fail(f"expected a number, got {value!r}", param, ctx)

@@ -13,12 +13,12 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Moment(click.ParamType[int]):
-    """A day or a moment, in ISO 8601, as ms since 1970; UTC where no zone is given."""
+    """A type of option: a date or time in ISO 8601, as ms since 1970. Without a time zone it is UTC."""
 
     name = "TIME"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """What click asks for; fails for what is no time."""
+        """The time in ms since 1970; fails for text that is no time."""
         if isinstance(value, int):
             return value
         try:
@@ -29,13 +29,13 @@ class Moment(click.ParamType[int]):
 
 
 _OPTIONS = (
-    click.option("--since", "since_ms", type=Moment(), help="Only windows that began then or later (UTC)."),
-    click.option("--until", "until_ms", type=Moment(), help="Only windows that began before."),
+    click.option("--since", "since_ms", type=Moment(), help="Only windows that began at this time or later (UTC)."),
+    click.option("--until", "until_ms", type=Moment(), help="Only windows that began before this time (UTC)."),
 )
 
 
 def period_options(command: Command) -> Command:
-    """Give a command what says when; it takes `since_ms` and `until_ms`, of which the first is the earlier."""
+    """Add --since and --until to a command, which takes `since_ms` and `until_ms`. --since must be before --until."""
 
     @wraps(command)
     def checked(*, since_ms: int | None, until_ms: int | None, **arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""`kafka-throttle quotas`: read and change quotas in the source that is configured, whether a proxy runs or not."""
+"""`kafka-throttle quotas`: read and change quotas in the configured source, with or without a running proxy."""
 
 import json
 import logging
@@ -47,7 +47,7 @@ def quotas() -> None:
 @entity_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def describe(path: Path, virtual_cluster: str | None, as_json: bool, **options: Any) -> None:
-    """Show quotas and the layer each comes from; of all entities, or of those that have the parts given."""
+    """Show quotas and the layer that each comes from: of all entities, or of those with the given parts."""
     config, parts = load(path), parts_of(options)
     clusters = config.virtual_clusters if virtual_cluster is None else [cluster_of(config, virtual_cluster)]
     forms, away = [], False
@@ -91,7 +91,7 @@ def set_quotas(path: Path, virtual_cluster: str | None, settings: tuple[str, ...
 @entity_options
 @click.argument("keys", metavar="KEY...", nargs=-1, required=True)
 def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **options: Any) -> None:
-    """Remove quotas of one entity; with the source `file`, changes of them: what the file says holds again."""
+    """Remove quotas of one entity. With the source `file`, remove their changes: the values of the file apply again."""
     from proxy.server.quota_sources import unset as unset_in
 
     entity = entity_of(options)
@@ -108,9 +108,7 @@ def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **opti
     kept = [key for key in gone if key in after and after.get(key) == before.get(key)]
     if kept:
         layers = ", ".join(sorted({after[key].layer for key in kept}))
-        refuse(
-            f"{', '.join(key.text for key in kept)} of {entity}: stands in {layers} itself, take it out there", REFUSED
-        )
+        refuse(f"{', '.join(key.text for key in kept)} of {entity}: set in {layers} itself, remove it there", REFUSED)
 
 
 # --------------------------------------------------------------------- source
@@ -118,10 +116,10 @@ def unset(path: Path, virtual_cluster: str | None, keys: tuple[str, ...], **opti
 
 @contextmanager
 def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]:
-    """The source of a virtual cluster, read; ends the process if there is none such."""
+    """The source of a virtual cluster, started. Ends the process if its configuration is invalid."""
     from proxy.server.quota_sources import source_of
 
-    logging.getLogger().setLevel(logging.CRITICAL)  # what libraries say is in the problems of the source, too
+    logging.getLogger().setLevel(logging.CRITICAL)  # errors of libraries are also in the problems of the source
     try:
         source = source_of(cluster, path, remembers=False)
     except ConfigErrors as problems:
@@ -134,7 +132,7 @@ def opened_source(cluster: VirtualClusterConfig, path: Path) -> Iterator[Source]
 
 
 def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) -> bool:
-    """Tell what is wrong with a source on standard error; True if what it holds may not be what is in force."""
+    """Print the problems of a source on standard error. Returns True if its quotas may not be those in force."""
     state_file = cluster.quotas.state_file
     itself = (source.name, str(path.parent / state_file)) if state_file else (source.name,)
     for place, problem in source.problems.items():
@@ -146,7 +144,7 @@ def warn_of_problems(source: Source, cluster: VirtualClusterConfig, path: Path) 
 
 
 def _limits(settings: Iterable[str]) -> dict[QuotaKey, float | None]:
-    """The limits that `key=value` pairs say; ends the process if one says none, or one a second time."""
+    """The limits in `key=value` pairs. Ends the process if a pair is invalid, or a key is given twice."""
     limits: dict[QuotaKey, float | None] = {}
     for setting in settings:
         text, equals, value = setting.partition("=")
@@ -178,11 +176,11 @@ def _number(key: QuotaKey, text: str) -> float:
     return value
 
 
-# -------------------------------------------------------------------- telling
+# -------------------------------------------------------------------- output
 
 
 def _sorted(quotas: Quotas, parts: Mapping[str, Name]) -> list[Entity]:
-    """The entities that have these parts, in the order of their names."""
+    """The entities with these parts, sorted by name."""
     having = (entity for entity in quotas if all(getattr(entity, part) == name for part, name in parts.items()))
     return sorted(having, key=str)
 
@@ -194,7 +192,7 @@ def _listed(virtual_cluster: str, source: str, quotas: Quotas) -> str:
 
 
 def _in_force(entity: Entity, quotas: Quotas) -> str:
-    """An entity with its quotas, a line each."""
+    """An entity and its quotas, one line each."""
     limits = quotas.get(entity, {})
     if not limits:
         return f"{entity}\n  no quotas"
@@ -212,7 +210,7 @@ def _by_text(item: tuple[QuotaKey, Any]) -> tuple[bool, str]:
 
 
 def _warn_if_beaten(entity: Entity, keys: Iterable[QuotaKey], quotas: Quotas) -> None:
-    """Tell if no client, or hardly any, will ever be bound by what was set."""
+    """Warn if the quotas that were set can bind no client, or only clients without a client-id."""
     for key in keys:
         if first := always_beaten_by(entity, {other for other, limits in quotas.items() if key in limits}):
             subject = "only clients without a client-id" if first.but_for_empty else "nobody"

@@ -1,11 +1,11 @@
-"""Lists of servers, as several commands take them."""
+"""Options that take a list of servers."""
 
 from proxy.cli.config_file import refuse
 from proxy.config.kinds import host_port
 
 
 def servers_of(text: str, option: str) -> list[str]:
-    """HOST:PORT,... one by one; ends the process if it is anything else, which is told of `option`."""
+    """The servers in "HOST:PORT,...". Ends the process if the text is invalid; the error names `option`."""
     try:
         return [str(host_port(part.strip())) for part in text.split(",")]
     except ValueError:

@@ -1,4 +1,4 @@
-"""`kafka-throttle usage`: what becomes of usage records, on Spark. The work is in `pipeline.jobs`."""
+"""`kafka-throttle usage`: commands that process usage records, on Spark. The work is done in `pipeline.jobs`."""
 
 import sys
 from collections.abc import Callable
@@ -17,14 +17,14 @@ _OF_THE_EXTRA = {"pyspark", "py4j", "pandas", "pyarrow", "jinja2", "numpy", "ric
 _SPARK_OPTIONS = (
     click.option("--master", default="local[*]", show_default=True, help="Spark's master, as spark://host:7077."),
     click.option("--memory", default="2g", show_default=True, help="Memory of Spark's driver."),
-    click.option("--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark's own."),
+    click.option("--conf", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of Spark."),
 )
 
 table_option = click.option("--table", required=True, metavar="DIRECTORY", help="The table: a path, or hdfs://...")
 
 
 def spark_options(command: Command) -> Command:
-    """Give a command what says where Spark runs; `run_job` takes it as it is."""
+    """Add the options of Spark to a command, which passes them to `run_job`."""
     for option in reversed(_SPARK_OPTIONS):
         command = option(command)
     return command
@@ -32,14 +32,14 @@ def spark_options(command: Command) -> Command:
 
 @click.group()
 def usage() -> None:
-    """From what the proxy wrote down to reports and quotas, on Spark."""
+    """Reports and quotas from the usage records of the proxy, on Spark."""
 
 
 def run_job(name: str, **arguments: Any) -> NoReturn:
-    """Run `pipeline.jobs.<name>.main` and end with its exit status, 2 if it raises ValueError, or cannot read a file:
-    bad input.
+    """Run `pipeline.jobs.<name>.main` and end the process with its exit status.
 
-    Only here is Spark imported, so who uses other commands needs none.
+    The status is 2 (bad input) if the job raises ValueError or cannot read a file. Spark is imported only here: other
+    commands work without it.
     """
     if "settings" in arguments:
         given = key_values(arguments["settings"], "--conf", r"spark\..+", "spark.SOMETHING=VALUE")
@@ -64,19 +64,23 @@ def run_job(name: str, **arguments: Any) -> NoReturn:
 
 @usage.command()
 @click.option("--from", "spool", metavar="DIRECTORY", help="The spool, as the proxy writes it.")
-@click.option("--from-topic", "topic", metavar="TOPIC", help="A Kafka topic that gets what is in spools.")
-@click.option("--bootstrap-server", "servers", metavar="HOST:PORT[,...]", help="Where the topic's cluster is.")
+@click.option("--from-topic", "topic", metavar="TOPIC", help="A Kafka topic with the lines of spools.")
+@click.option("--bootstrap-server", "servers", metavar="HOST:PORT[,...]", help="The cluster of the topic.")
 @click.option(
     "--kafka-conf",
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of Kafka's Java consumer, as security.protocol=SSL; of VALUE @FILE what the file holds.",
+    help="A setting of Kafka's Java consumer, as security.protocol=SSL; a VALUE of @FILE is read from the file.",
 )
 @table_option
-@click.option("--once", is_flag=True, help="Take what is there and end. This is what happens without --every, too.")
+@click.option("--once", is_flag=True, help="Take what is there and end. This is the default without --every.")
 @click.option(
-    "--every", "every_s", type=click.IntRange(1, 86_400), metavar="S", help="Go on, and look every S seconds."
+    "--every",
+    "every_s",
+    type=click.IntRange(1, 86_400),
+    metavar="S",
+    help="Continue, and look for new records every S seconds.",
 )
 @click.option(
     "--future-tolerance",
@@ -98,9 +102,9 @@ def ingest(
     settings: tuple[str, ...],
     **arguments: Any,
 ) -> None:
-    """Take the files of a spool, or the messages of a topic, into the table: each record once, whatever is killed when.
+    """Add the files of a spool, or the messages of a topic, to the table: each record once, even if the job is killed.
 
-    What is broken goes to the table's quarantine, and what is missing is told.
+    Broken lines go to the table's quarantine, and missing records are reported.
     """
     if once and every_s is not None:
         refuse("expected either --once or --every, got both")
@@ -121,7 +125,7 @@ def ingest(
 
 
 def _with_kafka_source(settings: tuple[str, ...]) -> tuple[str, ...]:
-    """Spark is given the jars of its Kafka source, unless the settings name jars themselves."""
+    """The settings with the jars of Spark's Kafka source, unless they name jars themselves."""
     if any(setting.startswith(("spark.jars=", "spark.jars.packages=")) for setting in settings):
         return settings
     from common.jars import ToolMissing, spark_kafka_jars

@@ -1,4 +1,4 @@
-"""`kafka-throttle usage plan` and `usage apply`: from quotas in a file to quotas in force. They start no Spark."""
+"""`kafka-throttle usage plan` and `usage apply`: put the quotas of a file in force. They do not start Spark."""
 
 import logging
 from collections.abc import Callable
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 _PLACE_OPTIONS = (
-    click.option("--bootstrap-server", metavar="HOST:PORT,...", help="A proxy or a cluster, asked by Kafka's API."),
+    click.option("--bootstrap-server", metavar="HOST:PORT,...", help="A proxy or a cluster, by Kafka's API."),
     click.option(
         "--command-config",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="Who to be there: properties, as for Kafka's tools, with PEM files.",
+        help="Properties for the connection, as for Kafka's tools, with PEM files.",
     ),
     click.option("--zookeeper", metavar="HOST:PORT,...[/CHROOT]", help="Kafka's znodes below a chroot."),
     click.option(
@@ -32,14 +32,14 @@ _PLACE_OPTIONS = (
         "--config",
         "config_path",
         type=click.Path(path_type=Path, dir_okay=False),
-        help="A proxy's YAML file: the source that it says, whether a proxy runs or not.",
+        help="A proxy's YAML file: the source that it configures, with or without a running proxy.",
     ),
     virtual_cluster_option,
 )
 
 
 def place_options(command: Command) -> Command:
-    """Give a command what says where quotas are in force; it takes them as `**where`."""
+    """Add the options that say where quotas are in force to a command, which takes them as `**where`."""
     for option in reversed(_PLACE_OPTIONS):
         command = option(command)
     return command
@@ -50,24 +50,24 @@ def place_options(command: Command) -> Command:
     "--quotas",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The quotas that are wanted: as `usage recommend` writes them, a proxy's YAML file, or `entries`.",
+    help="The wanted quotas: a file of `usage recommend`, a proxy's YAML file, or a list `entries`.",
 )
 @place_options
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="Where the plan is written, for `apply`.")
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), help="The file for the plan, for `apply`.")
 @click.option(
     "--most-change",
     type=NumberRange(1.01),
     default=2.0,
     show_default=True,
     metavar="FACTOR",
-    help="By how much a limit may change in one run, down and up; inf: by any.",
+    help="The factor by which a limit may change in one run, down or up; inf: any.",
 )
 @click.option("--most-entities", type=click.IntRange(1), metavar="N", help="How many entities one run may change.")
-@click.option("--prune", is_flag=True, help="Remove what is in force and not in the file.")
+@click.option("--prune", is_flag=True, help="Remove quotas that are in force and not in the file.")
 def plan(virtual_cluster: str | None, **arguments: Any) -> None:
-    """Show what leads from the quotas in force to those of a file, in steps of bounded size. Changes nothing.
+    """Show the changes from the quotas in force to those of a file, in steps of bounded size. Changes nothing.
 
-    Exit status 0: done; 1: what is in force cannot be read; 2: something that was given cannot be used.
+    Exit status 0: done; 1: the quotas in force cannot be read; 2: an argument or a file is invalid.
     """
     where = {name: arguments.pop(name) for name in ("bootstrap_server", "command_config", "zookeeper", "config_path")}
     place = place_of(virtual_cluster=virtual_cluster, **where)
@@ -77,21 +77,21 @@ def plan(virtual_cluster: str | None, **arguments: Any) -> None:
 @click.command()
 @click.argument("plan", metavar="PLAN", type=click.Path(path_type=Path, dir_okay=False))
 @place_options
-@click.option("--dry-run", is_flag=True, help="Ask whether each change would be taken, and change nothing.")
+@click.option("--dry-run", is_flag=True, help="Check whether each change would be accepted, and change nothing.")
 @click.option(
     "--audit",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where every change is written down; quota-audit.jsonl beside the plan, if not given.",
+    help="The file to record every change in; by default quota-audit.jsonl beside the plan.",
 )
 @click.option(
     "--rollback-out",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Where the plan that takes this one back is written; PLAN.rollback.json beside it, if not given.",
+    help="The file for the plan that reverts this one; by default PLAN.rollback.json beside the plan.",
 )
 def apply(plan: Path, dry_run: bool, audit: Path | None, rollback_out: Path | None, **where: Any) -> None:
-    """Carry out a plan, unless something else is in force than it found. Applied twice it does nothing.
+    """Carry out a plan, unless the quotas in force have changed since it was made. A second run does nothing.
 
-    Exit status 0: all is in force; 1: something is not; 2: something that was given cannot be used.
+    Exit status 0: the whole plan is in force; 1: a part of it is not; 2: an argument or a file is invalid.
     """
     run_job("apply", plan=plan, place=place_of(**where), dry_run=dry_run, audit=audit, rollback_out=rollback_out)
 
@@ -103,7 +103,7 @@ def place_of(
     config_path: Path | None,
     virtual_cluster: str | None,
 ) -> "Place":
-    """Where quotas are in force; ends the process where that is not plain."""
+    """The place where quotas are in force. Ends the process if the options are missing or contradict each other."""
     from pipeline.rollout import place
     from pipeline.rollout.command_config import read_command_config
     from quotas.sources.cluster_connection import Credentials
@@ -114,7 +114,7 @@ def place_of(
         refuse(f"expected one of --bootstrap-server, --zookeeper and --config, got {got}")
     if command_config is not None and bootstrap_server is None:
         refuse("--command-config: expected with --bootstrap-server only")
-    logging.getLogger().setLevel(logging.CRITICAL)  # what libraries say is in the problems of the source, too
+    logging.getLogger().setLevel(logging.CRITICAL)  # errors of libraries are also in the problems of the source
     if config_path is not None:
         return _configured(config_path, virtual_cluster)
     if zookeeper is not None:

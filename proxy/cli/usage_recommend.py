@@ -1,4 +1,4 @@
-"""`kafka-throttle usage recommend`: which quotas recorded use calls for."""
+"""`kafka-throttle usage recommend`: quotas that fit the recorded use."""
 
 from pathlib import Path
 from typing import Any
@@ -14,12 +14,12 @@ _TYPES = tuple(quota_type.name.lower() for quota_type in QuotaType)
 
 
 class _Types(click.ParamType[tuple[str, ...]]):
-    """Quota types as usage records call them, with commas between them."""
+    """A type of option: quota types by their names in usage records, separated by commas."""
 
     name = "types"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Each once, in the order of QuotaType."""
+        """The quota types, each once, in the order of QuotaType."""
         asked = [text.strip() for text in value.split(",")]
         for text in asked:
             if text not in _TYPES:
@@ -29,7 +29,7 @@ class _Types(click.ParamType[tuple[str, ...]]):
 
 @click.command()
 @table_option
-@click.option("--out", required=True, metavar="DIRECTORY", help="Where quotas, stages and evidence are written.")
+@click.option("--out", required=True, metavar="DIRECTORY", help="The directory for quotas, stages and evidence.")
 @period_options
 @click.option(
     "--by",
@@ -51,15 +51,15 @@ class _Types(click.ParamType[tuple[str, ...]]):
     type=NumberRange(0.5, 1),
     default=0.99,
     show_default=True,
-    help="Of the windows with use, at the node where it is largest.",
+    help="The percentile of the use in windows with use, at the node where it is largest.",
 )
 @click.option(
-    "--headroom", type=NumberRange(1, 100), default=1.3, show_default=True, help="What that is multiplied by."
+    "--headroom", type=NumberRange(1, 100), default=1.3, show_default=True, help="The factor for the percentile."
 )
 @click.option(
     "--capacity",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="What the cluster can carry (YAML): limits are fitted into it.",
+    help="The capacity of the cluster (YAML): the sum of the limits is fitted to it.",
 )
 @click.option(
     "--least-days",
@@ -67,7 +67,7 @@ class _Types(click.ParamType[tuple[str, ...]]):
     default=7,
     show_default=True,
     metavar="N",
-    help="With use on fewer days nothing is recommended.",
+    help="Nothing is recommended for entities with use on fewer days.",
 )
 @click.option(
     "--least-windows",
@@ -75,10 +75,14 @@ class _Types(click.ParamType[tuple[str, ...]]):
     default=100,
     show_default=True,
     metavar="N",
-    help="With fewer windows with use at each node, neither.",
+    help="Nothing is recommended for entities with fewer windows with use at each node.",
 )
 @click.option(
-    "--stages", type=click.IntRange(1, 20), default=3, show_default=True, help="Of the roll-out, if these are enough."
+    "--stages",
+    type=click.IntRange(1, 20),
+    default=3,
+    show_default=True,
+    help="The number of stages of the roll-out, if these are enough.",
 )
 @click.option(
     "--step",
@@ -87,17 +91,17 @@ class _Types(click.ParamType[tuple[str, ...]]):
     default=2.0,
     show_default=True,
     metavar="F",
-    help="From one stage to the next no limit gets below 1/F of it.",
+    help="From one stage to the next, no limit is lowered to less than 1/F.",
 )
 @click.option(
-    "--simulate/--no-simulate", default=True, show_default=True, help="Replay what these quotas would have done."
+    "--simulate/--no-simulate", default=True, show_default=True, help="Simulate what these quotas would have done."
 )
 @spark_options
 def recommend(capacity: Path | None, **arguments: Any) -> None:
     """Recommend quotas: percentile x headroom of what was used, fitted to the capacity, in stages, with evidence.
 
     Writes quotas.yaml and stage-1.yaml, stage-2.yaml, ... as `usage plan` takes them, and recommendation.json, .csv and
-    .txt: docs/recommend.md. Exit status 0: done; 2: something that was given cannot be used; 3: nothing is recommended.
+    .txt: docs/recommend.md. Exit status 0: done; 2: an argument or a file is invalid; 3: nothing is recommended.
     """
     given = None if capacity is None else str(capacity)
     run_job("recommend", capacity=given, **arguments)

@@ -1,4 +1,4 @@
-"""`kafka-throttle usage report`."""
+"""`kafka-throttle usage report`: a report about the recorded use."""
 
 from pathlib import Path
 from typing import Any
@@ -11,14 +11,21 @@ from proxy.cli.usage import run_job, spark_options, table_option
 
 @click.command()
 @table_option
-@click.option("--out", required=True, metavar="DIRECTORY", help="Where report.html and tables/ are written.")
+@click.option("--out", required=True, metavar="DIRECTORY", help="The directory for report.html and tables/.")
 @period_options
 @click.option("--prices", type=click.Path(path_type=Path, dir_okay=False), help="A price sheet (YAML), for chargeback.")
-@click.option("--top", "top_n", type=click.IntRange(1, 1_000), default=20, show_default=True, help="Rows of a table.")
+@click.option(
+    "--top",
+    "top_n",
+    type=click.IntRange(1, 1_000),
+    default=20,
+    show_default=True,
+    help="The number of rows of each table.",
+)
 @spark_options
 def report(prices: Path | None, **arguments: Any) -> None:
-    """Write a page on who used what, who was throttled, what it costs and where it goes; and its tables.
+    """Write a report, with its tables, about use, throttling, costs and trends.
 
-    Exit status 0: done; 2: something that was given cannot be used; 3: there are no records in this time.
+    Exit status 0: done; 2: an argument or a file is invalid; 3: there are no records in this period.
     """
     run_job("report", prices=prices, **arguments)

@@ -1,4 +1,4 @@
-"""`kafka-throttle usage ship`."""
+"""`kafka-throttle usage ship`: send the files of a spool to a Kafka topic."""
 
 import sys
 import threading
@@ -14,23 +14,29 @@ from proxy.config.settings import TOPIC
 
 @click.command()
 @click.option("--from", "spool", required=True, metavar="DIRECTORY", help="The spool, as the proxy writes it.")
-@click.option("--to-topic", "topic", required=True, metavar="TOPIC", help="The topic.")
-@click.option("--bootstrap-server", "servers", required=True, metavar="HOST:PORT[,...]", help="Where the cluster is.")
+@click.option("--to-topic", "topic", required=True, metavar="TOPIC", help="The Kafka topic to send to.")
+@click.option(
+    "--bootstrap-server", "servers", required=True, metavar="HOST:PORT[,...]", help="The cluster of the topic."
+)
 @click.option(
     "--kafka-conf",
     "pairs",
     multiple=True,
     metavar="KEY=VALUE",
-    help="A setting of kafka-python's producer, as security_protocol=SSL; of VALUE @FILE what the file holds.",
+    help="A setting of kafka-python's producer, as security_protocol=SSL; a VALUE of @FILE is read from the file.",
 )
 @click.option(
-    "--every", "every_s", type=click.IntRange(1, 86_400), metavar="S", help="Go on, and look every S seconds."
+    "--every",
+    "every_s",
+    type=click.IntRange(1, 86_400),
+    metavar="S",
+    help="Continue, and look for new files every S seconds.",
 )
 def ship(spool: str, topic: str, servers: str, pairs: tuple[str, ...], every_s: int | None) -> None:
-    """Send the lines of complete files to a Kafka topic, those that it does not have yet; without --every once.
+    """Send the lines of complete files that a Kafka topic does not have yet. Ends after that, unless --every is given.
 
-    The same that a proxy with `usage.kafka` does, for spools of others. What was sent is noted in the spool.
-    Exit status 1: the topic does not take them; 2: something that was given cannot be used.
+    A proxy with `usage.kafka` does the same; this is for spools of other proxies. The spool stores what was sent.
+    Exit status 1: the topic does not take the lines; 2: an argument is invalid.
     """
     from proxy.observe.logs import configure
     from proxy.usage.kafka_topic import KafkaTopic, producer_settings

@@ -1,4 +1,4 @@
-"""`kafka-throttle usage simulate`: what would these quotas have done?"""
+"""`kafka-throttle usage simulate`: what quotas would have done to the recorded use."""
 
 from pathlib import Path
 from typing import Any
@@ -15,17 +15,17 @@ from proxy.cli.usage import run_job, spark_options, table_option
     "--candidate",
     required=True,
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The quotas to try: a proxy's YAML file, its `quotas`, or `entries` by themselves.",
+    help="The quotas to try: a proxy's YAML file, its section `quotas`, or its list `entries`.",
 )
 @period_options
-@click.option("--trace", is_flag=True, help="Replay traces, event by event, in place of usage records.")
+@click.option("--trace", is_flag=True, help="Replay traces, event by event, instead of usage records.")
 @click.option("--json", "output", flag_value="json", help="Print one JSON object.")
-@click.option("--csv", "output", flag_value="csv", help="Print a line for each client at each node.")
+@click.option("--csv", "output", flag_value="csv", help="Print CSV, one line for each client at each node.")
 @spark_options
 def simulate(candidate: Path, output: str | None, **arguments: Any) -> None:
-    """What would these quotas have done to the recorded traffic?
+    """Show what these quotas would have done to the recorded traffic.
 
-    The throttling that was recorded is taken out first. The response is an interval between a client that wants what
-    was seen, and one that always wants more while it is throttled: docs/simulate.md.
+    The recorded throttling is removed first. The result is an interval: between a client that wants exactly what was
+    recorded, and one that always wants more while it is throttled (docs/simulate.md).
     """
     run_job("simulate", candidate=str(candidate), output=output or "table", **arguments)

@@ -158,7 +158,7 @@ def alone_at(directory: Path) -> Iterator[None]:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError:
-        raise SpoolBusy(f"{directory}: somebody else ships from it") from None
+        raise SpoolBusy(f"{directory}: another process ships from it") from None
     finally:
         os.close(lock)
 

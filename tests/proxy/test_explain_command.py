@@ -67,7 +67,7 @@ def test_without_a_proxy_the_source_is_explained_and_that_is_said(path, free_por
     status, out, err = explain(path, "--user", "alice", "--client-id", "etl", "--ip", "10.0.0.1")
     assert status == 0
     assert err == (
-        f"no proxy answers at 127.0.0.1:{free_port}: Connection refused: told from the source alone, without what is"
+        f"no proxy answers at 127.0.0.1:{free_port}: Connection refused: this is from the source alone, without what is"
         " measured\n"
     )
     assert out.startswith(
@@ -79,7 +79,7 @@ def test_without_a_proxy_the_source_is_explained_and_that_is_said(path, free_por
         "  measured together: all client-ids of user=alice, at each node by itself\n"
         "\n"
         "consumer_byte_rate: no limit\n"
-        "  nobody has such a quota, so nothing is measured\n"
+        "  no entity has this quota, so use is not measured\n"
     )
     assert out.endswith(
         "connection_creation_rate: no limit\n  no quota covers this address, so its connections are not measured\n"
@@ -100,7 +100,7 @@ def test_caps_are_told_though_they_are_nobodys_quota(path):
     cluster["listeners"][0]["caps"] = {"ingress_bytes_per_s": 700}
     path.write_text(json.dumps(config))
     reported = "  all listeners, egress: 5000 bytes/s\n  listener plain, ingress: 700 bytes/s\n"
-    assert explain(path)[1].endswith(f"beyond which reading waits and nobody is throttled:\n{reported}")
+    assert explain(path)[1].endswith(f"beyond which reads wait and no client is throttled:\n{reported}")
     unknown = {"waits": None, "waited_ms": None, "waiting": None}
     assert json.loads(explain(path, "--json")[1])["caps"] == [
         {"listener": "", "direction": "egress", "limit": 5_000, **unknown},
@@ -131,7 +131,7 @@ def test_a_source_that_cannot_be_read_ends_with_1(path):
     path.with_name("state.json").write_text("{")
     status, out, err = explain(path)
     assert (status, out) == (1, "")
-    assert err.endswith("the quotas of main cannot be had now\n")
+    assert err.endswith("the quotas of main cannot be read now\n")
 
 
 # ------------------------------------------------------------- with a proxy
@@ -190,7 +190,7 @@ class Serving:
 async def test_a_running_proxy_tells_what_it_measures(path, proxy):
     status, out, err = await asyncio.to_thread(explain, path, "--user", "alice", "--client-id", "etl")
     assert status == 0
-    assert err.startswith("told by the proxy at 127.0.0.1:")
+    assert err.startswith("answered by the proxy at 127.0.0.1:")
     assert out.startswith(
         "virtual cluster main, source file: user='alice', client_id='etl'\n"
         "\n"
@@ -207,7 +207,7 @@ async def test_a_running_proxy_tells_what_it_measures(path, proxy):
         "  node 2: 150.0 bytes/s used, 1 throttle, 11.4 s in all\n"
     )
     assert out.endswith(
-        "\n\nbytes/s of all clients together, beyond which reading waits and nobody is throttled:\n"
+        "\n\nbytes/s of all clients together, beyond which reads wait and no client is throttled:\n"
         "  all listeners, ingress: 1000000 bytes/s; 2 reads have waited, 1.5 s in all, 1 wait now\n"
         "\nthrottled by node 2 itself at 2023-11-14T22:13:20.000Z for 0.2 s\n"
     )

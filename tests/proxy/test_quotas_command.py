@@ -102,7 +102,7 @@ def test_what_the_operators_file_says_itself_is_not_unset(path):
     status, _, err = quotas(path, "unset", "--user", "alice", "producer_byte_rate", "request_percentage")
     assert (status, err) == (
         1,
-        "producer_byte_rate of user=alice: stands in proxy.yaml itself, take it out there\n",
+        "producer_byte_rate of user=alice: set in proxy.yaml itself, remove it there\n",
     )
 
 

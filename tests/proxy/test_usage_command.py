@@ -73,7 +73,7 @@ def test_what_cannot_be_shipped_is_told(tmp_path):
     result = ship(tmp_path)
     assert (result.exit_code, result.output) == (0, "0 files, 0 lines sent to records\n")
     with alone_at(tmp_path):
-        assert ship(tmp_path).output == f"--from: {tmp_path}: somebody else ships from it\n"
+        assert ship(tmp_path).output == f"--from: {tmp_path}: another process ships from it\n"
     assert ship("/nonexistent").output == "--from: /nonexistent: No such file or directory\n"
     for server in ("abc:xyz", "", "here", "here:9092,"):
         result = ship(tmp_path, server=server)

@@ -151,7 +151,7 @@ def both(*entities):
 def test_what_nobody_has_is_said_so():
     found = {one.key.text: one for one in explain({}, tables_of({}), Client("a", "b", "10.0.0.1"))}
     assert list(found) == [quota_type.value for quota_type in QuotaType]
-    assert found["producer_byte_rate"].notes == ("nobody has such a quota, so nothing is measured",)
+    assert found["producer_byte_rate"].notes == ("no entity has this quota, so use is not measured",)
     [note] = found["connection_creation_rate"].notes
     assert note == "no quota covers this address, so its connections are not measured"
 
@@ -162,7 +162,7 @@ def test_addresses_have_levels_of_their_own_and_one_spelling():
     found = explained(quotas, Client("a", "b", "::ffff:10.0.0.1"), key)
     assert found.rule[:2] == (Entity(ip="10.0.0.1"), 1)
     assert (found.tags, found.shared_by) == (SensorTags("", ""), "all connections from 10.0.0.1, at all listeners")
-    assert [beaten.why for beaten in found.beaten] == ["an address of its own comes before the default"]
+    assert [beaten.why for beaten in found.beaten] == ["a quota of the address comes before the default"]
     assert explained(quotas, Client("a", "b", "10.0.0.2"), key).rule[:2] == (Entity(ip=DEFAULT), 2)
     assert all(one.key != key for one in explain(quotas, tables_of(quotas), Client("a", "b")))
 
@@ -176,7 +176,7 @@ def test_a_host_name_stands_between_its_address_and_the_default():
         [found] = [one for one in made if one.key == key]
         return found.rule.entity.ip, [(one.rule.entity.ip, one.why) for one in found.beaten]
 
-    default = (DEFAULT, "an address of its own comes before the default")
+    default = (DEFAULT, "a quota of the address comes before the default")
     lowest = ("a.example", "of host names the lowest limit comes first")
     assert reported(quotas) == ("b.example", [lowest, default])
     own = {Entity(ip="10.0.0.1"): {key: Limit(9_000.0, "x")}}
